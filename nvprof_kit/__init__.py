@@ -1,0 +1,1 @@
+"""Which layer of a transformer costs what, from Nsight's own data."""

@@ -1,0 +1,119 @@
+"""The contract of the two halves: how a module and a phase become a range's text, and back.
+
+What instruments a program and what reads its capture share nothing but this file and the capture. It imports nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import NamedTuple
+
+DOMAIN = "nvprof_kit"
+"""NVTX domain of every range the package emits."""
+
+NO_LAYER = "(none)"
+"""Layer of an operation that no layer's range holds."""
+
+NO_PHASE = "other"
+"""Phase of an operation that neither a layer's nor a phase's range holds."""
+
+WRAPPER_PARTS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Parts of a module path that wrappers (DDP, torch.compile, FSDP, activation checkpointing) put in and the user never wrote."""
+
+
+class Category(str, Enum):
+    """NVTX category of a range; the value is the name registered with NVTX."""
+
+    STEP = "step"
+    PHASE = "phase"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    OPTIMIZER = "optimizer"
+    DATA = "data"
+    COMM = "comm"
+    MEMORY = "memory"
+    USER = "user"
+
+
+LAYER_CATEGORIES = (Category.FORWARD, Category.BACKWARD, Category.RECOMPUTE)
+"""Categories whose ranges are a layer's; their values are the layer phases of every table."""
+
+PHASE_CATEGORIES = (Category.PHASE, Category.OPTIMIZER, Category.DATA)
+"""Categories whose ranges are a stretch of the loop."""
+
+KNOWN_PHASES = frozenset(
+    {"forward", "backward", "optimizer", "data", "dataloader", "generate", "prefill", "decode", "eval", "loss", "zero_grad", "capture"}
+)
+"""Texts taken for a phase where a range bears no category."""
+
+_STEP = re.compile(r"(?:step|iteration|iter|ProfilerStep)[ _#:]*(-?\d+)", re.IGNORECASE)
+_INDEX = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+
+
+class RangeName(NamedTuple):
+    """What a range's text and category say: the path, phase or step text, and the category it was taken for."""
+
+    text: str
+    category: Category
+
+
+def strip_wrappers(path: str) -> str:
+    """Drop the parts of a module path that wrappers put in: ``module.layers.0._orig_mod.mlp`` becomes ``layers.0.mlp``."""
+    return ".".join(part for part in path.split(".") if part not in WRAPPER_PARTS)
+
+
+def layer_index(path: str) -> int:
+    """The first whole number among the parts of a module path, or -1: ``model.layers.3.self_attn`` gives 3."""
+    found = _INDEX.search(path)
+    return int(found.group(1)) if found else -1
+
+
+def range_text(path: str, category: Category) -> str:
+    """The text of a range: the path, and for backward and recompute the phase behind it, since ncu's CSV has no category."""
+    return f"{path} {category.value}" if category in (Category.BACKWARD, Category.RECOMPUTE) else path
+
+
+def step_number(text: str) -> int | None:
+    """The number in the text of a step's range (``step 12``, ``ProfilerStep#12``), or None where the text is no step's."""
+    found = _STEP.fullmatch(text)
+    return int(found.group(1)) if found else None
+
+
+def parse_range(text: str, category: str | None = None) -> RangeName:
+    """What a range is, from its category where there is one, else from its text.
+
+    Args:
+        text: The range's text as captured.
+        category: The name of its NVTX category, None where it has none or one that is not ours.
+
+    Returns:
+        The text without the phase's suffix, and the category. A text without a category is a step (``step 3``), a phase (one of
+        `KNOWN_PHASES`), or else a layer: of the phase in its suffix, of forward where it has none.
+    """
+    if category is not None and category in Category._value2member_map_:
+        known = Category(category)
+        if known in (Category.BACKWARD, Category.RECOMPUTE):
+            return RangeName(text.removesuffix(f" {known.value}"), known)
+        return RangeName(text, known)
+    if step_number(text) is not None:
+        return RangeName(text, Category.STEP)
+    if text.lower() in KNOWN_PHASES:
+        return RangeName(text, Category.PHASE)
+    for suffix in (Category.BACKWARD, Category.RECOMPUTE):
+        if text.endswith(f" {suffix.value}"):
+            return RangeName(text.removesuffix(f" {suffix.value}"), suffix)
+    return RangeName(text, Category.FORWARD)
+
+
+def kineto_name(text: str, category: Category) -> str:
+    """The name of one of our ranges in a Kineto trace, which knows neither domains nor categories: ``nvprof_kit:forward:layers.0``."""
+    return f"{DOMAIN}:{category.value}:{text}"
+
+
+def parse_kineto_name(name: str) -> tuple[str, str] | None:
+    """Text and category name of a Kineto annotation that is ours, None of any other."""
+    domain, _, rest = name.partition(":")
+    category, _, text = rest.partition(":")
+    return (text, category) if domain == DOMAIN and category in Category._value2member_map_ else None

@@ -1,0 +1,121 @@
+"""A capture as tables: every table and column, its type, unit and meaning.
+
+A `Trace` is columns, not objects. Times are int64 nanoseconds since the capture's own zero, sizes int64 bytes, text is categorical.
+Nothing here is derived: attribution and every view are made from these tables in `nvprof_kit.analysis`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pandas as pd
+
+
+class Column(NamedTuple):
+    """One column: its NumPy or pandas type, what it means, and whether it is read only when a question needs it."""
+
+    dtype: str
+    meaning: str
+    optional: bool = False
+
+
+RANGES: Mapping[str, Column] = MappingProxyType(
+    {
+        "start_ns": Column("int64", "when the range was pushed or started"),
+        "end_ns": Column("int64", "when it was popped or ended; the capture's end where it was left open"),
+        "pid": Column("int64", "process key: nsys's globalPid, Kineto's pid"),
+        "tid": Column("int64", "thread key, unique over processes: nsys's globalTid"),
+        "nested": Column("bool", "a push/pop range, which nests on its thread; False for a start/end range"),
+        "left_open": Column("bool", "it was still open when the capture ended"),
+        "category": Column("category", "name of the NVTX category, '' where it has none"),
+        "text": Column("category", "the message"),
+        "payload": Column("Int64", "integer payload, NA where it has none"),
+    }
+)
+"""Ranges of the chosen NVTX domain (annotations, in a Kineto trace)."""
+
+API: Mapping[str, Column] = MappingProxyType(
+    {
+        "start_ns": Column("int64", "when the call began on the CPU"),
+        "tid": Column("int64", "thread that made the call"),
+        "pid": Column("int64", "process that made the call"),
+        "correlation": Column("int64", "id that the GPU operations it launched carry, unique within a process"),
+    }
+)
+"""CUDA runtime and driver calls that launched something."""
+
+OPS: Mapping[str, Column] = MappingProxyType(
+    {
+        "start_ns": Column("int64", "when it began on the device"),
+        "end_ns": Column("int64", "when it ended on the device"),
+        "device": Column("int64", "device ordinal as the process sees it"),
+        "pid": Column("int64", "process that launched it"),
+        "correlation": Column("int64", "the launching call's id, -1 where the capture has none"),
+        "graph_node": Column("int64", "CUDA-graph node that a replay ran, -1 outside a node-traced replay"),
+        "kind": Column("int8", "index into OP_KINDS"),
+        "name": Column("category", "kernel's name, or the kind of copy", optional=True),
+        "stream": Column("int64", "stream id, unique within process and context", optional=True),
+        "bytes": Column("int64", "bytes moved or set, -1 for a kernel", optional=True),
+    }
+)
+"""Operations on the GPU; in a capture without a GPU, CPU operators that call no other operator."""
+
+GRAPH_NODES: Mapping[str, Column] = MappingProxyType(
+    {
+        "node": Column("int64", "graph node id"),
+        "original": Column("int64", "id of the node it was cloned or instantiated from, -1 for a node built by capture or by hand"),
+        "start_ns": Column("int64", "when the node was created"),
+        "tid": Column("int64", "thread that created it"),
+        "pid": Column("int64", "process"),
+    }
+)
+"""Creations of CUDA-graph nodes (node-level tracing only)."""
+
+OP_KINDS = ("kernel", "memcpy", "memset", "graph", "operator")
+"""Values of `OPS.kind`: `graph` is one whole-graph replay, `operator` a CPU operator."""
+
+TABLES: Mapping[str, Mapping[str, Column]] = MappingProxyType(
+    {"ranges": RANGES, "api": API, "ops": OPS, "graph_nodes": GRAPH_NODES}
+)
+
+
+@dataclass(frozen=True)
+class CaptureInfo:
+    """What a capture says of itself.
+
+    Attributes:
+        path: The file the user named.
+        tool: What wrote it, with its version: ``nsys 2023.4.4.54``, ``PyTorch profiler (Kineto)``.
+        schema: Version of the export schema, '' where there is none.
+        domain: NVTX domain that `Trace.ranges` was read from.
+        gpus: Names of the GPUs that ran something, by device ordinal.
+        on_gpu: False where the operations are CPU operators.
+        processes: Number of processes with ranges or operations.
+        doubts: Sentences on what may be missing or distorted, each with what to do.
+    """
+
+    path: str
+    tool: str
+    schema: str = ""
+    domain: str = ""
+    gpus: tuple[str, ...] = ()
+    on_gpu: bool = True
+    processes: int = 1
+    doubts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One capture: four tables with the columns of `TABLES`, and what the capture says of itself.
+
+    Rows come in no promised order. An optional column is there only when it was asked for.
+    """
+
+    info: CaptureInfo
+    ranges: pd.DataFrame
+    api: pd.DataFrame
+    ops: pd.DataFrame
+    graph_nodes: pd.DataFrame
