@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import pandas as pd
+if TYPE_CHECKING:  # readers start reading before pandas is loaded: see `nvprof_kit.trace.nsys`
+    import pandas as pd
 
 
 class Column(NamedTuple):

@@ -1,0 +1,55 @@
+"""Lengths of unions of intervals, many groups at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+
+
+def alone(start: Int64Array, end: Int64Array, lane: Int64Array) -> npt.NDArray[np.bool_]:
+    """Which intervals overlap no other interval of their lane (shape ``(n,)`` each, and of the result)."""
+    order, begins, finishes = _in_lanes(start, end, lane)
+    reach = np.maximum.accumulate(finishes)
+    free = np.ones(len(order), dtype=bool)
+    free[1:] &= begins[1:] >= reach[:-1]
+    free[:-1] &= begins[1:] >= finishes[:-1]
+    result = np.empty(len(order), dtype=bool)
+    result[order] = free
+    return result
+
+
+def union_lengths(start: Int64Array, end: Int64Array, lane: Int64Array, group: Int64Array, groups: int) -> Int64Array:
+    """For each group the length of the union of its intervals, summed over lanes.
+
+    Args:
+        start: Starts, shape ``(n,)``.
+        end: Ends, shape ``(n,)``.
+        lane: Intervals of different lanes (devices) never overlap, shape ``(n,)``.
+        group: Group of each interval, shape ``(n,)``.
+        groups: Number of groups; every group is below it.
+
+    Returns:
+        Lengths in the unit of the intervals, shape ``(groups,)``.
+    """
+    lanes = int(lane.max(initial=0)) + 1
+    order, begins, finishes = _in_lanes(start, end, group * lanes + lane)
+    before = np.concatenate(([begins[0]], np.maximum.accumulate(finishes)[:-1])) if len(order) else finishes
+    added = np.maximum(finishes - np.maximum(begins, before), 0)
+    return exact_sums(group[order], added, groups)
+
+
+def exact_sums(group: Int64Array, values: Int64Array, groups: int) -> Int64Array:
+    """Sums of whole numbers by group, exact up to 2**53 for each group (104 days of nanoseconds)."""
+    return np.bincount(group, weights=values, minlength=groups).astype(np.int64)
+
+
+def _in_lanes(start: Int64Array, end: Int64Array, lane: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """The order by lane and start, and starts and ends in it, shifted so that lanes lie one behind the other."""
+    origin = int(start.min(initial=0))
+    span = int(end.max(initial=0)) - origin + 1
+    shift = lane * span - origin if lane.any() else np.int64(-origin)
+    begins = start + shift
+    order = np.argsort(begins, kind="stable")
+    return order, begins[order], (end + shift)[order]

@@ -1,0 +1,116 @@
+"""What the ranges of a capture mean: which are a layer's, a phase's, a step's, and what encloses them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit.analysis.nesting import NONE, Int64Array, Nesting, inherit, nest
+from nvprof_kit.names import LAYER_CATEGORIES, PHASE_CATEGORIES, Category, RangeName, parse_range, step_number
+from nvprof_kit.trace.schema import Trace
+
+_NO_PAYLOAD = int(np.iinfo(np.int64).min)
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """What the ranges of a capture mean, range by range (shape ``(r,)`` each).
+
+    Attributes:
+        start, end, tid, pid, nested: As in the trace.
+        nesting: Which range encloses which.
+        names: The distinct texts and categories.
+        name: Index into `names`.
+        layer_range: The nearest layer's range, itself or around it, or `NONE`.
+        phase_range: The nearest phase's range, or `NONE`.
+        step_range: The nearest step's range, or `NONE`.
+        phase: Phase of a layer's range (``forward``, ``backward``, ``recompute``), of a phase's range its text, else ''.
+        step: Index into `steps` of a step's range, else `NONE`.
+        steps: The step numbers, ascending.
+    """
+
+    start: Int64Array
+    end: Int64Array
+    tid: Int64Array
+    pid: Int64Array
+    nested: npt.NDArray[np.bool_]
+    nesting: Nesting
+    names: tuple[RangeName, ...]
+    name: npt.NDArray[np.intp]
+    layer_range: Int64Array
+    phase_range: Int64Array
+    step_range: Int64Array
+    phase: npt.NDArray[Any]
+    step: Int64Array
+    steps: Int64Array
+
+    def is_one_of(self, categories: tuple[Category, ...]) -> npt.NDArray[np.bool_]:
+        """Which ranges are of one of these categories, shape ``(r,)``."""
+        return _is_one_of(self.names, self.name, categories)
+
+    def step_at(self, ranges: Int64Array) -> Int64Array:
+        """Index into `steps` of the step around each of these ranges, or `NONE`; range `NONE` is in no step."""
+        return np.append(self.step, NONE)[np.append(self.step_range, NONE)[ranges]]
+
+
+def _is_one_of(names: tuple[RangeName, ...], name: npt.NDArray[np.intp], categories: tuple[Category, ...]) -> npt.NDArray[np.bool_]:
+    return np.array([named.category in categories for named in names], dtype=bool)[name] if names else np.zeros(0, dtype=bool)
+
+
+def understand(trace: Trace) -> Ranges:
+    """What each range of a capture is: a layer's, a phase's, a step's, and what encloses it."""
+    frame = trace.ranges
+    start, end, tid = (frame[column].to_numpy() for column in ("start_ns", "end_ns", "tid"))
+    nesting = nest(start, end, tid, frame["nested"].to_numpy())
+    names, name = _names(frame)
+    own = np.arange(len(frame))
+    is_layer, is_phase, is_step = (_is_one_of(names, name, kinds) for kinds in (LAYER_CATEGORIES, PHASE_CATEGORIES, (Category.STEP,)))
+    is_backward = _is_one_of(names, name, (Category.BACKWARD,))
+    in_backward = inherit(np.where(is_backward, own, NONE), nesting) >= 0
+    phase = np.array([named.text if named.category in PHASE_CATEGORIES else named.category.value for named in names], dtype=object)
+    phase = np.where(is_layer | is_phase, phase[name] if len(names) else phase, "")
+    phase[_is_one_of(names, name, (Category.FORWARD,)) & in_backward] = Category.RECOMPUTE.value
+    numbers, steps = _step_numbers(frame, names, name, is_step)
+    return Ranges(
+        start=start,
+        end=end,
+        tid=tid,
+        pid=frame["pid"].to_numpy(),
+        nested=frame["nested"].to_numpy(),
+        nesting=nesting,
+        names=names,
+        name=name,
+        layer_range=inherit(np.where(is_layer, own, NONE), nesting),
+        phase_range=inherit(np.where(is_phase, own, NONE), nesting),
+        step_range=inherit(np.where(is_step, own, NONE), nesting),
+        phase=phase,
+        step=np.where(is_step, np.searchsorted(steps, numbers), NONE),
+        steps=steps,
+    )
+
+
+def _names(frame: Any) -> tuple[tuple[RangeName, ...], npt.NDArray[np.intp]]:
+    """The distinct (text, category) pairs, parsed, and which of them each range is."""
+    texts, categories = frame["text"].cat, frame["category"].cat
+    both = texts.codes.to_numpy().astype(np.int64) * max(len(categories.categories), 1) + categories.codes.to_numpy()
+    distinct, name = np.unique(both, return_inverse=True)
+    pairs = ((code // max(len(categories.categories), 1), code % max(len(categories.categories), 1)) for code in distinct.tolist())
+    return tuple(parse_range(texts.categories[text], categories.categories[category] or None) for text, category in pairs), name
+
+
+def _step_numbers(
+    frame: Any, names: tuple[RangeName, ...], name: npt.NDArray[np.intp], is_step: npt.NDArray[np.bool_]
+) -> tuple[Int64Array, Int64Array]:
+    """The number of each step's range: its payload, else the number in its text, else its place in time."""
+    numbers = np.zeros(len(frame), dtype=np.int64)
+    which = np.flatnonzero(is_step)
+    numbers[which[np.argsort(frame["start_ns"].to_numpy()[which], kind="stable")]] = np.arange(len(which))
+    said = [step_number(named.text) for named in names]
+    written = np.array([_NO_PAYLOAD if number is None else number for number in said], dtype=np.int64)[name[which]]
+    payload = frame["payload"].to_numpy(dtype=np.int64, na_value=_NO_PAYLOAD)[which]
+    for source in (written, payload):
+        numbers[which] = np.where(source == _NO_PAYLOAD, numbers[which], source)
+    return numbers, np.unique(numbers[which])

@@ -1,0 +1,114 @@
+"""An nsys SQLite export of any schema (2021 to 2026) as a `Trace`.
+
+Tables and columns are probed, never assumed: an exporter leaves out what has no rows, renames between versions, and puts columns in
+the middle. The two large tables are read by worker threads while pandas is still being imported, which is a third of the whole time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.trace import nsys_tables as tables
+from nvprof_kit.trace.nsys_doubts import capture_doubts
+from nvprof_kit.trace.schema import CaptureInfo, Trace
+from nvprof_kit.trace.sqlite import Database
+
+_EXPORT_METADATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")
+
+
+def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -> Trace:
+    """Read an nsys SQLite export.
+
+    Args:
+        path: The SQLite file.
+        domain: NVTX domain to take the ranges from; '' is the default domain.
+        optional: Optional columns wanted.
+        named: The path to name in messages.
+
+    Raises:
+        CaptureError: Not an nsys export, damaged, or without ranges of the domain or operations.
+    """
+    with closing(Database(path)) as db:
+        _check_is_nsys(db, named)
+        _check_has_operations(db, named)
+        domains = tables.nvtx_domains(db)
+        _check_has_domain(db, domains, domain, named)
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            ops_job = pool.submit(tables.read_ops, db, optional)
+            api_job = pool.submit(tables.read_launches, db)
+            from nvprof_kit.trace.frames import make_frame  # pandas is loaded here, while the threads read
+
+            ranges = tables.read_ranges(db, domains, domain)
+            nodes = tables.read_graph_nodes(db)
+            ops, api = ops_job.result(), api_job.result()
+        api = tables.with_missed_launches(db, api, ops)
+        _check_has_ranges(ranges, domain, named)
+        tables.close_open_ranges(ranges, api, ops)
+        return Trace(
+            info=_info(db, domain, ranges, api, ops),
+            ranges=make_frame("ranges", ranges),
+            api=make_frame("api", api),
+            ops=make_frame("ops", ops),
+            graph_nodes=make_frame("graph_nodes", nodes),
+        )
+
+
+def _check_is_nsys(db: Database, named: Path) -> None:
+    if "StringIds" not in db.tables or not any(table in db.tables for table in (*_EXPORT_METADATA, "NVTX_EVENTS", tables.RUNTIME)):
+        raise CaptureError(f"{named}: SQLite, but not an nsys export (no StringIds table); needed the output of `nsys export --type sqlite`")
+
+
+def _check_has_operations(db: Database, named: Path) -> None:
+    if tables.op_tables(db):
+        return
+    if tables.RUNTIME in db.tables:
+        raise CaptureError(
+            f"{named}: CUDA calls but no kernel, copy or memset in the collected window; "
+            "let the window hold GPU work (a later --delay, a longer --duration, cudaProfilerStop after a synchronize)"
+        )
+    raise CaptureError(f"{named}: no GPU operations: CUDA was not traced, or nothing ran on a GPU; record with `nsys profile --trace=cuda,nvtx`")
+
+
+def _check_has_domain(db: Database, domains: tables.Domains, domain: str, named: Path) -> None:
+    if "NVTX_EVENTS" not in db.tables:
+        raise CaptureError(
+            f"{named}: no NVTX events: record with `nsys profile --trace=cuda,nvtx`, and call nvprof_kit.annotate_model(model) in the program"
+        )
+    if domain and domain not in domains.by_name:
+        others = ", ".join(sorted(domains.by_name)) or "only the default domain"
+        raise CaptureError(
+            f"{named}: no ranges of the NVTX domain {domain!r} (found: {others}); "
+            "call nvprof_kit.annotate_model(model) in the program, or name a domain with --domain"
+        )
+
+
+def _check_has_ranges(ranges: dict[str, Any], domain: str, named: Path) -> None:
+    if len(ranges["start_ns"]):
+        return
+    raise CaptureError(
+        f"{named}: the NVTX domain {domain or 'default'!r} is there but no range of it is; "
+        "let the window hold a step, and with nvtx 0.2.12 or newer under nsys 2024.2 or older make the ranges with nvprof_kit"
+    )
+
+
+def _info(db: Database, domain: str, ranges: dict[str, Any], api: dict[str, Any], ops: dict[str, Any]) -> CaptureInfo:
+    meta = next((table for table in _EXPORT_METADATA if db.has(table, "name", "value")), None)
+    said = {str(name): str(value) for name, value in db.rows(f"SELECT name, value FROM {meta}")} if meta else {}
+    version = said.get("EXPORT_PRODUCT_VERSION", "")
+    return CaptureInfo(
+        path=str(db.path),
+        tool=f"nsys {version}".strip(),
+        schema=said.get("EXPORT_SCHEMA_VERSION", ""),
+        domain=domain,
+        gpus=tables.gpu_names(db, np.unique(ops["device"])),
+        on_gpu=True,
+        processes=len(np.unique(np.concatenate([np.unique(ranges["pid"]), np.unique(ops["pid"])]))),
+        doubts=capture_doubts(db, api, ops),
+    )

@@ -1,0 +1,289 @@
+"""The tables of an nsys export that a `Trace` is made of, each `SELECT` beside the table it fills."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit.trace.frames import MISSING_PAYLOAD, labels
+from nvprof_kit.trace.schema import OP_KINDS
+from nvprof_kit.trace.sqlite import Database, Int64Array, integer_list
+
+RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+Columns = dict[str, Any]
+
+_PID_MASK = ~0xFFFFFF  # globalTid holds hardware id, VM, process and, in its low 24 bits, thread (nsys user guide)
+_OP_TABLES = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": "kernel",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": "memcpy",
+    "CUPTI_ACTIVITY_KIND_MEMSET": "memset",
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "graph",
+}
+_COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP", 11: "unified HtoD", 12: "unified DtoH", 13: "unified DtoD"}
+_LAUNCHING = ("%Launch%", "%Memcpy%", "%Memset%", "%GraphUpload%", "%MemPrefetch%")
+_NESTED, _START_END = (59, 70), (60, 71)
+_CATEGORY, _DOMAIN_CREATE = 33, 75
+
+
+def process_of(tid: Int64Array) -> Int64Array:
+    """The process keys (globalPid) of thread keys (globalTid)."""
+    return tid & _PID_MASK
+
+
+def _null_safe(db: Database, table: str, column: str, name: str, default: str = "-1") -> str:
+    """One item of a SELECT: the column under the name a `Trace` gives it, or the default where the schema lacks it."""
+    return f'"{column}" AS {name}' if db.has(table, column) else f"{default} AS {name}"
+
+
+# ---------------------------------------------------------------- NVTX
+
+
+@dataclass(frozen=True)
+class Domains:
+    """NVTX domains of a capture: name to the (process, domain id) pairs it has, and the names of their categories."""
+
+    by_name: Mapping[str, frozenset[tuple[int, int]]]
+    categories: Mapping[tuple[int, int, int], str]
+
+
+def nvtx_domains(db: Database) -> Domains:
+    """The domains and categories that the capture's programs registered; a domain's id means nothing outside its process."""
+    if "NVTX_EVENTS" not in db.tables:
+        return Domains({}, {})
+    label = _label_sql(db)
+    found = db.rows(
+        f"SELECT n.eventType, n.globalTid, coalesce(n.domainId, 0), n.category, {label} FROM NVTX_EVENTS AS n "
+        f"{_string_join(db)} WHERE n.eventType IN ({_CATEGORY}, {_DOMAIN_CREATE})"
+    )
+    names: dict[str, set[tuple[int, int]]] = {}
+    categories: dict[tuple[int, int, int], str] = {}
+    for kind, tid, domain, category, text in found:
+        pid = tid & _PID_MASK
+        if kind == _DOMAIN_CREATE:
+            names.setdefault(text, set()).add((pid, domain))
+        elif category is not None:
+            categories[pid, domain, category] = text
+    return Domains({name: frozenset(keys) for name, keys in names.items()}, categories)
+
+
+def _label_sql(db: Database) -> str:
+    parts = (["s.value"] if db.has("NVTX_EVENTS", "textId") else []) + (["n.text"] if db.has("NVTX_EVENTS", "text") else [])
+    return f"coalesce({', '.join([*parts, repr('')])})"
+
+
+def _string_join(db: Database) -> str:
+    return "LEFT JOIN StringIds AS s ON s.id = n.textId" if db.has("NVTX_EVENTS", "textId") else ""
+
+
+def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
+    """Columns of the schema's ``ranges`` for one domain; `end_ns` is `MISSING_PAYLOAD` where the range was left open."""
+    pairs = domains.by_name.get(domain, frozenset()) if domain else None
+    wanted = f"coalesce(domainId, 0) IN ({integer_list({id_ for _, id_ in pairs} if pairs is not None else {0})})"
+    read = db.columns(
+        'SELECT start, "end" AS end, eventType AS kind, globalTid AS tid, '
+        + ", ".join(
+            [
+                "coalesce(domainId, 0) AS domain",
+                _null_safe(db, "NVTX_EVENTS", "category", "category"),
+                _null_safe(db, "NVTX_EVENTS", "textId", "text_id"),
+                "coalesce(text, '') AS text" if db.has("NVTX_EVENTS", "text") else "'' AS text",
+                f"{_payload_sql(db)} AS payload",
+            ]
+        )
+        + f" FROM NVTX_EVENTS WHERE eventType IN ({integer_list(_NESTED + _START_END)}) AND {wanted}",
+        missing=MISSING_PAYLOAD,
+    )
+    pid = process_of(read["tid"])
+    if pairs is not None:
+        keep = _of_domain(pid, read["domain"], pairs)
+        if not keep.all():
+            read, pid = {name: values[keep] for name, values in read.items()}, pid[keep]
+    return {
+        "start_ns": read["start"],
+        "end_ns": read["end"].copy(),
+        "pid": pid,
+        "tid": read["tid"],
+        "nested": np.isin(read["kind"], _NESTED),
+        "left_open": read["end"] == MISSING_PAYLOAD,
+        "category": _category_names(pid, read["domain"], read["category"], domains),
+        "text": _range_texts(db, read["text_id"], read["text"]),
+        "payload": read["payload"],
+    }
+
+
+def _payload_sql(db: Database) -> str:
+    present = [c for c in ("uint64Value", "int64Value", "uint32Value", "int32Value") if db.has("NVTX_EVENTS", c)]
+    return f"coalesce({', '.join([*present, 'NULL', 'NULL'])})"
+
+
+def _of_domain(pid: Int64Array, domain: Int64Array, pairs: Iterable[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+    keep = np.zeros(len(pid), dtype=bool)
+    for its_pid, its_domain in pairs:
+        keep |= (pid == its_pid) & (domain == its_domain)
+    return keep
+
+
+def _category_names(pid: Int64Array, domain: Int64Array, category: Int64Array, domains: Domains) -> Any:
+    keys, index = np.unique(np.stack([pid, domain, category], axis=1), axis=0, return_inverse=True)
+    return labels(index.ravel(), [domains.categories.get(tuple(key), "") for key in keys.tolist()])
+
+
+def _range_texts(db: Database, text_id: Int64Array, text: npt.NDArray[Any]) -> Any:
+    """Registered strings by their id, others as they are."""
+    import pandas as pd
+
+    ids, index = np.unique(text_id, return_inverse=True)
+    strings = _strings(db, ids)
+    if not (text_id < 0).any():
+        return labels(index, [strings.get(int(id_), "") for id_ in ids])
+    registered = np.array([strings.get(int(id_), "") for id_ in ids], dtype=object)[index]
+    return pd.Categorical(np.where(text_id < 0, text, registered))
+
+
+def _strings(db: Database, ids: Int64Array) -> dict[int, str]:
+    wanted = [int(id_) for id_ in ids if id_ >= 0]
+    return dict(db.rows(f"SELECT id, value FROM StringIds WHERE id IN ({integer_list(wanted)})")) if wanted else {}
+
+
+def close_open_ranges(ranges: Columns, api: Columns, ops: Columns) -> None:
+    """Give the ranges that were left open the end of the capture: the last moment anything in it speaks of."""
+    still_open = ranges["left_open"]
+    if still_open.any():
+        ends = [int(values.max()) for values in (ranges["end_ns"], ranges["start_ns"], api["start_ns"], ops["end_ns"]) if len(values)]
+        ranges["end_ns"][still_open] = max(ends)
+
+
+# ---------------------------------------------------------------- CUDA API
+
+
+def read_launches(db: Database) -> Columns:
+    """Columns of the schema's ``api``: the calls whose names say that they launch, copy or set something."""
+    return _read_api(db, f"nameId IN ({integer_list(_launching_names(db))})")
+
+
+def _launching_names(db: Database) -> list[int]:
+    likes = " OR ".join(f"value LIKE '{pattern}'" for pattern in _LAUNCHING)
+    return [id_ for (id_,) in db.rows(f"SELECT id FROM StringIds WHERE {likes}")]
+
+
+def _read_api(db: Database, where: str) -> Columns:
+    if not db.has(RUNTIME, "start", "globalTid", "correlationId"):
+        return {name: np.empty(0, dtype=np.int64) for name in ("start_ns", "tid", "pid", "correlation")}
+    read = db.columns(f"SELECT start, globalTid AS tid, correlationId AS correlation FROM {RUNTIME} WHERE {where}")
+    return {"start_ns": read["start"], "tid": read["tid"], "pid": process_of(read["tid"]), "correlation": read["correlation"]}
+
+
+def with_missed_launches(db: Database, api: Columns, ops: Columns) -> Columns:
+    """The launches, with those calls added whose names said nothing but whose correlation id an operation carries."""
+    launched = ops["correlation"][ops["correlation"] >= 0]
+    orphans = np.setdiff1d(launched, api["correlation"])
+    if not len(orphans) or RUNTIME not in db.tables:
+        return api
+    others = _read_api(db, f"nameId NOT IN ({integer_list(_launching_names(db))})")
+    keep = np.isin(others["correlation"], orphans)
+    return {name: np.concatenate([api[name], others[name][keep]]) for name in api} if keep.any() else api
+
+
+# ---------------------------------------------------------------- GPU operations
+
+
+def op_tables(db: Database) -> list[str]:
+    """The tables of GPU operations that are there and hold a row."""
+    return [table for table in _OP_TABLES if table in db.tables and db.rows(f"SELECT 1 FROM {table} LIMIT 1")]
+
+
+def read_ops(db: Database, optional: Collection[str]) -> Columns:
+    """Columns of the schema's ``ops``, all kinds one behind the other."""
+    parts = [_read_op_table(db, table, optional) for table in op_tables(db)]
+    joined: Columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != "name"}
+    if "name" in optional:
+        from pandas.api.types import union_categoricals
+
+        joined["name"] = union_categoricals([part["name"] for part in parts])
+    return joined
+
+
+def _read_op_table(db: Database, table: str, optional: Collection[str]) -> Columns:
+    kind = _OP_TABLES[table]
+    items = [
+        "start",
+        '"end" AS end',
+        _null_safe(db, table, "deviceId", "device", "0"),
+        _null_safe(db, table, "correlationId", "correlation"),
+        _null_safe(db, table, "globalPid", "pid"),
+        _null_safe(db, table, "graphNodeId", "graph_node"),
+    ]
+    if "stream" in optional:
+        items.append(_null_safe(db, table, "streamId", "stream"))
+    if "bytes" in optional:
+        items.append(_null_safe(db, table, "bytes", "bytes"))
+    if "name" in optional:
+        items.append({"kernel": "demangledName AS name", "memcpy": "copyKind AS name"}.get(kind, "0 AS name"))
+    read = db.columns(f"SELECT {', '.join(items)} FROM {table}")
+    ops: Columns = {
+        "start_ns": read["start"],
+        "end_ns": read["end"],
+        "device": read["device"],
+        "pid": read["pid"],
+        "correlation": _zero_is_missing(read["correlation"]),
+        "graph_node": _zero_is_missing(read["graph_node"]),
+        "kind": np.full(len(read["start"]), OP_KINDS.index(kind), dtype=np.int8),
+    }
+    ops.update({name: read[name] for name in ("stream", "bytes") if name in read})
+    if "name" in optional:
+        ops["name"] = _op_names(db, kind, read["name"])
+    return ops
+
+
+def _zero_is_missing(ids: Int64Array) -> Int64Array:
+    """Exporters before 2022 wrote 0 for an id that is not there; no counter of CUPTI's begins at 0."""
+    return np.where(ids == 0, -1, ids) if len(ids) and (ids == 0).any() else ids
+
+
+def _op_names(db: Database, kind: str, ids: Int64Array) -> Any:
+    unique, index = np.unique(ids, return_inverse=True)
+    if kind == "kernel":
+        strings = _strings(db, unique)
+        return labels(index, [strings.get(int(id_), "(unnamed kernel)") for id_ in unique])
+    if kind == "memcpy":
+        return labels(index, [f"memcpy {_COPY_KINDS.get(int(id_), '')}".strip() for id_ in unique])
+    return labels(index, ["whole CUDA graph" if kind == "graph" else kind] * len(unique))
+
+
+# ---------------------------------------------------------------- CUDA graphs
+
+
+def read_graph_nodes(db: Database) -> Columns:
+    """Columns of the schema's ``graph_nodes``; the table that holds them changed its name after 2023.4, its columns tell it."""
+    names = ("node", "original", "start_ns", "tid", "pid")
+    table = next(
+        (t for t in ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS") if db.has(t, "start", "globalTid", "graphNodeId", "originalGraphNodeId")),
+        None,
+    )
+    if table is None:
+        return {name: np.empty(0, dtype=np.int64) for name in names}
+    read = db.columns(f"SELECT graphNodeId AS node, originalGraphNodeId AS original, start, globalTid AS tid FROM {table}")
+    return {
+        "node": read["node"],
+        "original": _zero_is_missing(read["original"]),
+        "start_ns": read["start"],
+        "tid": read["tid"],
+        "pid": process_of(read["tid"]),
+    }
+
+
+# ---------------------------------------------------------------- the machine
+
+
+def gpu_names(db: Database, devices: Iterable[int]) -> tuple[str, ...]:
+    """Names of the GPUs behind the CUDA ordinals that ran something, one for each ordinal."""
+    if not db.has("TARGET_INFO_GPU", "name", "id"):
+        return ()
+    ordinal = "cuDevice" if db.has("TARGET_INFO_GPU", "cuDevice") else "id"
+    known = {(row[0] if row[0] is not None else row[1]): str(row[2]) for row in db.rows(f"SELECT {ordinal}, id, name FROM TARGET_INFO_GPU ORDER BY id")}
+    every = sorted(set(known.values()))
+    return tuple(known.get(int(device), every[0] if len(every) == 1 else "GPU of unknown name") for device in devices)

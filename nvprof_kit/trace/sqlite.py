@@ -1,0 +1,109 @@
+"""An SQLite file read in bulk, without ever writing to it.
+
+Small queries go through `sqlite3`; columns of millions of rows go through ADBC, which fills Arrow buffers without a Python object per
+value. Both open the file read-only and immutable, so that neither a journal nor a lock is ever made beside a capture.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit.errors import CaptureError
+
+Int64Array = npt.NDArray[np.int64]
+
+_BATCH_ROWS = 1 << 17
+
+
+def integer_list(values: Iterable[int]) -> str:
+    """Whole numbers as the inside of an SQL ``IN (…)``."""
+    return ", ".join(str(int(value)) for value in values)
+
+
+class Database:
+    """A read-only SQLite file: which tables and columns it has, and their rows as NumPy columns.
+
+    Args:
+        path: The file.
+
+    Raises:
+        CaptureError: The file is not SQLite, is truncated, or cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        journal = any(path.with_name(path.name + end).exists() for end in ("-wal", "-journal"))
+        self._uri = f"file:{quote(str(path.resolve()))}?mode=ro" + ("" if journal else "&immutable=1")
+        try:
+            self._small = sqlite3.connect(self._uri, uri=True, check_same_thread=False)
+            tables = [name for (name,) in self._small.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            self.tables: Mapping[str, frozenset[str]] = {table: self._columns(table) for table in tables}
+        except sqlite3.Error as error:
+            raise self._broken(error) from None
+
+    def _columns(self, table: str) -> frozenset[str]:
+        return frozenset(row[1] for row in self._small.execute(f'PRAGMA table_info("{table}")'))
+
+    def _broken(self, error: Exception) -> CaptureError:
+        return CaptureError(f"{self.path}: not a whole SQLite file ({error}); copy it again, or export the .nsys-rep again")
+
+    def has(self, table: str, *columns: str) -> bool:
+        """Whether the file has the table, and all of these columns in it."""
+        return table in self.tables and self.tables[table].issuperset(columns)
+
+    def first_column(self, table: str, candidates: Sequence[str]) -> str | None:
+        """The first of these columns that the table has, None where it has none of them."""
+        return next((column for column in candidates if self.has(table, column)), None)
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """The rows of a small query.
+
+        Raises:
+            CaptureError: The file is damaged.
+        """
+        try:
+            return self._small.execute(sql).fetchall()
+        except sqlite3.Error as error:
+            raise self._broken(error) from None
+
+    def columns(self, sql: str, *, missing: int = -1) -> dict[str, npt.NDArray[Any]]:
+        """The columns of a query over many rows; integers come as int64, text as object arrays. Callable from any thread.
+
+        A text column must not yield NULL (``coalesce`` it): a column's type is told from its first rows.
+
+        Args:
+            sql: The query, with a name for every column.
+            missing: What stands for NULL in an integer column.
+
+        Raises:
+            CaptureError: The file is damaged.
+        """
+        import adbc_driver_manager
+        import adbc_driver_sqlite
+        import pyarrow
+
+        try:
+            with (
+                adbc_driver_sqlite.connect(self._uri) as database,
+                adbc_driver_manager.AdbcConnection(database) as connection,
+                adbc_driver_manager.AdbcStatement(connection) as statement,
+            ):
+                statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
+                statement.set_sql_query(sql)
+                stream, _ = statement.execute_query()
+                table = pyarrow.RecordBatchReader._import_from_c(stream.address).read_all()
+        except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError) as error:
+            raise self._broken(error) from None
+        return {name: table.column(name).fill_null(missing).to_numpy() if table.column(name).null_count else table.column(name).to_numpy()
+                for name in table.column_names}
+
+    def close(self) -> None:
+        """Close the file; it may be called twice."""
+        self._small.close()
