@@ -1,0 +1,198 @@
+"""The per-layer table computed a second time, slowly and in another way: plain SQL and Python, one operation after the other.
+
+It shares no code with the package: it asks the database for each operation which ranges held its launching call, and sorts nothing into
+arrays. What it knows is the text of the contract.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PROCESS = ~0xFFFFFF
+LAYER_PHASES = ("forward", "backward", "recompute")
+
+
+class Held(NamedTuple):
+    """One range around a moment."""
+
+    text: str
+    category: str
+    payload: int | None
+    start: int
+    end: int
+
+
+def number_of(step: Held | None) -> int | None:
+    """A step's number: its payload, else the last word of its text."""
+    if step is None:
+        return None
+    return step.payload if step.payload is not None else int(step.text.split()[-1])
+
+
+class BruteForce:
+    """Answers for one capture."""
+
+    def __init__(self, path: Path, domain: str = "nvprof_kit") -> None:
+        self.db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        self.db.execute("CREATE TEMP TABLE ours AS " + self._ranges_sql(), {"domain": domain})
+        self.db.execute("CREATE INDEX temp.by_thread ON ours (globalTid, start)")
+
+    def _ranges_sql(self) -> str:
+        return """
+            SELECT n.start, n."end" AS finish, n.globalTid, n.globalTid & ~0xFFFFFF AS pid,
+                   coalesce(s.value, n.text) AS text, coalesce(n.uint64Value, n.int64Value, n.uint32Value, n.int32Value) AS payload,
+                   (SELECT coalesce(cs.value, c.text) FROM NVTX_EVENTS AS c LEFT JOIN StringIds AS cs ON cs.id = c.textId
+                     WHERE c.eventType = 33 AND c.domainId = n.domainId AND c.category = n.category
+                       AND c.globalTid & ~0xFFFFFF = n.globalTid & ~0xFFFFFF) AS category
+              FROM NVTX_EVENTS AS n LEFT JOIN StringIds AS s ON s.id = n.textId
+             WHERE n.eventType = 59
+               AND EXISTS (SELECT 1 FROM NVTX_EVENTS AS d LEFT JOIN StringIds AS ds ON ds.id = d.textId
+                            WHERE d.eventType = 75 AND coalesce(ds.value, d.text) = :domain AND d.domainId = n.domainId
+                              AND d.globalTid & ~0xFFFFFF = n.globalTid & ~0xFFFFFF)"""
+
+    def has(self, table: str) -> bool:
+        return bool(self.db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone())
+
+    # ------------------------------------------------------------ ranges around a moment
+
+    def around(self, tid: int, moment: int) -> list[Held]:
+        """The ranges open on a thread at a moment, the innermost first."""
+        found = self.db.execute(
+            "SELECT text, category, payload, start, finish FROM temp.ours WHERE globalTid = ? AND start <= ? AND finish > ?"
+            " ORDER BY start DESC, finish ASC",
+            (tid, moment, moment),
+        )
+        return [Held(*row) for row in found]
+
+    def elsewhere(self, tid: int, moment: int, category: str) -> Held | None:
+        """The innermost range of a category on the one other thread of the process that has one."""
+        threads = defaultdict(list)
+        for row in self.db.execute(
+            "SELECT globalTid, text, category, payload, start, finish FROM temp.ours"
+            " WHERE pid = ? AND globalTid <> ? AND start <= ? AND finish > ? AND category = ? ORDER BY start DESC",
+            (tid & PROCESS, tid, moment, moment, category),
+        ):
+            threads[row[0]].append(Held(*row[1:]))
+        return next(iter(threads.values()))[0] if len(threads) == 1 else None
+
+    @staticmethod
+    def layer_of(held: Held, outer: list[Held]) -> tuple[str, str] | None:
+        """(layer, phase) of a range, None where it is no layer's."""
+        if held.category not in LAYER_PHASES:
+            return None
+        phase = held.category
+        if phase == "forward" and any(one.category == "backward" for one in outer):
+            phase = "recompute"
+        return held.text.removesuffix(f" {held.category}") if held.category != "forward" else held.text, phase
+
+    def layers_of(self, stack: list[Held]) -> list[tuple[str, str]]:
+        """The layers of a stack of ranges, innermost first."""
+        return [found for i, held in enumerate(stack) if (found := self.layer_of(held, stack[i + 1 :]))]
+
+    # ------------------------------------------------------------ operations
+
+    def operations(self) -> list[dict[str, Any]]:
+        found = []
+        for table in ("KERNEL", "MEMCPY", "MEMSET"):
+            name = f"CUPTI_ACTIVITY_KIND_{table}"
+            if self.has(name):
+                found += self.db.execute(f'SELECT start, "end", deviceId, correlationId, globalPid, graphNodeId FROM {name}').fetchall()
+        return [self._operation(*row) for row in found]
+
+    def _operation(self, start: int, end: int, device: int, correlation: int, pid: int, node: int | None) -> dict[str, Any]:
+        call = self.db.execute(
+            "SELECT start, globalTid FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE correlationId = ? AND globalTid & ~0xFFFFFF = ?", (correlation, pid)
+        ).fetchall()
+        assert len(call) == 1
+        launch = call[0][1], call[0][0]
+        created = self.created(node, pid) if node else None
+        step = self.first(self.around(*launch), "step") or self.elsewhere(*launch, "step")
+        layers: list[tuple[str, str]] = []
+        phase, replay = None, None
+        for moment in (created, launch):
+            if moment is None:
+                continue
+            stack = self.around(*moment)
+            layers = self.layers_of(stack)
+            held = self.first(stack, "phase") or self.elsewhere(*moment, "phase")
+            if layers or held:
+                phase = layers[0][1] if layers else held.text if held else None
+                replay = correlation if moment is created else None
+                break
+        return {
+            "ns": end - start, "start": start, "end": end, "device": device, "layers": layers, "phase": phase or "other",
+            "step": number_of(step), "replay": (pid, replay) if replay else None,
+        }  # fmt: skip
+
+    @staticmethod
+    def first(stack: list[Held], category: str) -> Held | None:
+        return next((held for held in stack if held.category == category), None)
+
+    def created(self, node: int, pid: int) -> tuple[int, int] | None:
+        table = "CUDA_GRAPH_NODE_EVENTS" if self.has("CUDA_GRAPH_NODE_EVENTS") else "CUDA_GRAPH_EVENTS"
+        if not self.has(table):
+            return None
+        sql = f"SELECT originalGraphNodeId, globalTid, start FROM {table} WHERE graphNodeId = ? AND globalTid & ~0xFFFFFF = ?"
+        while True:
+            rows = self.db.execute(sql, (node, pid)).fetchall()
+            originals = {row[0] for row in rows if row[0] is not None}
+            if not originals:
+                return min((row[1:] for row in rows), key=lambda row: row[1], default=None)
+            (node,) = originals
+
+    # ------------------------------------------------------------ the table
+
+    def table(self, by_step: bool = False) -> dict[tuple[Any, ...], dict[str, float]]:
+        """Rows of the per-layer table by (layer, phase), or by (step, layer, phase)."""
+        rows: dict[tuple[Any, ...], dict[str, Any]] = defaultdict(
+            lambda: {"calls": 0, "gpu_ops": 0, "gpu_self_ns": 0, "gpu_total_ns": 0, "cpu_ns": 0, "busy": [], "replays": set()}
+        )
+        operations = self.operations()
+        for op in operations:
+            layers = op["layers"] or [("(none)", op["phase"])]
+            own = rows[((op["step"],) if by_step else ()) + layers[0]]
+            own["gpu_ops"] += 1
+            own["gpu_self_ns"] += op["ns"]
+            for key in set(layers):
+                row = rows[((op["step"],) if by_step else ()) + key]
+                row["gpu_total_ns"] += op["ns"]
+                row["busy"].append((op["device"], op["start"], op["end"]))
+                if op["replay"] and op["layers"]:
+                    row["replays"].add(op["replay"])
+        self._add_ranges(rows, by_step)
+        total = sum(op["ns"] for op in operations)
+        return {
+            key: {
+                "calls": row["calls"] + len(row["replays"]), "gpu_ops": row["gpu_ops"], "gpu_self_ns": row["gpu_self_ns"],
+                "gpu_total_ns": row["gpu_total_ns"], "gpu_busy_ns": union(row["busy"]), "cpu_ns": row["cpu_ns"],
+                "share": row["gpu_self_ns"] / total,
+            }
+            for key, row in rows.items()
+        }  # fmt: skip
+
+    def _add_ranges(self, rows: dict[tuple[Any, ...], dict[str, Any]], by_step: bool) -> None:
+        for text, category, payload, start, finish, tid in self.db.execute(
+            "SELECT text, category, payload, start, finish, globalTid FROM temp.ours ORDER BY start"
+        ).fetchall():
+            me = Held(text, category, payload, start, finish)
+            outer = [held for held in self.around(tid, start) if held.start < start or (held.start == start and held.end > finish)]
+            key = self.layer_of(me, outer) or (("(none)", text) if category == "phase" else None)
+            if key is None:
+                continue
+            step = self.first(outer, "step") or self.elsewhere(tid, start, "step")
+            row = rows[((number_of(step),) if by_step else ()) + key]
+            row["calls"] += 1
+            outer_keys = self.layers_of(outer) + [("(none)", held.text) for held in outer if held.category == "phase"]
+            row["cpu_ns"] += 0 if key in outer_keys else finish - start
+
+
+def union(intervals: list[tuple[int, int, int]]) -> int:
+    """Length of the union of (device, start, end), summed over devices."""
+    length, reach = 0, {}
+    for device, start, end in sorted(intervals):
+        length += max(0, end - max(start, reach.get(device, start)))
+        reach[device] = max(reach.get(device, end), end)
+    return length

@@ -1,0 +1,156 @@
+"""A builder of tiny nsys-shaped SQLite files, in the schemas of several nsys releases.
+
+    file = NsysFile(tmp_path / "a.sqlite")
+    file.range_("layers.0", 100, 200, category="forward")
+    file.kernel(300, 350, launched=(120, 130))
+    trace = open_capture(file.write())
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from pathlib import Path
+
+HARDWARE = 1 << 56
+PID, TID = 7, 7
+PUSH_POP, START_END, MARK, CATEGORY, DOMAIN_CREATE = 59, 60, 34, 33, 75
+
+_RUNTIME = "start, end, eventClass, globalTid, correlationId, nameId, returnValue, callchainId"
+_GPU = "start, end, deviceId, contextId, greenContextId, streamId, correlationId, globalPid"
+_NVTX = (
+    "start, end, eventType, rangeId, category, color, text, globalTid, endGlobalTid, textId, domainId, "
+    "uint64Value, int64Value, doubleValue, uint32Value, int32Value, floatValue, jsonTextId, jsonText"
+)
+_NODES = "start, end, eventClass, globalTid, graphNodeId, originalGraphNodeId"
+SCHEMAS = {
+    # version of nsys: (export version, name of the metadata table, columns by table)
+    "2022.4": ("2.13.1", "EXPORT_META_DATA", {"NVTX_EVENTS": _NVTX, "GPU": _GPU.replace("greenContextId, ", ""), "NODES": "CUDA_GRAPH_EVENTS"}),
+    "2023.4": ("3.7.2", "META_DATA_EXPORT", {"NVTX_EVENTS": _NVTX, "GPU": _GPU, "NODES": "CUDA_GRAPH_EVENTS"}),
+    "2024.2": ("3.11.1", "META_DATA_EXPORT", {"NVTX_EVENTS": _NVTX, "GPU": _GPU, "NODES": "CUDA_GRAPH_NODE_EVENTS"}),
+    "2026.4": (
+        "3.28.1",
+        "META_DATA_EXPORT",
+        {"NVTX_EVENTS": "eventId, binaryData, " + _NVTX, "GPU": "graphId, clusterX, " + _GPU, "NODES": "CUDA_GRAPH_NODE_EVENTS"},
+    ),
+}
+
+
+def thread(tid: int = TID, pid: int = PID) -> int:
+    """nsys's globalTid."""
+    return HARDWARE | pid << 24 | tid
+
+
+class NsysFile:
+    """Collects events, then writes them as an export of one nsys release."""
+
+    def __init__(self, path: Path, nsys: str = "2023.4") -> None:
+        self.path = path
+        self.export_version, self.metadata, self.columns = SCHEMAS[nsys]
+        self.nsys = nsys
+        self.rows: dict[str, list[dict[str, object]]] = defaultdict(list)
+        self.strings: dict[str, int] = {}
+        self.domains: dict[tuple[int, str], int] = {}
+        self.categories: dict[tuple[int, int, str], int] = {}
+        self.correlation = 1000
+
+    def string(self, text: str) -> int:
+        return self.strings.setdefault(text, len(self.strings) + 1)
+
+    def _domain(self, name: str, pid: int) -> int:
+        if name == "":
+            return 0
+        if (pid, name) not in self.domains:
+            self.domains[pid, name] = 1 + sum(one == pid for one, _ in self.domains)
+            self.rows["NVTX_EVENTS"].append(
+                {"start": -5, "eventType": DOMAIN_CREATE, "textId": self.string(name), "globalTid": thread(pid=pid), "domainId": self.domains[pid, name]}
+            )
+        return self.domains[pid, name]
+
+    def _category(self, name: str, domain: int, pid: int) -> int:
+        key = (pid, domain, name)
+        if key not in self.categories:
+            self.categories[key] = 1 + len(self.categories)
+            self.rows["NVTX_EVENTS"].append(
+                {"start": -4, "eventType": CATEGORY, "text": name, "globalTid": thread(pid=pid), "domainId": domain, "category": self.categories[key]}
+            )
+        return self.categories[key]
+
+    def range_(
+        self, text: str, start: int, end: int | None, *, category: str | None = "forward", domain: str = "nvprof_kit",
+        tid: int = TID, pid: int = PID, payload: int | None = None, registered: bool = True, style: int = PUSH_POP,
+    ) -> None:  # fmt: skip
+        domain_id = self._domain(domain, pid)
+        self.rows["NVTX_EVENTS"].append(
+            {
+                "start": start, "end": end, "eventType": style, "globalTid": thread(tid, pid), "domainId": domain_id,
+                "textId": self.string(text) if registered else None, "text": None if registered else text,
+                "category": None if category is None else self._category(category, domain_id, pid), "int64Value": payload,
+            }
+        )  # fmt: skip
+
+    def call(self, name: str, start: int, end: int, *, tid: int = TID, pid: int = PID, correlation: int | None = None) -> int:
+        """An API call; returns its correlation id."""
+        if correlation is None:
+            self.correlation += 1
+            correlation = self.correlation
+        self.rows["CUPTI_ACTIVITY_KIND_RUNTIME"].append(
+            {"start": start, "end": end, "eventClass": 0, "globalTid": thread(tid, pid), "correlationId": correlation,
+             "nameId": self.string(name), "returnValue": 0}
+        )  # fmt: skip
+        return correlation
+
+    def kernel(
+        self, start: int, end: int, *, launched: tuple[int, int] | None = None, correlation: int | None = None, name: str = "gemm",
+        device: int = 0, stream: int = 7, tid: int = TID, pid: int = PID, node: int | None = None, table: str = "KERNEL",
+    ) -> int:  # fmt: skip
+        """A kernel (or, with `table`, a MEMCPY or MEMSET), launched by a call of its own or by the call of a correlation id."""
+        if launched is not None:
+            correlation = self.call("cudaLaunchKernel_v7000", *launched, tid=tid, pid=pid, correlation=correlation)
+        row: dict[str, object] = {
+            "start": start, "end": end, "deviceId": device, "contextId": 1, "streamId": stream, "correlationId": correlation,
+            "globalPid": thread(0, pid), "graphNodeId": node,
+        }  # fmt: skip
+        row |= {"demangledName": self.string(name), "shortName": self.string(name)} if table == "KERNEL" else {"bytes": 64, "copyKind": 1}
+        self.rows[f"CUPTI_ACTIVITY_KIND_{table}"].append(row)
+        return correlation or 0
+
+    def graph_node(self, node: int, start: int, *, original: int | None = None, tid: int = TID, pid: int = PID) -> None:
+        self.rows[self.columns["NODES"]].append(
+            {"start": start, "end": start, "eventClass": 0, "globalTid": thread(tid, pid), "graphNodeId": node, "originalGraphNodeId": original}
+        )
+
+    def _table_columns(self, table: str) -> list[str]:
+        if table == "NVTX_EVENTS":
+            listed = self.columns["NVTX_EVENTS"]
+        elif table == "CUPTI_ACTIVITY_KIND_RUNTIME":
+            listed = _RUNTIME
+        elif table.endswith("KERNEL"):
+            listed = self.columns["GPU"] + ", demangledName, shortName, gridId, graphNodeId"
+        elif table.startswith("CUPTI"):
+            listed = self.columns["GPU"] + ", bytes, copyKind, graphNodeId"
+        else:
+            listed = _NODES
+        return listed.split(", ")
+
+    def write(self) -> Path:
+        """Write the file; tables without rows are left out, as nsys does."""
+        self.path.unlink(missing_ok=True)
+        with sqlite3.connect(self.path) as db:
+            for table, rows in self.rows.items():
+                columns = self._table_columns(table)
+                db.execute(f"CREATE TABLE {table} ({', '.join(columns).replace('end,', '[end],')})")
+                db.executemany(
+                    f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", [[row.get(column) for column in columns] for row in rows]
+                )
+            db.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+            db.executemany("INSERT INTO StringIds VALUES (?, ?)", [(id_, text) for text, id_ in self.strings.items()])
+            db.execute(f"CREATE TABLE {self.metadata} (name TEXT, value TEXT)")
+            db.executemany(
+                f"INSERT INTO {self.metadata} VALUES (?, ?)",
+                [("EXPORT_PRODUCT_VERSION", f"{self.nsys}.0"), ("EXPORT_SCHEMA_VERSION", self.export_version)],
+            )
+            db.execute("CREATE TABLE TARGET_INFO_GPU (id INT, name TEXT, cuDevice INT)")
+            db.execute("INSERT INTO TARGET_INFO_GPU VALUES (0, 'Test GPU', 0)")
+        db.close()
+        return self.path
