@@ -1,1 +1,53 @@
-"""Which layer of a transformer costs what, from Nsight's own data."""
+"""Which layer of a transformer costs what, from Nsight's own data.
+
+What a training script imports. A name is loaded when it is first used: importing the package starts nothing and loads neither
+torch nor pandas.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .capture.record import record as record
+    from .instrument.annotate import annotate_model as annotate_model
+    from .instrument.layer_range import layer_range as layer_range
+    from .instrument.loop import annotate_dataloader as annotate_dataloader
+    from .instrument.loop import annotate_optimizer as annotate_optimizer
+    from .instrument.loop import mark as mark
+    from .instrument.loop import phase as phase
+    from .instrument.loop import step as step
+
+_HOMES = {
+    "annotate_dataloader": ".instrument.loop",
+    "annotate_model": ".instrument.annotate",
+    "annotate_optimizer": ".instrument.loop",
+    "layer_range": ".instrument.layer_range",
+    "mark": ".instrument.loop",
+    "phase": ".instrument.loop",
+    "record": ".capture.record",
+    "step": ".instrument.loop",
+}
+
+__all__ = [
+    "annotate_dataloader",
+    "annotate_model",
+    "annotate_optimizer",
+    "layer_range",
+    "mark",
+    "phase",
+    "record",
+    "step",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,41 @@
+"""The ranges of one layer: its forward, its backward, and its forward run again by activation checkpointing."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ..names import Category, layer_index, range_text
+from .backends import Range
+
+
+class Layer:
+    """What a layer is called in each of its phases.
+
+    Attributes:
+        path: The layer's path, wrappers stripped.
+        forward: The range of a call.
+        recompute: The range of a call that a running backward pass makes.
+        backward: The range of the backward pass of its calls, None where it is not wanted.
+    """
+
+    __slots__ = ("backward", "forward", "path", "recompute")
+
+    def __init__(self, path: str, category: Category = Category.FORWARD, *, backward: bool = True) -> None:
+        layered = category is Category.FORWARD
+        self.path = path
+        self.forward = _range(path, category)
+        self.recompute = _range(path, Category.RECOMPUTE) if layered else self.forward
+        self.backward = _range(path, Category.BACKWARD) if layered and backward else None
+
+    def __repr__(self) -> str:
+        return f"Layer({self.path!r})"
+
+
+def _range(path: str, category: Category) -> Range:
+    return Range(range_text(path, category), category, layer_index(path))
+
+
+@lru_cache(maxsize=4096)
+def layer_of(path: str, category: Category = Category.FORWARD, backward: bool = True) -> Layer:  # noqa: FBT001, FBT002
+    """The layer of a path; the same object for the same question, so that its ranges are built once."""
+    return Layer(path, category, backward=backward)

@@ -1,0 +1,168 @@
+"""`layer_range`: one name for ranging a function, a method, a coroutine, a generator, a module class, or a block of code."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeVar, overload
+
+from ..errors import UsageError
+from ..names import Category
+from . import state
+from .layer import Layer, layer_of
+from .scope import Scope, Started
+from .wrapping import wrap
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class LayerScope(Scope):
+    """A layer's range around a ``with`` block or around calls; inside a running backward pass the range is a recompute."""
+
+    __slots__ = ("_layer",)
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__(layer.forward)
+        self._layer = layer
+
+    def __enter__(self) -> LayerScope:
+        backend = state.backend
+        if backend is not None:
+            backend.open(self._range if state.graph_task() == -1 else self._layer.recompute)
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        backend = state.backend
+        if backend is not None:
+            backend.close(self._range if state.graph_task() == -1 else self._layer.recompute)
+
+    def __call__(self, target: F) -> F:
+        """Decorate a function or an ``nn.Module`` class with the layer's name."""
+        return _decorate(target, lambda *_args, **_kwargs: self)
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function as the layer's forward; its outputs lead the backward pass into the layer's backward range."""
+        if self._layer.backward is None or "torch" not in sys.modules:
+            with self:
+                return function(*args, **kwargs)
+        from . import frames
+
+        outputs = None
+        frames.enter(self._layer, (args, kwargs))
+        try:
+            outputs = function(*args, **kwargs)
+        finally:
+            frames.leave(self._layer, outputs)
+        return outputs
+
+
+class LayerRange:
+    """Range a layer: its calls and the backward pass of what they return.
+
+    ```python
+    @layer_range                                      # named after the function: "Block.forward", "attend"
+    @layer_range("decoder.attention")                 # named
+    @layer_range(name=lambda self, x: self.path)      # named by the call's arguments
+    class Block(nn.Module): ...                       # decorated: instances are "Block.0", "Block.1", … as they are created
+    with layer_range("decoder.mlp"): ...              # a block of code; reusable; forward only
+    started = layer_range.start("prefetch"); layer_range.end(started)   # may end on another thread
+    ```
+
+    Functions, methods (also below ``staticmethod`` and ``classmethod``), coroutines, generators and asynchronous generators can be
+    decorated, and stay what they are to `inspect` and `pickle`. Of a coroutine or generator each resume is a range, so other work
+    that runs between resumes stays outside. An exception closes the range. While nobody listens a decorated call costs what the
+    bare call costs; with ``NVPROF_KIT=off`` the decorator returns the function itself.
+    """
+
+    @overload
+    def __call__(self, target: F, /) -> F: ...
+
+    @overload
+    def __call__(
+        self, target: str, /, *, category: Category | str = Category.FORWARD, backward: bool = True
+    ) -> LayerScope: ...
+
+    @overload
+    def __call__(
+        self,
+        *,
+        name: str | Callable[..., str] | None = None,
+        category: Category | str = Category.FORWARD,
+        backward: bool = True,
+    ) -> Callable[[F], F]: ...
+
+    def __call__(
+        self,
+        target: Any = None,
+        /,
+        *,
+        name: str | Callable[..., str] | None = None,
+        category: Category | str = Category.FORWARD,
+        backward: bool = True,
+    ) -> Any:
+        """Decorate a function or class, or make the scope or decorator of a name.
+
+        Args:
+            target: What to decorate, or the name.
+            name: The name, or a callable that gives it from the arguments of each call; by default the function's.
+            category: The NVTX category; a layer's (``forward``) unless it is something else, such as ``comm``.
+            backward: Range the backward pass of what a decorated call returns, too.
+
+        Raises:
+            UsageError: The category is none of ours, or a class is decorated that is no ``nn.Module``.
+        """
+        if type(target) is str:
+            return _named_scope(target, category, backward)
+        if target is not None:
+            return _decorate(target, _scope_of(target, name, category, backward))
+        return lambda function: _decorate(function, _scope_of(function, name, category, backward))
+
+    @staticmethod
+    def start(name: str, *, category: Category | str = Category.FORWARD) -> Started:
+        """Start a range that may end on another thread: shown by the tools, not attributed to (it belongs to no thread)."""
+        return Started(_named_scope(name, category, False)._range)
+
+    @staticmethod
+    def end(started: Started) -> None:
+        """End a range that was started, on any thread; ending it again does nothing."""
+        started.end()
+
+
+layer_range = LayerRange()
+
+
+@lru_cache(maxsize=4096)
+def _named_scope(name: str, category: Category | str, backward: bool) -> LayerScope:  # noqa: FBT001
+    try:
+        return LayerScope(layer_of(name, Category(category), backward))
+    except ValueError:
+        known = ", ".join(known.value for known in Category)
+        raise UsageError(f"{category!r} is no category of a range; use one of {known}") from None
+
+
+def _scope_of(
+    target: Any, name: str | Callable[..., str] | None, category: Category | str, backward: bool  # noqa: FBT001
+) -> Callable[..., LayerScope] | None:
+    """Gives the scope of a call from its arguments; None for a class without a name, whose instances number themselves."""
+    if callable(name):
+        naming = name
+        return lambda *args, **kwargs: _named_scope(naming(*args, **kwargs), category, backward)
+    if name is None and inspect.isclass(target):
+        return None
+    scope = _named_scope(name or _function_name(target), category, backward)
+    return lambda *_args, **_kwargs: scope
+
+
+def _function_name(function: Any) -> str:
+    qualified = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return str(qualified).rsplit("<locals>.", maxsplit=1)[-1]
+
+
+def _decorate(target: Any, scope_of: Callable[..., LayerScope] | None) -> Any:
+    if not inspect.isclass(target):
+        return wrap(target, scope_of)
+    from .classes import range_class
+
+    return range_class(target, scope_of)

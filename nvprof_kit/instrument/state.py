@@ -1,0 +1,114 @@
+"""Whether ranges are emitted, and to where: decided once from the environment, changed only by the embedded recorder.
+
+Everything that emits reads `backend`: None means quiet. What is installed only while somebody listens (hooks on modules and
+optimizers) is listed in `annotated` and is woken and put to sleep as the backend changes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from .backends import Backend, Nvtx
+
+_MODES = ("auto", "on", "off")
+_INJECTED = ("NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH")
+"""Set by nsys (profile and launch, where it traces NVTX) and ncu to the library that NVTX loads."""
+
+_TOOL_HINTS = ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NV_NSIGHT_INJECTION_TRANSPORT_TYPE")
+"""Set by a tool that may listen to NVTX in another way; then nvtx itself is asked."""
+
+
+class Installable(Protocol):
+    """What is installed on an object of the program only while ranges are emitted."""
+
+    def wake(self) -> None:
+        """Install, if not installed."""
+
+    def sleep(self) -> None:
+        """Take out whatever is installed."""
+
+
+def read_mode(environ: Mapping[str, str]) -> str:
+    """The mode in ``NVPROF_KIT``: ``auto`` (the default), ``on`` or ``off``; a warning and ``auto`` for anything else."""
+    mode = environ.get("NVPROF_KIT", "auto").strip().lower() or "auto"
+    if mode in _MODES:
+        return mode
+    warnings.warn(f"NVPROF_KIT={mode!r} is none of {', '.join(_MODES)}; taken for auto", stacklevel=2)
+    return "auto"
+
+
+def tool_attached(environ: Mapping[str, str]) -> bool:
+    """Whether a tool that records NVTX runs this process; nvtx is imported only where the environment hints at one."""
+    if any(environ.get(name) for name in _INJECTED):
+        return True
+    if not any(environ.get(name) for name in _TOOL_HINTS):
+        return False
+    import nvtx
+    from nvtx._lib import lib
+
+    return hasattr(lib, "DummyDomain") and isinstance(nvtx.get_domain("nvprof_kit"), lib.Domain)
+
+
+mode = read_mode(os.environ)
+backend: Backend | None = None
+"""Where ranges go now; None while nobody listens."""
+
+gate: dict[str, Any] = {"live": False}
+"""Globals of the compiled forwarders of decorated functions; ``live`` says whether `backend` is there."""
+
+annotated: weakref.WeakKeyDictionary[object, Installable] = weakref.WeakKeyDictionary()
+"""What is annotated, and how: woken while ranges are emitted. An annotation lives as long as what it annotates."""
+
+
+def _switch(new: Backend | None) -> None:
+    global backend  # noqa: PLW0603
+    backend = new
+    gate["live"] = new is not None
+    for installable in list(annotated.values()):
+        if new is None:
+            installable.sleep()
+        else:
+            installable.wake()
+
+
+def _tool_backend() -> Backend | None:
+    return Nvtx() if mode == "on" or (mode == "auto" and tool_attached(os.environ)) else None
+
+
+def activate(recorder: Backend) -> None:
+    """Send ranges to a recorder from now on; everything annotated before comes alive. ``NVPROF_KIT=off`` keeps it quiet."""
+    if mode != "off":
+        _switch(recorder)
+
+
+def deactivate() -> None:
+    """Send ranges to where they went before the recorder: to the attached tool, or nowhere, and then annotations go quiet.
+
+    Ranges that the calling thread opened under the recorder and has not closed are closed here.
+    """
+    if backend is not None and backend is not _tool:
+        backend.close_all()
+        _switch(_tool)
+
+
+def _find_graph_task() -> int:
+    global graph_task  # noqa: PLW0603
+    find: Callable[[], int] | None = getattr(
+        getattr(sys.modules.get("torch"), "_C", None), "_current_graph_task_id", None
+    )
+    if find is None:
+        return -1
+    graph_task = find
+    return find()
+
+
+graph_task: Callable[[], int] = _find_graph_task
+"""Number of the backward pass that runs on this thread, -1 where none does (or torch is not loaded)."""
+
+_tool = _tool_backend()
+_switch(_tool)

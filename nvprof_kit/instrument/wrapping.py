@@ -1,0 +1,187 @@
+"""Wrappers of functions that cost next to nothing while nobody listens and look like what they wrap.
+
+A wrapper that takes ``*args, **kwargs`` costs more than the check it is there for. So each function gets a forwarder compiled with
+the function's own parameters, which reads one global and calls the function.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar, cast
+
+from . import state
+
+F = TypeVar("F")
+
+
+class Runs(AbstractContextManager[Any], Protocol):
+    """A context manager that can also call a function inside itself (`scope.Scope`)."""
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function inside the context."""
+
+
+ScopeOf = Callable[..., Runs]
+"""Gives the scope of one call from the call's arguments."""
+
+
+def wrap(function: F, scope_of: ScopeOf) -> F:
+    """Wrap a function so that each call, or each resume of a coroutine or generator, runs inside a scope.
+
+    Args:
+        function: A function, coroutine function, generator function or asynchronous generator function, or a ``staticmethod`` or
+            ``classmethod`` of one.
+        scope_of: Gives the scope of a call from its arguments.
+
+    Returns:
+        The wrapper: same name, signature, kind and pickle; the function itself under ``NVPROF_KIT=off``.
+    """
+    if isinstance(function, (staticmethod, classmethod)):
+        return cast(F, type(function)(wrap(function.__func__, scope_of)))
+    if state.mode == "off":
+        return function
+    call = cast(Callable[..., Any], function)
+    if inspect.isasyncgenfunction(call):
+        return cast(F, functools.wraps(call)(_async_generator(call, scope_of)))
+    if inspect.iscoroutinefunction(call):
+        template, ranged = _COROUTINE, _resuming(call, scope_of, _await_resumes)
+    elif inspect.isgeneratorfunction(call):
+        template, ranged = _GENERATOR, _resuming(call, scope_of, _resumes)
+    else:
+        template, ranged = _FUNCTION, _calling(call, scope_of)
+    return cast(F, functools.wraps(call)(_forwarder(call, ranged, template)))
+
+
+_FUNCTION = """
+def bind({call}, {ranged}):
+    def forwarder({parameters}):
+        return {ranged}({arguments}) if live else {call}({arguments})
+    return forwarder
+"""
+_COROUTINE = _FUNCTION.replace("def forwarder", "async def forwarder").replace("return {ranged}", "return await {ranged}")
+_COROUTINE = _COROUTINE.replace("else {call}", "else await {call}")
+_GENERATOR = _FUNCTION.replace("return {ranged}({arguments}) if live else {call}({arguments})", "{yields}").replace(
+    "{yields}", "return (yield from ({ranged}({arguments}) if live else {call}({arguments})))"
+)
+
+
+def _forwarder(call: Callable[..., Any], ranged: Callable[..., Any], template: str) -> types.FunctionType:
+    """Compile a function with the parameters of ``call`` that calls ``ranged`` while ranges are emitted, else ``call``."""
+    parameters, arguments, taken = "*args, **kwargs", "*args, **kwargs", {"args", "kwargs"}
+    plain = isinstance(call, types.FunctionType)
+    if plain:
+        signature = inspect.signature(call, follow_wrapped=False)
+        parameters, arguments = _source(signature)
+        taken = set(signature.parameters)
+    names = {name: _unused(name, taken) for name in ("call", "ranged")}
+    if "live" in taken:  # the parameter hides the gate, so let the slower way decide
+        parameters = arguments = "*args, **kwargs"
+        plain = False
+    source = template.format(parameters=parameters, arguments=arguments, **names)
+    scope: dict[str, Any] = {}
+    exec(compile(source, f"<range around {getattr(call, '__qualname__', call)}>", "exec"), state.gate, scope)
+    forwarder = cast(types.FunctionType, scope["bind"](call, ranged))
+    if plain:
+        forwarder.__defaults__ = call.__defaults__
+        forwarder.__kwdefaults__ = call.__kwdefaults__
+    return forwarder
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _source(signature: inspect.Signature) -> tuple[str, str]:
+    """The parameter list and the argument list that hand a signature's parameters on; the defaults are put in afterwards."""
+    parameters: list[str] = []
+    arguments: list[str] = []
+    last = None
+    for name, parameter in signature.parameters.items():
+        kind = parameter.kind
+        if last is parameter.POSITIONAL_ONLY and kind is not last:
+            parameters.append("/")
+        if kind is parameter.KEYWORD_ONLY and last not in (kind, parameter.VAR_POSITIONAL):
+            parameters.append("*")
+        star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(kind, "")
+        parameters.append(f"{star}{name}" if parameter.default is parameter.empty else f"{name}=None")
+        arguments.append(f"{name}={name}" if kind is parameter.KEYWORD_ONLY else f"{star}{name}")
+        last = kind
+    if last is inspect.Parameter.POSITIONAL_ONLY:
+        parameters.append("/")
+    return ", ".join(parameters), ", ".join(arguments)
+
+
+def _compiling() -> bool:
+    """Whether torch.compile traces the caller; then ranges would only break its graph."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
+def _calling(call: Callable[..., Any], scope_of: ScopeOf) -> Callable[..., Any]:
+    def ranged(*args: Any, **kwargs: Any) -> Any:
+        if _compiling():
+            return call(*args, **kwargs)
+        return scope_of(*args, **kwargs).run(call, args, kwargs)
+
+    return ranged
+
+
+def _resuming(call: Callable[..., Any], scope_of: ScopeOf, resumes: Callable[..., Any]) -> Callable[..., Any]:
+    def ranged(*args: Any, **kwargs: Any) -> Any:
+        return resumes(call(*args, **kwargs), scope_of(*args, **kwargs))
+
+    return ranged
+
+
+def _resumes(inner: Generator[Any, Any, Any], scope: Runs) -> Generator[Any, Any, Any]:
+    """Run a generator (or a coroutine) with each of its resumes inside the scope: ``yield from`` written out."""
+    resume, value = inner.send, None
+    while True:
+        try:
+            with scope:
+                yielded = resume(value)
+        except StopIteration as stop:
+            return stop.value
+        try:
+            value = yield yielded
+        except GeneratorExit:
+            with scope:
+                inner.close()
+            raise
+        except BaseException as error:
+            resume, value = inner.throw, error
+        else:
+            resume = inner.send
+
+
+_await_resumes = types.coroutine(_resumes)
+
+
+def _async_generator(call: Callable[..., AsyncGenerator[Any, Any]], scope_of: ScopeOf) -> Callable[..., Any]:
+    async def forwarder(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        inner = call(*args, **kwargs)
+        scope = scope_of(*args, **kwargs)
+        step = inner.__anext__()
+        while True:
+            try:
+                value = await _await_resumes(cast(Any, step), scope)
+            except StopAsyncIteration:
+                return
+            try:
+                sent = yield value
+            except GeneratorExit:
+                await _await_resumes(cast(Any, inner.aclose()), scope)
+                raise
+            except BaseException as error:
+                step = inner.athrow(error)
+            else:
+                step = inner.asend(sent)
+
+    return forwarder
