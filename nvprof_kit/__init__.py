@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .capture.record import RecordOptions as RecordOptions
     from .capture.record import record as record
     from .instrument.annotate import annotate_model as annotate_model
     from .instrument.layer_range import layer_range as layer_range
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from .instrument.loop import phase as phase
     from .instrument.loop import step as step
 
+__version__ = "0.1.0"
+
 _HOMES = {
+    "RecordOptions": ".capture.record",
     "annotate_dataloader": ".instrument.loop",
     "annotate_model": ".instrument.annotate",
     "annotate_optimizer": ".instrument.loop",
@@ -31,6 +35,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "RecordOptions",
     "annotate_dataloader",
     "annotate_model",
     "annotate_optimizer",

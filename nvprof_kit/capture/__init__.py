@@ -1,0 +1,1 @@
+"""What starts a capture: the embedded recorder, and where the recipes lie."""

@@ -1,0 +1,87 @@
+"""The command line. Each verb is a file of its own that parses, makes one library call and writes the answer.
+
+What a verb needs beyond parsing it imports inside itself, so that ``--help`` and ``--version`` answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, TextIO
+
+import click
+
+from nvprof_kit import __version__
+from nvprof_kit.cli.layers import layers
+from nvprof_kit.cli.recipes import recipes
+from nvprof_kit.cli.record import record
+from nvprof_kit.errors import NvprofKitError
+
+
+def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        click.echo(f"nvprof-kit {__version__}")
+        context.exit()
+
+
+@click.group(name="nvprof-kit", no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version and exit.",
+)
+def group() -> None:
+    """Which layer of a transformer costs what, from Nsight's own data."""
+
+
+for _verb in (layers, record, recipes):
+    group.add_command(_verb)
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 done, 1 a gate failed, 2 bad input or usage, 3 a needed tool is missing.
+
+    Whatever goes wrong on purpose is one line on stderr; a traceback is a defect of this package.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        _replace_unencodable(stream)
+    try:
+        status = group.main(args=argv, prog_name="nvprof-kit", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        status = error.exit_code
+    except click.ClickException as error:
+        status = _complain(_usage(error), error.exit_code)
+    except NvprofKitError as error:
+        status = _complain(str(error), error.exit_code)
+    except BrokenPipeError:  # the reader has seen enough: `nvprof-kit layers run.sqlite | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 128 + signal.SIGPIPE
+    except (KeyboardInterrupt, click.Abort):
+        status = 128 + signal.SIGINT
+    sys.exit(status)
+
+
+def _complain(message: str, exit_code: int) -> int:
+    print("nvprof-kit:", " ".join(message.splitlines()), file=sys.stderr)
+    return exit_code
+
+
+def _usage(error: click.ClickException) -> str:
+    """What was wrong with the command line and where the right one is described."""
+    context = getattr(error, "ctx", None)
+    where = context.command_path if context else "nvprof-kit"
+    return f"{error.format_message().rstrip('.')} (see {where} --help)"
+
+
+def _replace_unencodable(stream: TextIO) -> None:
+    """Print a ``?`` where the terminal's encoding lacks a character, rather than fail."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")

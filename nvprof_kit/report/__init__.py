@@ -1,0 +1,1 @@
+"""Tables out of the program: terminal, csv, json, markdown, parquet, plots."""

@@ -1,0 +1,20 @@
+"""Where the recipes lie: inside the installed package, or beside it in a source tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nvprof_kit.errors import ToolError
+
+
+def recipes_folder() -> Path:
+    """The folder of the shell recipes.
+
+    Raises:
+        ToolError: The installation has none.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "recipes", package.parent / "recipes"):
+        if (folder / "nsys" / "profile.sh").exists():
+            return folder
+    raise ToolError(f"no recipes beside {package}; install nvprof-kit again")

@@ -1,0 +1,139 @@
+"""The embedded recorder: PyTorch's own profiler (Kineto), for where no Nsight is installed.
+
+The trace it writes opens in Perfetto, TensorBoard and Holistic Trace Analysis as it is, and `nvprof-kit layers` reads
+it. Annotated models are silent until a recording starts and fall silent again when it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import ContextDecorator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from nvprof_kit.errors import ToolError, UsageError
+from nvprof_kit.instrument import state
+from nvprof_kit.instrument.backends import Kineto
+
+_running: record | None = None
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """What a recording holds besides operators, kernels and ranges; each makes it larger and the program slower.
+
+    Attributes:
+        stacks: The Python source line of every operator.
+        shapes: The shapes of every operator's inputs.
+        memory: Every allocation and release.
+    """
+
+    stacks: bool = False
+    shapes: bool = False
+    memory: bool = False
+
+
+class record(ContextDecorator):
+    """Record a stretch of the program into a Kineto trace; a context manager and a decorator.
+
+    The trace is written when the stretch ends, by an exception too, and appears under its name only when it is
+    complete. A decorated function writes it anew at each call.
+
+    Args:
+        path: File to write, ``.json`` or ``.json.gz``; one that exists is replaced.
+        options: What to record besides the defaults.
+
+    Attributes:
+        written: Whether the trace has been written.
+
+    Raises:
+        UsageError: On entry: the path cannot be written, or a recording is running already.
+        ToolError: On entry: there is no PyTorch.
+    """
+
+    def __init__(self, path: str | Path, options: RecordOptions = RecordOptions()) -> None:
+        self.path = Path(path).absolute()
+        self.options = options
+        self.written = False
+        self._profiler: Any = None
+
+    def __enter__(self) -> record:
+        """Start recording, unless a profiler from outside is attached: then warn, and record nothing."""
+        global _running
+        if state.tool_attached(os.environ) or "CUDA_INJECTION64_PATH" in os.environ:
+            warnings.warn(
+                f"nsys or ncu is attached and CUDA serves one profiler at a time: {self.path.name} is not recorded; "
+                "read the report of nsys or ncu instead, or run without it",
+                stacklevel=2,
+            )
+            return self
+        check_path(self.path)
+        if _running is not None:
+            raise UsageError(f"cannot record {self.path}: {_running.path} is being recorded; end that recording first")
+        profiler = _new_profiler(self.options)
+        profiler.start()
+        _running, self._profiler = self, profiler
+        state.activate(Kineto())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop and write the trace."""
+        global _running
+        if self._profiler is None:
+            return
+        state.deactivate()
+        profiler, self._profiler, _running = self._profiler, None, None
+        profiler.stop()
+        _export(profiler, self.path)
+        self.written = True
+
+
+def check_path(path: Path) -> None:
+    """Make sure that a trace can be written, before the program runs and not after.
+
+    Raises:
+        UsageError: It has another suffix, names a directory, or lies in one that is missing or not writable.
+    """
+    if not path.name.endswith((".json", ".json.gz")):
+        raise UsageError(f"{path}: a recording is a Kineto trace; name it .json or .json.gz")
+    if path.is_dir():
+        raise UsageError(f"{path}: a directory; name a file to record into")
+    if not os.access(path.parent, os.W_OK):
+        found = "no permission to write there" if path.parent.exists() else f"no directory {path.parent}; make it first"
+        raise UsageError(f"{path}: {found}")
+
+
+def _new_profiler(options: RecordOptions) -> Any:
+    try:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+    except ImportError as error:
+        raise ToolError(f"recording needs PyTorch, which cannot be imported ({error}); pip install torch") from None
+    if torch.autograd._profiler_enabled():
+        raise UsageError("PyTorch's profiler is running already and there can be one only; end it first")
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    return profile(
+        activities=activities,
+        with_stack=options.stacks,
+        record_shapes=options.shapes,
+        profile_memory=options.memory,
+        acc_events=True,
+    )
+
+
+def _export(profiler: Any, path: Path) -> None:
+    """Write the trace beside its final name, then rename it: a reader never meets half a file."""
+    suffix = ".json.gz" if path.name.endswith(".gz") else ".json"
+    partial = path.with_name(f".{path.name}.{os.getpid()}{suffix}")
+    try:
+        profiler.export_chrome_trace(str(partial))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,130 @@
+"""What every reading verb has: captures to read, and a place and a form for the answer."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nvprof_kit.errors import UsageError
+from nvprof_kit.names import DOMAIN
+from nvprof_kit.report import plots, tables
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_BY_SUFFIX = {".txt": "table"} | {f".{name}": name for name in (*tables.FORMATS, *plots.FORMATS)}
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where an answer goes.
+
+    Attributes:
+        form: ``table``, or one of the formats of `nvprof_kit.report.tables` and `nvprof_kit.report.plots`.
+        path: The file to write, None for stdout.
+    """
+
+    form: str
+    path: Path | None = None
+
+    @classmethod
+    def of(cls, form: str | None, path: Path | None) -> Output:
+        """The output that ``--format`` and ``-o`` ask for: the file's suffix decides unless the format is named.
+
+        Raises:
+            UsageError: The suffix is none of ours and no format is named, or parquet is to go to a terminal.
+        """
+        form = form or (_BY_SUFFIX.get(path.suffix.lower()) if path else "table")
+        if form is None:
+            raise UsageError(f"{path}: no format has this suffix; needed one of {' '.join(_BY_SUFFIX)}, or --format")
+        if form == "parquet" and path is None and sys.stdout.isatty():
+            raise UsageError("parquet is not for a terminal; write it to a file with -o FILE.parquet")
+        return cls(form, path)
+
+    def write(self, data: bytes) -> None:
+        """Write an answer that is data or a picture.
+
+        Raises:
+            UsageError: The file cannot be written.
+        """
+        if self.path is None:
+            sys.stdout.buffer.write(data)
+            return
+        try:
+            self.path.write_bytes(data)
+        except OSError as error:
+            raise UsageError(f"{self.path}: cannot write it: {error.strerror}") from None
+
+    def print(self, parts: Iterable[RenderableType]) -> None:
+        """Print an answer that is text for a person.
+
+        Raises:
+            UsageError: The file cannot be written.
+        """
+        from nvprof_kit.report.terminal import print_to
+
+        if self.path is None:
+            print_to(sys.stdout, parts)
+            return
+        try:
+            with self.path.open("w", encoding="utf-8") as file:
+                print_to(file, parts)
+        except OSError as error:
+            raise UsageError(f"{self.path}: cannot write it: {error.strerror}") from None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What every reading verb is told.
+
+    Attributes:
+        captures: The files to read.
+        domain: NVTX domain of the ranges.
+        output: Where the answer goes.
+    """
+
+    captures: tuple[str, ...]
+    domain: str
+    output: Output
+
+
+def reading(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb the arguments of every reading verb; it gets them as one `Reading`, before its own options."""
+
+    @functools.wraps(verb)
+    def parsed(captures: tuple[str, ...], domain: str, form: str | None, path: Path | None, **options: Any) -> None:
+        verb(Reading(captures, domain, Output.of(form, path)), **options)
+
+    decorated: Callable[..., None] = parsed
+    for option in (_DOMAIN, _FILE, _FORMAT, _CAPTURES):
+        decorated = option(decorated)
+    return decorated
+
+
+_CAPTURES = click.argument("captures", metavar="CAPTURE...", nargs=-1, required=True)
+_FORMAT = click.option(
+    "--format",
+    "form",
+    type=click.Choice(("table", *tables.FORMATS)),
+    help="Form of the answer; a table for reading by default.",
+)
+_FILE = click.option(
+    "-o",
+    "--output",
+    "path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write to FILE; its suffix decides the format.",
+)
+_DOMAIN = click.option(
+    "--domain",
+    default=DOMAIN,
+    show_default=True,
+    help="NVTX domain of the ranges; '' is the default domain.",
+)

@@ -1,0 +1,26 @@
+"""What every plot is made of: no display needed, and Okabe and Ito's colours, which colour-blind readers tell apart."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = ("png", "svg", "pdf")
+"""The plots' formats, each by the suffix of its files."""
+
+PHASE_COLOURS: Mapping[str, str] = MappingProxyType(
+    {"forward": "#0072B2", "backward": "#E69F00", "recompute": "#009E73", "other": "#8C8C8C"}
+)
+"""Colour of each phase."""
+
+
+def encode(figure: Figure, plot_format: str) -> bytes:
+    """A figure in one of `FORMATS`."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=plot_format, dpi=150)
+    return buffer.getvalue()

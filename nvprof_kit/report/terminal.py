@@ -1,0 +1,99 @@
+"""What every table for a person is made of: the console it is printed to, bars, and the lines around it."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import Counter
+from collections.abc import Iterable
+from typing import TextIO
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from nvprof_kit.trace.schema import CaptureInfo
+
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def print_to(file: TextIO, parts: Iterable[RenderableType]) -> None:
+    """Print the parts of a report: on a terminal in colour and at its width, else plain, ``COLUMNS`` or 120 wide."""
+    if file.isatty():
+        _print(Console(file=file, highlight=False, markup=False), parts)
+        return
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdecimal() else 120
+    console = Console(file=io.StringIO(), width=width, highlight=False, markup=False, color_system=None)
+    with console.capture() as plain:
+        _print(console, parts)
+    file.writelines(line.rstrip() + "\n" for line in plain.get().splitlines())
+
+
+def _print(console: Console, parts: Iterable[RenderableType]) -> None:
+    for part in parts:
+        console.print(part, crop=False)
+
+
+class Bar:
+    """A share of 1 as a bar, in eighths of a character, or in ``#`` where the terminal knows only ASCII."""
+
+    def __init__(self, share: float, style: str = "cyan", width: int = 24) -> None:
+        self._share = min(max(share, 0.0), 1.0)
+        self._style = Style.parse(style)
+        self._width = width
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """As wide as it likes to be, and down to a few characters."""
+        return Measurement(min(6, options.max_width), min(self._width, options.max_width))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The bar; any share above nothing shows at least a sliver."""
+        width = min(self._width, options.max_width)
+        if options.ascii_only:
+            text = "#" * round(self._share * width)
+        else:
+            eighths = max(round(self._share * width * 8), 1 if self._share > 0 else 0)
+            text = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+        yield Segment(text.ljust(width), self._style)
+
+
+def table(columns: Iterable[tuple[str, str]]) -> Table:
+    """An empty table with a rule under its head.
+
+    Args:
+        columns: Name and kind of each: ``left``, ``right``, or ``bar``, which gives way first where the width is short.
+    """
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for name, kind in columns:
+        if kind == "bar":
+            made.add_column(name, min_width=6)
+        else:
+            made.add_column(name, justify="right" if kind == "right" else "left", no_wrap=True, overflow="ellipsis")
+    return made
+
+
+def text_line(text: str, style: str = "") -> Text:
+    """One line of text, however long: a terminal wraps it, a pipe gets it whole."""
+    return Text(text, style=style, no_wrap=True, overflow="ignore")
+
+
+def capture_line(info: CaptureInfo, steps: int) -> Text:
+    """Which capture this is: file, tool, GPUs, processes and steps."""
+    gpus = [f"{count} x {name}" if count > 1 else name for name, count in Counter(info.gpus).items()]
+    parts = [
+        info.tool,
+        ", ".join(gpus) if info.on_gpu else "no GPU",
+        f"{info.processes} processes" if info.processes > 1 else "",
+        f"{steps or 'no'} step{'s' * (steps != 1)}",
+    ]
+    return text_line(info.path, "bold").append("".join(f" · {part}" for part in parts if part), style="not bold")
+
+
+def doubt_lines(doubts: Iterable[str]) -> list[Text]:
+    """What may be wrong with the figures, a line each."""
+    return [text_line(f"! {doubt}", "yellow") for doubt in doubts]
