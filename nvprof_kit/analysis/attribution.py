@@ -58,12 +58,14 @@ def attribute(trace: Trace) -> Attribution:
     pid = trace.ops["pid"].to_numpy()
     call = _launching_call(pid, trace.ops["correlation"].to_numpy(), trace.ops["start_ns"].to_numpy(), trace)
     launch = _Moments(pid, *_at(call, trace.api))
-    layer_range, phase_range, how = _owners(ranges, launch)
+    owner = ranges.nesting.innermost(launch.tid, launch.time)
+    layer_range, phase_range, how = _owners(ranges, launch, owner)
     replayed = np.flatnonzero(trace.ops["graph_node"].to_numpy() >= 0)
     created = _creation_of(trace, replayed)
     replay = np.full(len(pid), NONE, dtype=np.int64)
     if len(replayed):
-        owners = _owners(ranges, _Moments(pid[replayed], *_at(created, trace.graph_nodes)))
+        creation = _Moments(pid[replayed], *_at(created, trace.graph_nodes))
+        owners = _owners(ranges, creation, ranges.nesting.innermost(creation.tid, creation.time))
         told = owners[1] >= 0
         rows = replayed[told]
         layer_range[rows], phase_range[rows] = owners[0][told], owners[1][told]
@@ -74,7 +76,7 @@ def attribute(trace: Trace) -> Attribution:
         layer_range=layer_range,
         phase=phase_of_range[phase_range],  # NONE finds the last, NO_PHASE
         phases=tuple(str(phase) for phase in phases),
-        step=_steps(ranges, launch),
+        step=_steps(ranges, launch, owner),
         how=how,
         replay=replay,
         unlaunched=int((call < 0).sum()),
@@ -95,9 +97,8 @@ def _at(rows: Int64Array, table: Any) -> tuple[Int64Array, Int64Array]:
     return np.append(table["tid"].to_numpy(), NONE)[rows], np.append(table["start_ns"].to_numpy(), 0)[rows]
 
 
-def _owners(ranges: Ranges, moments: _Moments) -> tuple[Int64Array, Int64Array, npt.NDArray[np.int8]]:
-    """The layer's range around each moment, the range that gives the phase, and how that was told."""
-    owner = ranges.nesting.innermost(moments.tid, moments.time)
+def _owners(ranges: Ranges, moments: _Moments, owner: Int64Array) -> tuple[Int64Array, Int64Array, npt.NDArray[np.int8]]:
+    """The layer's range around each moment (at which `owner` is innermost), the range that gives the phase, and how that was told."""
     layer_range = np.append(ranges.layer_range, NONE)[owner]  # NONE finds the last, NONE
     phase_range = np.where(layer_range >= 0, layer_range, np.append(ranges.phase_range, NONE)[owner])
     how = np.full(len(owner), _LAUNCH, dtype=np.int8)
@@ -109,9 +110,8 @@ def _owners(ranges: Ranges, moments: _Moments) -> tuple[Int64Array, Int64Array, 
     return layer_range, phase_range, how
 
 
-def _steps(ranges: Ranges, launch: _Moments) -> Int64Array:
+def _steps(ranges: Ranges, launch: _Moments, owner: Int64Array) -> Int64Array:
     """The step of each launch: of the range around it, else the one step that another thread of the process is in."""
-    owner = ranges.nesting.innermost(launch.tid, launch.time)
     step = ranges.step_at(owner)
     untold = np.flatnonzero(step == NONE)
     if len(untold):
@@ -145,13 +145,15 @@ def _rows(keep: npt.NDArray[np.bool_]) -> slice | Int64Array:
 def _matching(wanted: Int64Array, moment: Int64Array, ids: Int64Array, starts: Int64Array) -> Int64Array:
     """For each id wanted the place at which `ids` holds it, `NONE` where it does not."""
     low, high = int(ids.min()), int(ids.max())
-    if high - low > 8 * len(ids) + 1024:
+    if high - low > 64 * len(ids) + 1024:
         return _matching_by_search(wanted, moment, ids, starts)
-    place = np.full(high - low + 2, NONE, dtype=np.int64)  # the last place is for ids out of bounds
-    place[ids - low] = np.arange(len(ids))
-    if np.count_nonzero(place >= 0) < len(ids):
+    here = np.arange(len(ids), dtype=np.int32)
+    place = np.full(high - low + 1, NONE, dtype=np.int32)
+    place[ids - low] = here
+    if not np.array_equal(place[ids - low], here):  # an id stands twice
         return _matching_by_search(wanted, moment, ids, starts)
-    return place[np.where((wanted >= low) & (wanted <= high), wanted - low, high - low + 1)]
+    within = (wanted >= low) & (wanted <= high)
+    return place[wanted - low] if within.all() else np.where(within, place[np.clip(wanted, low, high) - low], np.int32(NONE))
 
 
 def _matching_by_search(wanted: Int64Array, moment: Int64Array, ids: Int64Array, starts: Int64Array) -> Int64Array:

@@ -86,7 +86,7 @@ def sum_layers(trace: Trace, owned: Attribution, *, by_step: bool) -> LayerSums:
     duration = end - start
     column = owned.step + 1 if by_step else np.zeros(len(duration), dtype=np.int64)
     inside = owned.layer_range >= 0
-    own_key = np.where(inside, keyed.of_range[owned.layer_range], keyed.outside[owned.phase])
+    own_key = np.where(inside, np.append(keyed.of_range, NONE)[owned.layer_range], keyed.outside[owned.phase])
     cell = own_key * columns + column
     self_ns = exact_sums(cell, duration, np.prod(cells))
     free = alone(start, end, device)

@@ -16,6 +16,7 @@ import numpy as np
 
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.trace import nsys_tables as tables
+from nvprof_kit.trace.frames import make_frame
 from nvprof_kit.trace.nsys_doubts import capture_doubts
 from nvprof_kit.trace.schema import CaptureInfo, Trace
 from nvprof_kit.trace.sqlite import Database
@@ -43,7 +44,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
         with ThreadPoolExecutor(max_workers=2) as pool:
             ops_job = pool.submit(tables.read_ops, db, optional)
             api_job = pool.submit(tables.read_launches, db)
-            from nvprof_kit.trace.frames import make_frame  # pandas is loaded here, while the threads read
+            import pandas  # noqa: F401  (here, while the threads read)
 
             ranges = tables.read_ranges(db, domains, domain)
             nodes = tables.read_graph_nodes(db)

@@ -179,13 +179,23 @@ def _read_api(db: Database, where: str) -> Columns:
 
 def with_missed_launches(db: Database, api: Columns, ops: Columns) -> Columns:
     """The launches, with those calls added whose names said nothing but whose correlation id an operation carries."""
-    launched = ops["correlation"][ops["correlation"] >= 0]
-    orphans = np.setdiff1d(launched, api["correlation"])
+    orphans = _not_in(ops["correlation"][ops["correlation"] >= 0], api["correlation"])
     if not len(orphans) or RUNTIME not in db.tables:
         return api
     others = _read_api(db, f"nameId NOT IN ({integer_list(_launching_names(db))})")
     keep = np.isin(others["correlation"], orphans)
     return {name: np.concatenate([api[name], others[name][keep]]) for name in api} if keep.any() else api
+
+
+def _not_in(ids: Int64Array, known: Int64Array) -> Int64Array:
+    """The ids that are not known; by a table over their span where that is short, since correlation ids are a counter's."""
+    low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
+    if high - low > 64 * len(known) + 1024:
+        return np.setdiff1d(ids, known)
+    seen = np.zeros(high - low + 1, dtype=bool)
+    seen[known - low] = True
+    within = (ids >= low) & (ids <= high)
+    return ids[~seen[ids - low]] if within.all() else ids[~(within & seen[np.clip(ids, low, high) - low])]
 
 
 # ---------------------------------------------------------------- GPU operations

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import adbc_driver_manager
+import adbc_driver_sqlite
 import numpy as np
 import numpy.typing as npt
+import pyarrow
 
 from nvprof_kit.errors import CaptureError
 
@@ -85,10 +88,6 @@ class Database:
         Raises:
             CaptureError: The file is damaged.
         """
-        import adbc_driver_manager
-        import adbc_driver_sqlite
-        import pyarrow
-
         try:
             with (
                 adbc_driver_sqlite.connect(self._uri) as database,

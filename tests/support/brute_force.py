@@ -163,7 +163,7 @@ class BruteForce:
                 if op["replay"] and op["layers"]:
                     row["replays"].add(op["replay"])
         self._add_ranges(rows, by_step)
-        total = sum(op["ns"] for op in operations)
+        total = sum(op["ns"] for op in operations) or 1
         return {
             key: {
                 "calls": row["calls"] + len(row["replays"]), "gpu_ops": row["gpu_ops"], "gpu_self_ns": row["gpu_self_ns"],

@@ -1,0 +1,103 @@
+"""How long `nvprof-kit layers` takes on a large capture, as ratios within one run.
+
+    python tests/bench/bench_layers.py [--copies 500] [--capture FILE.sqlite.xz]
+
+A committed H200 capture is repeated along the time axis. Then, alternating, whole processes are timed: our verb, NVIDIA's own projection
+of the same question (where an nsys is on PATH), and a bare scan that only reads the columns our verb needs. Medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import lzma
+import os
+import shutil
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+DATA = Path(__file__).parents[1] / "data"
+TABLES = ("NVTX_EVENTS", *(f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("RUNTIME", "KERNEL", "MEMCPY", "MEMSET")))
+SCAN = """
+import sys, adbc_driver_sqlite.dbapi as dbapi
+for columns, table in (("start, globalTid, correlationId", "RUNTIME"), ('start, "end", deviceId, correlationId, globalPid, graphNodeId', "KERNEL")):
+    with dbapi.connect(sys.argv[1]) as connection, connection.cursor() as cursor:
+        cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": "131072"})
+        cursor.execute(f"SELECT {columns} FROM CUPTI_ACTIVITY_KIND_{table}")
+        cursor.fetch_arrow_table()
+"""
+
+
+def amplify(packed: Path, target: Path, copies: int) -> dict[str, int]:
+    """Write the capture `copies` times, one behind the other, every copy with correlation ids of its own; returns rows by table."""
+    target.write_bytes(lzma.decompress(packed.read_bytes()))
+    with sqlite3.connect(target) as db:
+        db.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF")
+        have = [table for table in TABLES if db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone()]
+        low = min(db.execute(f"SELECT min(start) FROM {table} WHERE start >= 0").fetchone()[0] for table in have)
+        high = max(db.execute(f'SELECT max("end") FROM {table}').fetchone()[0] for table in have)
+        ids = db.execute("SELECT max(correlationId) FROM CUPTI_ACTIVITY_KIND_RUNTIME").fetchone()[0] + 1
+        for table in have:
+            columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+            shift = {"start": high - low + 1000, "end": high - low + 1000, "correlationId": ids}
+            shifted = ", ".join(f'"{name}" + copy * {shift[name]}' if name in shift else f'"{name}"' for name in columns)
+            ranges = "WHERE eventType IN (59, 60)" if table == "NVTX_EVENTS" else ""
+            db.execute(
+                f"INSERT INTO {table} WITH RECURSIVE counter(copy) AS (SELECT 1 UNION ALL SELECT copy + 1 FROM counter WHERE copy < {copies - 1}) "
+                f"SELECT {shifted} FROM counter, (SELECT * FROM {table} {ranges}) WHERE {copies} > 1"
+            )
+        return {table: db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in have}
+
+
+def timed(command: list[str], environment: dict[str, str]) -> tuple[float, float]:
+    """Seconds and peak memory (MB) of one run of a command."""
+    began = time.perf_counter()
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(command)}: failed with status {status}")
+    return time.perf_counter() - began, usage.ru_maxrss / 1024
+
+
+def measure(commands: dict[str, list[str]], rounds: int) -> dict[str, tuple[float, float]]:
+    """Median seconds and highest memory of each command, run in turn."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+    for _ in range(rounds):
+        for name, command in commands.items():
+            seen[name].append(timed(command, environment))
+    return {name: (statistics.median(s for s, _ in runs), max(mb for _, mb in runs)) for name, runs in seen.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--copies", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--capture", type=Path, default=DATA / "train-2023.4.sqlite.xz")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        large, small = Path(folder) / "large.sqlite", Path(folder) / "small.sqlite"
+        rows = amplify(options.capture, large, options.copies)
+        amplify(options.capture, small, max(options.copies // 10, 1))
+        print(f"{options.capture.name} x {options.copies}: " + ", ".join(f"{table.split('_')[-1]} {count:,}" for table, count in rows.items()))
+        ours = [sys.executable, "-m", "nvprof_kit", "layers", "--format", "csv"]
+        commands = {"layers": [*ours, str(large)], "layers, a tenth": [*ours, str(small)], "bare scan": [sys.executable, "-c", SCAN, str(large)]}
+        if nsys := shutil.which("nsys"):
+            commands["nsys stats"] = [nsys, "stats", "-q", "-r", "nvtx_gpu_proj_sum", "--format", "csv", str(large)]
+        seen = measure(commands, options.rounds)
+    seconds = {name: s for name, (s, _) in seen.items()}
+    if "nsys stats" in seconds:
+        print(f"layers / nsys stats nvtx_gpu_proj_sum   {seconds['layers'] / seconds['nsys stats']:.2f}   (at most 0.25)")
+    else:
+        print("layers / nsys stats                     not measured: no nsys on PATH")
+    print(f"layers / bare scan of the same columns  {seconds['layers'] / seconds['bare scan']:.2f}")
+    print(f"ten times the kernels cost              {seconds['layers'] / seconds['layers, a tenth']:.2f} times the time   (at most 11)")
+    print(f"peak memory of layers                   {seen['layers'][1]:.0f} MB   (at most 700)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""PyTorch traces: with a GPU and without, with our ranges and without."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvprof_kit.analysis.layers import layers
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.trace.open import open_capture
+
+
+def event(category: str, name: str, start: float, length: float, tid: int = 1, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": length, "pid": 0 if category == "kernel" else 9, "tid": tid, "args": args}
+
+
+def write(path: Path, *events: dict[str, Any], **whole: Any) -> Path:
+    text = json.dumps({"traceEvents": [{"ph": "M", "name": "process_name"}, *events], **whole}).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+GPU_EVENTS = (
+    event("cuda_runtime", "cudaLaunchKernel", 10, 2, correlation=1),
+    event("cuda_driver", "cuLaunchKernelEx", 50, 2, tid=2, correlation=2),
+    event("kernel", "gemm", 100, 1.5, correlation=1, device=0, stream=7),
+    event("kernel", "gemm", 110, 2.25, correlation=2, device=0, stream=7),
+)
+
+
+def sums(path: Path) -> dict[tuple[str, str], int]:
+    rows = layers(open_capture(path)).rows
+    return {(row.layer, row.phase): row.gpu_self_ns for row in rows.itertuples() if row.gpu_self_ns}
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_our_ranges_on_the_gpu(tmp_path: Path, name: str) -> None:
+    path = write(
+        tmp_path / name,
+        event("user_annotation", "nvprof_kit:forward:layers.0", 5, 20),
+        event("user_annotation", "nvprof_kit:backward:layers.0 backward", 40, 20, tid=2),
+        event("gpu_user_annotation", "nvprof_kit:forward:layers.0", 100, 2),
+        *GPU_EVENTS,
+        deviceProperties=[{"id": 0, "name": "NVIDIA H200"}],
+    )
+    assert sums(path) == {("layers.0", "forward"): 1500, ("layers.0", "backward"): 2250}
+    assert open_capture(path).info.gpus == ("NVIDIA H200",)
+
+
+def test_without_our_ranges_what_pytorch_annotates_counts(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.json",
+        event("user_annotation", "ProfilerStep#4", 0, 90),
+        event("user_annotation", "Optimizer.step#AdamW.step", 5, 20),
+        event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 45, 20, tid=2),
+        *GPU_EVENTS,
+    )
+    assert sums(path) == {("(none)", "optimizer"): 1500, ("(none)", "backward"): 2250}
+    assert layers(open_capture(path)).summary.steps == 1
+
+
+def test_the_users_own_annotations_are_layers(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", event("user_annotation", "block 0", 5, 20), event("user_annotation", "nccl:all_reduce", 45, 20, tid=2), *GPU_EVENTS)
+    assert sums(path) == {("block 0", "forward"): 1500, ("(none)", "other"): 2250}
+
+
+def test_without_a_gpu_the_operations_are_cpu_operators_that_call_no_other(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.json",
+        event("user_annotation", "nvprof_kit:forward:layers.0", 0, 50),
+        event("cpu_op", "aten::linear", 10, 20),
+        event("cpu_op", "aten::addmm", 12, 10),
+        event("cpu_op", "aten::relu", 30, 5),  # begins where linear ends
+        event("cpu_op", "aten::mm", 12, 7, tid=2),  # another thread: not inside linear
+    )
+    trace = open_capture(path)
+    assert not trace.info.on_gpu
+    assert sums(path) == {("layers.0", "forward"): 15_000, ("(none)", "other"): 7_000}
+
+
+def test_old_category_names_and_a_bare_list_of_events(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([event("Operator", "aten::mm", 0, 3)]))
+    assert sums(tmp_path / "a.json") == {("(none)", "other"): 3000}
+
+
+def test_times_are_whole_nanoseconds(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", event("cpu_op", "aten::mm", 4398147386063.133, 1936.875))
+    ops = open_capture(path).ops
+    assert ops["end_ns"][0] - ops["start_ns"][0] == 1_936_875
+    assert ops["start_ns"][0] == 4398147386063133
+
+
+def test_no_domains(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="no NVTX domains"):
+        open_capture(write(tmp_path / "a.json", event("cpu_op", "aten::mm", 0, 3)), domain="other")

@@ -1,0 +1,184 @@
+"""What is read, and the one line that says why something is not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.nsys_file import SCHEMAS, NsysFile
+
+from nvprof_kit.errors import CaptureError, NvprofKitError, ToolError
+from nvprof_kit.trace.open import open_capture
+from nvprof_kit.trace.schema import TABLES
+
+REPORT = b"NVIDIA Tegra Profiler Report 2031@1@1@1-1v0.\n" + b"\x00" * 100
+
+
+def small(path: Path, release: str = "2023.4") -> NsysFile:
+    file = NsysFile(path, release)
+    file.range_("layers.0", 100, 200, payload=0)
+    file.kernel(300, 310, launched=(110, 115))
+    return file
+
+
+def refusal(path: Path, **options: str) -> str:
+    """The message of the error that opening a file gives; one line, naming the file."""
+    with pytest.raises(NvprofKitError) as error:
+        open_capture(path, **options)  # type: ignore[arg-type]
+    message = str(error.value)
+    assert "\n" not in message
+    assert path.name in message
+    return message
+
+
+@pytest.mark.parametrize("release", SCHEMAS)
+def test_every_schema_gives_the_documented_tables(tmp_path: Path, release: str) -> None:
+    trace = open_capture(small(tmp_path / "a.sqlite", release).write(), optional=("name", "stream", "bytes"))
+    for table, schema in TABLES.items():
+        frame = getattr(trace, table)
+        assert list(frame.columns) == list(schema)
+        assert {name: str(dtype) for name, dtype in frame.dtypes.items()} == {name: column.dtype for name, column in schema.items()}
+    assert trace.info.tool == f"nsys {release}.0"
+    assert trace.info.gpus == ("Test GPU",)
+
+
+def test_optional_columns_only_where_wanted(tmp_path: Path) -> None:
+    trace = open_capture(small(tmp_path / "a.sqlite").write(), optional=("name",))
+    assert trace.ops["name"].tolist() == ["gemm"]
+    assert "stream" not in trace.ops
+
+
+def test_packed_captures(tmp_path: Path) -> None:
+    plain = small(tmp_path / "a.sqlite").write()
+    packed = tmp_path / "a.sqlite.xz"
+    packed.write_bytes(lzma.compress(plain.read_bytes()))
+    trace = open_capture(packed)
+    assert trace.info.path == str(packed)
+    assert len(trace.ops) == 1
+
+
+def test_odd_file_names(tmp_path: Path) -> None:
+    folder = tmp_path / "a b%20#?é"
+    folder.mkdir()
+    assert len(open_capture(small(folder / "run 1#2?.sqlite").write()).ops) == 1
+
+
+def test_a_capture_is_never_written_to(tmp_path: Path) -> None:
+    path = small(tmp_path / "a.sqlite").write()
+    path.chmod(stat.S_IRUSR)
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    try:
+        open_capture(path)
+        assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+        assert os.listdir(tmp_path) == ["a.sqlite"]
+    finally:
+        tmp_path.chmod(stat.S_IRWXU)
+
+
+class TestRefusals:
+    def test_missing(self, tmp_path: Path) -> None:
+        assert "no such file" in refusal(tmp_path / "a.sqlite")
+
+    def test_directory(self, tmp_path: Path) -> None:
+        assert "a directory" in refusal(tmp_path)
+
+    def test_empty(self, tmp_path: Path) -> None:
+        (path := tmp_path / "a.sqlite").touch()
+        assert "0 bytes" in refusal(path)
+
+    def test_text(self, tmp_path: Path) -> None:
+        (path := tmp_path / "a.sqlite").write_text("hello")
+        assert "neither SQLite" in refusal(path)
+
+    def test_no_permission(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = small(tmp_path / "a.sqlite").write()
+
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError(13, "Permission denied")  # root, as which tests often run, may read everything
+
+        monkeypatch.setattr(Path, "open", refuse)
+        assert "no permission" in refusal(path)
+
+    def test_sqlite_of_something_else(self, tmp_path: Path) -> None:
+        import sqlite3
+
+        with sqlite3.connect(path := tmp_path / "a.sqlite") as db:
+            db.execute("CREATE TABLE t (x)")
+        assert "not an nsys export" in refusal(path)
+
+    @pytest.mark.parametrize("kept", [60, 500, 5000, 20_000])
+    def test_truncated_sqlite(self, tmp_path: Path, kept: int) -> None:
+        path = small(tmp_path / "a.sqlite").write()
+        path.write_bytes(path.read_bytes()[:kept])
+        assert "copy it again" in refusal(path)
+
+    def test_cut_off_xz(self, tmp_path: Path) -> None:
+        packed = lzma.compress(small(tmp_path / "a.sqlite").write().read_bytes())
+        (path := tmp_path / "a.sqlite.xz").write_bytes(packed[: len(packed) // 2])
+        assert "cut off" in refusal(path)
+
+    def test_no_kernels(self, tmp_path: Path) -> None:
+        file = NsysFile(tmp_path / "a.sqlite")
+        file.range_("layers.0", 0, 10)
+        assert "--trace=cuda,nvtx" in refusal(file.write())
+        file.call("cudaMalloc", 1, 2)
+        assert "no kernel, copy or memset in the collected window" in refusal(file.write())
+
+    def test_no_nvtx(self, tmp_path: Path) -> None:
+        file = NsysFile(tmp_path / "a.sqlite")
+        file.kernel(1, 2, launched=(0, 1))
+        assert "no NVTX events" in refusal(file.write())
+
+    def test_no_ranges_of_the_domain(self, tmp_path: Path) -> None:
+        file = small(tmp_path / "a.sqlite")
+        message = refusal(file.write(), domain="megatron")
+        assert "'megatron'" in message
+        assert "found: nvprof_kit" in message
+
+    def test_a_domain_whose_ranges_were_not_recorded(self, tmp_path: Path) -> None:
+        file = small(tmp_path / "a.sqlite")
+        file.rows["NVTX_EVENTS"] = [row for row in file.rows["NVTX_EVENTS"] if row["eventType"] == 75]  # what nvtx >= 0.2.12 leaves
+        assert "no range of it" in refusal(file.write())
+
+    def test_no_nsys_for_a_report(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (path := tmp_path / "a.nsys-rep").write_bytes(REPORT)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(ToolError, match="needs nsys, and there is none on PATH"):
+            open_capture(path)
+
+    def test_not_a_trace(self, tmp_path: Path) -> None:
+        (path := tmp_path / "a.json").write_text('{"a": 1}')
+        assert "no traceEvents" in refusal(path)
+        path.write_text('{"traceEvents": []}')
+        assert "without operators" in refusal(path)
+
+    def test_cut_off_json(self, tmp_path: Path) -> None:
+        (path := tmp_path / "a.json").write_text('{"traceEvents": [{"ph": "X", "cat": "ker')
+        assert "cut off" in refusal(path)
+        packed = gzip.compress(json.dumps({"traceEvents": list(range(1000))}).encode())
+        (path := tmp_path / "a.json.gz").write_bytes(packed[: len(packed) // 2])
+        assert "cut off" in refusal(path)
+        path.write_bytes(b"\x1f\x8b" + b"x" * 100)
+        assert "damaged" in refusal(path)
+
+
+def test_refusals_are_capture_errors(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError):
+        open_capture(tmp_path / "none")
+    assert CaptureError.exit_code == 2
+    assert ToolError.exit_code == 3
+
+
+def test_left_open_ranges_end_with_the_capture(tmp_path: Path) -> None:
+    file = small(tmp_path / "a.sqlite")
+    file.range_("layers.1", 150, None)
+    ranges = open_capture(file.write()).ranges
+    assert ranges["left_open"].tolist() == [False, True]
+    assert np.array_equal(ranges["end_ns"], [200, 310])
