@@ -1,6 +1,6 @@
 """A PyTorch profiler (Kineto) trace as a `Trace`, with our ranges in it or without.
 
-A trace without a GPU has no kernels; there the operations are the CPU operators that call no other operator, each launched by itself.
+A trace without a GPU has no kernels; there the operations are the stretches in which a CPU operator itself runs, and not one it calls.
 Times in the file are microseconds with three decimals and become whole nanoseconds.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -22,6 +23,7 @@ from nvprof_kit.trace.frames import MISSING_PAYLOAD, empty_frame, make_frame
 from nvprof_kit.trace.schema import OP_KINDS, CaptureInfo, Trace
 
 Event = dict[str, Any]
+Int64Array = npt.NDArray[np.int64]
 
 _GPU_CATEGORIES = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
 _API_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver"})
@@ -68,7 +70,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
             domain=DOMAIN,
             gpus=_gpu_names(whole, np.unique(ops["device"])) if on_gpu else (),
             on_gpu=on_gpu,
-            doubts=() if on_gpu else ("no GPU operations in this trace: the operations are CPU operators that call no other operator",),
+            doubts=() if on_gpu else ("no GPU operations in this trace: the operations are CPU operators, each counted while none that it calls is running",),
         ),
         ranges=make_frame("ranges", ranges) if len(ranges["start_ns"]) else empty_frame("ranges"),
         api=make_frame("api", api),
@@ -178,27 +180,54 @@ def _launches(by_category: dict[str, list[Event]], process: int) -> dict[str, An
 
 
 def _cpu_ops(events: list[Event], process: int, optional: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The CPU operators that call no other, and for each the "call" that launched it: its own begin on its own thread."""
+    """What CPU operators did themselves, and for each stretch the "call" that launched it: its own begin on its own thread.
+
+    ``aten::addmm`` multiplies, but calls ``aten::expand`` on the way: its time is what lies around that, so that nothing is lost and
+    nothing counts twice.
+    """
     start, end = _times(events)
     tid = _threads(events)
-    order = np.lexsort((-end, start, tid))
-    calls_none = np.ones(len(order), dtype=bool)
-    same_thread = tid[order][1:] == tid[order][:-1]
-    calls_none[:-1] = ~(same_thread & (start[order][1:] < end[order][:-1]))
-    leaves = order[calls_none]
-    ids = np.arange(len(leaves), dtype=np.int64)
-    process_of = np.full(len(leaves), process, dtype=np.int64)
+    operator, begin, finish = _own_stretches(start, end, tid)
+    ids = np.arange(len(operator), dtype=np.int64)
+    process_of = np.full(len(operator), process, dtype=np.int64)
     ops = {
-        "start_ns": start[leaves],
-        "end_ns": end[leaves],
-        "device": np.zeros(len(leaves), dtype=np.int64),
+        "start_ns": begin,
+        "end_ns": finish,
+        "device": np.zeros(len(operator), dtype=np.int64),
         "pid": process_of,
         "correlation": ids,
-        "graph_node": np.full(len(leaves), -1, dtype=np.int64),
-        "kind": np.full(len(leaves), OP_KINDS.index("operator"), dtype=np.int8),
+        "graph_node": np.full(len(operator), -1, dtype=np.int64),
+        "kind": np.full(len(operator), OP_KINDS.index("operator"), dtype=np.int8),
     }
-    api = {"start_ns": start[leaves], "tid": tid[leaves], "pid": process_of, "correlation": ids}
-    return ops | _optional([events[leaf] for leaf in leaves.tolist()], optional), api
+    api = {"start_ns": begin, "tid": tid[operator], "pid": process_of, "correlation": ids}
+    return ops | _optional([events[one] for one in operator.tolist()], optional), api
+
+
+def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """The stretches in which each operator is the innermost one on its thread: operator, begin and end, shape ``(n,)`` each."""
+    found: list[tuple[int, int, int]] = []
+    open_operators: list[int] = []
+    now = 0
+
+    def run_until(moment: float) -> None:
+        nonlocal now
+        while open_operators and now < moment:
+            innermost = open_operators[-1]
+            until = int(min(end[innermost], moment))
+            if until > now:
+                found.append((innermost, now, until))
+                now = until
+            if end[innermost] <= moment:
+                open_operators.pop()
+
+    thread: int | None = None
+    for operator in np.lexsort((-end, start, tid)).tolist():
+        run_until(start[operator] if tid[operator] == thread else math.inf)
+        thread, now = tid[operator], int(start[operator])
+        open_operators.append(operator)
+    run_until(math.inf)
+    columns = np.array(found, dtype=np.int64).reshape(-1, 3)
+    return columns[:, 0], columns[:, 1], columns[:, 2]
 
 
 def _gpu_names(whole: dict[str, Any], devices: npt.NDArray[np.int64]) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ OPS: Mapping[str, Column] = MappingProxyType(
         "bytes": Column("int64", "bytes moved or set, -1 for a kernel", optional=True),
     }
 )
-"""Operations on the GPU; in a capture without a GPU, CPU operators that call no other operator."""
+"""Operations on the GPU; in a capture without a GPU, the stretches in which a CPU operator itself runs."""
 
 GRAPH_NODES: Mapping[str, Column] = MappingProxyType(
     {

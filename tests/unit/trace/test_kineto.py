@@ -68,7 +68,7 @@ def test_the_users_own_annotations_are_layers(tmp_path: Path) -> None:
     assert sums(path) == {("block 0", "forward"): 1500, ("(none)", "other"): 2250}
 
 
-def test_without_a_gpu_the_operations_are_cpu_operators_that_call_no_other(tmp_path: Path) -> None:
+def test_without_a_gpu_the_operations_are_what_cpu_operators_do_themselves(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.json",
         event("user_annotation", "nvprof_kit:forward:layers.0", 0, 50),
@@ -79,7 +79,9 @@ def test_without_a_gpu_the_operations_are_cpu_operators_that_call_no_other(tmp_p
     )
     trace = open_capture(path)
     assert not trace.info.on_gpu
-    assert sums(path) == {("layers.0", "forward"): 15_000, ("(none)", "other"): 7_000}
+    # linear 10-12 and 22-30, addmm 12-22, relu 30-35
+    assert sums(path) == {("layers.0", "forward"): 25_000, ("(none)", "other"): 7_000}
+    assert sorted(trace.ops["end_ns"] - trace.ops["start_ns"]) == [2_000, 5_000, 7_000, 8_000, 10_000]
 
 
 def test_old_category_names_and_a_bare_list_of_events(tmp_path: Path) -> None:
