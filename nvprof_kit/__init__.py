@@ -1,7 +1,7 @@
 """Which layer of a transformer costs what, from Nsight's own data.
 
-What a training script imports. A name is loaded when it is first used: importing the package starts nothing and loads neither
-torch nor pandas.
+What a training script imports. A name is loaded when it is first used: importing the package starts nothing and loads
+neither torch nor pandas.
 """
 
 from __future__ import annotations

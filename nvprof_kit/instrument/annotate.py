@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -40,7 +40,7 @@ class ModelAnnotation(Annotation):
         self.paths = tuple(enter.layer.path for _, enter in self._modules)
         super().__init__(model)
 
-    def _choose(self, parts: list[Part], backward: bool, root: str) -> None:  # noqa: FBT001
+    def _choose(self, parts: list[Part], backward: bool, root: str) -> None:
         chosen: dict[int, str] = {}
         taken: set[str] = set()
         for path, module in parts:
@@ -63,7 +63,7 @@ class ModelAnnotation(Annotation):
         return hooks
 
     def never_entered(self) -> list[str]:
-        """Paths of the modules that were not called while ranges were emitted: dead, compiled, or called past ``__call__``."""
+        """Paths of the modules not called while ranges were emitted: dead, compiled, or called past ``__call__``."""
         return [enter.layer.path for _, enter in self._modules if not enter.entered]
 
 
@@ -77,15 +77,16 @@ def annotate_model(
 ) -> ModelAnnotation:
     """Range the layers of a model: each call's forward, its backward, and its recompute under activation checkpointing.
 
-    By default the model's repeated blocks are found by structure, and ranged are the blocks and their direct children, and
-    everything beside and around the blocks: embeddings, final norm, head, the modules that hold them, and the model itself. A model
-    without repeated blocks has its direct children ranged. Nothing is installed while nobody listens, neither an attached tool nor
-    the embedded recorder; outputs, gradients and memory stay what they are.
+    By default the model's repeated blocks are found by structure, and ranged are the blocks and their direct children,
+    and everything beside and around the blocks: embeddings, final norm, head, the modules that hold them, and the model
+    itself. A model without repeated blocks has its direct children ranged. Nothing is installed while nobody listens,
+    neither an attached tool nor the embedded recorder; outputs, gradients and memory stay what they are.
 
     Args:
         model: The model; held weakly.
-        select: Range these modules and no others: a class or a tuple of classes, a pattern or several (``layers.*.mlp``, matched
-            against whole paths as by `fnmatch`), or a predicate of a module's path and the module.
+        select: Range these modules and no others: a class or a tuple of classes, a pattern or several
+            (``layers.*.mlp``, matched against whole paths as by `fnmatch`), or a predicate of a module's path and the
+            module.
         depth: Range the model and so many levels below it, lists not counted; ``"leaf"`` for all levels.
         backward: Range the backward pass.
         root: The name of the model itself, which has no path; by default its class.
@@ -127,28 +128,25 @@ def _levels(depth: int | str) -> int:
 def _by_structure(top: Part) -> list[Part]:
     blocks = {part.path for part in find_blocks(top)}
     around = {".".join(path.split(".")[:end]) for path in blocks for end in range(path.count(".") + 1)}
-    parts = [top]
 
-    def visit(part: Part) -> None:
+    def below(part: Part) -> Iterator[Part]:
         for child in children(part):
-            if isinstance(child.module, nn.Identity):
-                continue
-            parts.append(child)
+            yield child
             if child.path in blocks:
-                parts.extend(grandchild for grandchild in children(child) if not isinstance(grandchild.module, nn.Identity))
+                yield from children(child)
             elif child.path in around:
-                visit(child)
+                yield from below(child)
 
-    visit(top)
-    return parts
+    return [top, *(part for part in below(top) if not isinstance(part.module, nn.Identity))]
 
 
 def _selected(top: Part, select: Select) -> list[Part]:
     matches = _predicate(select)
     named = top.module.named_modules(remove_duplicate=False)
-    found = [Part(path, module) for path, module in named if not is_list(module) and matches(strip_wrappers(path), module)]
+    called = ((path, module) for path, module in named if not is_list(module))
+    found = [Part(path, module) for path, module in called if matches(strip_wrappers(path), module)]
     if not found:
-        raise UsageError(f"select={select!r} matches no module of {type(top.module).__name__}; see dict(model.named_modules())")
+        raise UsageError(f"select={select!r} matches no module of {type(top.module).__name__}; see named_modules()")
     return found
 
 

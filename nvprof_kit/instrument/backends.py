@@ -1,7 +1,7 @@
 """Where ranges go: to NVTX under an attached tool, to Kineto under the embedded recorder.
 
-A backend keeps the open ranges of each thread, innermost last. Closing a range closes everything opened inside it that was left
-open, by an exception or an aborted backward pass, so push and pop always balance.
+A backend keeps the open ranges of each thread, innermost last. Closing a range closes everything opened inside it that
+was left open, by an exception or an aborted backward pass, so push and pop always balance.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class Backend:
 def nvtx_domain() -> Any:
     """Our NVTX domain, real even where nvtx takes an attached tool for an absent one.
 
-    nvtx from 0.2.12 on asks the tool whether it listens to the domain and hands out a dummy otherwise; Nsight Systems up to 2024.2
-    answers no although it records. The dummy is replaced by the domain that nvtx itself would have built.
+    nvtx from 0.2.12 on asks the tool whether it listens to the domain and hands out a dummy otherwise; Nsight Systems
+    up to 2024.2 answers no although it records. The dummy is replaced by the domain that nvtx itself would have built.
     """
     import nvtx
     from nvtx._lib import lib

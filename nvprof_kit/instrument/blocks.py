@@ -1,8 +1,9 @@
 """Which modules of a model are its layers: found by structure, not by name.
 
-A *block* is what a model repeats: an element of a list of modules of one class that hold more than plain weights (a norm and a
-projection, say), or such modules side by side as attributes. Of lists inside lists the outer one gives the blocks (the experts of
-a mixture are no blocks), unless its elements are mere stages, most of whose weights lie in a list of their own.
+A *block* is what a model repeats: an element of a list of modules of one class that hold more than plain weights (a
+norm and a projection, say), or such modules side by side as attributes. Of lists inside lists the outer one gives the
+blocks (the experts of a mixture are no blocks), unless its elements are mere stages, most of whose weights lie in a
+list of their own.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from .modules import is_ranged
 from .wrapping import wrap
 
 
-def range_class(cls: type, scope_of: Callable[..., LayerScope] | None) -> type:
+def range_class(cls: type[Any], scope_of: Callable[..., LayerScope] | None) -> type[Any]:
     """Range the forward of every instance of a module class; returns the class.
 
     Args:
@@ -29,17 +29,15 @@ def range_class(cls: type, scope_of: Callable[..., LayerScope] | None) -> type:
         UsageError: The class is no ``nn.Module``.
     """
     if not issubclass(cls, nn.Module):
-        raise UsageError(f"layer_range on class {cls.__name__}: only nn.Module classes are ranged; decorate its methods")
+        raise UsageError(f"layer_range on class {cls.__name__}: only nn.Module classes; decorate its methods instead")
     if state.mode == "off":
         return cls
-    if scope_of is None:
-        scope_of = _numbered(cls)
-    bare = cls.forward
+    scope_of_call = scope_of or _numbered(cls)
 
     def scope_unless_ranged(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return _BARE if is_ranged(module) else scope_of(module, *args, **kwargs)
+        return _BARE if is_ranged(module) else scope_of_call(module, *args, **kwargs)
 
-    cls.forward = wrap(bare, scope_unless_ranged)
+    cls.forward = wrap(cls.forward, scope_unless_ranged)
     return cls
 
 

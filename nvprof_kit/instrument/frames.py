@@ -1,10 +1,11 @@
 """Calls of layers as frames of a tree, and the backward pass as a walk through that tree.
 
-Autograd runs the nodes of one device on one thread, in the reverse order of their creation. So the layers' backward stretches nest
-on that thread as their calls did, and it is enough to know at a few nodes which call made them: at the node of each output, and at
-each node where the backward pass comes back from a layer into the code around it. A hook before such a node moves the thread's
-position in the tree: it closes the ranges of the layers that are done and opens those that begin. The hooks return nothing and hold
-no tensor; modules get no backward hooks, which would wrap their inputs and outputs and forbid in-place operations on views.
+Autograd runs the nodes of one device on one thread, in the reverse order of their creation. So the layers' backward
+stretches nest on that thread as their calls did, and it is enough to know at a few nodes which call made them: at the
+node of each output, and at each node where the backward pass comes back from a layer into the code around it. A hook
+before such a node moves the thread's position in the tree: it closes the ranges of the layers that are done and opens
+those that begin. The hooks return nothing and hold no tensor; modules get no backward hooks, which would wrap their
+inputs and outputs and forbid in-place operations on views.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class Frame:
         backward: The range of the layer's backward pass.
         parent: The call around it; of the frame around every call, itself.
         depth: The number of calls around it.
-        edges: Autograd sequence numbers at which control changed hands while the call ran: its begin, then begin and end of each
-            call in it. Nodes numbered from an odd edge on are the call's own, from an even one on a call's in it.
+        edges: Autograd sequence numbers at which control changed hands while the call ran: its begin, then begin and
+            end of each call in it. Nodes numbered from an odd edge on are the call's own, from an even one on a call's
+            in it.
         seen: Numbers of the call's own nodes that were looked at.
     """
 
@@ -51,8 +53,9 @@ class Frame:
     def mark_entries(self, nodes: list[Any]) -> None:
         """Mark where the backward pass, coming to these nodes, enters the call's own ones.
 
-        Those of the nodes that are its own are marked. If the call made calls, its own nodes lie in stretches between them, and the
-        backward pass may enter a stretch at other nodes than these; so the own nodes behind them are searched for such places.
+        Those of the nodes that are its own are marked. If the call made calls, its own nodes lie in stretches between
+        them, and the backward pass may enter a stretch at other nodes than these; so the own nodes behind them are
+        searched for such places.
         """
         edges, seen = self.edges, self.seen
         pending = [(node, 0) for node in nodes]
@@ -189,7 +192,7 @@ def enter(layer: Layer, inputs: Any) -> None:
 
 
 def leave(layer: Layer, outputs: Any) -> None:
-    """End this thread's call of a layer, and with it whatever was left open in it; ``outputs`` is None where it raised."""
+    """End this thread's call of a layer and whatever was left open in it; ``outputs`` is None where it raised."""
     frame = _thread.frame
     while frame.layer is not layer and frame is not OUTSIDE:
         frame = frame.parent

@@ -36,6 +36,6 @@ def _range(path: str, category: Category) -> Range:
 
 
 @lru_cache(maxsize=4096)
-def layer_of(path: str, category: Category = Category.FORWARD, backward: bool = True) -> Layer:  # noqa: FBT001, FBT002
+def layer_of(path: str, category: Category = Category.FORWARD, backward: bool = True) -> Layer:
     """The layer of a path; the same object for the same question, so that its ranges are built once."""
     return Layer(path, category, backward=backward)

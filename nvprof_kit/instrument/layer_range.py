@@ -1,4 +1,4 @@
-"""`layer_range`: one name for ranging a function, a method, a coroutine, a generator, a module class, or a block of code."""
+"""`layer_range`: one name for ranging functions, coroutines, generators, module classes and blocks of code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 from ..errors import UsageError
 from ..names import Category
@@ -15,11 +15,11 @@ from .layer import Layer, layer_of
 from .scope import Scope, Started
 from .wrapping import wrap
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F")
 
 
 class LayerScope(Scope):
-    """A layer's range around a ``with`` block or around calls; inside a running backward pass the range is a recompute."""
+    """A layer's range around a ``with`` block or around calls; a recompute inside a running backward pass."""
 
     __slots__ = ("_layer",)
 
@@ -38,12 +38,12 @@ class LayerScope(Scope):
         if backend is not None:
             backend.close(self._range if state.graph_task() == -1 else self._layer.recompute)
 
-    def __call__(self, target: F) -> F:
+    def __call__(self, function: F) -> F:
         """Decorate a function or an ``nn.Module`` class with the layer's name."""
-        return _decorate(target, lambda *_args, **_kwargs: self)
+        return cast(F, _decorate(function, lambda *_args, **_kwargs: self))
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function as the layer's forward; its outputs lead the backward pass into the layer's backward range."""
+        """Call a function as the layer's forward; what it returns leads the backward pass into the layer."""
         if self._layer.backward is None or "torch" not in sys.modules:
             with self:
                 return function(*args, **kwargs)
@@ -65,15 +65,15 @@ class LayerRange:
     @layer_range                                      # named after the function: "Block.forward", "attend"
     @layer_range("decoder.attention")                 # named
     @layer_range(name=lambda self, x: self.path)      # named by the call's arguments
-    class Block(nn.Module): ...                       # decorated: instances are "Block.0", "Block.1", … as they are created
-    with layer_range("decoder.mlp"): ...              # a block of code; reusable; forward only
-    started = layer_range.start("prefetch"); layer_range.end(started)   # may end on another thread
-    ```
+    class Block(nn.Module): ...                       # decorated: instances are "Block.0", "Block.1", … as they are
+    created with layer_range("decoder.mlp"): ...              # a block of code; reusable; forward only started =
+    layer_range.start("prefetch"); layer_range.end(started)   # may end on another thread ```
 
-    Functions, methods (also below ``staticmethod`` and ``classmethod``), coroutines, generators and asynchronous generators can be
-    decorated, and stay what they are to `inspect` and `pickle`. Of a coroutine or generator each resume is a range, so other work
-    that runs between resumes stays outside. An exception closes the range. While nobody listens a decorated call costs what the
-    bare call costs; with ``NVPROF_KIT=off`` the decorator returns the function itself.
+    Functions, methods (also below ``staticmethod`` and ``classmethod``), coroutines, generators and asynchronous
+    generators can be decorated, and stay what they are to `inspect` and `pickle`. Of a coroutine or generator each
+    resume is a range, so other work that runs between resumes stays outside. An exception closes the range. While
+    nobody listens a decorated call costs what the bare call costs; with ``NVPROF_KIT=off`` the decorator returns the
+    function itself.
     """
 
     @overload
@@ -87,6 +87,7 @@ class LayerRange:
     @overload
     def __call__(
         self,
+        /,
         *,
         name: str | Callable[..., str] | None = None,
         category: Category | str = Category.FORWARD,
@@ -121,7 +122,7 @@ class LayerRange:
 
     @staticmethod
     def start(name: str, *, category: Category | str = Category.FORWARD) -> Started:
-        """Start a range that may end on another thread: shown by the tools, not attributed to (it belongs to no thread)."""
+        """Start a range that may end on another thread: tools show it, but it belongs to no thread and owns no work."""
         return Started(_named_scope(name, category, False)._range)
 
     @staticmethod
@@ -134,7 +135,7 @@ layer_range = LayerRange()
 
 
 @lru_cache(maxsize=4096)
-def _named_scope(name: str, category: Category | str, backward: bool) -> LayerScope:  # noqa: FBT001
+def _named_scope(name: str, category: Category | str, backward: bool) -> LayerScope:
     try:
         return LayerScope(layer_of(name, Category(category), backward))
     except ValueError:
@@ -143,9 +144,9 @@ def _named_scope(name: str, category: Category | str, backward: bool) -> LayerSc
 
 
 def _scope_of(
-    target: Any, name: str | Callable[..., str] | None, category: Category | str, backward: bool  # noqa: FBT001
+    target: Any, name: str | Callable[..., str] | None, category: Category | str, backward: bool
 ) -> Callable[..., LayerScope] | None:
-    """Gives the scope of a call from its arguments; None for a class without a name, whose instances number themselves."""
+    """Gives the scope of a call from its arguments; None for a class without a name: its instances are numbered."""
     if callable(name):
         naming = name
         return lambda *args, **kwargs: _named_scope(naming(*args, **kwargs), category, backward)
@@ -161,7 +162,7 @@ def _function_name(function: Any) -> str:
 
 
 def _decorate(target: Any, scope_of: Callable[..., LayerScope] | None) -> Any:
-    if not inspect.isclass(target):
+    if scope_of is not None and not inspect.isclass(target):
         return wrap(target, scope_of)
     from .classes import range_class
 

@@ -16,7 +16,7 @@ from .scope import Scope
 Batch = TypeVar("Batch")
 
 
-class step(Scope):  # noqa: N801 - used as a function
+class step(Scope):
     """Range one step: ``with step(12):``, or ``@step()`` on the function that does one.
 
     Args:
@@ -42,7 +42,7 @@ def _step_range(number: int) -> Range:
     return Range(f"step {number}", Category.STEP, number)
 
 
-class phase(Scope):  # noqa: N801 - used as a function
+class phase(Scope):
     """Range a stretch of the loop, such as ``forward``, ``backward``, ``generate``: a context manager and a decorator.
 
     Args:
@@ -67,7 +67,7 @@ def _range(text: str, category: Category) -> Range:
     return Range(text, category)
 
 
-class annotate_dataloader(Generic[Batch]):  # noqa: N801 - used as a function
+class annotate_dataloader(Generic[Batch]):
     """Wrap a dataloader, or any iterable of batches, so that each fetch is ranged as phase ``data``.
 
     ```python
@@ -104,7 +104,7 @@ class annotate_dataloader(Generic[Batch]):  # noqa: N801 - used as a function
         return getattr(self._loader, name)
 
 
-class annotate_optimizer(Annotation):  # noqa: N801 - used as a function
+class annotate_optimizer(Annotation):
     """Range an optimizer's ``step`` as ``optimizer``, while ranges are emitted.
 
     Args:

@@ -45,6 +45,7 @@ class Enter(_Hook):
         self.entered = False
 
     def __call__(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Begin a call, unless torch.compile traces it."""
         if not torch.compiler.is_compiling():
             self.entered = True
             frames.enter(self.layer, (args, kwargs))
@@ -56,6 +57,7 @@ class Leave(_Hook):
     __slots__ = ()
 
     def __call__(self, _module: nn.Module, _args: Any, outputs: Any) -> None:
+        """End a call, unless torch.compile traces it."""
         if not torch.compiler.is_compiling():
             frames.leave(self.layer, outputs)
 

@@ -1,7 +1,7 @@
 """Whether ranges are emitted, and to where: decided once from the environment, changed only by the embedded recorder.
 
-Everything that emits reads `backend`: None means quiet. What is installed only while somebody listens (hooks on modules and
-optimizers) is listed in `annotated` and is woken and put to sleep as the backend changes.
+Everything that emits reads `backend`: None means quiet. What is installed only while somebody listens (hooks on modules
+and optimizers) is listed in `annotated` and is woken and put to sleep as the backend changes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Installable(Protocol):
 
 
 def read_mode(environ: Mapping[str, str]) -> str:
-    """The mode in ``NVPROF_KIT``: ``auto`` (the default), ``on`` or ``off``; a warning and ``auto`` for anything else."""
+    """The mode in ``NVPROF_KIT``: ``auto`` (the default), ``on`` or ``off``; anything else warns and is ``auto``."""
     mode = environ.get("NVPROF_KIT", "auto").strip().lower() or "auto"
     if mode in _MODES:
         return mode
@@ -58,8 +58,8 @@ mode = read_mode(os.environ)
 backend: Backend | None = None
 """Where ranges go now; None while nobody listens."""
 
-gate: dict[str, Any] = {"live": False}
-"""Globals of the compiled forwarders of decorated functions; ``live`` says whether `backend` is there."""
+gate: dict[str, Any] = {"__live": False}
+"""Globals of the compiled forwarders of decorated functions; ``__live`` says whether `backend` is there."""
 
 annotated: weakref.WeakKeyDictionary[object, Installable] = weakref.WeakKeyDictionary()
 """What is annotated, and how: woken while ranges are emitted. An annotation lives as long as what it annotates."""
@@ -68,7 +68,7 @@ annotated: weakref.WeakKeyDictionary[object, Installable] = weakref.WeakKeyDicti
 def _switch(new: Backend | None) -> None:
     global backend  # noqa: PLW0603
     backend = new
-    gate["live"] = new is not None
+    gate["__live"] = new is not None
     for installable in list(annotated.values()):
         if new is None:
             installable.sleep()
@@ -81,13 +81,13 @@ def _tool_backend() -> Backend | None:
 
 
 def activate(recorder: Backend) -> None:
-    """Send ranges to a recorder from now on; everything annotated before comes alive. ``NVPROF_KIT=off`` keeps it quiet."""
+    """Send ranges to a recorder from now on; what was annotated comes alive, except under ``NVPROF_KIT=off``."""
     if mode != "off":
         _switch(recorder)
 
 
 def deactivate() -> None:
-    """Send ranges to where they went before the recorder: to the attached tool, or nowhere, and then annotations go quiet.
+    """Send ranges to where they went before the recorder: to the attached tool, or nowhere, and all goes quiet.
 
     Ranges that the calling thread opened under the recorder and has not closed are closed here.
     """

@@ -15,7 +15,7 @@ _Search = Callable[[Any, list[Any], int], None]
 
 
 def grad_nodes(value: Any) -> list[Any]:
-    """The autograd nodes that made the tensors in a value: a tensor, or lists, tuples, mappings and dataclasses of them, nested.
+    """The autograd nodes that made the tensors in a value: in nested lists, tuples, mappings and dataclasses.
 
     A view comes with the node of its base too: an in-place operation on the view later replaces the view's own node.
     """

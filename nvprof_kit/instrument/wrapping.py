@@ -1,7 +1,7 @@
 """Wrappers of functions that cost next to nothing while nobody listens and look like what they wrap.
 
-A wrapper that takes ``*args, **kwargs`` costs more than the check it is there for. So each function gets a forwarder compiled with
-the function's own parameters, which reads one global and calls the function.
+A wrapper that takes ``*args, **kwargs`` costs more than the check it is there for. So each function gets a forwarder
+compiled with the function's own parameters, which reads one global and calls the function.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def wrap(function: F, scope_of: ScopeOf) -> F:
     """Wrap a function so that each call, or each resume of a coroutine or generator, runs inside a scope.
 
     Args:
-        function: A function, coroutine function, generator function or asynchronous generator function, or a ``staticmethod`` or
-            ``classmethod`` of one.
+        function: A function, coroutine function, generator function or asynchronous generator function, or a
+            ``staticmethod`` or ``classmethod`` of one.
         scope_of: Gives the scope of a call from its arguments.
 
     Returns:
@@ -49,57 +49,40 @@ def wrap(function: F, scope_of: ScopeOf) -> F:
     if inspect.isasyncgenfunction(call):
         return cast(F, functools.wraps(call)(_async_generator(call, scope_of)))
     if inspect.iscoroutinefunction(call):
-        template, ranged = _COROUTINE, _resuming(call, scope_of, _await_resumes)
+        forwarder = _forwarder(call, _resuming(call, scope_of, _await_resumes), "async def", "await {}")
     elif inspect.isgeneratorfunction(call):
-        template, ranged = _GENERATOR, _resuming(call, scope_of, _resumes)
+        forwarder = _forwarder(call, _resuming(call, scope_of, _resumes), "def", "(yield from {})")
     else:
-        template, ranged = _FUNCTION, _calling(call, scope_of)
-    return cast(F, functools.wraps(call)(_forwarder(call, ranged, template)))
+        forwarder = _forwarder(call, _calling(call, scope_of), "def", "{}")
+    return cast(F, functools.wraps(call)(forwarder))
 
 
-_FUNCTION = """
-def bind({call}, {ranged}):
-    def forwarder({parameters}):
-        return {ranged}({arguments}) if live else {call}({arguments})
+_FORWARDER = """
+def bind(__call, __ranged):
+    {define} forwarder({parameters}):
+        return {result}
     return forwarder
 """
-_COROUTINE = _FUNCTION.replace("def forwarder", "async def forwarder").replace("return {ranged}", "return await {ranged}")
-_COROUTINE = _COROUTINE.replace("else {call}", "else await {call}")
-_GENERATOR = _FUNCTION.replace("return {ranged}({arguments}) if live else {call}({arguments})", "{yields}").replace(
-    "{yields}", "return (yield from ({ranged}({arguments}) if live else {call}({arguments})))"
-)
 
 
-def _forwarder(call: Callable[..., Any], ranged: Callable[..., Any], template: str) -> types.FunctionType:
-    """Compile a function with the parameters of ``call`` that calls ``ranged`` while ranges are emitted, else ``call``."""
-    parameters, arguments, taken = "*args, **kwargs", "*args, **kwargs", {"args", "kwargs"}
+def _forwarder(call: Callable[..., Any], ranged: Callable[..., Any], define: str, result: str) -> Callable[..., Any]:
+    """Compile a function with the parameters of ``call`` that calls it, or ``ranged`` while ranges are emitted."""
     plain = isinstance(call, types.FunctionType)
-    if plain:
-        signature = inspect.signature(call, follow_wrapped=False)
-        parameters, arguments = _source(signature)
-        taken = set(signature.parameters)
-    names = {name: _unused(name, taken) for name in ("call", "ranged")}
-    if "live" in taken:  # the parameter hides the gate, so let the slower way decide
-        parameters = arguments = "*args, **kwargs"
-        plain = False
-    source = template.format(parameters=parameters, arguments=arguments, **names)
-    scope: dict[str, Any] = {}
-    exec(compile(source, f"<range around {getattr(call, '__qualname__', call)}>", "exec"), state.gate, scope)
-    forwarder = cast(types.FunctionType, scope["bind"](call, ranged))
+    every = "*args, **kwargs"
+    parameters, arguments = _source(inspect.signature(call, follow_wrapped=False)) if plain else (every, every)
+    chosen = f"(__ranged({arguments}) if __live else __call({arguments}))"
+    source = _FORWARDER.format(define=define, parameters=parameters, result=result.format(chosen))
+    made: dict[str, Any] = {}
+    exec(compile(source, f"<range around {getattr(call, '__qualname__', call)}>", "exec"), state.gate, made)
+    forwarder = cast(types.FunctionType, made["bind"](call, ranged))
     if plain:
         forwarder.__defaults__ = call.__defaults__
         forwarder.__kwdefaults__ = call.__kwdefaults__
     return forwarder
 
 
-def _unused(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name
-
-
 def _source(signature: inspect.Signature) -> tuple[str, str]:
-    """The parameter list and the argument list that hand a signature's parameters on; the defaults are put in afterwards."""
+    """Source of the parameters of a signature and of the arguments that hand them on; defaults are put in later."""
     parameters: list[str] = []
     arguments: list[str] = []
     last = None
@@ -109,7 +92,7 @@ def _source(signature: inspect.Signature) -> tuple[str, str]:
             parameters.append("/")
         if kind is parameter.KEYWORD_ONLY and last not in (kind, parameter.VAR_POSITIONAL):
             parameters.append("*")
-        star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(kind, "")
+        star = "*" if kind is parameter.VAR_POSITIONAL else "**" if kind is parameter.VAR_KEYWORD else ""
         parameters.append(f"{star}{name}" if parameter.default is parameter.empty else f"{name}=None")
         arguments.append(f"{name}={name}" if kind is parameter.KEYWORD_ONLY else f"{star}{name}")
         last = kind

@@ -1,0 +1,55 @@
+"""A backend that writes down what it is told, in place of a tool."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from nvprof_kit.instrument import state
+from nvprof_kit.instrument.backends import Backend, Range
+
+
+class Sink(Backend):
+    """Ranges as lines, indented by nesting, per thread; a thread's first line is at depth 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.ranges: list[Range] = []
+        self.threads: dict[str, int] = {}
+
+    def push(self, range_: Range) -> None:
+        depth = self.threads.setdefault(threading.current_thread().name, 0)
+        self.threads[threading.current_thread().name] += 1
+        self.ranges.append(range_)
+        self.lines.append("  " * depth + range_.text)
+
+    def pop(self) -> None:
+        self.threads[threading.current_thread().name] -= 1
+
+    def start(self, range_: Range) -> object:
+        self.lines.append(f"start {range_.text}")
+        return range_
+
+    def end(self, started: Range) -> None:
+        self.lines.append(f"end {started.text}")
+
+    def mark(self, range_: Range) -> None:
+        self.lines.append(f"mark {range_.text}")
+
+    def open_count(self) -> int:
+        return sum(self.threads.values())
+
+
+@pytest.fixture
+def sink() -> Iterator[Sink]:
+    """Ranges go to the sink while the test runs; it fails if one is left open."""
+    sink = Sink()
+    state.activate(sink)
+    yield sink
+    open_count = sink.open_count()
+    state.deactivate()
+    assert open_count == 0
+    assert state.backend is None

@@ -1,0 +1,299 @@
+"""Small models of every shape that annotation must get right; each comes with a function that gives its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Subject(NamedTuple):
+    model: nn.Module
+    loss: Callable[[nn.Module], torch.Tensor]
+
+
+def _tokens() -> torch.Tensor:
+    return torch.arange(24).reshape(2, 12) % 32
+
+
+def llama() -> Subject:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    return Subject(LlamaForCausalLM(config), lambda model: model(_tokens(), labels=_tokens()).loss)
+
+
+def gpt2() -> Subject:  # tied weights, dropout
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=32, n_embd=32, n_layer=3, n_head=4, n_positions=16)
+    return Subject(GPT2LMHeadModel(config), lambda model: model(_tokens(), labels=_tokens()).loss)
+
+
+def bert() -> Subject:
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(vocab_size=32, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+    return Subject(BertForMaskedLM(config), lambda model: model(_tokens(), labels=_tokens()).loss)
+
+
+def vit() -> Subject:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=16, patch_size=8
+    )
+    images = torch.linspace(-1, 1, 2 * 3 * 16 * 16).reshape(2, 3, 16, 16)
+    return Subject(ViTForImageClassification(config), lambda model: model(images, labels=torch.tensor([0, 1])).loss)
+
+
+def t5() -> Subject:  # encoder and decoder
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=32, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0, pad_token_id=0
+    )
+    return Subject(T5ForConditionalGeneration(config), lambda model: model(_tokens(), labels=_tokens()).loss)
+
+
+def mixtral() -> Subject:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+    )
+    return Subject(MixtralForCausalLM(config), lambda model: model(_tokens(), labels=_tokens()).loss)
+
+
+def flux() -> Subject:  # two kinds of blocks
+    from diffusers import FluxTransformer2DModel
+
+    model = FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=4,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        pooled_projection_dim=32,
+        axes_dims_rope=(4, 4, 8),
+    )
+    inputs = {
+        "hidden_states": torch.linspace(-1, 1, 64).reshape(1, 16, 4),
+        "encoder_hidden_states": torch.linspace(-1, 1, 256).reshape(1, 8, 32),
+        "pooled_projections": torch.linspace(-1, 1, 32).reshape(1, 32),
+        "timestep": torch.tensor([1.0]),
+        "img_ids": torch.zeros(16, 3),
+        "txt_ids": torch.zeros(8, 3),
+    }
+    return Subject(model, lambda model: model(**inputs).sample.square().mean())
+
+
+def torch_encoder() -> Subject:
+    layer = nn.TransformerEncoderLayer(32, 4, 48, dropout=0.1, batch_first=True)
+    inputs = torch.linspace(-1, 1, 2 * 8 * 32).reshape(2, 8, 32)
+    return Subject(nn.TransformerEncoder(layer, 3), lambda model: model(inputs).square().mean())
+
+
+class ConvAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
+        self.blocks = nn.ModuleList(ConvAttentionBlock() for _ in range(2))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        hidden = self.stem(images)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden.mean((2, 3)))
+
+
+class ConvAttentionBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 16, 3, padding=1)
+        self.norm = nn.GroupNorm(4, 16)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = hidden + torch.relu_(self.norm(self.conv(hidden)))
+        flat = hidden.flatten(2).transpose(1, 2)
+        mixed, _ = self.attention(flat, flat, flat)
+        return hidden + mixed.transpose(1, 2).reshape_as(hidden)
+
+
+def conv_attention() -> Subject:
+    images = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
+    return Subject(ConvAttention(), lambda model: model(images).square().mean())
+
+
+class ViewBlock(nn.Module):
+    """Returns a view of what it made, on which its caller then works in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.linear = nn.Linear(16, 32)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.linear(torch.tanh(self.norm(hidden)))[..., :16]
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(ViewBlock() for _ in range(3))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            made = block(hidden)
+            made += hidden
+            made.mul_(0.5)
+            hidden = made
+        return hidden
+
+
+def in_place() -> Subject:
+    return Subject(InPlace(), lambda model: model(torch.linspace(-1, 1, 64).reshape(4, 16)).square().mean())
+
+
+@dataclass
+class Pair:
+    hidden: torch.Tensor
+    extra: dict[str, list[torch.Tensor]]
+
+
+class PairBlock(nn.Module):
+    """Several outputs, in a dataclass that holds a mapping of lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.up = nn.Linear(16, 32)
+        self.down = nn.Linear(32, 16)
+
+    def forward(self, pair: Pair) -> Pair:
+        wide = torch.relu(self.up(self.norm(pair.hidden)))
+        first, second = wide.chunk(2, -1)
+        return Pair(pair.hidden + self.down(wide), {"halves": [first.sin(), second.cos()]})
+
+
+class Pairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(PairBlock() for _ in range(2))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        pair = Pair(hidden, {})
+        total = hidden.new_zeros(())
+        for block in self.blocks:
+            pair = block(pair)
+            total = total + sum(half.mean() for half in pair.extra["halves"])
+        return pair.hidden.square().mean() + total
+
+
+def dataclass_outputs() -> Subject:
+    return Subject(Pairs(), lambda model: model(torch.linspace(-1, 1, 64).reshape(4, 16)))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.embed = nn.Embedding(32, 16)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True) for _ in range(3)
+        )
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(tokens)
+        for block in self.blocks:
+            hidden = checkpoint(block, hidden, use_reentrant=self.reentrant)
+        return self.head(hidden)
+
+
+def checkpoint_reentrant() -> Subject:
+    return Subject(Checkpointed(reentrant=True), lambda model: model(_tokens()).square().mean())
+
+
+def checkpoint_non_reentrant() -> Subject:
+    return Subject(Checkpointed(reentrant=False), lambda model: model(_tokens()).square().mean())
+
+
+def frozen_first() -> Subject:
+    subject = llama()
+    subject.model.model.embed_tokens.requires_grad_(False)
+    subject.model.model.layers[0].requires_grad_(False)
+    return subject
+
+
+class TwoKinds(nn.Module):
+    """Blocks of two kinds by turns, as video transformers have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spatial = nn.ModuleList(PairBlock() for _ in range(2))
+        self.temporal = nn.ModuleList(ViewBlock() for _ in range(2))
+        self.out = nn.Linear(16, 4)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        for spatial, temporal in zip(self.spatial, self.temporal, strict=True):
+            hidden = spatial(Pair(hidden, {})).hidden
+            hidden = hidden + temporal(hidden.transpose(0, 1)).transpose(0, 1)
+        return self.out(hidden)
+
+
+def two_kinds() -> Subject:
+    return Subject(TwoKinds(), lambda model: model(torch.linspace(-1, 1, 128).reshape(4, 2, 16)).square().mean())
+
+
+ZOO: dict[str, Callable[[], Subject]] = {
+    make.__name__: make
+    for make in (
+        llama,
+        gpt2,
+        bert,
+        vit,
+        t5,
+        mixtral,
+        flux,
+        torch_encoder,
+        conv_attention,
+        in_place,
+        dataclass_outputs,
+        checkpoint_reentrant,
+        checkpoint_non_reentrant,
+        frozen_first,
+        two_kinds,
+    )
+}
+
+
+def make(name: str) -> Subject:
+    """A model of the zoo, the same each time."""
+    torch.manual_seed(0)
+    return ZOO[name]()
+
+
+def gradients(model: nn.Module) -> dict[str, Any]:
+    return {name: weight.grad for name, weight in model.named_parameters()}
