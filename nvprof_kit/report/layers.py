@@ -139,7 +139,12 @@ def header(result: LayersResult) -> list[RenderableType]:
 
 def time_name(result: LayersResult) -> str:
     """What the times are: of the GPU, or of CPU operators where the capture has none."""
-    return "GPU time" if result.info.on_gpu else "Operator time"
+    return "GPU time" if result.info.on_gpu else "operator time"
+
+
+def heading(text: str) -> str:
+    """A text with a capital first letter."""
+    return text[:1].upper() + text[1:]
 
 
 def tree_label(row: Row) -> str:

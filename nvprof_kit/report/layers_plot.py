@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nvprof_kit.names import NO_LAYER
-from nvprof_kit.report.layers import time_name
+from nvprof_kit.report.layers import heading, time_name
 from nvprof_kit.report.plots import PHASE_COLOURS
 from nvprof_kit.report.units import percent
 
@@ -36,9 +36,9 @@ def layers_figure(result: LayersResult, depth: int | None = None) -> Figure:
     figure = Figure(figsize=(10, 1.7 + 0.28 * len(bars)), layout="constrained")
     axes = figure.add_subplot()
     _draw(axes, bars, steps)
-    axes.set_xlabel(f"{time_name(result)}, ms{' per step' if steps > 1 else ''}", fontsize=13)
+    axes.set_xlabel(f"{heading(time_name(result))}, ms{' per step' if steps > 1 else ''}", fontsize=13)
     gpu = f" on {result.info.gpus[0]}" if result.info.gpus else ""
-    figure.suptitle(f"{time_name(result)} by layer{gpu}", fontsize=15)
+    figure.suptitle(f"{heading(time_name(result))} by layer{gpu}", fontsize=15)
     return figure
 
 
