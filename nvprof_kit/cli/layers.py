@@ -40,8 +40,8 @@ def layers(asked: Reading, by: str | None, depth: int | None) -> None:
 
 def _write(results: list[LayersResult], output: Output, depth: int | None) -> None:
     if output.form in tables.FORMATS:
-        named = {result.info.path: result.rows for result in results}
-        output.write(tables.encode(tables.with_capture(named) if len(results) > 1 else results[0].rows, output.form))
+        named = [(result.info.path, result.rows) for result in results]
+        output.write(tables.encode(tables.with_capture(named) if len(named) > 1 else results[0].rows, output.form))
     elif output.form in plots.FORMATS:
         from nvprof_kit.report.layers_plot import layers_figure
 

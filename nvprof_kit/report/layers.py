@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
+from rich.text import Text
 
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
-from nvprof_kit.report.terminal import Bar, capture_line, doubt_lines, table, text_line
+from nvprof_kit.report.terminal import Bar, capture_line, doubt_lines, table
 from nvprof_kit.report.units import Milliseconds, count_per_step, percent, percents
 
 if TYPE_CHECKING:
@@ -126,14 +127,16 @@ def header(result: LayersResult) -> list[RenderableType]:
     named = percent(summary.layer_ns / max(summary.total_ns, 1))
     lines = [
         capture_line(info, summary.steps),
-        text_line(f"{time_name(result)}: {amount}, {summary.ops:,} operations in {wall(summary.wall_ns) or '0'} ms"),
-        text_line(f"In a named layer: {named} of it, {percent(summary.loop_layer_share)} of forward and backward"),
+        Text(
+            f"{heading(time_name(result))}: {amount}, {summary.ops:,} operations in {wall(summary.wall_ns) or '0'} ms"
+        ),
+        Text(f"In a named layer: {named} of it, {percent(summary.loop_layer_share)} of forward and backward"),
     ]
     if not info.on_gpu:
-        lines.append(text_line("Operations are CPU operators: this capture has no GPU"))
+        lines.append(Text("Operations are CPU operators: this capture has no GPU"))
     if set(summary.by_how) - {"launch"}:
         told = (f"{how} {percent(ns / max(summary.total_ns, 1))}" for how, ns in summary.by_how.items())
-        lines.append(text_line(f"Owner told by: {', '.join(told)}"))
+        lines.append(Text(f"Owner told by: {', '.join(told)}"))
     return list(lines)
 
 
@@ -180,4 +183,4 @@ def _cells(line: Line, columns: Sequence[str], longest: float) -> list[Renderabl
 def _notes(result: LayersResult) -> list[RenderableType]:
     unit = "Milliseconds per step" if result.summary.steps > 1 else "Milliseconds"
     what = f"{unit} of {time_name(result)}; a layer's hold its children's."
-    return [text_line(f"{what} CPU is the time its ranges were open on the CPU.", "dim")]
+    return [Text(f"{what} CPU is the time its ranges were open on the CPU.", "dim")]

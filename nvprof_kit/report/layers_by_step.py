@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
+from rich.text import Text
 
 from nvprof_kit.names import NO_LAYER
 from nvprof_kit.report.layers import LayersView, header, time_name, tree_label
-from nvprof_kit.report.terminal import doubt_lines, table, text_line
+from nvprof_kit.report.terminal import doubt_lines, table
 from nvprof_kit.report.units import Milliseconds
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def layers_by_step_report(result: LayersResult, view: LayersView) -> list[Render
     what = f"Milliseconds of {time_name(result)} in each step, all phases together; a layer's hold its children's."
     if (left_out := len(times.columns) - MAX_STEPS) > 0:
         what += f" {left_out} more columns are left out here; -o FILE.csv holds every step."
-    return [*header(result), "", made, "", text_line(what, "dim"), *doubt_lines(result.doubts)]
+    return [*header(result), "", made, "", Text(what, "dim"), *doubt_lines(result.doubts)]
 
 
 def layers_by_step(result: LayersResult) -> pd.DataFrame:

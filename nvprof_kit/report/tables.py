@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,11 @@ def encode(table: pd.DataFrame, data_format: str) -> bytes:
     return FORMATS[data_format](table)
 
 
-def with_capture(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+def with_capture(tables: Iterable[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
     """The tables of several captures under one another, with a first column ``capture`` that tells them apart."""
     import pandas as pd
 
-    labelled = [table.assign(capture=name)[["capture", *table.columns]] for name, table in tables.items()]
+    labelled = [table.assign(capture=name)[["capture", *table.columns]] for name, table in tables]
     together: pd.DataFrame = pd.concat(labelled, ignore_index=True)
     return together
 

@@ -35,8 +35,9 @@ def print_to(file: TextIO, parts: Iterable[RenderableType]) -> None:
 
 
 def _print(console: Console, parts: Iterable[RenderableType]) -> None:
+    """Tables keep to the width; a line of text stays one line, which a terminal wraps and a pipe gets whole."""
     for part in parts:
-        console.print(part, crop=False)
+        console.print(part, soft_wrap=isinstance(part, (str, Text)))
 
 
 class Bar:
@@ -60,6 +61,7 @@ class Bar:
             eighths = max(round(self._share * width * 8), 1 if self._share > 0 else 0)
             text = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
         yield Segment(text.ljust(width), self._style)
+        yield Segment.line()
 
 
 def table(columns: Iterable[tuple[str, str]]) -> Table:
@@ -77,11 +79,6 @@ def table(columns: Iterable[tuple[str, str]]) -> Table:
     return made
 
 
-def text_line(text: str, style: str = "") -> Text:
-    """One line of text, however long: a terminal wraps it, a pipe gets it whole."""
-    return Text(text, style=style, no_wrap=True, overflow="ignore")
-
-
 def capture_line(info: CaptureInfo, steps: int) -> Text:
     """Which capture this is: file, tool, GPUs, processes and steps."""
     gpus = [f"{count} x {name}" if count > 1 else name for name, count in Counter(info.gpus).items()]
@@ -91,9 +88,9 @@ def capture_line(info: CaptureInfo, steps: int) -> Text:
         f"{info.processes} processes" if info.processes > 1 else "",
         f"{steps or 'no'} step{'s' * (steps != 1)}",
     ]
-    return text_line(info.path, "bold").append("".join(f" · {part}" for part in parts if part), style="not bold")
+    return Text(info.path, "bold").append("".join(f" · {part}" for part in parts if part), style="not bold")
 
 
 def doubt_lines(doubts: Iterable[str]) -> list[Text]:
     """What may be wrong with the figures, a line each."""
-    return [text_line(f"! {doubt}", "yellow") for doubt in doubts]
+    return [Text(f"! {doubt}", "yellow") for doubt in doubts]
