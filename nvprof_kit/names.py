@@ -44,7 +44,20 @@ PHASE_CATEGORIES = (Category.PHASE, Category.OPTIMIZER, Category.DATA)
 """Categories whose ranges are a stretch of the loop."""
 
 KNOWN_PHASES = frozenset(
-    {"forward", "backward", "optimizer", "data", "dataloader", "generate", "prefill", "decode", "eval", "loss", "zero_grad", "capture"}
+    {
+        "forward",
+        "backward",
+        "optimizer",
+        "data",
+        "dataloader",
+        "generate",
+        "prefill",
+        "decode",
+        "eval",
+        "loss",
+        "zero_grad",
+        "capture",
+    }
 )
 """Texts taken for a phase where a range bears no category."""
 

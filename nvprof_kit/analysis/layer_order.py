@@ -81,7 +81,8 @@ def _siblings(layers: list[str], first: dict[str, int]) -> list[str]:
     def place(layer: str) -> tuple[tuple[int, int], ...]:
         parts = layer.split(".")
         return tuple(
-            (0, int(part)) if part.isdecimal() else (1, appeared[".".join(parts[: length + 1])]) for length, part in enumerate(parts)
+            (0, int(part)) if part.isdecimal() else (1, appeared[".".join(parts[: length + 1])])
+            for length, part in enumerate(parts)
         )
 
     return sorted(layers, key=place)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit.analysis.attribution import Attribution, only_other
+from nvprof_kit.analysis.attribution import Attribution
 from nvprof_kit.analysis.intervals import alone, exact_sums, union_lengths
 from nvprof_kit.analysis.nesting import NONE, Int64Array, inherit
-from nvprof_kit.analysis.ranges import Ranges
+from nvprof_kit.analysis.ranges import Elsewhere, Ranges
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES
 from nvprof_kit.trace.schema import Trace
 
@@ -73,7 +73,12 @@ class LayerSums:
     def outside(self, phase: str) -> Outside:
         """What lies outside every layer in one phase."""
         key = self._index.get((NO_LAYER, phase))
-        return Outside(*(int(values[key].sum()) if key is not None else 0 for values in (self.calls, self.ops, self.self_ns, self.cpu_ns)))
+        return Outside(
+            *(
+                int(values[key].sum()) if key is not None else 0
+                for values in (self.calls, self.ops, self.self_ns, self.cpu_ns)
+            )
+        )
 
 
 def sum_layers(trace: Trace, owned: Attribution, *, by_step: bool) -> LayerSums:
@@ -92,7 +97,9 @@ def sum_layers(trace: Trace, owned: Attribution, *, by_step: bool) -> LayerSums:
     free = alone(start, end, device)
 
     chains = _Chains(ranges, keyed, columns)
-    held = chains.group(owned.layer_range[inside], column[inside], duration[inside], np.where(free, duration, 0)[inside])
+    held = chains.group(
+        owned.layer_range[inside], column[inside], duration[inside], np.where(free, duration, 0)[inside]
+    )
     total_ns, busy_ns, nested_ns = chains.totals(held)
     outside_cells = ~np.repeat([layer != NO_LAYER for layer, _ in keyed.keys], columns)
     total_ns[outside_cells] = self_ns[outside_cells]
@@ -103,7 +110,10 @@ def sum_layers(trace: Trace, owned: Attribution, *, by_step: bool) -> LayerSums:
         busy_ns += union_lengths(start[op], end[op], device[op], group, np.prod(cells))
     calls, cpu_ns = _range_sums(ranges, keyed, columns)
     calls += chains.replays(owned.replay, owned.layer_range, column)
-    shaped = (values.reshape(cells) for values in (calls, np.bincount(cell, minlength=np.prod(cells)), self_ns, total_ns, busy_ns, cpu_ns))
+    shaped = (
+        values.reshape(cells)
+        for values in (calls, np.bincount(cell, minlength=np.prod(cells)), self_ns, total_ns, busy_ns, cpu_ns)
+    )
     return LayerSums(keyed.keys, ranges.steps if by_step else ranges.steps[:0], keyed.loop_phases, *shaped, nested_ns)
 
 
@@ -137,7 +147,10 @@ def _keyed(ranges: Ranges, owned: Attribution) -> _Keyed:
     pair = layer_code * len(owned.phases) + _codes(ranges.phase, phase_code)
     pairs = np.unique(pair[is_layer])
     merged: dict[tuple[str, str], int] = {}
-    place = [merged.setdefault((text[one // len(owned.phases)], owned.phases[one % len(owned.phases)]), len(merged)) for one in pairs.tolist()]
+    place = [
+        merged.setdefault((text[one // len(owned.phases)], owned.phases[one % len(owned.phases)]), len(merged))
+        for one in pairs.tolist()
+    ]
     of_range = np.full(len(pair), NONE, dtype=np.int64)
     of_range[is_layer] = np.array(place, dtype=np.int64)[np.searchsorted(pairs, pair[is_layer])]
     outside = np.full(len(owned.phases), NONE, dtype=np.int64)
@@ -211,7 +224,7 @@ class _Chains:
             count = len(self.ranges.start)
             sums = (exact_sums(layer_range, values, count) for values in (duration, free))
             return _Held(np.arange(count), np.zeros(count, dtype=np.int64), *sums)
-        pairs, which = np.unique(layer_range * self.columns + column, return_inverse=True)
+        pairs, which = np.unique(layer_range.astype(np.int64) * self.columns + column, return_inverse=True)
         sums = (exact_sums(which, values, len(pairs)) for values in (duration, free))
         return _Held(pairs // self.columns, pairs % self.columns, *sums)
 
@@ -231,14 +244,18 @@ class _Chains:
             current = self._outer[current]
         return total, free, nested
 
-    def _add_nested(self, nested: dict[tuple[str, str], int], layer_range: Int64Array, own_key: Int64Array, duration: Int64Array) -> None:
+    def _add_nested(
+        self, nested: dict[tuple[str, str], int], layer_range: Int64Array, own_key: Int64Array, duration: Int64Array
+    ) -> None:
         keys = self.keyed.keys
         pairs, which = np.unique(self.keyed.of_range[layer_range] * len(keys) + own_key, return_inverse=True)
         for pair, ns in zip(pairs.tolist(), exact_sums(which, duration, len(pairs)).tolist(), strict=True):
             name = keys[pair // len(keys)][0], keys[pair % len(keys)][1]
             nested[name] = nested.get(name, 0) + ns
 
-    def memberships(self, ops: Int64Array, layer_range: Int64Array, column: Int64Array, own_key: Int64Array) -> tuple[Int64Array, Int64Array]:
+    def memberships(
+        self, ops: Int64Array, layer_range: Int64Array, column: Int64Array, own_key: Int64Array
+    ) -> tuple[Int64Array, Int64Array]:
         """Every (operation, cell) such that the operation is nested in the cell's ranges, or is the cell's own outside layers."""
         loose = layer_range == NONE
         op, cell = [ops[loose]], [(own_key * self.columns + column)[loose]]
@@ -253,6 +270,7 @@ class _Chains:
     def replays(self, replay: Int64Array, layer_range: Int64Array, column: Int64Array) -> Int64Array:
         """Times that CUDA-graph replays ran each cell: once for each replay that ran an operation nested in it."""
         ran = np.flatnonzero((replay >= 0) & (layer_range >= 0))
+        replay = replay.astype(np.int64)  # products of counts do not fit 32 bits
         _, first = np.unique(replay[ran] * len(self.ranges.start) + layer_range[ran], return_index=True)
         one = ran[first]
         op, cell = self.memberships(one, layer_range[one], column[one], np.zeros(len(one), dtype=np.int64))
@@ -268,7 +286,7 @@ def _range_sums(ranges: Ranges, keyed: _Keyed, columns: int) -> tuple[Int64Array
         step = ranges.step_at(mine)
         untold = np.flatnonzero(step == NONE)
         asked = mine[untold]
-        found = only_other(ranges, ranges.step >= 0, ranges.pid[asked], ranges.tid[asked], ranges.start[asked])
+        found = Elsewhere(ranges, ranges.step >= 0).open_at(ranges.pid[asked], ranges.tid[asked], ranges.start[asked])
         step[untold] = np.append(ranges.step, NONE)[found]
         column = step + 1
     cell = keyed.of_range[mine] * columns + column

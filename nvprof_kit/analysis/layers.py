@@ -113,7 +113,9 @@ def layers(trace: Trace, options: LayersOptions | None = None) -> LayersResult:
     rows = _rows(sums, order, options)
     summary = _summary(trace, owned, sums)
     if int(rows["gpu_self_ns"].sum()) != summary.total_ns:
-        raise AssertionError(f"{rows['gpu_self_ns'].sum()} ns in the rows, {summary.total_ns} ns in the operations: please report this")
+        raise AssertionError(
+            f"{rows['gpu_self_ns'].sum()} ns in the rows, {summary.total_ns} ns in the operations: please report this"
+        )
     return LayersResult(
         rows=rows,
         tree=_tree(sums, order, parent),
@@ -129,7 +131,9 @@ def _rows(sums: LayerSums, order: dict[str, int], options: LayersOptions) -> pd.
 
     loop_rank = {phase: rank for rank, phase in enumerate((*sums.loop_phases, NO_PHASE))}
     place = [
-        (order[layer], LAYER_PHASES.index(phase)) if layer != NO_LAYER else (len(order), loop_rank.get(phase, len(loop_rank)))
+        (order[layer], LAYER_PHASES.index(phase))
+        if layer != NO_LAYER
+        else (len(order), loop_rank.get(phase, len(loop_rank)))
         for layer, phase in sums.keys
     ]
     by_place = np.array(sorted(range(len(place)), key=place.__getitem__), dtype=np.int64)
@@ -172,8 +176,20 @@ def _tree(sums: LayerSums, order: dict[str, int], parent: dict[str, str]) -> pd.
     for phase in dict.fromkeys((*sums.loop_phases, *LAYER_PHASES, NO_PHASE)):
         outside = sums.outside(phase)
         if outside.ops or outside.calls:
-            records.append((NO_LAYER, phase, "", 0, outside.calls, 0, 0, 0, outside.self_ns, outside.self_ns, outside.cpu_ns))
-    names = ["layer", "phase", "parent", "depth", "calls", *(f"{phase}_ns" for phase in LAYER_PHASES), "other_ns", "total_ns", "cpu_ns"]
+            records.append(
+                (NO_LAYER, phase, "", 0, outside.calls, 0, 0, 0, outside.self_ns, outside.self_ns, outside.cpu_ns)
+            )
+    names = [
+        "layer",
+        "phase",
+        "parent",
+        "depth",
+        "calls",
+        *(f"{phase}_ns" for phase in LAYER_PHASES),
+        "other_ns",
+        "total_ns",
+        "cpu_ns",
+    ]
     return pd.DataFrame.from_records(records, columns=names)
 
 

@@ -110,7 +110,9 @@ def _changes_of_nested(
     moment = np.concatenate([finishes[lasting], begins[lasting]])
     owner = np.concatenate([parent[lasting], lasting])
     is_start = np.repeat([0, 1], len(lasting))
-    rank = np.concatenate([-depth[lasting], depth[lasting]])  # at one moment: ends from the inside out, then starts from the outside in
+    rank = np.concatenate(
+        [-depth[lasting], depth[lasting]]
+    )  # at one moment: ends from the inside out, then starts from the outside in
     order = np.lexsort((rank, is_start, moment))
     return moment[order], owner[order]
 
@@ -121,7 +123,8 @@ def _sweep(
     """The same for one thread whose ranges may cross, event by event: the innermost is the open range that started last."""
     lasting = ranges[finishes[ranges] > begins[ranges]]
     events = sorted(
-        [(int(finishes[i]), 0, 0, int(i)) for i in lasting] + [(int(begins[i]), 1, -int(finishes[i]), int(i)) for i in lasting]
+        [(int(finishes[i]), 0, 0, int(i)) for i in lasting]
+        + [(int(begins[i]), 1, -int(finishes[i]), int(i)) for i in lasting]
     )
     open_ranges: list[int] = []
     moments, owners = [], []

@@ -56,8 +56,14 @@ class Ranges:
         return np.append(self.step, NONE)[np.append(self.step_range, NONE)[ranges]]
 
 
-def _is_one_of(names: tuple[RangeName, ...], name: npt.NDArray[np.intp], categories: tuple[Category, ...]) -> npt.NDArray[np.bool_]:
-    return np.array([named.category in categories for named in names], dtype=bool)[name] if names else np.zeros(0, dtype=bool)
+def _is_one_of(
+    names: tuple[RangeName, ...], name: npt.NDArray[np.intp], categories: tuple[Category, ...]
+) -> npt.NDArray[np.bool_]:
+    return (
+        np.array([named.category in categories for named in names], dtype=bool)[name]
+        if names
+        else np.zeros(0, dtype=bool)
+    )
 
 
 def understand(trace: Trace) -> Ranges:
@@ -67,10 +73,14 @@ def understand(trace: Trace) -> Ranges:
     nesting = nest(start, end, tid, frame["nested"].to_numpy())
     names, name = _names(frame)
     own = np.arange(len(frame))
-    is_layer, is_phase, is_step = (_is_one_of(names, name, kinds) for kinds in (LAYER_CATEGORIES, PHASE_CATEGORIES, (Category.STEP,)))
+    is_layer, is_phase, is_step = (
+        _is_one_of(names, name, kinds) for kinds in (LAYER_CATEGORIES, PHASE_CATEGORIES, (Category.STEP,))
+    )
     is_backward = _is_one_of(names, name, (Category.BACKWARD,))
     in_backward = inherit(np.where(is_backward, own, NONE), nesting) >= 0
-    phase = np.array([named.text if named.category in PHASE_CATEGORIES else named.category.value for named in names], dtype=object)
+    phase = np.array(
+        [named.text if named.category in PHASE_CATEGORIES else named.category.value for named in names], dtype=object
+    )
     phase = np.where(is_layer | is_phase, phase[name] if len(names) else phase, "")
     phase[_is_one_of(names, name, (Category.FORWARD,)) & in_backward] = Category.RECOMPUTE.value
     numbers, steps = _step_numbers(frame, names, name, is_step)
@@ -97,8 +107,13 @@ def _names(frame: Any) -> tuple[tuple[RangeName, ...], npt.NDArray[np.intp]]:
     texts, categories = frame["text"].cat, frame["category"].cat
     both = texts.codes.to_numpy().astype(np.int64) * max(len(categories.categories), 1) + categories.codes.to_numpy()
     distinct, name = np.unique(both, return_inverse=True)
-    pairs = ((code // max(len(categories.categories), 1), code % max(len(categories.categories), 1)) for code in distinct.tolist())
-    return tuple(parse_range(texts.categories[text], categories.categories[category] or None) for text, category in pairs), name
+    pairs = (
+        (code // max(len(categories.categories), 1), code % max(len(categories.categories), 1))
+        for code in distinct.tolist()
+    )
+    return tuple(
+        parse_range(texts.categories[text], categories.categories[category] or None) for text, category in pairs
+    ), name
 
 
 def _step_numbers(
@@ -114,3 +129,40 @@ def _step_numbers(
     for source in (written, payload):
         numbers[which] = np.where(source == _NO_PAYLOAD, numbers[which], source)
     return numbers, np.unique(numbers[which])
+
+
+class Elsewhere:
+    """What the other threads of a process are in at a moment.
+
+    Args:
+        ranges: The ranges of the capture.
+        chosen: Which of them count, shape ``(r,)``.
+    """
+
+    def __init__(self, ranges: Ranges, chosen: npt.NDArray[np.bool_]) -> None:
+        which = np.flatnonzero(chosen)
+        self._by_thread = []
+        for thread in np.unique(ranges.tid[which]):
+            there = which[ranges.tid[which] == thread]
+            nesting = nest(ranges.start[there], ranges.end[there], ranges.tid[there], ranges.nested[there])
+            self._by_thread.append((thread, ranges.pid[there[0]], nesting, np.append(there, NONE)))
+
+    def open_at(self, pid: Int64Array, tid: Int64Array, time: Int64Array) -> Int64Array:
+        """The innermost chosen range open on another thread of the process at a moment, where exactly one other thread has one.
+
+        Args:
+            pid: Processes, shape ``(n,)``.
+            tid: Threads; `NONE` gets no answer, shape ``(n,)``.
+            time: Moments in ns, shape ``(n,)``.
+
+        Returns:
+            Indices of ranges, or `NONE`, shape ``(n,)``.
+        """
+        found = np.full(len(tid), NONE, dtype=np.int64)
+        hits = np.zeros(len(tid), dtype=np.int64)
+        for thread, process, nesting, there in self._by_thread:
+            other = (tid != thread) & (tid != NONE) & (pid == process)
+            inner = there[np.where(other, nesting.innermost(np.full(len(tid), thread), time), NONE)]
+            found = np.where(inner >= 0, inner, found)
+            hits += inner >= 0
+        return np.where(hits == 1, found, NONE)

@@ -54,5 +54,11 @@ def labels(codes: npt.NDArray[np.integer[Any]], names: Sequence[str]) -> Any:
     """A categorical column from codes into a list of names in which one name may stand more than once."""
     import pandas as pd
 
-    unique, index = np.unique(np.asarray(names, dtype=object), return_inverse=True) if len(names) else (np.array([], object), np.array([], int))
-    return pd.Categorical.from_codes(index.astype(np.int32)[codes] if len(names) else codes, categories=pd.Index(unique, dtype=object))
+    unique, index = (
+        np.unique(np.asarray(names, dtype=object), return_inverse=True)
+        if len(names)
+        else (np.array([], object), np.array([], int))
+    )
+    return pd.Categorical.from_codes(
+        index.astype(np.int32)[codes] if len(names) else codes, categories=pd.Index(unique, dtype=object)
+    )

@@ -31,7 +31,16 @@ _ANNOTATION, _CPU_OP, _PYTHON = "user_annotation", "cpu_op", "python_function"
 _OURS = f"{DOMAIN}:"
 _BACKWARD_OP = "autograd::engine::evaluate_function"
 _MODULE = "nn.Module: "
-_LIBRARY_ANNOTATIONS = ("nccl:", "c10d::", "gloo:", "##", "Torch-Compiled Region", "DistributedDataParallel.", "FSDP::", "PyTorch Profiler")
+_LIBRARY_ANNOTATIONS = (
+    "nccl:",
+    "c10d::",
+    "gloo:",
+    "##",
+    "Torch-Compiled Region",
+    "DistributedDataParallel.",
+    "FSDP::",
+    "PyTorch Profiler",
+)
 _LOOP_ANNOTATIONS = {
     "Optimizer.step#": ("optimizer", Category.OPTIMIZER),
     "Optimizer.zero_grad#": ("zero_grad", Category.OPTIMIZER),
@@ -52,7 +61,9 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
         CaptureError: The file is cut off, is no Kineto trace, or holds no operation.
     """
     if domain != DOMAIN:
-        raise CaptureError(f"{named}: a PyTorch trace has no NVTX domains, so --domain {domain!r} cannot be found in it; leave --domain out")
+        raise CaptureError(
+            f"{named}: a PyTorch trace has no NVTX domains, so --domain {domain!r} cannot be found in it; leave --domain out"
+        )
     whole = _load(path, named)
     by_category = _by_category(whole["traceEvents"])
     on_gpu = any(by_category.get(category) for category in _GPU_CATEGORIES)
@@ -70,7 +81,11 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
             domain=DOMAIN,
             gpus=_gpu_names(whole, np.unique(ops["device"])) if on_gpu else (),
             on_gpu=on_gpu,
-            doubts=() if on_gpu else ("no GPU operations in this trace: the operations are CPU operators, each counted while none that it calls is running",),
+            doubts=()
+            if on_gpu
+            else (
+                "no GPU operations in this trace: the operations are CPU operators, each counted while none that it calls is running",
+            ),
         ),
         ranges=make_frame("ranges", ranges) if len(ranges["start_ns"]) else empty_frame("ranges"),
         api=make_frame("api", api),
@@ -95,7 +110,9 @@ def _load(path: Path, named: Path) -> dict[str, Any]:
         raise CaptureError(f"{named}: not readable as JSON ({error}); needed a PyTorch profiler trace") from None
     whole = {"traceEvents": whole} if isinstance(whole, list) else whole
     if not isinstance(whole, dict) or not isinstance(whole.get("traceEvents"), list):
-        raise CaptureError(f"{named}: JSON, but no trace (no traceEvents); needed what torch.profiler's export_chrome_trace writes")
+        raise CaptureError(
+            f"{named}: JSON, but no trace (no traceEvents); needed what torch.profiler's export_chrome_trace writes"
+        )
     return whole
 
 
@@ -106,7 +123,9 @@ def _by_category(events: Iterable[Any]) -> dict[str, list[Event]]:
     for event in events:
         if isinstance(event, dict) and event.get("ph") == "X" and "ts" in event:
             category = str(event.get("cat", "")).lower()
-            ours = str(event.get("name", "")).startswith(_OURS)  # the recorder emits them as operators, which costs it least
+            ours = str(event.get("name", "")).startswith(
+                _OURS
+            )  # the recorder emits them as operators, which costs it least
             found.setdefault(_ANNOTATION if ours else older.get(category, category), []).append(event)
     return found
 
@@ -170,7 +189,12 @@ def _optional(events: list[Event], optional: Collection[str]) -> dict[str, Any]:
 
 
 def _launches(by_category: dict[str, list[Event]], process: int) -> dict[str, Any]:
-    events = [event for category in _API_CATEGORIES for event in by_category.get(category, []) if "correlation" in event.get("args", {})]
+    events = [
+        event
+        for category in _API_CATEGORIES
+        for event in by_category.get(category, [])
+        if "correlation" in event.get("args", {})
+    ]
     return {
         "start_ns": _times(events)[0],
         "tid": _threads(events),
@@ -231,7 +255,11 @@ def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple
 
 
 def _gpu_names(whole: dict[str, Any], devices: npt.NDArray[np.int64]) -> tuple[str, ...]:
-    known = {_number(one.get("id")): str(one.get("name", "")) for one in whole.get("deviceProperties", []) if isinstance(one, dict)}
+    known = {
+        _number(one.get("id")): str(one.get("name", ""))
+        for one in whole.get("deviceProperties", [])
+        if isinstance(one, dict)
+    }
     return tuple(known.get(int(device), "GPU of unknown name") for device in devices)
 
 

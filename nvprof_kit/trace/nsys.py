@@ -62,8 +62,12 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
 
 
 def _check_is_nsys(db: Database, named: Path) -> None:
-    if "StringIds" not in db.tables or not any(table in db.tables for table in (*_EXPORT_METADATA, "NVTX_EVENTS", tables.RUNTIME)):
-        raise CaptureError(f"{named}: SQLite, but not an nsys export (no StringIds table); needed the output of `nsys export --type sqlite`")
+    if "StringIds" not in db.tables or not any(
+        table in db.tables for table in (*_EXPORT_METADATA, "NVTX_EVENTS", tables.RUNTIME)
+    ):
+        raise CaptureError(
+            f"{named}: SQLite, but not an nsys export (no StringIds table); needed the output of `nsys export --type sqlite`"
+        )
 
 
 def _check_has_operations(db: Database, named: Path) -> None:
@@ -74,7 +78,9 @@ def _check_has_operations(db: Database, named: Path) -> None:
             f"{named}: CUDA calls but no kernel, copy or memset in the collected window; "
             "let the window hold GPU work (a later --delay, a longer --duration, cudaProfilerStop after a synchronize)"
         )
-    raise CaptureError(f"{named}: no GPU operations: CUDA was not traced, or nothing ran on a GPU; record with `nsys profile --trace=cuda,nvtx`")
+    raise CaptureError(
+        f"{named}: no GPU operations: CUDA was not traced, or nothing ran on a GPU; record with `nsys profile --trace=cuda,nvtx`"
+    )
 
 
 def _check_has_domain(db: Database, domains: tables.Domains, domain: str, named: Path) -> None:

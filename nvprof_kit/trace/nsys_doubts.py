@@ -23,11 +23,26 @@ def _whole_graphs(db: Database, ops: dict[str, Any]) -> list[str]:
     """CUDA-graph replays whose nodes were not traced: their kernels cannot be told apart, or are not there at all."""
     if not db.has(_RUNTIME, "nameId", "correlationId", "globalTid"):
         return []
-    names = [row[0] for row in db.rows("SELECT id FROM StringIds WHERE value LIKE 'cudaGraphLaunch%' OR value LIKE 'cuGraphLaunch%'")]
-    launches = db.rows(f"SELECT correlationId, globalTid FROM {_RUNTIME} WHERE nameId IN ({integer_list(names)})") if names else []
+    names = [
+        row[0]
+        for row in db.rows(
+            "SELECT id FROM StringIds WHERE value LIKE 'cudaGraphLaunch%' OR value LIKE 'cuGraphLaunch%'"
+        )
+    ]
+    launches = (
+        db.rows(f"SELECT correlationId, globalTid FROM {_RUNTIME} WHERE nameId IN ({integer_list(names)})")
+        if names
+        else []
+    )
     if not launches:
         return []
-    seen = set(zip(ops["pid"][ops["graph_node"] >= 0].tolist(), ops["correlation"][ops["graph_node"] >= 0].tolist(), strict=True))
+    seen = set(
+        zip(
+            ops["pid"][ops["graph_node"] >= 0].tolist(),
+            ops["correlation"][ops["graph_node"] >= 0].tolist(),
+            strict=True,
+        )
+    )
     unseen = sum((tid & _PID_MASK, correlation) not in seen for correlation, tid in launches)
     if not unseen:
         return []
@@ -42,7 +57,9 @@ def _overhead(db: Database, ops: dict[str, Any]) -> list[str]:
     if not db.has("PROFILER_OVERHEAD", "start", "end"):
         return []
     first, last = int(ops["start_ns"].min()), int(ops["end_ns"].max())
-    spent = db.rows(f'SELECT coalesce(sum("end" - start), 0) FROM PROFILER_OVERHEAD WHERE start >= {first} AND "end" <= {last}')[0][0]
+    spent = db.rows(
+        f'SELECT coalesce(sum("end" - start), 0) FROM PROFILER_OVERHEAD WHERE start >= {first} AND "end" <= {last}'
+    )[0][0]
     if spent <= _OVERHEAD_SHARE * (last - first):
         return []
     return [
@@ -58,7 +75,10 @@ def _diagnostics(db: Database) -> list[str]:
     found = db.rows(
         f"SELECT text, count(*) FROM DIAGNOSTIC_EVENT WHERE severity IN ({_WARNING}, {_ERROR}) GROUP BY text ORDER BY max(severity) DESC, text"
     )
-    return [f"nsys warns: {' '.join(str(text).split())}" + (f" ({count} times)" if count > 1 else "") for text, count in found]
+    return [
+        f"nsys warns: {' '.join(str(text).split())}" + (f" ({count} times)" if count > 1 else "")
+        for text, count in found
+    ]
 
 
 def share_of(part: Any, whole: Any) -> float:

@@ -64,7 +64,9 @@ def _export(nsys: str, report: Path, fresh: Path, named: Path) -> None:
             "export it to SQLite with the nsys that recorded it, or put a newer nsys on PATH"
         )
     said = next((line for line in reversed(done.stdout.split("\n")) if "error" in line.lower()), "").strip()
-    raise CaptureError(f"{named}: nsys could not export the report ({said[-200:] or 'it gave no reason'}); record or copy it again")
+    raise CaptureError(
+        f"{named}: nsys could not export the report ({said[-200:] or 'it gave no reason'}); record or copy it again"
+    )
 
 
 def _report_version(report: Path) -> tuple[int, ...]:

@@ -23,9 +23,19 @@ _OP_TABLES = {
     "CUPTI_ACTIVITY_KIND_MEMSET": "memset",
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "graph",
 }
-_COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP", 11: "unified HtoD", 12: "unified DtoH", 13: "unified DtoD"}
+_COPY_KINDS = {
+    1: "HtoD",
+    2: "DtoH",
+    8: "DtoD",
+    9: "HtoH",
+    10: "PtoP",
+    11: "unified HtoD",
+    12: "unified DtoH",
+    13: "unified DtoD",
+}
 _LAUNCHING = ("%Launch%", "%Memcpy%", "%Memset%", "%GraphUpload%", "%MemPrefetch%")
 _NESTED, _START_END = (59, 70), (60, 71)
+_BLOCK = 1 << 16
 _CATEGORY, _DOMAIN_CREATE = 33, 75
 
 
@@ -71,7 +81,9 @@ def nvtx_domains(db: Database) -> Domains:
 
 
 def _label_sql(db: Database) -> str:
-    parts = (["s.value"] if db.has("NVTX_EVENTS", "textId") else []) + (["n.text"] if db.has("NVTX_EVENTS", "text") else [])
+    parts = (["s.value"] if db.has("NVTX_EVENTS", "textId") else []) + (
+        ["n.text"] if db.has("NVTX_EVENTS", "text") else []
+    )
     return f"coalesce({', '.join([*parts, repr('')])})"
 
 
@@ -90,7 +102,7 @@ def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
                 "coalesce(domainId, 0) AS domain",
                 _null_safe(db, "NVTX_EVENTS", "category", "category"),
                 _null_safe(db, "NVTX_EVENTS", "textId", "text_id"),
-                "coalesce(text, '') AS text" if db.has("NVTX_EVENTS", "text") else "'' AS text",
+                _null_safe(db, "NVTX_EVENTS", "text", "text", "''"),
                 f"{_payload_sql(db)} AS payload",
             ]
         )
@@ -141,7 +153,7 @@ def _range_texts(db: Database, text_id: Int64Array, text: npt.NDArray[Any]) -> A
     if not (text_id < 0).any():
         return labels(index, [strings.get(int(id_), "") for id_ in ids])
     registered = np.array([strings.get(int(id_), "") for id_ in ids], dtype=object)[index]
-    return pd.Categorical(np.where(text_id < 0, text, registered))
+    return pd.Categorical(np.where(text_id < 0, pd.Series(text, dtype=object).fillna(""), registered))
 
 
 def _strings(db: Database, ids: Int64Array) -> dict[int, str]:
@@ -153,7 +165,11 @@ def close_open_ranges(ranges: Columns, api: Columns, ops: Columns) -> None:
     """Give the ranges that were left open the end of the capture: the last moment anything in it speaks of."""
     still_open = ranges["left_open"]
     if still_open.any():
-        ends = [int(values.max()) for values in (ranges["end_ns"], ranges["start_ns"], api["start_ns"], ops["end_ns"]) if len(values)]
+        ends = [
+            int(values.max())
+            for values in (ranges["end_ns"], ranges["start_ns"], api["start_ns"], ops["end_ns"])
+            if len(values)
+        ]
         ranges["end_ns"][still_open] = max(ends)
 
 
@@ -174,7 +190,12 @@ def _read_api(db: Database, where: str) -> Columns:
     if not db.has(RUNTIME, "start", "globalTid", "correlationId"):
         return {name: np.empty(0, dtype=np.int64) for name in ("start_ns", "tid", "pid", "correlation")}
     read = db.columns(f"SELECT start, globalTid AS tid, correlationId AS correlation FROM {RUNTIME} WHERE {where}")
-    return {"start_ns": read["start"], "tid": read["tid"], "pid": process_of(read["tid"]), "correlation": read["correlation"]}
+    return {
+        "start_ns": read["start"],
+        "tid": read["tid"],
+        "pid": process_of(read["tid"]),
+        "correlation": read["correlation"],
+    }
 
 
 def with_missed_launches(db: Database, api: Columns, ops: Columns) -> Columns:
@@ -188,14 +209,11 @@ def with_missed_launches(db: Database, api: Columns, ops: Columns) -> Columns:
 
 
 def _not_in(ids: Int64Array, known: Int64Array) -> Int64Array:
-    """The ids that are not known; by a table over their span where that is short, since correlation ids are a counter's."""
-    low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
-    if high - low > 64 * len(known) + 1024:
-        return np.setdiff1d(ids, known)
-    seen = np.zeros(high - low + 1, dtype=bool)
-    seen[known - low] = True
-    within = (ids >= low) & (ids <= high)
-    return ids[~seen[ids - low]] if within.all() else ids[~(within & seen[np.clip(ids, low, high) - low])]
+    """The ids that are not known. Both come nearly sorted, as the counter gave them."""
+    order = np.append(np.sort(known), np.iinfo(np.int64).max)
+    blocks = (ids[start : start + _BLOCK] for start in range(0, len(ids), _BLOCK))
+    missing = [block[order[np.searchsorted(order, block)] != block] for block in blocks]
+    return np.concatenate(missing) if missing else ids
 
 
 # ---------------------------------------------------------------- GPU operations
@@ -208,24 +226,28 @@ def op_tables(db: Database) -> list[str]:
 
 def read_ops(db: Database, optional: Collection[str]) -> Columns:
     """Columns of the schema's ``ops``, all kinds one behind the other."""
-    parts = [_read_op_table(db, table, optional) for table in op_tables(db)]
-    joined: Columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != "name"}
+    read = db.columns(" UNION ALL ".join(_op_select(db, table, optional) for table in op_tables(db)))
+    ops: Columns = {
+        **{name: read[name] for name in ("start_ns", "end_ns", "device", "pid", "stream", "bytes") if name in read},
+        "correlation": _zero_is_missing(read["correlation"]),
+        "graph_node": _zero_is_missing(read["graph_node"]),
+        "kind": read["kind"].astype(np.int8),
+    }
     if "name" in optional:
-        from pandas.api.types import union_categoricals
-
-        joined["name"] = union_categoricals([part["name"] for part in parts])
-    return joined
+        ops["name"] = _op_names(db, ops["kind"], read["name"])
+    return ops
 
 
-def _read_op_table(db: Database, table: str, optional: Collection[str]) -> Columns:
+def _op_select(db: Database, table: str, optional: Collection[str]) -> str:
     kind = _OP_TABLES[table]
     items = [
-        "start",
-        '"end" AS end',
+        "start AS start_ns",
+        '"end" AS end_ns',
         _null_safe(db, table, "deviceId", "device", "0"),
         _null_safe(db, table, "correlationId", "correlation"),
         _null_safe(db, table, "globalPid", "pid"),
         _null_safe(db, table, "graphNodeId", "graph_node"),
+        f"{OP_KINDS.index(kind)} AS kind",
     ]
     if "stream" in optional:
         items.append(_null_safe(db, table, "streamId", "stream"))
@@ -233,20 +255,7 @@ def _read_op_table(db: Database, table: str, optional: Collection[str]) -> Colum
         items.append(_null_safe(db, table, "bytes", "bytes"))
     if "name" in optional:
         items.append({"kernel": "demangledName AS name", "memcpy": "copyKind AS name"}.get(kind, "0 AS name"))
-    read = db.columns(f"SELECT {', '.join(items)} FROM {table}")
-    ops: Columns = {
-        "start_ns": read["start"],
-        "end_ns": read["end"],
-        "device": read["device"],
-        "pid": read["pid"],
-        "correlation": _zero_is_missing(read["correlation"]),
-        "graph_node": _zero_is_missing(read["graph_node"]),
-        "kind": np.full(len(read["start"]), OP_KINDS.index(kind), dtype=np.int8),
-    }
-    ops.update({name: read[name] for name in ("stream", "bytes") if name in read})
-    if "name" in optional:
-        ops["name"] = _op_names(db, kind, read["name"])
-    return ops
+    return f"SELECT {', '.join(items)} FROM {table}"
 
 
 def _zero_is_missing(ids: Int64Array) -> Int64Array:
@@ -254,14 +263,18 @@ def _zero_is_missing(ids: Int64Array) -> Int64Array:
     return np.where(ids == 0, -1, ids) if len(ids) and (ids == 0).any() else ids
 
 
-def _op_names(db: Database, kind: str, ids: Int64Array) -> Any:
-    unique, index = np.unique(ids, return_inverse=True)
-    if kind == "kernel":
-        strings = _strings(db, unique)
-        return labels(index, [strings.get(int(id_), "(unnamed kernel)") for id_ in unique])
-    if kind == "memcpy":
-        return labels(index, [f"memcpy {_COPY_KINDS.get(int(id_), '')}".strip() for id_ in unique])
-    return labels(index, ["whole CUDA graph" if kind == "graph" else kind] * len(unique))
+def _op_names(db: Database, kind: npt.NDArray[np.int8], ids: Int64Array) -> Any:
+    """Names of the operations: a kernel's is a string of the file, the others are told from kind and direction."""
+    pairs, index = np.unique(ids * len(OP_KINDS) + kind, return_inverse=True)
+    strings = _strings(db, pairs // len(OP_KINDS))
+    named = []
+    for id_, code in zip((pairs // len(OP_KINDS)).tolist(), (pairs % len(OP_KINDS)).tolist(), strict=True):
+        kernel, copy, _, graph, _ = (code == place for place in range(len(OP_KINDS)))
+        named.append(
+            strings.get(id_, "(unnamed kernel)") if kernel else f"memcpy {_COPY_KINDS.get(id_, '')}".strip() if copy
+            else "whole CUDA graph" if graph else OP_KINDS[code]
+        )  # fmt: skip
+    return labels(index, named)
 
 
 # ---------------------------------------------------------------- CUDA graphs
@@ -271,12 +284,18 @@ def read_graph_nodes(db: Database) -> Columns:
     """Columns of the schema's ``graph_nodes``; the table that holds them changed its name after 2023.4, its columns tell it."""
     names = ("node", "original", "start_ns", "tid", "pid")
     table = next(
-        (t for t in ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS") if db.has(t, "start", "globalTid", "graphNodeId", "originalGraphNodeId")),
+        (
+            t
+            for t in ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS")
+            if db.has(t, "start", "globalTid", "graphNodeId", "originalGraphNodeId")
+        ),
         None,
     )
     if table is None:
         return {name: np.empty(0, dtype=np.int64) for name in names}
-    read = db.columns(f"SELECT graphNodeId AS node, originalGraphNodeId AS original, start, globalTid AS tid FROM {table}")
+    read = db.columns(
+        f"SELECT graphNodeId AS node, originalGraphNodeId AS original, start, globalTid AS tid FROM {table}"
+    )
     return {
         "node": read["node"],
         "original": _zero_is_missing(read["original"]),
@@ -294,6 +313,9 @@ def gpu_names(db: Database, devices: Iterable[int]) -> tuple[str, ...]:
     if not db.has("TARGET_INFO_GPU", "name", "id"):
         return ()
     ordinal = "cuDevice" if db.has("TARGET_INFO_GPU", "cuDevice") else "id"
-    known = {(row[0] if row[0] is not None else row[1]): str(row[2]) for row in db.rows(f"SELECT {ordinal}, id, name FROM TARGET_INFO_GPU ORDER BY id")}
+    known = {
+        (row[0] if row[0] is not None else row[1]): str(row[2])
+        for row in db.rows(f"SELECT {ordinal}, id, name FROM TARGET_INFO_GPU ORDER BY id")
+    }
     every = sorted(set(known.values()))
     return tuple(known.get(int(device), every[0] if len(every) == 1 else "GPU of unknown name") for device in devices)

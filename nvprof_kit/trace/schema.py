@@ -67,7 +67,9 @@ OPS: Mapping[str, Column] = MappingProxyType(
 GRAPH_NODES: Mapping[str, Column] = MappingProxyType(
     {
         "node": Column("int64", "graph node id"),
-        "original": Column("int64", "id of the node it was cloned or instantiated from, -1 for a node built by capture or by hand"),
+        "original": Column(
+            "int64", "id of the node it was cloned or instantiated from, -1 for a node built by capture or by hand"
+        ),
         "start_ns": Column("int64", "when the node was created"),
         "tid": Column("int64", "thread that created it"),
         "pid": Column("int64", "process"),

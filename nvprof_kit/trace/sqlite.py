@@ -22,7 +22,10 @@ from nvprof_kit.errors import CaptureError
 
 Int64Array = npt.NDArray[np.int64]
 
-_BATCH_ROWS = 1 << 17
+_BATCH_ROWS = 1 << 30
+"""All rows in one batch: its buffers become NumPy columns without a copy, and a column's type is told from all of its rows."""
+
+_MAP_BYTES = 1 << 40
 
 
 def integer_list(values: Iterable[int]) -> str:
@@ -55,7 +58,9 @@ class Database:
         return frozenset(row[1] for row in self._small.execute(f'PRAGMA table_info("{table}")'))
 
     def _broken(self, error: Exception) -> CaptureError:
-        return CaptureError(f"{self.path}: not a whole SQLite file ({error}); copy it again, or export the .nsys-rep again")
+        return CaptureError(
+            f"{self.path}: not a whole SQLite file ({error}); copy it again, or export the .nsys-rep again"
+        )
 
     def has(self, table: str, *columns: str) -> bool:
         """Whether the file has the table, and all of these columns in it."""
@@ -79,8 +84,6 @@ class Database:
     def columns(self, sql: str, *, missing: int = -1) -> dict[str, npt.NDArray[Any]]:
         """The columns of a query over many rows; integers come as int64, text as object arrays. Callable from any thread.
 
-        A text column must not yield NULL (``coalesce`` it): a column's type is told from its first rows.
-
         Args:
             sql: The query, with a name for every column.
             missing: What stands for NULL in an integer column.
@@ -92,17 +95,29 @@ class Database:
             with (
                 adbc_driver_sqlite.connect(self._uri) as database,
                 adbc_driver_manager.AdbcConnection(database) as connection,
-                adbc_driver_manager.AdbcStatement(connection) as statement,
             ):
-                statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
-                statement.set_sql_query(sql)
-                stream, _ = statement.execute_query()
-                table = pyarrow.RecordBatchReader._import_from_c(stream.address).read_all()
+                _fetch(connection, f"PRAGMA mmap_size = {_MAP_BYTES}")
+                table = _fetch(connection, sql)
         except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError) as error:
             raise self._broken(error) from None
-        return {name: table.column(name).fill_null(missing).to_numpy() if table.column(name).null_count else table.column(name).to_numpy()
-                for name in table.column_names}
+        return {name: _as_numpy(table.column(name), missing) for name in table.column_names}
 
     def close(self) -> None:
         """Close the file; it may be called twice."""
         self._small.close()
+
+
+def _fetch(connection: Any, sql: str) -> Any:
+    """The Arrow table that a query gives."""
+    with adbc_driver_manager.AdbcStatement(connection) as statement:
+        statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
+        statement.set_sql_query(sql)
+        stream, _ = statement.execute_query()
+        return pyarrow.RecordBatchReader._import_from_c(stream.address).read_all()
+
+
+def _as_numpy(column: Any, missing: int) -> npt.NDArray[Any]:
+    if column.null_count and pyarrow.types.is_integer(column.type):
+        column = column.fill_null(missing)
+    values: npt.NDArray[Any] = column.to_numpy()
+    return values

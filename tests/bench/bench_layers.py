@@ -37,14 +37,18 @@ def amplify(packed: Path, target: Path, copies: int) -> dict[str, int]:
     target.write_bytes(lzma.decompress(packed.read_bytes()))
     with sqlite3.connect(target) as db:
         db.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF")
-        have = [table for table in TABLES if db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone()]
+        have = [
+            table for table in TABLES if db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        ]
         low = min(db.execute(f"SELECT min(start) FROM {table} WHERE start >= 0").fetchone()[0] for table in have)
         high = max(db.execute(f'SELECT max("end") FROM {table}').fetchone()[0] for table in have)
         ids = db.execute("SELECT max(correlationId) FROM CUPTI_ACTIVITY_KIND_RUNTIME").fetchone()[0] + 1
         for table in have:
             columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
             shift = {"start": high - low + 1000, "end": high - low + 1000, "correlationId": ids}
-            shifted = ", ".join(f'"{name}" + copy * {shift[name]}' if name in shift else f'"{name}"' for name in columns)
+            shifted = ", ".join(
+                f'"{name}" + copy * {shift[name]}' if name in shift else f'"{name}"' for name in columns
+            )
             ranges = "WHERE eventType IN (59, 60)" if table == "NVTX_EVENTS" else ""
             db.execute(
                 f"INSERT INTO {table} WITH RECURSIVE counter(copy) AS (SELECT 1 UNION ALL SELECT copy + 1 FROM counter WHERE copy < {copies - 1}) "
@@ -83,19 +87,30 @@ def main() -> None:
         large, small = Path(folder) / "large.sqlite", Path(folder) / "small.sqlite"
         rows = amplify(options.capture, large, options.copies)
         amplify(options.capture, small, max(options.copies // 10, 1))
-        print(f"{options.capture.name} x {options.copies}: " + ", ".join(f"{table.split('_')[-1]} {count:,}" for table, count in rows.items()))
+        print(
+            f"{options.capture.name} x {options.copies}: "
+            + ", ".join(f"{table.split('_')[-1]} {count:,}" for table, count in rows.items())
+        )
         ours = [sys.executable, "-m", "nvprof_kit", "layers", "--format", "csv"]
-        commands = {"layers": [*ours, str(large)], "layers, a tenth": [*ours, str(small)], "bare scan": [sys.executable, "-c", SCAN, str(large)]}
+        commands = {
+            "layers": [*ours, str(large)],
+            "layers, a tenth": [*ours, str(small)],
+            "bare scan": [sys.executable, "-c", SCAN, str(large)],
+        }
         if nsys := shutil.which("nsys"):
             commands["nsys stats"] = [nsys, "stats", "-q", "-r", "nvtx_gpu_proj_sum", "--format", "csv", str(large)]
         seen = measure(commands, options.rounds)
     seconds = {name: s for name, (s, _) in seen.items()}
     if "nsys stats" in seconds:
-        print(f"layers / nsys stats nvtx_gpu_proj_sum   {seconds['layers'] / seconds['nsys stats']:.2f}   (at most 0.25)")
+        print(
+            f"layers / nsys stats nvtx_gpu_proj_sum   {seconds['layers'] / seconds['nsys stats']:.2f}   (at most 0.25)"
+        )
     else:
         print("layers / nsys stats                     not measured: no nsys on PATH")
     print(f"layers / bare scan of the same columns  {seconds['layers'] / seconds['bare scan']:.2f}")
-    print(f"ten times the kernels cost              {seconds['layers'] / seconds['layers, a tenth']:.2f} times the time   (at most 11)")
+    print(
+        f"ten times the kernels cost              {seconds['layers'] / seconds['layers, a tenth']:.2f} times the time   (at most 11)"
+    )
     print(f"peak memory of layers                   {seen['layers'][1]:.0f} MB   (at most 700)")
 
 

@@ -99,12 +99,17 @@ class BruteForce:
         for table in ("KERNEL", "MEMCPY", "MEMSET"):
             name = f"CUPTI_ACTIVITY_KIND_{table}"
             if self.has(name):
-                found += self.db.execute(f'SELECT start, "end", deviceId, correlationId, globalPid, graphNodeId FROM {name}').fetchall()
+                found += self.db.execute(
+                    f'SELECT start, "end", deviceId, correlationId, globalPid, graphNodeId FROM {name}'
+                ).fetchall()
         return [self._operation(*row) for row in found]
 
-    def _operation(self, start: int, end: int, device: int, correlation: int, pid: int, node: int | None) -> dict[str, Any]:
+    def _operation(
+        self, start: int, end: int, device: int, correlation: int, pid: int, node: int | None
+    ) -> dict[str, Any]:
         call = self.db.execute(
-            "SELECT start, globalTid FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE correlationId = ? AND globalTid & ~0xFFFFFF = ?", (correlation, pid)
+            "SELECT start, globalTid FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE correlationId = ? AND globalTid & ~0xFFFFFF = ?",
+            (correlation, pid),
         ).fetchall()
         assert len(call) == 1
         launch = call[0][1], call[0][0]
@@ -148,7 +153,15 @@ class BruteForce:
     def table(self, by_step: bool = False) -> dict[tuple[Any, ...], dict[str, float]]:
         """Rows of the per-layer table by (layer, phase), or by (step, layer, phase)."""
         rows: dict[tuple[Any, ...], dict[str, Any]] = defaultdict(
-            lambda: {"calls": 0, "gpu_ops": 0, "gpu_self_ns": 0, "gpu_total_ns": 0, "cpu_ns": 0, "busy": [], "replays": set()}
+            lambda: {
+                "calls": 0,
+                "gpu_ops": 0,
+                "gpu_self_ns": 0,
+                "gpu_total_ns": 0,
+                "cpu_ns": 0,
+                "busy": [],
+                "replays": set(),
+            }
         )
         operations = self.operations()
         for op in operations:
@@ -178,7 +191,11 @@ class BruteForce:
             "SELECT text, category, payload, start, finish, globalTid FROM temp.ours ORDER BY start"
         ).fetchall():
             me = Held(text, category, payload, start, finish)
-            outer = [held for held in self.around(tid, start) if held.start < start or (held.start == start and held.end > finish)]
+            outer = [
+                held
+                for held in self.around(tid, start)
+                if held.start < start or (held.start == start and held.end > finish)
+            ]
             key = self.layer_of(me, outer) or (("(none)", text) if category == "phase" else None)
             if key is None:
                 continue

@@ -1,9 +1,9 @@
 """A builder of tiny nsys-shaped SQLite files, in the schemas of several nsys releases.
 
-    file = NsysFile(tmp_path / "a.sqlite")
-    file.range_("layers.0", 100, 200, category="forward")
-    file.kernel(300, 350, launched=(120, 130))
-    trace = open_capture(file.write())
+file = NsysFile(tmp_path / "a.sqlite")
+file.range_("layers.0", 100, 200, category="forward")
+file.kernel(300, 350, launched=(120, 130))
+trace = open_capture(file.write())
 """
 
 from __future__ import annotations
@@ -25,13 +25,21 @@ _NVTX = (
 _NODES = "start, end, eventClass, globalTid, graphNodeId, originalGraphNodeId"
 SCHEMAS = {
     # version of nsys: (export version, name of the metadata table, columns by table)
-    "2022.4": ("2.13.1", "EXPORT_META_DATA", {"NVTX_EVENTS": _NVTX, "GPU": _GPU.replace("greenContextId, ", ""), "NODES": "CUDA_GRAPH_EVENTS"}),
+    "2022.4": (
+        "2.13.1",
+        "EXPORT_META_DATA",
+        {"NVTX_EVENTS": _NVTX, "GPU": _GPU.replace("greenContextId, ", ""), "NODES": "CUDA_GRAPH_EVENTS"},
+    ),
     "2023.4": ("3.7.2", "META_DATA_EXPORT", {"NVTX_EVENTS": _NVTX, "GPU": _GPU, "NODES": "CUDA_GRAPH_EVENTS"}),
     "2024.2": ("3.11.1", "META_DATA_EXPORT", {"NVTX_EVENTS": _NVTX, "GPU": _GPU, "NODES": "CUDA_GRAPH_NODE_EVENTS"}),
     "2026.4": (
         "3.28.1",
         "META_DATA_EXPORT",
-        {"NVTX_EVENTS": "eventId, binaryData, " + _NVTX, "GPU": "graphId, clusterX, " + _GPU, "NODES": "CUDA_GRAPH_NODE_EVENTS"},
+        {
+            "NVTX_EVENTS": "eventId, binaryData, " + _NVTX,
+            "GPU": "graphId, clusterX, " + _GPU,
+            "NODES": "CUDA_GRAPH_NODE_EVENTS",
+        },
     ),
 }
 
@@ -63,7 +71,13 @@ class NsysFile:
         if (pid, name) not in self.domains:
             self.domains[pid, name] = 1 + sum(one == pid for one, _ in self.domains)
             self.rows["NVTX_EVENTS"].append(
-                {"start": -5, "eventType": DOMAIN_CREATE, "textId": self.string(name), "globalTid": thread(pid=pid), "domainId": self.domains[pid, name]}
+                {
+                    "start": -5,
+                    "eventType": DOMAIN_CREATE,
+                    "textId": self.string(name),
+                    "globalTid": thread(pid=pid),
+                    "domainId": self.domains[pid, name],
+                }
             )
         return self.domains[pid, name]
 
@@ -72,7 +86,14 @@ class NsysFile:
         if key not in self.categories:
             self.categories[key] = 1 + len(self.categories)
             self.rows["NVTX_EVENTS"].append(
-                {"start": -4, "eventType": CATEGORY, "text": name, "globalTid": thread(pid=pid), "domainId": domain, "category": self.categories[key]}
+                {
+                    "start": -4,
+                    "eventType": CATEGORY,
+                    "text": name,
+                    "globalTid": thread(pid=pid),
+                    "domainId": domain,
+                    "category": self.categories[key],
+                }
             )
         return self.categories[key]
 
@@ -89,7 +110,9 @@ class NsysFile:
             }
         )  # fmt: skip
 
-    def call(self, name: str, start: int, end: int, *, tid: int = TID, pid: int = PID, correlation: int | None = None) -> int:
+    def call(
+        self, name: str, start: int, end: int, *, tid: int = TID, pid: int = PID, correlation: int | None = None
+    ) -> int:
         """An API call; returns its correlation id."""
         if correlation is None:
             self.correlation += 1
@@ -111,13 +134,24 @@ class NsysFile:
             "start": start, "end": end, "deviceId": device, "contextId": 1, "streamId": stream, "correlationId": correlation,
             "globalPid": thread(0, pid), "graphNodeId": node,
         }  # fmt: skip
-        row |= {"demangledName": self.string(name), "shortName": self.string(name)} if table == "KERNEL" else {"bytes": 64, "copyKind": 1}
+        row |= (
+            {"demangledName": self.string(name), "shortName": self.string(name)}
+            if table == "KERNEL"
+            else {"bytes": 64, "copyKind": 1}
+        )
         self.rows[f"CUPTI_ACTIVITY_KIND_{table}"].append(row)
         return correlation or 0
 
     def graph_node(self, node: int, start: int, *, original: int | None = None, tid: int = TID, pid: int = PID) -> None:
         self.rows[self.columns["NODES"]].append(
-            {"start": start, "end": start, "eventClass": 0, "globalTid": thread(tid, pid), "graphNodeId": node, "originalGraphNodeId": original}
+            {
+                "start": start,
+                "end": start,
+                "eventClass": 0,
+                "globalTid": thread(tid, pid),
+                "graphNodeId": node,
+                "originalGraphNodeId": original,
+            }
         )
 
     def _table_columns(self, table: str) -> list[str]:
@@ -141,7 +175,8 @@ class NsysFile:
                 columns = self._table_columns(table)
                 db.execute(f"CREATE TABLE {table} ({', '.join(columns).replace('end,', '[end],')})")
                 db.executemany(
-                    f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", [[row.get(column) for column in columns] for row in rows]
+                    f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})",
+                    [[row.get(column) for column in columns] for row in rows],
                 )
             db.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
             db.executemany("INSERT INTO StringIds VALUES (?, ?)", [(id_, text) for text, id_ in self.strings.items()])

@@ -20,7 +20,10 @@ def numbers(result: LayersResult, *columns: str) -> dict[tuple[Any, ...], Any]:
     """Chosen columns by the row's key."""
     keys = [name for name in ("step", "layer", "phase") if name in result.rows]
     rows = result.rows.astype(object).where(result.rows.notna(), None).to_dict("records")
-    return {tuple(row[key] for key in keys): tuple(row[c] for c in columns) if len(columns) > 1 else row[columns[0]] for row in rows}
+    return {
+        tuple(row[key] for key in keys): tuple(row[c] for c in columns) if len(columns) > 1 else row[columns[0]]
+        for row in rows
+    }
 
 
 @pytest.fixture(params=SCHEMAS)
@@ -41,7 +44,11 @@ def test_self_total_busy_and_cpu(file: NsysFile) -> None:
         ("layers.0.mlp", "forward"): (1, 2, 50, 50, 40, 40),  # busy 310..350
         ("(none)", "other"): (0, 1, 40, 40, 40, 0),
     }
-    assert numbers(result, "share") == {("layers.0", "forward"): 0.1, ("layers.0.mlp", "forward"): 0.5, ("(none)", "other"): 0.4}
+    assert numbers(result, "share") == {
+        ("layers.0", "forward"): 0.1,
+        ("layers.0.mlp", "forward"): 0.5,
+        ("(none)", "other"): 0.4,
+    }
     assert result.summary.total_ns == 100
     assert result.summary.layer_ns == 60
     assert result.summary.by_how == {"launch": 60, "none": 40}
@@ -90,7 +97,12 @@ def test_a_forward_inside_a_backward_is_a_recompute(file: NsysFile) -> None:
         ("layers.0.mlp", "recompute"): (2, 2),
     }
     tree = result.tree.set_index("layer").loc["layers.0"]
-    assert (tree.forward_ns, tree.recompute_ns, tree.backward_ns, tree.total_ns) == (1, 2, 4, 7)  # each once: they add up
+    assert (tree.forward_ns, tree.recompute_ns, tree.backward_ns, tree.total_ns) == (
+        1,
+        2,
+        4,
+        7,
+    )  # each once: they add up
 
 
 def test_autograd_threads_take_phase_and_step_from_the_one_other_thread_that_has_them(file: NsysFile) -> None:
@@ -102,7 +114,11 @@ def test_autograd_threads_take_phase_and_step_from_the_one_other_thread_that_has
     file.kernel(2001, 2003, launched=(400, 401), tid=autograd)  # in no layer: phase and step from the main thread
     file.kernel(2003, 2007, launched=(600, 601), tid=autograd)  # no phase is open any more
     result = table(file, by_step=True)
-    assert numbers(result, "gpu_self_ns") == {(5, "layers.0", "backward"): 1, (5, "(none)", "backward"): 2, (5, "(none)", "other"): 4}
+    assert numbers(result, "gpu_self_ns") == {
+        (5, "layers.0", "backward"): 1,
+        (5, "(none)", "backward"): 2,
+        (5, "(none)", "other"): 4,
+    }
     assert result.summary.by_how == {"launch": 1, "other thread": 2, "none": 4}
 
 
@@ -191,7 +207,9 @@ def test_operations_without_a_launching_call_are_kept_and_doubted(file: NsysFile
     file.kernel(60, 90, correlation=5)
     result = table(file)
     assert numbers(result, "gpu_self_ns") == {("layers.0", "forward"): 10, ("(none)", "other"): 30}
-    assert any("1 of 2 operations were launched by calls that are not in the capture" in doubt for doubt in result.doubts)
+    assert any(
+        "1 of 2 operations were launched by calls that are not in the capture" in doubt for doubt in result.doubts
+    )
 
 
 def test_a_range_left_open_is_closed_at_the_end_and_doubted(file: NsysFile) -> None:
@@ -207,14 +225,19 @@ def test_start_end_ranges_may_cross(file: NsysFile) -> None:
     file.range_("layers.1", 50, 150, style=START_END)
     for n, start in enumerate((10, 60, 120)):
         file.kernel(200 + n, 201 + n, launched=(start, start + 1))
-    assert numbers(table(file), "gpu_self_ns") == {("layers.0", "forward"): 1, ("layers.1", "forward"): 2}  # the last started holds it
+    assert numbers(table(file), "gpu_self_ns") == {
+        ("layers.0", "forward"): 1,
+        ("layers.1", "forward"): 2,
+    }  # the last started holds it
 
 
 def test_a_layer_inside_itself_counts_its_total_once(file: NsysFile) -> None:
     file.range_("layers.0", 0, 100)
     file.range_("layers.0", 20, 80)
     file.kernel(200, 210, launched=(30, 31))
-    assert numbers(table(file), "calls", "gpu_self_ns", "gpu_total_ns", "cpu_ns") == {("layers.0", "forward"): (2, 10, 10, 100)}
+    assert numbers(table(file), "calls", "gpu_self_ns", "gpu_total_ns", "cpu_ns") == {
+        ("layers.0", "forward"): (2, 10, 10, 100)
+    }
 
 
 def test_touching_and_empty_ranges(file: NsysFile) -> None:
@@ -242,7 +265,9 @@ def test_the_default_domain(file: NsysFile) -> None:
 
 
 def test_one_domain_under_different_ids_in_two_processes(file: NsysFile) -> None:
-    file.range_("noise", 0, 100, domain="other", pid=2, category=None)  # so that ours has id 2 there, and id 1 is theirs
+    file.range_(
+        "noise", 0, 100, domain="other", pid=2, category=None
+    )  # so that ours has id 2 there, and id 1 is theirs
     file.range_("layers.0", 0, 100, pid=1)
     file.range_("layers.0", 0, 100, pid=2)
     for pid in (1, 2):
@@ -256,7 +281,9 @@ def test_the_models_order_even_where_the_window_begins_in_the_middle(file: NsysF
         file.range_("model", start, start + 500)
         for n, name in enumerate(names[1:], 1):
             file.range_(name, start + n * 100, start + n * 100 + 50)
-    file.rows["NVTX_EVENTS"] = [row for row in file.rows["NVTX_EVENTS"] if not 0 <= int(str(row["start"])) < 250]  # seen first: layers.10
+    file.rows["NVTX_EVENTS"] = [
+        row for row in file.rows["NVTX_EVENTS"] if not 0 <= int(str(row["start"])) < 250
+    ]  # seen first: layers.10
     file.kernel(5000, 5001, launched=(1001, 1002))
     tree = table(file).tree
     assert [name for name in tree["layer"] if name.startswith("model.layers")] == ["model.layers.9", "model.layers.10"]
@@ -271,4 +298,7 @@ def test_steps_without_a_payload_take_the_number_of_their_text(file: NsysFile) -
     file.range_("layers.0", 110, 120)
     file.kernel(300, 301, launched=(11, 12))
     file.kernel(301, 302, launched=(111, 112))
-    assert list(numbers(table(file, by_step=True), "gpu_ops")) == [(12, "layers.0", "forward"), (13, "layers.0", "forward")]
+    assert list(numbers(table(file, by_step=True), "gpu_ops")) == [
+        (12, "layers.0", "forward"),
+        (13, "layers.0", "forward"),
+    ]

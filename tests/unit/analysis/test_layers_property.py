@@ -38,12 +38,18 @@ def lay_out(file: NsysFile, tree: list[tuple[tuple[str, str], list[object]]], st
 
 
 threads = st.tuples(st.integers(1, 2), st.integers(1, 3))  # process, thread
-launches = st.lists(st.tuples(threads, st.integers(0, 200), st.integers(0, 300), st.integers(0, 60), st.integers(0, 1)), min_size=1, max_size=12)
+launches = st.lists(
+    st.tuples(threads, st.integers(0, 200), st.integers(0, 300), st.integers(0, 60), st.integers(0, 1)),
+    min_size=1,
+    max_size=12,
+)
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.dictionaries(threads, trees(), min_size=1, max_size=4), launches)
-def test_any_capture(by_thread: dict[tuple[int, int], list[object]], launched: list[tuple[tuple[int, int], int, int, int, int]]) -> None:
+def test_any_capture(
+    by_thread: dict[tuple[int, int], list[object]], launched: list[tuple[tuple[int, int], int, int, int, int]]
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = NsysFile(Path(folder) / "any.sqlite")
         file.range_("never", 100_000, 100_001)
@@ -59,5 +65,7 @@ def test_any_capture(by_thread: dict[tuple[int, int], list[object]], launched: l
                 tuple(row[key] for key in keys): {name: row[name] for name in NUMBERS}
                 for row in rows.astype(object).where(rows.notna(), None).to_dict("records")
             }
-            expected = {key: {name: row[name] for name in NUMBERS} for key, row in BruteForce(path).table(by_step).items()}
+            expected = {
+                key: {name: row[name] for name in NUMBERS} for key, row in BruteForce(path).table(by_step).items()
+            }
             assert ours == expected

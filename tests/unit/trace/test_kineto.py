@@ -15,7 +15,16 @@ from nvprof_kit.trace.open import open_capture
 
 
 def event(category: str, name: str, start: float, length: float, tid: int = 1, **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": length, "pid": 0 if category == "kernel" else 9, "tid": tid, "args": args}
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "ts": start,
+        "dur": length,
+        "pid": 0 if category == "kernel" else 9,
+        "tid": tid,
+        "args": args,
+    }
 
 
 def write(path: Path, *events: dict[str, Any], **whole: Any) -> Path:
@@ -64,7 +73,12 @@ def test_without_our_ranges_what_pytorch_annotates_counts(tmp_path: Path) -> Non
 
 
 def test_the_users_own_annotations_are_layers(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.json", event("user_annotation", "block 0", 5, 20), event("user_annotation", "nccl:all_reduce", 45, 20, tid=2), *GPU_EVENTS)
+    path = write(
+        tmp_path / "a.json",
+        event("user_annotation", "block 0", 5, 20),
+        event("user_annotation", "nccl:all_reduce", 45, 20, tid=2),
+        *GPU_EVENTS,
+    )
     assert sums(path) == {("block 0", "forward"): 1500, ("(none)", "other"): 2250}
 
 

@@ -43,7 +43,9 @@ def test_every_schema_gives_the_documented_tables(tmp_path: Path, release: str) 
     for table, schema in TABLES.items():
         frame = getattr(trace, table)
         assert list(frame.columns) == list(schema)
-        assert {name: str(dtype) for name, dtype in frame.dtypes.items()} == {name: column.dtype for name, column in schema.items()}
+        assert {name: str(dtype) for name, dtype in frame.dtypes.items()} == {
+            name: column.dtype for name, column in schema.items()
+        }
     assert trace.info.tool == f"nsys {release}.0"
     assert trace.info.gpus == ("Test GPU",)
 
@@ -144,7 +146,9 @@ class TestRefusals:
 
     def test_a_domain_whose_ranges_were_not_recorded(self, tmp_path: Path) -> None:
         file = small(tmp_path / "a.sqlite")
-        file.rows["NVTX_EVENTS"] = [row for row in file.rows["NVTX_EVENTS"] if row["eventType"] == 75]  # what nvtx >= 0.2.12 leaves
+        file.rows["NVTX_EVENTS"] = [
+            row for row in file.rows["NVTX_EVENTS"] if row["eventType"] == 75
+        ]  # what nvtx >= 0.2.12 leaves
         assert "no range of it" in refusal(file.write())
 
     def test_no_nsys_for_a_report(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
