@@ -94,18 +94,16 @@ class Backend:
 def nvtx_domain() -> Any:
     """Our NVTX domain, real even where nvtx takes an attached tool for an absent one.
 
-    nvtx from 0.2.12 on asks the tool whether it listens to the domain and hands out a dummy otherwise; Nsight Systems
-    up to 2024.2 answers no although it records. The dummy is replaced by the domain that nvtx itself would have built.
+    nvtx from 0.2.12 on asks the tool whether it listens to a domain and hands out a dummy otherwise; Nsight Systems up
+    to 2024.2 answers no although it records. So the domain is put together as nvtx does it for a tool that answers yes.
     """
-    import nvtx
     from nvtx._lib import lib
 
-    domain = nvtx.get_domain(DOMAIN)
-    if isinstance(domain, lib.Domain):
-        return domain
+    if not hasattr(lib, "DummyDomain"):
+        return lib.Domain(DOMAIN)
     domain = object.__new__(lib.Domain)
     domain.handle = lib.DomainHandle(DOMAIN)
-    lib.Domain.__init__(domain, DOMAIN)
+    domain.__init__(DOMAIN)
     return domain
 
 

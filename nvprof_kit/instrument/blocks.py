@@ -29,12 +29,18 @@ class Part(NamedTuple):
 
 def children(part: Part) -> Iterator[Part]:
     """The children of a module that are called: lists are replaced by their elements, wrappers by what they wrap."""
-    for name, child in part.module.named_children():
-        inner = Part(f"{part.path}.{name}" if part.path else name, child)
-        if name in WRAPPER_PARTS or is_list(child):
+    for name, inner in named_children(part):
+        if name in WRAPPER_PARTS or is_list(inner.module):
             yield from children(inner)
         else:
             yield inner
+
+
+def named_children(part: Part) -> Iterator[tuple[str, Part]]:
+    """The children of a module by name; one that it holds twice comes twice."""
+    for name, child in part.module._modules.items():
+        if child is not None:
+            yield name, Part(f"{part.path}.{name}" if part.path else name, child)
 
 
 def descendants(part: Part, depth: int) -> Iterator[Part]:
@@ -65,10 +71,9 @@ class _Group(NamedTuple):
 def _groups(part: Part) -> list[_Group]:
     groups = []
     attributes: list[Part] = []
-    for name, child in part.module.named_children():
-        inner = Part(f"{part.path}.{name}" if part.path else name, child)
-        if isinstance(child, nn.Sequential) or is_list(child):
-            groups.append(_Group(list(children(inner)), child))
+    for name, inner in named_children(part):
+        if isinstance(inner.module, nn.Sequential) or is_list(inner.module):
+            groups.append(_Group(list(children(inner)), inner.module))
         elif name in WRAPPER_PARTS:
             groups += _groups(inner)
         else:

@@ -6,16 +6,14 @@ import inspect
 import sys
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeVar, cast, overload
+from typing import Any, cast, overload
 
 from ..errors import UsageError
 from ..names import Category
 from . import state
 from .layer import Layer, layer_of
-from .scope import Scope, Started
+from .scope import F, Scope, Started
 from .wrapping import wrap
-
-F = TypeVar("F")
 
 
 class LayerScope(Scope):
@@ -62,12 +60,16 @@ class LayerRange:
     """Range a layer: its calls and the backward pass of what they return.
 
     ```python
-    @layer_range                                      # named after the function: "Block.forward", "attend"
-    @layer_range("decoder.attention")                 # named
-    @layer_range(name=lambda self, x: self.path)      # named by the call's arguments
-    class Block(nn.Module): ...                       # decorated: instances are "Block.0", "Block.1", … as they are
-    created with layer_range("decoder.mlp"): ...              # a block of code; reusable; forward only started =
-    layer_range.start("prefetch"); layer_range.end(started)   # may end on another thread ```
+    @layer_range                                    # named after the function: "Block.forward", "attend"
+    @layer_range("decoder.attention")               # named
+    @layer_range(name=lambda self, x: self.path)    # named by the arguments of each call
+    @layer_range
+    class Block(nn.Module): ...                     # instances are "Block.0", "Block.1", … as they are created
+
+    with layer_range("decoder.mlp"): ...            # a block of code; may be kept and reused; forward only
+    started = layer_range.start("prefetch")
+    layer_range.end(started)                        # on any thread
+    ```
 
     Functions, methods (also below ``staticmethod`` and ``classmethod``), coroutines, generators and asynchronous
     generators can be decorated, and stay what they are to `inspect` and `pickle`. Of a coroutine or generator each
@@ -77,7 +79,7 @@ class LayerRange:
     """
 
     @overload
-    def __call__(self, target: F, /) -> F: ...
+    def __call__(self, target: F, /, *, backward: bool = True) -> F: ...
 
     @overload
     def __call__(

@@ -9,7 +9,7 @@ from . import state
 from .backends import Backend, Range
 from .wrapping import wrap
 
-F = TypeVar("F")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Scope:

@@ -1,0 +1,218 @@
+"""Real Nsight Systems records our ranges: domain, categories, registered strings, payloads, nesting, threads."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from nvprof_kit.names import DOMAIN
+
+pytestmark = pytest.mark.nsys
+
+PROGRAM = """
+import torch
+from torch import nn
+from nvprof_kit import annotate_model, annotate_optimizer, layer_range, mark, phase, step
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(8, 4)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(4, 1, 8) for _ in range(2))
+
+    def forward(self, tokens):
+        hidden = self.embed(tokens)
+        for layer in self.layers:
+            hidden = torch.utils.checkpoint.checkpoint(layer, hidden, use_reentrant=False)
+        return loss(hidden)
+
+@layer_range("loss")
+def loss(hidden):
+    return hidden.square().sum()
+
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+annotate_model(net, depth=1)
+annotate_optimizer(optimizer)
+for number in (7, 8):
+    with step(number):
+        with phase("forward"):
+            out = net(torch.arange(4).reshape(1, 4))
+        with phase("backward"):
+            out.backward()
+        optimizer.step()
+        mark("done")
+layer_range.end(layer_range.start("prefetch", category="data"))
+"""
+
+NESTING = """
+step 7
+  forward
+    Net
+      embed
+      layers.0
+      layers.1
+      loss
+  backward
+    Net backward
+      loss backward
+      layers.1 backward
+        layers.1 recompute
+      layers.0 backward
+        layers.0 recompute
+      embed backward
+  optimizer
+"""
+
+
+class Recorded(NamedTuple):
+    """A row of nsys's NVTX_EVENTS that is ours."""
+
+    text: str
+    category: str
+    payload: int | None
+    kind: int
+    registered: bool
+    start: int
+    end: int | None
+    thread: int
+
+
+def profile(nsys: str, folder: Path, program: str, **environ: str) -> Path:
+    """Run a program under nsys; returns the report as SQLite."""
+    script = folder / "program.py"
+    script.write_text(textwrap.dedent(program))
+    report = folder / "report"
+    options = ["-t", "nvtx,osrt", "-s", "none", "--cpuctxsw=none", "-f", "true", "-o", str(report)]
+    run(nsys, "profile", *options, sys.executable, str(script), **environ)
+    run(nsys, "export", "-t", "sqlite", "-f", "true", "-o", f"{report}.sqlite", f"{report}.nsys-rep")
+    return folder / "report.sqlite"
+
+
+def run(*command: str, **environ: str) -> None:
+    paths = [str(Path(__file__).parents[2]), environ.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
+    environ["PYTHONPATH"] = os.pathsep.join(path for path in reversed(paths) if path)
+    done = subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def read(path: Path) -> list[Recorded]:
+    """The ranges and marks of our domain in order of their begin."""
+    with sqlite3.connect(path) as connection:
+        rows = connection.execute(
+            """
+            SELECT coalesce(texts.value, events.text), categories.text, events.int64Value, events.eventType,
+                   events.textId IS NOT NULL, events.start, events.end, events.globalTid
+            FROM NVTX_EVENTS AS events
+            LEFT JOIN NVTX_EVENTS AS categories
+                ON categories.eventType = 33 AND categories.domainId = events.domainId
+                AND categories.category = events.category
+            LEFT JOIN StringIds AS texts ON texts.id = events.textId
+            WHERE events.eventType IN (34, 59, 60)
+                AND events.domainId IN (SELECT domainId FROM NVTX_EVENTS WHERE eventType = 75 AND text = ?)
+            ORDER BY events.start, events.end DESC
+            """,
+            (DOMAIN,),
+        ).fetchall()
+    return [Recorded(*row) for row in rows]
+
+
+def nesting(ranges: list[Recorded]) -> str:
+    """The texts, indented by how they lie in each other."""
+    lines, stack = [], []
+    for range_ in ranges:
+        while stack and stack[-1].end <= range_.start:
+            stack.pop()
+        assert not stack or range_.end <= stack[-1].end, f"{range_} crosses {stack[-1]}"
+        lines.append("  " * len(stack) + range_.text)
+        stack.append(range_)
+    return "\n".join(lines)
+
+
+def test_ranges_are_recorded(nsys: str, tmp_path: Path) -> None:
+    recorded = read(profile(nsys, tmp_path, PROGRAM))
+    ranges = [event for event in recorded if event.kind == 59]
+    assert nesting(ranges) == NESTING.strip() + "\n" + NESTING.strip().replace("step 7", "step 8")
+    assert all(event.registered for event in recorded)
+    assert len({range_.thread for range_ in ranges}) == 1
+    assert {(event.text, event.category, event.payload) for event in recorded} == {
+        ("step 7", "step", 7),
+        ("step 8", "step", 8),
+        ("forward", "phase", None),
+        ("backward", "phase", None),
+        ("optimizer", "optimizer", None),
+        ("Net", "forward", -1),
+        ("Net backward", "backward", -1),
+        ("embed", "forward", -1),
+        ("embed backward", "backward", -1),
+        ("loss", "forward", -1),
+        ("loss backward", "backward", -1),
+        *(
+            (f"layers.{index}{'' if category == 'forward' else f' {category}'}", category, index)
+            for index in (0, 1)
+            for category in ("forward", "backward", "recompute")
+        ),
+        ("done", "user", None),
+        ("prefetch", "data", -1),
+    }
+    assert [event.text for event in recorded if event.kind == 60] == ["prefetch"]
+    assert [event.text for event in recorded if event.kind == 34] == ["done", "done"]
+
+
+def test_nothing_is_recorded_when_switched_off(nsys: str, tmp_path: Path) -> None:
+    path = profile(nsys, tmp_path, PROGRAM, NVPROF_KIT="off")
+    with sqlite3.connect(path) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        assert "NVTX_EVENTS" not in tables or not read(path)
+
+
+def test_ranges_are_there_when_a_capture_starts_later(nsys: str, tmp_path: Path) -> None:
+    """``nsys launch`` injects; ``nsys start`` and ``nsys stop`` bound the capture."""
+    (tmp_path / "program.py").write_text(
+        PROGRAM
+        + textwrap.dedent(
+            """
+            import pathlib, sys, time
+            (pathlib.Path(sys.argv[1]) / "ready").touch()
+            while not (pathlib.Path(sys.argv[1]) / "stop").exists():
+                with step(9):
+                    net(torch.arange(4).reshape(1, 4)).backward()
+                time.sleep(0.05)
+            """
+        )
+    )
+    session = f"nvprof-kit-{os.getpid()}"
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [nsys, "launch", f"--session-new={session}", "-t", "nvtx,osrt"]
+    with subprocess.Popen(
+        [*command, sys.executable, str(tmp_path / "program.py"), str(tmp_path)], env=environ
+    ) as program:
+        try:
+            wait_for(tmp_path / "ready", program)
+            report = tmp_path / "report"
+            run(nsys, "start", f"--session={session}", "-s", "none", "--cpuctxsw=none", "-o", str(report))
+            subprocess.run(["sleep", "0.5"], check=True)
+            run(nsys, "stop", f"--session={session}")
+        finally:
+            (tmp_path / "stop").touch()
+            program.wait(timeout=120)
+    run(nsys, "export", "-t", "sqlite", "-o", f"{report}.sqlite", f"{report}.nsys-rep")
+    texts = {event.text for event in read(Path(f"{report}.sqlite"))}
+    assert {"step 9", "layers.1", "layers.1 backward", "layers.1 recompute"} <= texts
+    assert "step 7" not in texts
+
+
+def wait_for(path: Path, program: subprocess.Popen[bytes]) -> None:
+    for _ in range(1200):
+        if path.exists():
+            return
+        assert program.poll() is None, "the program ended before it was ready"
+        subprocess.run(["sleep", "0.1"], check=True)
+    raise AssertionError(f"{path} never appeared")

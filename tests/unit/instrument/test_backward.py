@@ -1,0 +1,206 @@
+"""Backward passes of every kind: nested, aborted, repeated, partial, on no gradients at all."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from model_zoo import make
+from torch import nn
+
+from nvprof_kit import annotate_model, layer_range, phase, step
+
+
+def lines_of(sink, what: str) -> list[str]:
+    return [line.strip() for line in sink.lines if line.endswith(what)]
+
+
+def test_backward_nests_in_reverse(sink) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    annotate_model(model, depth="leaf")
+    with step(0), phase("backward"):
+        model(torch.ones(1, 2)).sum().backward()
+    assert sink.lines == [
+        "step 0",
+        "  backward",
+        "    Sequential",
+        "      0",
+        "      1",
+        "        1.0",
+        "        1.1",
+        "    Sequential backward",
+        "      1 backward",
+        "        1.1 backward",
+        "        1.0 backward",
+        "      0 backward",
+    ]
+
+
+def test_work_after_the_model_is_outside(sink) -> None:
+    model = nn.Linear(2, 2)
+    annotate_model(model)
+    before = torch.ones(1, 2, requires_grad=True) * 2
+    seen = []
+    before.grad_fn.register_hook(lambda *_grads: seen.append(sink.open_count()))
+    after = model(before).exp()
+    after.grad_fn.register_hook(lambda *_grads: seen.append(sink.open_count()))
+    after.sum().backward()
+    assert seen == [0, 0]
+    assert lines_of(sink, " backward") == ["Linear backward"]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint_recomputes_inside_the_backward(reentrant: bool, sink) -> None:
+    subject = make("checkpoint_reentrant" if reentrant else "checkpoint_non_reentrant")
+    annotate_model(subject.model, depth=1)
+    with phase("forward"):
+        loss = subject.loss(subject.model)
+    with phase("backward"):
+        loss.backward()
+    forward = sink.lines.index("backward")
+    assert not [line for line in sink.lines[:forward] if line.endswith(("recompute", " backward"))]
+    assert [line.strip() for line in sink.lines[forward + 1 :] if "blocks" in line and "recompute" in line] == [
+        "blocks.2 recompute",
+        "blocks.1 recompute",
+        "blocks.0 recompute",
+    ]
+    assert lines_of(sink, " backward").count("Checkpointed backward") == 1
+    for index in range(3):
+        assert f"blocks.{index} backward" in lines_of(sink, " backward")
+
+
+def test_aborted_backward_leaves_nothing_open(sink) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    annotate_model(model)
+    hidden = model[0](torch.ones(1, 2))
+    hidden.register_hook(lambda _grad: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model[1](hidden).sum().backward()
+    assert sink.open_count() == 0
+    sink.lines.clear()
+    model(torch.ones(1, 2)).sum().backward()
+    assert lines_of(sink, " backward") == ["Sequential backward", "1 backward", "0 backward"]
+
+
+def test_an_inner_backward_that_fails_is_survived(sink) -> None:
+    inner = nn.Linear(2, 2)
+    annotate_model(inner)
+
+    class Reenter(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            with torch.enable_grad():
+                hidden = inner(torch.ones(1, 2))
+                hidden.grad_fn.next_functions[0][0].register_prehook(lambda _grads: 1 / 0)
+                loss = hidden.sum()
+            with pytest.raises(ZeroDivisionError):
+                loss.backward()
+            return grad
+
+    outer = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    annotate_model(outer)
+    outer[1](Reenter.apply(outer[0](torch.ones(1, 2)))).sum().backward()
+    assert [line for line in sink.lines if line.endswith(("recompute", " backward"))] == [
+        "1 backward",
+        "Linear recompute",
+        "Linear backward",
+        "0 backward",
+    ]
+
+
+def test_no_gradients_no_backward(sink) -> None:
+    model = nn.Linear(2, 2)
+    annotate_model(model)
+    with torch.no_grad():
+        model(torch.ones(1, 2))
+    with torch.inference_mode():
+        model(torch.ones(1, 2))
+    model.requires_grad_(False)
+    assert model(torch.ones(1, 2)).grad_fn is None
+    assert sink.lines == ["Linear"] * 3
+
+
+def test_retained_graph_and_double_backward(sink) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    annotate_model(model)
+    x = torch.ones(1, 2, requires_grad=True)
+    (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    grad.square().sum().backward(retain_graph=True)
+    grad.square().sum().backward()
+    assert lines_of(sink, " backward").count("Sequential backward") >= 3
+
+
+def test_accumulated_microbatches(sink) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    annotate_model(model)
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+    (model(torch.ones(1, 2)) + model(torch.ones(1, 2))).sum().backward()
+    assert lines_of(sink, " backward").count("Sequential backward") == 5
+
+
+def test_only_some_outputs_get_a_gradient(sink) -> None:
+    class Split(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.left(x), self.right(x).exp()
+
+    model = Split()
+    annotate_model(model)
+    model(torch.ones(1, 2))[0].sum().backward()
+    assert lines_of(sink, " backward") == ["Split backward", "left backward"]
+
+
+def test_backward_off(sink) -> None:
+    model = nn.Linear(2, 2)
+    annotate_model(model, backward=False)
+    model(torch.ones(1, 2)).sum().backward()
+    assert sink.lines == ["Linear"]
+
+
+def test_forward_and_backward_on_different_threads(sink) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    annotate_model(model)
+    loss = model(torch.ones(1, 2)).sum()
+    thread = threading.Thread(target=loss.backward, name="other")
+    thread.start()
+    thread.join()
+    assert sink.threads["other"] == 0
+    assert sink.lines[3:] == ["Sequential backward", "  1 backward", "  0 backward"]
+
+
+def test_a_gradient_inside_a_forward(sink) -> None:
+    weight = torch.ones(2, requires_grad=True)
+
+    @layer_range("penalty")
+    def penalty(x: torch.Tensor) -> torch.Tensor:
+        (grad,) = torch.autograd.grad(inner(x).sum(), x, create_graph=True)
+        return grad.square().sum()
+
+    @layer_range("inner")
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return (x * weight).sin()
+
+    penalty(torch.ones(2, requires_grad=True)).backward()
+    assert sink.lines[:2] == ["penalty", "  inner"]
+    assert "    inner backward" in sink.lines
+
+
+def test_vmap_and_functional_gradients(sink) -> None:
+    model = nn.Linear(2, 2)
+    annotate_model(model)
+    weights = dict(model.named_parameters())
+
+    def loss(weights, x):
+        return torch.func.functional_call(model, weights, (x,)).sum()
+
+    per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, torch.ones(3, 2))
+    assert per_sample["weight"].shape == (3, 2, 2)

@@ -1,0 +1,88 @@
+"""Annotation changes nothing: outputs, gradients, what autograd saves, what stays alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from model_zoo import ZOO, Subject, gradients, make
+
+from nvprof_kit import annotate_model
+
+
+def two_steps(subject: Subject) -> tuple[list[torch.Tensor], int]:
+    """Losses and gradients of two steps, and how many tensors autograd saved."""
+    saved = 0
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal saved
+        saved += 1
+        return tensor
+
+    torch.manual_seed(1)
+    results = []
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        for _ in range(2):
+            loss = subject.loss(subject.model)
+            loss.backward()
+            results += [
+                loss.detach(),
+                *(grad.clone() for grad in gradients(subject.model).values() if grad is not None),
+            ]
+    return results, saved
+
+
+@pytest.mark.parametrize("depth", [None, "leaf"])
+@pytest.mark.parametrize("name", ZOO)
+def test_bit_equal(name: str, depth, sink) -> None:
+    expected, saved = two_steps(make(name))
+    subject = make(name)
+    with annotate_model(subject.model, depth=depth):
+        results, saved_now = two_steps(subject)
+    assert saved_now == saved
+    assert len(results) == len(expected)
+    for result, wanted in zip(results, expected, strict=True):
+        assert torch.equal(result, wanted)
+    backward = [line for line in sink.lines if line.endswith(" backward")]
+    assert len(backward) > len(expected) ** 0.5
+    assert max(len(line) - len(line.lstrip()) for line in sink.lines) < 40
+
+
+def alive() -> int:
+    gc.collect()
+    return sum(isinstance(item, torch.Tensor) for item in gc.get_objects())
+
+
+@pytest.mark.parametrize("name", ["llama", "checkpoint_reentrant", "checkpoint_non_reentrant", "in_place"])
+def test_nothing_stays_alive_and_nothing_grows(name: str, sink) -> None:
+    subject = make(name)
+    with annotate_model(subject.model, depth="leaf"):
+        subject.loss(subject.model).backward()
+        tensors, objects = alive(), len(gc.get_objects())
+        for _ in range(3):
+            sink.lines.clear(), sink.ranges.clear()
+            loss = subject.loss(subject.model)
+            loss.backward()
+            kept = weakref.ref(loss)
+            del loss
+            assert kept() is None
+        assert alive() == tensors
+        sink.lines.clear(), sink.ranges.clear()
+        assert len(gc.get_objects()) - objects < 50
+
+
+def test_a_dropped_graph_is_freed_at_once(sink) -> None:
+    """Without the garbage collector: hooks and frames make no cycles with the graph."""
+    subject = make("torch_encoder")
+    with annotate_model(subject.model):
+        gc.disable()
+        try:
+            held = torch.ones(2, 8, 32, requires_grad=True)
+            hidden = subject.model(held)
+            reference = weakref.ref(held)
+            del hidden, held
+            assert reference() is None
+        finally:
+            gc.enable()

@@ -1,0 +1,116 @@
+"""Whether ranges are emitted, and what importing the package costs: each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def python(program: str, **environ: str) -> str:
+    """What a program prints."""
+    clean = {name: value for name, value in os.environ.items() if "NVTX" not in name and name != "NVPROF_KIT"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=clean | environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return (done.stdout + done.stderr).strip()
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    program = """
+import sys, nvprof_kit
+assert not {"torch", "pandas", "nvtx", "numpy", "nvprof_kit.instrument"} & set(sys.modules)
+from nvprof_kit import layer_range, phase, step, mark
+assert not {"torch", "pandas", "nvtx"} & set(sys.modules)
+@layer_range
+def double(x): return 2 * x
+assert double(2) == 4
+assert "torch" not in sys.modules
+assert set(nvprof_kit.__all__) <= set(dir(nvprof_kit))
+"""
+    assert python(program) == ""
+
+
+BACKEND = "from nvprof_kit.instrument import state; print(type(state.backend).__name__)"
+
+
+def test_auto_is_quiet_without_a_tool() -> None:
+    assert python(BACKEND) == "NoneType"
+    assert python(BACKEND, NVPROF_KIT="") == "NoneType"
+
+
+def test_auto_finds_an_injected_tool() -> None:
+    assert python(BACKEND, NVTX_INJECTION64_PATH="/nowhere/lib.so") == "Nvtx"
+    assert python(BACKEND, NSYS_PROFILING_SESSION_ID="1") == "NoneType"  # nsys without -t nvtx
+
+
+def test_on_and_off() -> None:
+    assert python(BACKEND, NVPROF_KIT="ON") == "Nvtx"
+    assert python(BACKEND, NVPROF_KIT="off", NVTX_INJECTION64_PATH="/nowhere/lib.so") == "NoneType"
+
+
+def test_off_returns_the_function_itself() -> None:
+    program = """
+from nvprof_kit import layer_range, annotate_model
+from nvprof_kit.instrument import state
+from nvprof_kit.instrument.backends import Kineto
+import torch
+def f(): pass
+assert layer_range(f) is f and layer_range("x")(f) is f
+net = torch.nn.Linear(2, 2)
+annotate_model(net)
+state.activate(Kineto())
+assert state.backend is None and not net._forward_hooks
+"""
+    assert python(program, NVPROF_KIT="off") == ""
+
+
+def test_a_bad_value_warns_once() -> None:
+    said = python(BACKEND, NVPROF_KIT="yes")
+    assert "NVPROF_KIT='yes' is none of auto, on, off; taken for auto" in said
+    assert "NoneType" in said
+
+
+def test_ranges_without_torch() -> None:
+    program = """
+import sys
+from nvprof_kit import layer_range, mark, phase, step
+@layer_range
+def f():
+    with phase("x"), layer_range("y"), step(3): mark("z")
+f()
+layer_range.end(layer_range.start("w"))
+assert "torch" not in sys.modules
+"""
+    assert python(program, NVPROF_KIT="on") == ""
+
+
+def test_the_recorder_wakes_and_quietens() -> None:
+    program = """
+import torch, json, tempfile, os
+from nvprof_kit import annotate_model, layer_range, step
+from nvprof_kit.instrument import state
+from nvprof_kit.instrument.backends import Kineto
+@layer_range("decorated")
+def f(x): return x.sin()
+net = torch.nn.Sequential(torch.nn.Linear(2, 2))
+annotate_model(net)
+def work(n):
+    with step(n): f(net(torch.ones(1, 2))).sum().backward()
+work(0)
+with torch.profiler.profile() as profiler:
+    state.activate(Kineto())
+    work(1)
+    open_step = step(2).__enter__()
+    state.deactivate()
+    open_step.__exit__()
+    work(3)
+names = [e.name for e in profiler.events() if e.name.startswith("nvprof_kit:")]
+assert sorted(names) == sorted([
+    "nvprof_kit:step:step 1", "nvprof_kit:step:step 2", "nvprof_kit:forward:Sequential", "nvprof_kit:forward:0",
+    "nvprof_kit:forward:decorated", "nvprof_kit:backward:decorated backward",
+    "nvprof_kit:backward:Sequential backward", "nvprof_kit:backward:0 backward"]), names
+assert not net._forward_hooks
+"""
+    assert "Error" not in python(program)
