@@ -78,7 +78,8 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
     except Exception as error:
-        sys.excepthook(type(error), error, _program_frames(error.__traceback__))
+        error.__traceback__ = _program_frames(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
 

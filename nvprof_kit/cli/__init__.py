@@ -51,8 +51,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         _replace_unencodable(stream)
     try:
-        status = group.main(args=argv, prog_name="nvprof-kit", standalone_mode=False)
+        with group.make_context("nvprof-kit", list(sys.argv[1:] if argv is None else argv)) as context:
+            group.invoke(context)
         sys.stdout.flush()
+        status = 0
+    except click.exceptions.Exit as end:
+        status = end.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         status = error.exit_code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -28,7 +27,7 @@ def print_to(file: TextIO, parts: Iterable[RenderableType]) -> None:
         return
     columns = os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() else 120
-    console = Console(file=io.StringIO(), width=width, highlight=False, markup=False, color_system=None)
+    console = Console(file=file, width=width, highlight=False, markup=False, color_system=None)
     with console.capture() as plain:
         _print(console, parts)
     file.writelines(line.rstrip() + "\n" for line in plain.get().splitlines())

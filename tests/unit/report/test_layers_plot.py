@@ -35,7 +35,12 @@ def test_one_level() -> None:
 
 
 def test_two_levels() -> None:
-    assert bars(2) == [("model.layers.0", 6, 10, 0, 0), ("model.layers.1", 4, 6, 0, 0), ("lm_head", 2, 2, 0, 0), *OUTSIDE]
+    assert bars(2) == [
+        ("model.layers.0", 6, 10, 0, 0),
+        ("model.layers.1", 4, 6, 0, 0),
+        ("lm_head", 2, 2, 0, 0),
+        *OUTSIDE,
+    ]
 
 
 @pytest.mark.parametrize("depth", [None, 1, 2, 3])
@@ -44,7 +49,9 @@ def test_bars_add_up_to_the_total(depth: int | None) -> None:
 
 
 def test_a_large_model_is_cut_where_the_bars_still_fit() -> None:
-    blocks = pd.concat([tree().iloc[[1, 2]].replace("model.layers.0", f"model.layers.{n}") for n in range(MAX_BARS // 2 + 1)])
+    blocks = pd.concat(
+        [tree().iloc[[1, 2]].replace("model.layers.0", f"model.layers.{n}") for n in range(MAX_BARS // 2 + 1)]
+    )
     large = pd.concat([tree().iloc[[0]], blocks], ignore_index=True)
     large.loc[large["depth"] == 2, "layer"] = large["parent"] + ".attn"
     assert len(layers_bars(large, 3)) > MAX_BARS

@@ -38,12 +38,22 @@ def test_the_total_is_the_sum_of_the_top_level() -> None:
 def test_without_steps_the_times_are_the_captures() -> None:
     result = layers_result()
     whole = replace(result, summary=replace(result.summary, steps=0))
-    assert layers_lines(whole, LayersView())[0] == Line("model", "2", times("12.00", "18.00"), "30.00", "75.0 %", 0.75, "40.00")
+    assert layers_lines(whole, LayersView())[0] == Line(
+        "model", "2", times("12.00", "18.00"), "30.00", "75.0 %", 0.75, "40.00"
+    )
 
 
 def test_depth_hides_children_and_keeps_what_is_outside() -> None:
     labels = [line.label for line in layers_lines(layers_result(), LayersView(depth=2))]
-    assert labels == ["model", "  layers.0", "  layers.1", "  lm_head", "(none) forward", "(none) optimizer", "(none) other"]
+    assert labels == [
+        "model",
+        "  layers.0",
+        "  layers.1",
+        "  lm_head",
+        "(none) forward",
+        "(none) optimizer",
+        "(none) other",
+    ]
 
 
 def test_percentages_of_the_top_level_add_up() -> None:

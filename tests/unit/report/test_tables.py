@@ -13,7 +13,7 @@ from nvprof_kit.report.tables import FORMATS, encode, with_capture
 TABLE = pd.DataFrame(
     {
         "step": pd.array([3, None], dtype="Int64"),
-        "layer": ["a|b, \"c\"", "(none)"],
+        "layer": ['a|b, "c"', "(none)"],
         "gpu_self_ns": [9_007_199_254_740_993, 1],  # the first is no float64
         "share": [1 / 3, 0.0],
     }
@@ -26,9 +26,7 @@ def test_formats() -> None:
 
 def test_csv() -> None:
     assert encode(TABLE, "csv").decode() == (
-        "step,layer,gpu_self_ns,share\n"
-        '3,"a|b, ""c""",9007199254740993,0.3333333333333333\n'
-        ",(none),1,0.0\n"
+        'step,layer,gpu_self_ns,share\n3,"a|b, ""c""",9007199254740993,0.3333333333333333\n,(none),1,0.0\n'
     )
 
 

@@ -55,7 +55,9 @@ def test_columns_decides_the_width_of_a_pipe(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_capture_line() -> None:
-    info = CaptureInfo(path="r.sqlite", tool="nsys 2024.2", gpus=("NVIDIA H200", "NVIDIA H200", "NVIDIA L4"), processes=2)
+    info = CaptureInfo(
+        path="r.sqlite", tool="nsys 2024.2", gpus=("NVIDIA H200", "NVIDIA H200", "NVIDIA L4"), processes=2
+    )
     assert str(capture_line(info, 1)) == "r.sqlite · nsys 2024.2 · 2 x NVIDIA H200, NVIDIA L4 · 2 processes · 1 step"
     cpu = CaptureInfo(path="r.json", tool="PyTorch profiler (Kineto)", on_gpu=False)
     assert str(capture_line(cpu, 0)) == "r.json · PyTorch profiler (Kineto) · no GPU · no steps"

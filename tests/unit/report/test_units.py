@@ -23,7 +23,14 @@ def test_the_decimals_are_those_of_the_total_per_step() -> None:
 
 @pytest.mark.parametrize(
     ("ns", "text"),
-    [(0, ""), (1, "<0.01"), (4_999, "<0.01"), (5_001, "0.01"), (12_345_678, "12.35"), (1_234_567_890_000, "1,234,567.89")],
+    [
+        (0, ""),
+        (1, "<0.01"),
+        (4_999, "<0.01"),
+        (5_001, "0.01"),
+        (12_345_678, "12.35"),
+        (1_234_567_890_000, "1,234,567.89"),
+    ],
 )
 def test_milliseconds(ns: int, text: str) -> None:
     assert Milliseconds(divisor=1, decimals=2)(ns) == text

@@ -1,0 +1,155 @@
+"""The command line as a process of its own: pipes, signals, and Python programs under the recorder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.nsys_file import NsysFile
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "nvprof_kit"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "6"}
+
+WORK = """
+import sys, os
+print("argv", sys.argv, "path0", repr(sys.path[0]), "name", __name__, flush=True)
+import torch, nvprof_kit
+with nvprof_kit.step(0):
+    torch.ones(2) + 1
+"""
+
+
+def run(*argv: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, argv)], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def record(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return run("record", "-o", "run.json", "--", sys.executable, *command, cwd=cwd)
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Path:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for number in range(500):
+        file.range_(f"layers.{number}", 100 * number, 100 * number + 50, category="forward")
+        file.kernel(100 * number, 100 * number + 60, launched=(100 * number + 10, 100 * number + 20))
+    return file.write()
+
+
+class TestReading:
+    def test_table_in_a_pipe(self, capture: Path, tmp_path: Path) -> None:
+        done = run("layers", capture, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "\x1b" not in done.stdout
+        assert max(map(len, done.stdout.splitlines()[4:-2])) <= 120
+
+    @pytest.mark.parametrize("form", ["table", "csv", "json", "md", "parquet"])
+    def test_a_reader_that_goes_away_early(self, form: str, capture: Path, tmp_path: Path) -> None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(
+            [*COMMAND, "layers", str(capture), "--format", form],
+            env=ENVIRONMENT, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+    def test_a_terminal_that_knows_only_ascii(self, capture: Path, tmp_path: Path) -> None:
+        environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
+        done = subprocess.run(
+            [*COMMAND, "layers", str(capture)], env=environment, cwd=tmp_path, capture_output=True, check=False
+        )
+        assert done.returncode == 0
+        assert b"####" in done.stdout
+
+    def test_bad_input_is_one_line(self, tmp_path: Path) -> None:
+        (tmp_path / "bad.sqlite").write_bytes(b"")
+        done = run("layers", "bad.sqlite", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert len(done.stderr.splitlines()) == 1
+
+    def test_the_input_is_never_written_to(self, capture: Path, tmp_path: Path) -> None:
+        before = capture.read_bytes(), capture.stat().st_mtime_ns
+        capture.chmod(0o444)
+        assert run("layers", capture, "--format", "csv", cwd=tmp_path).returncode == 0
+        assert (capture.read_bytes(), capture.stat().st_mtime_ns) == before
+        assert [path.name for path in tmp_path.iterdir()] == ["run.sqlite"]
+
+
+class TestRecording:
+    def test_a_script_finds_the_world_as_without_the_recorder(self, tmp_path: Path) -> None:
+        (tmp_path / "sub").mkdir()
+        (tmp_path / "sub" / "neighbour.py").write_text("")
+        (tmp_path / "sub" / "train.py").write_text(WORK + "import neighbour\nsys.exit(7)")
+        plain = subprocess.run(
+            [sys.executable, "sub/train.py", "--lr", "3"],
+            cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        done = record(tmp_path, "sub/train.py", "--lr", "3")
+        assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
+        assert done.returncode == 7
+        assert done.stderr == "nvprof-kit record: wrote run.json; next: nvprof-kit layers run.json\n"
+        assert "nvprof_kit:step:step 0" in (tmp_path / "run.json").read_text()
+
+    def test_a_module(self, tmp_path: Path) -> None:
+        (tmp_path / "pkg").mkdir()
+        (tmp_path / "pkg" / "__init__.py").write_text("")
+        (tmp_path / "pkg" / "train.py").write_text(WORK + "assert __package__ == 'pkg'")
+        done = record(tmp_path, "-m", "pkg.train", "a")
+        assert done.returncode == 0, done.stderr
+        assert f"argv ['{tmp_path}/pkg/train.py', 'a'] path0 '{tmp_path}' name __main__" in done.stdout
+
+    def test_code(self, tmp_path: Path) -> None:
+        done = record(tmp_path, "-c", WORK, "a")
+        assert done.returncode == 0, done.stderr
+        assert "argv ['-c', 'a'] path0 '' name __main__" in done.stdout
+        assert (tmp_path / "run.json").exists()
+
+    def test_an_exception_shows_the_programs_own_traceback(self, tmp_path: Path) -> None:
+        (tmp_path / "train.py").write_text(WORK + "def f():\n    raise ValueError('mine')\nf()\n")
+        done = record(tmp_path, "train.py")
+        assert done.returncode == 1
+        assert "ValueError: mine" in done.stderr
+        assert "runner" not in done.stderr and "runpy" not in done.stderr
+        assert (tmp_path / "run.json").exists()
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_killed_it_still_writes_and_dies_of_the_signal(self, number: signal.Signals, tmp_path: Path) -> None:
+        (tmp_path / "train.py").write_text(WORK + "import time\nprint('ready', flush=True)\ntime.sleep(60)")
+        process = subprocess.Popen(
+            [*COMMAND, "record", "-o", "run.json", "--", sys.executable, "train.py"],
+            cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        while "ready" not in process.stdout.readline():
+            assert process.poll() is None
+        time.sleep(0.1)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == -number
+        assert "wrote run.json" in errors
+        assert "nvprof_kit:step:step 0" in (tmp_path / "run.json").read_text()
+
+    def test_what_is_set_before_torch_is_imported_counts(self, tmp_path: Path) -> None:
+        (tmp_path / "train.py").write_text("import sys\nassert 'torch' not in sys.modules\n" + WORK)
+        assert record(tmp_path, "train.py").returncode == 0
+
+    def test_a_program_without_torch(self, tmp_path: Path) -> None:
+        done = record(tmp_path, "-c", "print(1)")
+        assert (done.returncode, done.stdout) == (0, "1\n")
+        assert "never imported torch: nothing was recorded, run.json is not written" in done.stderr
+        assert not (tmp_path / "run.json").exists()
+
+    def test_no_python_program(self, tmp_path: Path) -> None:
+        done = run("record", "--", "ls", "-l", cwd=tmp_path)
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("nvprof-kit: ls is no Python interpreter")

@@ -1,0 +1,141 @@
+"""The embedded recorder, on a model of two layers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import nvprof_kit
+from nvprof_kit.analysis.layers import layers
+from nvprof_kit.errors import UsageError
+from nvprof_kit.trace.open import open_capture
+
+
+@pytest.fixture(autouse=True)
+def no_tool_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def model() -> Iterator[nn.Module]:
+    made = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    with nvprof_kit.annotate_model(made):
+        yield made
+
+
+def our_events(path: Path) -> list[str]:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        events = json.load(file)["traceEvents"]
+    return [event["name"] for event in events if event.get("name", "").startswith("nvprof_kit:")]
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
+def test_a_recording_holds_forward_and_backward_of_annotated_layers(
+    name: str, model: nn.Module, tmp_path: Path
+) -> None:
+    with nvprof_kit.record(tmp_path / name) as recording:
+        model(torch.ones(2, 8)).sum().backward()
+        assert not recording.written
+    assert recording.written
+    assert list(tmp_path.iterdir()) == [tmp_path / name]
+    rows = layers(open_capture(tmp_path / name)).rows
+    found = {(row.layer, row.phase) for row in rows.itertuples() if row.gpu_ops}
+    assert {(layer, phase) for layer in ("0", "1") for phase in ("forward", "backward")} <= found
+
+
+def test_models_are_silent_before_and_after(model: nn.Module, tmp_path: Path) -> None:
+    with nvprof_kit.record(tmp_path / "a.json"):
+        pass
+    model(torch.ones(2, 8))
+    with nvprof_kit.record(tmp_path / "b.json"):
+        model(torch.ones(2, 8))
+    assert our_events(tmp_path / "a.json") == []
+    assert our_events(tmp_path / "b.json") != []
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+def test_an_exception_is_passed_on_and_the_trace_written(model: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), nvprof_kit.record(tmp_path / "a.json"):
+        model(torch.ones(2, 8))
+        raise ZeroDivisionError
+    assert our_events(tmp_path / "a.json") != []
+
+
+def test_decorator_records_each_call_anew(model: nn.Module, tmp_path: Path) -> None:
+    @nvprof_kit.record(tmp_path / "a.json")
+    def train(times: int) -> None:
+        for _ in range(times):
+            with nvprof_kit.step(0):
+                model(torch.ones(2, 8))
+
+    train(3)
+    assert our_events(tmp_path / "a.json").count("nvprof_kit:step:step 0") == 3
+    train(1)
+    assert our_events(tmp_path / "a.json").count("nvprof_kit:step:step 0") == 1
+
+
+def test_one_recording_at_a_time(tmp_path: Path) -> None:
+    with nvprof_kit.record(tmp_path / "a.json"):
+        with pytest.raises(UsageError, match=r"a\.json is being recorded; end that recording first"):
+            nvprof_kit.record(tmp_path / "b.json").__enter__()
+        torch.ones(2) + 1
+    assert list(tmp_path.iterdir()) == [tmp_path / "a.json"]
+    with nvprof_kit.record(tmp_path / "b.json"):
+        pass
+
+
+def test_not_inside_pytorchs_own_profiler(tmp_path: Path) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        with pytest.raises(UsageError, match="PyTorch's profiler is running already"):
+            nvprof_kit.record(tmp_path / "a.json").__enter__()
+
+
+@pytest.mark.parametrize("variable", ["NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH"])
+def test_under_nsys_or_ncu_nothing_is_recorded(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "/some/library.so")
+    with pytest.warns(UserWarning, match=r"nsys or ncu is attached .* a\.json is not recorded"):
+        with nvprof_kit.record(tmp_path / "a.json") as recording:
+            torch.ones(2) + 1
+    assert not recording.written
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failing_export_leaves_no_half_file_and_keeps_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path := tmp_path / "a.json").write_text("old")
+
+    def fail(_: object, partial: str) -> None:
+        Path(partial).write_text("{half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", fail)
+    with pytest.raises(OSError, match="disk full"), nvprof_kit.record(path):
+        pass
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.json", "old")]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("a.sqlite", "name it .json or .json.gz"), ("no/a.json", "make it first"), (".", "name it .json")],
+)
+def test_a_path_that_cannot_be_written_is_refused_before_the_program_runs(
+    path: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        nvprof_kit.record(tmp_path / path).__enter__()
+
+
+def test_options(tmp_path: Path) -> None:
+    with nvprof_kit.record(tmp_path / "a.json", nvprof_kit.RecordOptions(shapes=True)):
+        torch.ones(2, 3) @ torch.ones(3, 4)
+    events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
+    (product,) = [event for event in events if event.get("name") == "aten::mm"]
+    assert product["args"]["Input Dims"][:2] == [[2, 3], [3, 4]]

@@ -1,0 +1,151 @@
+"""``nvprof-kit layers``: what is asked for, in which form, and where it goes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from support.nsys_file import NsysFile
+
+from nvprof_kit.cli import main
+from nvprof_kit.cli.output import Output
+from nvprof_kit.errors import UsageError
+
+CONTRACT = ["layer", "phase", "calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "gpu_busy_ns", "cpu_ns", "share"]
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> str:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 7", 50, 250, category="step", payload=7)
+    file.range_("layers.0", 100, 200, category="forward")
+    file.kernel(300, 330, launched=(110, 115))
+    file.kernel(400, 410, launched=(220, 225))
+    return str(file.write())
+
+
+def run(*argv: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in argv])
+    return int(ended.value.code or 0)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    assert run("layers", *argv) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+ROWS = [
+    ["layers.0", "forward", "1", "1", "30", "30", "30", "100", "0.75"],
+    ["(none)", "other", "0", "1", "10", "10", "10", "0", "0.25"],
+]
+
+
+def test_csv_has_the_columns_of_the_contract(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(csv.reader(io.StringIO(answer(capsys, capture, "--format", "csv")))) == [CONTRACT, *ROWS]
+
+
+def test_by_step_has_the_step_in_front(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = list(csv.reader(io.StringIO(answer(capsys, capture, "--format", "csv", "--by", "step"))))
+    assert rows == [["step", *CONTRACT], *(["7", *row] for row in ROWS)]
+
+
+def test_json_rows_have_numbers(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
+    first, _ = json.loads(answer(capsys, capture, "--format", "json"))
+    assert first == dict(zip(CONTRACT, ["layers.0", "forward", 1, 1, 30, 30, 30, 100, 0.75], strict=True))
+
+
+def test_the_table_is_the_default(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = answer(capsys, capture)
+    assert out.startswith(f"{capture} · nsys 2023.4")
+    assert "layers.0" in out
+
+
+def test_by_step_has_a_column_for_each_step(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "step 7" in answer(capsys, capture, "--by", "step")
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "md"])
+def test_several_captures_in_one_table(form: str, capture: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = answer(capsys, capture, capture, "--format", form)
+    assert out.count(capture) == 4  # two rows of each
+
+
+def test_several_captures_table_after_table(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(capsys, capture, capture).count(f"{capture} · ") == 2
+
+
+@pytest.mark.parametrize("suffix", ["csv", "json", "md", "txt"])
+def test_the_file_holds_what_stdout_would(
+    suffix: str, capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    form = "table" if suffix == "txt" else suffix
+    printed = answer(capsys, capture, "--format", form)
+    path = tmp_path / f"out.{suffix}"
+    path.write_text("something else, and longer than the answer\n" * 100)
+    assert answer(capsys, capture, "-o", path) == ""
+    assert path.read_text(encoding="utf-8") == printed
+
+
+def test_parquet(capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(capsys, capture, "-o", tmp_path / "out.parquet")
+    assert pd.read_parquet(tmp_path / "out.parquet")["gpu_self_ns"].tolist() == [30, 10]
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_plots(suffix: str, start: bytes, capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(capsys, capture, "-o", tmp_path / f"out.{suffix}")
+    assert (tmp_path / f"out.{suffix}").read_bytes().startswith(start)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    assert run("layers", *argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line
+
+
+def test_a_plot_of_two_captures(capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "a plot shows one capture, not 2" in refusal(capsys, capture, capture, "-o", tmp_path / "a.png")
+
+
+def test_an_unknown_suffix(capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refusal(capsys, capture, "-o", tmp_path / "a.xlsx")
+    assert "no format has this suffix; needed one of .txt .csv .json .md .parquet .png .svg .pdf, or --format" in line
+
+
+def test_a_file_that_cannot_be_written(capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "cannot write it: No such file or directory" in refusal(capsys, capture, "-o", tmp_path / "no" / "a.csv")
+    assert "cannot write it: Is a directory" in refusal(capsys, capture, "-o", tmp_path, "--format", "table")
+
+
+def test_one_bad_capture_among_good_ones_prints_nothing(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no such file" in refusal(capsys, capture, "nothere.sqlite", "--format", "csv")
+
+
+@pytest.mark.parametrize(
+    ("form", "path", "chosen"),
+    [
+        (None, None, "table"),
+        ("csv", None, "csv"),
+        (None, "a.JSON", "json"),
+        ("md", "a.csv", "md"),
+        ("csv", "a.dat", "csv"),
+        (None, "a.svg", "svg"),
+    ],
+)
+def test_which_form(form: str | None, path: str | None, chosen: str) -> None:
+    assert Output.of(form, Path(path) if path else None).form == chosen
+
+
+def test_parquet_is_not_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    with pytest.raises(UsageError, match=r"-o FILE\.parquet"):
+        Output.of("parquet", None)

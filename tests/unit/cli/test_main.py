@@ -1,0 +1,88 @@
+"""The command line's edges: help, version, exit codes, one line per error."""
+
+from __future__ import annotations
+
+import re
+
+import click
+import pytest
+
+import nvprof_kit
+from nvprof_kit.cli import group, main
+from nvprof_kit.errors import CaptureError, ToolError, UsageError
+
+
+def run(*argv: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    return int(ended.value.code or 0)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"nvprof-kit {nvprof_kit.__version__}\n"
+
+
+@pytest.mark.parametrize("asked", ["-h", "--help"])
+def test_help_lists_every_verb(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(asked) == 0
+    out = capsys.readouterr().out
+    assert all(re.search(rf"^  {verb}  +\w", out, re.MULTILINE) for verb in group.commands)
+
+
+def test_no_verb_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 2
+    assert "Commands:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["layer"], "nvprof-kit: No such command 'layer'. Did you mean 'layers'? (see nvprof-kit --help)"),
+        (["layers"], "nvprof-kit: Missing argument 'CAPTURE...' (see nvprof-kit layers --help)"),
+        (
+            ["layers", "a", "--by", "hour"],
+            "nvprof-kit: Invalid value for '--by': 'hour' is not 'step' (see nvprof-kit layers --help)",
+        ),
+    ],
+)
+def test_a_wrong_call_is_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    # click's wording differs a little from release to release
+    assert line.startswith(message.partition(":")[0])
+    assert line.endswith(message.rpartition(" (")[2])
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "line"),
+    [
+        (CaptureError("a.sqlite: empty"), 2, "nvprof-kit: a.sqlite: empty"),
+        (UsageError("two\nlines"), 2, "nvprof-kit: two lines"),
+        (ToolError("no nsys"), 3, "nvprof-kit: no nsys"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_exit_codes(
+    raised: BaseException, status: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise raised
+
+    monkeypatch.setitem(group.commands, "fail", click.Command("fail", callback=fail))
+    assert run("fail") == status
+    assert capsys.readouterr().err.strip() == line
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(group.commands, "fail", click.Command("fail", callback=fail))
+    with pytest.raises(ZeroDivisionError):
+        main(["fail"])
+
+
+def test_recipes_prints_their_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("recipes") == 0
+    assert capsys.readouterr().out.rstrip().endswith("recipes")
