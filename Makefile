@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 bin := $(VENV)/bin
 pip := $(bin)/python -m pip --disable-pip-version-check install -qq
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs clean
 
 demo: $(VENV)/.installed  ## train a small transformer under the embedded recorder and print what each layer costs
 	@mkdir -p $(DEMO)
@@ -28,6 +28,9 @@ lint: $(VENV)/.installed-test  ## style, types and shell scripts
 
 bench: $(VENV)/.installed-test  ## measure: speed against nsys, cost of a range
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(bin)/python $$script || exit 1; done
+
+docs: $(VENV)/.installed  ## write the help of the verbs and the meaning of the columns into docs/
+	$(bin)/python docs/generate.py
 
 clean:
 	rm -rf $(VENV) $(DEMO)

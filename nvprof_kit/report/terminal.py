@@ -48,8 +48,8 @@ class Bar:
         self._width = width
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """As wide as it likes to be, and down to a few characters."""
-        return Measurement(min(6, options.max_width), min(self._width, options.max_width))
+        """As wide as it likes to be, and down to nothing."""
+        return Measurement(0, min(self._width, options.max_width))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The bar; any share above nothing shows at least a sliver."""
@@ -69,10 +69,10 @@ def table(columns: Iterable[tuple[str, str]]) -> Table:
     Args:
         columns: Name and kind of each: ``left``, ``right``, or ``bar``, which gives way first where the width is short.
     """
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for name, kind in columns:
         if kind == "bar":
-            made.add_column(name, min_width=6)
+            made.add_column(name)
         else:
             made.add_column(name, justify="right" if kind == "right" else "left", no_wrap=True, overflow="ellipsis")
     return made

@@ -92,17 +92,17 @@ def test_one_recording_at_a_time(tmp_path: Path) -> None:
 
 
 def test_not_inside_pytorchs_own_profiler(tmp_path: Path) -> None:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        with pytest.raises(UsageError, match="PyTorch's profiler is running already"):
-            nvprof_kit.record(tmp_path / "a.json").__enter__()
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    with profiler, pytest.raises(UsageError, match="PyTorch's profiler is running already"):
+        nvprof_kit.record(tmp_path / "a.json").__enter__()
 
 
 @pytest.mark.parametrize("variable", ["NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH"])
 def test_under_nsys_or_ncu_nothing_is_recorded(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "/some/library.so")
-    with pytest.warns(UserWarning, match=r"nsys or ncu is attached .* a\.json is not recorded"):
-        with nvprof_kit.record(tmp_path / "a.json") as recording:
-            torch.ones(2) + 1
+    warned = pytest.warns(UserWarning, match=r"nsys or ncu is attached .* a\.json is not recorded")
+    with warned, nvprof_kit.record(tmp_path / "a.json") as recording:
+        torch.ones(2) + 1
     assert not recording.written
     assert list(tmp_path.iterdir()) == []
 

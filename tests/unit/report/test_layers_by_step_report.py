@@ -35,14 +35,14 @@ def printed(**changes: object) -> str:
 
 def test_report() -> None:
     assert printed().split("\n\n", 1)[1] == (
-        "layer              step 0   step 1   outside\n"
-        "────────────────────────────────────────────\n"
-        "model               16.00    14.00\n"
-        "(none) forward                2.00\n"
-        "(none) optimizer     4.00     3.00      1.00\n"
+        "layer             step 0  step 1  outside\n"
+        "─────────────────────────────────────────\n"
+        "model              16.00   14.00\n"
+        "(none) forward              2.00\n"
+        "(none) optimizer    4.00    3.00     1.00\n"
         "(none) other\n"
         "\n"
-        "total               20.00    19.00      1.00\n"
+        "total              20.00   19.00     1.00\n"
         "\n"
         "Milliseconds of GPU time in each step, all phases together; a layer's hold its children's.\n"
         "! nsys dropped 3 events; record less at once\n"

@@ -77,7 +77,7 @@ def test_recompute_has_a_column_where_there_is_any() -> None:
     with_recompute.loc[0, ["backward_ns", "recompute_ns"]] = [10 * MS, 8 * MS]
     text = printed(layers_result(tree=with_recompute))
     assert "recompute" in text
-    assert "5.00        4.00   15.00" in text
+    assert "5.00       4.00  15.00" in text
 
 
 def test_a_capture_without_a_gpu_says_so() -> None:
@@ -101,11 +101,12 @@ def test_an_empty_capture() -> None:
     assert "GPU time: 0 ms, 0 operations in 0 ms" in printed(replace(result, summary=empty))
 
 
-@pytest.mark.parametrize("columns", ["40", "80", "200"])
-def test_any_width(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_any_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     table = printed(layers_result()).split("\n\n")[1]
-    assert max(map(len, table.splitlines())) <= int(columns)
+    assert max(map(len, table.splitlines())) <= columns
+    assert ("…" in table) == (columns < 80)
 
 
 REPORT = """\
@@ -113,19 +114,19 @@ run.sqlite · nsys 2023.4.4.54 · NVIDIA H200 · 2 steps
 GPU time: 20.00 ms per step (40.00 ms in 2 steps), 1,234 operations in 50.00 ms
 In a named layer: 75.0 % of it, 93.8 % of forward and backward
 
-layer              calls   forward   backward   total     share                                CPU
-──────────────────────────────────────────────────────────────────────────────────────────────────
-model                  1      6.00       9.00   15.00    75.0 %   ████████████████████████   20.00
-  layers.0             1      3.00       5.00    8.00    40.0 %   ████████████▊              10.00
-    attn               1      2.50       3.50    6.00    30.0 %   █████████▋                  7.50
-  layers.1             1      2.00       3.00    5.00    25.0 %   ████████                    6.00
-  lm_head              1      1.00       1.00    2.00    10.0 %   ███▎                        1.50
+layer             calls  forward  backward  total    share                              CPU
+───────────────────────────────────────────────────────────────────────────────────────────
+model                 1     6.00      9.00  15.00   75.0 %  ████████████████████████  20.00
+  layers.0            1     3.00      5.00   8.00   40.0 %  ████████████▊             10.00
+    attn              1     2.50      3.50   6.00   30.0 %  █████████▋                 7.50
+  layers.1            1     2.00      3.00   5.00   25.0 %  ████████                   6.00
+  lm_head             1     1.00      1.00   2.00   10.0 %  ███▎                       1.50
 
-(none) forward         1      1.00               1.00     5.0 %   █▋                         22.00
-(none) optimizer       1                         4.00    20.0 %   ██████▍                     0.50
-(none) other                                              0.0 %
+(none) forward        1     1.00             1.00    5.0 %  █▋                        22.00
+(none) optimizer      1                      4.00   20.0 %  ██████▍                    0.50
+(none) other                                         0.0 %
 
-total                         7.00       9.00   20.00   100.0 %
+total                       7.00      9.00  20.00  100.0 %
 
 Milliseconds per step of GPU time; a layer's hold its children's. CPU is the time its ranges were open on the CPU.
 ! nsys dropped 3 events; record less at once

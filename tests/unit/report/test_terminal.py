@@ -34,7 +34,7 @@ def test_bar_in_ascii() -> None:
 def test_a_pipe_gets_no_colours_and_no_spaces_at_the_end() -> None:
     made = table([("name", "left"), ("ms", "right"), ("", "bar")])
     made.add_row("a", "1.5", Bar(0.25), style="bold")
-    assert printed(made, Text("end", "dim")) == ["name    ms", "─" * 37, "a      1.5   ██████", "end"]
+    assert printed(made, Text("end", "dim")) == ["name   ms", "─" * 35, "a     1.5  ██████", "end"]
 
 
 def test_brackets_are_no_markup() -> None:
@@ -49,9 +49,9 @@ def test_a_long_line_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_columns_decides_the_width_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     made = table([("name", "left"), ("", "bar")])
     made.add_row("abc", Bar(1))
-    assert printed(made)[-1] == "abc    " + "█" * 24
+    assert printed(made)[-1] == "abc   " + "█" * 24
     monkeypatch.setenv("COLUMNS", "20")
-    assert printed(made)[-1] == "abc    " + "█" * 13
+    assert printed(made)[-1] == "abc   " + "█" * 14
 
 
 def test_capture_line() -> None:

@@ -1,0 +1,62 @@
+"""`make demo`, as a newcomer runs it, but for the installation."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """A folder that looks to the Makefile like the environment it has installed."""
+    binaries = tmp_path / "venv" / "bin"
+    binaries.mkdir(parents=True)
+    for name, command in {"python": "", "nvprof-kit": "-m nvprof_kit"}.items():
+        (binaries / name).write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} {command} "$@"\n')
+        (binaries / name).chmod(0o755)
+    return binaries.parent
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+def test_demo(environment: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    stamp = environment / ".installed"
+    done = subprocess.run(
+        ["make", "demo", f"VENV={environment}", f"DEMO={folder}", "-o", str(stamp)],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert sum(line.startswith("step ") for line in lines) == 5
+
+    header = next(line for line in lines if line.startswith("layer "))
+    assert header.split() == ["layer", "calls", "forward", "backward", "total", "share", "CPU"]
+    labels = {re.split(r"\s{2,}", line.strip())[0] for line in lines[lines.index(header) + 2 :]}
+    assert {"TinyTransformer", "layers.0", "layers.3", "attention", "mlp", "head", "(none) optimizer", "total"} <= set(
+        labels
+    )
+    assert "Operations are CPU operators: this capture has no GPU" in lines
+    assert lines[-1] == f"{folder}/ holds the trace (run.json.gz), the table (layers.csv) and the plot (layers.png)."
+
+    assert sorted(path.name for path in folder.iterdir()) == ["layers.csv", "layers.png", "run.json.gz"]
+    rows = list(csv.DictReader((folder / "layers.csv").open()))
+    own = {(row["layer"], row["phase"]): int(row["gpu_self_ns"]) for row in rows}
+    assert own["layers.0.mlp", "forward"] > 0
+    assert own["layers.0.mlp", "backward"] > 0
+    loop = sum(ns for (_, phase), ns in own.items() if phase in ("forward", "backward"))
+    assert sum(ns for (layer, phase), ns in own.items() if layer != "(none)") >= 0.97 * loop
+    assert sum(float(row["share"]) for row in rows) == pytest.approx(1)

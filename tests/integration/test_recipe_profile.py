@@ -1,0 +1,144 @@
+"""recipes/nsys/profile.sh: its exact command, its refusals, and what it leaves under real releases of nsys."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "recipes" / "nsys" / "profile.sh"
+FIRST = "nsys profile --trace=cuda,nvtx --cuda-graph-trace=node --sample=none --cpuctxsw=none"
+
+PROGRAM = """
+import sys, time
+import nvprof_kit
+print("hello from the program", flush=True)
+with nvprof_kit.step(3), nvprof_kit.layer_range("layers.0"):
+    time.sleep(0.01)
+time.sleep(float(sys.argv[1]))
+sys.exit(7)
+"""
+
+
+def run(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(RECIPE), *argv],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        ("-- python train.py --lr 3", f"{FIRST} --export=sqlite --output=run python train.py --lr 3"),
+        ("-o a/%h.%p -f -- ./x", f"{FIRST} --export=sqlite --output=a/%h.%p --force-overwrite=true ./x"),
+        ("--output=a.nsys-rep -- x", f"{FIRST} --export=sqlite --output=a x"),
+        ("--delay 5 --duration=30 -- x", f"{FIRST} --delay=5 --duration=30 --export=sqlite --output=run x"),
+        ("--duration 9 --keep-running -- x", f"{FIRST} --duration=9 --kill=none --export=sqlite --output=run x"),
+        ("-t nvtx -- x", "nsys profile --trace=nvtx --sample=none --cpuctxsw=none --export=sqlite --output=run x"),
+        (
+            "-x --gpu-metrics-device=all -x --stats=true -- x",
+            f"{FIRST} --gpu-metrics-device=all --stats=true --export=sqlite --output=run x",
+        ),
+    ],
+)
+def test_exact_command(argv: str, command: str, tmp_path: Path) -> None:
+    done = run("--dry-run", *argv.split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, command + "\n", "")
+
+
+def test_words_are_quoted_so_that_the_command_can_be_pasted(tmp_path: Path) -> None:
+    done = run("-n", "-o", "my run", "--", "python", "-c", "print('a b')", "", cwd=tmp_path)
+    assert done.stdout.endswith("'--output=my run' python -c 'print('\\''a b'\\'')' ''\n")
+
+
+def test_another_nsys(tmp_path: Path) -> None:
+    assert run("-n", "--", "x", cwd=tmp_path, NSYS="/a/nsys").stdout.startswith("/a/nsys profile ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "message"),
+    [
+        ([], 2, "no program to run; needed: profile.sh [OPTION]... -- python train.py"),
+        (["--"], 2, "no program to run; needed: profile.sh [OPTION]... -- python train.py"),
+        (["python", "x.py"], 2, "the program comes after --: profile.sh [OPTION]... -- python x.py"),
+        (["--fast", "--", "x"], 2, "no option --fast; see profile.sh --help"),
+        (["-o"], 2, "-o needs a value; see profile.sh --help"),
+        (["--keep-running", "--", "x"], 2, "--keep-running is of use only with --duration S"),
+        (
+            ["--", "x"],
+            3,
+            "no nsys: '/no/nsys' is not found; install Nsight Systems and put its bin folder on PATH, or set NSYS",
+        ),
+    ],
+)
+def test_refusals_are_one_line(argv: list[str], status: int, message: str, tmp_path: Path) -> None:
+    done = run(*argv, cwd=tmp_path, NSYS="/no/nsys")
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", f"profile.sh: {message}\n")
+
+
+@pytest.mark.parametrize("suffix", ["nsys-rep", "sqlite"])
+def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / f"run.{suffix}").write_text("precious")
+    done = run("--", "x", cwd=tmp_path, NSYS="true")
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == f"profile.sh: run.{suffix} exists; choose another name with -o NAME, or overwrite it with --force\n"
+    )
+    assert run("--force", "--", "x", cwd=tmp_path, NSYS="true").returncode == 0
+
+
+def test_help_says_every_option(tmp_path: Path) -> None:
+    done = run("--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    options = "--output --force --trace --delay --duration --keep-running --nsys --dry-run --help"
+    assert [option for option in options.split() if option not in done.stdout] == []
+
+
+def program(tmp_path: Path) -> list[str]:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return [sys.executable, "program.py"]
+
+
+def ranges(path: Path) -> list[str]:
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+        return [
+            text
+            for (text,) in db.execute(
+                "SELECT coalesce(event.text, string.value) FROM NVTX_EVENTS event "
+                "LEFT JOIN StringIds string ON string.id = event.textId WHERE event.eventType = 59 ORDER BY event.start"
+            )
+        ]
+
+
+@pytest.mark.nsys
+def test_real_run(nsys: str, tmp_path: Path) -> None:
+    done = run("--", *program(tmp_path), "0", cwd=tmp_path, NSYS=nsys)
+    assert done.returncode == 7, done.stderr
+    assert "hello from the program" in done.stdout
+    assert (tmp_path / "run.nsys-rep").stat().st_size > 0
+    assert ranges(tmp_path / "run.sqlite") == ["step 3", "layers.0"]
+
+    again = run("--", *program(tmp_path), "0", cwd=tmp_path, NSYS=nsys)
+    assert (again.returncode, again.stdout) == (2, "")
+    forced = run("--force", "-t", "nvtx", "--", *program(tmp_path), "0", cwd=tmp_path, NSYS=nsys)
+    assert forced.returncode == 7, forced.stderr
+    assert ranges(tmp_path / "run.sqlite") == ["step 3", "layers.0"]
+
+
+@pytest.mark.nsys
+def test_duration_ends_the_capture_and_the_program(nsys: str, tmp_path: Path) -> None:
+    done = run("-t", "nvtx", "--duration", "2", "--", *program(tmp_path), "60", cwd=tmp_path, NSYS=nsys)
+    assert done.returncode == 128 + 15, done.stderr
+    assert ranges(tmp_path / "run.sqlite") == ["step 3", "layers.0"]

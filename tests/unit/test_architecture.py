@@ -1,0 +1,151 @@
+"""The house: which room may import which, what an import may pull in, and how large a file grows."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "nvprof_kit"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+FOUNDATION = {"names", "errors"}
+MAY_IMPORT = {
+    "names": set(),
+    "errors": set(),
+    "instrument": FOUNDATION,
+    "capture": FOUNDATION,
+    "trace": FOUNDATION,
+    "analysis": FOUNDATION | {"trace"},
+    "report": FOUNDATION | {"trace", "analysis"},
+    "cli": FOUNDATION | {"trace", "analysis", "report"},
+    "__main__": {"cli"},
+}
+"""Data moves one way: a room imports rooms to its left."""
+
+EXCEPTIONS = {
+    # the facade: what a training script imports, each name from its home and only when it is used
+    ("__init__", "capture.record"),
+    ("__init__", "instrument.annotate"),
+    ("__init__", "instrument.layer_range"),
+    ("__init__", "instrument.loop"),
+    # the recorder wakes annotated models, and ranges then go to Kineto
+    ("capture.record", "instrument.state"),
+    ("capture.record", "instrument.backends"),
+    # verbs that capture instead of reading
+    ("cli.record", "capture.launch"),
+    ("cli.record", "capture.record"),
+    ("cli.recipes", "capture.recipes"),
+    # the version
+    ("cli.__init__", "__init__"),
+}
+"""The imports against the direction, by name."""
+
+MAX_LINES = 350
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules of the package that a file imports, at whatever place in it."""
+    here = module_name(path).split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ["nvprof_kit", *here[: len(here) + 1 - node.level]] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names = [module] if is_module(module) else []
+            names += [f"{module}.{alias.name}" for alias in node.names if is_module(f"{module}.{alias.name}")]
+            names = [name for name in names if name != module or len(names) == 1]
+        else:
+            continue
+        for name in names:
+            if name.split(".")[0] == "nvprof_kit":
+                yield name.partition(".")[2] or "__init__"
+
+
+def is_module(dotted: str) -> bool:
+    parts = dotted.split(".")
+    if parts[0] != "nvprof_kit":
+        return False
+    place = PACKAGE.joinpath(*parts[1:])
+    return place.is_dir() or place.with_suffix(".py").is_file()
+
+
+def crossings() -> set[tuple[str, str]]:
+    """Every import that leaves its room against the direction."""
+    found = set()
+    for path in FILES:
+        room = module_name(path).split(".")[0]
+        for imported in imports(path):
+            target = imported.split(".")[0]
+            if target != room and target not in MAY_IMPORT.get(room, set()):
+                found.add((module_name(path), imported))
+    return found
+
+
+def test_imports_go_one_way() -> None:
+    assert crossings() - EXCEPTIONS == set()
+
+
+def test_every_exception_is_still_needed() -> None:
+    assert EXCEPTIONS - crossings() == set()
+
+
+def test_the_check_sees_relative_and_local_imports() -> None:
+    assert set(imports(PACKAGE / "capture" / "record.py")) >= {"errors", "instrument.state", "instrument.backends"}
+    assert set(imports(PACKAGE / "cli" / "layers.py")) >= {"analysis.layers", "trace.open", "report.layers"}
+    assert "names" in set(imports(PACKAGE / "instrument" / "backends.py"))
+
+
+def loaded(code: str) -> set[str]:
+    """What is in sys.modules after some code ran in a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"],
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+HEAVY = {"torch", "nvtx", "numpy", "pandas", "pyarrow", "matplotlib", "rich"}
+
+
+def test_importing_the_package_pulls_in_nothing_heavy() -> None:
+    assert loaded("import nvprof_kit") & HEAVY == set()
+
+
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_the_command_line_answers_without_anything_heavy(argument: str) -> None:
+    run = f"import nvprof_kit.cli\ntry: nvprof_kit.cli.main([{argument!r}])\nexcept SystemExit: pass"
+    assert loaded(run) & HEAVY == set()
+
+
+def test_annotating_names_pulls_in_neither_torch_nor_pandas() -> None:
+    assert loaded("from nvprof_kit import layer_range, step, phase, mark, record") & {"torch", "pandas"} == set()
+
+
+def test_reading_never_imports_torch_nor_nvtx() -> None:
+    capture = PACKAGE.parent / "tests" / "data" / "hooks-train-2023.4.sqlite.xz"
+    call = f"main(['layers', {str(capture)!r}])"
+    run = f"from nvprof_kit.cli import main\ntry: {call}\nexcept SystemExit as end: assert not end.code"
+    assert loaded(run) & {"torch", "nvtx", "matplotlib"} == set()
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_a_file_holds_one_thing(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+
+
+def test_sql_stays_with_the_tables_it_fills() -> None:
+    spoken = {module_name(path) for path in FILES if "SELECT " in path.read_text(encoding="utf-8")}
+    assert {name.split(".")[0] for name in spoken} <= {"trace"}

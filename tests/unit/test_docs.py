@@ -1,0 +1,105 @@
+"""The documentation says what the program does: every verb, option and column in it is real, and none is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from nvprof_kit.analysis.layers import COLUMNS
+from nvprof_kit.cli import group
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "recipes" / "README.md"])
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    return module
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("verb", group.commands)
+def test_every_verb_has_help_and_a_page(verb: str) -> None:
+    command = group.commands[verb]
+    assert command.help and command.get_short_help_str()
+    assert all(getattr(option, "help", "") for option in command.params if option.param_type_name == "option")
+    assert f"<!-- help-{verb}:begin -->" in text(ROOT / "docs" / f"{verb}.md")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_generated_texts_are_fresh(page: Path, generate: ModuleType) -> None:
+    assert text(page) == generate.filled(text(page)), "stale: run `make docs`"
+
+
+def test_every_generated_text_is_on_a_page(generate: ModuleType) -> None:
+    pages = "".join(map(text, PAGES))
+    assert [name for name in generate.texts() if f"<!-- {name}:begin -->" not in pages] == []
+
+
+def test_every_column_of_the_contract_is_documented() -> None:
+    page = text(ROOT / "docs" / "layers.md")
+    assert [name for name in COLUMNS if f"| `{name}` |" not in page] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text(page))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in README] == []
+
+
+def commands(page: str) -> set[str]:
+    """The command lines in a page's code blocks, without comments."""
+    blocks = re.findall(r"```\n(.*?)```", page, re.DOTALL)
+    return {line.partition("#")[0].strip() for block in blocks for line in block.splitlines()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", text(ROOT / "Makefile"), re.MULTILINE))
+    for line in commands(text(page)):
+        if line.startswith("make "):
+            assert line.split()[1] in targets, line
+        if line.startswith("nvprof-kit "):
+            verb, *words = line.removeprefix("nvprof-kit ").split()
+            known = {name for option in group.commands[verb].params for name in option.opts}
+            asked = words[: words.index("--")] if "--" in words else words
+            assert {word for word in asked if word.startswith("-")} <= known, line
+        for script in re.findall(r"nvprof-kit recipes\)/(\S+)\"", line):
+            assert (ROOT / "recipes" / script).exists(), line
+
+
+def test_every_recipe_is_documented() -> None:
+    page = text(ROOT / "docs" / "recipes.md")
+    recipes = [path.relative_to(ROOT / "recipes").as_posix() for path in (ROOT / "recipes").rglob("*.sh")]
+    assert recipes
+    assert [recipe for recipe in recipes if f"## {recipe}" not in page] == []
+    assert [recipe for recipe in recipes if f"`{recipe}" not in text(ROOT / "recipes" / "README.md")] == []
+
+
+def test_every_setting_of_a_recipe_is_explained() -> None:
+    page = text(ROOT / "docs" / "recipes.md")
+    command = [str(ROOT / "recipes" / "nsys" / "profile.sh"), "--dry-run", "--", "true"]
+    line = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    settings = [word for word in line.split() if word.startswith("--") and not word.startswith("--output")]
+    assert [setting for setting in settings if setting not in page] == []
+
+
+def test_the_python_in_the_readme_is_python() -> None:
+    for block in re.findall(r"```python\n(.*?)```", "".join(map(text, PAGES)), re.DOTALL):
+        compile(block, "<page>", "exec")
