@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.nsys_file import NsysFile
 
 PACKAGE = Path(__file__).parents[2] / "nvprof_kit"
 FILES = sorted(PACKAGE.rglob("*.py"))
