@@ -17,6 +17,10 @@ def _nsys_executables() -> list[str]:
     return [found] if found else []
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden files anew instead of comparing")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that takes ``nsys`` with each executable in NVPROF_KIT_NSYS, or with the one on the PATH."""
     if "nsys" in metafunc.fixturenames:

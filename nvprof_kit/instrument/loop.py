@@ -84,7 +84,7 @@ class annotate_dataloader(Generic[Batch]):
         self._loader = loader
 
     def __iter__(self) -> Iterator[Batch]:
-        fetch = Scope(_range("data", Category.DATA))
+        fetch = Scope(_range("data", Category.PHASE))
         with fetch:
             batches = iter(self._loader)
         while True:
@@ -115,7 +115,7 @@ class annotate_optimizer(Annotation):
     """
 
     def _install(self, owner: Any) -> list[Any]:
-        range_ = _range("optimizer", Category.OPTIMIZER)
+        range_ = _range("optimizer", Category.PHASE)
         return [
             owner.register_step_pre_hook(_Open(range_)),
             owner.register_step_post_hook(_Close(range_)),

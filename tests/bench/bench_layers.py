@@ -81,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--copies", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--capture", type=Path, default=DATA / "train-2023.4.sqlite.xz")
+    parser.add_argument("--capture", type=Path, default=DATA / "hooks-train-2023.4.sqlite.xz")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         large, small = Path(folder) / "large.sqlite", Path(folder) / "small.sqlite"

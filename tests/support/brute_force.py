@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 PROCESS = ~0xFFFFFF
 LAYER_PHASES = ("forward", "backward", "recompute")
+PHASES = ("phase", "optimizer", "data")
+STEPS = ("step",)
 
 
 class Held(NamedTuple):
@@ -67,14 +69,16 @@ class BruteForce:
         )
         return [Held(*row) for row in found]
 
-    def elsewhere(self, tid: int, moment: int, category: str) -> Held | None:
-        """The innermost range of a category on the one other thread of the process that has one."""
+    def elsewhere(self, tid: int, moment: int, categories: tuple[str, ...]) -> Held | None:
+        """The innermost range of some categories on the one other thread of the process that has one."""
         threads = defaultdict(list)
         for row in self.db.execute(
             "SELECT globalTid, text, category, payload, start, finish FROM temp.ours"
-            " WHERE pid = ? AND globalTid <> ? AND start <= ? AND finish > ? AND category = ? ORDER BY start DESC",
-            (tid & PROCESS, tid, moment, moment, category),
+            " WHERE pid = ? AND globalTid <> ? AND start <= ? AND finish > ? ORDER BY start DESC",
+            (tid & PROCESS, tid, moment, moment),
         ):
+            if row[2] not in categories:
+                continue
             threads[row[0]].append(Held(*row[1:]))
         return next(iter(threads.values()))[0] if len(threads) == 1 else None
 
@@ -114,7 +118,7 @@ class BruteForce:
         assert len(call) == 1
         launch = call[0][1], call[0][0]
         created = self.created(node, pid) if node else None
-        step = self.first(self.around(*launch), "step") or self.elsewhere(*launch, "step")
+        step = self.first(self.around(*launch), STEPS) or self.elsewhere(*launch, STEPS)
         layers: list[tuple[str, str]] = []
         phase, replay = None, None
         for moment in (created, launch):
@@ -122,7 +126,7 @@ class BruteForce:
                 continue
             stack = self.around(*moment)
             layers = self.layers_of(stack)
-            held = self.first(stack, "phase") or self.elsewhere(*moment, "phase")
+            held = self.first(stack, PHASES) or self.elsewhere(*moment, PHASES)
             if layers or held:
                 phase = layers[0][1] if layers else held.text if held else None
                 replay = correlation if moment is created else None
@@ -133,8 +137,8 @@ class BruteForce:
         }  # fmt: skip
 
     @staticmethod
-    def first(stack: list[Held], category: str) -> Held | None:
-        return next((held for held in stack if held.category == category), None)
+    def first(stack: list[Held], categories: tuple[str, ...]) -> Held | None:
+        return next((held for held in stack if held.category in categories), None)
 
     def created(self, node: int, pid: int) -> tuple[int, int] | None:
         table = "CUDA_GRAPH_NODE_EVENTS" if self.has("CUDA_GRAPH_NODE_EVENTS") else "CUDA_GRAPH_EVENTS"
@@ -196,13 +200,13 @@ class BruteForce:
                 for held in self.around(tid, start)
                 if held.start < start or (held.start == start and held.end > finish)
             ]
-            key = self.layer_of(me, outer) or (("(none)", text) if category == "phase" else None)
+            key = self.layer_of(me, outer) or (("(none)", text) if category in PHASES else None)
             if key is None:
                 continue
-            step = self.first(outer, "step") or self.elsewhere(tid, start, "step")
+            step = self.first(outer, STEPS) or self.elsewhere(tid, start, STEPS)
             row = rows[((number_of(step),) if by_step else ()) + key]
             row["calls"] += 1
-            outer_keys = self.layers_of(outer) + [("(none)", held.text) for held in outer if held.category == "phase"]
+            outer_keys = self.layers_of(outer) + [("(none)", held.text) for held in outer if held.category in PHASES]
             row["cpu_ns"] += 0 if key in outer_keys else finish - start
 
 

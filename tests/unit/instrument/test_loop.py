@@ -56,7 +56,7 @@ def test_dataloader(sink) -> None:
             seen += batch.tolist()
         assert seen == [0, 1, 2, 3], epoch
     assert set(sink.lines) == {"data"}
-    assert sink.ranges[0].category is Category.DATA
+    assert sink.ranges[0].category is Category.PHASE
 
 
 def test_a_loader_that_raises(sink) -> None:
@@ -75,7 +75,7 @@ def test_optimizer(sink) -> None:
     weight.sum().backward()
     optimizer.step()
     assert sink.lines == ["optimizer"]
-    assert sink.ranges[0].category is Category.OPTIMIZER
+    assert sink.ranges[0].category is Category.PHASE
     with pytest.raises(UsageError, match="SGD is annotated already"):
         annotate_optimizer(optimizer)
     state.deactivate()

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Take the H200 captures under tests/data/ anew. Run on a machine with a GPU, nsys and PyTorch, from the repository's root:
+#   tests/gpu/take_captures.sh FOLDER [SCRUB]
+# Leaves FOLDER/NAME.sqlite.xz; SCRUB is a command `SCRUB IN.sqlite OUT.sqlite` that removes private facts from a capture.
+set -euo pipefail
+out=${1:?usage: take_captures.sh FOLDER [SCRUB]}
+scrub=${2:-cp}
+version=$(nsys --version | grep -oE '[0-9]+\.[0-9]+' | head -1)
+mkdir -p "$out"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+take() { # NAME PROGRAM [ARGUMENT]...
+  local name=$1-$version
+  shift
+  recipes/nsys/profile.sh -o "$work/$name" -x --capture-range=cudaProfilerApi -x --capture-range-end=stop -- \
+    python3 "tests/gpu/programs/$1" "${@:2}" > "$work/$name.log" 2>&1 || { cat "$work/$name.log"; return 1; }
+  $scrub "$work/$name.sqlite" "$work/$name.scrubbed.sqlite"
+  xz -9e -c "$work/$name.scrubbed.sqlite" > "$out/$name.sqlite.xz"
+  ls -l "$out/$name.sqlite.xz"
+}
+
+for model in llama gpt2 encoder; do
+  take "$model" train.py "$model" --layers 4 --steps 2
+done
+for variant in eager checkpoint checkpoint-reentrant graph graphed-callables compile-blocks compile-model generate; do
+  take "$variant" variants.py "$variant"
+done
