@@ -135,8 +135,11 @@ def test_annotating_names_pulls_in_neither_torch_nor_pandas() -> None:
     assert loaded("from nvprof_kit import layer_range, step, phase, mark, record") & {"torch", "pandas"} == set()
 
 
-def test_reading_never_imports_torch_nor_nvtx() -> None:
-    capture = PACKAGE.parent / "tests" / "data" / "hooks-train-2023.4.sqlite.xz"
+def test_reading_never_imports_torch_nor_nvtx(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("layers.0", 100, 200, category="forward")
+    file.kernel(300, 330, launched=(110, 115))
+    capture = file.write()
     call = f"main(['layers', {str(capture)!r}])"
     run = f"from nvprof_kit.cli import main\ntry: {call}\nexcept SystemExit as end: assert not end.code"
     assert loaded(run) & {"torch", "nvtx", "matplotlib"} == set()
