@@ -1,7 +1,7 @@
 """The few named errors of the package.
 
-Every message is one line that says what was found, what was needed and what to do. The command line prints it on stderr and exits
-with the error's ``exit_code``; nobody else prints it.
+Every message is one line that says what was found, what was needed and what to do. The command line prints it on
+stderr and exits with the error's ``exit_code``; nobody else prints it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ NO_PHASE = "other"
 """Phase of an operation that neither a layer's nor a phase's range holds."""
 
 WRAPPER_PARTS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Parts of a module path that wrappers (DDP, torch.compile, FSDP, activation checkpointing) put in and the user never wrote."""
+"""Parts of a module path that wrappers (DDP, torch.compile, FSDP, activation checkpointing) put in and the user
+never wrote.
+"""
 
 
 class Category(str, Enum):
@@ -73,7 +75,9 @@ class RangeName(NamedTuple):
 
 
 def strip_wrappers(path: str) -> str:
-    """Drop the parts of a module path that wrappers put in: ``module.layers.0._orig_mod.mlp`` becomes ``layers.0.mlp``."""
+    """Drop the parts of a module path that wrappers put in: ``module.layers.0._orig_mod.mlp`` becomes
+    ``layers.0.mlp``.
+    """
     return ".".join(part for part in path.split(".") if part not in WRAPPER_PARTS)
 
 
@@ -84,12 +88,16 @@ def layer_index(path: str) -> int:
 
 
 def range_text(path: str, category: Category) -> str:
-    """The text of a range: the path, and for backward and recompute the phase behind it, since ncu's CSV has no category."""
+    """The text of a range: the path, and for backward and recompute the phase behind it, since ncu's CSV has no
+    category.
+    """
     return f"{path} {category.value}" if category in (Category.BACKWARD, Category.RECOMPUTE) else path
 
 
 def step_number(text: str) -> int | None:
-    """The number in the text of a step's range (``step 12``, ``ProfilerStep#12``), or None where the text is no step's."""
+    """The number in the text of a step's range (``step 12``, ``ProfilerStep#12``), or None where the text is no
+    step's.
+    """
     found = _STEP.fullmatch(text)
     return int(found.group(1)) if found else None
 
@@ -102,8 +110,8 @@ def parse_range(text: str, category: str | None = None) -> RangeName:
         category: The name of its NVTX category, None where it has none or one that is not ours.
 
     Returns:
-        The text without the phase's suffix, and the category. A text without a category is a step (``step 3``), a phase (one of
-        `KNOWN_PHASES`), or else a layer: of the phase in its suffix, of forward where it has none.
+        The text without the phase's suffix, and the category. A text without a category is a step (``step 3``), a
+        phase (one of `KNOWN_PHASES`), or else a layer: of the phase in its suffix, of forward where it has none.
     """
     if category is not None and category in Category._value2member_map_:
         known = Category(category)
@@ -121,7 +129,9 @@ def parse_range(text: str, category: str | None = None) -> RangeName:
 
 
 def kineto_name(text: str, category: Category) -> str:
-    """The name of one of our ranges in a Kineto trace, which knows neither domains nor categories: ``nvprof_kit:forward:layers.0``."""
+    """The name of one of our ranges in a Kineto trace, which knows neither domains nor categories:
+    ``nvprof_kit:forward:layers.0``.
+    """
     return f"{DOMAIN}:{category.value}:{text}"
 
 

@@ -1,0 +1,1 @@
+"""Tables in, tables out: whose every nanosecond is, and what follows from it."""

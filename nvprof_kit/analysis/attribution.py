@@ -1,9 +1,10 @@
 """Who owns a GPU nanosecond: the layer, phase and step of every operation, and how each was told.
 
-An operation belongs to the innermost range that holds its launching API call on the launching thread, joined by process and
-correlation id. An operation of a CUDA-graph replay belongs to the range that held the creation of its node when the graph was captured,
-and to the step that launched the replay. What an autograd thread launches outside every range takes phase and step from the range that
-is open on the other threads of its process at that moment, where exactly one is.
+An operation belongs to the innermost range that holds its launching API call on the launching thread, joined by
+process and correlation id. An operation of a CUDA-graph replay belongs to the range that held the creation of its
+node when the graph was captured, and to the step that launched the replay. What an autograd thread launches
+outside every range takes phase and step from the range that is open on the other threads of its process at that
+moment, where exactly one is.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Attribution:
         phases: The distinct phases.
         step: Index into `Ranges.steps`, or `NONE`.
         how: Index into `HOW`.
-        replay: Launch of the CUDA-graph replay that ran it, an index of `Trace.api`, where its owner comes from the graph; else `NONE`.
+        replay: Launch of the CUDA-graph replay that ran it, an index of `Trace.api`, where its owner comes from
+            the graph; else `NONE`.
         unlaunched: Number of operations whose launching call is not in the capture.
         uncreated: Number of replayed operations whose node's creation is not in the capture.
     """
@@ -59,7 +61,8 @@ class Attribution:
 def attribute(trace: Trace) -> Attribution:
     """Find the owner of every operation of a capture. See the module's text for the rules."""
     owners = _Owners(trace)
-    # block by block: what is computed on the way then stays in the processor's cache, and memory is not asked for again and again
+    # block by block: what is computed on the way then stays in the processor's cache, and memory is not asked for
+    # again and again
     starts = range(0, max(len(trace.ops), 1), _BLOCK)
     blocks = [owners.of(slice(start, start + _BLOCK)) for start in starts]
     whole = _Block(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
@@ -90,7 +93,9 @@ class _Block(NamedTuple):
 
 
 class _Moments(NamedTuple):
-    """Something that a thread did at a moment, operation by operation; the thread is `NONE` where the capture does not tell."""
+    """Something that a thread did at a moment, operation by operation; the thread is `NONE` where the capture does
+    not tell.
+    """
 
     pid: Int64Array
     tid: Int64Array
@@ -133,11 +138,20 @@ class _Owners:
             rows = replayed[told]
             layer_range[rows], phase_range[rows], how[rows] = owners[0][told], owners[1][told], _GRAPH_NODE
             replay[rows] = call[rows]
-        small = (values.astype(np.int32) for values in (call, layer_range, phase_range, step))
-        return _Block(*small, how, replay.astype(np.int32), uncreated)
+        return _Block(
+            call=call.astype(np.int32),
+            layer_range=layer_range.astype(np.int32),
+            phase_range=phase_range.astype(np.int32),
+            step=step.astype(np.int32),
+            how=how,
+            replay=replay.astype(np.int32),
+            uncreated=uncreated,
+        )
 
     def _at(self, moments: _Moments, owner: Int64Array) -> tuple[Int64Array, Int64Array, npt.NDArray[np.int8]]:
-        """The layer's range around each moment (at which `owner` is innermost), the range that gives the phase, and how that was told."""
+        """The layer's range around each moment (at which `owner` is innermost), the range that gives the phase,
+        and how that was told.
+        """
         layer_range = np.append(self.ranges.layer_range, NONE)[owner]  # NONE finds the last, NONE
         phase_range = np.where(layer_range >= 0, layer_range, np.append(self.ranges.phase_range, NONE)[owner])
         how = np.full(len(owner), _LAUNCH, dtype=np.int8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Int64Array = npt.NDArray[np.int64]
+from nvprof_kit.analysis.nesting import Int64Array, Integers
 
 
 def alone(start: Int64Array, end: Int64Array, lane: Int64Array) -> npt.NDArray[np.bool_]:
@@ -40,7 +40,7 @@ def union_lengths(start: Int64Array, end: Int64Array, lane: Int64Array, group: I
     return exact_sums(group[order], added, groups)
 
 
-def exact_sums(group: Int64Array, values: Int64Array, groups: int) -> Int64Array:
+def exact_sums(group: Integers, values: Int64Array, groups: int) -> Int64Array:
     """Sums of whole numbers by group, exact up to 2**53 for each group (104 days of nanoseconds)."""
     return np.bincount(group, weights=values, minlength=groups).astype(np.int64)
 

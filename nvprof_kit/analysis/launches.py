@@ -1,4 +1,6 @@
-"""From an operation back to the thread and the moment that caused it: its launching call, and its graph node's creation."""
+"""From an operation back to the thread and the moment that caused it: its launching call, and its graph node's
+creation.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class Launches:
         Args:
             pid: Processes of the operations, shape ``(n,)``.
             correlation: Their correlation ids, unique within a process and a collected window, shape ``(n,)``.
-            start: Their starts in ns: where several windows repeat an id, the last call before the operation is it, shape ``(n,)``.
+            start: Their starts in ns: where several windows repeat an id, the last call before the operation is
+                it, shape ``(n,)``.
         """
         call = np.full(len(pid), NONE, dtype=np.int64)
         for process, ids in self._of_process.items():
@@ -47,7 +50,9 @@ class Launches:
 
 
 class _Ids:
-    """The correlation ids of one process's calls. CUPTI counts them up, so a table over their span is short; else they are searched."""
+    """The correlation ids of one process's calls. CUPTI counts them up, so a table over their span is short; else
+    they are searched.
+    """
 
     def __init__(self, ids: Int64Array, starts: Int64Array, rows: Int64Array) -> None:
         self._low, self._high = int(ids.min()), int(ids.max())
@@ -89,7 +94,9 @@ class Creations:
         self._root, self._created = _lineage(nodes)
 
     def of(self, pid: Int64Array, node: Int64Array) -> Int64Array:
-        """The row of `Trace.graph_nodes` at which each node, or the node it was copied from, was first created; else `NONE`."""
+        """The row of `Trace.graph_nodes` at which each node, or the node it was copied from, was first created;
+        else `NONE`.
+        """
         rows = np.full(len(node), NONE, dtype=np.int64)
         for process in np.unique(pid).tolist():
             mine = np.flatnonzero(pid == process)
@@ -102,7 +109,9 @@ class Creations:
 
 
 def _lineage(nodes: Any) -> tuple[dict[tuple[int, int], tuple[int, int]], dict[tuple[int, int], int]]:
-    """For each node the node it goes back to through any number of copies, and for each first node the row of its creation."""
+    """For each node the node it goes back to through any number of copies, and for each first node the row of its
+    creation.
+    """
     pids, ids, originals = (nodes[column].to_numpy().tolist() for column in ("pid", "node", "original"))
     copied_from = {
         (pid, node): (pid, original) for pid, node, original in zip(pids, ids, originals, strict=True) if original >= 0

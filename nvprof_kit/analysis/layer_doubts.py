@@ -20,7 +20,8 @@ def layer_doubts(trace: Trace, owned: Attribution, total_ns: int) -> tuple[str, 
 def _layers(owned: Attribution, total_ns: int) -> list[str]:
     if not owned.ranges.is_one_of(LAYER_CATEGORIES).any():
         return [
-            "no layer's range in the window, so every operation is outside layers; call nvprof_kit.annotate_model(model) before it"
+            "no layer's range in the window, so every operation is outside layers; call "
+            "nvprof_kit.annotate_model(model) before it"
         ]
     if not total_ns:
         return ["all operations of the capture have no length"]
@@ -31,7 +32,8 @@ def _launches(owned: Attribution, ops: int) -> list[str]:
     if not owned.unlaunched:
         return []
     return [
-        f"{owned.unlaunched} of {ops} operations were launched by calls that are not in the capture (before its window, or dropped), "
+        f"{owned.unlaunched} of {ops} operations were launched by calls that are not in the capture (before "
+        "its window, or dropped), "
         "so they have no layer; begin and end the window at a synchronize"
     ]
 
@@ -46,7 +48,8 @@ def _graphs(trace: Trace, owned: Attribution) -> list[str]:
     whole = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
     if whole and not any("--cuda-graph-trace" in doubt for doubt in trace.info.doubts):
         doubts.append(
-            f"{whole} CUDA-graph replays are one row each, whatever layers they ran; record with --cuda-graph-trace=node"
+            f"{whole} CUDA-graph replays are one row each, whatever layers they ran; record with "
+            "--cuda-graph-trace=node"
         )
     return doubts
 
@@ -56,7 +59,8 @@ def _steps(trace: Trace, owned: Attribution) -> list[str]:
     left_open = int(trace.ranges["left_open"].sum())
     if left_open:
         doubts.append(
-            f"{left_open} ranges were still open when the capture ended and were closed there; end the window between two steps"
+            f"{left_open} ranges were still open when the capture ended and were closed there; end the window "
+            "between two steps"
         )
     outside = int(np.count_nonzero(owned.step == NONE))
     if len(owned.ranges.steps) and outside > _NOTABLE * len(owned.step):

@@ -1,4 +1,6 @@
-"""The model's order of its layers: parents before children, siblings by number where they have one, else as they first ran."""
+"""The model's order of its layers: parents before children, siblings by number where they have one, else as they
+first ran.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from nvprof_kit.names import LAYER_CATEGORIES, Category
 def parents(ranges: Ranges, layers: list[str]) -> dict[str, str]:
     """For each layer the layer that holds it, '' at the top.
 
-    That is the layer whose forward most often encloses its forward; where nothing encloses it, the longest other layer whose path it
-    extends. Circles, which a module called from two places can make, are cut.
+    That is the layer whose forward most often encloses its forward; where nothing encloses it, the longest other
+    layer whose path it extends. Circles, which a module called from two places can make, are cut.
     """
     seen: dict[str, Counter[str]] = {}
     inner, outer = _enclosed_forwards(ranges)
@@ -70,7 +72,9 @@ def model_order(ranges: Ranges, layers: list[str], parent: dict[str, str]) -> di
 
 
 def _siblings(layers: list[str], first: dict[str, int]) -> list[str]:
-    """Siblings in order. A capture may begin in the middle of a step, so ``layers.7`` may be seen before ``layers.0``."""
+    """Siblings in order. A capture may begin in the middle of a step, so ``layers.7`` may be seen before
+    ``layers.0``.
+    """
     appeared: dict[str, int] = {}
     for layer in layers:
         parts = layer.split(".")
@@ -89,7 +93,9 @@ def _siblings(layers: list[str], first: dict[str, int]) -> list[str]:
 
 
 def _first_seen(ranges: Ranges, layers: list[str]) -> dict[str, int]:
-    """When each layer first ran: its forward where the capture has one, which all come before those that were only seen backward."""
+    """When each layer first ran: its forward where the capture has one, which all come before those that were only
+    seen backward.
+    """
     is_layer = np.flatnonzero(ranges.is_one_of(LAYER_CATEGORIES))
     late = int(ranges.end.max(initial=0)) + 1
     first: dict[str, int] = {}

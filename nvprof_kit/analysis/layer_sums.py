@@ -1,7 +1,7 @@
 """Sums of operations and ranges by (layer, phase) and step.
 
-Everything is one array of shape ``(keys, columns)``: a key is a (layer, phase) pair, a column is a step, column 0 being "outside steps";
-without steps there is column 0 alone.
+Everything is one array of shape ``(keys, columns)``: a key is a (layer, phase) pair, a column is a step, column 0
+being "outside steps"; without steps there is column 0 alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution import Attribution
 from nvprof_kit.analysis.intervals import alone, exact_sums, union_lengths
-from nvprof_kit.analysis.nesting import NONE, Int64Array, inherit
+from nvprof_kit.analysis.nesting import NONE, Int64Array, Integers, inherit
 from nvprof_kit.analysis.ranges import Elsewhere, Ranges
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES
 from nvprof_kit.trace.schema import Trace
@@ -87,13 +87,14 @@ def sum_layers(trace: Trace, owned: Attribution, *, by_step: bool) -> LayerSums:
     keyed = _keyed(ranges, owned)
     columns = len(ranges.steps) + 1 if by_step else 1
     cells = (len(keyed.keys), columns)
+    count = len(keyed.keys) * columns
     start, end, device = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns", "device"))
     duration = end - start
-    column = owned.step + 1 if by_step else np.zeros(len(duration), dtype=np.int64)
+    column: Integers = owned.step + 1 if by_step else np.zeros(len(duration), dtype=np.int64)
     inside = owned.layer_range >= 0
     own_key = np.where(inside, np.append(keyed.of_range, NONE)[owned.layer_range], keyed.outside[owned.phase])
     cell = own_key * columns + column
-    self_ns = exact_sums(cell, duration, np.prod(cells))
+    self_ns = exact_sums(cell, duration, count)
     free = alone(start, end, device)
 
     chains = _Chains(ranges, keyed, columns)
@@ -103,18 +104,25 @@ def sum_layers(trace: Trace, owned: Attribution, *, by_step: bool) -> LayerSums:
     total_ns, busy_ns, nested_ns = chains.totals(held)
     outside_cells = ~np.repeat([layer != NO_LAYER for layer, _ in keyed.keys], columns)
     total_ns[outside_cells] = self_ns[outside_cells]
-    busy_ns += exact_sums(cell[~inside & free], duration[~inside & free], np.prod(cells))
+    busy_ns += exact_sums(cell[~inside & free], duration[~inside & free], count)
     crowd = np.flatnonzero(~free)
     if len(crowd):
         op, group = chains.memberships(crowd, owned.layer_range[crowd], column[crowd], own_key[crowd])
-        busy_ns += union_lengths(start[op], end[op], device[op], group, np.prod(cells))
+        busy_ns += union_lengths(start[op], end[op], device[op], group, count)
     calls, cpu_ns = _range_sums(ranges, keyed, columns)
     calls += chains.replays(owned.replay, owned.layer_range, column)
-    shaped = (
-        values.reshape(cells)
-        for values in (calls, np.bincount(cell, minlength=np.prod(cells)), self_ns, total_ns, busy_ns, cpu_ns)
+    return LayerSums(
+        keys=keyed.keys,
+        steps=ranges.steps if by_step else ranges.steps[:0],
+        loop_phases=keyed.loop_phases,
+        calls=calls.reshape(cells),
+        ops=np.bincount(cell, minlength=count).reshape(cells),
+        self_ns=self_ns.reshape(cells),
+        total_ns=total_ns.reshape(cells),
+        busy_ns=busy_ns.reshape(cells),
+        cpu_ns=cpu_ns.reshape(cells),
+        nested_ns=nested_ns,
     )
-    return LayerSums(keyed.keys, ranges.steps if by_step else ranges.steps[:0], keyed.loop_phases, *shaped, nested_ns)
 
 
 # ---------------------------------------------------------------- keys
@@ -124,8 +132,9 @@ def sum_layers(trace: Trace, owned: Attribution, *, by_step: bool) -> LayerSums:
 class _Keyed:
     """The keys and which of them a range or an operation outside layers counts for.
 
-    `of_range` is `NONE` for a range that is neither a layer's nor a phase's. `repeats` marks a range inside another one of its key,
-    `repeats_layer` a layer's range inside another one of its layer, whatever the phase: their time is counted with the outer one.
+    `of_range` is `NONE` for a range that is neither a layer's nor a phase's. `repeats` marks a range inside
+    another one of its key, `repeats_layer` a layer's range inside another one of its layer, whatever the phase:
+    their time is counted with the outer one.
     """
 
     keys: list[tuple[str, str]]
@@ -202,7 +211,9 @@ class _Held(NamedTuple):
 
 @dataclass(frozen=True)
 class _Chains:
-    """Walks from an operation's layer outwards over the layers that enclose it, all operations at once, a level at a time."""
+    """Walks from an operation's layer outwards over the layers that enclose it, all operations at once, a level at
+    a time.
+    """
 
     ranges: Ranges
     keyed: _Keyed
@@ -210,7 +221,9 @@ class _Chains:
 
     @cached_property
     def _outer(self) -> Int64Array:
-        """For each range the next layer's range around it; `NONE` behind the last, so that index `NONE` finds `NONE`."""
+        """For each range the next layer's range around it; `NONE` behind the last, so that index `NONE` finds
+        `NONE`.
+        """
         parent = self.ranges.nesting.parent
         return np.append(np.append(self.ranges.layer_range, NONE)[parent], NONE)
 
@@ -218,8 +231,10 @@ class _Chains:
     def _cells(self) -> int:
         return len(self.keyed.keys) * self.columns
 
-    def group(self, layer_range: Int64Array, column: Int64Array, duration: Int64Array, free: Int64Array) -> _Held:
-        """Sum operations by the layer's range and column they belong to, before walking: ranges are few, operations many."""
+    def group(self, layer_range: Integers, column: Integers, duration: Int64Array, free: Int64Array) -> _Held:
+        """Sum operations by the layer's range and column they belong to, before walking: ranges are few,
+        operations many.
+        """
         if self.columns == 1:
             count = len(self.ranges.start)
             sums = (exact_sums(layer_range, values, count) for values in (duration, free))
@@ -229,7 +244,9 @@ class _Chains:
         return _Held(pairs // self.columns, pairs % self.columns, *sums)
 
     def totals(self, held: _Held) -> tuple[Int64Array, Int64Array, dict[tuple[str, str], int]]:
-        """Time of all operations, and of those that overlap no other, nested in each cell; and nested time by (layer, owner's phase)."""
+        """Time of all operations, and of those that overlap no other, nested in each cell; and nested time by
+        (layer, owner's phase).
+        """
         total, free = (np.zeros(self._cells, dtype=np.int64) for _ in range(2))
         nested: dict[tuple[str, str], int] = {}
         own_key = self.keyed.of_range[held.layer_range]
@@ -254,9 +271,11 @@ class _Chains:
             nested[name] = nested.get(name, 0) + ns
 
     def memberships(
-        self, ops: Int64Array, layer_range: Int64Array, column: Int64Array, own_key: Int64Array
+        self, ops: Int64Array, layer_range: Integers, column: Integers, own_key: Int64Array
     ) -> tuple[Int64Array, Int64Array]:
-        """Every (operation, cell) such that the operation is nested in the cell's ranges, or is the cell's own outside layers."""
+        """Every (operation, cell) such that the operation is nested in the cell's ranges, or is the cell's own
+        outside layers.
+        """
         loose = layer_range == NONE
         op, cell = [ops[loose]], [(own_key * self.columns + column)[loose]]
         current = layer_range
@@ -267,7 +286,7 @@ class _Chains:
             current = self._outer[current]
         return np.concatenate(op), np.concatenate(cell)
 
-    def replays(self, replay: Int64Array, layer_range: Int64Array, column: Int64Array) -> Int64Array:
+    def replays(self, replay: Integers, layer_range: Integers, column: Integers) -> Int64Array:
         """Times that CUDA-graph replays ran each cell: once for each replay that ran an operation nested in it."""
         ran = np.flatnonzero((replay >= 0) & (layer_range >= 0))
         replay = replay.astype(np.int64)  # products of counts do not fit 32 bits
@@ -279,7 +298,9 @@ class _Chains:
 
 
 def _range_sums(ranges: Ranges, keyed: _Keyed, columns: int) -> tuple[Int64Array, Int64Array]:
-    """Number of ranges of each cell, and the CPU time inside them, a range inside another of its key counted with that one."""
+    """Number of ranges of each cell, and the CPU time inside them, a range inside another of its key counted with
+    that one.
+    """
     mine = np.flatnonzero(keyed.of_range >= 0)
     column = np.zeros(len(mine), dtype=np.int64)
     if columns > 1:

@@ -1,7 +1,7 @@
 """The per-layer table: what each layer costs, by phase, and by step where asked.
 
-Every operation has one owner (`nvprof_kit.analysis.attribution`), so the sum of `gpu_self_ns` over all rows is the sum of all
-operations' durations. That is checked here at every run.
+Every operation has one owner (`nvprof_kit.analysis.attribution`), so the sum of `gpu_self_ns` over all rows is the
+sum of all operations' durations. That is checked here at every run.
 """
 
 from __future__ import annotations
@@ -26,9 +26,16 @@ LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 COLUMNS = {
     "step": "number of the step, missing outside steps (only by step)",
     "layer": "module path, or `(none)` for work outside every layer",
-    "phase": "`forward`, `backward` or `recompute`; outside layers the text of the phase's range (`optimizer`, `data`, …) or `other`",
-    "calls": "times it ran: its ranges, and one for each CUDA-graph replay that ran it; for `(none)` the ranges of the phase",
-    "gpu_ops": "operations that are its own: kernels, copies, memsets and whole-graph replays whose innermost layer it is",
+    "phase": (
+        "`forward`, `backward` or `recompute`; outside layers the text of the phase's range (`optimizer`, "
+        "`data`, …) or `other`"
+    ),
+    "calls": (
+        "times it ran: its ranges, and one for each CUDA-graph replay that ran it; for `(none)` the ranges of the phase"
+    ),
+    "gpu_ops": (
+        "operations that are its own: kernels, copies, memsets and whole-graph replays whose innermost layer it is"
+    ),
     "gpu_self_ns": "sum of the durations of these, in ns",
     "gpu_total_ns": "the same with everything nested in its ranges, in ns; for `(none)` its own",
     "gpu_busy_ns": "length of the union of the total's intervals, summed over devices, in ns",
@@ -61,7 +68,8 @@ class Summary:
         steps: Number of distinct steps.
         layers: Number of distinct layers.
         by_how: Time by how its owner was told (`nvprof_kit.analysis.attribution.HOW`).
-        loop_layer_share: Of the time of forward, backward and recompute, the share that is in a named layer; 0 where there is none.
+        loop_layer_share: Of the time of forward, backward and recompute, the share that is in a named layer; 0
+            where there is none.
     """
 
     total_ns: int
@@ -80,9 +88,9 @@ class LayersResult:
 
     Attributes:
         rows: The columns of `COLUMNS`, a row per (layer, phase), in the model's order, `(none)` last.
-        tree: For reading: a row per layer in the model's order, then one per phase of `(none)`: layer, phase ('' for a layer), parent
-            ('' at the top), depth, calls, forward_ns, backward_ns, recompute_ns, other_ns, total_ns, cpu_ns. Times of a layer hold those of
-            the layers in it, each in its own phase.
+        tree: For reading: a row per layer in the model's order, then one per phase of `(none)`: layer, phase (''
+            for a layer), parent ('' at the top), depth, calls, forward_ns, backward_ns, recompute_ns, other_ns,
+            total_ns, cpu_ns. Times of a layer hold those of the layers in it, each in its own phase.
         summary: The capture in a few numbers.
         doubts: Sentences on what may be missing or distorted, each with what to do.
         info: What the capture says of itself.
@@ -158,7 +166,8 @@ def _rows(sums: LayerSums, order: dict[str, int], options: LayersOptions) -> pd.
         "cpu_ns": sums.cpu_ns[key, column],
         "share": self_ns / total if total else np.zeros(len(key)),
     }
-    return pd.DataFrame({name: rows[name] for name in COLUMNS if options.by_step or name != "step"})
+    table: pd.DataFrame = pd.DataFrame({name: rows[name] for name in COLUMNS if options.by_step or name != "step"})
+    return table
 
 
 def _tree(sums: LayerSums, order: dict[str, int], parent: dict[str, str]) -> pd.DataFrame:
@@ -190,7 +199,8 @@ def _tree(sums: LayerSums, order: dict[str, int], parent: dict[str, str]) -> pd.
         "total_ns",
         "cpu_ns",
     ]
-    return pd.DataFrame.from_records(records, columns=names)
+    tree: pd.DataFrame = pd.DataFrame.from_records(records, columns=names)
+    return tree
 
 
 def _summary(trace: Trace, owned: Attribution, sums: LayerSums) -> Summary:

@@ -1,18 +1,19 @@
 """Which range is the innermost on a thread at a moment, and which range encloses which.
 
-NVTX push/pop ranges nest on their thread, so at every moment one range is the innermost; it changes only where a range begins or ends.
-`Nesting` holds these changes as one sorted array over all threads, and a million questions are one binary search.
+NVTX push/pop ranges nest on their thread, so at every moment one range is the innermost; it changes only where a
+range begins or ends. `Nesting` holds these changes as one sorted array over all threads, and a million questions
+are one binary search.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Int64Array = npt.NDArray[np.int64]
+Integers = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 
 NONE = -1
 """Index that stands for "no range"."""
@@ -54,7 +55,8 @@ class Nesting:
             return np.full(len(tid), NONE, dtype=np.int64)
         thread = np.searchsorted(self.threads, tid)
         known = self.threads[np.minimum(thread, len(self.threads) - 1)] == tid
-        # a moment before the first range or after the last belongs to no range of this thread, nor may it reach into the next one's keys
+        # a moment before the first range or after the last belongs to no range of this thread, nor may it reach
+        # into the next one's keys
         inside = known & (time >= self.origin) & (time < self.origin + self.span)
         found = np.searchsorted(self.change, thread * self.span + (time - self.origin), side="right") - 1
         return np.where(inside & (found >= 0), self.owner[np.maximum(found, 0)], NONE)
@@ -63,8 +65,8 @@ class Nesting:
 def nest(start: Int64Array, end: Int64Array, tid: Int64Array, nested: npt.NDArray[np.bool_]) -> Nesting:
     """Find the nesting of ranges.
 
-    Push/pop ranges are taken as properly nested. On a thread that also has start/end ranges, which may cross others, the innermost is
-    the open one that started last.
+    Push/pop ranges are taken as properly nested. On a thread that also has start/end ranges, which may cross
+    others, the innermost is the open one that started last.
 
     Args:
         start: Starts in nanoseconds, shape ``(n,)``.
@@ -89,7 +91,9 @@ def nest(start: Int64Array, end: Int64Array, tid: Int64Array, nested: npt.NDArra
 
 
 def _peel(begins: Int64Array, finishes: Int64Array, ranges: Int64Array, parent: Int64Array, depth: Int64Array) -> None:
-    """Fill in parent and depth level by level: what starts before everything earlier has ended is inside something earlier."""
+    """Fill in parent and depth level by level: what starts before everything earlier has ended is inside something
+    earlier.
+    """
     left = ranges[np.lexsort((-finishes[ranges], begins[ranges]))]
     above = np.full(len(left), NONE, dtype=np.int64)
     level = 0
@@ -120,7 +124,9 @@ def _changes_of_nested(
 def _sweep(
     begins: Int64Array, finishes: Int64Array, ranges: Int64Array, parent: Int64Array, depth: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
-    """The same for one thread whose ranges may cross, event by event: the innermost is the open range that started last."""
+    """The same for one thread whose ranges may cross, event by event: the innermost is the open range that started
+    last.
+    """
     lasting = ranges[finishes[ranges] > begins[ranges]]
     events = sorted(
         [(int(finishes[i]), 0, 0, int(i)) for i in lasting]
@@ -140,14 +146,14 @@ def _sweep(
     return np.array(moments, dtype=np.int64), np.array(owners, dtype=np.int64)
 
 
-def inherit(own: npt.NDArray[Any], nesting: Nesting) -> npt.NDArray[Any]:
+def inherit(own: Int64Array, nesting: Nesting) -> Int64Array:
     """For each range its own value, or else that of the nearest range around it that has one.
 
     Args:
         own: A value for each range, `NONE` where it has none of its own, shape ``(n,)``.
         nesting: The nesting of the ranges.
     """
-    values = own.copy()
+    values: Int64Array = own.copy()
     for level in range(1, int(nesting.depth.max(initial=0)) + 1):
         here = np.flatnonzero((nesting.depth == level) & (own == NONE))
         values[here] = values[nesting.parent[here]]

@@ -27,7 +27,8 @@ class Ranges:
         layer_range: The nearest layer's range, itself or around it, or `NONE`.
         phase_range: The nearest phase's range, or `NONE`.
         step_range: The nearest step's range, or `NONE`.
-        phase: Phase of a layer's range (``forward``, ``backward``, ``recompute``), of a phase's range its text, else ''.
+        phase: Phase of a layer's range (``forward``, ``backward``, ``recompute``), of a phase's range its text,
+            else ''.
         step: Index into `steps` of a step's range, else `NONE`.
         steps: The step numbers, ascending.
     """
@@ -53,7 +54,8 @@ class Ranges:
 
     def step_at(self, ranges: Int64Array) -> Int64Array:
         """Index into `steps` of the step around each of these ranges, or `NONE`; range `NONE` is in no step."""
-        return np.append(self.step, NONE)[np.append(self.step_range, NONE)[ranges]]
+        steps: Int64Array = np.append(self.step, NONE)[np.append(self.step_range, NONE)[ranges]]
+        return steps
 
 
 def _is_one_of(
@@ -148,7 +150,8 @@ class Elsewhere:
             self._by_thread.append((thread, ranges.pid[there[0]], nesting, np.append(there, NONE)))
 
     def open_at(self, pid: Int64Array, tid: Int64Array, time: Int64Array) -> Int64Array:
-        """The innermost chosen range open on another thread of the process at a moment, where exactly one other thread has one.
+        """The innermost chosen range open on another thread of the process at a moment, where exactly one other
+        thread has one.
 
         Args:
             pid: Processes, shape ``(n,)``.

@@ -1,0 +1,1 @@
+"""A capture, of whatever tool and version, as tables."""

@@ -1,7 +1,7 @@
 """A PyTorch profiler (Kineto) trace as a `Trace`, with our ranges in it or without.
 
-A trace without a GPU has no kernels; there the operations are the stretches in which a CPU operator itself runs, and not one it calls.
-Times in the file are microseconds with three decimals and become whole nanoseconds.
+A trace without a GPU has no kernels; there the operations are the stretches in which a CPU operator itself runs,
+and not one it calls. Times in the file are microseconds with three decimals and become whole nanoseconds.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
     """
     if domain != DOMAIN:
         raise CaptureError(
-            f"{named}: a PyTorch trace has no NVTX domains, so --domain {domain!r} cannot be found in it; leave --domain out"
+            f"{named}: a PyTorch trace has no NVTX domains, so --domain {domain!r} cannot be found in it; "
+            "leave --domain out"
         )
     whole = _load(path, named)
     by_category = _by_category(whole["traceEvents"])
@@ -84,7 +85,8 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
             doubts=()
             if on_gpu
             else (
-                "no GPU operations in this trace: the operations are CPU operators, each counted while none that it calls is running",
+                "no GPU operations in this trace: the operations are CPU operators, each counted while none "
+                "that it calls is running",
             ),
         ),
         ranges=make_frame("ranges", ranges) if len(ranges["start_ns"]) else empty_frame("ranges"),
@@ -104,7 +106,8 @@ def _load(path: Path, named: Path) -> dict[str, Any]:
         raise CaptureError(f"{named}: the gzip file is cut off or damaged; record it again or copy it again") from None
     except json.JSONDecodeError as error:
         raise CaptureError(
-            f"{named}: the JSON is cut off or damaged at character {error.pos}: the program ended before the trace was whole; record it again"
+            f"{named}: the JSON is cut off or damaged at character {error.pos}: the program ended before the "
+            "trace was whole; record it again"
         ) from None
     except (UnicodeDecodeError, RecursionError) as error:
         raise CaptureError(f"{named}: not readable as JSON ({error}); needed a PyTorch profiler trace") from None
@@ -136,7 +139,8 @@ def _process(by_category: dict[str, list[Event]], named: Path) -> int:
         if by_category.get(category):
             return _number(by_category[category][0].get("pid"))
     raise CaptureError(
-        f"{named}: a trace without operators, CUDA calls or kernels; record with nvprof_kit.record or torch.profiler with CPU (and CUDA) activities"
+        f"{named}: a trace without operators, CUDA calls or kernels; record with nvprof_kit.record or "
+        "torch.profiler with CPU (and CUDA) activities"
     )
 
 
@@ -204,10 +208,11 @@ def _launches(by_category: dict[str, list[Event]], process: int) -> dict[str, An
 
 
 def _cpu_ops(events: list[Event], process: int, optional: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What CPU operators did themselves, and for each stretch the "call" that launched it: its own begin on its own thread.
+    """What CPU operators did themselves, and for each stretch the "call" that launched it: its own begin on its
+    own thread.
 
-    ``aten::addmm`` multiplies, but calls ``aten::expand`` on the way: its time is what lies around that, so that nothing is lost and
-    nothing counts twice.
+    ``aten::addmm`` multiplies, but calls ``aten::expand`` on the way: its time is what lies around that, so that
+    nothing is lost and nothing counts twice.
     """
     start, end = _times(events)
     tid = _threads(events)
@@ -228,7 +233,9 @@ def _cpu_ops(events: list[Event], process: int, optional: Collection[str]) -> tu
 
 
 def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """The stretches in which each operator is the innermost one on its thread: operator, begin and end, shape ``(n,)`` each."""
+    """The stretches in which each operator is the innermost one on its thread: operator, begin and end, shape
+    ``(n,)`` each.
+    """
     found: list[tuple[int, int, int]] = []
     open_operators: list[int] = []
     now = 0
@@ -267,7 +274,9 @@ def _gpu_names(whole: dict[str, Any], devices: npt.NDArray[np.int64]) -> tuple[s
 
 
 def _ranges(by_category: dict[str, list[Event]], process: int) -> dict[str, Any]:
-    """Our ranges; in a trace without them what PyTorch itself annotates: modules, steps, optimizer, data loading, backward."""
+    """Our ranges; in a trace without them what PyTorch itself annotates: modules, steps, optimizer, data loading,
+    backward.
+    """
     annotations = by_category.get(_ANNOTATION, [])
     ours = [(event, *found) for event in annotations if (found := parse_kineto_name(str(event.get("name", ""))))]
     if ours:
@@ -312,7 +321,9 @@ def _loop_annotation(name: str) -> tuple[str, str] | None:
 
 
 def _plain_annotation(name: str) -> tuple[str, str]:
-    """The same for any annotation of a trace without our ranges: what is not of the loop is a layer, a library's own is nothing."""
+    """The same for any annotation of a trace without our ranges: what is not of the loop is a layer, a library's
+    own is nothing.
+    """
     if name.startswith(_LIBRARY_ANNOTATIONS):
         return "", Category.USER.value
     plain = parse_range(name)

@@ -1,7 +1,9 @@
 """An nsys SQLite export of any schema (2021 to 2026) as a `Trace`.
 
-Tables and columns are probed, never assumed: an exporter leaves out what has no rows, renames between versions, and puts columns in
-the middle. The two large tables are read by worker threads while pandas is still being imported, which is a third of the whole time.
+Tables and columns are probed, never assumed: an exporter leaves out what has no rows, renames between versions,
+    and puts columns in
+the middle. The two large tables are read by worker threads while pandas is still being imported, which is a third
+of the whole time.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def _check_is_nsys(db: Database, named: Path) -> None:
         table in db.tables for table in (*_EXPORT_METADATA, "NVTX_EVENTS", tables.RUNTIME)
     ):
         raise CaptureError(
-            f"{named}: SQLite, but not an nsys export (no StringIds table); needed the output of `nsys export --type sqlite`"
+            f"{named}: SQLite, but not an nsys export (no StringIds table); needed the output of `nsys export "
+            "--type sqlite`"
         )
 
 
@@ -79,14 +82,16 @@ def _check_has_operations(db: Database, named: Path) -> None:
             "let the window hold GPU work (a later --delay, a longer --duration, cudaProfilerStop after a synchronize)"
         )
     raise CaptureError(
-        f"{named}: no GPU operations: CUDA was not traced, or nothing ran on a GPU; record with `nsys profile --trace=cuda,nvtx`"
+        f"{named}: no GPU operations: CUDA was not traced, or nothing ran on a GPU; record with `nsys profile "
+        "--trace=cuda,nvtx`"
     )
 
 
 def _check_has_domain(db: Database, domains: tables.Domains, domain: str, named: Path) -> None:
     if "NVTX_EVENTS" not in db.tables:
         raise CaptureError(
-            f"{named}: no NVTX events: record with `nsys profile --trace=cuda,nvtx`, and call nvprof_kit.annotate_model(model) in the program"
+            f"{named}: no NVTX events: record with `nsys profile --trace=cuda,nvtx`, and call "
+            "nvprof_kit.annotate_model(model) in the program"
         )
     if domain and domain not in domains.by_name:
         others = ", ".join(sorted(domains.by_name)) or "only the default domain"
@@ -101,7 +106,8 @@ def _check_has_ranges(ranges: dict[str, Any], domain: str, named: Path) -> None:
         return
     raise CaptureError(
         f"{named}: the NVTX domain {domain or 'default'!r} is there but no range of it is; "
-        "let the window hold a step, and with nvtx 0.2.12 or newer under nsys 2024.2 or older make the ranges with nvprof_kit"
+        "let the window hold a step, and with nvtx 0.2.12 or newer under nsys 2024.2 or older make the ranges "
+        "with nvprof_kit"
     )
 
 

@@ -63,7 +63,8 @@ def _overhead(db: Database, ops: dict[str, Any]) -> list[str]:
     if spent <= _OVERHEAD_SHARE * (last - first):
         return []
     return [
-        f"the profiler itself took {spent / 1e6:.1f} ms of the {(last - first) / 1e6:.1f} ms window; CPU times and gaps are too long, "
+        f"the profiler itself took {spent / 1e6:.1f} ms of the {(last - first) / 1e6:.1f} ms window; CPU times "
+        "and gaps are too long, "
         "GPU times are not touched: record more steps, or skip the first"
     ]
 
@@ -73,7 +74,8 @@ def _diagnostics(db: Database) -> list[str]:
     if not db.has("DIAGNOSTIC_EVENT", "severity", "text"):
         return []
     found = db.rows(
-        f"SELECT text, count(*) FROM DIAGNOSTIC_EVENT WHERE severity IN ({_WARNING}, {_ERROR}) GROUP BY text ORDER BY max(severity) DESC, text"
+        f"SELECT text, count(*) FROM DIAGNOSTIC_EVENT WHERE severity IN ({_WARNING}, {_ERROR}) GROUP BY text "
+        "ORDER BY max(severity) DESC, text"
     )
     return [
         f"nsys warns: {' '.join(str(text).split())}" + (f" ({count} times)" if count > 1 else "")

@@ -13,7 +13,8 @@ from nvprof_kit.errors import CaptureError, ToolError
 
 
 def exported(report: Path, *, beside: Path) -> Path:
-    """The SQLite export of a report: the one that stands beside it, made anew where it is missing or older than the report.
+    """The SQLite export of a report: the one that stands beside it, made anew where it is missing or older than
+    the report.
 
     Args:
         report: The ``.nsys-rep``, unpacked.
@@ -60,7 +61,8 @@ def _export(nsys: str, report: Path, fresh: Path, named: Path) -> None:
     written_by, installed = _report_version(report), _version(nsys)
     if written_by > installed:
         raise ToolError(
-            f"{named}: the report was written by nsys {_dotted(written_by)}, newer than the {_dotted(installed)} on PATH; "
+            f"{named}: the report was written by nsys {_dotted(written_by)}, newer than the "
+            f"{_dotted(installed)} on PATH; "
             "export it to SQLite with the nsys that recorded it, or put a newer nsys on PATH"
         )
     said = next((line for line in reversed(done.stdout.split("\n")) if "error" in line.lower()), "").strip()

@@ -61,7 +61,9 @@ class Domains:
 
 
 def nvtx_domains(db: Database) -> Domains:
-    """The domains and categories that the capture's programs registered; a domain's id means nothing outside its process."""
+    """The domains and categories that the capture's programs registered; a domain's id means nothing outside its
+    process.
+    """
     if "NVTX_EVENTS" not in db.tables:
         return Domains({}, {})
     label = _label_sql(db)
@@ -92,7 +94,9 @@ def _string_join(db: Database) -> str:
 
 
 def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
-    """Columns of the schema's ``ranges`` for one domain; `end_ns` is `MISSING_PAYLOAD` where the range was left open."""
+    """Columns of the schema's ``ranges`` for one domain; `end_ns` is `MISSING_PAYLOAD` where the range was left
+    open.
+    """
     pairs = domains.by_name.get(domain, frozenset()) if domain else None
     wanted = f"coalesce(domainId, 0) IN ({integer_list({id_ for _, id_ in pairs} if pairs is not None else {0})})"
     read = db.columns(
@@ -281,7 +285,9 @@ def _op_names(db: Database, kind: npt.NDArray[np.int8], ids: Int64Array) -> Any:
 
 
 def read_graph_nodes(db: Database) -> Columns:
-    """Columns of the schema's ``graph_nodes``; the table that holds them changed its name after 2023.4, its columns tell it."""
+    """Columns of the schema's ``graph_nodes``; the table that holds them changed its name after 2023.4, its
+    columns tell it.
+    """
     names = ("node", "original", "start_ns", "tid", "pid")
     table = next(
         (

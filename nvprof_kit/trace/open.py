@@ -1,7 +1,7 @@
 """A capture file of any kind, opened as a `Trace`.
 
-The kind is told from the file's first bytes, never from its name alone. A capture is never written to; what is made from it (the
-SQLite export of an ``.nsys-rep``) stands beside it under a name of its own.
+The kind is told from the file's first bytes, never from its name alone. A capture is never written to; what is
+made from it (the SQLite export of an ``.nsys-rep``) stands beside it under a name of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def open_capture(path: str | Path, *, domain: str = DOMAIN, optional: Collection
     """Read a capture into a `Trace`.
 
     Args:
-        path: An nsys ``.sqlite`` or ``.nsys-rep``, a Kineto ``.json`` or ``.json.gz``, or any of them packed as ``.xz``.
+        path: An nsys ``.sqlite`` or ``.nsys-rep``, a Kineto ``.json`` or ``.json.gz``, or any of them packed as
+            ``.xz``.
         domain: NVTX domain to take the ranges from; '' is the default domain.
         optional: Names of the optional columns of `nvprof_kit.trace.schema` that are wanted.
 
@@ -46,7 +47,7 @@ def open_capture(path: str | Path, *, domain: str = DOMAIN, optional: Collection
     path = Path(path)
     try:
         with _unpacked(path) as plain:
-            trace = _reader(plain, path)(plain, domain, optional)
+            trace: Trace = _reader(plain, path)(plain, domain, optional)
     except (CaptureError, OSError) as error:
         raise _for_user(error, path) from None
     return replace(trace, info=replace(trace.info, path=str(path)))

@@ -1,7 +1,8 @@
 """A capture as tables: every table and column, its type, unit and meaning.
 
-A `Trace` is columns, not objects. Times are int64 nanoseconds since the capture's own zero, sizes int64 bytes, text is categorical.
-Nothing here is derived: attribution and every view are made from these tables in `nvprof_kit.analysis`.
+A `Trace` is columns, not objects. Times are int64 nanoseconds since the capture's own zero, sizes int64 bytes,
+text is categorical. Nothing here is derived: attribution and every view are made from these tables in
+`nvprof_kit.analysis`.
 """
 
 from __future__ import annotations

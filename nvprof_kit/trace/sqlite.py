@@ -1,7 +1,8 @@
 """An SQLite file read in bulk, without ever writing to it.
 
-Small queries go through `sqlite3`; columns of millions of rows go through ADBC, which fills Arrow buffers without a Python object per
-value. Both open the file read-only and immutable, so that neither a journal nor a lock is ever made beside a capture.
+Small queries go through `sqlite3`; columns of millions of rows go through ADBC, which fills Arrow buffers without
+a Python object per value. Both open the file read-only and immutable, so that neither a journal nor a lock is ever
+made beside a capture.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from nvprof_kit.errors import CaptureError
 Int64Array = npt.NDArray[np.int64]
 
 _BATCH_ROWS = 1 << 30
-"""All rows in one batch: its buffers become NumPy columns without a copy, and a column's type is told from all of its rows."""
+"""All rows in one batch: its buffers become NumPy columns without a copy, and a column's type is told from all of
+its rows.
+"""
 
 _MAP_BYTES = 1 << 40
 
@@ -82,7 +85,8 @@ class Database:
             raise self._broken(error) from None
 
     def columns(self, sql: str, *, missing: int = -1) -> dict[str, npt.NDArray[Any]]:
-        """The columns of a query over many rows; integers come as int64, text as object arrays. Callable from any thread.
+        """The columns of a query over many rows; integers come as int64, text as object arrays. Callable from any
+        thread.
 
         Args:
             sql: The query, with a name for every column.

@@ -2,8 +2,9 @@
 
     python tests/bench/bench_layers.py [--copies 500] [--capture FILE.sqlite.xz]
 
-A committed H200 capture is repeated along the time axis. Then, alternating, whole processes are timed: our verb, NVIDIA's own projection
-of the same question (where an nsys is on PATH), and a bare scan that only reads the columns our verb needs. Medians are compared.
+A committed H200 capture is repeated along the time axis. Then, alternating, whole processes are timed: our verb,
+NVIDIA's own projection of the same question (where an nsys is on PATH), and a bare scan that only reads the
+columns our verb needs. Medians are compared.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ DATA = Path(__file__).parents[1] / "data"
 TABLES = ("NVTX_EVENTS", *(f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("RUNTIME", "KERNEL", "MEMCPY", "MEMSET")))
 SCAN = """
 import sys, adbc_driver_sqlite.dbapi as dbapi
-for columns, table in (("start, globalTid, correlationId", "RUNTIME"), ('start, "end", deviceId, correlationId, globalPid, graphNodeId', "KERNEL")):
-    with dbapi.connect(sys.argv[1]) as connection, connection.cursor() as cursor:
-        cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": "131072"})
-        cursor.execute(f"SELECT {columns} FROM CUPTI_ACTIVITY_KIND_{table}")
-        cursor.fetch_arrow_table()
+for columns, table in (("start, globalTid, correlationId", "RUNTIME"), ('start, "end", deviceId, correlationId,
+globalPid, graphNodeId', "KERNEL")): with dbapi.connect(sys.argv[1]) as connection, connection.cursor() as cursor:
+cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": "131072"}) cursor.execute(f"SELECT {columns}
+FROM CUPTI_ACTIVITY_KIND_{table}") cursor.fetch_arrow_table()
 """
 
 
 def amplify(packed: Path, target: Path, copies: int) -> dict[str, int]:
-    """Write the capture `copies` times, one behind the other, every copy with correlation ids of its own; returns rows by table."""
+    """Write the capture `copies` times, one behind the other, every copy with correlation ids of its own; returns
+    rows by table.
+    """
     target.write_bytes(lzma.decompress(packed.read_bytes()))
     with sqlite3.connect(target) as db:
         db.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF")
@@ -51,7 +53,8 @@ def amplify(packed: Path, target: Path, copies: int) -> dict[str, int]:
             )
             ranges = "WHERE eventType IN (59, 60)" if table == "NVTX_EVENTS" else ""
             db.execute(
-                f"INSERT INTO {table} WITH RECURSIVE counter(copy) AS (SELECT 1 UNION ALL SELECT copy + 1 FROM counter WHERE copy < {copies - 1}) "
+                f"INSERT INTO {table} WITH RECURSIVE counter(copy) AS (SELECT 1 UNION ALL SELECT copy + 1 FROM "
+                f"counter WHERE copy < {copies - 1}) "
                 f"SELECT {shifted} FROM counter, (SELECT * FROM {table} {ranges}) WHERE {copies} > 1"
             )
         return {table: db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in have}
@@ -109,7 +112,8 @@ def main() -> None:
         print("layers / nsys stats                     not measured: no nsys on PATH")
     print(f"layers / bare scan of the same columns  {seconds['layers'] / seconds['bare scan']:.2f}")
     print(
-        f"ten times the kernels cost              {seconds['layers'] / seconds['layers, a tenth']:.2f} times the time   (at most 11)"
+        f"ten times the kernels cost              {seconds['layers'] / seconds['layers, a tenth']:.2f} times "
+        "the time   (at most 11)"
     )
     print(f"peak memory of layers                   {seen['layers'][1]:.0f} MB   (at most 700)")
 

@@ -1,7 +1,7 @@
-"""The per-layer table computed a second time, slowly and in another way: plain SQL and Python, one operation after the other.
+"""The per-layer table computed a second time, slowly and in another way: plain SQL and Python, operation by operation.
 
-It shares no code with the package: it asks the database for each operation which ranges held its launching call, and sorts nothing into
-arrays. What it knows is the text of the contract.
+It shares no code with the package: it asks the database for each operation which ranges held its launching call, and
+sorts nothing into arrays. What it knows is the text of the contract.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ class BruteForce:
     def _ranges_sql(self) -> str:
         return """
             SELECT n.start, n."end" AS finish, n.globalTid, n.globalTid & ~0xFFFFFF AS pid,
-                   coalesce(s.value, n.text) AS text, coalesce(n.uint64Value, n.int64Value, n.uint32Value, n.int32Value) AS payload,
-                   (SELECT coalesce(cs.value, c.text) FROM NVTX_EVENTS AS c LEFT JOIN StringIds AS cs ON cs.id = c.textId
+                   coalesce(s.value, n.text) AS text,
+                   coalesce(n.uint64Value, n.int64Value, n.uint32Value, n.int32Value) AS payload,
+                   (SELECT coalesce(cs.value, c.text)
+                      FROM NVTX_EVENTS AS c LEFT JOIN StringIds AS cs ON cs.id = c.textId
                      WHERE c.eventType = 33 AND c.domainId = n.domainId AND c.category = n.category
                        AND c.globalTid & ~0xFFFFFF = n.globalTid & ~0xFFFFFF) AS category
               FROM NVTX_EVENTS AS n LEFT JOIN StringIds AS s ON s.id = n.textId
@@ -63,7 +65,8 @@ class BruteForce:
     def around(self, tid: int, moment: int) -> list[Held]:
         """The ranges open on a thread at a moment, the innermost first."""
         found = self.db.execute(
-            "SELECT text, category, payload, start, finish FROM temp.ours WHERE globalTid = ? AND start <= ? AND finish > ?"
+            "SELECT text, category, payload, start, finish FROM temp.ours"
+            " WHERE globalTid = ? AND start <= ? AND finish > ?"
             " ORDER BY start DESC, finish ASC",
             (tid, moment, moment),
         )
@@ -112,7 +115,8 @@ class BruteForce:
         self, start: int, end: int, device: int, correlation: int, pid: int, node: int | None
     ) -> dict[str, Any]:
         call = self.db.execute(
-            "SELECT start, globalTid FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE correlationId = ? AND globalTid & ~0xFFFFFF = ?",
+            "SELECT start, globalTid FROM CUPTI_ACTIVITY_KIND_RUNTIME"
+            " WHERE correlationId = ? AND globalTid & ~0xFFFFFF = ?",
             (correlation, pid),
         ).fetchall()
         assert len(call) == 1
@@ -132,9 +136,15 @@ class BruteForce:
                 replay = correlation if moment is created else None
                 break
         return {
-            "ns": end - start, "start": start, "end": end, "device": device, "layers": layers, "phase": phase or "other",
-            "step": number_of(step), "replay": (pid, replay) if replay else None,
-        }  # fmt: skip
+            "ns": end - start,
+            "start": start,
+            "end": end,
+            "device": device,
+            "layers": layers,
+            "phase": phase or "other",
+            "step": number_of(step),
+            "replay": (pid, replay) if replay else None,
+        }
 
     @staticmethod
     def first(stack: list[Held], categories: tuple[str, ...]) -> Held | None:
@@ -144,7 +154,8 @@ class BruteForce:
         table = "CUDA_GRAPH_NODE_EVENTS" if self.has("CUDA_GRAPH_NODE_EVENTS") else "CUDA_GRAPH_EVENTS"
         if not self.has(table):
             return None
-        sql = f"SELECT originalGraphNodeId, globalTid, start FROM {table} WHERE graphNodeId = ? AND globalTid & ~0xFFFFFF = ?"
+        sql = f"SELECT originalGraphNodeId, globalTid, start FROM {table}"
+        sql += " WHERE graphNodeId = ? AND globalTid & ~0xFFFFFF = ?"
         while True:
             rows = self.db.execute(sql, (node, pid)).fetchall()
             originals = {row[0] for row in rows if row[0] is not None}
@@ -183,12 +194,16 @@ class BruteForce:
         total = sum(op["ns"] for op in operations) or 1
         return {
             key: {
-                "calls": row["calls"] + len(row["replays"]), "gpu_ops": row["gpu_ops"], "gpu_self_ns": row["gpu_self_ns"],
-                "gpu_total_ns": row["gpu_total_ns"], "gpu_busy_ns": union(row["busy"]), "cpu_ns": row["cpu_ns"],
+                "calls": row["calls"] + len(row["replays"]),
+                "gpu_ops": row["gpu_ops"],
+                "gpu_self_ns": row["gpu_self_ns"],
+                "gpu_total_ns": row["gpu_total_ns"],
+                "gpu_busy_ns": union(row["busy"]),
+                "cpu_ns": row["cpu_ns"],
                 "share": row["gpu_self_ns"] / total,
             }
             for key, row in rows.items()
-        }  # fmt: skip
+        }
 
     def _add_ranges(self, rows: dict[tuple[Any, ...], dict[str, Any]], by_step: bool) -> None:
         for text, category, payload, start, finish, tid in self.db.execute(

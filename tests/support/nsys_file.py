@@ -98,17 +98,33 @@ class NsysFile:
         return self.categories[key]
 
     def range_(
-        self, text: str, start: int, end: int | None, *, category: str | None = "forward", domain: str = "nvprof_kit",
-        tid: int = TID, pid: int = PID, payload: int | None = None, registered: bool = True, style: int = PUSH_POP,
-    ) -> None:  # fmt: skip
+        self,
+        text: str,
+        start: int,
+        end: int | None,
+        *,
+        category: str | None = "forward",
+        domain: str = "nvprof_kit",
+        tid: int = TID,
+        pid: int = PID,
+        payload: int | None = None,
+        registered: bool = True,
+        style: int = PUSH_POP,
+    ) -> None:
         domain_id = self._domain(domain, pid)
         self.rows["NVTX_EVENTS"].append(
             {
-                "start": start, "end": end, "eventType": style, "globalTid": thread(tid, pid), "domainId": domain_id,
-                "textId": self.string(text) if registered else None, "text": None if registered else text,
-                "category": None if category is None else self._category(category, domain_id, pid), "int64Value": payload,
+                "start": start,
+                "end": end,
+                "eventType": style,
+                "globalTid": thread(tid, pid),
+                "domainId": domain_id,
+                "textId": self.string(text) if registered else None,
+                "text": None if registered else text,
+                "category": None if category is None else self._category(category, domain_id, pid),
+                "int64Value": payload,
             }
-        )  # fmt: skip
+        )
 
     def call(
         self, name: str, start: int, end: int, *, tid: int = TID, pid: int = PID, correlation: int | None = None
@@ -118,22 +134,48 @@ class NsysFile:
             self.correlation += 1
             correlation = self.correlation
         self.rows["CUPTI_ACTIVITY_KIND_RUNTIME"].append(
-            {"start": start, "end": end, "eventClass": 0, "globalTid": thread(tid, pid), "correlationId": correlation,
-             "nameId": self.string(name), "returnValue": 0}
-        )  # fmt: skip
+            {
+                "start": start,
+                "end": end,
+                "eventClass": 0,
+                "globalTid": thread(tid, pid),
+                "correlationId": correlation,
+                "nameId": self.string(name),
+                "returnValue": 0,
+            }
+        )
         return correlation
 
     def kernel(
-        self, start: int, end: int, *, launched: tuple[int, int] | None = None, correlation: int | None = None, name: str = "gemm",
-        device: int = 0, stream: int = 7, tid: int = TID, pid: int = PID, node: int | None = None, table: str = "KERNEL",
-    ) -> int:  # fmt: skip
-        """A kernel (or, with `table`, a MEMCPY or MEMSET), launched by a call of its own or by the call of a correlation id."""
+        self,
+        start: int,
+        end: int,
+        *,
+        launched: tuple[int, int] | None = None,
+        correlation: int | None = None,
+        name: str = "gemm",
+        device: int = 0,
+        stream: int = 7,
+        tid: int = TID,
+        pid: int = PID,
+        node: int | None = None,
+        table: str = "KERNEL",
+    ) -> int:
+        """A kernel (or, with `table`, a MEMCPY or MEMSET), launched by a call of its own or by the call of a
+        correlation id.
+        """
         if launched is not None:
             correlation = self.call("cudaLaunchKernel_v7000", *launched, tid=tid, pid=pid, correlation=correlation)
         row: dict[str, object] = {
-            "start": start, "end": end, "deviceId": device, "contextId": 1, "streamId": stream, "correlationId": correlation,
-            "globalPid": thread(0, pid), "graphNodeId": node,
-        }  # fmt: skip
+            "start": start,
+            "end": end,
+            "deviceId": device,
+            "contextId": 1,
+            "streamId": stream,
+            "correlationId": correlation,
+            "globalPid": thread(0, pid),
+            "graphNodeId": node,
+        }
         row |= (
             {"demangledName": self.string(name), "shortName": self.string(name)}
             if table == "KERNEL"

@@ -59,8 +59,10 @@ def main() -> None:
             annotated.append(seconds_per_step(model, optimizer, tokens, options.steps))
     ratios = [with_it / without for with_it, without in zip(annotated, plain, strict=True)]
     print(
-        f"{options.layers} layers, {len(annotation.paths)} modules ranged: plain {statistics.median(plain) * 1e3:.1f} ms, "
-        f"annotated {statistics.median(annotated) * 1e3:.1f} ms, median ratio of {options.pairs} pairs {statistics.median(ratios):.4f} "
+        f"{options.layers} layers, {len(annotation.paths)} modules ranged: plain "
+        f"{statistics.median(plain) * 1e3:.1f} ms, "
+        f"annotated {statistics.median(annotated) * 1e3:.1f} ms, median ratio of {options.pairs} pairs "
+        f"{statistics.median(ratios):.4f} "
         f"({min(ratios):.4f} to {max(ratios):.4f})"
     )
 

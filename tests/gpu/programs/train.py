@@ -1,6 +1,6 @@
 """Train one model for a few steps on a GPU, annotated with nvprof_kit; the capture begins after the warm-up.
 
-    python train.py llama|gpt2|encoder [--layers 8] [--steps 2] [--plain]
+python train.py llama|gpt2|encoder [--layers 8] [--steps 2] [--plain]
 """
 
 from __future__ import annotations

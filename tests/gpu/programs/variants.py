@@ -1,6 +1,7 @@
 """One Llama-shaped model trained in the ways people train it, so that each way can be compared with the eager one.
 
-    python variants.py eager|checkpoint|checkpoint-reentrant|graph|graphed-callables|compile-blocks|compile-model|generate
+python variants.py
+eager|checkpoint|checkpoint-reentrant|graph|graphed-callables|compile-blocks|compile-model|generate
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ VARIANTS: dict[str, Callable[[], None]] = {
     "graph": graph,
     "graphed-callables": graphed_callables,
     "compile-blocks": lambda: eager(compile_blocks),
-    "compile-model": lambda: eager(lambda model: torch.compile(model)),
+    "compile-model": lambda: eager(torch.compile),
     "generate": generate,
 }
 

@@ -77,8 +77,11 @@ def test_the_phase_stands_in_the_category_or_else_in_the_text(file: NsysFile) ->
     for n, start in enumerate((1, 11, 21, 31)):
         file.kernel(100 + n, 101 + n, launched=(start, start + 1))
     assert numbers(table(file), "gpu_self_ns") == {
-        ("layers.0", "backward"): 1, ("layers.1", "backward"): 1, ("layers.2", "backward"): 1, ("(none)", "optimizer"): 1,
-    }  # fmt: skip
+        ("layers.0", "backward"): 1,
+        ("layers.1", "backward"): 1,
+        ("layers.2", "backward"): 1,
+        ("(none)", "optimizer"): 1,
+    }
 
 
 def test_a_forward_inside_a_backward_is_a_recompute(file: NsysFile) -> None:
@@ -246,8 +249,10 @@ def test_touching_and_empty_ranges(file: NsysFile) -> None:
     file.range_("layers.2", 10, 10)
     file.kernel(100, 101, launched=(10, 11))
     assert numbers(table(file), "calls", "gpu_self_ns") == {
-        ("layers.0", "forward"): (1, 0), ("layers.1", "forward"): (1, 1), ("layers.2", "forward"): (1, 0),
-    }  # fmt: skip
+        ("layers.0", "forward"): (1, 0),
+        ("layers.1", "forward"): (1, 1),
+        ("layers.2", "forward"): (1, 0),
+    }
 
 
 def test_unregistered_strings_and_foreign_domains(file: NsysFile) -> None:

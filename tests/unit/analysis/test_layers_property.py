@@ -15,9 +15,18 @@ from nvprof_kit.trace.open import open_capture
 
 NUMBERS = ("calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "gpu_busy_ns", "cpu_ns")
 NAMES = st.sampled_from(
-    [("step", "step 1"), ("step", "step 2"), ("phase", "backward"), ("phase", "optimizer"), ("forward", "a"), ("forward", "a.b"),
-     ("backward", "a backward"), ("recompute", "a.b recompute"), ("user", "anything")]
-)  # fmt: skip
+    [
+        ("step", "step 1"),
+        ("step", "step 2"),
+        ("phase", "backward"),
+        ("phase", "optimizer"),
+        ("forward", "a"),
+        ("forward", "a.b"),
+        ("backward", "a backward"),
+        ("recompute", "a.b recompute"),
+        ("user", "anything"),
+    ]
+)
 
 
 def trees(depth: int = 3) -> st.SearchStrategy[list[tuple[tuple[str, str], list[object]]]]:
