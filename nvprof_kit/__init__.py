@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .capture.record import RecordOptions as RecordOptions
     from .capture.record import record as record
     from .instrument.annotate import annotate_model as annotate_model
+    from .instrument.generation import generation as generation
     from .instrument.layer_range import layer_range as layer_range
     from .instrument.loop import annotate_dataloader as annotate_dataloader
     from .instrument.loop import annotate_optimizer as annotate_optimizer
@@ -27,6 +28,7 @@ _HOMES = {
     "annotate_dataloader": ".instrument.loop",
     "annotate_model": ".instrument.annotate",
     "annotate_optimizer": ".instrument.loop",
+    "generation": ".instrument.generation",
     "layer_range": ".instrument.layer_range",
     "mark": ".instrument.loop",
     "phase": ".instrument.loop",
@@ -39,6 +41,7 @@ __all__ = [
     "annotate_dataloader",
     "annotate_model",
     "annotate_optimizer",
+    "generation",
     "layer_range",
     "mark",
     "phase",
