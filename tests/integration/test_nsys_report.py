@@ -1,0 +1,109 @@
+"""An .nsys-rep, read through the installed nsys: exported once beside it, used again, refused in one line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvprof_kit.errors import CaptureError, ToolError
+from nvprof_kit.trace.nsys_export import exported
+from nvprof_kit.trace.open import open_capture
+
+pytestmark = pytest.mark.nsys
+
+PROGRAM = """
+from nvprof_kit import layer_range
+with layer_range("layers.0"):
+    pass
+"""
+
+
+def record(nsys: str, folder: Path) -> Path:
+    """A real report of a program without a GPU."""
+    report = folder / "run.nsys-rep"
+    command = [
+        nsys,
+        "profile",
+        "-t",
+        "nvtx,osrt",
+        "-s",
+        "none",
+        "--cpuctxsw=none",
+        "-o",
+        str(report),
+        sys.executable,
+        "-c",
+        PROGRAM,
+    ]
+    subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+    return report
+
+
+def version(nsys: str) -> str:
+    return subprocess.run([nsys, "--version"], check=True, capture_output=True, text=True).stdout.split("version ")[-1]
+
+
+@pytest.fixture
+def report(nsys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", os.path.dirname(nsys) + os.pathsep + os.environ["PATH"])
+    return record(nsys, tmp_path)
+
+
+def test_the_export_is_made_once_and_kept_beside(report: Path) -> None:
+    before = report.read_bytes()
+    first = exported(report, beside=report)
+    assert first == report.with_suffix(".sqlite")
+    made = first.stat().st_mtime_ns
+    assert exported(report, beside=report).stat().st_mtime_ns == made
+    os.utime(report, ns=(made + 1_000_000_000, made + 1_000_000_000))  # recorded anew
+    assert exported(report, beside=report).stat().st_mtime_ns != made
+    assert report.read_bytes() == before
+    assert sorted(path.name for path in report.parent.iterdir()) == ["run.nsys-rep", "run.sqlite"]
+
+
+def test_a_report_without_a_gpu_says_what_was_missing(report: Path) -> None:
+    with pytest.raises(CaptureError, match=r"run\.nsys-rep: no GPU operations.*--trace=cuda,nvtx"):
+        open_capture(report)
+
+
+def test_a_cut_off_report(report: Path) -> None:
+    report.write_bytes(report.read_bytes()[:3000])
+    with pytest.raises(
+        CaptureError, match=r"run\.nsys-rep: nsys could not export the report \(.*rror.*\); record or copy it again"
+    ):
+        open_capture(report)
+    assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
+
+
+def test_a_report_newer_than_the_installed_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {path: version(path) for path in os.environ.get("NVPROF_KIT_NSYS", "").split(os.pathsep) if path}
+    if len(versions) < 2:
+        pytest.skip("needs two releases of nsys in NVPROF_KIT_NSYS")
+    old, new = min(versions, key=lambda path: versions[path]), max(versions, key=lambda path: versions[path])
+    report = record(new, tmp_path)
+    monkeypatch.setenv("PATH", os.path.dirname(old))
+    with pytest.raises(ToolError, match=r"written by nsys 202\d\.\d\.\d, newer than the 202\d\.\d\.\d on PATH"):
+        open_capture(report)
+
+
+def test_a_folder_that_cannot_be_written_to(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied")  # root, as which tests often run, may write everywhere
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with pytest.raises(CaptureError, match="is not writable; run `nsys export"):
+        exported(report, beside=report)
+
+
+def test_packed_reports(report: Path) -> None:
+    packed = report.with_name("run.nsys-rep.xz")
+    subprocess.run(["xz", "-k", str(report)], check=True) if shutil.which("xz") else pytest.skip("needs xz")
+    report.unlink()
+    with pytest.raises(CaptureError, match="no GPU operations"):
+        open_capture(packed)
+    assert packed.with_name("run.sqlite").exists()
