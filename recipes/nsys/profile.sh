@@ -15,6 +15,7 @@ Options:
   -o, --output NAME   name of the report without its suffix (default: run); nsys's %h, %p and %q{VARIABLE} work in it
   -f, --force         overwrite NAME.nsys-rep and NAME.sqlite
   -t, --trace LIST    what nsys traces (default: cuda,nvtx); what is left out is not in the table
+      --step N        capture step N alone, the stretch inside nvprof_kit.step(N); the program runs to its end
       --delay S       begin the capture S seconds after the program's start
       --duration S    end the capture after S seconds, and the program with it (SIGTERM)
       --keep-running  with --duration: let the program run on; this script then returns at once, with 0
@@ -34,7 +35,7 @@ fail() {
   exit "$1"
 }
 
-output=run trace=cuda,nvtx delay='' duration='' force='' dry_run='' keep_running=''
+output=run trace=cuda,nvtx step='' delay='' duration='' force='' dry_run='' keep_running=''
 extra=()
 while [ $# -gt 0 ]; do
   case $1 in
@@ -42,11 +43,12 @@ while [ $# -gt 0 ]; do
     -f | --force) force=yes ;;
     -n | --dry-run) dry_run=yes ;;
     --keep-running) keep_running=yes ;;
-    -o | --output | -t | --trace | --delay | --duration | -x | --nsys)
+    -o | --output | -t | --trace | --step | --delay | --duration | -x | --nsys)
       [ $# -ge 2 ] || fail 2 "$1 needs a value; see profile.sh --help"
       case $1 in
         -o | --output) output=$2 ;;
         -t | --trace) trace=$2 ;;
+        --step) step=$2 ;;
         --delay) delay=$2 ;;
         --duration) duration=$2 ;;
         -x | --nsys) extra+=("$2") ;;
@@ -62,6 +64,8 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ $# -gt 0 ] || fail 2 "no program to run; needed: profile.sh [OPTION]... -- python train.py"
+case $step in *[!0-9]*) fail 2 "--step needs a step's number, not '$step'" ;; esac
+[ -z "$step" ] || [ -z "$delay$duration" ] || fail 2 "--step goes without --delay and --duration: the step says when"
 [ -z "$keep_running" ] || [ -n "$duration" ] || fail 2 "--keep-running is of use only with --duration S"
 
 output=${output%.nsys-rep}
@@ -73,6 +77,8 @@ case ,$trace, in
 esac
 # no CPU samples and no context switches: the table needs neither, and both cost the program time
 command+=(--sample=none --cpuctxsw=none)
+[ -z "$step" ] ||
+  command+=(--capture-range=nvtx "--nvtx-capture=step $step@nvprof_kit" --capture-range-end=stop)
 [ -z "$delay" ] || command+=("--delay=$delay")
 [ -z "$duration" ] || command+=("--duration=$duration")
 [ -z "$keep_running" ] || command+=(--kill=none)

@@ -18,11 +18,15 @@ PROGRAM = """
 import sys, time
 import nvprof_kit
 print("hello from the program", flush=True)
-with nvprof_kit.step(3), nvprof_kit.layer_range("layers.0"):
-    time.sleep(0.01)
+for number in (2, 3):
+    with nvprof_kit.step(number), nvprof_kit.layer_range(f"layers.{number}"):
+        time.sleep(0.01)
 time.sleep(float(sys.argv[1]))
 sys.exit(7)
 """
+
+
+EVERYTHING = ["step 2", "layers.2", "step 3", "layers.3"]
 
 
 def run(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -44,6 +48,11 @@ def run(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedProces
         ("-o a/%h.%p -f -- ./x", f"{FIRST} --export=sqlite --output=a/%h.%p --force-overwrite=true ./x"),
         ("--output=a.nsys-rep -- x", f"{FIRST} --export=sqlite --output=a x"),
         ("--delay 5 --duration=30 -- x", f"{FIRST} --delay=5 --duration=30 --export=sqlite --output=run x"),
+        (
+            "--step 12 -- x",
+            f"{FIRST} --capture-range=nvtx '--nvtx-capture=step 12@nvprof_kit' --capture-range-end=stop "
+            "--export=sqlite --output=run x",
+        ),
         ("--duration 9 --keep-running -- x", f"{FIRST} --duration=9 --kill=none --export=sqlite --output=run x"),
         ("-t nvtx -- x", "nsys profile --trace=nvtx --sample=none --cpuctxsw=none --export=sqlite --output=run x"),
         (
@@ -74,6 +83,12 @@ def test_another_nsys(tmp_path: Path) -> None:
         (["python", "x.py"], 2, "the program comes after --: profile.sh [OPTION]... -- python x.py"),
         (["--fast", "--", "x"], 2, "no option --fast; see profile.sh --help"),
         (["-o"], 2, "-o needs a value; see profile.sh --help"),
+        (["--step", "two", "--", "x"], 2, "--step needs a step's number, not 'two'"),
+        (
+            ["--step", "2", "--delay", "3", "--", "x"],
+            2,
+            "--step goes without --delay and --duration: the step says when",
+        ),
         (["--keep-running", "--", "x"], 2, "--keep-running is of use only with --duration S"),
         (
             ["--", "x"],
@@ -102,7 +117,7 @@ def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
 def test_help_says_every_option(tmp_path: Path) -> None:
     done = run("--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    options = "--output --force --trace --delay --duration --keep-running --nsys --dry-run --help"
+    options = "--output --force --trace --step --delay --duration --keep-running --nsys --dry-run --help"
     assert [option for option in options.split() if option not in done.stdout] == []
 
 
@@ -124,21 +139,28 @@ def ranges(path: Path) -> list[str]:
 
 @pytest.mark.nsys
 def test_real_run(nsys: str, tmp_path: Path) -> None:
-    done = run("--", *program(tmp_path), "0", cwd=tmp_path, NSYS=nsys)
+    done = run("--", *program(tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
     assert done.returncode == 7, done.stderr
     assert "hello from the program" in done.stdout
     assert (tmp_path / "run.nsys-rep").stat().st_size > 0
-    assert ranges(tmp_path / "run.sqlite") == ["step 3", "layers.0"]
+    assert ranges(tmp_path / "run.sqlite") == EVERYTHING
 
-    again = run("--", *program(tmp_path), "0", cwd=tmp_path, NSYS=nsys)
+    again = run("--", *program(tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
     assert (again.returncode, again.stdout) == (2, "")
-    forced = run("--force", "-t", "nvtx", "--", *program(tmp_path), "0", cwd=tmp_path, NSYS=nsys)
+    forced = run("--force", "-t", "nvtx", "--", *program(tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
     assert forced.returncode == 7, forced.stderr
-    assert ranges(tmp_path / "run.sqlite") == ["step 3", "layers.0"]
+    assert ranges(tmp_path / "run.sqlite") == EVERYTHING
 
 
 @pytest.mark.nsys
 def test_duration_ends_the_capture_and_the_program(nsys: str, tmp_path: Path) -> None:
     done = run("-t", "nvtx", "--duration", "2", "--", *program(tmp_path), "60", cwd=tmp_path, NSYS=nsys)
     assert done.returncode == 128 + 15, done.stderr
-    assert ranges(tmp_path / "run.sqlite") == ["step 3", "layers.0"]
+    assert ranges(tmp_path / "run.sqlite") == EVERYTHING
+
+
+@pytest.mark.nsys
+def test_one_step_alone(nsys: str, tmp_path: Path) -> None:
+    done = run("-t", "nvtx", "--step", "3", "--", *program(tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
+    assert done.returncode == 7, done.stderr
+    assert ranges(tmp_path / "run.sqlite") == ["step 3", "layers.3"]
