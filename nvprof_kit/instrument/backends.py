@@ -7,6 +7,7 @@ was left open, by an exception or an aborted backward pass, so push and pop alwa
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,61 +21,93 @@ class Range:
         text: What the tool shows: a layer's path (and its phase), a phase, a step.
         category: The NVTX category.
         payload: The layer's index or the step's number, None where there is neither.
-        attributes: NVTX event attributes, made by the NVTX backend when it first meets the range.
+        backend: The backend for which `push` is made.
+        push: Opens the range on the calling thread; made by `Backend.prepare`.
     """
 
-    __slots__ = ("attributes", "category", "payload", "text")
+    __slots__ = ("backend", "category", "payload", "push", "text")
 
     def __init__(self, text: str, category: Category, payload: int | None = None) -> None:
         self.text = text
         self.category = category
         self.payload = payload
-        self.attributes: Any = None
+        self.backend: Backend | None = None
+        self.push: Callable[[], None] = self._unprepared
+
+    def _unprepared(self) -> None:
+        raise RuntimeError(f"{self!r} is pushed before a backend prepared it")
 
     def __repr__(self) -> str:
         return f"Range({self.text!r}, {self.category.value})"
 
 
-class _OpenRanges(threading.local):
-    """The open ranges of the calling thread, innermost last."""
+class Here:
+    """Where a thread is.
+
+    Attributes:
+        owners: Who opened the ranges that are open on the thread, innermost last.
+        frame: The call of a layer that runs on the thread, as the backward pass will need it (`frames.Frame`).
+        task: The backward pass that runs on the thread (`frames.Task`).
+    """
+
+    __slots__ = ("frame", "owners", "task")
 
     def __init__(self) -> None:
-        self.stack: list[Range] = []
+        self.owners: list[object] = []
+        self.frame: Any = None
+        self.task: Any = None
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.here = Here()
 
 
 class Backend:
-    """Base of the backends: balances push and pop per thread, whatever is thrown in between."""
+    """Base of the backends: balances push and pop per thread, whatever is thrown in between.
+
+    Attributes:
+        thread: Holds ``here``, where the calling thread is.
+        pop: Closes the innermost range of the calling thread.
+    """
+
+    pop: Callable[[], None]
 
     def __init__(self) -> None:
-        self.open_ranges = _OpenRanges()
+        self.thread = _Thread()
 
-    def open(self, range_: Range) -> None:
-        """Open a range on this thread."""
-        self.push(range_)
-        self.open_ranges.stack.append(range_)
+    def open(self, range_: Range, owner: object) -> None:
+        """Open a range on this thread; its owner, whatever that is, closes it."""
+        if range_.backend is not self:
+            self.prepare(range_)
+        range_.push()
+        self.thread.here.owners.append(owner)
 
-    def close(self, range_: Range) -> None:
-        """Close a range of this thread with all that is open inside it; do nothing if it is not open."""
-        stack = self.open_ranges.stack
-        if range_ not in stack:
-            return
-        while stack.pop() is not range_:
+    def close(self, owner: object) -> None:
+        """Close the owner's innermost range on this thread and all that is open inside it; without one do nothing."""
+        owners = self.thread.here.owners
+        if owners and owners[-1] is owner:
+            owners.pop()
             self.pop()
-        self.pop()
+        elif owner in owners:
+            while owners.pop() is not owner:
+                self.pop()
+            self.pop()
 
     def close_all(self) -> None:
         """Close every range open on this thread."""
-        stack = self.open_ranges.stack
-        while stack:
-            stack.pop()
+        owners = self.thread.here.owners
+        while owners:
+            owners.pop()
             self.pop()
 
-    def push(self, range_: Range) -> None:
-        """Tell the tool that a range opens on this thread."""
-        raise NotImplementedError
+    def prepare(self, range_: Range) -> None:
+        """Make the range's `push`."""
+        range_.push = self.pusher(range_)
+        range_.backend = self
 
-    def pop(self) -> None:
-        """Tell the tool that this thread's innermost range closes."""
+    def pusher(self, range_: Range) -> Callable[[], None]:
+        """What tells the tool that a range opens on the calling thread."""
         raise NotImplementedError
 
     def start(self, range_: Range) -> object:
@@ -117,37 +150,16 @@ class Nvtx(Backend):
         self._lib = lib
         self._domain = nvtx_domain()
         self._handle = self._domain.handle
-        self._push = lib.push_range
-        self._pop = partial(lib.pop_range, self._handle)
+        self.pop = partial(lib.pop_range, self._handle)
 
     def _attributes(self, range_: Range) -> Any:
-        if range_.attributes is None:
-            range_.attributes = self._domain.get_event_attributes(
-                message=range_.text, color=None, category=range_.category.value, payload=range_.payload
-            )
-        return range_.attributes
+        return self._domain.get_event_attributes(
+            message=range_.text, color=None, category=range_.category.value, payload=range_.payload
+        )
 
-    def open(self, range_: Range) -> None:
-        """Open a range on this thread; `Backend.open`, written out since every range passes here."""
-        self._push(range_.attributes or self._attributes(range_), self._handle)
-        self.open_ranges.stack.append(range_)
-
-    def close(self, range_: Range) -> None:
-        """Close a range of this thread; the usual case, in which it is the innermost, comes first."""
-        stack = self.open_ranges.stack
-        if stack and stack[-1] is range_:
-            stack.pop()
-            self._pop()
-        else:
-            super().close(range_)
-
-    def push(self, range_: Range) -> None:
-        """Push a range on this thread's NVTX stack."""
-        self._push(self._attributes(range_), self._handle)
-
-    def pop(self) -> None:
-        """Pop this thread's innermost range."""
-        self._pop()
+    def pusher(self, range_: Range) -> Callable[[], None]:
+        """A push of the range's attributes, which are built here and then only handed over."""
+        return partial(self._lib.push_range, self._attributes(range_), self._handle)
 
     def start(self, range_: Range) -> object:
         """Start an NVTX process range."""
@@ -174,17 +186,20 @@ class Kineto(Backend):
 
         self._event = _RecordFunctionFast
         self._events = threading.local()
+        self.pop = self._pop
 
-    def push(self, range_: Range) -> None:
-        """Begin an event on this thread."""
+    def pusher(self, range_: Range) -> Callable[[], None]:
+        """A push of a new event with the range's name."""
+        return partial(self._push, range_)
+
+    def _push(self, range_: Range) -> None:
         event = self.start(range_)
         try:
             self._events.stack.append(event)
         except AttributeError:
             self._events.stack = [event]
 
-    def pop(self) -> None:
-        """End this thread's innermost event."""
+    def _pop(self) -> None:
         self.end(self._events.stack.pop())
 
     def start(self, range_: Range) -> object:

@@ -10,17 +10,20 @@ inputs and outputs and forbid in-place operations on views.
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd import Variable, _get_sequence_nr
 
 from . import state
-from .backends import Range
+from .backends import Backend, Here, Range
 from .layer import Layer
 from .tensors import grad_nodes
+
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+"""Number of the backward pass that runs on this thread, -1 where none does."""
 
 _MARK = "nvprof_kit"
 """Key in a node's metadata that says that the node moves the position already."""
@@ -48,7 +51,7 @@ class Frame:
         self.parent: Frame = parent or self
         self.depth: int = parent.depth + 1 if parent else 0
         self.edges = [begin]
-        self.seen: set[int] = set()
+        self.seen: set[int] | None = None
 
     def mark_entries(self, nodes: list[Any]) -> None:
         """Mark where the backward pass, coming to these nodes, enters the call's own ones.
@@ -57,7 +60,18 @@ class Frame:
         them, and the backward pass may enter a stretch at other nodes than these; so the own nodes behind them are
         searched for such places.
         """
+        edges = self.edges
+        if len(edges) > 1:
+            self._search_entries(nodes)
+            return
+        for node in nodes:
+            if node._sequence_nr() >= edges[0]:
+                self._mark(node)
+
+    def _search_entries(self, nodes: list[Any]) -> None:
         edges, seen = self.edges, self.seen
+        if seen is None:
+            seen = self.seen = set()
         pending = [(node, 0) for node in nodes]
         while pending:
             node, origin = pending.pop()
@@ -67,7 +81,7 @@ class Frame:
                 continue
             if stretch != origin:
                 self._mark(node)
-            if len(edges) > 1 and number not in seen:
+            if number not in seen:
                 seen.add(number)
                 pending += [(maker, stretch) for maker, _ in node.next_functions if maker is not None]
 
@@ -82,9 +96,9 @@ class Frame:
         backend = state.backend
         if backend is None:
             return
-        task = _thread.task
-        if task is None or task.number != state.graph_task():
-            task = _begin_task()
+        task = backend.thread.here.task
+        if task is None or task.number != _graph_task():
+            task = _begin_task(backend)
         at = task.at
         if at is self:
             return
@@ -92,13 +106,13 @@ class Frame:
         missing = []
         while at is not target:
             if at.depth >= target.depth:
-                backend.close(at.backward)
+                backend.close(at)
                 at = at.parent
             else:
-                missing.append(target.backward)
+                missing.append(target)
                 target = target.parent
-        for range_ in reversed(missing):
-            backend.open(range_)
+        for frame in reversed(missing):
+            backend.open(frame.backward, frame)
         task.at = self
 
 
@@ -125,89 +139,94 @@ class Task:
         self.at = OUTSIDE
         self.ended = False
 
-    def close(self) -> None:
+    def close(self, backend: Backend) -> None:
         """Close its open ranges on this thread."""
-        backend, at = state.backend, self.at
-        while backend is not None and at is not OUTSIDE:
-            backend.close(at.backward)
-            at = at.parent
+        while self.at is not OUTSIDE:
+            backend.close(self.at)
+            self.at = self.at.parent
 
 
 class _End:
     """Called by the engine when a backward pass is done, dropped when it is done or aborted: ends it either way."""
 
-    __slots__ = ("_task",)
+    __slots__ = ("_backend", "_task")
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, backend: Backend) -> None:
         self._task = task
+        self._backend = backend
 
     def __call__(self) -> None:
         self._task.ended = True
-        _close_ended()
+        if self._backend is state.backend:
+            _close_ended(self._backend)
 
     __del__ = __call__
 
 
-class _Thread(threading.local):
-    """Where a thread is: in which call, and in which backward pass."""
-
-    frame = OUTSIDE
-    task: Task | None = None
-
-
-_thread = _Thread()
+def _close_ended(backend: Backend) -> None:
+    here = backend.thread.here
+    while here.task is not None and here.task.ended:
+        here.task.close(backend)
+        here.task = here.task.outer
 
 
-def _close_ended() -> None:
-    task = _thread.task
-    while task is not None and task.ended:
-        task.close()
-        task = _thread.task = task.outer
-
-
-def _begin_task() -> Task:
+def _begin_task(backend: Backend) -> Task:
     """The backward pass that runs on this thread now, from its first marked node on."""
-    _close_ended()
-    task = _thread.task = Task(state.graph_task(), _thread.task)
-    Variable._execution_engine.queue_callback(_End(task))
+    _close_ended(backend)
+    here = backend.thread.here
+    task: Task = Task(_graph_task(), here.task)
+    here.task = task
+    Variable._execution_engine.queue_callback(_End(task, backend))
     return task
 
 
-def enter(layer: Layer, inputs: Any) -> None:
+def enter(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Begin a call of a layer on this thread: open its range and, where gradients are wanted, its frame."""
     backend = state.backend
     if backend is None:
         return
-    backend.open(layer.forward if state.graph_task() == -1 else layer.recompute)
-    if layer.backward is None or not torch.is_grad_enabled():
+    range_ = layer.forward if _graph_task() == -1 else layer.recompute
+    if range_.backend is not backend:
+        backend.prepare(range_)
+    range_.push()
+    here: Here = backend.thread.here
+    here.owners.append(layer)
+    if not torch.is_grad_enabled() or layer.backward is None:
         return
-    parent = _thread.frame
-    nodes = grad_nodes(inputs)
+    parent: Frame = here.frame or OUTSIDE
+    nodes = grad_nodes([*args, *kwargs.values()])
     begin = _get_sequence_nr()
     if parent is not OUTSIDE:
         parent.edges.append(begin)
     if nodes:
         parent.mark_entries(nodes)
-    _thread.frame = Frame(layer, layer.backward, parent, begin)
+    here.frame = Frame(layer, layer.backward, parent, begin)
 
 
 def leave(layer: Layer, outputs: Any) -> None:
     """End this thread's call of a layer and whatever was left open in it; ``outputs`` is None where it raised."""
-    frame = _thread.frame
-    while frame.layer is not layer and frame is not OUTSIDE:
+    backend = state.backend
+    if backend is None:
+        return
+    here = backend.thread.here
+    frame: Frame = here.frame or OUTSIDE
+    while frame is not OUTSIDE and frame.layer is not layer:
         frame = frame.parent
     if frame is not OUTSIDE:
-        _leave_frame(frame, outputs)
-    backend = state.backend
-    if backend is not None:
-        backend.close(layer.forward if state.graph_task() == -1 else layer.recompute)
+        _leave_frame(here, frame, outputs)
+    owners = here.owners
+    if owners and owners[-1] is layer:  # `Backend.close`, of which this is the usual case
+        owners.pop()
+        backend.pop()
+    else:
+        backend.close(layer)
 
 
-def _leave_frame(frame: Frame, outputs: Any) -> None:
-    parent = _thread.frame = frame.parent
-    nodes = grad_nodes(outputs)
+def _leave_frame(here: Here, frame: Frame, outputs: Any) -> None:
+    parent = here.frame = frame.parent
+    nodes = grad_nodes([outputs])
     if nodes:
         frame.mark_entries(nodes)
-    frame.edges, frame.seen = [], set()
+    frame.seen = None
     if parent is not OUTSIDE:
         parent.edges.append(_get_sequence_nr())

@@ -28,13 +28,12 @@ class LayerScope(Scope):
     def __enter__(self) -> LayerScope:
         backend = state.backend
         if backend is not None:
-            backend.open(self._range if state.graph_task() == -1 else self._layer.recompute)
+            range_ = self._range if state.graph_task() == -1 else self._layer.recompute
+            if range_.backend is not backend:
+                backend.prepare(range_)
+            range_.push()
+            backend.thread.here.owners.append(self)
         return self
-
-    def __exit__(self, *_exception: object) -> None:
-        backend = state.backend
-        if backend is not None:
-            backend.close(self._range if state.graph_task() == -1 else self._layer.recompute)
 
     def __call__(self, function: F) -> F:
         """Decorate a function or an ``nn.Module`` class with the layer's name."""
@@ -45,15 +44,22 @@ class LayerScope(Scope):
         if self._layer.backward is None or "torch" not in sys.modules:
             with self:
                 return function(*args, **kwargs)
-        from . import frames
-
+        frames = _frames()
         outputs = None
-        frames.enter(self._layer, (args, kwargs))
+        frames.enter(self._layer, args, kwargs)
         try:
             outputs = function(*args, **kwargs)
         finally:
             frames.leave(self._layer, outputs)
         return outputs
+
+
+@lru_cache(maxsize=1)
+def _frames() -> Any:
+    """The module that leads backward passes; it needs torch."""
+    from . import frames
+
+    return frames
 
 
 class LayerRange:

@@ -132,7 +132,7 @@ class _Open:
         backend = state.backend
         if backend is not None:
             backend.close(self._range)
-            backend.open(self._range)
+            backend.open(self._range, self._range)
 
 
 class _Close:

@@ -46,9 +46,9 @@ class Enter(_Hook):
 
     def __call__(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin a call, unless torch.compile traces it."""
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_dynamo_compiling():
             self.entered = True
-            frames.enter(self.layer, (args, kwargs))
+            frames.enter(self.layer, args, kwargs)
 
 
 class Leave(_Hook):
@@ -58,7 +58,7 @@ class Leave(_Hook):
 
     def __call__(self, _module: nn.Module, _args: Any, outputs: Any) -> None:
         """End a call, unless torch.compile traces it."""
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_dynamo_compiling():
             frames.leave(self.layer, outputs)
 
 

@@ -23,13 +23,22 @@ class Scope:
     def __enter__(self) -> Scope:
         backend = state.backend
         if backend is not None:
-            backend.open(self._range)
+            range_ = self._range
+            if range_.backend is not backend:
+                backend.prepare(range_)
+            range_.push()
+            backend.thread.here.owners.append(self)
         return self
 
-    def __exit__(self, *_exception: object) -> None:
+    def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:
         backend = state.backend
         if backend is not None:
-            backend.close(self._range)
+            owners = backend.thread.here.owners
+            if owners and owners[-1] is self:  # `Backend.close`, of which this is the usual case
+                owners.pop()
+                backend.pop()
+            else:
+                backend.close(self)
 
     def __call__(self, function: F) -> F:
         """Decorate a function: each call (each resume of a coroutine or generator) is a range."""

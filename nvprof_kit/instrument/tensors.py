@@ -2,70 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 
-_MAX_DEPTH = 8
-"""Deeper nesting is not searched; it also ends the search of a structure that holds itself."""
+_MOST = 10_000
+"""So many values are looked at; it also ends the search of a structure that holds itself."""
 
-_Search = Callable[[Any, list[Any], int], None]
+_Parts = Callable[[Any], Iterable[Any]]
 
 
-def grad_nodes(value: Any) -> list[Any]:
-    """The autograd nodes that made the tensors in a value: in nested lists, tuples, mappings and dataclasses.
+def grad_nodes(values: list[Any]) -> list[Any]:
+    """The autograd nodes that made the tensors in values, in nested lists, tuples, mappings and dataclasses.
 
     A view comes with the node of its base too: an in-place operation on the view later replaces the view's own node.
+
+    Args:
+        values: Where to look; the list is used up.
     """
-    nodes: list[Any] = []
-    _search_any(value, nodes, 0)
+    nodes = []
+    for value in values:  # which grows
+        kind = type(value)
+        parts_of = _kinds[kind] if kind in _kinds else _learn(kind)
+        if parts_of is None:
+            continue
+        if parts_of is not _of_tensor:
+            if len(values) < _MOST:
+                values += parts_of(value)
+        elif (node := value.grad_fn) is not None:
+            nodes.append(node)
+            if value._is_view() and (made := value._base.grad_fn) is not None:
+                nodes.append(made)
     return nodes
 
 
-def _search_any(value: Any, nodes: list[Any], depth: int) -> None:
-    kind = type(value)
-    search = _searches.get(kind)
-    if search is None:
-        search = _searches[kind] = _search_of(kind)
-    search(value, nodes, depth)
+def _of_tensor(_tensor: Any) -> tuple[Any, ...]:
+    return ()
 
 
-def _search_tensor(tensor: Any, nodes: list[Any], _depth: int) -> None:
-    node = tensor.grad_fn
-    if node is not None:
-        nodes.append(node)
-        if tensor._is_view() and (made := tensor._base.grad_fn) is not None:
-            nodes.append(made)
+def _of_sequence(items: Any) -> Iterable[Any]:
+    return items  # type: ignore[no-any-return]
 
 
-def _search_items(items: Any, nodes: list[Any], depth: int) -> None:
-    if depth < _MAX_DEPTH:
-        for item in items:
-            _search_any(item, nodes, depth + 1)
+def _of_mapping(mapping: Any) -> Iterable[Any]:
+    return mapping.values()  # type: ignore[no-any-return]
 
 
-def _search_mapping(mapping: Any, nodes: list[Any], depth: int) -> None:
-    _search_items(mapping.values(), nodes, depth)
+def _of_dataclass(record: Any) -> Iterable[Any]:
+    return [getattr(record, field.name, None) for field in fields(record)]
 
 
-def _search_dataclass(record: Any, nodes: list[Any], depth: int) -> None:
-    _search_items([getattr(record, field.name, None) for field in fields(record)], nodes, depth)
-
-
-def _search_nothing(_value: Any, _nodes: list[Any], _depth: int) -> None:
-    pass
-
-
-def _search_of(kind: type) -> _Search:
+def _learn(kind: type) -> _Parts | None:
+    """What gives the parts of a value of a kind; None where it holds no tensors that can be found."""
+    parts_of: _Parts | None = None
     if issubclass(kind, torch.Tensor):
-        return _search_tensor
-    if issubclass(kind, (list, tuple)):
-        return _search_items
-    if issubclass(kind, Mapping):
-        return _search_mapping
-    return _search_dataclass if is_dataclass(kind) else _search_nothing
+        parts_of = _of_tensor
+    elif issubclass(kind, (list, tuple)):
+        parts_of = _of_sequence
+    elif issubclass(kind, Mapping):
+        parts_of = _of_mapping
+    elif is_dataclass(kind):
+        parts_of = _of_dataclass
+    _kinds[kind] = parts_of
+    return parts_of
 
 
-_searches: dict[type, _Search] = {}
+_kinds: dict[type, _Parts | None] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -19,14 +19,18 @@ class Sink(Backend):
         self.lines: list[str] = []
         self.ranges: list[Range] = []
         self.threads: dict[str, int] = {}
+        self.pop = self._pop
 
-    def push(self, range_: Range) -> None:
+    def pusher(self, range_: Range) -> Callable[[], None]:
+        return lambda: self._push(range_)
+
+    def _push(self, range_: Range) -> None:
         depth = self.threads.setdefault(threading.current_thread().name, 0)
         self.threads[threading.current_thread().name] += 1
         self.ranges.append(range_)
         self.lines.append("  " * depth + range_.text)
 
-    def pop(self) -> None:
+    def _pop(self) -> None:
         self.threads[threading.current_thread().name] -= 1
 
     def start(self, range_: Range) -> object:

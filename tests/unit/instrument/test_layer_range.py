@@ -116,7 +116,7 @@ def test_a_wrapper_looks_like_what_it_wraps():
 def test_an_exception_closes_the_range_and_what_leaked_inside(sink):
     @layer_range
     def raises():
-        sink.open(sink.ranges[0])  # left open
+        sink.open(sink.ranges[0], None)  # left open
         raise KeyError("x")
 
     with layer_range("outer"):
@@ -243,7 +243,7 @@ def test_module_class_numbers_its_instances(sink):
     first, second = Block(), Block()
     second(first(torch.ones(2, 4))).sum().backward()
     assert sink.lines == ["Block.0", "Block.1", "Block.1 backward", "Block.0 backward"]
-    with pytest.raises(UsageError, match="only nn.Module classes"):
+    with pytest.raises(UsageError, match=r"only nn.Module classes"):
         layer_range(type("Plain", (), {}))
 
 

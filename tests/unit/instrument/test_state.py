@@ -104,7 +104,7 @@ with torch.profiler.profile() as profiler:
     work(1)
     open_step = step(2).__enter__()
     state.deactivate()
-    open_step.__exit__()
+    open_step.__exit__(None, None, None)
     work(3)
 names = [e.name for e in profiler.events() if e.name.startswith("nvprof_kit:")]
 assert sorted(names) == sorted([
