@@ -10,11 +10,27 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
-from nvprof_kit.analysis.layers import COLUMNS
+from nvprof_kit.analysis.layers import COLUMNS, layers
 from nvprof_kit.cli import group
+from nvprof_kit.trace.open import open_capture
 
 DOCS = Path(__file__).parent
+
+PROGRAMS = {
+    "eager": ("eager-2023.4", "Llama, eager"),
+    "llama": ("llama-2023.4", "Llama, eager, another run"),
+    "checkpoint": ("checkpoint-2023.4", "activation checkpointing, non-reentrant"),
+    "reentrant": ("checkpoint-reentrant-2023.4", "activation checkpointing, reentrant"),
+    "graph": ("graph-2023.4", "the whole step captured in a CUDA graph and replayed"),
+    "gpt2": ("gpt2-2023.4", "GPT-2, eager"),
+    "encoder": ("encoder-2023.4", "`nn.TransformerEncoder`, eager"),
+}
+"""Capture and description of each program in docs/attribution.md."""
+
+OTHER_MODELS = ("gpt2-2023.4", "encoder-2023.4")
+"""Captures of another model than the eager Llama, whose times cannot be compared with it."""
 
 
 def texts() -> dict[str, str]:
@@ -23,7 +39,46 @@ def texts() -> dict[str, str]:
     made["columns-layers"] = "\n".join(
         ["| column | meaning |", "|---|---|", *(f"| `{name}` | {meaning} |" for name, meaning in COLUMNS.items())]
     )
+    made["attribution-programs"] = attribution_programs()
     return made
+
+
+def attribution_programs() -> str:
+    """How well attribution holds: a row for each committed capture of the same model, run in another way."""
+    eager = _second_block(PROGRAMS["eager"][0])
+    lines = [
+        "| program | in a layer | layer 1 forward | recompute | backward | beside eager |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, (capture, what) in PROGRAMS.items():
+        found = _second_block(capture)
+        beside = "" if name == "eager" or not found.same_model else f"{found.once / eager.once:.2f}"
+        forward, recompute, backward = (f"{ms:.3f}" if ms else "" for ms in found.milliseconds)
+        lines.append(f"| {what} | {found.in_a_layer:.1%} | {forward} | {recompute} | {backward} | {beside} |")
+    return "\n".join(lines)
+
+
+class _Block(NamedTuple):
+    """One capture's share of time in layers, and its second block's forward, recompute and backward in ms per step."""
+
+    in_a_layer: float
+    milliseconds: tuple[float, float, float]
+    same_model: bool
+
+    @property
+    def once(self) -> float:
+        """Forward and backward, without what was computed again."""
+        return self.milliseconds[0] + self.milliseconds[2]
+
+
+def _second_block(capture: str) -> _Block:
+    path = DOCS.parent / "tests" / "data" / f"{capture}.sqlite.xz"
+    result = layers(open_capture(path))
+    blocks = result.tree[result.tree["layer"].str.contains(r"(?:layers|h)\.1$")].iloc[0]
+    times = tuple(
+        float(blocks[f"{phase}_ns"]) / 1e6 / result.summary.steps for phase in ("forward", "recompute", "backward")
+    )
+    return _Block(result.summary.loop_layer_share, times, capture not in OTHER_MODELS)
 
 
 def _help(verb: str) -> str:
