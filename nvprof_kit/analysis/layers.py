@@ -103,18 +103,19 @@ class LayersResult:
     info: CaptureInfo
 
 
-def layers(trace: Trace, options: LayersOptions | None = None) -> LayersResult:
+def layers(trace: Trace, options: LayersOptions | None = None, owned: Attribution | None = None) -> LayersResult:
     """What each layer of a capture costs.
 
     Args:
         trace: The capture.
         options: What to tell apart; per (layer, phase) by default.
+        owned: Who owns each operation, where that is known already.
 
     Raises:
         AssertionError: The rows do not add up to the operations: a defect of this package.
     """
     options = options or LayersOptions()
-    owned = attribute(trace)
+    owned = owned or attribute(trace)
     sums = sum_layers(trace, owned, by_step=options.by_step)
     parent = parents(owned.ranges, sums.layers)
     order = model_order(owned.ranges, sums.layers, parent)

@@ -1,0 +1,253 @@
+"""What ran when: the layers over the GPU's streams, the ranges on the CPU, and the idle time between.
+
+A layer is drawn over the operations it owns: its span on a stream is a run of operations, one behind the other, that
+are all inside one call of it. Spans nest as the layers do, and what lies on one lane never overlaps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit.analysis.attribution import Attribution
+from nvprof_kit.analysis.nesting import NONE, Int64Array
+from nvprof_kit.analysis.ranges import Ranges
+from nvprof_kit.names import NO_LAYER
+from nvprof_kit.trace.schema import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OPTIONAL = ("name", "stream")
+"""Optional columns of the operations that a timeline needs."""
+
+
+class Lane(NamedTuple):
+    """A row of operations: a stream of a device. Where operations of one stream overlap, the stream has several."""
+
+    pid: int
+    device: int
+    stream: int
+    part: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What ran in a window of time; times in ns since the capture's zero.
+
+    Attributes:
+        step: Number of the step that is shown, None for the whole capture.
+        start_ns, end_ns: The window: from the first to the last moment of the step, on the CPU or the GPU.
+        lanes: Streams, by process, device and first operation.
+        ops: A row per operation that touches the window: start_ns, end_ns, lane (index), layer, phase, step (-1
+            outside steps), name; by lane and start.
+        spans: Layers over the lanes: start_ns, end_ns, lane, level (0 is the outermost layer), layer, phase.
+        ranges: On the CPU: start_ns, end_ns, pid, tid, level, text, category; by thread and start.
+        idle: Gaps in which a device ran nothing: device, start_ns, end_ns, after (layer before the gap), before
+            (layer behind it).
+    """
+
+    step: int | None
+    start_ns: int
+    end_ns: int
+    lanes: tuple[Lane, ...]
+    ops: pd.DataFrame
+    spans: pd.DataFrame
+    ranges: pd.DataFrame
+    idle: pd.DataFrame
+
+
+def timeline(trace: Trace, owned: Attribution, step: int | None = None) -> Timeline:
+    """What ran in one step, or in the whole capture.
+
+    Args:
+        trace: The capture, with the columns of `OPTIONAL`.
+        owned: Who owns each operation.
+        step: Number of the step, None for the whole capture.
+
+    Raises:
+        KeyError: The capture has no such step.
+    """
+    begin, end = _window(trace, owned, step)
+    starts, ends = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
+    rows = np.flatnonzero((starts < end) & (ends > begin) | (starts >= begin) & (starts < end))
+    lanes, lane = _lanes(trace, rows)
+    order = np.lexsort((starts[rows], lane))
+    rows, lane = rows[order], lane[order]
+    return Timeline(
+        step=step,
+        start_ns=begin,
+        end_ns=end,
+        lanes=lanes,
+        ops=_ops(trace, owned, rows, lane),
+        spans=_spans(owned, rows, lane, starts[rows], ends[rows]),
+        ranges=_cpu_ranges(owned.ranges, begin, end),
+        idle=_idle(trace, owned, rows),
+    )
+
+
+def _window(trace: Trace, owned: Attribution, step: int | None) -> tuple[int, int]:
+    """From the first to the last moment of a step, or of the capture."""
+    if step is None:
+        ops, ranges = np.ones(len(trace.ops), dtype=bool), np.ones(len(owned.ranges.start), dtype=bool)
+    else:
+        index = int(np.searchsorted(owned.ranges.steps, step))
+        if index == len(owned.ranges.steps) or owned.ranges.steps[index] != step:
+            raise KeyError(step)
+        ops, ranges = owned.step == index, owned.ranges.step == index
+    starts = np.concatenate([trace.ops["start_ns"].to_numpy()[ops], owned.ranges.start[ranges]])
+    ends = np.concatenate([trace.ops["end_ns"].to_numpy()[ops], owned.ranges.end[ranges]])
+    return (int(starts.min()), int(ends.max())) if len(starts) else (0, 0)
+
+
+def _lanes(trace: Trace, rows: Int64Array) -> tuple[tuple[Lane, ...], Int64Array]:
+    """The lanes of some operations, and which of them each is on."""
+    names = ("pid", "device", "stream")
+    keys = np.stack([trace.ops[name].to_numpy()[rows] for name in names], axis=1)
+    start, end = (trace.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+    streams, stream = np.unique(keys, axis=0, return_inverse=True)
+    part = _parts(start, end, stream.ravel())
+    both, first, lane = np.unique(
+        stream.ravel() * (part.max(initial=0) + 1) + part, return_index=True, return_inverse=True
+    )
+    found = [Lane._make((*streams[stream.ravel()[one]].tolist(), int(part[one]))) for one in first.tolist()]
+    # a device's streams by their first operation, so that the one that does the work comes first
+    when = {tuple(key): int(start[stream.ravel() == place].min()) for place, key in enumerate(streams.tolist())}
+    order = sorted(range(len(both)), key=lambda one: (found[one][:2], when[found[one][:3]], found[one].part))
+    place = np.argsort(np.array(order, dtype=np.int64))
+    return tuple(found[one] for one in order), place[lane]
+
+
+def _parts(start: Int64Array, end: Int64Array, lane: Int64Array) -> Int64Array:
+    """A number for each interval such that those of one lane and number do not overlap; 0 for nearly all.
+
+    Intervals that overlap one another form a cluster; they take turns over as many numbers as that needs.
+    """
+    order = np.lexsort((start, lane))
+    begins, finishes, lanes = start[order], end[order], lane[order]
+    offset = lanes * (int(end.max(initial=0)) - int(start.min(initial=0)) + 1)
+    reach = np.concatenate(([0], np.maximum.accumulate(finishes + offset)[:-1])) if len(order) else finishes
+    fresh = begins + offset >= reach
+    fresh[:1] = True
+    place = np.arange(len(order)) - np.maximum.accumulate(np.where(fresh, np.arange(len(order)), 0))
+    for turns in range(1, int(place.max(initial=0)) + 2):
+        part = place % turns
+        by_part = np.lexsort((begins, part, lanes))
+        same = (np.diff(lanes[by_part]) == 0) & (np.diff(part[by_part]) == 0)
+        if not (same & (begins[by_part][1:] < finishes[by_part][:-1])).any():
+            break
+    result = np.empty(len(order), dtype=np.int64)
+    result[order] = part if len(order) else place
+    return result
+
+
+def _ops(trace: Trace, owned: Attribution, rows: Int64Array, lane: Int64Array) -> pd.DataFrame:
+    import pandas as pd
+
+    made: pd.DataFrame = pd.DataFrame(
+        {
+            "start_ns": trace.ops["start_ns"].to_numpy()[rows],
+            "end_ns": trace.ops["end_ns"].to_numpy()[rows],
+            "lane": lane,
+            "layer": _layer_names(owned, owned.layer_range[rows]),
+            "phase": pd.Categorical.from_codes(owned.phase[rows], pd.Index(owned.phases)),
+            "step": np.append(owned.ranges.steps, NONE)[owned.step[rows]],
+            "name": trace.ops["name"].astype("category").iloc[rows].reset_index(drop=True),
+        }
+    )
+    return made
+
+
+def _layer_names(owned: Attribution, layer_range: npt.NDArray[np.integer]) -> pd.Categorical:
+    import pandas as pd
+
+    texts, which = np.unique(
+        np.array([*(named.text for named in owned.ranges.names), NO_LAYER], dtype=object), return_inverse=True
+    )
+    return pd.Categorical.from_codes(which[np.append(owned.ranges.name, -1)[layer_range]], pd.Index(texts))
+
+
+def _spans(owned: Attribution, rows: Int64Array, lane: Int64Array, start: Int64Array, end: Int64Array) -> pd.DataFrame:
+    """Runs of operations inside one call of a layer, level by level from the innermost outwards."""
+    import pandas as pd
+
+    ranges = owned.ranges
+    outer = np.append(np.append(ranges.layer_range, NONE)[ranges.nesting.parent], NONE)
+    level = _levels(ranges, outer)
+    current = owned.layer_range[rows].astype(np.int64)
+    replay = owned.replay[rows]
+    found = []
+    for here in range(int(level[current].max(initial=NONE)), -1, -1):
+        current = np.where(level[current] > here, outer[current], current)
+        inside = level[current] == here
+        changes = np.flatnonzero(
+            np.concatenate(([True], (np.diff(lane) != 0) | (np.diff(current) != 0) | (np.diff(replay) != 0)))
+        )
+        last = np.append(changes[1:], len(rows)) - 1
+        kept = inside[changes]
+        first, last = changes[kept], last[kept]
+        found.append((start[first], end[last], lane[first], np.full(len(first), here), current[first]))
+    columns = [np.concatenate(parts) for parts in zip(*found, strict=True)] or [np.zeros(0, dtype=np.int64)] * 5
+    spans = pd.DataFrame(dict(zip(("start_ns", "end_ns", "lane", "level"), columns[:4], strict=True)))
+    spans["layer"] = _layer_names(owned, columns[4])
+    spans["phase"] = np.append(ranges.phase, "")[columns[4]]
+    ordered: pd.DataFrame = spans.sort_values(["lane", "level", "start_ns"], ignore_index=True)
+    return ordered
+
+
+def _levels(ranges: Ranges, outer: Int64Array) -> Int64Array:
+    """How many layers' ranges enclose each layer's range, and `NONE` for index `NONE`."""
+    level = np.full(len(outer), NONE, dtype=np.int64)
+    current = np.append(ranges.layer_range, NONE)
+    while (current >= 0).any():
+        level += current >= 0
+        current = outer[current]
+    return level
+
+
+def _cpu_ranges(ranges: Ranges, begin: int, end: int) -> pd.DataFrame:
+    import pandas as pd
+
+    rows = np.flatnonzero((ranges.start < end) & (ranges.end > begin))
+    rows = rows[np.lexsort((ranges.nesting.depth[rows], ranges.start[rows], ranges.tid[rows]))]
+    named = [ranges.names[name] for name in ranges.name[rows].tolist()]
+    made: pd.DataFrame = pd.DataFrame(
+        {
+            "start_ns": ranges.start[rows],
+            "end_ns": ranges.end[rows],
+            "pid": ranges.pid[rows],
+            "tid": ranges.tid[rows],
+            "level": ranges.nesting.depth[rows],
+            "text": pd.Categorical([one.text for one in named]),
+            "category": pd.Categorical([one.category.value for one in named]),
+        }
+    )
+    return made
+
+
+def _idle(trace: Trace, owned: Attribution, rows: Int64Array) -> pd.DataFrame:
+    """Gaps between the operations of each device, whatever their stream or process."""
+    import pandas as pd
+
+    device, start, end = (trace.ops[name].to_numpy()[rows] for name in ("device", "start_ns", "end_ns"))
+    found: list[pd.DataFrame] = []
+    for one in np.unique(device):
+        here = np.flatnonzero(device == one)
+        here = here[np.argsort(start[here], kind="stable")]
+        reach = np.maximum.accumulate(end[here])
+        # the operation that was the last to end before each
+        latest = here[np.maximum.accumulate(np.where(end[here] == reach, np.arange(len(here)), 0))]
+        gap = np.flatnonzero(start[here][1:] > reach[:-1])
+        before, after = here[gap + 1], latest[gap]
+        columns = {"device": np.full(len(gap), one), "start_ns": reach[gap], "end_ns": start[before]}
+        found.append(
+            pd.DataFrame(columns).assign(
+                after=_layer_names(owned, owned.layer_range[rows[after]]),
+                before=_layer_names(owned, owned.layer_range[rows[before]]),
+            )
+        )
+    empty = pd.DataFrame({name: [] for name in ("device", "start_ns", "end_ns", "after", "before")})
+    return pd.concat(found, ignore_index=True) if found else empty

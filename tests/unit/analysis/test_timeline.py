@@ -1,0 +1,131 @@
+"""The timeline: layers as runs of operations over streams, CPU ranges, idle gaps, and the length of steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.nsys_file import NsysFile
+
+from nvprof_kit.analysis.attribution import Attribution, attribute
+from nvprof_kit.analysis.steps import slowest_step, step_times, typical_step
+from nvprof_kit.analysis.timeline import OPTIONAL, _parts, timeline
+from nvprof_kit.trace.open import open_capture
+from nvprof_kit.trace.schema import Trace
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> tuple[Trace, Attribution]:
+    """Two steps; in step 1 `model` runs `a` (two kernels) and `b`, and a copy runs beside them on stream 8."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 1", 0, 200, category="step", payload=1)
+    file.range_("model", 10, 100, category="forward")
+    file.range_("a", 20, 50, category="forward")
+    file.range_("b", 60, 90, category="forward")
+    file.kernel(100, 110, launched=(15, 16), name="embed")  # model
+    file.kernel(110, 130, launched=(25, 26))  # a
+    file.kernel(140, 150, launched=(35, 36))  # a, 10 ns idle before it
+    file.kernel(150, 170, launched=(65, 66))  # b
+    file.kernel(145, 190, launched=(120, 121), stream=8, table="MEMCPY")  # no layer, overlaps a and b
+    file.range_("step 2", 200, 500, category="step", payload=2)
+    file.range_("model", 210, 240, category="forward")
+    file.kernel(300, 400, launched=(215, 216))
+    trace = open_capture(file.write(), optional=OPTIONAL)
+    return trace, attribute(trace)
+
+
+def test_layers_are_runs_of_operations(opened: tuple[Trace, Attribution]) -> None:
+    spans = timeline(*opened, step=1).spans
+    assert spans.drop(columns="phase").values.tolist() == [
+        # start, end, lane, level, layer
+        [100, 170, 0, 0, "model"],
+        [110, 150, 0, 1, "a"],
+        [150, 170, 0, 1, "b"],
+    ]
+    assert set(spans["phase"]) == {"forward"}
+
+
+def test_operations_of_one_step(opened: tuple[Trace, Attribution]) -> None:
+    shown = timeline(*opened, step=1)
+    assert (shown.start_ns, shown.end_ns) == (0, 200)
+    assert [(lane.stream, lane.part) for lane in shown.lanes] == [(7, 0), (8, 0)]
+    assert shown.ops[["start_ns", "lane", "layer", "name"]].values.tolist() == [
+        [100, 0, "model", "embed"],
+        [110, 0, "a", "gemm"],
+        [140, 0, "a", "gemm"],
+        [150, 0, "b", "gemm"],
+        [145, 1, "(none)", "memcpy HtoD"],
+    ]
+    assert set(shown.ops["step"]) == {1}
+
+
+def test_idle_is_what_no_stream_fills(opened: tuple[Trace, Attribution]) -> None:
+    assert timeline(*opened, step=1).idle.values.tolist() == [[0, 130, 140, "a", "a"]]
+    # over the whole capture also from the copy's end to step 2
+    assert timeline(*opened).idle.values.tolist() == [[0, 130, 140, "a", "a"], [0, 190, 300, "(none)", "model"]]
+
+
+def test_ranges_of_the_cpu(opened: tuple[Trace, Attribution]) -> None:
+    ranges = timeline(*opened, step=1).ranges
+    assert ranges[["start_ns", "end_ns", "level", "text", "category"]].values.tolist() == [
+        [0, 200, 0, "step 1", "step"],
+        [10, 100, 1, "model", "forward"],
+        [20, 50, 2, "a", "forward"],
+        [60, 90, 2, "b", "forward"],
+    ]
+
+
+def test_a_step_that_is_not_there(opened: tuple[Trace, Attribution]) -> None:
+    with pytest.raises(KeyError):
+        timeline(*opened, step=3)
+
+
+def test_steps(opened: tuple[Trace, Attribution]) -> None:
+    times = step_times(*opened)
+    assert times.values.tolist() == [
+        # step, range, gpu: 10 + 20 + 10 + 20 + 45, busy: 190 - 100 less 10 idle, span
+        [1, 200, 105, 80, 90],
+        [2, 300, 100, 100, 100],
+    ]
+    assert (typical_step(times), slowest_step(times)) == (1, 2)
+    assert typical_step(times[:0]) is slowest_step(times[:0]) is None
+
+
+intervals = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 60), st.integers(0, 12)), max_size=30)
+
+
+@given(intervals)
+def test_no_two_operations_of_a_lane_overlap(drawn: list[tuple[int, int, int]]) -> None:
+    lane, start, length = (np.array(column, dtype=np.int64) for column in zip(*drawn, strict=True)) if drawn else (
+        np.zeros(0, dtype=np.int64),
+    ) * 3  # fmt: skip
+    part = _parts(start, start + length, lane)
+    frame = pd.DataFrame({"lane": lane, "part": part, "start": start, "end": start + length})
+    for _, one in frame.groupby(["lane", "part"]):
+        ordered = one.sort_values(["start", "end"])
+        assert (ordered["start"].to_numpy()[1:] >= ordered["end"].to_numpy()[:-1]).all()
+
+
+@pytest.mark.parametrize("name", ["llama-2023.4", "graph-2023.4", "hooks-ddp-2024.2", "checkpoint-2023.4"])
+def test_nothing_of_a_real_capture_is_lost(name: str) -> None:
+    trace = open_capture(DATA / f"{name}.sqlite.xz", optional=OPTIONAL)
+    owned = attribute(trace)
+    whole = timeline(trace, owned)
+    total = (trace.ops["end_ns"] - trace.ops["start_ns"]).sum()
+    assert (whole.ops["end_ns"] - whole.ops["start_ns"]).sum() == total
+    # a span holds the operations of its layer, so the innermost spans are at least as long as their operations
+    named = whole.ops[whole.ops["layer"] != "(none)"]
+    outermost = whole.spans[whole.spans["level"] == 0]
+    assert (outermost["end_ns"] - outermost["start_ns"]).sum() >= (named["end_ns"] - named["start_ns"]).sum()
+    busy = (
+        whole.ops["end_ns"].max() - whole.ops["start_ns"].min() - (whole.idle["end_ns"] - whole.idle["start_ns"]).sum()
+    )
+    assert busy <= total
+    for _, lane in whole.spans.groupby(["lane", "level"]):
+        assert (lane["start_ns"].to_numpy()[1:] >= lane["end_ns"].to_numpy()[:-1]).all()
