@@ -31,7 +31,7 @@ def test_demo(environment: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     stamp = environment / ".installed"
     done = subprocess.run(
-        ["make", "demo", f"VENV={environment}", f"DEMO={folder}", "-o", str(stamp)],
+        ["make", "--no-print-directory", "demo", f"VENV={environment}", f"DEMO={folder}", "-o", str(stamp)],
         cwd=ROOT,
         env={**os.environ, "COLUMNS": "120"},
         capture_output=True,

@@ -32,8 +32,10 @@ EXCEPTIONS = {
     # the facade: what a training script imports, each name from its home and only when it is used
     ("__init__", "capture.record"),
     ("__init__", "instrument.annotate"),
+    ("__init__", "instrument.generation"),
     ("__init__", "instrument.layer_range"),
     ("__init__", "instrument.loop"),
+    ("__init__", "instrument.timers"),
     # the recorder wakes annotated models, and ranges then go to Kineto
     ("capture.record", "instrument.state"),
     ("capture.record", "instrument.backends"),
