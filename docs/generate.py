@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nvprof_kit.analysis.layers import COLUMNS, layers
+from nvprof_kit.analysis.timers import COLUMNS as TIMERS_COLUMNS
 from nvprof_kit.cli import group
 from nvprof_kit.trace.open import open_capture
 
@@ -36,9 +37,9 @@ OTHER_MODELS = ("gpt2-2023.4", "encoder-2023.4")
 def texts() -> dict[str, str]:
     """Every generated text by its name."""
     made = {f"help-{verb}": f"```\n{_help(verb)}\n```" for verb in group.commands}
-    made["columns-layers"] = "\n".join(
-        ["| column | meaning |", "|---|---|", *(f"| `{name}` | {meaning} |" for name, meaning in COLUMNS.items())]
-    )
+    for verb, columns in {"layers": COLUMNS, "timers": TIMERS_COLUMNS}.items():
+        rows = [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]
+        made[f"columns-{verb}"] = "\n".join(["| column | meaning |", "|---|---|", *rows])
     made["attribution-programs"] = attribution_programs()
     return made
 

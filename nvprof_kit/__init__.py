@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .instrument.loop import mark as mark
     from .instrument.loop import phase as phase
     from .instrument.loop import step as step
+    from .instrument.timers import global_timer as global_timer
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ _HOMES = {
     "annotate_model": ".instrument.annotate",
     "annotate_optimizer": ".instrument.loop",
     "generation": ".instrument.generation",
+    "global_timer": ".instrument.timers",
     "layer_range": ".instrument.layer_range",
     "mark": ".instrument.loop",
     "phase": ".instrument.loop",
@@ -42,6 +44,7 @@ __all__ = [
     "annotate_model",
     "annotate_optimizer",
     "generation",
+    "global_timer",
     "layer_range",
     "mark",
     "phase",

@@ -17,6 +17,7 @@ from nvprof_kit import __version__
 from nvprof_kit.cli.layers import layers
 from nvprof_kit.cli.recipes import recipes
 from nvprof_kit.cli.record import record
+from nvprof_kit.cli.timers import timers
 from nvprof_kit.errors import NvprofKitError
 
 
@@ -39,7 +40,7 @@ def group() -> None:
     """Which layer of a transformer costs what, from Nsight's own data."""
 
 
-for _verb in (layers, record, recipes):
+for _verb in (layers, record, recipes, timers):
     group.add_command(_verb)
 
 

@@ -79,6 +79,17 @@ class Output:
             raise UsageError(f"{self.path}: cannot write it: {error.strerror}") from None
 
 
+def writing(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb ``--format`` and ``-o``; it gets them as one `Output`, before its own arguments."""
+
+    @functools.wraps(verb)
+    def parsed(form: str | None, path: Path | None, **options: Any) -> None:
+        verb(Output.of(form, path), **options)
+
+    decorated: Callable[..., None] = parsed
+    return _FORMAT(_FILE(decorated))
+
+
 @dataclass(frozen=True)
 class Reading:
     """What every reading verb is told.

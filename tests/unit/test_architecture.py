@@ -36,6 +36,7 @@ EXCEPTIONS = {
     ("__init__", "instrument.layer_range"),
     ("__init__", "instrument.loop"),
     ("__init__", "instrument.timers"),
+    ("__init__", "instrument.timers"),
     # the recorder wakes annotated models, and ranges then go to Kineto
     ("capture.record", "instrument.state"),
     ("capture.record", "instrument.backends"),

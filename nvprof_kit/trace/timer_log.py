@@ -1,0 +1,131 @@
+"""Logs of `global_timer` as one table: a row for each stage that a rank ran.
+
+A line is ``[RANK 0] forward, start=1716182684.282194, end=1716182685.123003, cpu_dur=0.840809s, cuda_dur=830.512ms``;
+``nan`` stands for a time that was not taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from nvprof_kit.errors import CaptureError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pandas as pd
+
+STAGES: Mapping[str, str] = MappingProxyType(
+    {
+        "rank": "the rank (int64)",
+        "stage": "the stage's name (category)",
+        "call": "how often the rank had run the stage before (int64)",
+        "start_ns": "when it started, ns since 1970 on the rank's own clock (int64)",
+        "end_ns": "when it ended (int64)",
+        "cpu_ns": "time on the CPU clock (int64)",
+        "cuda_ns": "time on the GPU between the stage's two events, NA where none was taken (Int64)",
+    }
+)
+"""Columns of `TimerLogs.stages`."""
+
+_LINE = re.compile(
+    r"^\[RANK (\d+)\] (.*), start=(\d+)\.(\d{6})\d*, end=(\d+)\.(\d{6})\d*, "
+    r"cpu_dur=(\d+(?:\.\d+)?)s(?:, cuda_dur=(\d+(?:\.\d+)?|nan)ms)?$",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class TimerLogs:
+    """What the ranks wrote.
+
+    Attributes:
+        path: What the user named.
+        stages: A row for each stage run, with the columns of `STAGES`, by rank and start.
+        doubts: Sentences on what could not be read.
+    """
+
+    path: str
+    stages: pd.DataFrame
+    doubts: tuple[str, ...] = ()
+
+
+def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
+    """Read the logs of all ranks.
+
+    Args:
+        paths: Logs, and folders that hold ``timer_rank*.log``.
+
+    Raises:
+        CaptureError: A path cannot be read or holds no log, or not one line is a timer's.
+    """
+    import pandas as pd
+
+    named = [Path(path) for path in paths]
+    tables, doubts = [], []
+    for file in (file for path in named for file in _files(path)):
+        text = _text(file)
+        found = _LINE.findall(text)
+        unread = sum(1 for line in text.splitlines() if line.strip()) - len(found)
+        if unread:
+            doubts.append(f"{file}: {unread} of its lines {'is' if unread == 1 else 'are'} no timer's and left out")
+        if found:
+            tables.append(_table(found))
+    where = ", ".join(map(str, named))
+    if not tables:
+        raise CaptureError(f"{where}: no line of a timer in it; needed lines as global_timer writes them: [RANK 0] …")
+    stages = pd.concat(tables, ignore_index=True)
+    stages = stages.astype({"stage": "category"}).sort_values(["rank", "start_ns", "end_ns"], ignore_index=True)
+    stages.insert(2, "call", stages.groupby(["rank", "stage"], observed=True).cumcount())
+    return TimerLogs(where, stages, tuple(doubts))
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise CaptureError(f"{path}: no such file or folder")
+    if not path.is_dir():
+        return [path]
+    files = sorted(path.glob("timer_rank*.log"))
+    if not files:
+        raise CaptureError(f"{path}: no timer_rank*.log in it; name the folder that global_timer wrote to (time_log)")
+    return files
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise CaptureError(f"{file}: {error.strerror}") from None
+
+
+def _table(found: list[tuple[str, ...]]) -> pd.DataFrame:
+    import numpy as np
+    import pandas as pd
+
+    rank, stage, start_s, start_us, end_s, end_us, cpu_s, cuda_ms = zip(*found, strict=True)
+    cuda_ns = np.round(np.array([text or "nan" for text in cuda_ms], dtype="float64") * 1e6)
+    table: pd.DataFrame = pd.DataFrame(
+        {
+            "rank": np.array(rank, dtype="int64"),
+            "stage": list(stage),
+            "start_ns": _nanoseconds(start_s, start_us),
+            "end_ns": _nanoseconds(end_s, end_us),
+            "cpu_ns": np.round(np.array(cpu_s, dtype="float64") * 1e9).astype("int64"),
+            "cuda_ns": pd.Series(cuda_ns).astype("Int64"),
+        }
+    )
+    return table
+
+
+def _nanoseconds(seconds: tuple[str, ...], microseconds: tuple[str, ...]) -> npt.NDArray[np.int64]:
+    """Exact where a float of seconds since 1970 is not."""
+    import numpy as np
+
+    whole: npt.NDArray[np.int64] = np.array(seconds, dtype="int64") * 1_000_000_000
+    whole += np.array(microseconds, dtype="int64") * 1000
+    return whole

@@ -1,0 +1,158 @@
+"""Timer logs in, statistics, skew and verdict out."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from nvprof_kit.analysis.timers import COLUMNS, TimersOptions, TimersResult, timers
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.report.timers import timeline_figure, timers_report
+from nvprof_kit.trace.timer_log import STAGES, read_timer_logs
+
+
+def log(folder: Path, rank: int, stages: list[tuple[str, int, int, int | None]]) -> None:
+    """A rank's log: each stage with start and length in ms, and GPU time in ms."""
+    lines = [
+        f"[RANK {rank}] {name}, start={1700000000 + start / 1e3:.6f}, end={1700000000 + (start + length) / 1e3:.6f}, "
+        f"cpu_dur={length / 1e3:.6f}s, cuda_dur={'nan' if gpu is None else f'{gpu:.3f}'}ms\n"
+        for name, start, length, gpu in stages
+    ]
+    (folder / f"timer_rank{rank}.log").write_text("".join(lines))
+
+
+def steps(count: int, forward: list[int], backward: list[int], folder: Path, rotate: bool = False) -> TimersResult:
+    """Ranks whose steps of 100 ms are forward, backward and an optimizer for the rest."""
+    ranks = len(forward)
+    for rank in range(ranks):
+        stages = []
+        for step in range(count):
+            kind = (rank + step) % ranks if rotate else rank
+            ahead, back, start = forward[kind], backward[kind], 100 * step
+            stages += [
+                ("forward", start, ahead, ahead),
+                ("backward", start + ahead, back, back),
+                ("optimizer", start + ahead + back, 100 - ahead - back, 100 - ahead - back),
+            ]
+        log(folder, rank, stages)
+    return timers(read_timer_logs([folder]))
+
+
+def test_statistics_skew_and_offsets(tmp_path: Path) -> None:
+    log(tmp_path, 0, [("forward", 0, 10, 8), ("forward", 100, 30, 26)])
+    log(tmp_path, 1, [("forward", 5, 20, 18), ("forward", 101, 20, 16)])
+    logs = read_timer_logs([tmp_path])
+    assert list(logs.stages.columns) == list(STAGES)
+    result = timers(logs)
+    assert list(result.rows.columns) == list(COLUMNS)
+    row = result.rows.iloc[0]
+    assert row["calls"] == 4
+    assert (row["cpu_total_ns"], row["cpu_mean_ns"], row["cpu_median_ns"]) == (80e6, 20e6, 20e6)
+    assert (row["cuda_min_ns"], row["cuda_max_ns"]) == (8e6, 26e6)
+    assert row["skew_start_ns"] == 3e6  # (5 + 1) / 2
+    assert row["skew_ns"] == 10e6  # GPU: (18 - 8 + 26 - 16) / 2
+    assert result.wall_ns == 130e6
+    assert result.calls["offset_ns"].tolist() == [0, 100e6, 5e6, 101e6]
+    by_rank = timers(logs, TimersOptions(by_rank=True)).rows
+    assert by_rank["rank"].tolist() == [0, 1]
+    assert by_rank["cpu_total_ns"].tolist() == [40e6, 40e6]
+
+
+def test_the_rank_that_waits_least_is_the_slow_one(tmp_path: Path) -> None:
+    # rank 2's forward takes 30 ms more; the others wait for it in backward; victim: upper median of 20 50 50 50
+    verdict = steps(25, [10, 10, 40, 10], [50, 50, 20, 50], tmp_path).verdict
+    assert (verdict.severity, verdict.rank, verdict.cause) == ("critical", 2, "forward")
+    assert verdict.gap_ns == 30e6
+    assert verdict.score == pytest.approx(0.30)
+    assert (verdict.recurrence, verdict.cause_share, verdict.steps) == (1.0, 1.0, 24)
+
+
+@pytest.mark.parametrize(
+    ("count", "slow", "severity"), [(25, 8, "none"), (25, 15, "warning"), (10, 30, "warning"), (21, 20, "critical")]
+)
+def test_thresholds(count: int, slow: int, severity: str, tmp_path: Path) -> None:
+    verdict = steps(count, [10, 10 + slow], [50, 50 - slow], tmp_path).verdict
+    assert (verdict.severity, verdict.rank) == (severity, 1)
+
+
+def test_a_slow_rank_that_rotates_is_no_straggler(tmp_path: Path) -> None:
+    log_verdict = steps(31, [10, 10, 50], [60, 60, 20], tmp_path, rotate=True).verdict
+    assert log_verdict.severity == "none"  # every rank is slow in a third of the steps: the means are equal
+
+
+def test_a_cause_needs_to_explain_the_gap(tmp_path: Path) -> None:
+    for rank, (work, wait) in enumerate([(10, 50), (10, 20)]):  # the gap is nowhere to be seen
+        log(
+            tmp_path,
+            rank,
+            [
+                (n, 100 * s + o, d, d)
+                for s in range(25)
+                for n, o, d in [("forward", 0, work), ("backward", 10, wait), ("optimizer", 60, 40)]
+            ],
+        )
+    verdict = timers(read_timer_logs([tmp_path])).verdict
+    assert (verdict.rank, verdict.cause) == (1, "")
+
+
+def test_fsdp_is_a_warning_at_most(tmp_path: Path) -> None:
+    for rank, (work, wait) in enumerate([(10, 60), (10, 20)]):
+        log(
+            tmp_path,
+            rank,
+            [(n, 100 * s + o, d, d) for s in range(25) for n, o, d in [("forward", 0, work), ("backward", 10, wait)]],
+        )
+    options = TimersOptions(collective=("forward", "backward"))
+    assert timers(read_timer_logs([tmp_path]), options).verdict.severity == "warning"
+
+
+def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
+    log(tmp_path, 0, [("work", 0, 10, None), ("work", 20, 10, None)])
+    assert timers(read_timer_logs([tmp_path])).verdict.reason == "one rank has nobody to be compared with"
+    log(tmp_path, 1, [("work", 0, 10, None)])
+    result = timers(read_timer_logs([tmp_path]))
+    assert result.verdict.severity == "unknown"
+    assert "--collective" in result.verdict.reason
+    assert "not as often on every rank" in result.doubts[0]
+    assert result.rows["cuda_total_ns"].isna().all()
+
+
+def test_a_line_cut_off_is_counted(tmp_path: Path) -> None:
+    log(tmp_path, 0, [("a, b", 0, 10, 5)])
+    with (tmp_path / "timer_rank0.log").open("a") as file:
+        file.write("[RANK 0] forward, start=17000")
+    logs = read_timer_logs([tmp_path])
+    assert logs.stages["stage"].tolist() == ["a, b"]
+    assert "1 of its lines is no timer's" in logs.doubts[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        (None, "", "no such file or folder"),
+        ("other.log", "x", "no timer_rank"),
+        ("timer_rank0.log", "nothing\n", "no line of a timer"),
+    ],
+)
+def test_bad_input_is_one_line(name: str | None, text: str, complaint: str, tmp_path: Path) -> None:
+    folder = tmp_path / "time_log"
+    if name:
+        folder.mkdir()
+        (folder / name).write_text(text)
+    with pytest.raises(CaptureError, match=complaint):
+        read_timer_logs([folder])
+
+
+def test_the_report_and_the_timeline(tmp_path: Path) -> None:
+    result = steps(25, [10, 10, 40, 10], [50, 50, 20, 50], tmp_path)
+    console = Console(file=io.StringIO(), width=140)
+    console.print(*timers_report(result), sep="\n")
+    text = console.file.getvalue()
+    assert "Straggler: critical. Rank 2 is the straggler" in text
+    assert "It costs 30.00 ms a step, 30.0 % of it" in text
+    axes = timeline_figure(result).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == {"forward", "backward", "optimizer"}
