@@ -23,6 +23,7 @@ from nvprof_kit.trace.nsys_doubts import capture_doubts
 from nvprof_kit.trace.schema import CaptureInfo, Trace
 from nvprof_kit.trace.sqlite import Database
 
+_DAY_NS = 86_400 * 10**9
 _EXPORT_METADATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 
 
@@ -123,5 +124,22 @@ def _info(db: Database, domain: str, ranges: dict[str, Any], api: dict[str, Any]
         gpus=tables.gpu_names(db, np.unique(ops["device"])),
         on_gpu=True,
         processes=len(np.unique(np.concatenate([np.unique(ranges["pid"]), np.unique(ops["pid"])]))),
+        session_ns=_session_ns(db),
+        own_window=_own_window(db),
         doubts=capture_doubts(db, api, ops),
     )
+
+
+def _own_window(db: Database) -> bool:
+    if not db.has(tables.RUNTIME, "nameId"):
+        return False
+    started = f"SELECT 1 FROM StringIds AS s JOIN {tables.RUNTIME} AS r ON r.nameId = s.id"
+    return bool(db.rows(f"{started} WHERE s.value LIKE 'cu%ProfilerStart%' LIMIT 1"))
+
+
+def _session_ns(db: Database) -> int:
+    """The session's end on its own clock, which began with the program; its length, where that is a clock time."""
+    if not db.has("ANALYSIS_DETAILS", "duration", "stopTime"):
+        return 0
+    lengths = db.rows("SELECT coalesce(max(duration), 0), coalesce(max(stopTime), 0) FROM ANALYSIS_DETAILS")[0]
+    return max(int(length) for length in lengths if length < _DAY_NS)

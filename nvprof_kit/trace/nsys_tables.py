@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit.trace.frames import MISSING_PAYLOAD, labels
+from nvprof_kit.trace.nsys_configs import config_items
 from nvprof_kit.trace.schema import OP_KINDS
 from nvprof_kit.trace.sqlite import Database, Int64Array, integer_list
 
@@ -232,13 +233,15 @@ def read_ops(db: Database, optional: Collection[str]) -> Columns:
     """Columns of the schema's ``ops``, all kinds one behind the other."""
     read = db.columns(" UNION ALL ".join(_op_select(db, table, optional) for table in op_tables(db)))
     ops: Columns = {
-        **{name: read[name] for name in ("start_ns", "end_ns", "device", "pid", "stream", "bytes") if name in read},
+        **{name: values for name, values in read.items() if name not in ("name", "mangled")},
         "correlation": _zero_is_missing(read["correlation"]),
         "graph_node": _zero_is_missing(read["graph_node"]),
         "kind": read["kind"].astype(np.int8),
     }
     if "name" in optional:
         ops["name"] = _op_names(db, ops["kind"], read["name"])
+    if "mangled" in optional:
+        ops["mangled"] = _names_of(db, read["mangled"])
     return ops
 
 
@@ -259,7 +262,15 @@ def _op_select(db: Database, table: str, optional: Collection[str]) -> str:
         items.append(_null_safe(db, table, "bytes", "bytes"))
     if "name" in optional:
         items.append({"kernel": "demangledName AS name", "memcpy": "copyKind AS name"}.get(kind, "0 AS name"))
+    items += config_items(db, table, optional)
     return f"SELECT {', '.join(items)} FROM {table}"
+
+
+def _names_of(db: Database, ids: Int64Array) -> Any:
+    """Strings of the file by their ids, '' where there is none."""
+    distinct, index = np.unique(ids, return_inverse=True)
+    strings = _strings(db, distinct)
+    return labels(index, [strings.get(id_, "") for id_ in distinct.tolist()])
 
 
 def _zero_is_missing(ids: Int64Array) -> Int64Array:

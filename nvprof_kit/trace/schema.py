@@ -61,6 +61,15 @@ OPS: Mapping[str, Column] = MappingProxyType(
         "name": Column("category", "kernel's name, or the kind of copy", optional=True),
         "stream": Column("int64", "stream id, unique within process and context", optional=True),
         "bytes": Column("int64", "bytes moved or set, -1 for a kernel", optional=True),
+        "mangled": Column("category", "kernel's linker name, '' where there is none", optional=True),
+        "grid_x": Column("int64", "blocks of a kernel's launch, -1 where it has none", optional=True),
+        "grid_y": Column("int64", "the same in y", optional=True),
+        "grid_z": Column("int64", "the same in z", optional=True),
+        "block_x": Column("int64", "threads of a block, -1 where it has none", optional=True),
+        "block_y": Column("int64", "the same in y", optional=True),
+        "block_z": Column("int64", "the same in z", optional=True),
+        "registers": Column("int64", "registers of a thread, -1 where it has none", optional=True),
+        "shared_bytes": Column("int64", "shared memory of a block, static and dynamic, -1: none", optional=True),
     }
 )
 """Operations on the GPU; in a capture without a GPU, the stretches in which a CPU operator itself runs."""
@@ -98,6 +107,9 @@ class CaptureInfo:
         gpus: Names of the GPUs that ran something, by device ordinal.
         on_gpu: False where the operations are CPU operators.
         processes: Number of processes with ranges or operations.
+        session_ns: How long the profiled program ran, before and after the collected window too; 0 where the capture
+            does not say.
+        own_window: Whether the program itself opened the collected window, by cudaProfilerStart.
         doubts: Sentences on what may be missing or distorted, each with what to do.
     """
 
@@ -108,6 +120,8 @@ class CaptureInfo:
     gpus: tuple[str, ...] = ()
     on_gpu: bool = True
     processes: int = 1
+    session_ns: int = 0
+    own_window: bool = False
     doubts: tuple[str, ...] = ()
 
 
