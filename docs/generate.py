@@ -12,7 +12,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import click
+
 from nvprof_kit.analysis.layers import COLUMNS, layers
+from nvprof_kit.analysis.ncu_plan import COLUMNS as PLAN_COLUMNS
 from nvprof_kit.analysis.timers import COLUMNS as TIMERS_COLUMNS
 from nvprof_kit.cli import group
 from nvprof_kit.trace.open import open_capture
@@ -36,8 +39,8 @@ OTHER_MODELS = ("gpt2-2023.4", "encoder-2023.4")
 
 def texts() -> dict[str, str]:
     """Every generated text by its name."""
-    made = {f"help-{verb}": f"```\n{_help(verb)}\n```" for verb in group.commands}
-    for verb, columns in {"layers": COLUMNS, "timers": TIMERS_COLUMNS}.items():
+    made = {f"help-{verb.replace(' ', '-')}": f"```\n{_help(verb)}\n```" for verb in _verbs()}
+    for verb, columns in {"layers": COLUMNS, "timers": TIMERS_COLUMNS, "ncu-plan": PLAN_COLUMNS}.items():
         rows = [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]
         made[f"columns-{verb}"] = "\n".join(["| column | meaning |", "|---|---|", *rows])
     made["attribution-programs"] = attribution_programs()
@@ -82,10 +85,27 @@ def _second_block(capture: str) -> _Block:
     return _Block(result.summary.loop_layer_share, times, capture not in OTHER_MODELS)
 
 
+def _verbs() -> list[str]:
+    """Every verb, and behind one that has verbs of its own these: ``ncu``, ``ncu plan``."""
+    return [
+        name
+        for verb, command in group.commands.items()
+        for name in (verb, *(f"{verb} {sub}" for sub in _subverbs(command)))
+    ]
+
+
+def _subverbs(command: click.Command) -> list[str]:
+    return list(command.commands) if isinstance(command, click.Group) else []
+
+
 def _help(verb: str) -> str:
-    parent = group.make_context("nvprof-kit", [], resilient_parsing=True, terminal_width=100)
-    command = group.commands[verb]
-    return command.get_help(command.make_context(verb, [], parent=parent, resilient_parsing=True))
+    context = group.make_context("nvprof-kit", [], resilient_parsing=True, terminal_width=100)
+    command: click.Command = group
+    for word in verb.split():
+        assert isinstance(command, click.Group)
+        command = command.commands[word]
+        context = command.make_context(word, [], parent=context, resilient_parsing=True)
+    return command.get_help(context)
 
 
 def filled(page: str) -> str:

@@ -15,6 +15,7 @@ import click
 
 from nvprof_kit import __version__
 from nvprof_kit.cli.layers import layers
+from nvprof_kit.cli.ncu import ncu
 from nvprof_kit.cli.recipes import recipes
 from nvprof_kit.cli.record import record
 from nvprof_kit.cli.timers import timers
@@ -40,7 +41,7 @@ def group() -> None:
     """Which layer of a transformer costs what, from Nsight's own data."""
 
 
-for _verb in (layers, record, recipes, timers):
+for _verb in (layers, record, recipes, ncu, timers):
     group.add_command(_verb)
 
 

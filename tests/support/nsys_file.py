@@ -22,6 +22,10 @@ _NVTX = (
     "start, end, eventType, rangeId, category, color, text, globalTid, endGlobalTid, textId, domainId, "
     "uint64Value, int64Value, doubleValue, uint32Value, int32Value, floatValue, jsonTextId, jsonText"
 )
+_KERNEL = (
+    ", demangledName, shortName, mangledName, registersPerThread, gridX, gridY, gridZ, blockX, blockY, blockZ, "
+    "staticSharedMemory, dynamicSharedMemory, gridId, graphNodeId"
+)
 _NODES = "start, end, eventClass, globalTid, graphNodeId, originalGraphNodeId"
 SCHEMAS = {
     # version of nsys: (export version, name of the metadata table, columns by table)
@@ -160,9 +164,12 @@ class NsysFile:
         pid: int = PID,
         node: int | None = None,
         table: str = "KERNEL",
+        grid: tuple[int, int, int] = (1, 1, 1),
+        block: tuple[int, int, int] = (32, 1, 1),
+        mangled: str | None = None,
     ) -> int:
         """A kernel (or, with `table`, a MEMCPY or MEMSET), launched by a call of its own or by the call of a
-        correlation id.
+        correlation id. Its linker name is `mangled`, or else ``_Z`` and its name.
         """
         if launched is not None:
             correlation = self.call("cudaLaunchKernel_v7000", *launched, tid=tid, pid=pid, correlation=correlation)
@@ -177,7 +184,16 @@ class NsysFile:
             "graphNodeId": node,
         }
         row |= (
-            {"demangledName": self.string(name), "shortName": self.string(name)}
+            {
+                "demangledName": self.string(name),
+                "shortName": self.string(name),
+                "mangledName": self.string(f"_Z{name}" if mangled is None else mangled),
+                "registersPerThread": 16,
+                "staticSharedMemory": 0,
+                "dynamicSharedMemory": 1024,
+                **dict(zip(("gridX", "gridY", "gridZ"), grid, strict=True)),
+                **dict(zip(("blockX", "blockY", "blockZ"), block, strict=True)),
+            }
             if table == "KERNEL"
             else {"bytes": 64, "copyKind": 1}
         )
@@ -202,7 +218,7 @@ class NsysFile:
         elif table == "CUPTI_ACTIVITY_KIND_RUNTIME":
             listed = _RUNTIME
         elif table.endswith("KERNEL"):
-            listed = self.columns["GPU"] + ", demangledName, shortName, gridId, graphNodeId"
+            listed = self.columns["GPU"] + _KERNEL
         elif table.startswith("CUPTI"):
             listed = self.columns["GPU"] + ", bytes, copyKind, graphNodeId"
         else:

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
 
 from nvprof_kit.analysis.layers import COLUMNS
@@ -77,7 +78,10 @@ def test_commands_exist(page: Path) -> None:
             assert line.split()[1] in targets, line
         if line.startswith("nvprof-kit "):
             verb, *words = line.removeprefix("nvprof-kit ").split()
-            known = {name for option in group.commands[verb].params for name in option.opts}
+            command = group.commands[verb]
+            if isinstance(command, click.Group):
+                command = command.commands[words.pop(0)]
+            known = {name for option in command.params for name in option.opts}
             asked = words[: words.index("--")] if "--" in words else words
             assert {word for word in asked if word.startswith("-")} <= known, line
         for script in re.findall(r"nvprof-kit recipes\)/(\S+)\"", line):

@@ -1,0 +1,105 @@
+"""The script that measures chosen kernels with ncu: plain bash that a cluster without this package runs as it is."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NcuScript:
+    """What a script measures and how.
+
+    Attributes:
+        names: Linker names of the kernels.
+        about: Lines that say what it is for, put on top as comments.
+        section_set: ncu's set of sections.
+        own_window: Measure only between the program's cudaProfilerStart and Stop calls, as the capture did.
+        report: Name of the report, without suffix.
+    """
+
+    names: Sequence[str]
+    about: Sequence[str] = ()
+    section_set: str = "basic"
+    own_window: bool = False
+    report: str = "plan"
+
+
+def kernel_id(names: Sequence[str]) -> str:
+    """Ncu's filter for the first launch of each of these kernels; with ``per-launch-config`` of each configuration."""
+    return f"::regex:^({'|'.join(map(re.escape, names))})$:1"
+
+
+def ncu_arguments(script: NcuScript) -> list[str]:
+    """The arguments of ncu, without the kernel filter and the report."""
+    return [
+        *("--target-processes", "all", "--nvtx"),
+        *("--set", script.section_set, "--replay-mode", "kernel"),
+        *("--clock-control", "none", "--cache-control", "all"),
+        *(("--profile-from-start", "off") if script.own_window else ()),
+        *("--filter-mode", "per-launch-config", "--kernel-name-base", "mangled"),
+    ]
+
+
+def ncu_script(script: NcuScript) -> str:
+    """The script's text."""
+    about = "".join(f"# {line}\n" for line in script.about)
+    names = "".join(f"  {shlex.quote(re.escape(name))}\n" for name in script.names)
+    return _TEXT.format(about=about, report=script.report, arguments=shlex.join(ncu_arguments(script)), names=names)
+
+
+_TEXT = """\
+#!/usr/bin/env bash
+{about}#   bash THIS_SCRIPT [-o NAME] [-f] [-n] [-x OPTION]... -- PROGRAM [ARGUMENT]...
+# leaves NAME.ncu-rep and NAME.csv. -f overwrites them, -n prints the command, -x adds an option of ncu;
+# NCU is the ncu to run. Exit status: the program's own; 2 for a wrong call, 3 where there is no ncu.
+set -euo pipefail
+
+# the first launch of each of these kernels in each grid, block and shared memory it comes with
+kernels=(
+{names})
+
+fail() {{
+  printf '%s: %s\\n' "${{0##*/}}" "$2" >&2
+  exit "$1"
+}}
+
+report={report} force='' dry_run=''
+extra=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    -o | -x)
+      [ $# -ge 2 ] || fail 2 "$1 needs a value"
+      if [ "$1" = -o ]; then report=${{2%.ncu-rep}}; else extra+=("$2"); fi
+      shift ;;
+    -f) force=yes ;;
+    -n) dry_run=yes ;;
+    --) shift; break ;;
+    *) fail 2 "no option $1; the program comes after --" ;;
+  esac
+  shift
+done
+[ $# -gt 0 ] || fail 2 "no program to run; needed: ${{0##*/}} -- python train.py"
+
+names=$(IFS='|'; printf '%s' "${{kernels[*]}}")
+command=("${{NCU:-ncu}}" {arguments} --kernel-id "::regex:^($names)\\$:1")
+command+=("${{extra[@]}}" --export "$report")
+[ -z "$force" ] || command+=(--force-overwrite)
+command+=("$@")
+if [ -n "$dry_run" ]; then
+  printf '%q ' env LC_ALL=C "${{command[@]}}"
+  printf '\\n'
+  exit 0
+fi
+command -v "${{NCU:-ncu}}" >/dev/null || fail 3 "no ncu; install Nsight Compute and put it on PATH, or set NCU"
+for file in "$report.ncu-rep" "$report.csv"; do
+  [ -n "$force" ] || [ ! -e "$file" ] || fail 2 "$file exists; choose another name with -o, or overwrite it with -f"
+done
+status=0
+LC_ALL=C "${{command[@]}}" || status=$?
+[ -e "$report.ncu-rep" ] || fail "$((status ? status : 1))" "ncu measured no kernel"
+LC_ALL=C "${{NCU:-ncu}}" --import "$report.ncu-rep" --page raw --csv --print-units base > "$report.csv"
+exit "$status"
+"""
