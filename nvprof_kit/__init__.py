@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .capture.record import RecordOptions as RecordOptions
     from .capture.record import record as record
+    from .capture.scheduled import scheduled as scheduled
     from .instrument.annotate import annotate_model as annotate_model
     from .instrument.generation import generation as generation
     from .instrument.layer_range import layer_range as layer_range
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
     from .instrument.loop import mark as mark
     from .instrument.loop import phase as phase
     from .instrument.loop import step as step
+    from .instrument.schedule import Schedule as Schedule
     from .instrument.timers import global_timer as global_timer
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "RecordOptions": ".capture.record",
+    "Schedule": ".instrument.schedule",
     "annotate_dataloader": ".instrument.loop",
     "annotate_model": ".instrument.annotate",
     "annotate_optimizer": ".instrument.loop",
@@ -35,11 +38,13 @@ _HOMES = {
     "mark": ".instrument.loop",
     "phase": ".instrument.loop",
     "record": ".capture.record",
+    "scheduled": ".capture.scheduled",
     "step": ".instrument.loop",
 }
 
 __all__ = [
     "RecordOptions",
+    "Schedule",
     "annotate_dataloader",
     "annotate_model",
     "annotate_optimizer",
@@ -49,6 +54,7 @@ __all__ = [
     "mark",
     "phase",
     "record",
+    "scheduled",
     "step",
 ]
 

@@ -18,6 +18,9 @@ NO_LAYER = "(none)"
 NO_PHASE = "other"
 """Phase of an operation that neither a layer's nor a phase's range holds."""
 
+WINDOW = "window"
+"""Text of the range around the steps that a schedule records, by which nsys and ncu can be told to capture them."""
+
 WRAPPER_PARTS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of a module path that wrappers (DDP, torch.compile, FSDP, activation checkpointing) put in and the user
 never wrote.

@@ -60,22 +60,41 @@ class record(ContextDecorator):
         self.written = False
         self._profiler: Any = None
 
+    def warm_up(self) -> None:
+        """Set the profiler up some steps before the recording, whose first step it would slow down.
+
+        Raises:
+            UsageError: The path cannot be written, or a recording is running already.
+            ToolError: There is no PyTorch.
+        """
+        global _running
+        check_path(self.path)
+        if _running is not None:
+            raise UsageError(f"cannot record {self.path}: {_running.path} is being recorded; end that recording first")
+        profiler = _new_profiler(self.options)
+        profiler.prepare_trace()
+        _running, self._profiler = self, profiler
+
+    def cancel(self) -> None:
+        """End a warm-up that no recording followed; nothing is written."""
+        global _running
+        if self._profiler is not None:
+            profiler, self._profiler, _running = self._profiler, None, None
+            profiler.start_trace()
+            profiler.stop_trace()
+
     def __enter__(self) -> record:
         """Start recording, unless a profiler from outside is attached: then warn, and record nothing."""
-        global _running
-        if state.tool_attached(os.environ) or "CUDA_INJECTION64_PATH" in os.environ:
+        if tool_attached():
             warnings.warn(
                 f"nsys or ncu is attached and CUDA serves one profiler at a time: {self.path.name} is not recorded; "
                 "read the report of nsys or ncu instead, or run without it",
                 stacklevel=2,
             )
             return self
-        check_path(self.path)
-        if _running is not None:
-            raise UsageError(f"cannot record {self.path}: {_running.path} is being recorded; end that recording first")
-        profiler = _new_profiler(self.options)
-        profiler.start()
-        _running, self._profiler = self, profiler
+        if self._profiler is None:
+            self.warm_up()
+        self._profiler.start_trace()
         state.activate(Kineto())
         return self
 
@@ -88,9 +107,14 @@ class record(ContextDecorator):
             return
         state.deactivate()
         profiler, self._profiler, _running = self._profiler, None, None
-        profiler.stop()
+        profiler.stop_trace()
         _export(profiler, self.path)
         self.written = True
+
+
+def tool_attached() -> bool:
+    """Whether nsys or ncu runs this process, and CUDA thus has its profiler already."""
+    return state.tool_attached(os.environ) or "CUDA_INJECTION64_PATH" in os.environ
 
 
 def check_path(path: Path) -> None:

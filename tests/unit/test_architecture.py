@@ -31,19 +31,25 @@ MAY_IMPORT = {
 EXCEPTIONS = {
     # the facade: what a training script imports, each name from its home and only when it is used
     ("__init__", "capture.record"),
+    ("__init__", "capture.scheduled"),
     ("__init__", "instrument.annotate"),
     ("__init__", "instrument.generation"),
     ("__init__", "instrument.layer_range"),
     ("__init__", "instrument.loop"),
-    ("__init__", "instrument.timers"),
+    ("__init__", "instrument.schedule"),
     ("__init__", "instrument.timers"),
     # the recorder wakes annotated models, and ranges then go to Kineto
     ("capture.record", "instrument.state"),
     ("capture.record", "instrument.backends"),
+    # a schedule drives the recorder, or tells the attached tool by a range
+    ("capture.scheduled", "instrument.state"),
+    ("capture.scheduled", "instrument.backends"),
+    ("capture.scheduled", "instrument.schedule"),
     # verbs that capture instead of reading
     ("cli.record", "capture.launch"),
     ("cli.record", "capture.record"),
     ("cli.recipes", "capture.recipes"),
+    ("cli.ncu", "capture.ncu_script"),
     # the version
     ("cli.__init__", "__init__"),
 }

@@ -1,0 +1,113 @@
+"""A scheduled loop under the embedded recorder, under a tool, and with nobody listening."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvprof_kit.capture import record as record_module
+from nvprof_kit.capture.scheduled import Tool, scheduled
+from nvprof_kit.errors import UsageError
+from nvprof_kit.instrument import state
+from nvprof_kit.instrument.backends import Backend
+from nvprof_kit.instrument.loop import step
+from nvprof_kit.instrument.schedule import Schedule, Window
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def nobody_listens_before_and_after() -> None:
+    assert state.backend is None
+    yield
+    assert state.backend is None and record_module._running is None
+
+
+def steps_in(path: Path) -> list[str]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
+    return [name.rpartition(":")[2] for name in names if name.startswith("nvprof_kit:step:")]
+
+
+def loop(profiling: scheduled, steps: int) -> None:
+    with profiling:
+        for number in range(steps):
+            with step(number):
+                torch.ones(4, 4) @ torch.ones(4, 4)
+            profiling.step()
+
+
+def test_one_window(tmp_path: Path) -> None:
+    loop(scheduled((2, 4), tmp_path / "run.json.gz"), 6)
+    assert steps_in(tmp_path / "run.json.gz") == ["step 2", "step 3"]
+
+
+def test_several_windows_and_their_handler(tmp_path: Path) -> None:
+    ready: list[tuple[str, Window]] = []
+    schedule = Schedule(wait=1, warmup=1, active=2, repeat=2)
+    loop(scheduled(schedule, tmp_path / "run.json.gz", on_trace_ready=lambda path, w: ready.append((path.name, w))), 9)
+    assert ready == [("run.1.json.gz", Window(0, 2, 3)), ("run.2.json.gz", Window(1, 6, 7))]
+    assert steps_in(tmp_path / "run.2.json.gz") == ["step 6", "step 7"]
+
+
+def test_a_loop_that_ends_early(tmp_path: Path) -> None:
+    loop(scheduled("0:100", tmp_path / "cut.json.gz"), 2)
+    assert steps_in(tmp_path / "cut.json.gz") == ["step 0", "step 1"]
+    loop(scheduled(Schedule(warmup=5), tmp_path / "warm.json.gz"), 2)
+    assert not (tmp_path / "warm.json.gz").exists()
+
+
+def test_an_exception_still_writes_the_window(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="boom"), scheduled("0:9", tmp_path / "run.json.gz"), step(0):
+        raise RuntimeError("boom")
+    assert steps_in(tmp_path / "run.json.gz") == ["step 0"]
+
+
+def test_the_environment_says_which_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
+    loop(scheduled(path=tmp_path / "run.json.gz"), 3)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "1:2")
+    loop(scheduled(path=tmp_path / "run.json.gz"), 3)
+    assert steps_in(tmp_path / "run.json.gz") == ["step 1"]
+    monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "sometimes")
+    with pytest.raises(UsageError, match="sometimes"):
+        scheduled()
+
+
+def test_a_path_that_cannot_be_written_is_refused_when_the_window_comes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a recording is a Kineto trace"):
+        loop(scheduled("0:1", tmp_path / "run.txt"), 1)
+
+
+class Listening(Backend):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def start(self, range_: object) -> object:
+        self.told.append(f"start {range_!r}")
+        return "ticket"
+
+    def end(self, started: object) -> None:
+        self.told.append(f"end {started}")
+
+
+def test_a_tool_is_told_by_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Listening()
+    monkeypatch.setattr(state, "backend", backend)
+    tool = Tool()
+    tool.start(Window(0, 0))
+    tool.stop(Window(0, 0, 1))
+    assert backend.told == ["start Range('window', user)", "end ticket"]
+    monkeypatch.undo()
+
+
+def test_a_schedule_needs_no_torch_until_it_records() -> None:
+    code = "import sys, nvprof_kit\nwith nvprof_kit.scheduled() as p: p.step()\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
