@@ -14,8 +14,8 @@ from ..errors import UsageError
 from ..names import WRAPPER_PARTS, strip_wrappers
 from .annotation import Annotation
 from .blocks import Part, children, descendants, find_blocks, is_list
+from .calls import Calls, hook_module
 from .layer import Layer
-from .modules import Enter, hook_module
 
 Select = type | tuple[type, ...] | str | Iterable[str] | Callable[[str, nn.Module], bool]
 """Which modules to range: classes, patterns of paths, or a predicate of path and module."""
@@ -35,36 +35,34 @@ class ModelAnnotation(Annotation):
     def __init__(self, model: nn.Module, parts: list[Part], *, backward: bool, root: str) -> None:
         self.aliases: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
-        self._modules: list[tuple[weakref.ref[nn.Module], Enter]] = []
+        self._calls: dict[str, tuple[weakref.ref[nn.Module], Calls]] = {}
         self._choose(parts, backward, root)
-        self.paths = tuple(enter.layer.path for _, enter in self._modules)
+        self.paths = tuple(self._calls)
         super().__init__(model)
 
     def _choose(self, parts: list[Part], backward: bool, root: str) -> None:
         chosen: dict[int, str] = {}
-        taken: set[str] = set()
         for path, module in parts:
             name = strip_wrappers(path) or root
             if id(module) in chosen:
                 self.aliases[name] = chosen[id(module)]
             elif isinstance(module, torch.jit.ScriptModule):
                 self.skipped[name] = "TorchScript modules take no hooks"
-            elif name not in taken:  # the module inside a wrapper bears the wrapper's name: the wrapper is ranged
+            elif name not in self._calls:  # the module inside a wrapper bears the wrapper's name: the wrapper is ranged
                 chosen[id(module)] = name
-                taken.add(name)
-                self._modules.append((weakref.ref(module), Enter(Layer(name, backward=backward))))
+                self._calls[name] = weakref.ref(module), Calls(Layer(name, backward=backward))
 
     def _install(self, owner: Any) -> list[Any]:
         hooks: list[Any] = []
-        for reference, enter in self._modules:
+        for reference, calls in self._calls.values():
             module = reference()
             if module is not None:
-                hooks += hook_module(module, enter)
+                hooks += hook_module(module, calls)
         return hooks
 
     def never_entered(self) -> list[str]:
         """Paths of the modules not called while ranges were emitted: dead, compiled, or called past ``__call__``."""
-        return [enter.layer.path for _, enter in self._modules if not enter.entered]
+        return [path for path, (_, calls) in self._calls.items() if not calls.entered]
 
 
 def annotate_model(

@@ -12,9 +12,9 @@ from torch import nn
 
 from ..errors import UsageError
 from . import state
+from .calls import is_ranged
 from .layer import layer_of
 from .layer_range import LayerScope
-from .modules import is_ranged
 from .wrapping import wrap
 
 

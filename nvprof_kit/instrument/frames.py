@@ -18,15 +18,14 @@ import torch
 from torch.autograd import Variable, _get_sequence_nr
 
 from . import state
-from .backends import Backend, Here, Range
+from .backends import Backend, Range
 from .layer import Layer
-from .tensors import grad_nodes
 
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """Number of the backward pass that runs on this thread, -1 where none does."""
 
-_MARK = "nvprof_kit"
-"""Key in a node's metadata that says that the node moves the position already."""
+_LEFT = "nvprof_kit"
+"""Key in the metadata of a node whose tensor left a call that no other call was around."""
 
 
 class Frame:
@@ -40,18 +39,20 @@ class Frame:
         edges: Autograd sequence numbers at which control changed hands while the call ran: its begin, then begin and
             end of each call in it. Nodes numbered from an odd edge on are the call's own, from an even one on a call's
             in it.
-        seen: Numbers of the call's own nodes that were looked at.
+        searched: Numbers of the call's own nodes that were looked at, and of those that were marked, while it runs.
     """
 
-    __slots__ = ("backward", "depth", "edges", "layer", "parent", "seen")
+    __slots__ = ("backward", "depth", "edges", "layer", "parent", "searched")
 
     def __init__(self, layer: Layer, backward: Range, parent: Frame | None, begin: int) -> None:
         self.layer = layer
         self.backward = backward
-        self.parent: Frame = parent or self
-        self.depth: int = parent.depth + 1 if parent else 0
+        if parent is None:
+            self.parent, self.depth = self, 0
+        else:
+            self.parent, self.depth = parent, parent.depth + 1
         self.edges = [begin]
-        self.seen: set[int] | None = None
+        self.searched: tuple[set[int], set[int]] | None = None
 
     def mark_entries(self, nodes: list[Any]) -> None:
         """Mark where the backward pass, coming to these nodes, enters the call's own ones.
@@ -60,36 +61,42 @@ class Frame:
         them, and the backward pass may enter a stretch at other nodes than these; so the own nodes behind them are
         searched for such places.
         """
-        edges = self.edges
-        if len(edges) > 1:
-            self._search_entries(nodes)
-            return
         for node in nodes:
-            if node._sequence_nr() >= edges[0]:
-                self._mark(node)
+            stretch = bisect_right(self.edges, node._sequence_nr())
+            if not stretch & 1 or (self is OUTSIDE and _LEFT in node.metadata):
+                continue
+            if len(self.edges) == 1:
+                node.register_prehook(self.reach)
+            else:
+                self._search_entries(node)
 
-    def _search_entries(self, nodes: list[Any]) -> None:
-        edges, seen = self.edges, self.seen
-        if seen is None:
-            seen = self.seen = set()
-        pending = [(node, 0) for node in nodes]
+    def _search_entries(self, node: Any) -> None:
+        edges = self.edges
+        seen, marked = self.searched = self.searched or (set(), set())
+        pending = [(node, 0)]
         while pending:
             node, origin = pending.pop()
             number = node._sequence_nr()
             stretch = bisect_right(edges, number)
             if not stretch & 1:
                 continue
-            if stretch != origin:
-                self._mark(node)
+            if stretch != origin and number not in marked:
+                marked.add(number)
+                node.register_prehook(self.reach)
             if number not in seen:
                 seen.add(number)
                 pending += [(maker, stretch) for maker, _ in node.next_functions if maker is not None]
 
-    def _mark(self, node: Any) -> None:
-        metadata = node.metadata
-        if _MARK not in metadata:
-            metadata[_MARK] = True
-            node.register_prehook(self.reach)
+    def end(self, nodes: list[Any]) -> None:
+        """The call ends, and these nodes made what it returns."""
+        if nodes:
+            self.mark_entries(nodes)
+        self.searched = None
+        if self.parent is not OUTSIDE:
+            self.parent.edges.append(_get_sequence_nr())
+        else:
+            for node in nodes:
+                node.metadata[_LEFT] = True
 
     def reach(self, _grads: Any) -> None:
         """Move this thread's backward pass to this call: the hook before a marked node."""
@@ -97,7 +104,7 @@ class Frame:
         if backend is None:
             return
         task = backend.thread.here.task
-        if task is None or task.number != _graph_task():
+        if task is None or task.number != graph_task():
             task = _begin_task(backend)
         at = task.at
         if at is self:
@@ -174,59 +181,7 @@ def _begin_task(backend: Backend) -> Task:
     """The backward pass that runs on this thread now, from its first marked node on."""
     _close_ended(backend)
     here = backend.thread.here
-    task: Task = Task(_graph_task(), here.task)
+    task: Task = Task(graph_task(), here.task)
     here.task = task
     Variable._execution_engine.queue_callback(_End(task, backend))
     return task
-
-
-def enter(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Begin a call of a layer on this thread: open its range and, where gradients are wanted, its frame."""
-    backend = state.backend
-    if backend is None:
-        return
-    range_ = layer.forward if _graph_task() == -1 else layer.recompute
-    if range_.backend is not backend:
-        backend.prepare(range_)
-    range_.push()
-    here: Here = backend.thread.here
-    here.owners.append(layer)
-    if not torch.is_grad_enabled() or layer.backward is None:
-        return
-    parent: Frame = here.frame or OUTSIDE
-    nodes = grad_nodes([*args, *kwargs.values()])
-    begin = _get_sequence_nr()
-    if parent is not OUTSIDE:
-        parent.edges.append(begin)
-    if nodes:
-        parent.mark_entries(nodes)
-    here.frame = Frame(layer, layer.backward, parent, begin)
-
-
-def leave(layer: Layer, outputs: Any) -> None:
-    """End this thread's call of a layer and whatever was left open in it; ``outputs`` is None where it raised."""
-    backend = state.backend
-    if backend is None:
-        return
-    here = backend.thread.here
-    frame: Frame = here.frame or OUTSIDE
-    while frame is not OUTSIDE and frame.layer is not layer:
-        frame = frame.parent
-    if frame is not OUTSIDE:
-        _leave_frame(here, frame, outputs)
-    owners = here.owners
-    if owners and owners[-1] is layer:  # `Backend.close`, of which this is the usual case
-        owners.pop()
-        backend.pop()
-    else:
-        backend.close(layer)
-
-
-def _leave_frame(here: Here, frame: Frame, outputs: Any) -> None:
-    parent = here.frame = frame.parent
-    nodes = grad_nodes([outputs])
-    if nodes:
-        frame.mark_entries(nodes)
-    frame.seen = None
-    if parent is not OUTSIDE:
-        parent.edges.append(_get_sequence_nr())

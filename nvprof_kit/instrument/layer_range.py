@@ -19,11 +19,12 @@ from .wrapping import wrap
 class LayerScope(Scope):
     """A layer's range around a ``with`` block or around calls; a recompute inside a running backward pass."""
 
-    __slots__ = ("_layer",)
+    __slots__ = ("_calls", "_layer")
 
     def __init__(self, layer: Layer) -> None:
         super().__init__(layer.forward)
         self._layer = layer
+        self._calls: Any = None
 
     def __enter__(self) -> LayerScope:
         backend = state.backend
@@ -44,22 +45,17 @@ class LayerScope(Scope):
         if self._layer.backward is None or "torch" not in sys.modules:
             with self:
                 return function(*args, **kwargs)
-        frames = _frames()
+        if self._calls is None:
+            from .calls import Calls
+
+            self._calls = Calls(self._layer)
         outputs = None
-        frames.enter(self._layer, args, kwargs)
+        self._calls.enter(None, args, kwargs)
         try:
             outputs = function(*args, **kwargs)
         finally:
-            frames.leave(self._layer, outputs)
+            self._calls.leave(None, args, outputs)
         return outputs
-
-
-@lru_cache(maxsize=1)
-def _frames() -> Any:
-    """The module that leads backward passes; it needs torch."""
-    from . import frames
-
-    return frames
 
 
 class LayerRange:

@@ -25,16 +25,18 @@ def grad_nodes(values: list[Any]) -> list[Any]:
     nodes = []
     for value in values:  # which grows
         kind = type(value)
-        parts_of = _kinds[kind] if kind in _kinds else _learn(kind)
-        if parts_of is None:
-            continue
-        if parts_of is not _of_tensor:
-            if len(values) < _MOST:
-                values += parts_of(value)
-        elif (node := value.grad_fn) is not None:
-            nodes.append(node)
-            if value._is_view() and (made := value._base.grad_fn) is not None:
-                nodes.append(made)
+        try:
+            parts_of = _kinds[kind]
+        except KeyError:
+            parts_of = _learn(kind)
+        if parts_of is _of_tensor:
+            node = value.grad_fn
+            if node is not None:
+                nodes.append(node)
+                if value._is_view() and (made := value._base.grad_fn) is not None:
+                    nodes.append(made)
+        elif parts_of is not None and len(values) < _MOST:
+            values += parts_of(value)
     return nodes
 
 

@@ -104,7 +104,7 @@ def _source(signature: inspect.Signature) -> tuple[str, str]:
 def _compiling() -> bool:
     """Whether torch.compile traces the caller; then ranges would only break its graph."""
     torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
+    return torch is not None and torch.compiler.is_dynamo_compiling()
 
 
 def _calling(call: Callable[..., Any], scope_of: ScopeOf) -> Callable[..., Any]:
