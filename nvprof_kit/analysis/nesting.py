@@ -65,8 +65,8 @@ class Nesting:
 def nest(start: Int64Array, end: Int64Array, tid: Int64Array, nested: npt.NDArray[np.bool_]) -> Nesting:
     """Find the nesting of ranges.
 
-    Push/pop ranges are taken as properly nested. On a thread that also has start/end ranges, which may cross
-    others, the innermost is the open one that started last.
+    Push/pop ranges of one domain nest on their thread. On a thread whose ranges cross, since it has start/end ranges
+    too or ranges of several domains, the innermost is the open one that started last.
 
     Args:
         start: Starts in nanoseconds, shape ``(n,)``.
@@ -82,6 +82,11 @@ def nest(start: Int64Array, end: Int64Array, tid: Int64Array, nested: npt.NDArra
     parent, depth = np.full(len(start), NONE, dtype=np.int64), np.zeros(len(start), dtype=np.int64)
     straight = np.flatnonzero(~crossing)
     _peel(begins, finishes, straight, parent, depth)
+    torn = straight[finishes[straight] > np.append(finishes, np.iinfo(np.int64).max)[parent[straight]]]
+    if len(torn):
+        crossing |= np.isin(thread, np.unique(thread[torn]))
+        straight = np.flatnonzero(~crossing)
+        parent[crossing], depth[crossing] = NONE, 0
     changes = [_changes_of_nested(begins, finishes, straight, parent, depth)]
     for one in np.unique(thread[crossing]):
         changes.append(_sweep(begins, finishes, np.flatnonzero(thread == one), parent, depth))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit.analysis.foreign import translate
 from nvprof_kit.analysis.nesting import NONE, Int64Array, Nesting, inherit, nest
 from nvprof_kit.names import LAYER_CATEGORIES, PHASE_CATEGORIES, Category, RangeName, parse_range, step_number
 from nvprof_kit.trace.schema import Trace
@@ -69,8 +70,10 @@ def _is_one_of(
 
 
 def understand(trace: Trace) -> Ranges:
-    """What each range of a capture is: a layer's, a phase's, a step's, and what encloses it."""
-    frame = trace.ranges
+    """What each range of a capture is: a layer's, a phase's, a step's, and what encloses it; with the ranges of the
+    backward pass that `nvprof_kit.analysis.foreign` tells from operators, where the capture has them.
+    """
+    frame = translate(trace).ranges
     start, end, tid = (frame[column].to_numpy() for column in ("start_ns", "end_ns", "tid"))
     nesting = nest(start, end, tid, frame["nested"].to_numpy())
     names, name = _names(frame)

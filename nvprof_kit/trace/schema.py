@@ -87,11 +87,25 @@ GRAPH_NODES: Mapping[str, Column] = MappingProxyType(
 )
 """Creations of CUDA-graph nodes (node-level tracing only)."""
 
+OPERATORS: Mapping[str, Column] = MappingProxyType(
+    {
+        "start_ns": Column("int64", "when the operator began on the CPU"),
+        "end_ns": Column("int64", "when it ended"),
+        "pid": Column("int64", "process"),
+        "tid": Column("int64", "thread that ran it"),
+        "backward": Column("bool", "a node of the backward pass; else an operator of the forward that made a node"),
+        "sequence": Column("int64", "sequence number that a node shares with the operator that made it, -1: none"),
+        "forward_tid": Column("int64", "thread whose forward made a node, -1 where it is not known"),
+        "name": Column("category", "the operator's name"),
+    }
+)
+"""Operators that autograd counts, where the capture has them (a Kineto trace)."""
+
 OP_KINDS = ("kernel", "memcpy", "memset", "graph", "operator")
 """Values of `OPS.kind`: `graph` is one whole-graph replay, `operator` a CPU operator."""
 
 TABLES: Mapping[str, Mapping[str, Column]] = MappingProxyType(
-    {"ranges": RANGES, "api": API, "ops": OPS, "graph_nodes": GRAPH_NODES}
+    {"ranges": RANGES, "api": API, "ops": OPS, "graph_nodes": GRAPH_NODES, "operators": OPERATORS}
 )
 
 
@@ -127,9 +141,10 @@ class CaptureInfo:
 
 @dataclass(frozen=True)
 class Trace:
-    """One capture: four tables with the columns of `TABLES`, and what the capture says of itself.
+    """One capture: tables with the columns of `TABLES`, and what the capture says of itself.
 
-    Rows come in no promised order. An optional column is there only when it was asked for.
+    Rows come in no promised order. An optional column is there only when it was asked for. `operators` is None where
+    the capture has none, or where its ranges tell the backward pass themselves.
     """
 
     info: CaptureInfo
@@ -137,3 +152,4 @@ class Trace:
     api: pd.DataFrame
     ops: pd.DataFrame
     graph_nodes: pd.DataFrame
+    operators: pd.DataFrame | None = None

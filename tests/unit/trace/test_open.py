@@ -41,7 +41,10 @@ def refusal(path: Path, **options: str) -> str:
 def test_every_schema_gives_the_documented_tables(tmp_path: Path, release: str) -> None:
     optional = [name for schema in TABLES.values() for name, column in schema.items() if column.optional]
     trace = open_capture(small(tmp_path / "a.sqlite", release).write(), optional=optional)
+    assert trace.operators is None  # those of a Kineto trace: test_kineto.py
     for table, schema in TABLES.items():
+        if table == "operators":
+            continue
         frame = getattr(trace, table)
         assert list(frame.columns) == list(schema)
         assert {name: str(dtype) for name, dtype in frame.dtypes.items()} == {
