@@ -21,6 +21,7 @@ from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
 from nvprof_kit.trace.domains import named_domains
 from nvprof_kit.trace.frames import empty_frame, make_frame
+from nvprof_kit.trace.kineto_calls import host_memory, read_calls
 from nvprof_kit.trace.kineto_events import Event, Events, Int64Array, number, numbers, threads, times
 from nvprof_kit.trace.kineto_ranges import read_operators, read_ranges
 from nvprof_kit.trace.schema import OP_KINDS, CaptureInfo, Trace
@@ -72,6 +73,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
         api=make_frame("api", api),
         ops=make_frame("ops", ops),
         graph_nodes=empty_frame("graph_nodes"),
+        calls=make_frame("calls", read_calls(events, process)) if "calls" in optional else None,
         operators=None if operators is None else make_frame("operators", operators),
     )
 
@@ -136,6 +138,8 @@ def _optional(events: list[Event], optional: Collection[str]) -> dict[str, Any]:
     for column in ("stream", "bytes"):
         if column in optional:
             made[column] = numbers(events, column)
+    if "host_memory" in optional:
+        made["host_memory"] = [host_memory(str(event.get("name", ""))) for event in events]
     return made
 
 

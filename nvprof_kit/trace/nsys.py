@@ -18,7 +18,9 @@ import numpy as np
 
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.trace import nsys_tables as tables
+from nvprof_kit.trace.domains import named_domains
 from nvprof_kit.trace.frames import make_frame
+from nvprof_kit.trace.nsys_calls import read_calls
 from nvprof_kit.trace.nsys_doubts import capture_doubts
 from nvprof_kit.trace.schema import CaptureInfo, Trace
 from nvprof_kit.trace.sqlite import Database
@@ -32,7 +34,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
 
     Args:
         path: The SQLite file.
-        domain: NVTX domain to take the ranges from; '' is the default domain.
+        domain: NVTX domain to take the ranges from, or several by commas; '' is the default domain.
         optional: Optional columns wanted.
         named: The path to name in messages.
 
@@ -61,6 +63,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
             api=make_frame("api", api),
             ops=make_frame("ops", ops),
             graph_nodes=make_frame("graph_nodes", nodes),
+            calls=make_frame("calls", read_calls(db)) if "calls" in optional else None,
         )
 
 
@@ -94,7 +97,7 @@ def _check_has_domain(db: Database, domains: tables.Domains, domain: str, named:
             f"{named}: no NVTX events: record with `nsys profile --trace=cuda,nvtx`, and call "
             "nvprof_kit.annotate_model(model) in the program"
         )
-    if domain and domain not in domains.by_name:
+    if not {"", *domains.by_name} & {*named_domains(domain, domains.by_name)}:
         others = ", ".join(sorted(domains.by_name)) or "only the default domain"
         raise CaptureError(
             f"{named}: no ranges of the NVTX domain {domain!r} (found: {others}); "

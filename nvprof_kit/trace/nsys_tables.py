@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit.trace.domains import named_domains
 from nvprof_kit.trace.frames import MISSING_PAYLOAD, labels
+from nvprof_kit.trace.nsys_calls import host_memory_item, host_memory_names
 from nvprof_kit.trace.nsys_configs import config_items
 from nvprof_kit.trace.schema import OP_KINDS
 from nvprof_kit.trace.sqlite import Database, Int64Array, integer_list
@@ -38,6 +40,7 @@ _LAUNCHING = ("%Launch%", "%Memcpy%", "%Memset%", "%GraphUpload%", "%MemPrefetch
 _NESTED, _START_END = (59, 70), (60, 71)
 _BLOCK = 1 << 16
 _CATEGORY, _DOMAIN_CREATE = 33, 75
+_DEFAULT_DOMAIN = 0
 
 
 def process_of(tid: Int64Array) -> Int64Array:
@@ -95,11 +98,13 @@ def _string_join(db: Database) -> str:
 
 
 def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
-    """Columns of the schema's ``ranges`` for one domain; `end_ns` is `MISSING_PAYLOAD` where the range was left
-    open.
+    """Columns of the schema's ``ranges`` for one domain, or several by commas; `end_ns` is `MISSING_PAYLOAD` where
+    the range was left open.
     """
-    pairs = domains.by_name.get(domain, frozenset()) if domain else None
-    wanted = f"coalesce(domainId, 0) IN ({integer_list({id_ for _, id_ in pairs} if pairs is not None else {0})})"
+    asked = named_domains(domain, domains.by_name)
+    pairs = {pair for name in asked for pair in domains.by_name.get(name, ())}
+    default = {_DEFAULT_DOMAIN} if "" in asked else set()
+    wanted = f"coalesce(domainId, 0) IN ({integer_list({id_ for _, id_ in pairs} | default)})"
     read = db.columns(
         'SELECT start, "end" AS end, eventType AS kind, globalTid AS tid, '
         + ", ".join(
@@ -115,10 +120,9 @@ def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
         missing=MISSING_PAYLOAD,
     )
     pid = process_of(read["tid"])
-    if pairs is not None:
-        keep = _of_domain(pid, read["domain"], pairs)
-        if not keep.all():
-            read, pid = {name: values[keep] for name, values in read.items()}, pid[keep]
+    keep = _of_domain(pid, read["domain"], pairs) | (read["domain"] == _DEFAULT_DOMAIN)
+    if not keep.all():
+        read, pid = {name: values[keep] for name, values in read.items()}, pid[keep]
     return {
         "start_ns": read["start"],
         "end_ns": read["end"].copy(),
@@ -240,6 +244,8 @@ def read_ops(db: Database, optional: Collection[str]) -> Columns:
     }
     if "name" in optional:
         ops["name"] = _op_names(db, ops["kind"], read["name"])
+    if "host_memory" in optional:
+        ops["host_memory"] = host_memory_names(read["host_memory"])
     if "mangled" in optional:
         ops["mangled"] = _names_of(db, read["mangled"])
     return ops
@@ -260,6 +266,8 @@ def _op_select(db: Database, table: str, optional: Collection[str]) -> str:
         items.append(_null_safe(db, table, "streamId", "stream"))
     if "bytes" in optional:
         items.append(_null_safe(db, table, "bytes", "bytes"))
+    if "host_memory" in optional:
+        items.append(host_memory_item(db, table))
     if "name" in optional:
         items.append({"kernel": "demangledName AS name", "memcpy": "copyKind AS name"}.get(kind, "0 AS name"))
     items += config_items(db, table, optional)

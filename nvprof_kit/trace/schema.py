@@ -49,6 +49,22 @@ API: Mapping[str, Column] = MappingProxyType(
 )
 """CUDA runtime and driver calls that launched something."""
 
+CALLS: Mapping[str, Column] = MappingProxyType(
+    {
+        "start_ns": Column("int64", "when the call began on the CPU"),
+        "end_ns": Column("int64", "when it returned"),
+        "tid": Column("int64", "thread that made the call"),
+        "pid": Column("int64", "process that made the call"),
+        "correlation": Column("int64", "id that the GPU operations it launched carry, -1: none"),
+        "kind": Column("int8", "index into CALL_KINDS"),
+        "name": Column("category", "name of the function, without its ABI version"),
+    }
+)
+"""All CUDA runtime and driver calls, and stretches in which the profiler held the program up."""
+
+CALL_KINDS = ("api", "overhead")
+"""Values of `CALLS.kind`: `overhead` is the profiler's own."""
+
 OPS: Mapping[str, Column] = MappingProxyType(
     {
         "start_ns": Column("int64", "when it began on the device"),
@@ -61,6 +77,9 @@ OPS: Mapping[str, Column] = MappingProxyType(
         "name": Column("category", "kernel's name, or the kind of copy", optional=True),
         "stream": Column("int64", "stream id, unique within process and context", optional=True),
         "bytes": Column("int64", "bytes moved or set, -1 for a kernel", optional=True),
+        "host_memory": Column(
+            "category", "host end of a copy: pageable, pinned or managed; '' where it has none", optional=True
+        ),
         "mangled": Column("category", "kernel's linker name, '' where there is none", optional=True),
         "grid_x": Column("int64", "blocks of a kernel's launch, -1 where it has none", optional=True),
         "grid_y": Column("int64", "the same in y", optional=True),
@@ -105,7 +124,7 @@ OP_KINDS = ("kernel", "memcpy", "memset", "graph", "operator")
 """Values of `OPS.kind`: `graph` is one whole-graph replay, `operator` a CPU operator."""
 
 TABLES: Mapping[str, Mapping[str, Column]] = MappingProxyType(
-    {"ranges": RANGES, "api": API, "ops": OPS, "graph_nodes": GRAPH_NODES, "operators": OPERATORS}
+    {"ranges": RANGES, "api": API, "ops": OPS, "calls": CALLS, "graph_nodes": GRAPH_NODES, "operators": OPERATORS}
 )
 
 
@@ -143,8 +162,8 @@ class CaptureInfo:
 class Trace:
     """One capture: tables with the columns of `TABLES`, and what the capture says of itself.
 
-    Rows come in no promised order. An optional column is there only when it was asked for. `operators` is None where
-    the capture has none, or where its ranges tell the backward pass themselves.
+    Rows come in no promised order. An optional column and `calls` are there only when asked for. `operators` is None
+    where the capture has none, or where its ranges tell the backward pass themselves.
     """
 
     info: CaptureInfo
@@ -152,4 +171,5 @@ class Trace:
     api: pd.DataFrame
     ops: pd.DataFrame
     graph_nodes: pd.DataFrame
+    calls: pd.DataFrame | None = None
     operators: pd.DataFrame | None = None

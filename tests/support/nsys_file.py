@@ -167,6 +167,9 @@ class NsysFile:
         grid: tuple[int, int, int] = (1, 1, 1),
         block: tuple[int, int, int] = (32, 1, 1),
         mangled: str | None = None,
+        memory: tuple[int, int] = (7, 7),
+        copy_kind: int = 1,
+        size: int = 64,
     ) -> int:
         """A kernel (or, with `table`, a MEMCPY or MEMSET), launched by a call of its own or by the call of a
         correlation id. Its linker name is `mangled`, or else ``_Z`` and its name.
@@ -195,10 +198,15 @@ class NsysFile:
                 **dict(zip(("blockX", "blockY", "blockZ"), block, strict=True)),
             }
             if table == "KERNEL"
-            else {"bytes": 64, "copyKind": 1}
+            else {"bytes": size, "copyKind": copy_kind, "srcKind": memory[0], "dstKind": memory[1]}
         )
         self.rows[f"CUPTI_ACTIVITY_KIND_{table}"].append(row)
         return correlation or 0
+
+    def overhead(self, name: str, start: int, end: int, *, tid: int = TID, pid: int = PID) -> None:
+        """A stretch in which the profiler held a thread up."""
+        row = {"start": start, "end": end, "globalTid": thread(tid, pid), "nameId": self.string(name), "returnValue": 0}
+        self.rows["PROFILER_OVERHEAD"].append(row)
 
     def graph_node(self, node: int, start: int, *, original: int | None = None, tid: int = TID, pid: int = PID) -> None:
         self.rows[self.columns["NODES"]].append(
@@ -220,7 +228,9 @@ class NsysFile:
         elif table.endswith("KERNEL"):
             listed = self.columns["GPU"] + _KERNEL
         elif table.startswith("CUPTI"):
-            listed = self.columns["GPU"] + ", bytes, copyKind, graphNodeId"
+            listed = self.columns["GPU"] + ", bytes, copyKind, srcKind, dstKind, graphNodeId"
+        elif table == "PROFILER_OVERHEAD":
+            listed = "start, end, globalTid, nameId, returnValue"
         else:
             listed = _NODES
         return listed.split(", ")
