@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvprof_kit.analysis.attribution import HOW, Attribution, attribute
+from nvprof_kit.analysis.foreign import translate
 from nvprof_kit.analysis.layer_doubts import layer_doubts
 from nvprof_kit.analysis.layer_order import model_order, parents
 from nvprof_kit.analysis.layer_sums import LayerSums, sum_layers
+from nvprof_kit.analysis.rules import Rules
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE
 from nvprof_kit.trace.schema import CaptureInfo, Trace
 
@@ -51,9 +53,11 @@ class LayersOptions:
 
     Attributes:
         by_step: One row per (step, layer, phase) instead of per (layer, phase).
+        rules: How the captured program names its ranges; None where it follows the contract.
     """
 
     by_step: bool = False
+    rules: Rules | None = None
 
 
 @dataclass(frozen=True)
@@ -109,12 +113,13 @@ def layers(trace: Trace, options: LayersOptions | None = None, owned: Attributio
     Args:
         trace: The capture.
         options: What to tell apart; per (layer, phase) by default.
-        owned: Who owns each operation, where that is known already.
+        owned: Who owns each operation, where that is known already; then the rules have been applied.
 
     Raises:
         AssertionError: The rows do not add up to the operations: a defect of this package.
     """
     options = options or LayersOptions()
+    trace = translate(trace, options.rules if owned is None else None)
     owned = owned or attribute(trace)
     sums = sum_layers(trace, owned, by_step=options.by_step)
     parent = parents(owned.ranges, sums.layers)
