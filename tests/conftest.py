@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,9 +34,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def nsys(request: pytest.FixtureRequest) -> str:
-    """Path of an nsys executable; without one the test is skipped, or fails where NVPROF_KIT_REQUIRE_NSYS=1."""
+def nsys(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Path of an nsys executable; without one the test is skipped, or fails where NVPROF_KIT_REQUIRE_NSYS=1.
+
+    One such test at a time runs on a machine: different releases of nsys that run at once lose each other's events.
+    """
     if request.param is None:
         absent = pytest.fail if os.environ.get("NVPROF_KIT_REQUIRE_NSYS") == "1" else pytest.skip
         absent("no nsys: set NVPROF_KIT_NSYS to the executables, separated by os.pathsep")
-    return request.param
+    with (Path(tempfile.gettempdir()) / "nvprof-kit-nsys.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield request.param
