@@ -1,0 +1,95 @@
+"""An ncu report as tables: a row per measured kernel, a column per metric, all in base units.
+
+Nanoseconds, bytes, hertz, and percentages of 100; whatever unit and whatever locale the report was printed in.
+"""
+
+from __future__ import annotations
+
+import lzma
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.names import DOMAIN
+from nvprof_kit.trace.schema import Column
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KERNELS: Mapping[str, Column] = MappingProxyType(
+    {
+        "id": Column("int64", "ncu's number of the result, counted from 0 in each report"),
+        "pid": Column("int64", "process id, -1 where the report does not say"),
+        "tid": Column("int64", "thread that launched it, -1 where the report has no NVTX state"),
+        "kernel": Column("object", "the kernel's name, without a prefix of `--print-nvtx-rename`"),
+        "grid": Column("object", "blocks of the launch as `(64, 1, 1)`, '' where the report does not say"),
+        "block": Column("object", "threads of a block, the same"),
+        "device": Column("int64", "device ordinal, -1 where the report does not say"),
+        "cc": Column("object", "compute capability: `9.0`, '' where the report does not say"),
+        "stack": Column("object", "tuple of the texts of the domain's ranges open on that thread, outermost first"),
+    }
+)
+"""The measured kernels."""
+
+_XZ, _REPORT = b"\xfd7zXZ\x00", b"NVR\x00"
+
+
+@dataclass(frozen=True)
+class NcuReport:
+    """What ncu measured.
+
+    Attributes:
+        path: The file the user named.
+        kernels: A row per result, the columns of `KERNELS`.
+        metrics: A float64 column per metric by its full name, a row per result; missing is NaN.
+        texts: The metrics whose values are words, the same shape.
+        units: Base unit of each metric: ``ns``, ``byte``, ``hz``, ``%``, ``inst``, ``''``.
+        doubts: Sentences on what may be missing or misread.
+    """
+
+    path: str
+    kernels: pd.DataFrame
+    metrics: pd.DataFrame
+    texts: pd.DataFrame
+    units: Mapping[str, str]
+    doubts: tuple[str, ...] = ()
+
+
+def open_ncu(path: str | Path, *, domain: str = DOMAIN) -> NcuReport:
+    """Read what ncu measured.
+
+    Args:
+        path: The raw or details page as csv (``ncu --import FILE --page raw --csv``), or an ``.ncu-rep``; each also
+            packed as ``.xz``.
+        domain: NVTX domain to take the ranges from; '' is the default domain.
+
+    Raises:
+        CaptureError: The file cannot be read, is another page, or holds no result.
+        ToolError: An ``.ncu-rep`` needs the ncu-report package or an ncu, and there is neither.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+        if data.startswith(_XZ):
+            data = lzma.decompress(data)
+    except (EOFError, lzma.LZMAError):
+        raise CaptureError(f"{path}: the xz file is cut off or damaged; copy it again") from None
+    except OSError as error:
+        raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    if not data:
+        raise CaptureError(f"{path}: the file is empty (0 bytes); needed a raw or details page of ncu, or an .ncu-rep")
+    if data.startswith(_REPORT):
+        from nvprof_kit.trace.ncu_rep import read_rep
+
+        with tempfile.TemporaryDirectory(prefix="nvprof-kit-") as folder:
+            plain = Path(folder) / "report.ncu-rep"
+            plain.write_bytes(data)
+            report: NcuReport = read_rep(plain, domain, str(path))
+            return report
+    from nvprof_kit.trace.ncu_csv import read_csv
+
+    return read_csv(data.decode("utf-8-sig", errors="replace"), domain, str(path))

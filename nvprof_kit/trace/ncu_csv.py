@@ -1,0 +1,277 @@
+"""The raw and the details page of ncu as csv, 2020 to 2025, with whatever else was printed around them."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.trace.ncu import NcuReport
+from nvprof_kit.trace.ncu_labels import metric_name
+from nvprof_kit.trace.ncu_numbers import NumberStyle, base_unit, number_style, parse_number
+from nvprof_kit.trace.ncu_nvtx import NvtxState, parse_cell
+
+_PUSH_POP, _START_STOP = "thread Domain:Push/Pop_Range", "Id:Domain:Start/Stop_Range"
+_IDENTITY = frozenset(
+    {"ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream"}
+    | {"Block Size", "Grid Size", "Device", "CC"}
+)
+_DETAILS = ("Section Name", "Metric Name", "Metric Unit", "Metric Value")
+_LONE_QUOTE = re.compile(r'(?<=[^",])"(?=[^",])')
+_SIZE = re.compile(r"\(\s*\d+,\s*\d+,\s*\d+\s*\)")
+_ROW = re.compile(r'"?\d+"?,"?\d+"?,|"?"?,"?"?,')  # numbers of result and process; the units row has neither
+_NOISE = re.compile(r"==(?P<kind>ERROR|WARNING|PROF)==\s*(?P<text>.*)")
+_NO_PERMISSION = "ERR_NVGPUCTRPERM"
+
+Row = dict[str, str]
+
+
+@dataclass
+class _Page:
+    """A page's rows as text.
+
+    Attributes:
+        header: Its columns.
+        rows: Its rows, each as long as the header.
+        units: The units row of a raw page, None where it has none.
+        repaired: Number of rows whose NVTX cell broke the csv and was put together again.
+        lost: Numbers of the lines that could not be read.
+        said: What ncu printed around the page, by ``ERROR`` and ``WARNING``.
+    """
+
+    header: list[str]
+    rows: list[list[str]] = field(default_factory=list)
+    units: list[str] | None = None
+    repaired: int = 0
+    lost: list[int] = field(default_factory=list)
+    said: dict[str, list[str]] = field(default_factory=dict)
+
+    def column(self, name: str) -> int | None:
+        """Place of a column, that of an NVTX column by the beginning of its name; None where there is none."""
+        return next(
+            (place for place, title in enumerate(self.header) if title == name or title.startswith(f"{name}:")), None
+        )
+
+
+def read_csv(text: str, domain: str, named: str) -> NcuReport:
+    """Read a raw or details page.
+
+    Args:
+        text: The file.
+        domain: NVTX domain to take the ranges from; '' is the default domain.
+        named: The path to name in messages.
+
+    Raises:
+        CaptureError: No page, another page, or one without results.
+    """
+    page = _read_page(text.splitlines(), named)
+    details = page.column("Metric Name") is not None
+    if details and any(page.column(name) is None for name in _DETAILS):
+        raise CaptureError(f"{named}: a summary page of ncu; needed the raw page: ncu --import FILE --page raw --csv")
+    if not page.rows:
+        raise CaptureError(_nothing(page.said, named))
+    results, cells, units = _details(page) if details else _raw(page)
+    style = number_style(cell for cell in {cell for row in cells.values() for cell in row})
+    metrics, texts = _values(cells, units, style)
+    import pandas as pd
+
+    return NcuReport(
+        path=named,
+        kernels=_kernels(page, results, domain),
+        metrics=pd.DataFrame(metrics),
+        texts=pd.DataFrame(texts, index=range(len(results))),
+        units={name: unit for name, (unit, _) in units.items() if name in metrics},
+        doubts=_doubts(page, style, details),
+    )
+
+
+def _read_page(lines: Sequence[str], named: str) -> _Page:
+    begin = next((number for number, line in enumerate(lines) if line.startswith(('"ID",', "ID,"))), None)
+    said: dict[str, list[str]] = {}
+    for line in lines:
+        if found := _NOISE.match(line):
+            said.setdefault(found["kind"], []).append(found["text"])
+    if begin is None:
+        raise CaptureError(_nothing(said, named))
+    page = _Page(next(csv.reader([lines[begin]])), said=said)
+    for number, line in enumerate(lines[begin + 1 :], begin + 2):
+        if not _ROW.match(line):  # what the program or ncu printed, or the rest of a rule's text
+            continue
+        fields, repaired = _fields(line, page)
+        if fields is None:
+            page.lost.append(number)
+        elif fields[0] == "":
+            page.units = fields
+        else:
+            page.repaired += repaired
+            page.rows.append(fields)
+    return page
+
+
+def _nothing(said: dict[str, list[str]], named: str) -> str:
+    """Why there is no result."""
+    errors = said.get("ERROR", [])
+    if any(_NO_PERMISSION in line for line in errors):
+        return (
+            f"{named}: ncu had no permission to read the counters (ERR_NVGPUCTRPERM); run it as root, or set the "
+            "kernel module's option NVreg_RestrictProfilingToAdminUsers=0"
+        )
+    if errors:
+        return f"{named}: ncu failed: {errors[0]}"
+    if any("No kernels were profiled" in line for lines in said.values() for line in lines):
+        return f"{named}: ncu measured no kernel; check the names and ranges it was given (an NVTX filter needs --nvtx)"
+    return f"{named}: no page of ncu in it; needed what `ncu --import FILE.ncu-rep --page raw --csv` prints"
+
+
+def _fields(line: str, page: _Page) -> tuple[list[str] | None, bool]:
+    """The fields of a line, as many as the header has, and whether the line had to be repaired.
+
+    A quote inside the NVTX cell is not escaped, so there the csv may end a field too early. ncu puts quotes around
+    every field, so the text between ``","`` is a field, and what is too much belongs to the NVTX cell.
+    """
+    plain = next(csv.reader([line]))
+    wanted, short = len(page.header), page.column("Section Name") is not None
+    push = page.column(_PUSH_POP)
+    if (len(plain) == wanted or (short and wanted > len(plain))) and (push is None or not _LONE_QUOTE.search(line)):
+        return plain + [""] * (wanted - len(plain)), False
+    if push is None or not line.startswith('"'):
+        return (plain, False) if len(plain) == wanted else (None, False)
+    quoted = line.rstrip(",").removeprefix('"').removesuffix('"').split('","')
+    found = _block_place(quoted, push)
+    block = page.column("Block Size")
+    extra = found - block if found is not None and block is not None else len(quoted) - wanted
+    if extra < 0 or (len(quoted) - extra > wanted):
+        return None, False
+    last = push + extra
+    joined = [*quoted[:push], '","'.join(quoted[push : last + 1]), *quoted[last + 1 :]]
+    whole = [one.replace('""', '"') for one in joined]
+    if not short and len(whole) != wanted:
+        return None, False
+    return whole + [""] * (wanted - len(whole)), plain != whole
+
+
+def _block_place(fields: Sequence[str], behind: int) -> int | None:
+    """Place of the first field behind the NVTX cells that is a block's size."""
+    return next((place for place in range(behind, len(fields)) if _SIZE.fullmatch(fields[place])), None)
+
+
+# ---------------------------------------------------------------- the two pages
+
+Cells = dict[str, list[str]]
+Units = dict[str, tuple[str, float]]
+
+
+def _raw(page: _Page) -> tuple[list[list[str]], Cells, Units]:
+    """The results, the cells of each metric, and the base unit of each metric with its factor."""
+    units = page.units or [""] * len(page.header)
+    cells: Cells = {}
+    base: Units = {}
+    for place, name in enumerate(page.header):
+        if name in _IDENTITY or name.startswith((_PUSH_POP, _START_STOP)):
+            continue
+        cells[name] = [row[place] for row in page.rows]
+        base[name] = base_unit(units[place])
+    return page.rows, cells, base
+
+
+def _details(page: _Page) -> tuple[list[list[str]], Cells, Units]:
+    """The same from a page with a row per metric; its rows of rules hold no metric."""
+    name_at, unit_at, value_at = (page.column(name) or 0 for name in _DETAILS[1:])
+    place: dict[tuple[str, ...], int] = {}
+    results: list[list[str]] = []
+    cells: Cells = {}
+    base: Units = {}
+    process = page.column("Process ID")
+    for row in page.rows:
+        key = (row[0], row[process] if process is not None else "")
+        if key not in place:
+            place[key] = len(results)
+            results.append(row)
+        if not row[name_at]:
+            continue
+        unit, factor = base_unit(row[unit_at])
+        name = metric_name(row[name_at], unit)
+        column = cells.setdefault(name, [])
+        column += [""] * (place[key] + 1 - len(column))
+        if column[place[key]] == "":  # a metric may stand in more than one section
+            column[place[key]] = row[value_at]
+        base.setdefault(name, (unit, factor))
+    padded = {name: column + [""] * (len(results) - len(column)) for name, column in cells.items()}
+    return results, padded, base
+
+
+def _values(cells: Cells, units: Units, style: NumberStyle) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Metrics as numbers in base units, and those that hold words as words."""
+    metrics: dict[str, Any] = {}
+    texts: dict[str, Any] = {}
+    known: dict[str, float | None] = {}
+    for name, column in cells.items():
+        for cell in set(column) - known.keys():
+            known[cell] = parse_number(cell, style)
+        values = [known[cell] for cell in column]
+        if any(value is None for value in values):
+            texts[name] = column
+        else:
+            metrics[name] = np.array(values, dtype=np.float64) * units[name][1]
+    return metrics, texts
+
+
+# ---------------------------------------------------------------- the results
+
+
+def _kernels(page: _Page, results: Sequence[Sequence[str]], domain: str) -> Any:
+    import pandas as pd
+
+    def text(name: str) -> list[str]:
+        place = page.column(name)
+        return [row[place] if place is not None else "" for row in results]
+
+    states = [parse_cell(cell) for cell in text(_PUSH_POP)]
+    return pd.DataFrame(
+        {
+            "id": _whole_numbers(text("ID")),
+            "pid": _whole_numbers(text("Process ID")),
+            "tid": np.array([state.tid for state in states], dtype=np.int64),
+            "kernel": [_without_prefix(name, state) for name, state in zip(text("Kernel Name"), states, strict=True)],
+            "grid": [_size(cell) for cell in text("Grid Size")],
+            "block": [_size(cell) for cell in text("Block Size")],
+            "device": _whole_numbers(text("Device")),
+            "cc": text("CC"),
+            "stack": [state.of_domain(domain) for state in states],
+        }
+    )
+
+
+def _whole_numbers(cells: Iterable[str]) -> Any:
+    digits: Callable[[str], str] = lambda cell: re.sub(r"[^\d-]", "", cell)  # noqa: E731
+    return np.array([int(digits(cell) or -1) for cell in cells], dtype=np.int64)
+
+
+def _size(cell: str) -> str:
+    """``(64, 64, 1)`` whatever stands between the numbers."""
+    return f"({', '.join(re.findall(r'[0-9]+', cell))})" if cell else ""
+
+
+def _without_prefix(kernel: str, state: NvtxState) -> str:
+    """The kernel's name without the range that ``--print-nvtx-rename kernel`` puts in front of it."""
+    return next((kernel.removeprefix(f"{name}/") for _, name in state.ranges if kernel.startswith(f"{name}/")), kernel)
+
+
+def _doubts(page: _Page, style: NumberStyle, details: bool) -> tuple[str, ...]:
+    doubts = [f"ncu failed: {line}" for line in page.said.get("ERROR", ())]
+    if page.lost:
+        lines = ", ".join(map(str, page.lost[:5])) + (" and more" if len(page.lost) > 5 else "")
+        doubts.append(f"{len(page.lost)} rows cannot be read (lines {lines}): their fields do not fit the header")
+    if not style.certain:
+        doubts.append(
+            f"numbers are read with {style.decimal!r} before the fraction, but the file does not tell for sure; "
+            "print it with LC_ALL=C"
+        )
+    if page.units is None and not details:
+        doubts.append("the row of units is missing: values are taken for base units (ns, byte, hz)")
+    return tuple(doubts)

@@ -1,0 +1,78 @@
+"""The cell in which ncu's csv holds a thread's NVTX ranges.
+
+``557  "nvprof_kit:step 0:Int64:0:RGB:0xff:REGISTERED:step 0"  "…" ``: the thread, then a range after the other, the
+outermost of each domain first. Within a range the fields are domain, name, type and value of the payload, type and
+value of the colour, type of the message and the message. Nothing in it is escaped, so a colon or a quote may stand
+anywhere; what holds is that the message repeats the name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+DEFAULT_DOMAIN = "<default domain>"
+"""What ncu calls the domain that has no name."""
+
+_BETWEEN = re.compile(r'"\s+"')
+_THREAD = re.compile(r"\s*(\d+)?\s*")
+_PAYLOAD_AND_COLOUR = re.compile(
+    r"(?:Int64|Uint64|Int32|Uint32|Double|Float|Json|none):.*:(?:\w+):(?:0x[0-9a-fA-F]+|none)", re.DOTALL
+)
+_MESSAGE = re.compile(r":(?:ASCII|REGISTERED|UNICODE|none):")
+
+
+class NvtxState(NamedTuple):
+    """The ranges open on the thread that launched a kernel.
+
+    Attributes:
+        tid: The thread, -1 where the cell is empty.
+        ranges: (domain, name) pairs; of one domain the outermost first. '' is the default domain.
+    """
+
+    tid: int
+    ranges: tuple[tuple[str, str], ...]
+
+    def of_domain(self, domain: str) -> tuple[str, ...]:
+        """The names of one domain's ranges, outermost first."""
+        return tuple(name for its, name in self.ranges if its == domain)
+
+
+def parse_cell(cell: str) -> NvtxState:
+    """The thread and the ranges of a push/pop cell, whose doubled quotes are already single."""
+    found = _THREAD.match(cell)
+    body = cell[found.end() if found else 0 :].strip()
+    tid = int(found[1]) if found and found[1] else -1
+    if len(body) < 2:
+        return NvtxState(tid, ())
+    entries = _BETWEEN.split(body.removeprefix('"').removesuffix('"'))
+    return NvtxState(tid, tuple(_parse_range(entry) for entry in entries))
+
+
+def _parse_range(entry: str) -> tuple[str, str]:
+    """Domain and name of one range."""
+    for message in _MESSAGE.finditer(entry):
+        text = entry[message.end() :]
+        domain = _before(entry[: message.start()], text)
+        if text and domain is not None:
+            return _plain(domain), text
+    return _by_position(entry)
+
+
+def _before(head: str, name: str) -> str | None:
+    """The domain in front of a name that payload and colour follow, None where the name is not followed by these."""
+    for found in re.finditer(re.escape(f":{name}:"), head):
+        if _PAYLOAD_AND_COLOUR.fullmatch(head[found.end() :]):
+            return head[: found.start()]
+    return None
+
+
+def _by_position(entry: str) -> tuple[str, str]:
+    """Where no message repeats the name: six fields from the right are not the name, and the domain has no colon."""
+    named = entry.rsplit(":", 6)[0] if entry.count(":") >= 7 else entry
+    domain, _, name = named.partition(":")
+    return _plain(domain), name
+
+
+def _plain(domain: str) -> str:
+    return "" if domain == DEFAULT_DOMAIN else domain

@@ -1,0 +1,139 @@
+"""An ``.ncu-rep``, read by NVIDIA's ncu-report package, or printed as csv by an installed ncu."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nvprof_kit.errors import CaptureError, ToolError
+from nvprof_kit.trace.ncu import NcuReport
+from nvprof_kit.trace.ncu_csv import read_csv
+from nvprof_kit.trace.ncu_numbers import base_unit
+from nvprof_kit.trace.ncu_nvtx import DEFAULT_DOMAIN
+
+_DIMENSIONS = ("x", "y", "z")
+
+
+def read_rep(path: Path, domain: str, named: str) -> NcuReport:
+    """Read an ``.ncu-rep``.
+
+    Args:
+        path: The report.
+        domain: NVTX domain to take the ranges from; '' is the default domain.
+        named: The path to name in messages.
+
+    Raises:
+        CaptureError: The report is damaged, newer than the reader, or holds no result.
+        ToolError: There is neither the ncu-report package nor an ncu.
+    """
+    try:
+        module = importlib.import_module("ncu_report")
+    except ImportError:
+        return _printed(path, domain, named)
+    try:
+        actions = list(_actions(module.load_report(str(path))))
+    except Exception as error:  # the package raises its own, and what kinds it does not say
+        raise CaptureError(f"{named}: not a whole ncu report, or newer than ncu-report ({error})") from None
+    if not actions:
+        raise CaptureError(f"{named}: no result in it: the report is damaged, or ncu measured no kernel")
+    return _report(actions, domain, named)
+
+
+def _printed(path: Path, domain: str, named: str) -> NcuReport:
+    """The same by an installed ncu."""
+    ncu = os.environ.get("NCU") or shutil.which("ncu")
+    if ncu is None:
+        raise ToolError(
+            f"{named}: reading an .ncu-rep needs the ncu-report package, or ncu on PATH; "
+            'install it with: pip install "nvprof-kit[ncu]"'
+        )
+    command = [ncu, "--import", str(path), "--page", "raw", "--csv", "--print-units", "base"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}, errors="replace"
+        )
+    except OSError as error:
+        raise ToolError(f"{ncu}: cannot run it: {error.strerror}") from None
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise ToolError(f"{named}: {ncu} cannot print it: {said[:300]}")
+    return read_csv(done.stdout, domain, named)
+
+
+def _actions(context: Any) -> Iterator[Any]:
+    for number in range(context.num_ranges()):
+        results = context.range_by_idx(number)
+        yield from (results.action_by_idx(index) for index in range(results.num_actions()))
+
+
+def _report(actions: list[Any], domain: str, named: str) -> NcuReport:
+    import pandas as pd
+
+    numbers: list[dict[str, float]] = []
+    words: list[dict[str, str]] = []
+    units: dict[str, str] = {}
+    for action in actions:
+        measured, said = _metrics(action, units)
+        numbers.append(measured)
+        words.append(said)
+    kernels = [_kernel(number, action, numbers[number], domain) for number, action in enumerate(actions)]
+    metrics = pd.DataFrame(numbers, index=range(len(actions)), dtype="float64")
+    return NcuReport(
+        path=named,
+        kernels=pd.DataFrame(kernels),
+        metrics=metrics,
+        texts=pd.DataFrame(words, index=range(len(actions))),
+        units={name: units[name] for name in metrics},
+    )
+
+
+def _metrics(action: Any, units: dict[str, str]) -> tuple[dict[str, float], dict[str, str]]:
+    """The numbers and the words of one result; the units it meets are noted."""
+    numbers: dict[str, float] = {}
+    words: dict[str, str] = {}
+    for name in action.metric_names():
+        metric = action[name]
+        value = metric.value()
+        if isinstance(value, (int, float)):
+            unit, factor = base_unit(metric.unit())
+            numbers[name] = value * factor
+            units.setdefault(name, unit)
+        elif value is not None:
+            words[name] = str(value)
+    return numbers, words
+
+
+def _kernel(number: int, action: Any, metrics: dict[str, float], domain: str) -> dict[str, object]:
+    major, minor = (metrics.get(f"device__attribute_compute_capability_{part}") for part in ("major", "minor"))
+    return {
+        "id": number,
+        "pid": -1,
+        "tid": -1,
+        "kernel": action.name(action.NameBase_DEMANGLED),
+        "grid": _size(metrics, "grid"),
+        "block": _size(metrics, "block"),
+        "device": int(metrics.get("launch__device_id", -1)),
+        "cc": f"{major:.0f}.{minor:.0f}" if major is not None and minor is not None else "",
+        "stack": _stack(action.nvtx_state(), domain),
+    }
+
+
+def _size(metrics: dict[str, float], what: str) -> str:
+    values = [metrics.get(f"launch__{what}_dim_{dimension}") for dimension in _DIMENSIONS]
+    return "" if None in values else f"({', '.join(f'{value:.0f}' for value in values)})"
+
+
+def _stack(state: Any, domain: str) -> tuple[str, ...]:
+    """The names of the domain's push/pop ranges, outermost first."""
+    if state is None:
+        return ()
+    for number in state.domains():
+        found = state.domain_by_id(number)
+        if found.name() in ((domain,) if domain else ("", DEFAULT_DOMAIN)):
+            return tuple(str(name) for name in found.push_pop_ranges())
+    return ()
