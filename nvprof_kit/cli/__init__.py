@@ -18,6 +18,7 @@ from nvprof_kit.cli.layers import layers
 from nvprof_kit.cli.ncu import ncu
 from nvprof_kit.cli.recipes import recipes
 from nvprof_kit.cli.record import record
+from nvprof_kit.cli.report import report
 from nvprof_kit.cli.timers import timers
 from nvprof_kit.errors import NvprofKitError
 
@@ -41,7 +42,7 @@ def group() -> None:
     """Which layer of a transformer costs what, from Nsight's own data."""
 
 
-for _verb in (layers, record, recipes, ncu, timers):
+for _verb in (layers, report, record, recipes, ncu, timers):
     group.add_command(_verb)
 
 

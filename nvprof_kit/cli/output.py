@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,23 @@ class Output:
             raise UsageError(f"{path}: no format has this suffix; needed one of {' '.join(_BY_SUFFIX)}, or --format")
         if form == "parquet" and path is None and sys.stdout.isatty():
             raise UsageError("parquet is not for a terminal; write it to a file with -o FILE.parquet")
+        return cls(form, path)
+
+    @classmethod
+    def among(cls, by_suffix: Mapping[str, str], path: Path | None) -> Output:
+        """The output of a verb whose answer is a file for another program: the suffix decides, the first by default.
+
+        Raises:
+            UsageError: The suffix is none of these, or the answer is to go to a terminal.
+        """
+        suffixes = " ".join(by_suffix)
+        if path is None:
+            if sys.stdout.isatty():
+                raise UsageError(f"the answer is not for a terminal; write it to a file with -o ({suffixes})")
+            return cls(next(iter(by_suffix.values())))
+        form = by_suffix.get(path.suffix.lower())
+        if form is None:
+            raise UsageError(f"{path}: no format has this suffix; needed one of {suffixes}")
         return cls(form, path)
 
     def write(self, data: bytes) -> None:
@@ -116,6 +133,19 @@ def reading(verb: Callable[..., None]) -> Callable[..., None]:
     for option in (_DOMAIN, _FILE, _FORMAT, _CAPTURES):
         decorated = option(decorated)
     return decorated
+
+
+def reading_into(by_suffix: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The same for a verb whose answer is a file for another program, in one of the forms that the suffixes name."""
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def parsed(captures: tuple[str, ...], domain: str, path: Path | None, **options: Any) -> None:
+            verb(Reading(captures, domain, Output.among(by_suffix, path)), **options)
+
+        return _CAPTURES(_FILE(_DOMAIN(parsed)))
+
+    return decorate
 
 
 _CAPTURES = click.argument("captures", metavar="CAPTURE...", nargs=-1, required=True)

@@ -80,14 +80,20 @@ def table(columns: Iterable[tuple[str, str]]) -> Table:
 
 def capture_line(info: CaptureInfo, steps: int) -> Text:
     """Which capture this is: file, tool, GPUs, processes and steps."""
+    facts = "".join(f" · {fact}" for fact in capture_facts(info, steps))
+    return Text(info.path, "bold").append(facts, style="not bold")
+
+
+def capture_facts(info: CaptureInfo, steps: int) -> list[str]:
+    """What made a capture and where: tool, GPUs, processes and steps."""
     gpus = [f"{count} x {name}" if count > 1 else name for name, count in Counter(info.gpus).items()]
-    parts = [
+    facts = [
         info.tool,
         ", ".join(gpus) if info.on_gpu else "no GPU",
         f"{info.processes} processes" if info.processes > 1 else "",
         f"{steps or 'no'} step{'s' * (steps != 1)}",
     ]
-    return Text(info.path, "bold").append("".join(f" · {part}" for part in parts if part), style="not bold")
+    return [fact for fact in facts if fact]
 
 
 def doubt_lines(doubts: Iterable[str]) -> list[Text]:

@@ -1,0 +1,71 @@
+"""Takes the pictures of the pages anew, from the committed captures of an H200; needs chromium and playwright.
+
+python docs/pictures.py
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+from PIL import Image
+
+DOCS = Path(__file__).parent
+DATA = DOCS.parent / "tests" / "data"
+CHROMIUM = which("chromium") or which("google-chrome")
+
+
+def run(folder: Path, *words: str) -> None:
+    """The command line of this tree, in a folder, so that captures are named without one."""
+    environment = {**os.environ, "PYTHONPATH": str(DOCS.parent)}
+    subprocess.run([sys.executable, "-m", "nvprof_kit", *words], check=True, cwd=folder, env=environment)
+
+
+@contextmanager
+def page(path: Path, scheme: str = "light", width: int = 1100) -> Iterator[Any]:
+    """A report, open in a browser."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        opened = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        opened.goto(path.as_uri())
+        yield opened
+        browser.close()
+
+
+def save(name: str, shot: bytes) -> None:
+    """A picture in few colours, which makes it small."""
+    Image.open(io.BytesIO(shot)).convert("RGB").quantize(200, dither=Image.Dither.NONE).save(
+        DOCS / "images" / name, optimize=True
+    )
+
+
+def report_pictures(folder: Path) -> None:
+    """The report of a Llama, from the top to the timeline, and the timeline of a DDP rank in dark."""
+    for name in ("llama-2023.4", "hooks-ddp-2024.2"):
+        (folder / f"{name}.sqlite.xz").symlink_to(DATA / f"{name}.sqlite.xz")
+        run(folder, "report", f"{name}.sqlite.xz", "-o", f"{name}.html")
+    with page(folder / "llama-2023.4.html") as opened:
+        opened.add_style_tag(content=".scroll { max-height: 24rem }")
+        save("report.png", opened.screenshot(clip={"x": 0, "y": 0, "width": 1100, "height": 1380}, full_page=True))
+    with page(folder / "hooks-ddp-2024.2.html", "dark") as opened:
+        save("report-timeline.png", opened.locator("#c0-timeline-section").screenshot())
+
+
+def main() -> None:
+    """Take every picture."""
+    with tempfile.TemporaryDirectory() as folder:
+        report_pictures(Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""What the page shows of a capture, as plain data: no markup in it, and every time a whole number of nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvprof_kit.analysis.attribution import attribute
+from nvprof_kit.analysis.intervals import exact_sums
+from nvprof_kit.analysis.kernel_classes import CLASSES, classify
+from nvprof_kit.analysis.layers import LayersOptions, layers
+from nvprof_kit.analysis.nesting import Int64Array
+from nvprof_kit.analysis.steps import slowest_step, step_times, typical_step
+from nvprof_kit.analysis.timeline import timeline
+from nvprof_kit.errors import UsageError
+from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
+from nvprof_kit.report.layers import heading, time_name
+from nvprof_kit.report.units import Milliseconds, percent
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nvprof_kit.analysis.layers import LayersResult
+    from nvprof_kit.analysis.timeline import Timeline
+    from nvprof_kit.trace.schema import Trace
+
+MAX_TEXT = 1000
+"""Longest name that is written out; of a longer one the beginning, and how long it is."""
+
+PHASES = tuple(category.value for category in LAYER_CATEGORIES)
+"""Phases of a layer, in the order in which they are drawn."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What the page shows of one capture.
+
+    Attributes:
+        layers: The per-layer table by step.
+        steps: Lengths of the steps (`nvprof_kit.analysis.steps.step_times`).
+        timelines: Steps to show in time, each with its title.
+        classes: Time by class of kernel: class, gpu_ns; None where there is none.
+        findings: What to do about it, the weightiest first.
+    """
+
+    layers: LayersResult
+    steps: pd.DataFrame
+    timelines: Sequence[tuple[str, Timeline]] = ()
+    classes: pd.DataFrame | None = None
+    findings: Sequence[Finding] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to do, and where it shows.
+
+    Attributes:
+        title: What was found, in a line.
+        detail: Its evidence and the change to try.
+        saving: The most it could save, as text.
+        layer: The layer to jump to, '' for none.
+        window: The time to jump to, in ns since the capture's zero, None for none.
+    """
+
+    title: str
+    detail: str = ""
+    saving: str = ""
+    layer: str = ""
+    window: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One of the numbers on top: what it is, the number, and what belongs to it."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+def headlines(sheet: Sheet) -> list[Headline]:
+    """The numbers on top of the page."""
+    result, summary = sheet.layers, sheet.layers.summary
+    steps = max(summary.steps, 1)
+    ms = Milliseconds.for_total(summary.total_ns, steps)
+    per_step = " per step" if summary.steps > 1 else ""
+    operations = f"{summary.ops:,} operations" + (f" in {summary.steps} steps" if summary.steps > 1 else "")
+    made = [Headline(heading(time_name(result)) + per_step, f"{ms(summary.total_ns) or '0'} ms", operations)]
+    if len(sheet.steps):
+        lengths = step_lengths(sheet.steps)
+        shortest, longest = (Milliseconds.for_total(int(lengths.max()))(int(value)) for value in _ends(lengths))
+        middle = Milliseconds.for_total(int(lengths.max()))(int(np.sort(lengths)[(len(lengths) - 1) // 2]))
+        made.append(Headline("Median step", f"{middle} ms", f"{shortest} to {longest} ms"))
+    if sheet.timelines and result.info.on_gpu:
+        made.append(_idle_headline(sheet.timelines[0][1]))
+    of_loop = f"{percent(summary.loop_layer_share)} of forward and backward"
+    made.append(Headline("In a named layer", percent(summary.layer_ns / max(summary.total_ns, 1)), of_loop))
+    own = result.rows[result.rows["layer"] != NO_LAYER].groupby("layer", sort=False)["gpu_self_ns"].sum()
+    if len(own):
+        share = percent(own.max() / max(summary.total_ns, 1))
+        made.append(Headline("Costliest layer by its own work", short_text(str(own.idxmax())), share))
+    return made
+
+
+def step_lengths(steps: pd.DataFrame) -> Int64Array:
+    """How long each step took, in ns: on the CPU or on the GPU, whichever is longer, shape ``(s,)``."""
+    lengths: Int64Array = np.maximum(steps["range_ns"].to_numpy(), steps["span_ns"].to_numpy())
+    return lengths
+
+
+def _ends(lengths: Int64Array) -> tuple[int, int]:
+    return int(lengths.min()), int(lengths.max())
+
+
+def _idle_headline(shown: Timeline) -> Headline:
+    idle, window = idle_share(shown)
+    where = f"of step {shown.step}" if shown.step is not None else "of the capture"
+    devices = len({lane.device for lane in shown.lanes})
+    return Headline("GPU idle", percent(idle / max(window, 1)), f"{where}{f', {devices} GPUs' if devices > 1 else ''}")
+
+
+def idle_share(shown: Timeline) -> tuple[int, int]:
+    """Idle time of a timeline's devices, and the time from their first to their last operation, in ns."""
+    device = np.array([lane.device for lane in shown.lanes], dtype=np.int64)[shown.ops["lane"].to_numpy()]
+    window = shown.ops.groupby(device).agg({"start_ns": "min", "end_ns": "max"})
+    return int((shown.idle["end_ns"] - shown.idle["start_ns"]).sum()), int(
+        (window["end_ns"] - window["start_ns"]).sum()
+    )
+
+
+def phase_split(result: LayersResult) -> list[tuple[str, int]]:
+    """The total by phase of the loop, in ns, without the phases that took nothing."""
+    by_phase = result.rows.groupby("phase")["gpu_self_ns"].sum()
+    known = [phase for phase in PHASES if phase in by_phase]
+    others = [str(phase) for phase in by_phase.sort_values(ascending=False).index if phase not in PHASES]
+    return [(phase, int(by_phase[phase])) for phase in (*known, *others) if by_phase[phase] > 0]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A row of the comparison: a row of the model's tree and its time per step in each capture, None where it is not.
+
+    Attributes:
+        layer: The row's name, a path or ``(none) optimizer``.
+        parent: The layer that holds it, '' for none.
+        depth: Its depth in the tree.
+        times: ns per step, a number per capture.
+    """
+
+    layer: str
+    parent: str
+    depth: int
+    times: tuple[float | None, ...]
+
+    @property
+    def change(self) -> float | None:
+        """The last capture's time less the first's, None where one of them is missing."""
+        first, last = self.times[0], self.times[-1]
+        return None if first is None or last is None else last - first
+
+
+def changes(sheets: Sequence[Sheet]) -> list[Change]:
+    """Every row of the trees of several captures, in the first's order, those that only a later one has behind."""
+    places: dict[str, tuple[str, int]] = {}
+    by_sheet: list[dict[str, float]] = []
+    for sheet in sheets:
+        steps = max(sheet.layers.summary.steps, 1)
+        rows = sheet.layers.tree
+        names = row_names(rows)
+        by_sheet.append({name: ns / steps for name, ns in zip(names, rows["total_ns"].tolist(), strict=True)})
+        for name, parent, depth in zip(names, rows["parent"].tolist(), rows["depth"].tolist(), strict=True):
+            places.setdefault(name, (parent, depth))
+    return [Change(name, *place, tuple(times.get(name) for times in by_sheet)) for name, place in places.items()]
+
+
+def total_change(sheets: Sequence[Sheet]) -> Change:
+    """The captures' totals as a row of the comparison."""
+    totals = (sheet.layers.summary.total_ns / max(sheet.layers.summary.steps, 1) for sheet in sheets)
+    return Change("total", "", 0, tuple(totals))
+
+
+def row_names(tree: pd.DataFrame) -> list[str]:
+    """The rows of a tree by name: a layer's path, or ``(none) optimizer``."""
+    names: list[str] = tree["layer"].where(tree["layer"] != NO_LAYER, NO_LAYER + " " + tree["phase"]).tolist()
+    return names
+
+
+def short_text(text: str) -> str:
+    """A text of at most `MAX_TEXT` characters, which says so where it was longer."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text):,} characters)"
+
+
+def sheet_of(trace: Trace, step: int | None = None) -> Sheet:
+    """Everything the page shows of a capture.
+
+    Args:
+        trace: The capture, with the columns of `nvprof_kit.analysis.timeline.OPTIONAL`.
+        step: The step to show in time, None for the typical one and the slowest.
+
+    Raises:
+        UsageError: The capture has no such step.
+    """
+    owned = attribute(trace)
+    times = step_times(trace, owned)
+    return Sheet(
+        layers=layers(trace, LayersOptions(by_step=True), owned),
+        steps=times,
+        timelines=[(title, timeline(trace, owned, one)) for title, one in _chosen_steps(times, step, trace.info.path)],
+        classes=classes_of(trace),
+    )
+
+
+def _chosen_steps(times: pd.DataFrame, step: int | None, path: str) -> list[tuple[str, int | None]]:
+    """The steps to show in time, each with its title."""
+    if step is not None:
+        require_step(times, step, path)
+        return [(f"step {step}", step)]
+    typical, slowest = typical_step(times), slowest_step(times)
+    if typical is None:
+        return [("the whole capture", None)]
+    chosen: list[tuple[str, int | None]] = [(f"step {typical}, a typical one", typical)]
+    return chosen if slowest == typical else [*chosen, (f"step {slowest}, the slowest", slowest)]
+
+
+def require_step(times: pd.DataFrame, step: int, path: str) -> None:
+    """Refuse a step that a capture does not have.
+
+    Raises:
+        UsageError: There is no such step.
+    """
+    numbers = times["step"].tolist()
+    if step not in numbers:
+        there = f"it has steps {min(numbers)} to {max(numbers)}" if numbers else "it has no steps"
+        raise UsageError(f"{path}: no step {step}; {there}")
+
+
+def classes_of(trace: Trace) -> pd.DataFrame | None:
+    """Time by class of kernel: class, gpu_ns; None where the capture has no kernels."""
+    import pandas as pd
+
+    if not trace.info.on_gpu:
+        return None
+    length = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
+    sums = exact_sums(classify(trace.ops).code.astype(np.int64), length, len(CLASSES))
+    by_class: pd.DataFrame = pd.DataFrame({"class": list(CLASSES), "gpu_ns": sums})
+    return by_class

@@ -1,0 +1,145 @@
+"""A timeline as the page's script draws it: groups of rows, each row lists of starts and lengths that never overlap."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvprof_kit.report.report_data import PHASES, short_text
+from nvprof_kit.report.units import Milliseconds, percent
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nvprof_kit.analysis.timeline import Lane, Timeline
+
+MAX_OPS = 30_000
+"""Most operations of a timeline that the page holds; of more, the longest."""
+
+_DRAWN_PHASES = (*PHASES, "other")
+
+
+class _Texts:
+    """Every text once; rows name it by its number."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def of(self, values: pd.Series[Any]) -> list[int]:
+        """The numbers of some texts."""
+        distinct = values.astype("category").cat
+        numbers = [self.numbers.setdefault(str(text), len(self.numbers)) for text in distinct.categories]
+        found: list[int] = np.array([*numbers, 0], dtype=np.int64)[distinct.codes].tolist()
+        return found
+
+
+def drawn_timeline(shown: Timeline) -> dict[str, Any]:
+    """The timeline as lists; starts are ns since the window's, so what began before it has one below 0.
+
+    Returns:
+        start, length: the window; texts: what ``text`` and ``layer`` of the rows index; phases: what ``phase`` does;
+        groups: a label and rows each, a row being kind (``idle``, ``layer``, ``op``, ``range``), start, length, text,
+        phase, and for operations layer and own (0 where it is another step's); note: what is not drawn.
+    """
+    texts = _Texts()
+    ops, note = _longest(shown.ops)
+    groups = []
+    for device in sorted({lane.device for lane in shown.lanes}):
+        groups.append(_idle_group(shown, device, texts))
+        for place, lane in enumerate(shown.lanes):
+            if lane.device == device:
+                groups.append(_stream_group(shown, ops, place, texts))
+    groups += _thread_groups(shown, texts)
+    return {
+        "step": shown.step,
+        "start": shown.start_ns,
+        "length": shown.end_ns - shown.start_ns,
+        "texts": [short_text(text) for text in texts.numbers],
+        "phases": list(_DRAWN_PHASES),
+        "groups": [group for group in groups if group["rows"]],
+        "note": note,
+    }
+
+
+def _longest(ops: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The operations to draw, and a sentence on those that are left out."""
+    if len(ops) <= MAX_OPS:
+        return ops, ""
+    length = ops["end_ns"] - ops["start_ns"]
+    kept = length.nlargest(MAX_OPS).index.sort_values()
+    shortest = Milliseconds(1, 3)(int(length[kept].min()))
+    left_out = f"{len(ops) - MAX_OPS:,} operations of at most {shortest} ms are not drawn"
+    return ops.loc[kept], f"{left_out}; the layers above them, and every table, hold their time."
+
+
+def _row(kind: str, frame: pd.DataFrame, origin: int, text: list[int], phase: list[int], **more: list[int]) -> Any:
+    return {
+        "kind": kind,
+        "start": (frame["start_ns"] - origin).tolist(),
+        "length": (frame["end_ns"] - frame["start_ns"]).tolist(),
+        "text": text,
+        "phase": phase,
+        **more,
+    }
+
+
+def _phase_numbers(phases: pd.Series[Any]) -> list[int]:
+    return [
+        _DRAWN_PHASES.index(phase) if phase in _DRAWN_PHASES else len(_DRAWN_PHASES) - 1 for phase in phases.tolist()
+    ]
+
+
+def _idle_group(shown: Timeline, device: int, texts: _Texts) -> dict[str, Any]:
+    gaps = shown.idle[shown.idle["device"] == device]
+    mine = shown.ops[shown.ops["lane"].isin([i for i, lane in enumerate(shown.lanes) if lane.device == device])]
+    window = int(mine["end_ns"].max() - mine["start_ns"].min()) if len(mine) else 0
+    idle = int((gaps["end_ns"] - gaps["start_ns"]).sum())
+    row = _row("idle", gaps, shown.start_ns, texts.of(gaps["before"]), [], layer=texts.of(gaps["after"]))
+    label = f"GPU {device}: idle {percent(idle / max(window, 1))} of the time, in {len(gaps):,} gaps"
+    return {"label": label, "rows": [row] if len(gaps) else []}
+
+
+def _stream_group(shown: Timeline, ops: pd.DataFrame, place: int, texts: _Texts) -> dict[str, Any]:
+    spans = shown.spans[shown.spans["lane"] == place]
+    mine = ops[ops["lane"] == place]
+    rows = [
+        _row("layer", level, shown.start_ns, texts.of(level["layer"]), _phase_numbers(level["phase"]))
+        for _, level in spans.groupby("level", sort=True)
+    ]
+    own = np.ones(len(mine), dtype=int) if shown.step is None else (mine["step"] == shown.step).astype(int)
+    rows.append(
+        _row(
+            "op",
+            mine,
+            shown.start_ns,
+            texts.of(mine["name"]),
+            _phase_numbers(mine["phase"]),
+            layer=texts.of(mine["layer"]),
+            own=own.tolist(),
+        )
+    )
+    return {"label": lane_label(shown.lanes[place], shown), "rows": rows}
+
+
+def lane_label(lane: Lane, shown: Timeline) -> str:
+    """A stream by name, as short as tells it from the others."""
+    processes = sorted({one.pid for one in shown.lanes})
+    parts = [f"GPU {lane.device}", f"stream {lane.stream}" if lane.stream >= 0 else "operators"]
+    if len(processes) > 1:
+        parts.append(f"process {processes.index(lane.pid)}")
+    if lane.part:
+        parts.append(f"beside it, {lane.part + 1}")
+    return " · ".join(parts)
+
+
+def _thread_groups(shown: Timeline, texts: _Texts) -> list[dict[str, Any]]:
+    ranges = shown.ranges
+    groups = []
+    for number, (_, mine) in enumerate(ranges.groupby("tid", sort=True)):
+        rows = [
+            _row("range", level, shown.start_ns, texts.of(level["text"]), _phase_numbers(level["category"]))
+            for _, level in mine.groupby("level", sort=True)
+        ]
+        groups.append({"label": f"CPU thread {number}: when its ranges were open", "rows": rows})
+    return groups

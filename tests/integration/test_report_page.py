@@ -1,0 +1,247 @@
+"""The page in a real browser: sorting, searching, zooming, picking, links, and that names of a capture stay text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.browser import browser, opened
+from support.nsys_file import NsysFile
+
+from nvprof_kit.cli import main
+
+DATA = Path(__file__).parents[1] / "data"
+EVIL = '<script>alert("x")</script>'
+QUOTES = """a"b'c`d</textarea></script><!--<img src=x onerror=alert(1)>{{7*7}}${1}&amp;\\u003c"""
+LONG = "k<b>" * 2500
+
+
+def report(path: Path, *captures: object) -> Path:
+    with pytest.raises(SystemExit) as ended:
+        main(["report", *map(str, captures), "-o", str(path)])
+    assert ended.value.code == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return report(tmp_path_factory.mktemp("page") / "llama.html", DATA / "llama-2023.4.sqlite.xz")
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(EVIL.replace("/", "_"))
+    file = NsysFile(folder / "run.sqlite")
+    file.range_("step 1", 0, 900, category="step", payload=1)
+    file.range_(EVIL, 10, 700, category="forward")
+    file.range_(f"{EVIL}.{QUOTES}", 20, 300, category="forward")
+    file.range_(LONG, 310, 600, category="forward")
+    file.range_(QUOTES, 710, 800, category="phase")
+    file.kernel(1000, 1300, launched=(30, 31), name=EVIL)
+    file.kernel(1300, 1700, launched=(320, 321), name=LONG)
+    file.kernel(1800, 1900, launched=(720, 721), name=QUOTES)
+    return report(folder / "page.html", file.write())
+
+
+def shown(page: Any, table: str = "c0-layers") -> list[str]:
+    return page.eval_on_selector_all(f"#{table} tbody tr:not([hidden])", "rows => rows.map(row => row.dataset.path)")
+
+
+def test_a_click_on_a_head_sorts(chromium: Any, llama: Path) -> None:
+    with opened(chromium, llama) as page:
+        model_order = shown(page)
+        assert model_order[:3] == ["LlamaForCausalLM", "model", "model.embed_tokens"]
+        page.get_by_role("button", name="total", exact=True).click()
+        assert page.get_attribute("#c0-layers thead th:nth-child(5)", "aria-sort") == "descending"
+        totals = "rows => rows.map(row => Number(row.cells[4].dataset.value))"
+        values = page.eval_on_selector_all("#c0-layers tbody tr", totals)
+        assert values == sorted(values, reverse=True) and values[0] > values[-1]
+        page.get_by_role("button", name="total", exact=True).click()
+        assert page.eval_on_selector_all("#c0-layers tbody tr", totals) == sorted(values)
+        # sorted, a row gives its whole path; back in the model's order the indentation does
+        assert page.inner_text("#c0-layers tr[data-path='model.layers.2.mlp'] th") == "model.layers.2.mlp"
+        page.get_by_role("button", name="Back to the model's order").click()
+        assert shown(page) == model_order
+        assert page.inner_text("#c0-layers tr[data-path='model.layers.2.mlp'] th") == "mlp"
+
+
+def test_search_and_levels(chromium: Any, llama: Path) -> None:
+    with opened(chromium, llama) as page:
+        page.keyboard.press("/")
+        page.keyboard.type("LAYERS.1.")
+        assert shown(page) == [
+            f"model.layers.1.{part}" for part in ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+        ]
+        assert page.inner_text("[data-count=c0-layers]") == "4 of 30 rows"
+        page.fill("[data-search=c0-layers]", "")
+        page.select_option("[data-levels=c0-layers]", "1")
+        outside = [f"(none) {phase}" for phase in ("data", "forward", "backward", "optimizer")]
+        assert shown(page) == ["LlamaForCausalLM", *outside]
+
+
+def test_zoom_by_buttons_keys_and_wheel(chromium: Any, llama: Path) -> None:
+    window = "#c0-window"
+    with opened(chromium, llama) as page:
+        whole = page.inner_text(window)
+        assert whole.startswith("all 20.20 ms")
+        page.get_by_role("button", name="Zoom in").click()
+        assert page.inner_text(window) == "5.05 ms to 15.15 ms of 20.20 ms"  # the middle half
+        page.focus("canvas")
+        page.keyboard.press("ArrowRight")  # by three tenths of what is seen
+        assert page.inner_text(window) == "8.08 ms to 18.18 ms of 20.20 ms"
+        page.keyboard.press("0")
+        assert page.inner_text(window) == whole
+        box = page.locator("canvas").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 60)
+        page.keyboard.down("Control")
+        page.mouse.wheel(0, -500)
+        page.keyboard.up("Control")
+        page.wait_for_function(f"document.querySelector('{window}').textContent !== '{whole}'")
+        start, end = (float(word) for word in page.inner_text(window).replace(" ms", "").split(" of ")[0].split(" to "))
+        assert start < 20.20 / 4 < end and end - start < 15  # zoomed about the pointer
+        page.get_by_role("button", name="All", exact=True).click()
+        assert page.inner_text(window) == whole
+
+
+def test_drag_moves_and_double_click_zooms(chromium: Any, llama: Path) -> None:
+    with opened(chromium, llama) as page:
+        page.get_by_role("button", name="Zoom in").click()
+        canvas = page.locator("canvas")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        page.mouse.move(box["x"] + 600, box["y"] + 100)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 600 - box["width"] / 10, box["y"] + 100, steps=3)
+        page.mouse.up()
+        assert page.inner_text("#c0-window") == "6.06 ms to 16.16 ms of 20.20 ms"  # a tenth of 10.10 ms later
+        page.get_by_role("button", name="All", exact=True).click()
+        # the first line below the head of the stream: the outermost layer, forward first
+        page.mouse.click(box["x"] + box["width"] * 0.2, box["y"] + 24 + 22 + 19 + 22 + 8)
+        assert page.inner_text("#c0-detail").startswith("LlamaForCausalLM · layer, forward, 6.428 ms")
+        page.mouse.dblclick(box["x"] + box["width"] * 0.2, box["y"] + 24 + 22 + 19 + 22 + 8)
+        start, end = (float(word) for word in page.inner_text("#c0-window").split(" ms of")[0].split(" ms to "))
+        assert end - start == pytest.approx(6.428 * 1.2, abs=0.02)
+
+
+def test_a_picked_layer_shows_everywhere(chromium: Any, llama: Path) -> None:
+    with opened(chromium, llama) as page:
+        page.locator("#c0-layers tr[data-path='model.layers.2']").click()
+        assert page.get_attribute("#c0-layers tr[data-path='model.layers.2']", "aria-selected") == "true"
+        assert page.inner_text("#c0-icicle [aria-pressed=true]") == "layers.2"
+        assert page.inner_text("#c0-steps-what").startswith("model.layers.2 in each step")
+        assert page.locator("#c0-steps rect.picked").count() == 2
+        page.locator("#c0-icicle [aria-pressed=true]").click()  # goes into it
+        assert page.locator("#c0-icicle button").first.inner_text() == "LlamaForCausalLM"  # the way back
+        page.keyboard.press("Escape")
+        assert page.get_attribute("#c0-layers tr[data-path='model']", "aria-selected") == "true"
+
+
+def test_the_table_by_keyboard(chromium: Any, llama: Path) -> None:
+    with opened(chromium, llama) as page:
+        page.focus("#c0-layers tbody tr")
+        for key in ("ArrowDown", "ArrowDown", "ArrowUp", "Enter"):
+            page.keyboard.press(key)
+        assert page.eval_on_selector_all("[aria-selected=true]", "all => all.map(one => one.dataset.path)") == ["model"]
+
+
+def test_links_to_a_layer_and_to_a_time(chromium: Any, llama: Path) -> None:
+    with opened(chromium, llama) as page:
+        page.evaluate("location.hash = '#c0/layer/model.layers.0.mlp'")
+        page.wait_for_selector("tr[data-path='model.layers.0.mlp'][aria-selected=true]")
+        assert not page.inner_text("#c0-window").startswith("all")
+        start = page.evaluate("DATA[0].timelines[0].start")
+        page.evaluate(f"location.hash = '#c0/time/{start + 5_000_000}-{start + 6_000_000}'")
+        page.wait_for_function("document.querySelector('#c0-window').textContent.startsWith('4.80 ms to 6.20 ms')")
+
+
+def test_light_dark_and_print(chromium: Any, llama: Path) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    with opened(chromium, llama, color_scheme="dark") as page:
+        assert page.evaluate(ground) == "rgb(20, 23, 27)"
+        page.keyboard.press("d")
+        assert page.evaluate(ground) == "rgb(255, 255, 255)"
+        page.keyboard.press("d")
+        page.emulate_media(media="print")
+        assert page.evaluate(ground) == "rgb(255, 255, 255)"
+        assert not page.is_visible("#theme") and page.is_visible("#c0-layers tbody tr:last-child")
+        assert page.pdf().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_nothing_runs_over_the_edge(width: int, chromium: Any, llama: Path, hostile: Path) -> None:
+    for path in (llama, hostile):
+        with opened(chromium, path, viewport={"width": width, "height": 800}) as page:
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_hostile_names_are_text(chromium: Any, hostile: Path) -> None:
+    with opened(chromium, hostile) as page:  # an alert, a request or an error of the console fails it
+        assert shown(page)[:2] == [EVIL, f"{EVIL}.{QUOTES}"]
+        texts = page.eval_on_selector_all("#c0-layers tbody th", "heads => heads.map(head => head.textContent)")
+        assert texts[:2] == [EVIL, f"{EVIL}.{QUOTES}"] and f"(none) {QUOTES}" in texts
+        assert any(text.startswith("k<b>k<b>") and text.endswith("… (10,000 characters)") for text in texts)
+        assert (
+            page.locator("img").count() == page.locator("table b").count() == page.locator("table script").count() == 0
+        )
+        assert page.locator("script").count() == 2 and page.locator("tbody script, h1 script").count() == 0
+        assert EVIL in page.inner_text("#c0-icicle")
+        canvas = page.locator("canvas")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        found = set()
+        for y in range(30, int(box["height"]), 12):
+            for part in (0.02, 0.3, 0.6, 0.8, 0.97):
+                page.mouse.click(box["x"] + part * box["width"], box["y"] + y)
+                found.add(page.inner_text("#c0-detail").split(" · ")[0])
+        assert {EVIL, QUOTES} <= found
+        assert any(text.endswith("… (10,000 characters)") for text in found)
+
+
+def test_two_captures_are_compared(chromium: Any, tmp_path: Path) -> None:
+    names = ("eager-2023.4", "checkpoint-2023.4")
+    path = report(tmp_path / "two.html", *(DATA / f"{name}.sqlite.xz" for name in names))
+    with opened(chromium, path) as page:
+        # 9.27 ms forward and backward against 13.4 ms with what the checkpoints run again
+        row = page.locator("#changes tr[data-path='model.layers.0.mlp'] td")
+        before, after, change, part = row.all_inner_texts()
+        assert float(change) == pytest.approx(float(after) - float(before), abs=0.0011)
+        assert "worse" in row.nth(2).get_attribute("class") and part.startswith("+")
+        assert page.is_visible("[data-sheet='0'].sheet") and not page.is_visible("[data-sheet='1'].sheet")
+        page.locator(".tab").nth(1).click()
+        assert page.is_visible("#c1-layers") and not page.is_visible("#c0-layers")
+        assert "recompute" in page.inner_text("#c1-layers thead")
+        assert page.locator("#c1-timeline canvas").bounding_box()["width"] > 500
+        page.get_by_label("Search").first.fill("mlp")
+        assert len(shown(page, "changes")) == 4
+
+
+def test_a_hundred_layers_and_steps_stay_below_5_mb(chromium: Any, tmp_path: Path) -> None:
+    file, clock, random_ = NsysFile(tmp_path / "large.sqlite"), 0, random.Random(1)
+    for step in range(100):
+        begin = clock
+        for phase, order in (("forward", range(100)), ("backward", reversed(range(100)))):
+            for layer in order:
+                file.range_(f"model.layers.{layer}", clock, clock + 50_000, category=phase)
+                for op in range(12):
+                    start = clock + 4000 * op
+                    length = random_.randrange(1000, 3900)
+                    file.kernel(
+                        start + 100_000, start + 100_000 + length, launched=(start, start + 9), name=f"kernel_{op}"
+                    )
+                clock += 50_000
+        file.range_(f"step {step}", begin, clock, category="step", payload=step)
+    path = report(tmp_path / "large.html", file.write())
+    assert path.stat().st_size < 5_000_000
+    with opened(chromium, path) as page:
+        assert page.locator("#c0-layers tbody tr").count() == 100
+        assert page.locator("#c0-steps g").count() == 100
+        page.get_by_role("button", name="Zoom in").click()

@@ -1,0 +1,58 @@
+"""A real Chromium without a screen, that may reach no network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-sync",
+    "--no-first-run",
+    "--proxy-server=127.0.0.1:9",
+)
+
+
+def chromium() -> str:
+    """Path of a Chromium; without one the test is skipped, or fails where NVPROF_KIT_REQUIRE_CHROMIUM=1."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        absent = pytest.fail if os.environ.get("NVPROF_KIT_REQUIRE_CHROMIUM") == "1" else pytest.skip
+        absent("no chromium on PATH (apt-get install chromium)")
+    return str(found)
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """A browser of playwright's."""
+    path = chromium()
+    sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright (pip install playwright)")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS), headless=True)
+        yield opened
+        opened.close()
+
+
+@contextmanager
+def opened(started: Any, path: Path, **context: Any) -> Iterator[Any]:
+    """A page that is open; what its console says and what it asks the network for are errors."""
+    trouble: list[str] = []
+    page = started.new_page(**{"viewport": {"width": 1280, "height": 900}, **context})
+    page.on("console", lambda message: trouble.append(f"console: {message.text}"))
+    page.on("pageerror", lambda error: trouble.append(f"error: {error}"))
+    page.on("dialog", lambda dialog: (trouble.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.on("request", lambda request: request.url == path.as_uri() or trouble.append(f"request: {request.url}"))
+    page.goto(path.as_uri())
+    yield page
+    page.close()
+    assert trouble == []

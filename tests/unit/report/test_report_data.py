@@ -1,0 +1,147 @@
+"""The data half of the page: headline numbers, the comparison, the drawn timeline; and that nothing becomes markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from support.layers_result import MS, layers_result
+from support.nsys_file import NsysFile
+
+from nvprof_kit.errors import UsageError
+from nvprof_kit.report.report_data import (
+    MAX_TEXT,
+    Finding,
+    Headline,
+    Sheet,
+    changes,
+    headlines,
+    phase_split,
+    sheet_of,
+    short_text,
+    total_change,
+)
+from nvprof_kit.report.report_drawing import drawn
+from nvprof_kit.report.report_page import report_page
+from nvprof_kit.report.report_timeline import drawn_timeline
+from nvprof_kit.trace.open import open_capture
+
+
+@pytest.fixture
+def sheet() -> Sheet:
+    steps = {"step": [0, 1], "range_ns": [30 * MS, 20 * MS], "span_ns": [25 * MS, 22 * MS]}
+    return Sheet(layers_result(), pd.DataFrame(steps))
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Sheet:
+    """A step of 900 ns; the GPU runs from 1000 to 1900 and is idle from 1700 to 1800."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 1", 0, 900, category="step", payload=1)
+    file.range_("a", 10, 700, category="forward")
+    file.range_("a.b", 310, 600, category="forward")
+    file.kernel(1000, 1300, launched=(30, 31), name="first")
+    file.kernel(1300, 1700, launched=(320, 321), name="second")
+    file.kernel(1800, 1900, launched=(720, 721), name="third")
+    return sheet_of(open_capture(file.write(), optional=("name", "stream")))
+
+
+def test_headlines(sheet: Sheet) -> None:
+    assert headlines(sheet) == [
+        Headline("GPU time per step", "20.00 ms", "1,234 operations in 2 steps"),
+        Headline("Median step", "22.00 ms", "22.00 to 30.00 ms"),  # the longer of range and span: 30 and 22
+        Headline("In a named layer", "75.0 %", "93.8 % of forward and backward"),  # 30 of 40 ms
+        Headline("Costliest layer by its own work", "model.layers.0.attn", "30.0 %"),  # 3 + 3 + 2 + 4 of 40 ms
+    ]
+
+
+def test_idle_is_of_the_time_from_the_first_to_the_last_operation(real: Sheet) -> None:
+    assert Headline("GPU idle", "11.1 %", "of step 1") in headlines(real)  # 100 of 900 ns
+
+
+def test_phases_in_order_then_by_time(sheet: Sheet) -> None:
+    # forward 1+3+2+2+5+2, backward 2+3+5+1+4+2, optimizer 4+3+1
+    assert phase_split(sheet.layers) == [("forward", 15 * MS), ("backward", 17 * MS), ("optimizer", 8 * MS)]
+
+
+def test_the_comparison_is_per_step_and_keeps_what_only_one_has(sheet: Sheet) -> None:
+    tree = sheet.layers.tree
+    tree = tree[tree["layer"] != "lm_head"].reset_index(drop=True)
+    tree.loc[tree["layer"] == "model.layers.1", "total_ns"] = 14 * MS
+    other = Sheet(replace(sheet.layers, tree=tree), sheet.steps)
+    found = {change.layer: change for change in changes([sheet, other])}
+    assert found["model.layers.1"].times == (5 * MS, 7 * MS) and found["model.layers.1"].change == 2 * MS
+    assert found["lm_head"].times == (2 * MS, None) and found["lm_head"].change is None
+    assert list(found)[:2] == ["model", "model.layers.0"] and "(none) optimizer" in found
+    assert {change.layer: change for change in changes([other, sheet])}["lm_head"].times == (None, 2 * MS)
+    assert total_change([sheet, other]).times == (20 * MS, 20 * MS)
+
+
+def test_what_the_scripts_draw(sheet: Sheet) -> None:
+    data = drawn(sheet)
+    assert data["tree"]["name"][:2] == ["model", "model.layers.0"] and data["tree"]["parent"][:3] == [-1, 0, 1]
+    steps = data["bySteps"]
+    assert steps["number"] == [0, 1] and steps["length"] == [30 * MS, 22 * MS]
+    assert steps["phases"] == {
+        "forward": [6 * MS, 9 * MS],  # step 0: 1 + 3 + 2, step 1: 2 + 5 + 2
+        "backward": [10 * MS, 7 * MS],  # 2 + 3 + 5 and 1 + 4 + 2
+        "other": [4 * MS, 3 * MS],
+    }
+    assert steps["layers"]["0"] == [16 * MS, 14 * MS]  # model: all but what is outside
+    json.dumps(data)
+
+
+def test_the_drawn_timeline(real: Sheet) -> None:
+    ((title, shown),) = real.timelines
+    assert title == "step 1, a typical one"
+    data = drawn_timeline(shown)
+    assert (data["start"], data["length"]) == (0, 1900)
+    idle, stream, thread = data["groups"]
+    assert idle["label"] == "GPU 0: idle 11.1 % of the time, in 1 gaps"
+    assert (idle["rows"][0]["start"], idle["rows"][0]["length"]) == ([1700], [100])
+    rows = [(row["kind"], row["start"], [data["texts"][text] for text in row["text"]]) for row in stream["rows"]]
+    assert rows == [
+        ("layer", [1000], ["a"]),
+        ("layer", [1300], ["a.b"]),
+        ("op", [1000, 1300, 1800], ["first", "second", "third"]),
+    ]
+    assert [data["texts"][layer] for layer in stream["rows"][2]["layer"]] == ["a", "a.b", "(none)"]
+    assert [row["start"] for row in thread["rows"]] == [[0], [10], [310]]
+
+
+def test_of_too_many_operations_the_shortest_are_left_out_aloud(real: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nvprof_kit.report.report_timeline.MAX_OPS", 2)
+    data = drawn_timeline(real.timelines[0][1])
+    assert data["groups"][1]["rows"][2]["start"] == [1000, 1300]
+    assert data["note"].startswith("1 operations of at most <0.001 ms are not drawn")
+
+
+def test_a_step_that_is_not_there(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 7", 0, 10, category="step", payload=7)
+    file.range_("a", 1, 9, category="forward")
+    file.kernel(20, 30, launched=(2, 3))
+    trace = open_capture(file.write(), optional=("name", "stream"))
+    with pytest.raises(UsageError, match="no step 3; it has steps 7 to 7"):
+        sheet_of(trace, 3)
+
+
+def test_long_names_say_how_long_they_were() -> None:
+    assert short_text("x" * MAX_TEXT) == "x" * MAX_TEXT
+    assert short_text("x" * 10_000) == "x" * MAX_TEXT + "… (10,000 characters)"
+
+
+def test_the_page_is_one_file_whose_own_script_alone_may_run(sheet: Sheet) -> None:
+    evil = "</script><script>alert(1)</script>"
+    finding = Finding(evil, detail='"><img>', saving="3 ms", layer="model.layers.0", window=(12, 34))
+    page = report_page([replace(sheet, findings=[finding], classes=pd.DataFrame({"class": [evil], "gpu_ns": [5]}))])
+    text = page.decode()
+    assert re.findall("<script[^>]*>", text) == ['<script type="application/json" id="data">', "<script>"]
+    assert "default-src 'none'" in text and "script-src 'sha256-" in text
+    assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//|@import|url\(""", text)
+    assert 'href="#c0/time/12-34"' in text and 'href="#c0/layer/model.layers.0"' in text
+    assert "! nsys" not in text and "nsys dropped 3 events; record less at once" in text
