@@ -1,7 +1,8 @@
 """What a range costs, against the least that it can cost.
 
-Run as a script: it measures idle calls here, then runs itself under each nsys of NVPROF_KIT_NSYS (or the one on the PATH) and
-measures there. All times are nanoseconds per call, medians of interleaved runs; the ratio is what to look at.
+Run as a script: it measures idle calls here, then runs itself under each nsys of NVPROF_KIT_NSYS (or the one on the
+PATH) and measures there. Times are nanoseconds per call, medians of interleaved runs. The least is a bare pair of
+`Domain.push_range` and `Domain.pop_range` and, for modules, PyTorch's own price of empty hooks of the same kinds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from nvprof_kit import annotate_model, layer_range
 from nvprof_kit.instrument import state
 from nvprof_kit.instrument.backends import nvtx_domain
 
-ROUNDS, CALLS = 41, 2000
+ROUNDS, CALLS, LAYERS = 41, 2000, 20
 TEXT = "model.layers.3.self_attn"
 
 
@@ -80,8 +81,8 @@ def scopes() -> float:
         nothing, pair, kept, inline, lambda: bare(1), lambda: decorated(1)
     )
     least -= empty
-    report("with scope: (kept and reused)", held - empty, least)
-    report("with layer_range(...): (written out)", made - empty, least)
+    report("with a layer_range that is kept", held - empty, least)
+    report("with layer_range(name), made anew", made - empty, least)
     report("decorated call", ranged - plain, least)
     return least
 
@@ -124,19 +125,22 @@ def modules(pair: float) -> None:
         plain, empty, ranged = medians(lambda: bare(x), lambda: hooked(x), lambda: annotated(x))
     report("module, forward, no gradients", ranged - plain, pair + empty - plain)
     plain, empty, ranged = medians(lambda: bare(x), lambda: marked(x), lambda: annotated(x))
-    report("module, forward, backward prepared", ranged - plain, pair + empty - plain)
-    plain, empty, ranged = medians(step(bare), step(marked), step(annotated), calls=500)
-    report("module, forward and backward (one layer a pass)", ranged - plain, 2 * pair + empty - plain)
-    chain, empty_chain, ranged_chain = (nn.Sequential(*(kind() for _ in range(20))) for kind in (Echo, MarkedEcho, Echo))
-    annotate_model(ranged_chain, select=Echo)
-    plain, empty, ranged = medians(step(chain), step(empty_chain), step(ranged_chain), calls=50)
-    report("module, forward and backward (each of 20 layers)", (ranged - plain) / 20, 2 * pair + (empty - plain) / 20)
+    report("module, forward, with gradients", ranged - plain, pair + empty - plain)
+    many = nn.Sequential(*(Echo() for _ in range(LAYERS)))
+    many_marked = nn.Sequential(*(MarkedEcho() for _ in range(LAYERS)))
+    many_annotated = nn.Sequential(*(Echo() for _ in range(LAYERS)))
+    annotate_model(many_annotated, depth=1)
+    plain, empty, ranged = (
+        time / LAYERS for time in medians(*map(step, (many, many_marked, many_annotated)), calls=50)
+    )
+    report("module, forward and backward, each of 20 layers", ranged - plain, 2 * pair + empty - plain)
 
 
 def under(nsys: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         options = ["-t", "nvtx,osrt", "-s", "none", "--cpuctxsw=none", "-o", f"{folder}/report"]
-        done = subprocess.run([nsys, "profile", *options, sys.executable, __file__], capture_output=True, text=True)
+        command = [nsys, "profile", *options, sys.executable, __file__]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     print("".join(line for line in done.stdout.splitlines(keepends=True) if " ns " in line) or done.stderr, flush=True)
 
 

@@ -147,7 +147,7 @@ def test_ranges_are_recorded(nsys: str, tmp_path: Path) -> None:
         ("step 8", "step", 8),
         ("forward", "phase", None),
         ("backward", "phase", None),
-        ("optimizer", "optimizer", None),
+        ("optimizer", "phase", None),
         ("Net", "forward", -1),
         ("Net backward", "backward", -1),
         ("embed", "forward", -1),
