@@ -9,11 +9,13 @@ a page is stale.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 
+from nvprof_kit.analysis import memory, memory_segments
 from nvprof_kit.analysis.layers import COLUMNS, layers
 from nvprof_kit.analysis.ncu_plan import COLUMNS as PLAN_COLUMNS
 from nvprof_kit.analysis.timers import COLUMNS as TIMERS_COLUMNS
@@ -37,10 +39,24 @@ OTHER_MODELS = ("gpt2-2023.4", "encoder-2023.4")
 """Captures of another model than the eager Llama, whose times cannot be compared with it."""
 
 
+def _memory_columns() -> dict[str, Mapping[str, str]]:
+    return {
+        "memory": memory.HOLDERS,
+        "memory-step": memory.STEPS,
+        "memory-segment": memory_segments.SEGMENTS,
+        "memory-leak": memory.LEAKS,
+    }
+
+
 def texts() -> dict[str, str]:
     """Every generated text by its name."""
     made = {f"help-{verb.replace(' ', '-')}": f"```\n{_help(verb)}\n```" for verb in _verbs()}
-    for verb, columns in {"layers": COLUMNS, "timers": TIMERS_COLUMNS, "ncu-plan": PLAN_COLUMNS}.items():
+    for verb, columns in {
+        "layers": COLUMNS,
+        "timers": TIMERS_COLUMNS,
+        "ncu-plan": PLAN_COLUMNS,
+        **_memory_columns(),
+    }.items():
         rows = [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]
         made[f"columns-{verb}"] = "\n".join(["| column | meaning |", "|---|---|", *rows])
     made["attribution-programs"] = attribution_programs()

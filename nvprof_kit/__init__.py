@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .instrument.loop import phase as phase
     from .instrument.loop import step as step
     from .instrument.schedule import Schedule as Schedule
+    from .instrument.snapshot import SnapshotOptions as SnapshotOptions
+    from .instrument.snapshot import memory_snapshot as memory_snapshot
     from .instrument.timers import global_timer as global_timer
 
 __version__ = "0.1.0"
@@ -29,6 +31,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "RecordOptions": ".capture.record",
     "Schedule": ".instrument.schedule",
+    "SnapshotOptions": ".instrument.snapshot",
     "annotate_dataloader": ".instrument.loop",
     "annotate_model": ".instrument.annotate",
     "annotate_optimizer": ".instrument.loop",
@@ -36,6 +39,7 @@ _HOMES = {
     "global_timer": ".instrument.timers",
     "layer_range": ".instrument.layer_range",
     "mark": ".instrument.loop",
+    "memory_snapshot": ".instrument.snapshot",
     "phase": ".instrument.loop",
     "record": ".capture.record",
     "scheduled": ".capture.scheduled",
@@ -52,6 +56,7 @@ __all__ = [
     "global_timer",
     "layer_range",
     "mark",
+    "memory_snapshot",
     "phase",
     "record",
     "scheduled",

@@ -143,3 +143,14 @@ def parse_kineto_name(name: str) -> tuple[str, str] | None:
     domain, _, rest = name.partition(":")
     category, _, text = rest.partition(":")
     return (text, category) if domain == DOMAIN and category in Category._value2member_map_ else None
+
+
+def memory_label(name: str, step: int | None) -> str:
+    """What an allocation is labelled with: the `kineto_name` of the range it happened in, and the step, if any."""
+    return name if step is None else f"{name};step={step}"
+
+
+def parse_memory_label(label: str) -> tuple[str, int | None]:
+    """Name and step of an allocation's label."""
+    name, found, number = label.rpartition(";step=")
+    return (name, int(number)) if found and number.lstrip("-").isdecimal() else (label, None)

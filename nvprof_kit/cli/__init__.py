@@ -15,6 +15,7 @@ import click
 
 from nvprof_kit import __version__
 from nvprof_kit.cli.layers import layers
+from nvprof_kit.cli.memory import memory
 from nvprof_kit.cli.ncu import ncu
 from nvprof_kit.cli.recipes import recipes
 from nvprof_kit.cli.record import record
@@ -42,7 +43,7 @@ def group() -> None:
     """Which layer of a transformer costs what, from Nsight's own data."""
 
 
-for _verb in (layers, report, record, recipes, ncu, timers):
+for _verb in (layers, report, record, recipes, ncu, timers, memory):
     group.add_command(_verb)
 
 

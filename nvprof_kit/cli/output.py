@@ -34,15 +34,21 @@ class Output:
     path: Path | None = None
 
     @classmethod
-    def of(cls, form: str | None, path: Path | None) -> Output:
+    def of(cls, form: str | None, path: Path | None, more: tuple[str, ...] = ()) -> Output:
         """The output that ``--format`` and ``-o`` ask for: the file's suffix decides unless the format is named.
+
+        Args:
+            form: The format that was named.
+            path: The file that was named.
+            more: Formats of this verb alone, each by its suffix.
 
         Raises:
             UsageError: The suffix is none of ours and no format is named, or parquet is to go to a terminal.
         """
-        form = form or (_BY_SUFFIX.get(path.suffix.lower()) if path else "table")
+        by_suffix = _BY_SUFFIX | {f".{name}": name for name in more}
+        form = form or (by_suffix.get(path.suffix.lower()) if path else "table")
         if form is None:
-            raise UsageError(f"{path}: no format has this suffix; needed one of {' '.join(_BY_SUFFIX)}, or --format")
+            raise UsageError(f"{path}: no format has this suffix; needed one of {' '.join(by_suffix)}, or --format")
         if form == "parquet" and path is None and sys.stdout.isatty():
             raise UsageError("parquet is not for a terminal; write it to a file with -o FILE.parquet")
         return cls(form, path)
@@ -96,15 +102,22 @@ class Output:
             raise UsageError(f"{self.path}: cannot write it: {error.strerror}") from None
 
 
-def writing(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb ``--format`` and ``-o``; it gets them as one `Output`, before its own arguments."""
+def writing(*more: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a verb ``--format`` and ``-o``; it gets them as one `Output`, before its own arguments.
 
-    @functools.wraps(verb)
-    def parsed(form: str | None, path: Path | None, **options: Any) -> None:
-        verb(Output.of(form, path), **options)
+    Args:
+        more: Formats of this verb alone, chosen by the file's suffix.
+    """
 
-    decorated: Callable[..., None] = parsed
-    return _FORMAT(_FILE(decorated))
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def parsed(form: str | None, path: Path | None, **options: Any) -> None:
+            verb(Output.of(form, path, more), **options)
+
+        decorated: Callable[..., None] = parsed
+        return _FORMAT(_FILE(decorated))
+
+    return decorate
 
 
 @dataclass(frozen=True)

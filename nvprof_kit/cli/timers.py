@@ -12,7 +12,7 @@ from nvprof_kit.report import plots, tables
 
 @click.command(short_help="Stages timed by global_timer: statistics, skew, straggler.")
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@writing
+@writing()
 @click.option(
     "--by",
     type=click.Choice(["rank", "call"]),

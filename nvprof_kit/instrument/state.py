@@ -96,6 +96,12 @@ def deactivate() -> None:
         _switch(_tool)
 
 
+def restore(watcher: Backend, before: Backend | None) -> None:
+    """Send ranges to where they went before a watcher stood in between, if it still does; open ranges stay open."""
+    if backend is watcher:
+        _switch(before)
+
+
 def _find_graph_task() -> int:
     global graph_task  # noqa: PLW0603
     find: Callable[[], int] | None = getattr(

@@ -18,6 +18,9 @@ PHASE_COLOURS: Mapping[str, str] = MappingProxyType(
 )
 """Colour of each phase."""
 
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C", "#444444")
+"""Colours of things that have none of their own, in order."""
+
 
 def encode(figure: Figure, plot_format: str) -> bytes:
     """A figure in one of `FORMATS`."""

@@ -10,6 +10,7 @@ import pandas as pd
 from rich.console import RenderableType
 from rich.text import Text
 
+from nvprof_kit.report.plots import PALETTE
 from nvprof_kit.report.terminal import Bar, doubt_lines, table
 from nvprof_kit.report.units import Milliseconds, percent
 
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
     from nvprof_kit.analysis.stragglers import Verdict
     from nvprof_kit.analysis.timers import TimersResult
-
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
-"""Okabe and Ito's colours, for stages in the order of their first start."""
 
 MOST_BARS = 20_000
 """Calls in the timeline; of more, the first are drawn and the title says so."""
@@ -66,8 +64,8 @@ def timeline_figure(result: TimersResult) -> Figure:
             for rank, bars in at_depth.groupby("rank"):
                 spans = list(zip(bars["offset_ns"] / 1e6, bars["cpu_ns"] / 1e6, strict=True))
                 place = (lanes[rank] - height / 2, height)
-                axes.broken_barh(spans, place, color=COLOURS[number % len(COLOURS)], zorder=2 + int(depth))
-        axes.bar(0, 0, color=COLOURS[number % len(COLOURS)], label=str(stage))
+                axes.broken_barh(spans, place, color=PALETTE[number % len(PALETTE)], zorder=2 + int(depth))
+        axes.bar(0, 0, color=PALETTE[number % len(PALETTE)], label=str(stage))
     axes.set_yticks(list(lanes.values()), [f"rank {rank}" for rank in lanes], fontsize=12)
     axes.invert_yaxis()
     axes.set_xlabel("ms since the first start, each rank by its own clock", fontsize=13)

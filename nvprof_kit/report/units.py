@@ -42,6 +42,12 @@ def count_per_step(count: int, steps: int) -> str:
     return f"{count // steps:,}" if count % steps == 0 else f"{count / steps:,.1f}"
 
 
+def mib(count: int) -> str:
+    """Bytes in MiB: ``1,234.5``, and never a zero for a little."""
+    text = f"{count / (1 << 20):,.1f}"
+    return ("<0.1" if count > 0 else ">-0.1") if count and text in ("0.0", "-0.0") else text
+
+
 def percent(share: float) -> str:
     """A share of 1 as ``12.3 %``, and a little one as ``<0.1 %``."""
     return "<0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"

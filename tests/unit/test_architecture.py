@@ -37,6 +37,7 @@ EXCEPTIONS = {
     ("__init__", "instrument.layer_range"),
     ("__init__", "instrument.loop"),
     ("__init__", "instrument.schedule"),
+    ("__init__", "instrument.snapshot"),
     ("__init__", "instrument.timers"),
     # the recorder wakes annotated models, and ranges then go to Kineto
     ("capture.record", "instrument.state"),

@@ -1,0 +1,291 @@
+"""Who held the GPU's memory: at the peak, from step to step, and at the end.
+
+The level of allocated memory is the sum of what was allocated less what was freed, anchored at the snapshot's end where
+the segments say what is held. Each block held at the peak is told by the layer, phase and stack that allocated it; what
+was there before the history began is a row of its own, so the rows add up to the peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nvprof_kit.analysis.memory_labels import holder_table, read_labels, size_class, stack_texts
+from nvprof_kit.analysis.memory_segments import segment_table
+from nvprof_kit.errors import CaptureError
+
+if TYPE_CHECKING:
+    from nvprof_kit.trace.snapshot import Snapshot
+
+Int64Array = npt.NDArray[np.int64]
+
+BEFORE = "(before the history)"
+"""Layer and stack of what was allocated before the history began."""
+
+HOLDERS: Mapping[str, str] = MappingProxyType(
+    {
+        "layer": "module path that was running when it was allocated, `(none)` outside every layer",
+        "phase": "`forward`, `backward`, `recompute`; outside layers the phase of the loop or `other`",
+        "bytes": "bytes held at the peak",
+        "blocks": "blocks they are in",
+        "largest_bytes": "the largest of them",
+        "share": "bytes over the peak",
+    }
+)
+"""Columns of `MemoryResult.by_layer`; `by_stack` and `by_size` have ``stack`` or ``size`` in place of the first two."""
+
+STEPS: Mapping[str, str] = MappingProxyType(
+    {
+        "step": "the step's number",
+        "peak_bytes": "most that was allocated during the step",
+        "end_bytes": "allocated at its end",
+        "growth_bytes": "the same less that of the step before",
+        "allocated_bytes": "sum of all that it allocated",
+        "allocations": "how many",
+        "largest_bytes": "the largest allocation",
+        "kept_bytes": "of what it allocated, held at the snapshot's end",
+    }
+)
+"""Columns of `MemoryResult.steps`."""
+
+LEAKS: Mapping[str, str] = MappingProxyType(
+    {
+        "layer": "module path that was running when it was allocated",
+        "phase": "its phase",
+        "stack": "who asked for it",
+        "steps": "number of steps that left some of it behind",
+        "blocks": "blocks left behind",
+        "bytes": "bytes left behind",
+        "bytes_per_step": "their mean over these steps",
+    }
+)
+"""Columns of `MemoryResult.leaks`."""
+
+_LEAK_STEPS = 3
+
+
+@dataclass(frozen=True)
+class MemorySummary:
+    """A device's memory in a few numbers.
+
+    Attributes:
+        device: Its ordinal.
+        peak_bytes: Most that was allocated at a time, in the history.
+        peak_event: Row of the event that reached it, among the device's events; -1 without a history.
+        reserved_bytes: Reserved from CUDA when the snapshot was taken.
+        allocated_bytes: Allocated then.
+        events: Length of the history.
+        labelled: Share of the peak's bytes in a named layer.
+        ooms: Sizes that could not be allocated, in bytes.
+    """
+
+    device: int
+    peak_bytes: int
+    peak_event: int
+    reserved_bytes: int
+    allocated_bytes: int
+    events: int
+    labelled: float
+    ooms: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class MemoryResult:
+    """The answer.
+
+    Attributes:
+        path: The snapshot's file.
+        summary: The device in numbers.
+        by_layer: Holders of the peak by layer and phase, with the columns of `HOLDERS`.
+        by_stack: By the stack that asked for it.
+        by_size: By size class.
+        steps: Growth from step to step, with the columns of `STEPS`; empty where nothing is labelled by steps.
+        leaks: What step after step left behind, with the columns of `LEAKS`.
+        segments: Fragmentation, with the columns of `nvprof_kit.analysis.memory_segments.SEGMENTS`.
+        level_bytes: Allocated bytes after each of the device's events.
+        reserved_bytes: Reserved bytes after each.
+        time_ns: When each was, since the first.
+        held: The blocks of the history: columns start, end (event numbers), size_bytes, layer, phase.
+        doubts: What may be missing.
+    """
+
+    path: str
+    summary: MemorySummary
+    by_layer: pd.DataFrame
+    by_stack: pd.DataFrame
+    by_size: pd.DataFrame
+    steps: pd.DataFrame
+    leaks: pd.DataFrame
+    segments: pd.DataFrame
+    level_bytes: Int64Array = field(repr=False)
+    reserved_bytes: Int64Array = field(repr=False)
+    time_ns: Int64Array = field(repr=False)
+    held: pd.DataFrame = field(repr=False)
+    doubts: tuple[str, ...] = ()
+
+
+def memory(snapshot: Snapshot, device: int | None = None) -> MemoryResult:
+    """Who held a device's memory.
+
+    Args:
+        snapshot: The snapshot.
+        device: The device; None for the one with the most reserved memory.
+
+    Raises:
+        CaptureError: The snapshot has nothing of this device, or nothing at all.
+    """
+    device = _device(snapshot, device)
+    rows = np.flatnonzero((snapshot.events["device"] == device).to_numpy())
+    events = snapshot.events.iloc[rows]
+    segments = segment_table(snapshot.segments, snapshot.blocks, device)
+    allocated, reserved = int(segments["allocated_bytes"].sum()), int(segments["total_bytes"].sum())
+    freed = _freeing(events)
+    level = _level(events, {"alloc": 1, freed: -1}, allocated)
+    reserve = _level(events, {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}, reserved)
+    peak = int(level.argmax()) if len(level) else -1
+    held = _lifetimes(events, freed)
+    held = held.join(read_labels(events["label"].cat.categories), on="label")
+    present = held[(held["start"] <= peak) & (held["end"] > peak)]
+    peak_bytes = int(level[peak]) if len(level) else allocated
+    known = present[present["start"] >= 0].assign(row=lambda table: rows[table["start"].to_numpy()])
+    before = peak_bytes - int(known["size_bytes"].sum())
+    stacks = stack_texts(snapshot.stacks, known["row"].to_numpy())
+    summary = MemorySummary(
+        device,
+        peak_bytes,
+        peak,
+        reserved,
+        allocated,
+        len(events),
+        float(known["size_bytes"][known["layer"] != "(none)"].sum() / peak_bytes) if peak_bytes else 0.0,
+        tuple(map(int, events["size_bytes"][events["action"] == "oom"])),
+    )
+    sizes = known["size_bytes"]
+    left = held[(held["start"] >= 0) & (held["end"] == len(events))]
+    left = left.assign(stack=stack_texts(snapshot.stacks, rows[left["start"].to_numpy()]))
+    return MemoryResult(
+        snapshot.path,
+        summary,
+        by_layer=holder_table(known, {"layer": known["layer"], "phase": known["phase"]}, before),
+        by_stack=holder_table(known, {"stack": stacks}, before),
+        by_size=holder_table(known, {"size": size_class(sizes)}, before),
+        steps=_steps(held, level),
+        leaks=_leaks(left),
+        segments=segments,
+        level_bytes=level,
+        reserved_bytes=reserve,
+        time_ns=(events["time_ns"] - events["time_ns"].iloc[0] if len(events) else events["time_ns"]).to_numpy(),
+        held=held,
+        doubts=tuple(_doubts(summary, before, held)),
+    )
+
+
+def _device(snapshot: Snapshot, device: int | None) -> int:
+    reserved = snapshot.segments.groupby("device")["total_bytes"].sum()
+    known = sorted({*reserved.index.tolist(), *snapshot.events["device"].unique().tolist()})
+    if not known:
+        raise CaptureError(f"{snapshot.path}: an empty snapshot: nothing was allocated and there is no history")
+    if device is None:
+        return int(reserved.index.to_numpy()[reserved.argmax()]) if len(reserved) else int(known[0])
+    if device not in known:
+        raise CaptureError(f"{snapshot.path}: nothing of device {device} in it; it has {', '.join(map(str, known))}")
+    return device
+
+
+def _freeing(events: pd.DataFrame) -> str:
+    """The action by which a tensor gives its memory back."""
+    return "free_requested" if "free_requested" in set(events["action"].cat.categories) else "free_completed"
+
+
+def _level(events: pd.DataFrame, signs: dict[str, int], at_end: int) -> Int64Array:
+    """Running sum of sizes by signed actions, such that it ends at a known level."""
+    by_code = np.array([signs.get(name, 0) for name in events["action"].cat.categories], dtype=np.int64)
+    change = by_code[events["action"].cat.codes.to_numpy()] * events["size_bytes"].to_numpy()
+    level = np.cumsum(change)
+    return level + (at_end - level[-1]) if len(level) else level
+
+
+def _lifetimes(events: pd.DataFrame, freed: str) -> pd.DataFrame:
+    """Each allocated block: event numbers at which it was allocated (-1: before the history) and freed (else their
+    count), size_bytes, and the code of its label.
+    """
+    alloc, free = ((events["action"] == name).to_numpy() for name in ("alloc", freed))
+    rows = np.flatnonzero(alloc | free)
+    addr = events["addr"].to_numpy()[rows]
+    order = rows[np.lexsort((rows, addr))]
+    is_alloc = alloc[order]
+    same = (
+        np.concatenate([np.diff(events["addr"].to_numpy()[order]) == 0, [False]]) if len(order) else np.array([], bool)
+    )
+    follows = np.concatenate([order[1:], [-1]])[: len(order)]
+    next_frees = np.concatenate([~is_alloc[1:], [False]])[: len(order)] & same
+    has_alloc = np.concatenate([[False], (is_alloc & same)[:-1]])[: len(order)]
+    starts, orphans = order[is_alloc], order[~is_alloc & ~has_alloc]
+    ends = np.where(next_frees, follows, len(events))[is_alloc]
+    size, label = events["size_bytes"].to_numpy(), events["label"].cat.codes.to_numpy()
+    made: pd.DataFrame = pd.DataFrame(
+        {
+            "start": np.concatenate([starts, np.full(len(orphans), -1)]).astype(np.int64),
+            "end": np.concatenate([ends, orphans]).astype(np.int64),
+            "size_bytes": np.concatenate([size[starts], size[orphans]]),
+            "label": np.concatenate([label[starts], np.full(len(orphans), -1)]),
+        }
+    )
+    return made
+
+
+def _steps(held: pd.DataFrame, level: Int64Array) -> pd.DataFrame:
+    own = held[held["step"].notna() & (held["start"] >= 0)]
+    if own.empty:
+        nothing: pd.DataFrame = pd.DataFrame({name: pd.Series(dtype="int64") for name in STEPS})
+        return nothing
+    groups = own.groupby(own["step"].astype("int64"))
+    first = np.sort(groups["start"].min().to_numpy())
+    bounds = np.append(first[1:], len(level))
+    end = level[bounds - 1]
+    kept = own["size_bytes"].where(own["end"] == len(level), 0)
+    made: pd.DataFrame = pd.DataFrame(
+        {
+            "step": np.array(sorted(groups.groups), dtype=np.int64),
+            "peak_bytes": np.maximum.reduceat(level, first),
+            "end_bytes": end,
+            "growth_bytes": np.diff(end, prepend=end[0]),
+            "allocated_bytes": groups["size_bytes"].sum().to_numpy(),
+            "allocations": groups.size().to_numpy(),
+            "largest_bytes": groups["size_bytes"].max().to_numpy(),
+            "kept_bytes": kept.groupby(own["step"].astype("int64")).sum().to_numpy(),
+        }
+    )
+    return made
+
+
+def _leaks(left: pd.DataFrame) -> pd.DataFrame:
+    """What at least `_LEAK_STEPS` steps left behind alike."""
+    by_step = left[left["step"].notna()]
+    groups = by_step.groupby(["layer", "phase", "stack"], observed=True, sort=False)
+    made = groups.agg(steps=("step", "nunique"), blocks=("step", "size"), bytes=("size_bytes", "sum")).reset_index()
+    made = made[made["steps"] >= _LEAK_STEPS]
+    made["bytes_per_step"] = (made["bytes"] // made["steps"].clip(lower=1)).astype("int64")
+    in_order: pd.DataFrame = made.sort_values("bytes", ascending=False, ignore_index=True)[list(LEAKS)]
+    return in_order
+
+
+def _doubts(summary: MemorySummary, before: int, held: pd.DataFrame) -> list[str]:
+    doubts = []
+    if summary.peak_event < 0:
+        doubts.append(
+            "the snapshot has no history: take it inside memory_snapshot(...) to see who holds what, and when"
+        )
+    elif before > 0.5 * summary.peak_bytes:
+        doubts.append("most of the peak was allocated before the history began; begin it before the model is built")
+    if summary.peak_event >= 0 and not (held["layer"] != "(none)").any():
+        doubts.append("nothing is labelled by layer; take it by memory_snapshot(...) with the model annotated")
+    if summary.ooms:
+        doubts.append(f"out of memory {len(summary.ooms)} times; the largest request was {max(summary.ooms):,} bytes")
+    return doubts
