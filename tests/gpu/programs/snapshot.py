@@ -1,0 +1,79 @@
+"""Take allocator snapshots of a few training steps with a leak, of one step, and of running out of memory.
+
+    python snapshot.py FOLDER [--width 256] [--layers 4]
+
+Leaves run.pickle, step.pickle, oom_oom.pickle and expected.json: the peak and the level by PyTorch's own counters, which
+``nvprof-kit memory`` is to find again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import nvprof_kit
+
+
+def model_of(width: int, layers: int) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True, norm_first=True, dropout=0.0)
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to("cuda")
+
+
+def train(model: nn.Module, batch: torch.Tensor, steps: int, kept: list[torch.Tensor]) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for number in range(steps):
+        with nvprof_kit.step(number):
+            with nvprof_kit.phase("forward"):
+                loss = model(batch).square().mean()
+            with nvprof_kit.phase("backward"):
+                loss.backward()
+            with nvprof_kit.phase("optimizer"):
+                optimizer.step()
+                optimizer.zero_grad()
+            kept.append(torch.ones(1 << 20, device="cuda") * loss.detach())  # the leak: 4 MiB a step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=4)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    torch.cuda.init()
+    torch.cuda.reset_peak_memory_stats()
+    with nvprof_kit.memory_snapshot(options.folder / "run.pickle"):
+        model = model_of(options.width, options.layers)
+        nvprof_kit.annotate_model(model)
+        batch = torch.randn(8, 128, options.width, device="cuda")
+        kept: list[torch.Tensor] = []
+        train(model, batch, options.steps, kept)
+        torch.cuda.synchronize()
+        expected = {
+            "peak_bytes": torch.cuda.max_memory_allocated(),
+            "allocated_bytes": torch.cuda.memory_allocated(),
+            "reserved_bytes": torch.cuda.memory_reserved(),
+            "torch": torch.__version__,
+        }
+    once = nvprof_kit.SnapshotOptions(at_step=1)
+    with nvprof_kit.memory_snapshot(options.folder / "step.pickle", once) as recorded:
+        train(model, batch, 3, [])
+    expected["written_at_step"] = [path.name for path in recorded.written]
+    with nvprof_kit.memory_snapshot(options.folder / "oom.pickle") as recorded, nvprof_kit.phase("too_much"):
+        try:
+            torch.empty(1 << 40, device="cuda")
+        except torch.OutOfMemoryError as error:
+            expected["oom"] = type(error).__name__
+    expected["written_on_oom"] = [path.name for path in recorded.written]
+    (options.folder / "expected.json").write_text(json.dumps(expected, indent=1))
+    print(json.dumps(expected))
+
+
+if __name__ == "__main__":
+    main()
