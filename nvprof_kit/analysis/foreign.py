@@ -41,7 +41,7 @@ def translate(trace: Trace, rules: Rules | None = None) -> Trace:
     ranges = _Renamed(trace, rules)
     doubts = [*ranges.doubts()]
     operators = ranges.operators() if trace.operators is None else _operators_of(trace.operators)
-    if len(operators) and not ranges.is_a(_BACKWARD).any():
+    if len(operators) and not ranges.tell_backward():
         if not ranges.is_a(_FORWARD).any():
             ranges.add_operators(trace.operators)
             doubts.append(
@@ -73,6 +73,11 @@ class _Renamed:
         """Which ranges are of one of these categories."""
         return _flags(self._names, lambda name: name.category in categories)[self._name]
 
+    def tell_backward(self) -> bool:
+        """Whether the program itself ranged its backward pass; a rule for some function's backward is not enough."""
+        said = _flags(self._meanings, lambda one: not one.ruled and one.name.category is Category.BACKWARD)
+        return bool(said[self._meaning].any())
+
     def doubts(self) -> list[str]:
         """How many ranges no rule is for."""
         if self._rules is None or self._rules.otherwise == "layer":
@@ -91,7 +96,6 @@ class _Renamed:
         kinds = {"": 0, FORWARD_OPERATOR: 1, BACKWARD_OPERATOR: 2}
         kind = np.array([kinds[one.operator] for one in self._meanings], dtype=np.int8)[self._meaning]
         sequence = np.array([one.sequence for one in self._meanings], dtype=np.int64)[self._meaning]
-        self._is_operator = kind > 0
         which = np.flatnonzero(kind)
         start, end, pid, tid = (self._columns[name][which] for name in ("start_ns", "end_ns", "pid", "tid"))
         return Operators(
@@ -101,8 +105,8 @@ class _Renamed:
     def add_operators(self, recorded: Any) -> None:
         """Take the operators of the forward for layers."""
         if recorded is None:
-            forward = _flags(self._meanings, lambda one: one.operator == FORWARD_OPERATOR)[self._meaning]
-            self._rename(np.flatnonzero(forward), Category.FORWARD)
+            numbered = _flags(self._meanings, lambda one: one.operator == FORWARD_OPERATOR and one.sequence >= 0)
+            self._rename(np.flatnonzero(numbered[self._meaning]), Category.FORWARD)
             return
         forward = recorded[~recorded["backward"]]
         names = forward["name"].cat
@@ -146,7 +150,7 @@ class _Renamed:
         )
 
     def _nesting(self) -> Nesting:
-        return nest(*(self._columns[name] for name in ("start_ns", "end_ns", "tid", "nested")))
+        return nest(*(self._columns[name] for name in ("start_ns", "end_ns", "tid")))
 
     def _continue_paths(self) -> None:
         """Put the path of the layer around it before each path that begins with a dot, from the outside in."""

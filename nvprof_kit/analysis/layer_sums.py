@@ -313,4 +313,4 @@ def _range_sums(ranges: Ranges, keyed: _Keyed, columns: int) -> tuple[Int64Array
     cell = keyed.of_range[mine] * columns + column
     cells = len(keyed.keys) * columns
     length = np.where(keyed.repeats[mine], 0, ranges.end[mine] - ranges.start[mine])
-    return np.bincount(cell, minlength=cells), exact_sums(cell, length, cells)
+    return np.bincount(cell[ranges.first[mine]], minlength=cells), exact_sums(cell, length, cells)

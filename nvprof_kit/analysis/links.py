@@ -113,7 +113,7 @@ def _last_before(operators: Operators, forward: Int64Array, nodes: Int64Array, t
 def _nest(operators: Operators, which: Int64Array) -> Nesting:
     """How some of the operators, which nest on their thread as calls do, lie in each other."""
     chosen = operators.take(which)
-    return nest(chosen.start, chosen.end, chosen.tid, np.ones(len(which), dtype=bool))
+    return nest(chosen.start, chosen.end, chosen.tid)
 
 
 def layer_of_nodes(operators: Operators, made_by: Int64Array, layers: Nesting, layer_range: Int64Array) -> Int64Array:

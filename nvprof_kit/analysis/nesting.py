@@ -8,6 +8,7 @@ are one binary search.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ class Nesting:
         owner: The innermost range from each of these moments on, or `NONE`.
         origin: The earliest start, the zero of the keys.
         span: Distance of two threads in the keys, longer than the capture.
+        crossing: Whether some ranges cross, so that no parent holds for the whole of a range; `cut` makes them nest.
     """
 
     parent: Int64Array
@@ -40,6 +42,7 @@ class Nesting:
     owner: Int64Array
     origin: int
     span: int
+    crossing: bool = False
 
     def innermost(self, tid: Int64Array, time: Int64Array) -> Int64Array:
         """The innermost range that is open on a thread at a moment: started at or before it, ended after it.
@@ -62,44 +65,101 @@ class Nesting:
         return np.where(inside & (found >= 0), self.owner[np.maximum(found, 0)], NONE)
 
 
-def nest(start: Int64Array, end: Int64Array, tid: Int64Array, nested: npt.NDArray[np.bool_]) -> Nesting:
+def nest(start: Int64Array, end: Int64Array, tid: Int64Array) -> Nesting:
     """Find the nesting of ranges.
 
-    Push/pop ranges of one domain nest on their thread. On a thread whose ranges cross, since it has start/end ranges
-    too or ranges of several domains, the innermost is the open one that started last.
+    Push/pop ranges of one domain nest on their thread. Start/end ranges may cross others, and so may ranges of several
+    domains: then the innermost at a moment is the open one that started last, and a range's parent is the innermost
+    that was open when it started.
 
     Args:
         start: Starts in nanoseconds, shape ``(n,)``.
         end: Ends in nanoseconds, shape ``(n,)``.
         tid: Thread keys, shape ``(n,)``.
-        nested: True for a push/pop range, shape ``(n,)``.
     """
     threads, thread = np.unique(tid, return_inverse=True)
     origin = int(start.min()) if len(start) else 0
     span = int(end.max()) - origin + 2 if len(end) else 1
     begins, finishes = thread * span + (start - origin), thread * span + (end - origin)
-    crossing = np.isin(thread, np.unique(thread[~nested]))
-    parent, depth = np.full(len(start), NONE, dtype=np.int64), np.zeros(len(start), dtype=np.int64)
-    straight = np.flatnonzero(~crossing)
-    _peel(begins, finishes, straight, parent, depth)
-    torn = straight[finishes[straight] > np.append(finishes, np.iinfo(np.int64).max)[parent[straight]]]
-    if len(torn):
-        crossing |= np.isin(thread, np.unique(thread[torn]))
-        straight = np.flatnonzero(~crossing)
-        parent[crossing], depth[crossing] = NONE, 0
-    changes = [_changes_of_nested(begins, finishes, straight, parent, depth)]
-    for one in np.unique(thread[crossing]):
-        changes.append(_sweep(begins, finishes, np.flatnonzero(thread == one), parent, depth))
-    change, owner = (np.concatenate(parts) for parts in zip(*changes, strict=True))
-    order = np.argsort(change, kind="stable")
-    return Nesting(parent, depth, threads, change[order], owner[order], origin, span)
+    parent, depth = _peel(begins, finishes)
+    torn = finishes > np.append(finishes, np.iinfo(np.int64).max)[parent]
+    if not torn.any():
+        change, owner = _changes(begins, finishes, parent, depth)
+        return Nesting(parent, depth, threads, change, owner, origin, span)
+    pieces = cut(start, end, tid)
+    shift = thread[pieces.range] * span - origin
+    begins, finishes = pieces.start + shift, pieces.end + shift
+    parent, depth = _peel(begins, finishes)
+    change, owner = _changes(begins, finishes, parent, depth)
+    of_piece = np.append(pieces.range, NONE)
+    first = np.empty(len(start), dtype=np.int64)
+    first[pieces.range[pieces.first]] = np.flatnonzero(pieces.first)
+    return Nesting(of_piece[parent[first]], depth[first], threads, change, of_piece[owner], origin, span, crossing=True)
 
 
-def _peel(begins: Int64Array, finishes: Int64Array, ranges: Int64Array, parent: Int64Array, depth: Int64Array) -> None:
-    """Fill in parent and depth level by level: what starts before everything earlier has ended is inside something
-    earlier.
+class Pieces(NamedTuple):
+    """Ranges that cross cut into pieces that nest, shape ``(m,)`` each.
+
+    Of two pieces from one moment to another, the outer one stands before the inner one, as `nest` takes them.
+
+    Attributes:
+        range: The range that each is a piece of.
+        start, end: Where it is, in ns.
+        first: Whether its range starts with it.
     """
-    left = ranges[np.lexsort((-finishes[ranges], begins[ranges]))]
+
+    range: Int64Array
+    start: Int64Array
+    end: Int64Array
+    first: npt.NDArray[np.bool_]
+
+
+def cut(start: Int64Array, end: Int64Array, tid: Int64Array) -> Pieces:
+    """Cut each range where one ends on its thread that was open when it started, and that it outlasts.
+
+    At every moment the pieces that are open are those of the ranges that are open, a range that started later inside
+    one that started earlier.
+    """
+    first_end = end.copy()
+    more: list[tuple[int, int, int]] = []
+    for thread in np.unique(tid):
+        _cut_thread(start, end, np.flatnonzero(tid == thread), first_end, more)
+    extra = np.array(more, dtype=np.int64).reshape(-1, 3).T
+    whole = np.arange(len(start))
+    of, begin, finish = (np.concatenate(parts) for parts in zip((whole, start, first_end), extra, strict=True))
+    order = np.lexsort((begin, of, -end[of], start[of]))
+    return Pieces(of[order], begin[order], finish[order], begin[order] == start[of[order]])
+
+
+def _cut_thread(
+    start: Int64Array, end: Int64Array, which: Int64Array, first_end: Int64Array, more: list[tuple[int, int, int]]
+) -> None:
+    """Cut the ranges of one thread, event by event: set the ends of first pieces, and add the others to `more`."""
+    lasting = which[end[which] > start[which]]
+    events = sorted(
+        [(int(end[i]), 0, 0, int(i)) for i in lasting] + [(int(start[i]), 1, -int(end[i]), int(i)) for i in lasting]
+    )
+    open_ranges: list[int] = []
+    begun: dict[int, int] = {}
+    for moment, is_start, _, index in events:
+        if is_start:
+            open_ranges.append(index)
+            begun[index] = moment
+            continue
+        place = open_ranges.index(index)
+        for above in open_ranges[place:]:
+            if begun[above] == start[above]:
+                first_end[above] = moment
+            elif moment > begun[above]:
+                more.append((above, begun[above], moment))
+            begun[above] = moment
+        del open_ranges[place]
+
+
+def _peel(begins: Int64Array, finishes: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Parent and depth level by level: what starts before everything earlier has ended is inside something earlier."""
+    parent, depth = np.full(len(begins), NONE, dtype=np.int64), np.zeros(len(begins), dtype=np.int64)
+    left = np.lexsort((-finishes, begins))
     above = np.full(len(left), NONE, dtype=np.int64)
     level = 0
     while len(left):
@@ -109,13 +169,14 @@ def _peel(begins: Int64Array, finishes: Int64Array, ranges: Int64Array, parent: 
         last = np.maximum.accumulate(np.where(outermost, np.arange(len(left)), 0))
         left, above = left[~outermost], left[last[~outermost]]
         level += 1
+    return parent, depth
 
 
-def _changes_of_nested(
-    begins: Int64Array, finishes: Int64Array, ranges: Int64Array, parent: Int64Array, depth: Int64Array
+def _changes(
+    begins: Int64Array, finishes: Int64Array, parent: Int64Array, depth: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
-    """Moments and owners of properly nested ranges: a start hands over to the range, an end back to its parent."""
-    lasting = ranges[finishes[ranges] > begins[ranges]]  # a range without length can hold nothing
+    """Moments and owners: a start hands over to the range, an end back to its parent."""
+    lasting = np.flatnonzero(finishes > begins)  # a range without length can hold nothing
     moment = np.concatenate([finishes[lasting], begins[lasting]])
     owner = np.concatenate([parent[lasting], lasting])
     is_start = np.repeat([0, 1], len(lasting))
@@ -124,31 +185,6 @@ def _changes_of_nested(
     )  # at one moment: ends from the inside out, then starts from the outside in
     order = np.lexsort((rank, is_start, moment))
     return moment[order], owner[order]
-
-
-def _sweep(
-    begins: Int64Array, finishes: Int64Array, ranges: Int64Array, parent: Int64Array, depth: Int64Array
-) -> tuple[Int64Array, Int64Array]:
-    """The same for one thread whose ranges may cross, event by event: the innermost is the open range that started
-    last.
-    """
-    lasting = ranges[finishes[ranges] > begins[ranges]]
-    events = sorted(
-        [(int(finishes[i]), 0, 0, int(i)) for i in lasting]
-        + [(int(begins[i]), 1, -int(finishes[i]), int(i)) for i in lasting]
-    )
-    open_ranges: list[int] = []
-    moments, owners = [], []
-    for moment, is_start, _, index in events:
-        if is_start:
-            parent[index] = open_ranges[-1] if open_ranges else NONE
-            depth[index] = depth[parent[index]] + 1 if open_ranges else 0
-            open_ranges.append(index)
-        else:
-            open_ranges.remove(index)
-        moments.append(moment)
-        owners.append(open_ranges[-1] if open_ranges else NONE)
-    return np.array(moments, dtype=np.int64), np.array(owners, dtype=np.int64)
 
 
 def inherit(own: Int64Array, nesting: Nesting) -> Int64Array:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit.analysis.foreign import translate
-from nvprof_kit.analysis.nesting import NONE, Int64Array, Nesting, inherit, nest
+from nvprof_kit.analysis.nesting import NONE, Int64Array, Nesting, cut, inherit, nest
 from nvprof_kit.names import LAYER_CATEGORIES, PHASE_CATEGORIES, Category, RangeName, parse_range, step_number
 from nvprof_kit.trace.schema import Trace
 
@@ -20,8 +20,11 @@ _NO_PAYLOAD = int(np.iinfo(np.int64).min)
 class Ranges:
     """What the ranges of a capture mean, range by range (shape ``(r,)`` each).
 
+    Where ranges cross, a range is several: the pieces into which `nvprof_kit.analysis.nesting.cut` cuts it.
+
     Attributes:
         start, end, tid, pid, nested: As in the trace.
+        first: Whether it is a whole range or the first piece of one, and not a further piece.
         nesting: Which range encloses which.
         names: The distinct texts and categories.
         name: Index into `names`.
@@ -39,6 +42,7 @@ class Ranges:
     tid: Int64Array
     pid: Int64Array
     nested: npt.NDArray[np.bool_]
+    first: npt.NDArray[np.bool_]
     nesting: Nesting
     names: tuple[RangeName, ...]
     name: npt.NDArray[np.intp]
@@ -75,7 +79,13 @@ def understand(trace: Trace) -> Ranges:
     """
     frame = translate(trace).ranges
     start, end, tid = (frame[column].to_numpy() for column in ("start_ns", "end_ns", "tid"))
-    nesting = nest(start, end, tid, frame["nested"].to_numpy())
+    first = np.ones(len(frame), dtype=bool)
+    nesting = nest(start, end, tid)
+    if nesting.crossing:
+        pieces = cut(start, end, tid)
+        frame, start, end, first = frame.iloc[pieces.range], pieces.start, pieces.end, pieces.first
+        tid = frame["tid"].to_numpy()
+        nesting = nest(start, end, tid)
     names, name = _names(frame)
     own = np.arange(len(frame))
     is_layer, is_phase, is_step = (
@@ -95,6 +105,7 @@ def understand(trace: Trace) -> Ranges:
         tid=tid,
         pid=frame["pid"].to_numpy(),
         nested=frame["nested"].to_numpy(),
+        first=first,
         nesting=nesting,
         names=names,
         name=name,
@@ -127,7 +138,11 @@ def _step_numbers(
     """The number of each step's range: its payload, else the number in its text, else its place in time."""
     numbers = np.zeros(len(frame), dtype=np.int64)
     which = np.flatnonzero(is_step)
-    numbers[which[np.argsort(frame["start_ns"].to_numpy()[which], kind="stable")]] = np.arange(len(which))
+    by_time = which[np.argsort(frame["start_ns"].to_numpy()[which], kind="stable")]
+    row = frame.index.to_numpy()[
+        by_time
+    ]  # the pieces of a range that crosses others bear its row, one behind the other
+    numbers[by_time] = np.cumsum(np.append(False, row[1:] != row[:-1])[: len(row)])
     said = [step_number(named.text) for named in names]
     written = np.array([_NO_PAYLOAD if number is None else number for number in said], dtype=np.int64)[name[which]]
     payload = frame["payload"].to_numpy(dtype=np.int64, na_value=_NO_PAYLOAD)[which]
@@ -149,7 +164,7 @@ class Elsewhere:
         self._by_thread = []
         for thread in np.unique(ranges.tid[which]):
             there = which[ranges.tid[which] == thread]
-            nesting = nest(ranges.start[there], ranges.end[there], ranges.tid[there], ranges.nested[there])
+            nesting = nest(ranges.start[there], ranges.end[there], ranges.tid[there])
             self._by_thread.append((thread, ranges.pid[there[0]], nesting, np.append(there, NONE)))
 
     def open_at(self, pid: Int64Array, tid: Int64Array, time: Int64Array) -> Int64Array:

@@ -1,26 +1,35 @@
 """How another program names its ranges: rules that turn a range's text into a layer, a phase, a step or an operator.
 
-Rules are written as TOML, in a file of the user's or as one of the presets beside this module; ``docs/foreign.md``
-describes them. Here is no reading of files: a document goes in, `Rules` come out.
+Rules are data: TOML, in a file of the user's or as one of the presets in the package; ``docs/foreign.md`` describes
+them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import LAYER_CATEGORIES, Category, RangeName, parse_range
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 FORWARD_OPERATOR, BACKWARD_OPERATOR = "forward", "backward"
 """The two kinds of autograd's operators: what runs in forward, and the node that runs its derivative."""
 
 _LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
-_KEYS = frozenset({"text", "category", "layer", "phase", "step", "operator"})
-_HEAD = frozenset({"title", "sources", "domain", "include", "otherwise", "range"})
+_TEMPLATES = ("layer", "phase", "step", "plain")
+_KEYS = frozenset({"match", "category", "operator", *_TEMPLATES})
+_HEAD = frozenset({"title", "sources", "domain", "include", "otherwise", "rule"})
 _OTHERWISE = ("nothing", "layer")
+_PRESETS = files("nvprof_kit.analysis") / "presets"
 
 
 class Meaning(NamedTuple):
@@ -45,22 +54,24 @@ class Rule:
     """One rule. The templates name groups of the regular expression, ``layers.{number}``.
 
     Attributes:
-        text: What the whole text of a range must match.
+        match: What the whole text of a range must match.
         category: What the whole name of its category must match, None where it does not matter.
         layer, phase, step: Templates; None for what the rule does not give.
+        plain: Template of the text without what is no part of its name; it is then read as if no rule fitted.
         operator: `FORWARD_OPERATOR`, `BACKWARD_OPERATOR` or ''.
     """
 
-    text: re.Pattern[str]
+    match: re.Pattern[str]
     category: re.Pattern[str] | None = None
     layer: str | None = None
     phase: str | None = None
     step: str | None = None
+    plain: str | None = None
     operator: str = ""
 
     def meaning(self, text: str, category: str | None) -> Meaning | None:
         """What a range is by this rule, None where the rule is not for it."""
-        found = self.text.fullmatch(text)
+        found = self.match.fullmatch(text)
         if not found or (self.category is not None and not self.category.fullmatch(category or "")):
             return None
         groups = {name: value or "" for name, value in found.groupdict().items()}
@@ -72,6 +83,8 @@ class Rule:
             sequence = groups.get("sequence", "")
             name = RangeName(layer if layer is not None else text, Category.USER)
             return Meaning(name, self.operator, int(sequence) if sequence else -1)
+        if self.plain is not None:
+            return Meaning(parse_range(self.plain.format_map(groups), category), ruled=False)
         if step is not None:
             return Meaning(RangeName(f"step {step}" if step.isdecimal() else text, Category.STEP))
         if layer:
@@ -99,45 +112,66 @@ class Rules:
     rules: tuple[Rule, ...] = ()
 
     def meaning(self, text: str, category: str | None = None) -> Meaning:
-        """What a range of this text and category is. What nvprof_kit itself emitted keeps its meaning."""
-        for rule in self.rules:
+        """What a range of this text and category is; one of our categories says it before any rule."""
+        ours = category in Category._value2member_map_
+        for rule in () if ours else self.rules:
             found = rule.meaning(text, category)
             if found is not None:
                 return found
-        if self.otherwise == "layer" or category in Category._value2member_map_:
+        if self.otherwise == "layer" or ours:
             return Meaning(parse_range(text, category), ruled=False)
         return Meaning(RangeName(text, Category.USER), ruled=False)
 
 
-def rules_of(
-    document: Mapping[str, Any], named: str, included: Callable[[str], Mapping[str, Any]] | None = None
-) -> Rules:
-    """The rules of a TOML document.
+def presets() -> tuple[str, ...]:
+    """The names of the presets."""
+    names = (file.name for file in _PRESETS.iterdir())
+    return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
 
-    Args:
-        document: The document, as ``tomllib`` gives it.
-        named: The file or preset, to name it in messages.
-        included: Gives the document of a preset; its rules are tried behind the document's own.
+
+def preset(name: str) -> Rules:
+    """A preset.
 
     Raises:
-        UsageError: The document is not what ``docs/foreign.md`` describes.
+        UsageError: None bears this name.
     """
-    _check_keys(document, _HEAD, named)
+    return parse_rules(_preset_text(name), name)
+
+
+def _preset_text(name: str) -> str:
+    if name not in presets():
+        raise UsageError(f"no preset {name!r}; there are {', '.join(presets())}")
+    return (_PRESETS / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def parse_rules(text: str, source: str) -> Rules:
+    """The rules of a TOML text.
+
+    Args:
+        text: The TOML text.
+        source: What to call it in a message.
+
+    Raises:
+        UsageError: The text is not TOML, or not what ``docs/foreign.md`` describes.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{source}: not TOML: {error}") from None
+    _check_keys(document, _HEAD, source)
     otherwise = document.get("otherwise", "nothing")
     if otherwise not in _OTHERWISE:
-        raise UsageError(f"{named}: otherwise = {otherwise!r}; needed one of {', '.join(_OTHERWISE)}")
-    entries = document.get("range", [])
-    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
-        raise UsageError(f"{named}: range is not a list of tables; write each rule below a line [[range]]")
-    rules = [_rule(entry, f"{named}, rule {number}") for number, entry in enumerate(entries, 1)]
+        raise UsageError(f"{source}: otherwise = {otherwise!r}; needed one of {', '.join(_OTHERWISE)}")
+    tables = document.get("rule", [])
+    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+        raise UsageError(f"{source}: rule is no list of tables; write each below a line [[rule]]")
+    rules = [_rule(table, f"{source}: rule {number}") for number, table in enumerate(tables, 1)]
     for other in document.get("include", []):
-        if included is None:
-            raise UsageError(f"{named}: nothing can be included here")
-        rules += rules_of(included(other), other, included).rules
-    if not rules and otherwise == "nothing":
-        raise UsageError(f"{named}: no rule in it; write each below a line [[range]] (see docs/foreign.md)")
+        rules += parse_rules(_preset_text(other), other).rules
+    if not rules:
+        raise UsageError(f"{source}: no [[rule]] in it; needed at least one with match and layer, phase or step")
     return Rules(
-        title=str(document.get("title", named)),
+        title=str(document.get("title", source)),
         sources=tuple(document.get("sources", ())),
         domain=document.get("domain"),
         otherwise=otherwise,
@@ -149,12 +183,12 @@ def _rule(entry: Mapping[str, Any], named: str) -> Rule:
     _check_keys(entry, _KEYS, named)
     if not all(isinstance(value, str) for value in entry.values()):
         raise UsageError(f"{named}: every value must be a text in quotes")
-    if "text" not in entry:
-        raise UsageError(f"{named}: no text = '...', the regular expression that a range's text must match")
-    text = _pattern(entry["text"], named)
-    groups = dict.fromkeys(text.groupindex, "1")
-    # a group called layer, phase or step needs no template
-    said = {key: entry.get(key, f"{{{key}}}" if key in groups else None) for key in ("layer", "phase", "step")}
+    if "match" not in entry:
+        raise UsageError(f"{named}: lacks match, the regular expression that the whole text of a range must match")
+    match = _pattern(entry["match"], named)
+    groups = dict.fromkeys(match.groupindex, "1")
+    # a group that is called like a key needs no template
+    said = {key: entry.get(key, f"{{{key}}}" if key in groups else None) for key in _TEMPLATES}
     for key, template in said.items():
         try:
             (template or "").format_map(groups)
@@ -166,7 +200,7 @@ def _rule(entry: Mapping[str, Any], named: str) -> Rule:
     if operator not in ("", FORWARD_OPERATOR, BACKWARD_OPERATOR):
         raise UsageError(f"{named}: operator = {operator!r}; needed {FORWARD_OPERATOR} or {BACKWARD_OPERATOR}")
     category = _pattern(entry["category"], named) if "category" in entry else None
-    return Rule(text, category, said["layer"], said["phase"], said["step"], operator)
+    return Rule(match, category, **said, operator=operator)
 
 
 def _pattern(expression: str, named: str) -> re.Pattern[str]:

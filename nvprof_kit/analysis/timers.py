@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
 from nvprof_kit.analysis.nesting import nest
@@ -112,7 +111,7 @@ def _with_places(stages: pd.DataFrame) -> pd.DataFrame:
         offset_ns=stages["start_ns"] - stages["start_ns"].min(),
     )
     start, end, rank = (calls[name].to_numpy() for name in ("start_ns", "end_ns", "rank"))
-    placed: pd.DataFrame = calls.assign(depth=nest(start, end, rank, np.ones(len(calls), dtype=np.bool_)).depth)
+    placed: pd.DataFrame = calls.assign(depth=nest(start, end, rank).depth)
     return placed
 
 

@@ -45,18 +45,18 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
     else:
         named = [(event, *_plain_annotation(str(event.get("name", "")))) for event in events.annotations]
         chosen = [one for one in named if one[1]] + _modules(events)
-    found = [event for event, _, _ in chosen]
-    start, end = times(found)
+    kept = [event for event, _, _ in chosen]
+    start, end = times(kept)
     return {
         "start_ns": start,
         "end_ns": end,
-        "pid": np.full(len(found), process, dtype=np.int64),
-        "tid": threads(found),
-        "nested": np.ones(len(found), dtype=bool),
-        "left_open": np.zeros(len(found), dtype=bool),
+        "pid": np.full(len(kept), process, dtype=np.int64),
+        "tid": threads(kept),
+        "nested": np.ones(len(kept), dtype=bool),
+        "left_open": np.zeros(len(kept), dtype=bool),
         "category": [category for _, _, category in chosen],
         "text": [text for _, text, _ in chosen],
-        "payload": np.full(len(found), MISSING_PAYLOAD, dtype=np.int64),
+        "payload": np.full(len(kept), MISSING_PAYLOAD, dtype=np.int64),
     }
 
 
@@ -74,13 +74,12 @@ def _loop_annotation(name: str) -> tuple[str, str] | None:
 
 
 def _plain_annotation(name: str) -> tuple[str, str]:
-    """The same for any annotation of a trace without our ranges: what is not of the loop is a layer, a library's
-    own is nothing.
+    """The same for any annotation of a trace without our ranges: what is not of the loop says by its text what it is,
+    a library's own is nothing.
     """
     if name.startswith(_LIBRARY_ANNOTATIONS):
         return "", Category.USER.value
-    plain = parse_range(name)
-    return _loop_annotation(name) or (plain.text, plain.category.value)
+    return _loop_annotation(name) or (name, "")
 
 
 def _modules(events: Events) -> list[_Named]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ class BruteForce:
                      WHERE c.eventType = 33 AND c.domainId = n.domainId AND c.category = n.category
                        AND c.globalTid & ~0xFFFFFF = n.globalTid & ~0xFFFFFF) AS category
               FROM NVTX_EVENTS AS n LEFT JOIN StringIds AS s ON s.id = n.textId
-             WHERE n.eventType = 59
+             WHERE n.eventType IN (59, 60)
                AND EXISTS (SELECT 1 FROM NVTX_EVENTS AS d LEFT JOIN StringIds AS ds ON ds.id = d.textId
                             WHERE d.eventType = 75 AND coalesce(ds.value, d.text) = :domain AND d.domainId = n.domainId
                               AND d.globalTid & ~0xFFFFFF = n.globalTid & ~0xFFFFFF)"""
@@ -219,10 +220,35 @@ class BruteForce:
             if key is None:
                 continue
             step = self.first(outer, STEPS) or self.elsewhere(tid, start, STEPS)
-            row = rows[((number_of(step),) if by_step else ()) + key]
-            row["calls"] += 1
-            outer_keys = self.layers_of(outer) + [("(none)", held.text) for held in outer if held.category in PHASES]
-            row["cpu_ns"] += 0 if key in outer_keys else finish - start
+            rows[((number_of(step),) if by_step else ()) + key]["calls"] += 1
+        for tid, begin, end in self._moments():
+            self._add_time(rows, by_step, tid, begin, end)
+
+    def _moments(self) -> list[tuple[int, int, int]]:
+        """The stretches of every thread in which no range begins or ends."""
+        changes = defaultdict(set)
+        for tid, start, finish in self.db.execute("SELECT globalTid, start, finish FROM temp.ours"):
+            changes[tid] |= {start, finish}
+        found = []
+        for tid, moments in changes.items():
+            in_order = sorted(moments)
+            found += [(tid, begin, end) for begin, end in pairwise(in_order)]
+        return found
+
+    def _add_time(
+        self, rows: dict[tuple[Any, ...], dict[str, Any]], by_step: bool, tid: int, begin: int, end: int
+    ) -> None:
+        """CPU time of the layers and phases that are open on a thread in a stretch, each counted once."""
+        stack = self.around(tid, begin)
+        seen = set()
+        for place in reversed(range(len(stack))):  # from the outside in
+            held, outer = stack[place], stack[place + 1 :]
+            key = self.layer_of(held, outer) or (("(none)", held.text) if held.category in PHASES else None)
+            if key is None or key in seen:
+                continue
+            seen.add(key)
+            step = self.first(outer, STEPS) or self.elsewhere(tid, held.start, STEPS)
+            rows[((number_of(step),) if by_step else ()) + key]["cpu_ns"] += end - begin
 
 
 def union(intervals: list[tuple[int, int, int]]) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.brute_force import BruteForce
-from support.nsys_file import NsysFile
+from support.nsys_file import PUSH_POP, START_END, NsysFile
 
 from nvprof_kit.analysis.layers import LayersOptions, layers
 from nvprof_kit.trace.open import open_capture
@@ -78,3 +78,31 @@ def test_any_capture(
                 key: {name: row[name] for name in NUMBERS} for key, row in BruteForce(path).table(by_step).items()
             }
             assert ours == expected
+
+
+crossing = st.lists(
+    st.tuples(st.sampled_from([PUSH_POP, START_END]), NAMES, st.integers(0, 60), st.integers(1, 60)), max_size=8
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(crossing, st.lists(st.tuples(st.integers(0, 130), st.integers(1, 9)), min_size=1, max_size=12))
+def test_ranges_that_cross(
+    ranges: list[tuple[int, tuple[str, str], int, int]], launched: list[tuple[int, int]]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = NsysFile(Path(folder) / "any.sqlite")
+        file.range_("never", 100_000, 100_001)
+        for number, (style, (category, text), start, length) in enumerate(ranges):
+            # no two begin or end at the same moment: which of them would be the inner one, nothing tells
+            begin, end = 100 * start + number, 100 * (start + length) + 50 + number
+            file.range_(text, begin, end, category=category, style=style)
+        for number, (call, length) in enumerate(launched):
+            file.kernel(
+                20_000 + 10 * number, 20_000 + 10 * number + length, launched=(100 * call + 20, 100 * call + 21)
+            )
+        path = file.write()
+        rows = layers(open_capture(path)).rows
+        ours = {(row["layer"], row["phase"]): {name: row[name] for name in NUMBERS} for row in rows.to_dict("records")}
+        expected = {key: {name: row[name] for name in NUMBERS} for key, row in BruteForce(path).table().items()}
+        assert ours == expected
