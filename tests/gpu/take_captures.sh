@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Take the H200 captures under tests/data/ anew. Run on a machine with a GPU, nsys and PyTorch, from the repository's root:
-#   tests/gpu/take_captures.sh FOLDER [SCRUB]
+#   tests/gpu/take_captures.sh FOLDER [SCRUB [NAME...]]
 # Leaves FOLDER/NAME.sqlite.xz; SCRUB is a command `SCRUB IN.sqlite OUT.sqlite` that removes private facts from a capture.
 set -euo pipefail
-out=${1:?usage: take_captures.sh FOLDER [SCRUB]}
+out=${1:?usage: take_captures.sh FOLDER [SCRUB [NAME...]]}
 scrub=${2:-cp}
 version=$(nsys --version | grep -oE '[0-9]+\.[0-9]+' | head -1)
 mkdir -p "$out"
@@ -20,9 +20,13 @@ take() { # NAME PROGRAM [ARGUMENT]...
   ls -l "$out/$name.sqlite.xz"
 }
 
-for model in llama gpt2 encoder; do
-  take "$model" train.py "$model" --layers 4 --steps 2
-done
-for variant in eager checkpoint checkpoint-reentrant graph graphed-callables compile-blocks compile-model generate; do
-  take "$variant" variants.py "$variant"
+if [ $# -ge 3 ]; then names=("${@:3}"); else
+  names=(llama gpt2 encoder eager checkpoint checkpoint-reentrant graph graphed-callables compile-blocks compile-model
+    inductor-graphs generate)
+fi
+for name in "${names[@]}"; do
+  case $name in
+    llama | gpt2 | encoder) take "$name" train.py "$name" --layers 4 --steps 2 ;;
+    *) take "$name" variants.py "$name" ;;
+  esac
 done

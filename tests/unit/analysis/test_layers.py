@@ -307,3 +307,14 @@ def test_steps_without_a_payload_take_the_number_of_their_text(file: NsysFile) -
         (12, "layers.0", "forward"),
         (13, "layers.0", "forward"),
     ]
+
+
+def test_layers_that_run_on_after_the_last_launch_tell_of_lost_ones(file: NsysFile) -> None:
+    for n in range(10):
+        file.range_(f"layers.{n}", n * 100, n * 100 + 50)
+    file.kernel(5000, 5001, launched=(10, 11))
+    assert any(
+        doubt.startswith("9 of 10 ranges of layers begin after the last CUDA launch") for doubt in table(file).doubts
+    )
+    file.kernel(5001, 5002, launched=(930, 931))
+    assert not table(file).doubts
