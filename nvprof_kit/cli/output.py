@@ -180,5 +180,5 @@ _DOMAIN = click.option(
     "--domain",
     default=DOMAIN,
     show_default=True,
-    help="NVTX domain of the ranges; '' is the default domain.",
+    help="NVTX domain of the ranges, several by commas; '' or default is the default domain.",
 )
