@@ -18,6 +18,7 @@ import click
 from nvprof_kit.analysis import memory, memory_segments
 from nvprof_kit.analysis.layers import COLUMNS, layers
 from nvprof_kit.analysis.ncu_plan import COLUMNS as PLAN_COLUMNS
+from nvprof_kit.analysis.rules import preset, presets
 from nvprof_kit.analysis.timers import COLUMNS as TIMERS_COLUMNS
 from nvprof_kit.cli import group
 from nvprof_kit.trace.open import open_capture
@@ -60,7 +61,17 @@ def texts() -> dict[str, str]:
         rows = [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]
         made[f"columns-{verb}"] = "\n".join(["| column | meaning |", "|---|---|", *rows])
     made["attribution-programs"] = attribution_programs()
+    made["presets"] = _presets()
     return made
+
+
+def _presets() -> str:
+    """The presets for foreign ranges: whose they are, the domain they read, and where that program names them."""
+    lines = ["| `--rules` | program | domain | its ranges are named in |", "|---|---|---|---|"]
+    for name in presets():
+        found = preset(name)
+        lines.append(f"| `{name}` | {found.title} | {found.domain or 'default'} | {'<br>'.join(found.sources)} |")
+    return "\n".join(lines)
 
 
 def attribution_programs() -> str:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from nvprof_kit.cli.output import Output, Reading, reading
+from nvprof_kit.cli.rules import domain_for, rules_option
 from nvprof_kit.errors import UsageError
 from nvprof_kit.report import plots, tables
 
 if TYPE_CHECKING:
     from nvprof_kit.analysis.layers import LayersResult
+    from nvprof_kit.analysis.rules import Rules
 
 
 @click.command(short_help="What each layer costs.")
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 @click.option(
     "--depth", type=click.IntRange(min=1), help="Levels of the model in the table and the plot; default: all."
 )
-def layers(asked: Reading, by: str | None, depth: int | None) -> None:
+@rules_option
+def layers(asked: Reading, by: str | None, depth: int | None, rules: Rules | None) -> None:
     """What each layer costs, forward and backward, and what lies outside every layer.
 
     A CAPTURE is an nsys .sqlite or .nsys-rep, or a PyTorch trace (.json, .json.gz), each also packed as .xz. FILE ends
@@ -33,8 +36,9 @@ def layers(asked: Reading, by: str | None, depth: int | None) -> None:
     from nvprof_kit.analysis.layers import layers as analyse
     from nvprof_kit.trace.open import open_capture
 
-    options = LayersOptions(by_step=by == "step")
-    results = [analyse(open_capture(capture, domain=asked.domain), options) for capture in asked.captures]
+    options = LayersOptions(by_step=by == "step", rules=rules)
+    domain = domain_for(asked.domain, rules)
+    results = [analyse(open_capture(capture, domain=domain), options) for capture in asked.captures]
     _write(results, asked.output, depth)
 
 

@@ -149,3 +149,50 @@ def test_parquet_is_not_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     with pytest.raises(UsageError, match=r"-o FILE\.parquet"):
         Output.of("parquet", None)
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> str:
+    file = NsysFile(tmp_path / "foreign.sqlite")
+    for text, start in (("Batch 7", 50), ("block 3", 100), ("layers.5", 200)):
+        file.range_(text, start, start + 50, category=None, domain="", registered=False)
+        file.kernel(start + 300, start + 301, launched=(start + 10, start + 11))
+    file.range_("fwd mine", 300, 350, category=None, domain="trainer")
+    file.kernel(700, 701, launched=(310, 311))
+    return str(file.write())
+
+
+def test_rules_of_a_preset_bring_their_domain(foreign: str, capsys: pytest.CaptureFixture[str]) -> None:
+    table = list(csv.DictReader(io.StringIO(answer(capsys, foreign, "--rules", "torch-nvtx", "--format", "csv"))))
+    assert [(row["layer"], row["gpu_self_ns"]) for row in table] == [
+        ("layers.3", "1"),
+        ("layers.5", "1"),
+        ("(none)", "2"),
+    ]
+
+
+def test_rules_of_a_file(foreign: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text("domain = 'trainer'\n[[rule]]\nmatch = 'fwd (?P<layer>.+)'\n")
+    table = list(csv.DictReader(io.StringIO(answer(capsys, foreign, "--rules", own, "--format", "csv"))))
+    assert [row["layer"] for row in table] == ["mine", "(none)"]
+    # a domain on the command line is read instead of the one that the rules name; no rule fits its ranges
+    table = list(
+        csv.DictReader(io.StringIO(answer(capsys, foreign, "--rules", own, "--domain", "default", "--format", "csv")))
+    )
+    assert [row["layer"] for row in table] == ["(none)"]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [(None, "no such file, and no preset; there are emit-nvtx, megatron-lm"), ("match = 'x'", "unknown key 'match'")],
+)
+def test_rules_that_cannot_be_used(
+    foreign: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, complaint: str
+) -> None:
+    own = tmp_path / "own.toml"
+    if text is not None:
+        own.write_text(text)
+    assert run("layers", foreign, "--rules", own) == 2
+    error = capsys.readouterr().err
+    assert complaint in error and error.count("\n") == 1
