@@ -8,6 +8,7 @@ import numpy as np
 
 from nvprof_kit.analysis.attribution import Attribution
 from nvprof_kit.analysis.intervals import exact_sums, union_lengths
+from nvprof_kit.errors import UsageError
 from nvprof_kit.trace.schema import Trace
 
 if TYPE_CHECKING:
@@ -58,6 +59,18 @@ def typical_step(times: pd.DataFrame) -> int | None:
 def slowest_step(times: pd.DataFrame) -> int | None:
     """The step that took longest, None where there is no step."""
     return int(times["step"].iloc[_by_length(times)[-1]]) if len(times) else None
+
+
+def require_step(times: pd.DataFrame, step: int, path: str) -> None:
+    """Refuse a step that a capture does not have.
+
+    Raises:
+        UsageError: There is no such step.
+    """
+    numbers = times["step"].tolist()
+    if step not in numbers:
+        there = f"it has steps {min(numbers)} to {max(numbers)}" if numbers else "it has no steps"
+        raise UsageError(f"{path}: no step {step}; {there}")
 
 
 def _by_length(times: pd.DataFrame) -> list[int]:

@@ -13,9 +13,8 @@ from nvprof_kit.analysis.intervals import exact_sums
 from nvprof_kit.analysis.kernel_classes import CLASSES, classify
 from nvprof_kit.analysis.layers import LayersOptions, layers
 from nvprof_kit.analysis.nesting import Int64Array
-from nvprof_kit.analysis.steps import slowest_step, step_times, typical_step
+from nvprof_kit.analysis.steps import require_step, slowest_step, step_times, typical_step
 from nvprof_kit.analysis.timeline import timeline
-from nvprof_kit.errors import UsageError
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 from nvprof_kit.report.layers import heading, time_name
 from nvprof_kit.report.units import Milliseconds, percent
@@ -223,18 +222,6 @@ def _chosen_steps(times: pd.DataFrame, step: int | None, path: str) -> list[tupl
         return [("the whole capture", None)]
     chosen: list[tuple[str, int | None]] = [(f"step {typical}, a typical one", typical)]
     return chosen if slowest == typical else [*chosen, (f"step {slowest}, the slowest", slowest)]
-
-
-def require_step(times: pd.DataFrame, step: int, path: str) -> None:
-    """Refuse a step that a capture does not have.
-
-    Raises:
-        UsageError: There is no such step.
-    """
-    numbers = times["step"].tolist()
-    if step not in numbers:
-        there = f"it has steps {min(numbers)} to {max(numbers)}" if numbers else "it has no steps"
-        raise UsageError(f"{path}: no step {step}; {there}")
 
 
 def classes_of(trace: Trace) -> pd.DataFrame | None:

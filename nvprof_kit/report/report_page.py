@@ -13,7 +13,6 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit import __version__
 from nvprof_kit.report.layers import LayersView, layers_lines, time_name, total_line
 from nvprof_kit.report.report_data import (
     PHASES,
@@ -56,7 +55,6 @@ def report_page(sheets: Sequence[Sheet]) -> bytes:
         style=_safe(_file("page.css")),
         script=_safe(script),
         script_hash=f"sha256-{digest}",
-        version=__version__,
     )
     return text.encode("utf-8", "replace")
 

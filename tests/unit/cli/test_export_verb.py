@@ -1,0 +1,48 @@
+"""``nvprof-kit export`` and what it refuses."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from support.nsys_file import NsysFile
+
+from nvprof_kit.cli import main
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> str:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 7", 50, 250, category="step", payload=7)
+    file.range_("layers.0", 100, 200, category="forward")
+    file.kernel(300, 330, launched=(110, 115))
+    return str(file.write())
+
+
+def run(*argv: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in argv])
+    return int(ended.value.code or 0)
+
+
+def test_the_suffix_decides_whether_it_is_packed(capture: str, tmp_path: Path) -> None:
+    plain, packed = tmp_path / "trace.json", tmp_path / "trace.json.gz"
+    assert run("export", "--to", "perfetto", capture, "-o", plain) == run("export", capture, "-o", packed) == 0
+    assert json.loads(plain.read_bytes()) == json.loads(gzip.decompress(packed.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--step", "3", "-o", "t.json"], "no step 3; it has steps 7 to 7"),
+        (["-o", "t.csv"], "t.csv: no format has this suffix; needed one of .gz .json"),
+        (["other.sqlite", "-o", "t.json"], "a trace shows one capture, not 2"),
+        (["--to", "excel", "-o", "t.json"], "'excel' is not 'perfetto'"),
+    ],
+)
+def test_refusals(words: list[str], complaint: str, capture: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("export", capture, *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert complaint in line
