@@ -45,9 +45,10 @@ def _launches(owned: Attribution, ops: int) -> list[str]:
 
 
 def _lost(trace: Trace, owned: Attribution) -> list[str]:
-    """Layers that still ran when the last launch was over: the profiler stopped recording CUDA before the program ended.
+    """Layers that still ran when the last launch was over: the profiler stopped recording CUDA before the end.
 
-    Seen with nsys 2023.4 under a driver of CUDA 13, in captures of a whole run: it gives up at a callback it does not know.
+    Seen with nsys 2023.4 under a driver of CUDA 13, in captures of a whole run: it gives up at a callback that it
+    does not know.
     """
     ranges, pid = owned.ranges, trace.api["pid"].to_numpy()
     is_layer = ranges.is_one_of(LAYER_CATEGORIES)
