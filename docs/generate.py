@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import click
 
-from nvprof_kit.analysis import memory, memory_segments
+from nvprof_kit.analysis import breakdown, critical_path, launching, memory, memory_segments, transfers
 from nvprof_kit.analysis.layers import COLUMNS, layers
 from nvprof_kit.analysis.ncu_plan import COLUMNS as PLAN_COLUMNS
 from nvprof_kit.analysis.rules import preset, presets
@@ -49,6 +49,17 @@ def _memory_columns() -> dict[str, Mapping[str, str]]:
     }
 
 
+def _breakdown_columns() -> dict[str, Mapping[str, str]]:
+    return {
+        "breakdown": breakdown.COLUMNS,
+        "breakdown-idle": breakdown.IDLE_COLUMNS,
+        "breakdown-communication": transfers.COMM_COLUMNS,
+        "breakdown-copies": transfers.COPY_COLUMNS,
+        "breakdown-launches": launching.LAUNCH_COLUMNS,
+        "breakdown-critical-path": critical_path.PATH_COLUMNS,
+    }
+
+
 def texts() -> dict[str, str]:
     """Every generated text by its name."""
     made = {f"help-{verb.replace(' ', '-')}": f"```\n{_help(verb)}\n```" for verb in _verbs()}
@@ -57,6 +68,7 @@ def texts() -> dict[str, str]:
         "timers": TIMERS_COLUMNS,
         "ncu-plan": PLAN_COLUMNS,
         **_memory_columns(),
+        **_breakdown_columns(),
     }.items():
         rows = [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]
         made[f"columns-{verb}"] = "\n".join(["| column | meaning |", "|---|---|", *rows])

@@ -1,0 +1,43 @@
+"""``nvprof-kit breakdown``: where the time of a step goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nvprof_kit.cli.kernel_rules import kernel_rules, read_kernel_rules
+from nvprof_kit.cli.output import Reading, reading
+from nvprof_kit.report import plots, tables
+
+VIEWS = ("steps", "idle", "communication", "copies", "launches", "critical-path")
+
+
+@click.command(short_help="Where the time of a step goes, and why the GPU is idle.")
+@reading
+@click.option("--view", type=click.Choice(VIEWS), help="One table alone; in csv, json, md and parquet default: steps.")
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Lines of a table for reading.")
+@kernel_rules
+def breakdown(asked: Reading, view: str | None, top: int, rules_path: Path | None) -> None:
+    """Where the time of each step goes on each GPU: compute, exposed communication, exposed copies, idle, and why idle.
+
+    The parts add up to the wall time exactly. Further tables hold idle time by cause and place, communication, copies,
+    launches, and the critical path of a step.
+    """
+    from nvprof_kit.analysis.breakdown import OPTIONAL
+    from nvprof_kit.analysis.breakdown import breakdown as analyse
+    from nvprof_kit.errors import UsageError
+    from nvprof_kit.trace.open import open_capture
+
+    if asked.output.form in plots.FORMATS:
+        raise UsageError("breakdown has no plot; needed a table format, or nvprof-kit report")
+    rules = read_kernel_rules(rules_path)
+    results = [analyse(open_capture(one, domain=asked.domain, optional=OPTIONAL), rules) for one in asked.captures]
+    if asked.output.form in tables.FORMATS:
+        named = [(result.info.path, result.table(view or "steps")) for result in results]
+        chosen = tables.with_capture(named) if len(named) > 1 else named[0][1]
+        asked.output.write(tables.encode(chosen, asked.output.form))
+        return
+    from nvprof_kit.report.breakdown import breakdown_report
+
+    asked.output.print(part for result in results for part in [*breakdown_report(result, view, top), ""])

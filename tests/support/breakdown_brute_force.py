@@ -1,0 +1,41 @@
+"""The breakdown computed a second time, slowly and in another way: plain SQL, and one entry per nanosecond boundary.
+
+It shares no code with the package. Between two neighbouring boundaries of operations nothing changes, so each such
+piece is asked which operations hold it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from itertools import pairwise
+from pathlib import Path
+
+
+def operations(path: Path) -> list[tuple[int, int, str]]:
+    """Start, end and sort (compute, comm, copy) of every operation, by start."""
+    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    found = []
+    for table in ("KERNEL", "MEMCPY", "MEMSET"):
+        name = f"CUPTI_ACTIVITY_KIND_{table}"
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone():
+            continue
+        label = "(SELECT value FROM StringIds WHERE id = demangledName)" if table == "KERNEL" else "''"
+        for start, end, text in db.execute(f'SELECT start, "end", {label} FROM {name}'):
+            found.append((start, end, "copy" if table != "KERNEL" else "comm" if "nccl" in text else "compute"))
+    return sorted(found)
+
+
+def states(ops: list[tuple[int, int, str]], low: int, high: int) -> dict[str, int]:
+    """Time of each state between two moments, for operations of one device."""
+    inside = [(max(start, low), min(end, high), sort) for start, end, sort in ops if start < high and end > low]
+    edges = sorted({low, high, *(edge for start, end, _ in inside for edge in (start, end))})
+    spent = {"compute": 0, "comm": 0, "copy": 0, "idle": 0}
+    waiting, running = 0, []
+    for begin, finish in pairwise(edges):
+        while waiting < len(inside) and inside[waiting][0] <= begin:
+            running.append(inside[waiting])
+            waiting += 1
+        running = [op for op in running if op[1] > begin]
+        sorts = {sort for _, _, sort in running}
+        spent[next((one for one in ("compute", "comm", "copy") if one in sorts), "idle")] += finish - begin
+    return spent

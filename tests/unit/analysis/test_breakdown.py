@@ -1,0 +1,285 @@
+"""Where the time of a step goes: tiny captures with their arithmetic, real ones against brute force and golden files."""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from support import breakdown_brute_force as brute
+from support.nsys_file import NsysFile
+
+from nvprof_kit.analysis.breakdown import OPTIONAL, BreakdownResult, breakdown
+from nvprof_kit.trace.open import open_capture
+
+TESTS = Path(__file__).parents[2]
+DATA = TESTS / "data"
+PARTS = ["compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns"]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> NsysFile:
+    return NsysFile(tmp_path / "run.sqlite")
+
+
+def analysed(file: NsysFile) -> BreakdownResult:
+    return breakdown(open_capture(file.write(), optional=OPTIONAL))
+
+
+def idle_of(result: BreakdownResult) -> dict[str, int]:
+    """Idle time by cause, only causes that there are."""
+    sums = result.steps.filter(regex="^idle_.+_ns$").sum()
+    return {str(name)[5:-3]: int(ns) for name, ns in sums.items() if ns}
+
+
+def test_compute_hides_communication_and_both_hide_copies(file: NsysFile) -> None:
+    file.range_("step 1", 0, 300, category="step", payload=1)
+    file.kernel(100, 160, launched=(10, 12))  # computes 100-160
+    file.kernel(140, 200, launched=(14, 16), name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL", stream=9)
+    file.kernel(190, 230, launched=(18, 20), table="MEMCPY", stream=11)
+    step = analysed(file).steps.iloc[0]
+    # wall: the range, 0-300. compute 60; communication alone 160-200; copy alone 200-230; idle 0-100 and 230-300
+    assert step[["wall_ns", *PARTS]].tolist() == [300, 60, 40, 30, 170]
+    assert step[["comm_ns", "copy_ns"]].tolist() == [60, 40]
+
+
+def test_a_step_lasts_to_the_end_of_its_last_operation_and_the_next_begins_there(file: NsysFile) -> None:
+    file.range_("step 1", 0, 100, category="step", payload=1)
+    file.range_("step 2", 120, 200, category="step", payload=2)
+    file.range_("step 3", 600, 700, category="step", payload=3)
+    file.kernel(50, 250, launched=(40, 42))
+    file.kernel(300, 400, launched=(130, 132))
+    file.kernel(650, 690, launched=(640, 642))
+    steps = analysed(file).steps
+    # step 1 to 250; step 2 from there to 400; nothing's until 600; step 3 its range
+    assert steps["step"].fillna(-1).tolist() == [1, 2, -1, 3]
+    assert steps["start_ns"].tolist() == [0, 250, 400, 600]
+    assert steps["wall_ns"].tolist() == [250, 150, 200, 100]
+    assert steps["compute_ns"].tolist() == [200, 100, 0, 40]
+
+
+def test_without_steps_the_whole_capture_is_one_stretch(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 50)
+    file.kernel(100, 150, launched=(10, 12))
+    file.kernel(180, 200, launched=(14, 16))
+    result = analysed(file)
+    assert result.steps[["wall_ns", *PARTS]].to_numpy().tolist() == [[100, 70, 0, 0, 30]]
+    assert any("no steps" in doubt for doubt in result.doubts)
+
+
+def test_every_gpu_has_its_own_time(file: NsysFile) -> None:
+    file.range_("step 1", 0, 100, category="step", payload=1)
+    file.kernel(20, 40, launched=(10, 12), device=0)
+    file.kernel(30, 90, launched=(14, 16), device=1)
+    steps = analysed(file).steps
+    assert steps[["device", "wall_ns", "compute_ns"]].to_numpy().tolist() == [[0, 100, 20], [1, 100, 60]]
+
+
+def gap(file: NsysFile, call: tuple[int, int], start: int = 300) -> NsysFile:
+    """A step with a kernel 100-200 and one from 300 on, launched by a call: idle 0-100 (launch) and 200-300."""
+    file.range_("step 1", 0, 400, category="step", payload=1)
+    file.kernel(0, 200, launched=(0, 1), name="first")
+    file.kernel(start, 400, launched=call, name="second")
+    return file
+
+
+def test_idle_before_a_late_launch_is_the_hosts(file: NsysFile) -> None:
+    gap(file, (280, 290)).range_("layers.4", 150, 295)
+    result = analysed(file)
+    assert idle_of(result) == {"launch": 100}
+    found = result.idle.iloc[0]
+    # the launching thread was in layers.4, in no call, when the gap began at 200
+    assert found.tolist() == ["launch", "layers.4", "forward", "", 1, 100, 100, 200]
+
+
+def test_idle_before_an_operation_launched_long_ago_is_the_devices(file: NsysFile) -> None:
+    assert idle_of(analysed(gap(file, (10, 12)))) == {"queued": 100}
+
+
+def test_idle_that_begins_while_the_host_waits_is_the_synchronisations(file: NsysFile) -> None:
+    gap(file, (280, 290)).call("cudaStreamSynchronize_v3020", 50, 210)
+    result = analysed(file)
+    assert idle_of(result) == {"sync": 100}
+    assert result.idle["call"].tolist() == ["cudaStreamSynchronize"]
+
+
+def test_idle_is_split_between_what_the_host_was_in(file: NsysFile) -> None:
+    gap(file, (280, 290))
+    file.range_("data", 195, 240, category="data")
+    file.call("cudaMalloc_v3020", 250, 260)
+    file.overhead("CUPTI: Buffer flush", 262, 270)
+    # of 200-300: data 40, allocation 10, profiler 8, the rest 42
+    assert idle_of(analysed(file)) == {"launch": 42, "dataloader": 40, "allocation": 10, "profiler": 8}
+
+
+def test_overlapping_causes_are_counted_once(file: NsysFile) -> None:
+    gap(file, (280, 290))
+    file.range_("data", 200, 280, category="data")
+    file.call("cudaMalloc_v3020", 210, 230)
+    file.overhead("CUPTI: Buffer flush", 220, 250)
+    # profiler 30 first, then allocation 210-220, then data 200-210 and 250-280, then 280-300
+    assert idle_of(analysed(file)) == {"launch": 20, "dataloader": 40, "allocation": 10, "profiler": 30}
+
+
+def test_idle_between_two_graph_replays(file: NsysFile) -> None:
+    file.range_("step 1", 0, 400, category="step", payload=1)
+    for launch, begin in ((0, 10), (30, 200)):
+        call = file.call("cudaGraphLaunch_v10000", launch, launch + 5)
+        for number in (1, 2):
+            file.kernel(begin + 40 * number, begin + 40 * number + 30, correlation=call, node=number)
+    # 0-50 before the first (its launch ends at 5: the host), 80-90 and 270-280 inside replays, 120-240 between them,
+    # 310-400 behind the last operation
+    assert idle_of(analysed(file)) == {"launch": 50, "queued": 20, "graph": 120, "other": 90}
+
+
+def test_the_queue_of_launched_operations(file: NsysFile) -> None:
+    file.range_("step 1", 0, 100, category="step", payload=1)
+    file.kernel(30, 50, launched=(8, 10))  # waits 10-30
+    file.kernel(60, 100, launched=(18, 20))  # waits 20-60
+    step = analysed(file).steps.iloc[0]
+    assert step["queue_max"] == 2
+    assert step["queue_mean"] == pytest.approx((20 + 40) / 100)
+    assert step["queue_empty"] == pytest.approx((10 + 40) / 100)
+
+
+def test_communication_of_a_layer(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 50, category="backward")
+    file.kernel(100, 200, launched=(10, 12))
+    file.kernel(150, 250, launched=(14, 16), name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL", stream=9)
+    row = analysed(file).communication.iloc[0]
+    assert row[["layer", "phase", "collective", "ops", "gpu_ns", "exposed_ns", "hidden"]].tolist() == [
+        "layers.0", "backward", "AllReduce", 1, 100, 50, 0.5,
+    ]  # fmt: skip
+
+
+def test_copies_by_memory(file: NsysFile) -> None:
+    file.range_("data", 0, 400, category="data")
+    file.kernel(100, 200, launched=(10, 12), table="MEMCPY", memory=(0, 2), size=1600)
+    file.kernel(300, 350, launched=(20, 22), table="MEMCPY", memory=(1, 2), size=1600)
+    file.kernel(330, 380, launched=(24, 26), stream=9)
+    copies = analysed(file).copies.set_index("memory")
+    assert copies.loc["pageable", ["ops", "bytes", "gpu_ns", "exposed_ns", "gb_per_s", "blocking"]].tolist() == [
+        1, 1600, 100, 100, 16.0, 1,
+    ]  # fmt: skip
+    assert copies.loc["pinned", ["gpu_ns", "exposed_ns", "gb_per_s", "blocking"]].tolist() == [50, 30, 32.0, 0]
+
+
+def test_launches_of_a_layer(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    file.kernel(120, 125, launched=(10, 20))  # 5 ns of work, 10 ns to launch, starts 100 after
+    file.kernel(125, 225, launched=(30, 35))
+    row = analysed(file).launches.iloc[0]
+    assert row[["ops", "gpu_ns", "call_ns", "short_ops", "delay_ns", "idle_ns", "launch_bound"]].tolist() == [
+        2, 105, 15, 1, 95, 0, False,
+    ]  # fmt: skip
+
+
+def test_the_critical_path_goes_through_the_host_and_the_device(file: NsysFile) -> None:
+    file.range_("step 1", 0, 400, category="step", payload=1)
+    file.range_("layers.0", 0, 100)
+    file.range_("layers.1", 100, 300)
+    file.kernel(50, 150, launched=(40, 45))
+    file.kernel(150, 200, launched=(60, 65))
+    file.kernel(290, 400, launched=(270, 280))
+    path = analysed(file).critical_path.set_index("layer")
+    # backwards: the kernel 290-400; 280-290 its launch's way to the device; the host from there to the step's begin,
+    # since it never waited: layers.1 from 280 back to 60, where it is layers.0's call that begins
+    assert path.loc["layers.1", ["gpu_ns", "wait_ns", "host_ns"]].tolist() == [110, 10, 220]
+    assert path.loc["layers.0", "host_ns"] == 60
+    assert path["share"].sum() == pytest.approx(1)
+
+
+def test_the_critical_path_stays_on_a_busy_device(file: NsysFile) -> None:
+    file.range_("step 1", 0, 400, category="step", payload=1)
+    file.range_("layers.0", 0, 100)
+    file.kernel(50, 200, launched=(10, 15))
+    file.kernel(210, 400, launched=(20, 25))
+    row = analysed(file).critical_path.iloc[0]
+    # 190 and 150 on the device, 10 between, 15-50 launch to start, 0-15 on the host
+    assert row[["gpu_ns", "wait_ns", "host_ns"]].tolist() == [340, 45, 15]
+
+
+MOMENT = st.integers(0, 400)
+
+
+@given(
+    ops=st.lists(st.tuples(MOMENT, st.integers(1, 80), st.sampled_from("ccnm"), st.integers(0, 1)), min_size=1),
+    calls=st.lists(st.tuples(MOMENT, st.integers(1, 50), st.sampled_from(["cudaMalloc", "cudaDeviceSynchronize"]))),
+)
+@settings(
+    max_examples=25,
+    deadline=None,
+    phases=(Phase.generate,),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_parts_always_add_up(tmp_path: Path, ops: list[tuple[int, int, str, int]], calls: list) -> None:
+    file = NsysFile(tmp_path / "any.sqlite")
+    file.range_("step 1", 20, 120, category="step", payload=1)
+    file.range_("step 2", 150, 300, category="step", payload=2)
+    file.range_("data", 130, 170, category="data")
+    for start, length, sort, device in ops:
+        name, table = ("ncclDevKernel_AllGather_RING_LL", "KERNEL") if sort == "n" else ("gemm", "KERNEL")
+        table = "MEMSET" if sort == "m" else table
+        begin = max(start - 30, 0)
+        file.kernel(
+            start + 2,
+            start + 2 + length,
+            launched=(begin, begin + 2),
+            name=name,
+            table=table,
+            device=device,
+            stream=start,
+        )
+    for start, length, name in calls:
+        file.call(name, start, start + length)
+    result = analysed(file)
+    steps = result.steps
+    assert (steps[PARTS].sum(axis=1) == steps["wall_ns"]).all()
+    for device, rows in steps.groupby("device"):
+        ordered = rows.sort_values("start_ns")
+        ends = ordered["start_ns"] + ordered["wall_ns"]
+        assert (ordered["start_ns"].to_numpy()[1:] == ends.to_numpy()[:-1]).all()  # no gap, no overlap
+        mine = sorted(
+            (s + 2, s + 2 + n, {"n": "comm", "m": "copy"}.get(sort, "compute")) for s, n, sort, d in ops if d == device
+        )
+        for row in ordered.to_dict("records"):
+            found = brute.states(mine, row["start_ns"], row["start_ns"] + row["wall_ns"])
+            assert [row[part] for part in PARTS] == [found[one] for one in ("compute", "comm", "copy", "idle")]
+    assert result.idle["idle_ns"].sum() == steps["idle_ns"].sum()
+    assert result.critical_path["share"].sum() == pytest.approx(1)
+
+
+REAL = ["eager-2023.4", "graph-2023.4", "hooks-ddp-2024.2", "checkpoint-2023.4", "gpt2-2023.4"]
+
+
+@pytest.mark.parametrize("capture", REAL)
+def test_a_real_capture_against_brute_force(capture: str, tmp_path: Path) -> None:
+    plain = tmp_path / "plain.sqlite"
+    plain.write_bytes(lzma.decompress((DATA / f"{capture}.sqlite.xz").read_bytes()))
+    steps = breakdown(open_capture(plain, optional=OPTIONAL)).steps
+    ops = brute.operations(plain)
+    for row in steps.to_dict("records"):
+        low, high = row["start_ns"], row["start_ns"] + row["wall_ns"]
+        found = brute.states(ops, low, high)
+        assert [row[part] for part in PARTS] == [found[one] for one in ("compute", "comm", "copy", "idle")]
+
+
+@pytest.mark.parametrize("capture", REAL[:3])
+def test_the_golden_tables(capture: str, request: pytest.FixtureRequest) -> None:
+    result = breakdown(open_capture(DATA / f"{capture}.sqlite.xz", optional=OPTIONAL))
+    for view in ("steps", "idle", "communication"):
+        golden = TESTS / "golden" / "breakdown" / f"{capture}.{view}.csv"
+        found = result.table(view).to_csv(index=False, float_format="%.6g")
+        if request.config.getoption("--update-golden"):
+            golden.parent.mkdir(exist_ok=True)
+            golden.write_text(found)
+        assert found == golden.read_text()
+
+
+def test_a_capture_without_calls_says_so(file: NsysFile) -> None:
+    gap(file, (280, 290))
+    result = breakdown(open_capture(file.write(), optional=tuple(name for name in OPTIONAL if name != "calls")))
+    assert idle_of(result) == {"other": 100}
+    assert any("causes of idle time are unknown" in doubt for doubt in result.doubts)
