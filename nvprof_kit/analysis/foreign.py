@@ -15,7 +15,7 @@ import numpy.typing as npt
 from nvprof_kit.analysis import links
 from nvprof_kit.analysis.links import Operators
 from nvprof_kit.analysis.nesting import NONE, Int64Array, Nesting, nest
-from nvprof_kit.analysis.rules import BACKWARD_OPERATOR, FORWARD_OPERATOR, Meaning, Rules
+from nvprof_kit.analysis.rules import OPERATORS, Meaning, Rules
 from nvprof_kit.names import Category, RangeName
 from nvprof_kit.trace.frames import MISSING_PAYLOAD, labels, make_frame
 from nvprof_kit.trace.schema import Trace
@@ -93,19 +93,21 @@ class _Renamed:
 
     def operators(self) -> Operators:
         """The operators among the ranges, as the rules tell them."""
-        kinds = {"": 0, FORWARD_OPERATOR: 1, BACKWARD_OPERATOR: 2}
-        kind = np.array([kinds[one.operator] for one in self._meanings], dtype=np.int8)[self._meaning]
-        sequence = np.array([one.sequence for one in self._meanings], dtype=np.int64)[self._meaning]
-        which = np.flatnonzero(kind)
+        forward, engine, node = (
+            _flags(self._meanings, lambda one, kind=kind: one.operator == kind) for kind in OPERATORS
+        )
+        sequence = np.array([one.sequence for one in self._meanings], dtype=np.int64)
+        which = np.flatnonzero((forward | engine | node)[self._meaning])
+        meaning = self._meaning[which]
         start, end, pid, tid = (self._columns[name][which] for name in ("start_ns", "end_ns", "pid", "tid"))
         return Operators(
-            start, end, pid, tid, kind[which] == 2, sequence[which], np.full(len(which), NONE, dtype=np.int64)
+            start, end, pid, tid, ~forward[meaning], engine[meaning], sequence[meaning], np.full(len(which), NONE)
         )
 
     def add_operators(self, recorded: Any) -> None:
         """Take the operators of the forward for layers."""
         if recorded is None:
-            numbered = _flags(self._meanings, lambda one: one.operator == FORWARD_OPERATOR and one.sequence >= 0)
+            numbered = _flags(self._meanings, lambda one: one.operator == OPERATORS[0] and one.sequence >= 0)
             self._rename(np.flatnonzero(numbered[self._meaning]), Category.FORWARD)
             return
         forward = recorded[~recorded["backward"]]
@@ -120,6 +122,7 @@ class _Renamed:
         """Add the backward pass as the operators tell it, and say how much of it could be told."""
         nesting = self._nesting()
         layer_range = links.nearest(self.is_a(_FORWARD), nesting)
+        operators = links.whole_nodes(operators)
         made_by = links.makers(operators)
         told = links.layer_of_nodes(operators, made_by, nesting, layer_range)
         owner = links.with_followers(operators, told)
@@ -209,7 +212,7 @@ def _flags(names: list[Any], test: Any) -> npt.NDArray[np.bool_]:
 
 
 def _operators_of(frame: Any) -> Operators:
-    columns = ("start_ns", "end_ns", "pid", "tid", "backward", "sequence", "forward_tid")
+    columns = ("start_ns", "end_ns", "pid", "tid", "backward", "engine", "sequence", "forward_tid")
     return Operators(*(frame[column].to_numpy() for column in columns))
 
 

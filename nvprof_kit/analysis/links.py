@@ -10,7 +10,7 @@ gradient it adds, so it belongs to that node's layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ class Operators:
     pid: Int64Array
     tid: Int64Array
     backward: _Bools
+    engine: _Bools
     sequence: Int64Array
     forward_tid: Int64Array
 
@@ -54,6 +55,22 @@ class Envelopes:
     pid: Int64Array
     tid: Int64Array
     layer_range: Int64Array
+
+
+def whole_nodes(operators: Operators) -> Operators:
+    """The operators with each node once: the engine's work for it stands for both and bears its number, which a node
+    with hooks bears on its own work only.
+    """
+    nodes = np.flatnonzero(operators.backward)
+    around = np.append(nodes, NONE)[_nest(operators, nodes).parent]
+    inner = ~operators.engine[nodes] & (around != NONE) & np.append(operators.engine, False)[around]
+    giver = nodes[inner & (operators.sequence[nodes] >= 0)]
+    taker = around[inner & (operators.sequence[nodes] >= 0)]
+    sequence, forward_tid = operators.sequence.copy(), operators.forward_tid.copy()
+    sequence[taker], forward_tid[taker] = operators.sequence[giver], operators.forward_tid[giver]
+    kept = np.ones(len(operators), dtype=bool)
+    kept[nodes[inner]] = False
+    return replace(operators, sequence=sequence, forward_tid=forward_tid).take(np.flatnonzero(kept))
 
 
 def makers(operators: Operators) -> Int64Array:

@@ -21,8 +21,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-FORWARD_OPERATOR, BACKWARD_OPERATOR = "forward", "backward"
-"""The two kinds of autograd's operators: what runs in forward, and the node that runs its derivative."""
+OPERATORS = ("forward", "engine", "node")
+"""The kinds of autograd's operators: what runs in forward, what the engine does for a node, and the node's own work."""
 
 _LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 _TEMPLATES = ("layer", "phase", "step", "plain")
@@ -38,7 +38,7 @@ class Meaning(NamedTuple):
     Attributes:
         name: Its path, phase or step, and its category. A path that begins with a dot continues that of the layer
             around the range.
-        operator: `FORWARD_OPERATOR`, `BACKWARD_OPERATOR`, or '' for what is no operator of autograd's.
+        operator: One of `OPERATORS`, or '' for what is no operator of autograd's.
         sequence: The operator's sequence number, -1 where it has none.
         ruled: Whether a rule said so.
     """
@@ -58,7 +58,7 @@ class Rule:
         category: What the whole name of its category must match, None where it does not matter.
         layer, phase, step: Templates; None for what the rule does not give.
         plain: Template of the text without what is no part of its name; it is then read as if no rule fitted.
-        operator: `FORWARD_OPERATOR`, `BACKWARD_OPERATOR` or ''.
+        operator: One of `OPERATORS`, or ''.
     """
 
     match: re.Pattern[str]
@@ -197,8 +197,8 @@ def _rule(entry: Mapping[str, Any], named: str) -> Rule:
     if entry.get("layer") and "phase" in entry and "{" not in entry["phase"] and entry["phase"] not in _LAYER_PHASES:
         raise UsageError(f"{named}: phase = {entry['phase']!r}; a layer's is one of {', '.join(_LAYER_PHASES)}")
     operator = entry.get("operator", "")
-    if operator not in ("", FORWARD_OPERATOR, BACKWARD_OPERATOR):
-        raise UsageError(f"{named}: operator = {operator!r}; needed {FORWARD_OPERATOR} or {BACKWARD_OPERATOR}")
+    if operator not in ("", *OPERATORS):
+        raise UsageError(f"{named}: operator = {operator!r}; needed one of {', '.join(OPERATORS)}")
     category = _pattern(entry["category"], named) if "category" in entry else None
     return Rule(match, category, **said, operator=operator)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from nvprof_kit.trace.frames import MISSING_PAYLOAD
 from nvprof_kit.trace.kineto_events import Event, Events, number, threads, times
 
 _BACKWARD_OP = "autograd::engine::evaluate_function: "
+_NODE = re.compile(r"\w+Backward\d*")
 _MODULE = "nn.Module: "
 _LIBRARY_ANNOTATIONS = (
     "nccl:",
@@ -113,15 +115,10 @@ def read_operators(events: Events, process: int) -> dict[str, Any] | None:
     """Columns of the schema's ``operators``: what autograd counts; None where our ranges tell the backward pass."""
     if any(category == Category.BACKWARD.value for _, _, category in _ours(events)):
         return None
-    nodes = [event for event in events.operators if str(event.get("name", "")).startswith(_BACKWARD_OP)]
-    forward = [
-        event
-        for event in events.operators
-        if "Sequence number" in (arguments := event.get("args", {})) and not number(arguments.get("Fwd thread id"))
-    ]
-    found = nodes + forward
+    engine, nodes, forward = _by_kind(events)
+    found = engine + nodes + forward
     start, end = times(found)
-    backward = np.arange(len(found)) < len(nodes)
+    place = np.arange(len(found))
     threads_of = _forward_threads(events, forward)
     name = [str(event.get("name", "")).removeprefix(_BACKWARD_OP) for event in found]
     return {
@@ -129,11 +126,26 @@ def read_operators(events: Events, process: int) -> dict[str, Any] | None:
         "end_ns": end,
         "pid": np.full(len(found), process, dtype=np.int64),
         "tid": threads(found),
-        "backward": backward,
+        "backward": place < len(engine) + len(nodes),
+        "engine": place < len(engine),
         "sequence": [number(event.get("args", {}).get("Sequence number", -1)) for event in found],
         "forward_tid": [threads_of.get(_forward_thread(event), -1) for event in found],
         "name": name,
     }
+
+
+def _by_kind(events: Events) -> tuple[list[Event], list[Event], list[Event]]:
+    """What the engine does for nodes, the nodes' own work, and the operators of the forward that have a number."""
+    engine: list[Event] = []
+    nodes: list[Event] = []
+    forward: list[Event] = []
+    for event in events.operators:
+        name = str(event.get("name", ""))
+        if name.startswith(_BACKWARD_OP):
+            engine.append(event)
+        elif "Sequence number" in event.get("args", {}):
+            (nodes if _forward_thread(event) or _NODE.fullmatch(name) else forward).append(event)
+    return engine, nodes, forward
 
 
 def _forward_thread(event: Event) -> int:

@@ -113,6 +113,7 @@ OPERATORS: Mapping[str, Column] = MappingProxyType(
         "pid": Column("int64", "process"),
         "tid": Column("int64", "thread that ran it"),
         "backward": Column("bool", "a node of the backward pass; else an operator of the forward that made a node"),
+        "engine": Column("bool", "of a node, what the engine does for it: the node's own work lies inside"),
         "sequence": Column("int64", "sequence number that a node shares with the operator that made it, -1: none"),
         "forward_tid": Column("int64", "thread whose forward made a node, -1 where it is not known"),
         "name": Column("category", "the operator's name"),

@@ -205,6 +205,19 @@ def test_reentrant_checkpointing_numbers_on_its_own_thread(file: NsysFile) -> No
     }
 
 
+def test_a_node_with_hooks_bears_its_number_inside(file: NsysFile) -> None:
+    """Where a node has hooks, the engine's range has no number, and what the hooks launch is the node's layer's too."""
+    plain(file, "model.layers.0", 100, 200)
+    plain(file, "aten::mm, seq = 5, op_id = 1", 110, 120)
+    plain(file, f"{NODE}MmBackward0, op_id = 2", 500, 600, tid=ENGINE)
+    plain(file, "MmBackward0, seq = 5, op_id = 3", 540, 590, tid=ENGINE)
+    file.kernel(1000, 1001, launched=(510, 511), tid=ENGINE)  # a hook's
+    file.kernel(1010, 1012, launched=(550, 551), tid=ENGINE)
+    result = table(file, "emit-nvtx")
+    assert sums(result) == {("model.layers.0", "backward"): 3}
+    assert sums(result, "calls")["model.layers.0", "backward"] == 1
+
+
 def test_several_domains_at_once_and_ranges_that_cross(file: NsysFile) -> None:
     """Ranges of two domains need not nest: the innermost is the one that began last."""
     file.range_("layers.0", 100, 200)
