@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution import Attribution, attribute
 from nvprof_kit.analysis.nesting import NONE, Int64Array
-from nvprof_kit.names import NO_LAYER
+from nvprof_kit.names import NO_LAYER, RangeName
 from nvprof_kit.trace.schema import OP_KINDS, Trace
 
 CONFIG = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "registers", "shared_bytes")
@@ -51,10 +51,11 @@ class Kernels:
         signatures: The distinct signatures.
         signature: Index into `signatures`.
         duration: Time on the GPU in ns.
-        owners: The distinct (layer, phase) pairs that launches and other operations belong to.
+        owners: The distinct (layer, phase) pairs that launches and other operations belong to, by their first start.
         owner: Index into `owners`.
         other_ns: Time of copies, memsets and whole-graph replays by owner, shape of `owners`: no profiler counts for
             them.
+        range_names: Every range of the capture, by text and category.
     """
 
     signatures: tuple[Signature, ...]
@@ -63,6 +64,7 @@ class Kernels:
     owners: tuple[tuple[str, str], ...]
     owner: npt.NDArray[np.intp]
     other_ns: Int64Array
+    range_names: tuple[RangeName, ...]
 
     def by_owner(self) -> Int64Array:
         """Time by owner and signature in ns, shape ``(owners, signatures)``."""
@@ -84,27 +86,30 @@ def read_kernels(trace: Trace) -> Kernels:
         trace: A capture with the optional columns `NEEDED`.
     """
     owned = attribute(trace)
-    owners, owner = _owners(owned)
     ops = trace.ops
+    owners, owner = _owners(owned, ops["start_ns"].to_numpy())
     duration = (ops["end_ns"] - ops["start_ns"]).to_numpy()
     kernel = np.flatnonzero(ops["kind"].to_numpy() == OP_KINDS.index("kernel"))
     other = np.ones(len(ops), dtype=bool)
     other[kernel] = False
     other_ns = np.bincount(owner[other], weights=duration[other], minlength=len(owners)).astype(np.int64)
     signatures, signature = _signatures(trace, kernel)
-    return Kernels(signatures, signature, duration[kernel], owners, owner[kernel], other_ns)
+    names = owned.ranges.names
+    return Kernels(signatures, signature, duration[kernel], owners, owner[kernel], other_ns, names)
 
 
-def _owners(owned: Attribution) -> tuple[tuple[tuple[str, str], ...], npt.NDArray[np.intp]]:
-    """The distinct (layer, phase) pairs, and which of them each operation belongs to."""
-    names = np.append(owned.ranges.name, NONE)[owned.layer_range]
-    names[owned.layer_range < 0] = NONE
-    codes, index = np.unique(names.astype(np.int64) * len(owned.phases) + owned.phase, return_inverse=True)
+def _owners(owned: Attribution, start: Int64Array) -> tuple[tuple[tuple[str, str], ...], npt.NDArray[np.intp]]:
+    """The distinct (layer, phase) pairs by their first start, and which of them each operation belongs to."""
+    name = np.append(owned.ranges.name, NONE)[owned.layer_range]
+    codes, index = np.unique(name.astype(np.int64) * len(owned.phases) + owned.phase, return_inverse=True)
+    first = np.full(len(codes), np.iinfo(np.int64).max)
+    np.minimum.at(first, index, start)
+    layers, phases = (part.tolist() for part in np.divmod(codes, len(owned.phases)))
     pairs = [
-        (NO_LAYER if name == NONE else owned.ranges.names[name].text, owned.phases[phase])
-        for name, phase in zip(*(part.tolist() for part in np.divmod(codes, len(owned.phases))), strict=True)
+        (NO_LAYER if layer == NONE else owned.ranges.names[layer].text, owned.phases[phase])
+        for layer, phase in zip(layers, phases, strict=True)
     ]
-    distinct = list(dict.fromkeys(pairs))
+    distinct = list(dict.fromkeys(pairs[place] for place in np.argsort(first, kind="stable").tolist()))
     return tuple(distinct), np.array([distinct.index(pair) for pair in pairs], dtype=np.intp)[index]
 
 

@@ -246,24 +246,31 @@ def size_text(size: tuple[int, int, int]) -> str:
     return f"({size[0]}, {size[1]}, {size[2]})"
 
 
-SECONDS_PER_KERNEL = {"basic": 0.13, "detailed": 0.35, "full": 0.63, "roofline": 0.35}
-"""What one measured launch costs by ncu's set of sections, kernel replay, a training program on an H200 with ncu
-2025.3: saving and restoring memory, and every pass.
+SECONDS_PER_PASS = 0.006, 0.013
+"""What a pass of a measured launch costs: at least, and more for every GB that the program holds on the GPU, which ncu
+saves and restores. By two runs on an H200 with ncu 2025.3: 0.13 s a launch with 0.55 GB, 0.545 s with 3.75 GB, 10
+passes each.
 """
 
+PASSES = {"basic": 10, "full": 48}
+"""Passes of ncu's sets of sections on an H200."""
 
-def predicted_seconds(chosen: Plan, section_set: str) -> tuple[float, float] | None:
+
+def predicted_seconds(chosen: Plan, section_set: str, memory_gb: float = 1.0) -> tuple[float, float] | None:
     """How long ncu will take: for the plan, and for every launch one by one.
 
     Args:
         chosen: The plan.
         section_set: ncu's set of sections; of one that was never timed nothing is predicted.
+        memory_gb: What the program holds on the GPU, in GB.
 
     Returns:
         Seconds, with the program's own time where the capture says it; None where nothing is known.
     """
-    each = SECONDS_PER_KERNEL.get(section_set)
-    if each is None:
+    passes = PASSES.get(section_set)
+    if passes is None:
         return None
+    least, for_each_gb = SECONDS_PER_PASS
+    each = passes * (least + for_each_gb * memory_gb)
     program = chosen.info.session_ns / 1e9
     return program + each * len(chosen.rows), program + each * chosen.launches

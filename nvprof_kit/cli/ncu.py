@@ -7,19 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nvprof_kit.cli.output import Reading, reading
+from nvprof_kit.cli.output import Output, Reading, reading, writing
 from nvprof_kit.errors import UsageError
+from nvprof_kit.names import DOMAIN
 from nvprof_kit.report import plots, tables
 
 if TYPE_CHECKING:
     from nvprof_kit.analysis.ncu_plan import Plan
 
 
+_DOMAIN = click.option(
+    "--domain", default=DOMAIN, show_default=True, help="NVTX domain of the ranges; '' is the default."
+)
+
+
 @click.group(short_help="Hardware counters of each layer, from Nsight Compute.")
 def ncu() -> None:
     """Hardware counters of each layer, from Nsight Compute (ncu).
 
-    `plan` chooses the kernels to measure, from an nsys capture; `layers` tells what was measured, layer by layer.
+    `plan` chooses the kernels to measure, from an nsys capture; `layers` tells what was measured, layer by layer;
+    `kernels` gives every metric of every measured kernel.
     """
 
 
@@ -36,8 +43,15 @@ def ncu() -> None:
 @click.option("--phase", default="", help="Only this phase: forward, backward, optimizer.")
 @click.option("--every-layer", is_flag=True, help="Reach the share in every block of the model, not only over all.")
 @click.option("--set", "section_set", default="basic", show_default=True, help="ncu's set of sections.")
+@click.option(
+    "--memory-gb",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="GPU memory of the program, which ncu saves and restores; for the prediction of time.",
+)
 @click.option("--script", type=click.Path(path_type=Path), metavar="FILE", help="Write the script that measures them.")
-def plan(asked: Reading, section_set: str, script: Path | None, **options: Any) -> None:
+def plan(asked: Reading, section_set: str, memory_gb: float, script: Path | None, **options: Any) -> None:
     """Choose the fewest kernels that stand for most of the GPU time of a CAPTURE, and write the script that measures
     just those with ncu, one launch of each.
 
@@ -46,6 +60,7 @@ def plan(asked: Reading, section_set: str, script: Path | None, **options: Any) 
     from nvprof_kit.analysis.kernels import NEEDED
     from nvprof_kit.analysis.ncu_plan import PlanOptions
     from nvprof_kit.analysis.ncu_plan import plan as choose
+    from nvprof_kit.report.ncu_plan import plan_lines, plan_report
     from nvprof_kit.trace.open import open_capture
 
     if asked.output.form in plots.FORMATS:
@@ -55,23 +70,74 @@ def plan(asked: Reading, section_set: str, script: Path | None, **options: Any) 
     trace = open_capture(asked.captures[0], domain=asked.domain, optional=NEEDED)
     made = choose(trace, PlanOptions(**options))
     if script is not None:
-        _write_script(script, made, section_set)
+        _write_script(script, made, section_set, plan_lines(made, section_set, memory_gb))
     if asked.output.form in tables.FORMATS:
         asked.output.write(tables.encode(made.rows, asked.output.form))
     else:
-        from nvprof_kit.report.ncu_plan import plan_report
-
-        asked.output.print(plan_report(made, section_set))
+        asked.output.print(plan_report(made, section_set, memory_gb))
 
 
-def _write_script(path: Path, made: Plan, section_set: str) -> None:
+@ncu.command(short_help="What each layer did to the GPU.")
+@click.argument("reports", metavar="REPORT...", nargs=-1, required=True)
+@click.option("--with", "capture", metavar="CAPTURE", help="nsys capture of the same program to spread it over.")
+@click.option(
+    "--domain", default=DOMAIN, show_default=True, help="NVTX domain of the ranges; '' is the default domain."
+)
+@click.option("--depth", type=click.IntRange(min=1), help="Levels of the model in the table; default: all.")
+@writing()
+def layers(output: Output, reports: tuple[str, ...], capture: str | None, domain: str, depth: int | None) -> None:
+    """What each layer did to the GPU: how busy it kept compute, memory and tensor cores, and what bound it.
+
+    A REPORT is ncu's raw or details page as .csv, or an .ncu-rep, each also packed as .xz; several are taken together.
+    FILE ends in .csv, .json, .md, .parquet or .txt for the table, in .png, .svg or .pdf for a roofline.
+    """
+    from nvprof_kit.analysis.kernels import NEEDED
+    from nvprof_kit.analysis.ncu_layers import ncu_layers
+    from nvprof_kit.trace.ncu import open_ncu, together
+    from nvprof_kit.trace.open import open_capture
+
+    report = together([open_ncu(path, domain=domain) for path in reports])
+    trace = open_capture(capture, domain=domain, optional=NEEDED) if capture else None
+    result = ncu_layers(report, trace)
+    if output.form in tables.FORMATS:
+        output.write(tables.encode(result.rows, output.form))
+    elif output.form in plots.FORMATS:
+        from nvprof_kit.analysis.roofline import roofline
+        from nvprof_kit.report.roofline_plot import roofline_figure
+
+        output.write(plots.encode(roofline_figure(roofline(report, result)), output.form))
+    else:
+        from nvprof_kit.report.ncu_layers import ncu_layers_report
+
+        output.print(ncu_layers_report(result, depth))
+
+
+@ncu.command(short_help="What each measured kernel did.")
+@click.argument("report", metavar="REPORT")
+@click.option(
+    "--domain", default=DOMAIN, show_default=True, help="NVTX domain of the ranges; '' is the default domain."
+)
+@writing()
+def kernels(output: Output, report: str, domain: str) -> None:
+    """Every metric of every measured kernel, a row each, with its layer and phase; in base units: ns, byte, hz, %.
+
+    A REPORT is ncu's raw or details page as .csv, or an .ncu-rep, each also packed as .xz.
+    """
+    from nvprof_kit.analysis.ncu_tidy import tidy
+    from nvprof_kit.trace.ncu import open_ncu
+
+    if output.form in plots.FORMATS:
+        raise UsageError("a plot of kernels is the roofline: nvprof-kit ncu layers REPORT -o roofline.png")
+    output.write(tables.encode(tidy(open_ncu(report, domain=domain)), output.form if output.form != "table" else "csv"))
+
+
+def _write_script(path: Path, made: Plan, section_set: str, about: list[str]) -> None:
     from nvprof_kit.capture.ncu_script import NcuScript, ncu_script
-    from nvprof_kit.report.ncu_plan import plan_lines
 
     text = ncu_script(
         NcuScript(
             names=made.names,
-            about=["Written by nvprof-kit ncu plan.", *plan_lines(made, section_set)],
+            about=["Written by nvprof-kit ncu plan.", *about],
             section_set=section_set,
             own_window=made.info.own_window,
             report=path.stem,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nvprof_kit.analysis.ncu_plan import Plan
 
 
-def plan_report(plan: Plan, section_set: str) -> list[RenderableType]:
+def plan_report(plan: Plan, section_set: str, memory_gb: float) -> list[RenderableType]:
     """The whole report: what the plan covers, its rows, and what to do next."""
     made = table([(name, "left" if name == "kernel" else "right") for name in _COLUMNS])
     ms = Milliseconds.for_total(plan.gpu_ns)
@@ -25,13 +25,13 @@ def plan_report(plan: Plan, section_set: str) -> list[RenderableType]:
             short_kernel(row["kernel"]), row["grid"], row["block"], f"{row['launches']:,}", ms(row["gpu_ns"]),
             percent(row["share"]), percent(row["covered"]),
         )  # fmt: skip
-    return [*(Text(line) for line in plan_lines(plan, section_set)), "", made]
+    return [*(Text(line) for line in plan_lines(plan, section_set, memory_gb)), "", made]
 
 
 _COLUMNS = ("kernel", "grid", "block", "launches", "ms", "share", "covered")
 
 
-def plan_lines(plan: Plan, section_set: str) -> list[str]:
+def plan_lines(plan: Plan, section_set: str, memory_gb: float) -> list[str]:
     """What the plan is, in a few sentences."""
     of_what = " ".join(part for part in (plan.options.layer, plan.options.phase) if part)
     lines = [
@@ -41,10 +41,10 @@ def plan_lines(plan: Plan, section_set: str) -> list[str]:
     if plan.options.every_layer:
         block, share = plan.least_covered
         lines.append(f"and for at least {percent(share)} of every block's; least in {block}")
-    seconds = predicted_seconds(plan, section_set)
+    seconds = predicted_seconds(plan, section_set, memory_gb)
     if seconds:
         lines.append(
             f"ncu --set {section_set} will take about {seconds[0]:,.0f} s, instead of {seconds[1]:,.0f} s for every "
-            "launch, the program's start included"
+            f"launch, the program's start included, if it holds {memory_gb:g} GB on the GPU"
         )
     return lines

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import lzma
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -93,3 +93,28 @@ def open_ncu(path: str | Path, *, domain: str = DOMAIN) -> NcuReport:
     from nvprof_kit.trace.ncu_csv import read_csv
 
     return read_csv(data.decode("utf-8-sig", errors="replace"), domain, str(path))
+
+
+def together(reports: Sequence[NcuReport]) -> NcuReport:
+    """Several reports as one, as when different kernels were measured in several runs.
+
+    Raises:
+        CaptureError: Two reports give one metric in different units.
+    """
+    import pandas as pd
+
+    if len(reports) == 1:
+        return reports[0]
+    units: dict[str, str] = {}
+    for report in reports:
+        for name, unit in report.units.items():
+            if units.setdefault(name, unit) != unit:
+                raise CaptureError(f"{report.path}: {name} is in {unit or 'no unit'}, elsewhere in {units[name]}")
+    return NcuReport(
+        path=", ".join(report.path for report in reports),
+        kernels=pd.concat([report.kernels for report in reports], ignore_index=True),
+        metrics=pd.concat([report.metrics for report in reports], ignore_index=True),
+        texts=pd.concat([report.texts for report in reports], ignore_index=True),
+        units=units,
+        doubts=tuple(doubt for report in reports for doubt in report.doubts),
+    )

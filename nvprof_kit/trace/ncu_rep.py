@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,20 @@ def read_rep(path: Path, domain: str, named: str) -> NcuReport:
         CaptureError: The report is damaged, newer than the reader, or holds no result.
         ToolError: There is neither the ncu-report package nor an ncu.
     """
-    try:
-        module = importlib.import_module("ncu_report")
-    except ImportError:
+    if importlib.util.find_spec("ncu_report") is None:
         return _printed(path, domain, named)
-    try:
-        actions = list(_actions(module.load_report(str(path))))
-    except Exception as error:  # the package raises its own, and what kinds it does not say
-        raise CaptureError(f"{named}: not a whole ncu report, or newer than ncu-report ({error})") from None
-    if not actions:
+    command = [sys.executable, "-m", "nvprof_kit.trace.ncu_dump", str(path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise CaptureError(
+            f"{named}: not a whole ncu report, or newer than ncu-report: {said[-1] if said else 'crash'}"
+        )
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    if not results:
         raise CaptureError(f"{named}: no result in it: the report is damaged, or ncu measured no kernel")
-    return _report(actions, domain, named)
+    return _report(results, domain, named)
 
 
 def _printed(path: Path, domain: str, named: str) -> NcuReport:
@@ -65,75 +69,57 @@ def _printed(path: Path, domain: str, named: str) -> NcuReport:
     return read_csv(done.stdout, domain, named)
 
 
-def _actions(context: Any) -> Iterator[Any]:
-    for number in range(context.num_ranges()):
-        results = context.range_by_idx(number)
-        yield from (results.action_by_idx(index) for index in range(results.num_actions()))
-
-
-def _report(actions: list[Any], domain: str, named: str) -> NcuReport:
+def _report(results: list[dict[str, Any]], domain: str, named: str) -> NcuReport:
     import pandas as pd
 
     numbers: list[dict[str, float]] = []
     words: list[dict[str, str]] = []
     units: dict[str, str] = {}
-    for action in actions:
-        measured, said = _metrics(action, units)
+    for result in results:
+        measured, said = _metrics(result["metrics"], units)
         numbers.append(measured)
         words.append(said)
-    kernels = [_kernel(number, action, numbers[number], domain) for number, action in enumerate(actions)]
-    metrics = pd.DataFrame(numbers, index=range(len(actions)), dtype="float64")
+    kernels = [_kernel(number, result, numbers[number], domain) for number, result in enumerate(results)]
+    metrics = pd.DataFrame(numbers, index=range(len(results)), dtype="float64")
     return NcuReport(
         path=named,
         kernels=pd.DataFrame(kernels),
         metrics=metrics,
-        texts=pd.DataFrame(words, index=range(len(actions))),
+        texts=pd.DataFrame(words, index=range(len(results))),
         units={name: units[name] for name in metrics},
     )
 
 
-def _metrics(action: Any, units: dict[str, str]) -> tuple[dict[str, float], dict[str, str]]:
+def _metrics(metrics: dict[str, Any], units: dict[str, str]) -> tuple[dict[str, float], dict[str, str]]:
     """The numbers and the words of one result; the units it meets are noted."""
     numbers: dict[str, float] = {}
     words: dict[str, str] = {}
-    for name in action.metric_names():
-        metric = action[name]
-        value = metric.value()
+    for name, (value, unit) in metrics.items():
         if isinstance(value, (int, float)):
-            unit, factor = base_unit(metric.unit())
+            base, factor = base_unit(unit)
             numbers[name] = value * factor
-            units.setdefault(name, unit)
+            units.setdefault(name, base)
         elif value is not None:
             words[name] = str(value)
     return numbers, words
 
 
-def _kernel(number: int, action: Any, metrics: dict[str, float], domain: str) -> dict[str, object]:
+def _kernel(number: int, result: dict[str, Any], metrics: dict[str, float], domain: str) -> dict[str, object]:
     major, minor = (metrics.get(f"device__attribute_compute_capability_{part}") for part in ("major", "minor"))
+    ranges: dict[str, list[str]] = result["ranges"]
     return {
         "id": number,
         "pid": -1,
         "tid": -1,
-        "kernel": action.name(action.NameBase_DEMANGLED),
+        "kernel": result["kernel"],
         "grid": _size(metrics, "grid"),
         "block": _size(metrics, "block"),
         "device": int(metrics.get("launch__device_id", -1)),
         "cc": f"{major:.0f}.{minor:.0f}" if major is not None and minor is not None else "",
-        "stack": _stack(action.nvtx_state(), domain),
+        "stack": tuple(ranges.get(domain or DEFAULT_DOMAIN, ())),
     }
 
 
 def _size(metrics: dict[str, float], what: str) -> str:
     values = [metrics.get(f"launch__{what}_dim_{dimension}") for dimension in _DIMENSIONS]
     return "" if None in values else f"({', '.join(f'{value:.0f}' for value in values)})"
-
-
-def _stack(state: Any, domain: str) -> tuple[str, ...]:
-    """The names of the domain's push/pop ranges, outermost first."""
-    if state is None:
-        return ()
-    for number in state.domains():
-        found = state.domain_by_id(number)
-        if found.name() in ((domain,) if domain else ("", DEFAULT_DOMAIN)):
-            return tuple(str(name) for name in found.push_pop_ranges())
-    return ()

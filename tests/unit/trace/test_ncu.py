@@ -293,7 +293,7 @@ def test_packed(tmp_path: Path) -> None:
 def test_a_report_needs_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.ncu-rep"
     path.write_bytes(b"NVR\x00damaged")
-    monkeypatch.setitem(__import__("sys").modules, "ncu_report", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("NCU", raising=False)
     with pytest.raises(ToolError, match=r'pip install "nvprof-kit\[ncu\]"'):

@@ -1,0 +1,328 @@
+"""The hardware table: owners, means and sums, the bound and its reason, and the road back over an nsys capture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.nsys_file import NsysFile
+
+from nvprof_kit.analysis.kernels import NEEDED
+from nvprof_kit.analysis.ncu_bound import BUSY
+from nvprof_kit.analysis.ncu_counters import PERCENTAGES, counters, tensor_bases
+from nvprof_kit.analysis.ncu_layers import COLUMNS, ncu_layers
+from nvprof_kit.analysis.ncu_owners import own_layers
+from nvprof_kit.analysis.ncu_tidy import tidy
+from nvprof_kit.analysis.roofline import roofline
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.trace.ncu import NcuReport, open_ncu, together
+from nvprof_kit.trace.open import open_capture
+
+DATA = Path(__file__).parents[2] / "data" / "ncu"
+NAMES = {"ns": "gpu__time_duration.sum", "dram": "dram__bytes.sum"} | {
+    name: PERCENTAGES[f"{name}_pct"][0] for name in ("compute", "memory", "tensor", "l1")
+}
+
+
+def report(*kernels: dict[str, object], path: str = "a.csv") -> NcuReport:
+    """A report: of each kernel its stack, name, grid, tid, and any metric by its short name in `NAMES` or its own."""
+    known = ("kernel", "grid", "stack", "tid")
+    return NcuReport(
+        path=path,
+        kernels=pd.DataFrame(
+            {
+                "id": range(len(kernels)),
+                "pid": 7,
+                "tid": [kernel.get("tid", 7) for kernel in kernels],
+                "kernel": [kernel.get("kernel", "gemm") for kernel in kernels],
+                "grid": [kernel.get("grid", "(1, 1, 1)") for kernel in kernels],
+                "block": "(32, 1, 1)",
+                "device": 0,
+                "cc": "9.0",
+                "stack": [kernel.get("stack", ()) for kernel in kernels],
+            }
+        ),
+        metrics=pd.DataFrame(
+            [
+                {NAMES.get(name, name): value for name, value in kernel.items() if name not in known}
+                for kernel in kernels
+            ],
+            dtype="float64",
+        ),
+        texts=pd.DataFrame(index=range(len(kernels))),
+        units={},
+    )
+
+
+def rows(result, *columns: str) -> list[list[object]]:
+    return result.rows[["layer", "phase", *columns]].values.tolist()
+
+
+def test_a_layer_holds_what_is_nested_in_it() -> None:
+    made = ncu_layers(
+        report(
+            {"stack": ("step 1", "forward", "m.0", "m.0.mlp"), "ns": 30, "compute": 80, "memory": 20, "dram": 5},
+            {"stack": ("step 1", "forward", "m.0"), "ns": 10, "compute": 40, "memory": 20, "dram": 7},
+            {"stack": ("m.0 backward",), "tid": 8, "ns": 20, "compute": 10, "memory": 70, "dram": 1},
+            {"stack": ("step 1", "optimizer"), "ns": 40, "compute": 1, "memory": 2, "dram": 2},
+        )
+    )
+    assert list(made.rows) == list(COLUMNS)
+    # m.0 forward: (30*80 + 10*40) / 40 = 70; bytes 5 + 7
+    assert rows(made, "launches", "gpu_ns", "compute_pct", "memory_pct", "dram_bytes", "bound") == [
+        ["m.0", "forward", 2, 40, 70.0, 20.0, 12.0, "compute"],
+        ["m.0", "backward", 1, 20, 10.0, 70.0, 1.0, "memory"],
+        ["m.0.mlp", "forward", 1, 30, 80.0, 20.0, 5.0, "compute"],
+        ["(none)", "optimizer", 1, 40, 1.0, 2.0, 2.0, "latency"],
+    ]
+    assert (made.gpu_ns, made.covered, made.measured, made.doubts) == (100, 1.0, 4, ())
+
+
+@pytest.mark.parametrize(
+    ("stack", "owner"),
+    [
+        ((), ("(none)", "other")),
+        (("step 3",), ("(none)", "other")),
+        (("step 3", "optimizer"), ("(none)", "optimizer")),
+        (("step 3", "forward", "a.0"), ("a.0", "forward")),
+        (("a.0 backward",), ("a.0", "backward")),
+        (("a.0 backward", "a.0 recompute", "a.0.mlp"), ("a.0.mlp", "recompute")),
+        (("forward", "a.0 recompute"), ("a.0", "recompute")),
+    ],
+)
+def test_owners(stack: tuple[str, ...], owner: tuple[str, str]) -> None:
+    assert own_layers(report({"stack": stack, "ns": 1}).kernels).owners == (owner,)
+
+
+def test_a_thread_without_phases_is_autograds_where_ranges_do_not_say() -> None:
+    forward = {"stack": ("step 0", "forward", "a.0"), "tid": 1, "ns": 1}
+    owned = own_layers(report(forward, {"stack": ("a.0",), "tid": 2, "ns": 1}).kernels)
+    assert owned.owners == (("a.0", "forward"), ("a.0", "backward"))
+    assert owned.doubts[0].startswith("1 kernels are taken for backward")
+    # a suffix says it, so nothing is guessed
+    told = own_layers(report(forward, {"stack": ("a.0 backward",), "tid": 2}, {"stack": ("a.0",), "tid": 3}).kernels)
+    assert told.owners[2] == ("a.0", "forward")
+    assert told.doubts == ()
+
+
+def test_without_ranges_there_is_a_doubt() -> None:
+    (doubt,) = ncu_layers(report({"ns": 1})).doubts
+    assert "no kernel has a range of the domain" in doubt
+
+
+@pytest.mark.parametrize(
+    ("metrics", "bound", "reason"),
+    [
+        (
+            {"compute": BUSY, "memory": 10},
+            "compute",
+            "100 % of its time: the SMs at 60 % of their peak, tensor cores at ?",
+        ),
+        (
+            {"compute": 80, "memory": 10, "tensor": 75},
+            "compute",
+            "100 % of its time: tensor cores at 75 % of their peak",
+        ),
+        ({"compute": 61, "memory": 61}, "memory", "100 % of its time: memory at 61 % of its peak"),
+        ({"compute": 61, "memory": 90, "l1": 90}, "memory", "100 % of its time: the L1 cache at 90 % of its peak"),
+        (
+            {"compute": 59, "memory": 3, "launch__waves_per_multiprocessor": 0.25},
+            "latency",
+            "100 % of its time: compute at 59 %, memory at 3 % of peak; grids fill 0.2 of the GPU",
+        ),
+        ({}, "not measured", "the report lacks sm__throughput and gpu__compute_memory_throughput (SpeedOfLight)"),
+    ],
+)
+def test_bound(metrics: dict[str, float], bound: str, reason: str) -> None:
+    row = ncu_layers(report({"ns": 10, **metrics})).rows.iloc[0]
+    assert (row["bound"], row["reason"]) == (bound, reason)
+
+
+def test_the_bound_of_a_layer_is_that_of_most_of_its_time() -> None:
+    made = ncu_layers(
+        report({"ns": 60, "compute": 10, "memory": 90}, {"ns": 40, "compute": 95, "memory": 5})
+    )  # fmt: skip
+    assert rows(made, "bound", "reason")[0][2:] == ["memory", "60 % of its time: memory at 90 % of its peak"]
+
+
+def test_amounts_from_rates_and_cycles() -> None:
+    counted = counters(
+        report(
+            {
+                "ns": 2000,
+                # 2 µs at 1e9 bytes a second: 2000 bytes; of 1e9 cycles a second 2000 cycles with 3 additions each
+                "dram__bytes_read.sum": 500,
+                "dram__bytes_write.sum.per_second": 1e9,
+                "smsp__cycles_elapsed.avg.per_second": 1e9,
+                "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum.per_cycle_elapsed": 3,
+                "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum": 100,
+                "lts__t_sectors.sum": 10,
+                "sm__ops_path_tensor_src_bf16_dst_fp32.sum": 4096,
+                "sm__ops_path_tensor_src_bf16_dst_fp32_sparsity_on.sum": 1,
+                "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio": 7,
+                "smsp__average_warps_issue_stalled_selected_per_issue_active.ratio": 9,
+            }
+        )
+    ).iloc[0]
+    assert counted["dram_bytes"] == pytest.approx(2500)
+    assert counted["flop"] == pytest.approx(3 * 2000 + 2 * 100)
+    assert counted["l2_bytes"] == 320
+    assert counted["tensor_flop"] == 4096
+    assert np.isnan(counted["l1_bytes"])
+    assert [name for name in counted.index if name.startswith("stall_")] == ["stall_long_scoreboard"]
+
+
+@pytest.mark.parametrize(
+    ("names", "bases"),
+    [
+        # sm_80 and sm_90
+        (["src_fp16_dst_fp16", "src_fp16_dst_fp32"], ["src_fp16_dst_fp16", "src_fp16_dst_fp32"]),
+        (["src_fp16", "op_hgmma_src_fp16", "op_hmma_src_fp16"], ["src_fp16"]),
+        # by pipe only
+        (["op_hmma_src_fp16", "op_hmma_src_fp16_dst_fp32", "op_utcqmma_src_fp8_dst_fp32"],
+         ["op_hmma_src_fp16", "op_utcqmma_src_fp8_dst_fp32"]),
+        (["src_bf16_dst_fp32_sparsity_on"], []),
+    ],
+)  # fmt: skip
+def test_tensor_counters_are_not_added_twice(names: list[str], bases: list[str]) -> None:
+    prefix = "sm__ops_path_tensor_"
+    assert tensor_bases([f"{prefix}{name}.sum" for name in names]) == [f"{prefix}{name}" for name in bases]
+
+
+# ---------------------------------------------------------------- the road back
+
+
+def spread(tmp_path: Path, *kernels: dict[str, object]):
+    """Two layers of 100 ns gemm and 20 ns add each, and a copy of 10 ns: 250 ns."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    for layer, at in (("m.0", 0), ("m.1", 1000)):
+        file.range_(layer, at, at + 500, category="forward")
+        file.kernel(at + 10, at + 110, launched=(at + 1, at + 2), name="at::native::gemm<(int)4>(int)")
+        file.kernel(at + 110, at + 130, launched=(at + 3, at + 4), name="add", grid=(2, 1, 1))
+    file.kernel(2000, 2010, launched=(2000, 2001), name="copy", table="MEMCPY")
+    trace = open_capture(file.write(), optional=NEEDED)
+    return ncu_layers(report(*kernels), trace)
+
+
+def test_one_measured_launch_stands_for_all_of_its_signature(tmp_path: Path) -> None:
+    made = spread(
+        tmp_path,
+        {"kernel": "at::gemm<4>(int)", "ns": 130, "compute": 90, "memory": 10, "dram": 64},
+        {"kernel": "other", "ns": 1, "compute": 1, "memory": 1, "dram": 1},
+    )
+    assert rows(made, "launches", "gpu_ns", "covered", "compute_pct", "dram_bytes", "bound") == [
+        ["m.0", "forward", 2, 120, pytest.approx(100 / 120), 90.0, 64.0, "compute"],
+        ["m.1", "forward", 2, 120, pytest.approx(100 / 120), 90.0, 64.0, "compute"],
+        [
+            "(none)",
+            "other",
+            0,
+            10,
+            0.0,
+            pytest.approx(np.nan, nan_ok=True),
+            pytest.approx(np.nan, nan_ok=True),
+            "not measured",
+        ],
+    ]
+    assert (made.gpu_ns, made.covered, made.unused) == (250, pytest.approx(200 / 250), 1)
+
+
+def test_times_are_the_captures(tmp_path: Path) -> None:
+    # ncu's own times (130, 500) weigh nothing: (100*90 + 20*30) / 120 = 80
+    made = spread(
+        tmp_path,
+        {"kernel": "at::gemm<4>(int)", "ns": 130, "compute": 90, "memory": 10},
+        {"kernel": "add", "grid": "(2, 1, 1)", "ns": 500, "compute": 30, "memory": 10},
+    )
+    assert made.rows["compute_pct"].tolist()[:2] == [80.0, 80.0]
+    assert made.rows["covered"].tolist() == [1.0, 1.0, 0.0]
+
+
+def test_another_grid_is_another_signature(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="no kernel of it is in"):
+        spread(tmp_path, {"kernel": "add", "grid": "(3, 1, 1)", "ns": 500, "compute": 30, "memory": 10})
+
+
+def test_several_reports_together() -> None:
+    both = together([report({"ns": 1}), report({"ns": 2}, path="b.csv")])
+    assert (both.path, both.metrics[NAMES["ns"]].tolist()) == ("a.csv, b.csv", [1.0, 2.0])
+
+
+def test_a_report_without_times() -> None:
+    with pytest.raises(CaptureError, match="no gpu__time_duration"):
+        ncu_layers(report({"compute": 3}))
+
+
+def test_tidy() -> None:
+    table = tidy(report({"stack": ("forward", "m.0"), "ns": 3}))
+    assert table[["id", "kernel", "layer", "phase", NAMES["ns"]]].values.tolist() == [
+        [0, "gemm", "m.0", "forward", 3.0]
+    ]
+
+
+# ---------------------------------------------------------------- roofline
+
+
+def test_roofline() -> None:
+    measured = report(
+        {
+            "ns": 1000,
+            "dram": 100,
+            "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum": 200,
+            "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained": 16,
+            "dram__bytes.sum.peak_sustained": 2,
+            "sm__cycles_elapsed.avg.per_second": 1e9,
+            "dram__cycles_elapsed.avg.per_second": 3e9,
+        }
+    )
+    made = roofline(measured, ncu_layers(measured))
+    # 400 operations in 1 µs over 100 bytes; 16 fused operations a cycle are 32e9 a second; 2 bytes a cycle 6e9
+    assert made.points[["intensity", "rate"]].values.tolist() == [[4.0, 4e8]]
+    assert (made.peaks, made.bandwidth) == ({"FP32": 32e9}, 6e9)
+
+
+def test_roofline_without_operations() -> None:
+    measured = report({"ns": 1000, "dram": 100})
+    with pytest.raises(CaptureError, match=r"no kernel with both operations and bytes.*roofline\.sh"):
+        roofline(measured, ncu_layers(measured))
+
+
+# ---------------------------------------------------------------- the H200
+
+
+def test_71_measured_launches_cover_every_layer_of_a_llama() -> None:
+    report_ = open_ncu(DATA / "plan-2025.3.csv.xz")
+    trace = open_capture(DATA / "run-2023.4.sqlite.xz", optional=NEEDED)
+    made = ncu_layers(report_, trace)
+    assert (made.measured, made.unused, made.doubts) == (71, 0, ())
+    assert made.covered == pytest.approx(0.903, abs=0.001)
+    blocks = made.rows[made.rows["layer"].str.fullmatch(r"model\.layers\.\d+")]
+    assert len(blocks) == 24  # 12 layers, forward and backward
+    assert blocks["covered"].min() > 0.96
+    assert made.gpu_ns == (trace.ops["end_ns"] - trace.ops["start_ns"]).sum()
+
+
+def test_a_live_page_of_one_layer() -> None:
+    """What ncu prints while it measures: noise, grouped numbers, ranges in front of the kernels' names."""
+    made = ncu_layers(open_ncu(DATA / "layer-2025.3.csv.xz"))
+    assert rows(made, "launches", "gpu_ns", "bound") == [
+        ["model.layers.0", "forward", 40, 649984, "latency"],
+        ["model.layers.0", "backward", 76, 1125952, "latency"],
+        ["model.layers.0.self_attn", "forward", 17, 305600, "latency"],
+        ["model.layers.0.mlp", "forward", 5, 185792, "compute"],
+    ]
+
+
+def test_one_measured_layer_stands_for_its_sisters() -> None:
+    """Layer 0 of 2 was measured in full; in a capture of 8 it covers all, with percentages within 6 % of its own."""
+    measured = open_ncu(DATA / "layer-2025.3.csv.xz")
+    own = ncu_layers(measured).rows.set_index(["layer", "phase"])
+    made = ncu_layers(measured, open_capture(DATA.parent / "hooks-train-2023.4.sqlite.xz", optional=NEEDED)).rows
+    for phase in ("forward", "backward"):
+        blocks = made[made["layer"].str.fullmatch(r"model\.layers\.\d") & (made["phase"] == phase)]
+        assert len(blocks) == 8
+        assert blocks["covered"].min() > 0.97
+        for name in ("compute_pct", "tensor_pct", "dram_pct"):
+            assert blocks[name].to_numpy() == pytest.approx(own.loc[("model.layers.0", phase), name], rel=0.06)

@@ -1,0 +1,88 @@
+"""``nvprof-kit ncu``: its verbs, their forms, and what they refuse."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from nvprof_kit.analysis.ncu_layers import COLUMNS
+from nvprof_kit.cli import main
+
+DATA = Path(__file__).parents[2] / "data" / "ncu"
+PLAN, RUN = DATA / "plan-2025.3.csv.xz", DATA / "run-2023.4.sqlite.xz"
+
+
+def run(*argv: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in ("ncu", *argv)])
+    return int(ended.value.code or 0)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    assert run(*argv) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def test_layers_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    out = answer(capsys, "layers", PLAN, "--with", RUN, "--depth", 2)
+    assert "71 measured kernels" in out
+    assert "they stand for 90.3 % of its 28.06 ms of GPU time" in out
+    assert "model.layers.11" in out
+    assert "model.layers.11.mlp" not in out
+
+
+def test_layers_as_csv(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = list(csv.reader(io.StringIO(answer(capsys, "layers", PLAN, "--format", "csv"))))
+    assert rows[0] == list(COLUMNS)
+    assert len(rows) > 10
+
+
+def test_kernels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "kernels.csv"
+    answer(capsys, "kernels", PLAN, "-o", path)
+    rows = list(csv.DictReader(path.open()))
+    assert len(rows) == 71
+    assert {row["phase"] for row in rows} == {"forward", "backward", "data", "optimizer"}
+    assert float(rows[0]["gpu__time_duration.sum"]) > 0
+
+
+def test_plan_writes_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "plan.sh"
+    out = answer(capsys, "plan", RUN, "--every-layer", "--script", script, "--memory-gb", 3.75)
+    assert "71 launches stand for 90.3 % of the GPU time" in out
+    text = script.read_text()
+    assert "# 71 launches stand for 90.3 % of the GPU time" in text
+    assert "--profile-from-start off" in text
+    assert script.stat().st_mode & 0o100
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["layers", PLAN, "-o", "a.png"], "no kernel with both operations and bytes of DRAM counted"),
+        (["layers", PLAN, "--with", PLAN], "neither SQLite"),
+        (["layers", RUN], "no page of ncu in it"),
+        (["layers", "none.csv"], "no such file"),
+        (["plan", RUN, "-o", "a.png"], "a plan is a table"),
+        (["plan", RUN, RUN], "a plan is for one capture, not 2"),
+        (["plan", RUN, "--share", "1"], "--share 1 cannot be reached"),
+        (["plan", RUN, "--script", "/no/folder/plan.sh"], "cannot write it"),
+        (["kernels", PLAN, "-o", "a.svg"], "nvprof-kit ncu layers REPORT -o roofline.png"),
+    ],
+)
+def test_refusals_are_one_line(
+    argv: list[object],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
