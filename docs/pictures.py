@@ -20,6 +20,14 @@ from PIL import Image
 
 DOCS = Path(__file__).parent
 DATA = DOCS.parent / "tests" / "data"
+PLOTS = {
+    "layers": "checkpoint-2023.4",
+    "tree": "checkpoint-2023.4",
+    "timeline": "hooks-ddp-2024.2",
+    "steps": "hooks-ddp-2024.2",
+}
+"""The views of the plots, and the capture that shows each best."""
+
 CHROMIUM = which("chromium") or which("google-chrome")
 
 
@@ -61,10 +69,21 @@ def report_pictures(folder: Path) -> None:
         save("report-timeline.png", opened.locator("#c0-timeline-section").screenshot())
 
 
+def plot_pictures(folder: Path) -> None:
+    """Every view of the plots, at half their size."""
+    for view, capture in PLOTS.items():
+        (folder / f"plot-{view}.sqlite.xz").symlink_to(DATA / f"{capture}.sqlite.xz")
+        run(folder, "plot", "--view", view, f"plot-{view}.sqlite.xz", "-o", f"plot-{view}.png")
+        with Image.open(folder / f"plot-{view}.png") as picture, io.BytesIO() as half:
+            picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.LANCZOS).save(half, "png")
+            save(f"plot-{view}.png", half.getvalue())
+
+
 def main() -> None:
     """Take every picture."""
     with tempfile.TemporaryDirectory() as folder:
         report_pictures(Path(folder))
+        plot_pictures(Path(folder))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from nvprof_kit.cli.breakdown import breakdown
 from nvprof_kit.cli.layers import layers
 from nvprof_kit.cli.memory import memory
 from nvprof_kit.cli.ncu import ncu
+from nvprof_kit.cli.plot import plot
 from nvprof_kit.cli.recipes import recipes
 from nvprof_kit.cli.record import record
 from nvprof_kit.cli.report import report
@@ -45,7 +46,7 @@ def group() -> None:
     """Which layer of a transformer costs what, from Nsight's own data."""
 
 
-for _verb in (layers, breakdown, report, export, record, recipes, ncu, timers, memory):
+for _verb in (layers, breakdown, report, plot, export, record, recipes, ncu, timers, memory):
     group.add_command(_verb)
 
 

@@ -1,0 +1,84 @@
+"""``nvprof-kit plot``: a picture for a paper."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from nvprof_kit.cli.output import Reading, reading_into
+from nvprof_kit.cli.progress import progress
+from nvprof_kit.errors import UsageError
+from nvprof_kit.report import plots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from nvprof_kit.trace.schema import Trace
+
+VIEWS = ("layers", "timeline", "steps", "tree")
+
+
+@click.command(short_help="A picture: layers, timeline, steps or tree, as png, svg or pdf.")
+@reading_into({f".{name}": name for name in plots.FORMATS})
+@click.option("--view", type=click.Choice(VIEWS), default="layers", show_default=True, help="What to draw.")
+@click.option("--depth", type=click.IntRange(min=1), help="Levels of the model; default: as many as can be read.")
+@click.option("--step", type=int, help="Step of the timeline; default: the one of median length.")
+def plot(asked: Reading, view: str, depth: int | None, step: int | None) -> None:
+    """A picture of a capture, labelled and in colours that colour-blind readers tell apart.
+
+    layers: a bar per layer, by phase. timeline: a step in time, layers over the GPU's streams, idle gaps in sight.
+    steps: a bar per step. tree: the model, each layer as wide as its time. FILE ends in .png, .svg or .pdf.
+    """
+    if len(asked.captures) > 1:
+        raise UsageError(f"a plot shows one capture, not {len(asked.captures)}; plot them one by one")
+    if step is not None and view != "timeline":
+        raise UsageError(f"--step is for --view timeline; {view} shows every step")
+    from nvprof_kit.analysis.timeline import OPTIONAL
+    from nvprof_kit.trace.open import open_capture
+
+    (capture,) = asked.captures
+    with progress() as say:
+        say(f"reading {capture}")
+        trace = open_capture(capture, domain=asked.domain, optional=OPTIONAL if view == "timeline" else ())
+        say(f"drawing {len(trace.ops):,} operations")
+        made = plots.encode(_figure(trace, view, depth, step), asked.output.form)
+    asked.output.write(made)
+
+
+def _figure(trace: Trace, view: str, depth: int | None, step: int | None) -> Figure:
+    if view == "timeline":
+        return _timeline(trace, depth, step)
+    from nvprof_kit.analysis.attribution import attribute
+    from nvprof_kit.analysis.layers import LayersOptions, layers
+
+    owned = attribute(trace)
+    result = layers(trace, LayersOptions(by_step=view == "steps"), owned)
+    if view == "layers":
+        from nvprof_kit.report.layers_plot import layers_figure
+
+        return layers_figure(result, depth)
+    if view == "tree":
+        from nvprof_kit.report.tree_plot import tree_figure
+
+        return tree_figure(result, depth)
+    from nvprof_kit.analysis.steps import step_times
+    from nvprof_kit.report.steps_plot import steps_figure
+
+    if not result.summary.steps:
+        raise UsageError(f"{trace.info.path}: no steps; put nvprof_kit.step(number) around each step of the loop")
+    return steps_figure(result, step_times(trace, owned))
+
+
+def _timeline(trace: Trace, depth: int | None, step: int | None) -> Figure:
+    from nvprof_kit.analysis.attribution import attribute
+    from nvprof_kit.analysis.steps import require_step, step_times, typical_step
+    from nvprof_kit.analysis.timeline import timeline
+    from nvprof_kit.report.timeline_plot import timeline_figure
+
+    owned = attribute(trace)
+    times = step_times(trace, owned)
+    if step is not None:
+        require_step(times, step, trace.info.path)
+    shown = timeline(trace, owned, typical_step(times) if step is None else step)
+    return timeline_figure(shown, trace.info.gpus, depth)
