@@ -39,7 +39,6 @@ class LayerSums:
         steps: Step number of each column but the first.
         loop_phases: Texts of the phase ranges, by their first start.
         calls, ops, self_ns, total_ns, busy_ns, cpu_ns: The columns of the per-layer table.
-        nested_ns: Time inside a layer's ranges by (layer, phase of the operation's owner), over all steps.
     """
 
     keys: list[tuple[str, str]]
@@ -51,7 +50,6 @@ class LayerSums:
     total_ns: Int64Array
     busy_ns: Int64Array
     cpu_ns: Int64Array
-    nested_ns: dict[tuple[str, str], int]
 
     @cached_property
     def layers(self) -> list[str]:
@@ -62,9 +60,10 @@ class LayerSums:
     def _index(self) -> dict[tuple[str, str], int]:
         return {key: index for index, key in enumerate(self.keys)}
 
-    def inclusive(self, layer: str, phase: str) -> int:
-        """Time of the operations of one phase in a layer and all layers nested in it, in ns."""
-        return self.nested_ns.get((layer, phase), 0)
+    def own(self, layer: str, phase: str) -> int:
+        """Time of a layer's own operations of one phase over all steps, in ns."""
+        key = self._index.get((layer, phase))
+        return int(self.self_ns[key].sum()) if key is not None else 0
 
     def over_phases(self, values: Int64Array, layer: str) -> dict[str, int]:
         """One of the arrays summed over steps, for each phase that the layer has."""
@@ -101,7 +100,7 @@ def sum_layers(trace: Trace, owned: Attribution, *, by_step: bool) -> LayerSums:
     held = chains.group(
         owned.layer_range[inside], column[inside], duration[inside], np.where(free, duration, 0)[inside]
     )
-    total_ns, busy_ns, nested_ns = chains.totals(held)
+    total_ns, busy_ns = chains.totals(held)
     outside_cells = ~np.repeat([layer != NO_LAYER for layer, _ in keyed.keys], columns)
     total_ns[outside_cells] = self_ns[outside_cells]
     busy_ns += exact_sums(cell[~inside & free], duration[~inside & free], count)
@@ -121,7 +120,6 @@ def sum_layers(trace: Trace, owned: Attribution, *, by_step: bool) -> LayerSums:
         total_ns=total_ns.reshape(cells),
         busy_ns=busy_ns.reshape(cells),
         cpu_ns=cpu_ns.reshape(cells),
-        nested_ns=nested_ns,
     )
 
 
@@ -133,15 +131,12 @@ class _Keyed:
     """The keys and which of them a range or an operation outside layers counts for.
 
     `of_range` is `NONE` for a range that is neither a layer's nor a phase's. `repeats` marks a range inside
-    another one of its key, `repeats_layer` a layer's range inside another one of its layer, whatever the phase:
-    their time is counted with the outer one.
+    another one of its key: its time is counted with the outer one.
     """
 
     keys: list[tuple[str, str]]
     of_range: Int64Array
-    layer_of_range: npt.NDArray[Any]
     repeats: npt.NDArray[np.bool_]
-    repeats_layer: npt.NDArray[np.bool_]
     outside: Int64Array
     loop_phases: tuple[str, ...]
 
@@ -167,15 +162,10 @@ def _keyed(ranges: Ranges, owned: Attribution) -> _Keyed:
         if phase:
             merged[NO_LAYER, phase] = outside[phase_code[phase]] = len(merged)
     of_range[is_phase] = outside[_codes(ranges.phase[is_phase], phase_code)]
-    layers = {layer: code for code, layer in enumerate(dict.fromkeys(layer for layer, _ in merged))}
-    layer_of_key = np.array([layers[layer] for layer, _ in merged], dtype=np.int64)
-    layer_of_range = np.where(is_layer, layer_of_key[of_range], NONE)
     return _Keyed(
         keys=list(merged),
         of_range=of_range,
-        layer_of_range=layer_of_range,
         repeats=_inside_its_like(of_range, ranges),
-        repeats_layer=_inside_its_like(layer_of_range, ranges),
         outside=outside,
         loop_phases=loop_phases,
     )
@@ -243,32 +233,17 @@ class _Chains:
         sums = (exact_sums(which, values, len(pairs)) for values in (duration, free))
         return _Held(pairs // self.columns, pairs % self.columns, *sums)
 
-    def totals(self, held: _Held) -> tuple[Int64Array, Int64Array, dict[tuple[str, str], int]]:
-        """Time of all operations, and of those that overlap no other, nested in each cell; and nested time by
-        (layer, owner's phase).
-        """
+    def totals(self, held: _Held) -> tuple[Int64Array, Int64Array]:
+        """Time of all operations, and of those that overlap no other, nested in each cell."""
         total, free = (np.zeros(self._cells, dtype=np.int64) for _ in range(2))
-        nested: dict[tuple[str, str], int] = {}
-        own_key = self.keyed.of_range[held.layer_range]
         current = np.where(held.duration + held.free > 0, held.layer_range, NONE)
         while (here := np.flatnonzero(current >= 0)).size:
             counted = here[~self.keyed.repeats[current[here]]]
             cell = self.keyed.of_range[current[counted]] * self.columns + held.column[counted]
             total += exact_sums(cell, held.duration[counted], self._cells)
             free += exact_sums(cell, held.free[counted], self._cells)
-            counted = here[~self.keyed.repeats_layer[current[here]]]
-            self._add_nested(nested, current[counted], own_key[counted], held.duration[counted])
             current = self._outer[current]
-        return total, free, nested
-
-    def _add_nested(
-        self, nested: dict[tuple[str, str], int], layer_range: Int64Array, own_key: Int64Array, duration: Int64Array
-    ) -> None:
-        keys = self.keyed.keys
-        pairs, which = np.unique(self.keyed.of_range[layer_range] * len(keys) + own_key, return_inverse=True)
-        for pair, ns in zip(pairs.tolist(), exact_sums(which, duration, len(pairs)).tolist(), strict=True):
-            name = keys[pair // len(keys)][0], keys[pair % len(keys)][1]
-            nested[name] = nested.get(name, 0) + ns
+        return total, free
 
     def memberships(
         self, ops: Int64Array, layer_range: Integers, column: Integers, own_key: Int64Array

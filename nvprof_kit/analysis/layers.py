@@ -182,9 +182,10 @@ def _tree(sums: LayerSums, order: dict[str, int], parent: dict[str, str]) -> pd.
 
     depth: dict[str, int] = {}
     records = []
+    held = _held(sums, order, parent)
     for layer in sorted(order, key=order.__getitem__):  # a parent comes before its children
         depth[layer] = depth[parent[layer]] + 1 if parent[layer] else 0
-        times = [sums.inclusive(layer, phase) for phase in LAYER_PHASES]
+        times = [held[layer, phase] for phase in LAYER_PHASES]
         calls = max(sums.over_phases(sums.calls, layer).values())
         cpu = sum(sums.over_phases(sums.cpu_ns, layer).values())
         records.append((layer, "", parent[layer], depth[layer], calls, *times, 0, sum(times), cpu))
@@ -207,6 +208,20 @@ def _tree(sums: LayerSums, order: dict[str, int], parent: dict[str, str]) -> pd.
     ]
     tree: pd.DataFrame = pd.DataFrame.from_records(records, columns=names)
     return tree
+
+
+def _held(sums: LayerSums, order: dict[str, int], parent: dict[str, str]) -> dict[tuple[str, str], int]:
+    """Time of each layer in each phase with that of the layers it holds.
+
+    It goes by the model and not by what encloses what: a checkpointed block is run again inside the backward of the
+    part that asks for it first, which is no reason to give that part the others' time.
+    """
+    held = {(layer, phase): sums.own(layer, phase) for layer in order for phase in LAYER_PHASES}
+    for layer in sorted(order, key=order.__getitem__, reverse=True):  # children come before their parent
+        if parent[layer]:
+            for phase in LAYER_PHASES:
+                held[parent[layer], phase] += held[layer, phase]
+    return held
 
 
 def _summary(trace: Trace, owned: Attribution, sums: LayerSums) -> Summary:
