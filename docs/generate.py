@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import click
 
-from nvprof_kit.analysis import breakdown, critical_path, launching, memory, memory_segments, transfers
+from nvprof_kit.analysis import breakdown, critical_path, diff, launching, memory, memory_segments, transfers
 from nvprof_kit.analysis.layers import COLUMNS, layers
 from nvprof_kit.analysis.ncu_layers import COLUMNS as NCU_COLUMNS
 from nvprof_kit.analysis.ncu_plan import COLUMNS as PLAN_COLUMNS
@@ -71,6 +71,8 @@ def texts() -> dict[str, str]:
         "ncu-layers": NCU_COLUMNS,
         **_memory_columns(),
         **_breakdown_columns(),
+        "diff": diff.COLUMNS,
+        "diff-kernels": diff.KERNEL_COLUMNS,
     }.items():
         rows = [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]
         made[f"columns-{verb}"] = "\n".join(["| column | meaning |", "|---|---|", *rows])

@@ -16,6 +16,7 @@ import click
 from nvprof_kit import __version__
 from nvprof_kit.cli.export import export
 from nvprof_kit.cli.breakdown import breakdown
+from nvprof_kit.cli.diff import diff
 from nvprof_kit.cli.layers import layers
 from nvprof_kit.cli.memory import memory
 from nvprof_kit.cli.ncu import ncu
@@ -46,7 +47,7 @@ def group() -> None:
     """Which layer of a transformer costs what, from Nsight's own data."""
 
 
-for _verb in (layers, breakdown, report, plot, export, record, recipes, ncu, timers, memory):
+for _verb in (layers, breakdown, diff, report, plot, export, record, recipes, ncu, timers, memory):
     group.add_command(_verb)
 
 

@@ -1,0 +1,97 @@
+"""Gates: how much slower a step, a layer or a kernel class may become. ``step:+5%``, ``model.layers.*:+10%``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from nvprof_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FORM = re.compile(r"(?P<target>.+):\+(?P<percent>\d+(?:\.\d+)?)%")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A limit.
+
+    Attributes:
+        text: As it was given.
+        level: ``step``, ``class`` or ``layer``.
+        target: What it limits: '' for the step, a class, or a pattern of layers.
+        limit: The relative change that fails, 0.05 for 5 %.
+    """
+
+    text: str
+    level: str
+    target: str
+    limit: float
+
+
+@dataclass(frozen=True)
+class GateOutcome:
+    """What became of a gate: whether it held, and the sentence that says why."""
+
+    gate: Gate
+    held: bool
+    reason: str
+
+
+def parse_gate(text: str) -> Gate:
+    """A gate from ``step:+5%``, ``class:gemm:+5%`` or ``LAYER:+5%``, where LAYER may have ``*`` and ``?``.
+
+    Raises:
+        UsageError: The text has another form.
+    """
+    found = _FORM.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"--fail-on {text!r}: needed TARGET:+N%, like step:+5%, class:gemm:+5% or model.layers.*:+10%")
+    target, limit = found["target"], float(found["percent"]) / 100
+    if target == "step":
+        return Gate(text, "step", "", limit)
+    if target.startswith("class:"):
+        return Gate(text, "class", target.removeprefix("class:"), limit)
+    return Gate(text, "layer", target, limit)
+
+
+def judge(gate: Gate, rows: pd.DataFrame) -> GateOutcome:
+    """Whether a gate holds; it fails where something became slower by the limit, beyond step-to-step variation.
+
+    Args:
+        gate: The gate.
+        rows: `nvprof_kit.analysis.diff.DiffResult.rows`.
+
+    Raises:
+        UsageError: It limits nothing that either capture has.
+    """
+    mine = rows[rows["level"] == gate.level]
+    if gate.level == "class":
+        mine = mine[mine["kernel_class"] == gate.target]
+    elif gate.level == "layer":
+        mine = mine[[fnmatchcase(layer, gate.target) for layer in mine["layer"]]]
+    if not len(mine):
+        raise UsageError(f"--fail-on {gate.text!r}: neither capture has such a {gate.level}")
+    over = mine[(mine["change"] >= gate.limit) | (mine["verdict"] == "new")]
+    slower = over[over["verdict"].isin(["slower", "new"])]
+    if len(slower):
+        worst = slower.sort_values("change_ns", ascending=False).iloc[0]
+        return GateOutcome(gate, False, f"{named(worst)} {_change(worst)}, the limit is +{100 * gate.limit:g} %")
+    if len(over):
+        worst = over.sort_values("change_ns", ascending=False).iloc[0]
+        return GateOutcome(gate, True, f"{named(worst)} {_change(worst)}, but within step-to-step variation")
+    worst = mine.sort_values("change", ascending=False).iloc[0]
+    return GateOutcome(gate, True, f"at most {_change(worst)} ({named(worst)})")
+
+
+def named(row: pd.Series) -> str:
+    """What a row is of, in words."""
+    level = row["level"]
+    return "step" if level == "step" else row["kernel_class"] if level == "class" else f"{row['layer']} {row['phase']}"
+
+
+def _change(row: pd.Series) -> str:
+    return "is new" if row["verdict"] == "new" else f"{100 * row['change']:+.1f} %"
