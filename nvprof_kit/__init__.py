@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .instrument.loop import mark as mark
     from .instrument.loop import phase as phase
     from .instrument.loop import step as step
+    from .instrument.memory import MemoryOptions as MemoryOptions
+    from .instrument.memory import MemoryProfiler as MemoryProfiler
     from .instrument.schedule import Schedule as Schedule
     from .instrument.snapshot import SnapshotOptions as SnapshotOptions
     from .instrument.snapshot import memory_snapshot as memory_snapshot
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "MemoryOptions": ".instrument.memory",
+    "MemoryProfiler": ".instrument.memory",
     "RecordOptions": ".capture.record",
     "Schedule": ".instrument.schedule",
     "SnapshotOptions": ".instrument.snapshot",
@@ -47,6 +51,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "MemoryOptions",
+    "MemoryProfiler",
     "RecordOptions",
     "Schedule",
     "annotate_dataloader",

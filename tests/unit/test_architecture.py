@@ -37,6 +37,7 @@ EXCEPTIONS = {
     ("__init__", "instrument.layer_range"),
     ("__init__", "instrument.loop"),
     ("__init__", "instrument.schedule"),
+    ("__init__", "instrument.memory"),
     ("__init__", "instrument.snapshot"),
     ("__init__", "instrument.timers"),
     # the recorder wakes annotated models, and ranges then go to Kineto
@@ -46,6 +47,9 @@ EXCEPTIONS = {
     ("capture.scheduled", "instrument.state"),
     ("capture.scheduled", "instrument.backends"),
     ("capture.scheduled", "instrument.schedule"),
+    # the memory profiler leaves its own pages when it ends, as the documents it follows describe
+    ("instrument.memory_files", "report.memory_curve"),
+    ("instrument.memory_files", "report.sunburst"),
     # verbs that capture instead of reading
     ("cli.record", "capture.launch"),
     ("cli.record", "capture.record"),
