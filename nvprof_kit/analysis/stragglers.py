@@ -139,11 +139,11 @@ def _step_time(times: pd.DataFrame, outermost: list[str], rank: int) -> float:
 
 
 def _cause(times: pd.DataFrame, chosen: tuple[str, ...], culprit: int, gap: float) -> tuple[str, float]:
-    """The stage in which the culprit is slower than the median of the ranks, and how much of the gap that explains."""
+    """The stage in which the culprit is slower than the median of the others, and how much of the gap that explains."""
     others = [name for name in times if name not in chosen and str(name).lower() not in _STEP]
     if not others or gap <= 0:
         return "", 0.0
     means = times[others].groupby(level="rank").mean()
-    excess = means.loc[culprit] - means.median()
+    excess = means.loc[culprit] - means.drop(index=culprit).median()
     share = float(excess.max() / gap)
     return (str(excess.idxmax()), min(share, 1.0)) if share >= CAUSE_SHARE else ("", 0.0)
