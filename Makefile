@@ -24,7 +24,7 @@ test: $(VENV)/.installed-test  ## run every test that this machine can run
 lint: $(VENV)/.installed-test  ## style, types and shell scripts
 	$(bin)/ruff check .
 	$(bin)/mypy
-	$(bin)/shellcheck recipes/*/*.sh .ci/run
+	$(bin)/shellcheck -x recipes/*/*.sh recipes/*/*.bash .ci/run
 
 bench: $(VENV)/.installed-test  ## measure: speed against nsys, cost of a range
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(bin)/python $$script || exit 1; done

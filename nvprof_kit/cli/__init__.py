@@ -14,6 +14,7 @@ from typing import NoReturn, TextIO
 import click
 
 from nvprof_kit import __version__
+from nvprof_kit.cli.doctor import doctor
 from nvprof_kit.cli.export import export
 from nvprof_kit.cli.breakdown import breakdown
 from nvprof_kit.cli.diff import diff
@@ -24,6 +25,7 @@ from nvprof_kit.cli.plot import plot
 from nvprof_kit.cli.recipes import recipes
 from nvprof_kit.cli.record import record
 from nvprof_kit.cli.report import report
+from nvprof_kit.cli.scrub import scrub
 from nvprof_kit.cli.timers import timers
 from nvprof_kit.errors import NvprofKitError
 
@@ -47,7 +49,7 @@ def group() -> None:
     """Which layer of a transformer costs what, from Nsight's own data."""
 
 
-for _verb in (layers, breakdown, diff, report, plot, export, record, recipes, ncu, timers, memory):
+for _verb in (layers, breakdown, diff, report, plot, export, record, recipes, ncu, timers, memory, doctor, scrub):
     group.add_command(_verb)
 
 

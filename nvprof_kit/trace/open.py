@@ -54,6 +54,29 @@ def open_capture(path: str | Path, *, domain: str = DOMAIN, optional: Collection
     return replace(trace, info=replace(trace.info, path=str(path)))
 
 
+@contextmanager
+def nsys_sqlite(path: Path) -> Iterator[Path]:
+    """The plain ``.sqlite`` of an nsys capture, unpacked or exported where it is not one already.
+
+    Raises:
+        CaptureError: The file cannot be read or is no nsys capture.
+        ToolError: As in `open_capture`.
+    """
+    try:
+        with _unpacked(path) as plain:
+            head = _head(plain)
+            if head.startswith(_SQLITE):
+                yield plain
+            elif b"NVIDIA" in head and b"Report" in head:
+                from nvprof_kit.trace.nsys_export import exported
+
+                yield exported(plain, beside=path)
+            else:
+                raise CaptureError(f"{path}: no nsys capture; needed .sqlite or .nsys-rep, each also packed as .xz")
+    except OSError as error:
+        raise _for_user(error, path) from None
+
+
 def _for_user(error: CaptureError | OSError, path: Path) -> CaptureError:
     """The error with the path the user named, whatever temporary file it was met in."""
     if isinstance(error, CaptureError):

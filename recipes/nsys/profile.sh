@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# Profile one program from its start to its end with nsys, so that `nvprof-kit layers` can tell which layer costs what.
+# Profile one program with nsys, from start to end or a window of it, so that `nvprof-kit layers` can tell which layer
+# costs what.
 set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=common.bash
+. "$(dirname "${BASH_SOURCE[0]}")/common.bash"
 
 usage() {
   cat <<'HELP'
@@ -14,44 +17,63 @@ Run PROGRAM under `nsys profile` and leave NAME.nsys-rep, for the Nsight Systems
 Options:
   -o, --output NAME   name of the report without its suffix (default: run); nsys's %h, %p and %q{VARIABLE} work in it
   -f, --force         overwrite NAME.nsys-rep and NAME.sqlite
-  -t, --trace LIST    what nsys traces (default: cuda,nvtx); what is left out is not in the table
-      --step N        capture step N alone, the stretch inside nvprof_kit.step(N); the program runs to its end
-      --delay S       begin the capture S seconds after the program's start
-      --duration S    end the capture after S seconds, and the program with it (SIGTERM)
-      --keep-running  with --duration: let the program run on; this script then returns at once, with 0
-  -x, --nsys OPTION   one more option for nsys profile, as it stands: -x --gpu-metrics-device=all; may be given again
+  -p, --preset NAME   settings: train (default), infer, graphs, memory, metrics, light, or a file like those in presets/
+  -t, --trace LIST    what nsys traces instead of the preset's list; what is left out is not in the table
+  -x, --nsys OPTION   one more option for nsys profile, as it stands: -x --stats=true; may be given again
+      --min-free MB   refuse to start with less disk left (default: 1024)
   -n, --dry-run       print the command and run nothing
   -h, --help          print this and exit
+
+What to capture, one of (default: all of the run):
+      --step N        step N alone, the stretch inside nvprof_kit.step(N)
+      --range TEXT    the first range TEXT of our domain; TEXT@DOMAIN for another's, TEXT@ for no domain
+      --schedule S    the windows of nvprof_kit.scheduled() in the program, with the schedule S: early, stable,
+                      periodic, 50:60, or skip_first=50,active=10,repeat=2; of several windows each has
+                      its report: NAME.1, NAME.2, ...
+      --windows N     N windows of nvprof_kit.scheduled() as the program itself schedules them; 0: all
+      --cuda-profiler from cudaProfilerStart to cudaProfilerStop
+      --delay S       begin S seconds after the program's start
+      --duration S    end after S seconds, and the program with it (SIGTERM); goes with --delay
+      --keep-running  with --duration: let the program run on; this script then returns at once, with 0
 
 Environment:
   NSYS                the nsys to run (default: nsys on PATH)
 
+Ctrl-C and SIGTERM end the program, and the report is still written. A report appears under its name when it is whole.
 Exit status: the program's own; 2 for a wrong call or an existing report, 3 where there is no nsys.
 HELP
 }
 
-fail() {
-  printf 'profile.sh: %s\n' "$2" >&2
-  exit "$1"
+output=run preset=train trace='' force='' dry_run='' min_free=1024
+window='' window_value='' delay='' duration='' keep_running=''
+extra=()
+
+choose_window() { # KIND VALUE
+  [ -z "$window" ] || fail 2 "--$window and --$1 exclude each other: each says what to capture"
+  window=$1 window_value=$2
 }
 
-output=run trace=cuda,nvtx step='' delay='' duration='' force='' dry_run='' keep_running=''
-extra=()
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage; exit 0 ;;
     -f | --force) force=yes ;;
     -n | --dry-run) dry_run=yes ;;
     --keep-running) keep_running=yes ;;
-    -o | --output | -t | --trace | --step | --delay | --duration | -x | --nsys)
-      [ $# -ge 2 ] || fail 2 "$1 needs a value; see profile.sh --help"
+    --cuda-profiler) choose_window cuda-profiler '' ;;
+    -o | --output | -p | --preset | -t | --trace | -x | --nsys | --min-free | \
+      --step | --range | --schedule | --windows | --delay | --duration)
+      need_value "$1" $#
       case $1 in
         -o | --output) output=$2 ;;
+        -p | --preset) preset=$2 ;;
         -t | --trace) trace=$2 ;;
-        --step) step=$2 ;;
+        -x | --nsys) extra+=("$2") ;;
+        --min-free) need_number "$1" "$2"; min_free=$2 ;;
+        --step) need_number "$1" "$2"; choose_window step "$2" ;;
+        --windows) need_number "$1" "$2"; choose_window windows "$2" ;;
+        --range | --schedule) choose_window "${1#--}" "$2" ;;
         --delay) delay=$2 ;;
         --duration) duration=$2 ;;
-        -x | --nsys) extra+=("$2") ;;
       esac
       shift ;;
     --*=*) # --output=NAME is --output NAME
@@ -64,44 +86,72 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ $# -gt 0 ] || fail 2 "no program to run; needed: profile.sh [OPTION]... -- python train.py"
-case $step in *[!0-9]*) fail 2 "--step needs a step's number, not '$step'" ;; esac
-[ -z "$step" ] || [ -z "$delay$duration" ] || fail 2 "--step goes without --delay and --duration: the step says when"
+[ -z "$window" ] || [ -z "$delay$duration" ] ||
+  fail 2 "--$window goes without --delay and --duration: the $window says when"
 [ -z "$keep_running" ] || [ -n "$duration" ] || fail 2 "--keep-running is of use only with --duration S"
 
-output=${output%.nsys-rep}
-nsys=${NSYS:-nsys}
-command=("$nsys" profile "--trace=$trace")
-case ,$trace, in
-  # kernels of a replayed CUDA graph one by one: only so can each be given to its layer
-  *,cuda,*) command+=(--cuda-graph-trace=node) ;;
-esac
-# no CPU samples and no context switches: the table needs neither, and both cost the program time
-command+=(--sample=none --cpuctxsw=none)
-[ -z "$step" ] ||
-  command+=(--capture-range=nvtx "--nvtx-capture=step $step@nvprof_kit" --capture-range-end=stop)
-[ -z "$delay" ] || command+=("--delay=$delay")
-[ -z "$duration" ] || command+=("--duration=$duration")
-[ -z "$keep_running" ] || command+=(--kill=none)
-command+=("${extra[@]}" --export=sqlite "--output=$output")
-[ -z "$force" ] || command+=(--force-overwrite=true)
-command+=("$@")
+# the settings: the preset, then the window, then what was asked for in nsys's own words
+read_preset "$preset"
+[ -z "$trace" ] || trace_only "$trace"
 
+capture_range() { # RANGE END
+  settings+=(--capture-range=nvtx "--nvtx-capture=$1" "--capture-range-end=$2")
+}
+range_end() { # NUMBER of windows, 0 where they go on
+  case $1 in 0) echo repeat ;; 1) echo stop ;; *) echo "repeat:$1" ;; esac
+}
+windows_of() { # SCHEDULE; prints the number of its windows
+  case $1 in
+    stable) echo 2 ;;
+    periodic) echo 5 ;;
+    *repeat=*) count=${1##*repeat=}; echo "${count%%,*}" ;;
+    *) echo 1 ;;
+  esac
+}
+environment=()
+case $window in
+  step) capture_range "step $window_value@nvprof_kit" stop ;;
+  range)
+    case $window_value in
+      *@) capture_range "${window_value%@}" stop ;;
+      *@*) capture_range "$window_value" stop ;;
+      *) capture_range "$window_value@nvprof_kit" stop ;;
+    esac ;;
+  schedule)
+    environment=("NVPROF_KIT_SCHEDULE=$window_value")
+    capture_range window@nvprof_kit "$(range_end "$(windows_of "$window_value")")" ;;
+  windows) capture_range window@nvprof_kit "$(range_end "$window_value")" ;;
+  cuda-profiler) settings+=(--capture-range=cudaProfilerApi --capture-range-end=stop) ;;
+esac
+[ -z "$delay" ] || settings+=("--delay=$delay")
+[ -z "$duration" ] || settings+=("--duration=$duration")
+[ -z "$keep_running" ] || settings+=(--kill=none)
+fit_settings profile
+for option in "${extra[@]}"; do
+  case $option in --*=*) add_extra profile "$option" ;; *) settings+=("$option") ;; esac
+done
+
+output=${output%.nsys-rep}
+stage=$(stage_of "$output")
+command=("$nsys" profile "${settings[@]}" --export=sqlite "--output=$stage/${output##*/}" "$@")
 if [ -n "$dry_run" ]; then
-  line=
-  for word in "${command[@]}"; do
-    case $word in '' | *[!A-Za-z0-9_./,:=@%+-]*) word=${word@Q} ;; esac
-    line+=${line:+ }$word
-  done
-  printf '%s\n' "$line"
+  print_command "${environment[@]}" "${command[@]}"
   exit 0
 fi
 
-command -v "$nsys" >/dev/null ||
-  fail 3 "no nsys: '$nsys' is not found; install Nsight Systems and put its bin folder on PATH, or set NSYS"
-if [ -z "$force" ]; then
-  # nsys itself would notice only after the run, and put the report into /tmp
-  for file in "$output.nsys-rep" "$output.sqlite"; do
-    [ ! -e "$file" ] || fail 2 "$file exists; choose another name with -o NAME, or overwrite it with --force"
-  done
-fi
-exec "${command[@]}"
+need_nsys
+refuse_existing "$output" "$force"
+[ "${duration%%.*}" = '' ] || [ "${duration%%.*}" -le 60 ] ||
+  note "--duration $duration: beyond 60 s reports grow unwieldy and nsys may drop events; a few steps answer the question"
+open_stage "$stage" "$force"
+folder=${stage%"${stage##*/}"}
+check_disk "${folder:-.}" "$min_free"
+
+[ ${#environment[@]} -eq 0 ] || export "${environment[@]}"
+began=$SECONDS
+supervise "${command[@]}"
+[ -n "$keep_running" ] || { [ "$status" -le 128 ] && [ -n "$(ls "$stage")" ]; } || end_orphans
+[ -n "$window$duration" ] || [ $((SECONDS - began)) -le 60 ] ||
+  note "all $((SECONDS - began)) s of the run were captured; a window of a few steps is smaller and as good: see --step"
+publish "$stage" "$folder" "$force" "$status"
+exit "$status"

@@ -44,20 +44,29 @@ def run(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedProces
 @pytest.mark.parametrize(
     ("argv", "command"),
     [
-        ("-- python train.py --lr 3", f"{FIRST} --export=sqlite --output=run python train.py --lr 3"),
-        ("-o a/%h.%p -f -- ./x", f"{FIRST} --export=sqlite --output=a/%h.%p --force-overwrite=true ./x"),
-        ("--output=a.nsys-rep -- x", f"{FIRST} --export=sqlite --output=a x"),
-        ("--delay 5 --duration=30 -- x", f"{FIRST} --delay=5 --duration=30 --export=sqlite --output=run x"),
+        ("-- python train.py --lr 3", f"{FIRST} --export=sqlite --output=.run.partial/run python train.py --lr 3"),
+        ("-o a/%h.%p -f -- ./x", f"{FIRST} --export=sqlite --output=a/._h._p.partial/%h.%p ./x"),
+        ("--output=a.nsys-rep -- x", f"{FIRST} --export=sqlite --output=.a.partial/a x"),
+        (
+            "--delay 5 --duration=30 -- x",
+            f"{FIRST} --delay=5 --duration=30 --export=sqlite --output=.run.partial/run x",
+        ),
         (
             "--step 12 -- x",
             f"{FIRST} --capture-range=nvtx '--nvtx-capture=step 12@nvprof_kit' --capture-range-end=stop "
-            "--export=sqlite --output=run x",
+            "--export=sqlite --output=.run.partial/run x",
         ),
-        ("--duration 9 --keep-running -- x", f"{FIRST} --duration=9 --kill=none --export=sqlite --output=run x"),
-        ("-t nvtx -- x", "nsys profile --trace=nvtx --sample=none --cpuctxsw=none --export=sqlite --output=run x"),
+        (
+            "--duration 9 --keep-running -- x",
+            f"{FIRST} --duration=9 --kill=none --export=sqlite --output=.run.partial/run x",
+        ),
+        (
+            "-t nvtx -- x",
+            "nsys profile --trace=nvtx --sample=none --cpuctxsw=none --export=sqlite --output=.run.partial/run x",
+        ),
         (
             "-x --gpu-metrics-device=all -x --stats=true -- x",
-            f"{FIRST} --gpu-metrics-device=all --stats=true --export=sqlite --output=run x",
+            f"{FIRST} --gpu-metrics-device=all --stats=true --export=sqlite --output=.run.partial/run x",
         ),
     ],
 )
@@ -68,7 +77,7 @@ def test_exact_command(argv: str, command: str, tmp_path: Path) -> None:
 
 def test_words_are_quoted_so_that_the_command_can_be_pasted(tmp_path: Path) -> None:
     done = run("-n", "-o", "my run", "--", "python", "-c", "print('a b')", "", cwd=tmp_path)
-    assert done.stdout.endswith("'--output=my run' python -c 'print('\\''a b'\\'')' ''\n")
+    assert done.stdout.endswith("'--output=.my run.partial/my run' python -c 'print('\\''a b'\\'')' ''\n")
 
 
 def test_another_nsys(tmp_path: Path) -> None:
@@ -83,7 +92,7 @@ def test_another_nsys(tmp_path: Path) -> None:
         (["python", "x.py"], 2, "the program comes after --: profile.sh [OPTION]... -- python x.py"),
         (["--fast", "--", "x"], 2, "no option --fast; see profile.sh --help"),
         (["-o"], 2, "-o needs a value; see profile.sh --help"),
-        (["--step", "two", "--", "x"], 2, "--step needs a step's number, not 'two'"),
+        (["--step", "two", "--", "x"], 2, "--step needs a whole number, not 'two'"),
         (
             ["--step", "2", "--delay", "3", "--", "x"],
             2,
@@ -117,7 +126,10 @@ def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
 def test_help_says_every_option(tmp_path: Path) -> None:
     done = run("--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    options = "--output --force --trace --step --delay --duration --keep-running --nsys --dry-run --help"
+    options = (
+        "--output --force --preset --trace --nsys --min-free --dry-run --help --step --range --schedule --windows "
+        "--cuda-profiler --delay --duration --keep-running"
+    )
     assert [option for option in options.split() if option not in done.stdout] == []
 
 

@@ -14,10 +14,11 @@ from support.nsys_file import NsysFile
 PACKAGE = Path(__file__).parents[2] / "nvprof_kit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-FOUNDATION = {"names", "errors"}
+FOUNDATION = {"names", "errors", "findings"}
 MAY_IMPORT = {
     "names": set(),
     "errors": set(),
+    "findings": set(),
     "instrument": FOUNDATION,
     "capture": FOUNDATION,
     "trace": FOUNDATION,
@@ -54,6 +55,8 @@ EXCEPTIONS = {
     ("cli.record", "capture.launch"),
     ("cli.record", "capture.record"),
     ("cli.recipes", "capture.recipes"),
+    ("cli.doctor", "capture.doctor"),
+    ("cli.doctor", "capture.machine"),
     ("cli.ncu", "capture.ncu_script"),
     # the version
     ("cli.__init__", "__init__"),

@@ -1,0 +1,168 @@
+"""What an nsys export tells about the machine and its user beyond the program's performance, and a copy without it.
+
+An export holds every environment variable of the program (tokens and passwords among them), its command line and
+folder, the machine's name, the names of all processes that ran on it, and what the program printed.
+"""
+
+from __future__ import annotations
+
+import lzma
+import re
+import shutil
+import sqlite3
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit.trace.sqlite import Database
+
+GONE = "(scrubbed)"
+
+_VARIABLES = "name LIKE '%ENVIRONMENT_VARIABLE%'"
+_OWNER = (
+    "name LIKE '%:ARGUMENT\\_%' ESCAPE '\\' OR name LIKE '%:COMMAND' OR name LIKE '%:WORKING_DIR' "
+    "OR name LIKE '%:USER_NAME' OR name IN ('DEVICE_DISPLAY_NAME', 'DEVICE_ID')"
+)
+_MACHINE = "name IN ('DeviceEnvironment', 'Hostname', 'NicInfo')"
+_SECRET = re.compile(r"token|secret|passw|credential|api_?key|private_?key|access_?key|auth", re.IGNORECASE)
+_CAPTURE_TABLES = ("META_DATA_CAPTURE", "CAPTURE_META_DATA")
+
+
+def environment_names(db: Database) -> list[str]:
+    """Names of the environment variables that an export holds, never their values."""
+    found: set[str] = set()
+    for table in _CAPTURE_TABLES:
+        if db.has(table, "name", "value"):
+            values = db.rows(f"SELECT value FROM {table} WHERE {_VARIABLES}")
+            found.update(str(value).partition("=")[0] for (value,) in values)
+    if db.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
+        for (text,) in db.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'DeviceEnvironment'"):
+            found.update(part.partition("=")[0] for part in str(text or "").split(";") if "=" in part)
+    return sorted(name for name in found if re.fullmatch(r"[A-Za-z_]\w*", name))
+
+
+def secret_names(names: list[str]) -> list[str]:
+    """Those of the names that look like a secret's."""
+    return [name for name in names if _SECRET.search(name)]
+
+
+@dataclass(frozen=True)
+class ScrubOptions:
+    """What is taken out besides what always is.
+
+    Attributes:
+        also: A regular expression; each text of the capture that it is found in is replaced whole.
+    """
+
+    also: str | None = None
+
+
+def scrub(source: Path, target: Path, options: ScrubOptions = ScrubOptions()) -> dict[str, int]:
+    """Write a copy of an export without environment, command line, machine, output and foreign processes.
+
+    Times, kernels, ranges and everything else that a verb reads stay as they are. What is taken out is gone from the
+    file's free pages too. The copy appears under its name only when it is complete.
+
+    Args:
+        source: An ``.sqlite`` export, or one packed as ``.xz``; never written to.
+        target: The copy; packed where its name ends in ``.xz``.
+        options: What else to take out.
+
+    Returns:
+        How many values were taken out, by what they are.
+
+    Raises:
+        CaptureError: The source is no whole SQLite file.
+        UsageError: The copy cannot be written, or the regular expression is none.
+    """
+    try:
+        pattern = None if options.also is None else re.compile(options.also)
+    except re.error as error:
+        raise UsageError(f"--also {options.also!r} is no regular expression: {error}") from None
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        _unpack(source, partial)
+        with sqlite3.connect(partial) as db:
+            removed = _take_out(db, pattern)
+        db.execute("VACUUM")
+        db.close()
+        _pack(partial, target)
+    except sqlite3.Error as error:
+        raise CaptureError(f"{source}: not a whole SQLite export ({error}); export the .nsys-rep again") from None
+    except (OSError, lzma.LZMAError, EOFError) as error:
+        raise UsageError(f"{source}: cannot be copied to {target}: {error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return removed
+
+
+def _unpack(source: Path, target: Path) -> None:
+    with lzma.open(source) if source.suffix == ".xz" else source.open("rb") as packed, target.open("wb") as file:
+        shutil.copyfileobj(packed, file, 1 << 20)
+
+
+def _pack(source: Path, target: Path) -> None:
+    if target.suffix != ".xz":
+        source.replace(target)
+        return
+    packed = target.with_name(f".{target.name}.packed")
+    try:
+        with source.open("rb") as file, lzma.open(packed, "wb") as archive:
+            shutil.copyfileobj(file, archive, 1 << 20)
+        packed.replace(target)
+    finally:
+        packed.unlink(missing_ok=True)
+
+
+def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None) -> dict[str, int]:
+    columns = {
+        table: {row[1] for row in db.execute(f'PRAGMA table_info("{table}")')}
+        for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    }
+    removed: Counter[str] = Counter()
+    for table in _CAPTURE_TABLES:
+        if {"name", "value"} <= columns.get(table, set()):
+            removed["environment variables"] += db.execute(f"DELETE FROM {table} WHERE {_VARIABLES}").rowcount
+            removed["command line and folder"] += db.execute(
+                f"UPDATE {table} SET value = '{GONE}' WHERE {_OWNER}"
+            ).rowcount
+    if {"name", "value"} <= columns.get("TARGET_INFO_SYSTEM_ENV", set()):
+        removed["facts of the machine"] += db.execute(
+            f"UPDATE TARGET_INFO_SYSTEM_ENV SET value = '{GONE}' WHERE {_MACHINE}"
+        ).rowcount
+    if "ProcessStreams" in columns:
+        removed["printed output"] += db.execute(
+            f"UPDATE StringIds SET value = '{GONE}' WHERE id IN "
+            "(SELECT contentId FROM ProcessStreams UNION SELECT filenameId FROM ProcessStreams)"
+        ).rowcount
+    removed["names of other processes"] += _other_processes(db, columns)
+    if pattern is not None:
+        removed["texts that --also matches"] += _matching(db, columns, pattern)
+    return dict(removed)
+
+
+def _other_processes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
+    """Forget the processes that took no part in what was captured."""
+    if not {"globalPid", "name"} <= columns.get("PROCESSES", set()):
+        return 0
+    events = [table for table, names in columns.items() if "globalTid" in names and table not in ("ThreadNames",)]
+    # a globalTid is the globalPid with the thread's number in its last 24 bits
+    taking_part = " UNION ".join(f'SELECT globalTid & ~16777215 FROM "{table}"' for table in events)
+    if not taking_part:
+        return 0
+    count = 0
+    for table, column in (("PROCESSES", "globalPid"), ("ThreadNames", "globalTid & ~16777215")):
+        if table in columns:
+            count += db.execute(f"DELETE FROM {table} WHERE {column} NOT IN ({taking_part})").rowcount
+    return count
+
+
+def _matching(db: sqlite3.Connection, columns: dict[str, set[str]], pattern: re.Pattern[str]) -> int:
+    """Replace every text in which the pattern is found, in whatever table it lies."""
+    db.create_function("found", 1, lambda text: isinstance(text, str) and pattern.search(text) is not None)
+    count = 0
+    for table, names in columns.items():
+        for name in sorted(names):
+            count += db.execute(f'UPDATE "{table}" SET "{name}" = \'{GONE}\' WHERE found("{name}")').rowcount
+    return count

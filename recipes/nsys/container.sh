@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Run a command in a container that lets Nsight do its work: the GPUs, shared memory, the host's network, and the
+# capabilities that CPU sampling and hardware counters need.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=common.bash
+. "$(dirname "${BASH_SOURCE[0]}")/common.bash"
+
+usage() {
+  cat <<'HELP'
+Usage: container.sh --image IMAGE [OPTION]... -- COMMAND [ARGUMENT]...
+
+Run COMMAND in a container, in this folder, with the recipes under /recipes:
+
+  container.sh --image nvcr.io/nvidia/pytorch:25.01-py3 -- /recipes/nsys/profile.sh -- python train.py
+
+Options:
+  -i, --image IMAGE   the image; for apptainer a .sif file or docker://...
+  -e, --engine NAME   docker, podman or apptainer (default: the first of them on PATH)
+  -g, --gpus LIST     all (default), none, or numbers such as 0,1
+      --nsight DIR    mount this folder of the host, an installation of Nsight Systems with bin/nsys in it, for images
+                      that have none; NSYS is set to it
+  -v, --volume A:B    mount A of the host as B; may be given again
+      --shm SIZE      shared memory, which dataloader workers and NCCL need (default: 16g)
+      --unprivileged  without the capabilities: no CPU samples and no hardware counters, kernels and ranges as always
+  -x, --extra OPTION  one more option for the engine, as it stands; may be given again
+  -n, --dry-run       print the command and run nothing
+  -h, --help          print this and exit
+
+What the options stand for: CAP_SYS_ADMIN for hardware counters (nsys --gpu-metrics-devices, ncu) unless the driver opens
+them to everyone, and with it perf_event_open for CPU samples, which the default seccomp profile forbids.
+
+Exit status: the command's own; 2 for a wrong call, 3 where there is no container engine.
+HELP
+}
+
+image='' engine='' gpus=all nsight='' volumes=() shm=16g privileges=yes extra=() dry_run=''
+while [ $# -gt 0 ]; do
+  case $1 in
+    -h | --help) usage; exit 0 ;;
+    -n | --dry-run) dry_run=yes ;;
+    --unprivileged) privileges='' ;;
+    -i | --image | -e | --engine | -g | --gpus | --nsight | -v | --volume | --shm | -x | --extra)
+      need_value "$1" $#
+      case $1 in
+        -i | --image) image=$2 ;;
+        -e | --engine) engine=$2 ;;
+        -g | --gpus) gpus=$2 ;;
+        --nsight) nsight=$2 ;;
+        -v | --volume) volumes+=("$2") ;;
+        --shm) shm=$2 ;;
+        -x | --extra) extra+=("$2") ;;
+      esac
+      shift ;;
+    --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}"; continue ;;
+    --) shift; break ;;
+    -*) fail 2 "no option $1; see container.sh --help" ;;
+    *) fail 2 "the command comes after --: container.sh [OPTION]... -- $*" ;;
+  esac
+  shift
+done
+[ -n "$image" ] || fail 2 "no image; needed: container.sh --image IMAGE -- COMMAND"
+[ $# -gt 0 ] || fail 2 "no command to run; needed: container.sh --image IMAGE -- COMMAND"
+[ -z "$nsight" ] || [ -x "$nsight/bin/nsys" ] || fail 2 "--nsight $nsight: there is no bin/nsys in it"
+if [ -z "$engine" ]; then
+  for engine in docker podman apptainer none; do
+    ! command -v "$engine" >/dev/null || break
+  done
+  [ "$engine" != none ] || [ -z "$dry_run" ] || engine=docker
+fi
+volumes+=("$(cd "$here/.." && pwd):/recipes:ro" "$PWD:$PWD")
+[ -z "$nsight" ] || volumes+=("$nsight:$nsight:ro")
+
+case $engine in
+  docker | podman)
+    command=("$engine" run --rm --init "--shm-size=$shm" --network=host)
+    case $engine,$gpus in
+      *,none) ;;
+      docker,all) command+=(--gpus=all) ;;
+      docker,*) command+=("--gpus=\"device=$gpus\"") ;;
+      podman,all) command+=(--device=nvidia.com/gpu=all) ;;
+      podman,*) for gpu in ${gpus//,/ }; do command+=("--device=nvidia.com/gpu=$gpu"); done ;;
+    esac
+    [ -z "$privileges" ] || command+=(--cap-add=SYS_ADMIN --security-opt=seccomp=unconfined)
+    # pinned memory for NCCL and RDMA
+    command+=(--ulimit=memlock=-1)
+    for volume in "${volumes[@]}"; do command+=("--volume=$volume"); done
+    command+=("--workdir=$PWD")
+    [ -z "$nsight" ] || command+=("--env=NSYS=$nsight/bin/nsys")
+    [ ! -t 0 ] || [ -n "$dry_run" ] || command+=(--interactive --tty)
+    ;;
+  apptainer) # shares network, shared memory and user with the host; capabilities are the administrator's to grant
+    command=(apptainer exec)
+    [ "$gpus" = none ] || command+=(--nv)
+    case $gpus in all | none) ;; *) command+=("--env=CUDA_VISIBLE_DEVICES=$gpus") ;; esac
+    [ -z "$privileges" ] || [ "$(id -u)" -ne 0 ] || command+=(--add-caps=CAP_SYS_ADMIN)
+    for volume in "${volumes[@]}"; do command+=("--bind=$volume"); done
+    command+=("--pwd=$PWD")
+    [ -z "$nsight" ] || command+=("--env=NSYS=$nsight/bin/nsys")
+    ;;
+  none) fail 3 "no container engine: none of docker, podman and apptainer is on PATH" ;;
+  *) fail 2 "--engine $engine: none of docker, podman, apptainer" ;;
+esac
+command+=("${extra[@]}" "$image" "$@")
+if [ -n "$dry_run" ]; then
+  print_command "${command[@]}"
+  exit 0
+fi
+command -v "$engine" >/dev/null || fail 3 "no $engine on PATH"
+exec "${command[@]}"

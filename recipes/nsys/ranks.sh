@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Between a launcher and its program: profile some of the ranks, each into a report of its own, and run the others plain.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=common.bash
+. "$(dirname "${BASH_SOURCE[0]}")/common.bash"
+
+usage() {
+  cat <<'HELP'
+Usage: LAUNCHER... ranks.sh [OPTION]... -- PROGRAM [ARGUMENT]...
+
+The launcher starts ranks.sh on every rank; it becomes profile.sh on those chosen and the program itself on the others:
+
+  torchrun --nproc-per-node 8 --no-python ranks.sh --ranks 0,7 -- python train.py
+  accelerate launch --no_python ranks.sh --ranks 0 -- python train.py
+  deepspeed --no_python --no_local_rank ranks.sh --ranks 0 -- python train.py
+  srun ranks.sh --ranks 0-31:8 -- python train.py
+  mpirun -np 8 ranks.sh --ranks all -- python train.py
+
+Each leaves NAME-HOST-rankR-TIME.nsys-rep and .sqlite; then: nvprof-kit layers NAME-*.sqlite
+
+Options:
+  -r, --ranks LIST    which ranks: all, or numbers, ranges and strides such as 0,3 or 0-7 or 0-31:8 (default: 0)
+      --local         LIST counts the ranks of each host: --ranks 0 --local profiles one on every host
+  -o, --output NAME   beginning of the reports' names (default: run)
+  -n, --dry-run       print what this rank would run, and run nothing
+  -h, --help          print this and exit
+
+Every other option is profile.sh's (see profile.sh --help): --step 12, --preset metrics, ... With --preset metrics each
+rank samples the GPU of its own local rank, since a GPU can be sampled only once.
+
+The rank is taken from RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK, PMIX_RANK or PMI_RANK, the first that is set.
+Exit status: the program's own; 2 for a wrong call or where no rank is known, 3 where there is no nsys.
+HELP
+}
+
+first_number() { # VARIABLE...; the value of the first that is set to a number
+  local variable
+  for variable in "$@"; do
+    case ${!variable-} in '' | *[!0-9]*) ;; *) echo "${!variable}"; return ;; esac
+  done
+}
+
+# Whether a number is in a list such as 0,3,8-15,0-31:8.
+in_list() { # NUMBER LIST
+  local part parts first last stride
+  [ "$2" != all ] || return 0
+  IFS=, read -ra parts <<<"$2"
+  for part in "${parts[@]}"; do
+    [[ $part =~ ^([0-9]+)(-([0-9]+)(:([1-9][0-9]*))?)?$ ]] ||
+      fail 2 "--ranks $2: '$part' is no rank, no range 0-7 and no stride 0-31:8"
+    first=${BASH_REMATCH[1]} last=${BASH_REMATCH[3]:-${BASH_REMATCH[1]}} stride=${BASH_REMATCH[5]:-1}
+    [ "$1" -lt "$first" ] || [ "$1" -gt "$last" ] || [ $((($1 - first) % stride)) -ne 0 ] || return 0
+  done
+  return 1
+}
+
+ranks=0 local='' output=run dry_run='' metrics='' options=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    -h | --help) usage; exit 0 ;;
+    -n | --dry-run) dry_run=yes ;;
+    --local) local=yes ;;
+    -f | --force | --cuda-profiler | --keep-running) options+=("$1") ;;
+    --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}"; continue ;;
+    --) shift; break ;;
+    -r | --ranks) need_value "$1" $#; ranks=$2; shift ;;
+    -o | --output) need_value "$1" $#; output=$2; shift ;;
+    -*)
+      need_value "$1" $#
+      case $1,$2 in -p,metrics | --preset,metrics) metrics=yes ;; esac
+      options+=("$1" "$2")
+      shift ;;
+    *) fail 2 "the program comes after --: ranks.sh [OPTION]... -- $*" ;;
+  esac
+  shift
+done
+[ $# -gt 0 ] || fail 2 "no program to run; needed: torchrun ... --no-python ranks.sh [OPTION]... -- python train.py"
+
+rank=$(first_number RANK SLURM_PROCID OMPI_COMM_WORLD_RANK PMIX_RANK PMI_RANK)
+[ -n "$rank" ] || fail 2 "no rank is known: none of RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK is set; \
+start it through torchrun, accelerate, deepspeed, srun or mpirun"
+local_rank=$(first_number LOCAL_RANK SLURM_LOCALID OMPI_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID)
+[ -z "$local" ] || [ -n "$local_rank" ] ||
+  fail 2 "--local: no local rank is known: none of LOCAL_RANK, SLURM_LOCALID, OMPI_COMM_WORLD_LOCAL_RANK, MPI_LOCALRANKID is set"
+
+chosen=$rank
+[ -z "$local" ] || chosen=$local_rank
+command=("$@")
+if in_list "$chosen" "$ranks"; then
+  [ -z "$metrics" ] || [ -z "$local_rank" ] || options+=(-x "--gpu-metrics-devices=$local_rank")
+  name=${output%.nsys-rep}-$(hostname)-rank$rank-$(date +%Y%m%d-%H%M%S)
+  command=("$here/profile.sh" --output "$name" "${options[@]}" ${dry_run:+--dry-run} -- "$@")
+elif [ -n "$dry_run" ]; then
+  print_command "$@"
+  exit 0
+fi
+exec "${command[@]}"

@@ -1,0 +1,131 @@
+"""The exact command of every recipe, for several releases of nsys and without one, against a golden file."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.recipes import OPTIONS, RECIPES, ROOT, run, stand_in
+
+GOLDEN = ROOT / "tests" / "golden" / "recipes" / "nsys.txt"
+
+CALLS = """
+profile.sh -- python train.py --lr 3
+profile.sh -o out/run -f -- python train.py
+profile.sh -o 'runs/%h.%p' -- python train.py
+profile.sh --preset infer -- python serve.py
+profile.sh --preset graphs -- python serve.py
+profile.sh --preset memory -- python train.py
+profile.sh --preset metrics -- python train.py
+profile.sh --preset light -- python train.py
+profile.sh --preset metrics -t nvtx -- python train.py
+profile.sh --step 12 -- python train.py
+profile.sh --range 'layers.0 backward' -- python train.py
+profile.sh --range iteration@Megatron -- python train.py
+profile.sh --range iteration@ -- python train.py
+profile.sh --schedule stable -- python train.py
+profile.sh --schedule 50:60 -- python train.py
+profile.sh --schedule skip_first=5,active=3,repeat=4 -- python train.py
+profile.sh --schedule active=3,repeat=0 -- python train.py
+profile.sh --windows 2 -- python train.py
+profile.sh --windows 0 -- python train.py
+profile.sh --cuda-profiler -- python train.py
+profile.sh --delay 5 --duration 30 -- python train.py
+profile.sh --duration 30 --keep-running -- python train.py
+profile.sh -x --python-functions-trace=calls.json -x --sample=cpu -- python train.py
+profile.sh -x --gpu-metrics-devices=0 --preset metrics -- python train.py
+launch.sh -- python serve.py
+launch.sh -s serving -p memory -- python serve.py
+start.sh
+start.sh -s serving -p metrics -o out/first -f
+stop.sh
+stop.sh -s serving --shutdown
+status.sh
+status.sh -e
+ranks.sh -r 3,5 --step 4 -- python train.py
+ranks.sh -r 0-7:2 -- python train.py
+ranks.sh -r 1 --local --preset metrics -o out/run -- python train.py
+container.sh --image pytorch:25.01 -e docker -- /recipes/nsys/profile.sh -- python train.py
+container.sh --image pytorch:25.01 -e docker -g 0,1 --unprivileged --shm 64g -v /data:/data:ro -- nsys status
+container.sh --image pytorch:25.01 -e podman -g 2 -x --rm=false -- nsys status
+container.sh --image pytorch.sif -e apptainer -g 0,1 -- nsys status
+""".strip().splitlines()
+
+RELEASES = ("none", *OPTIONS)
+
+
+def answers(folder: Path) -> str:
+    """Every call with what it prints: once for the releases that agree."""
+    said: list[str] = []
+    where = {release: str(stand_in(folder, release)) for release in OPTIONS} | {"none": "nsys"}
+    for call in CALLS:
+        script, *argv = shlex.split(call)
+        by_answer: dict[str, list[str]] = {}
+        for release in RELEASES:
+            done = run(
+                script,
+                "--dry-run",
+                *argv,
+                cwd=folder,
+                NSYS=where[release],
+                RANK="3",
+                LOCAL_RANK="1",
+                XDG_RUNTIME_DIR=".",
+            )
+            assert done.returncode == 0, done.stderr
+            answer = (done.stdout + done.stderr).replace(where[release], "nsys")
+            by_answer.setdefault(_plain(answer, folder), []).append(release)
+        said.append(f"$ {call}")
+        for answer, releases in by_answer.items():
+            said.append(f"# {'every nsys' if len(by_answer) == 1 else ', '.join(releases)}\n{answer.rstrip()}")
+        said.append("")
+    return "\n".join(said)
+
+
+def _plain(answer: str, folder: Path) -> str:
+    answer = re.sub(r"rank(\d+)-\d{8}-\d{6}", r"rank\1-TIME", answer)
+    answer = re.sub(r"(run)-[^ /]*?-rank", r"\1-HOST-rank", answer)
+    answer = answer.replace(str(RECIPES.parent), "RECIPES").replace(str(folder), "HERE")
+    return re.sub(r" --add-caps=CAP_SYS_ADMIN", "", answer)  # root only
+
+
+def test_dry_runs(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    found = answers(tmp_path)
+    if request.config.getoption("--update-golden"):
+        GOLDEN.parent.mkdir(parents=True, exist_ok=True)
+        GOLDEN.write_text(found)
+    assert found == GOLDEN.read_text()
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("nsys-")] == []
+
+
+def test_every_recipe_is_called() -> None:
+    assert {call.split()[0] for call in CALLS} == {path.name for path in RECIPES.glob("*.sh")}
+
+
+@pytest.mark.nsys
+@pytest.mark.parametrize("preset", sorted(path.name for path in (RECIPES / "presets").iterdir()))
+def test_a_real_nsys_knows_every_option(nsys: str, preset: str, tmp_path: Path) -> None:
+    known = subprocess.run([nsys, "profile", "--help"], capture_output=True, text=True, check=False).stdout
+    done = run("profile.sh", "-n", "-p", preset, "--step", "3", "--", "true", cwd=tmp_path, NSYS=nsys)
+    asked = [word.partition("=")[0] for word in shlex.split(done.stdout) if word.startswith("--")]
+    assert [option for option in asked if f"{option}=" not in known] == []
+    left_out = re.findall(r"this nsys has no (--\S+): left out", done.stderr)
+    assert [option for option in left_out if f"{option}=" in known] == []
+    assert set(left_out) <= {"--cuda-event-trace"}
+
+
+@pytest.mark.nsys
+def test_launch_and_start_share_a_preset(nsys: str, tmp_path: Path) -> None:
+    known = {
+        verb: subprocess.run([nsys, verb, "--help"], capture_output=True, text=True, check=False).stdout
+        for verb in ("launch", "start")
+    }
+    for verb, argv in {"launch": ["--", "true"], "start": []}.items():
+        done = run(f"{verb}.sh", "-n", "-p", "metrics", *argv, cwd=tmp_path, NSYS=nsys)
+        assert done.stderr == ""
+        asked = [word.partition("=")[0] for word in shlex.split(done.stdout) if word.startswith("--")]
+        assert [option for option in asked if f"{option}=" not in known[verb]] == []
+        assert ("--gpu-metrics-device" in asked) == (verb == "start")

@@ -1,0 +1,114 @@
+"""ranks.sh: which ranks are profiled, under every launcher's environment, and under a real torchrun and nsys."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from support.recipes import RECIPES, environment, python, ranges, run
+
+TRAIN = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+import nvprof_kit
+dist.init_process_group("gloo")
+for number in range(3):
+    with nvprof_kit.step(number), nvprof_kit.layer_range(f"rank {dist.get_rank()}"):
+        dist.all_reduce(torch.ones(4))
+if dist.get_rank() == int(sys.argv[1]):
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "chosen"),
+    [
+        ("all", range(10)),
+        ("0", [0]),
+        ("0,3", [0, 3]),
+        ("2-4", [2, 3, 4]),
+        ("1-8:3", [1, 4, 7]),
+        ("0,7-9:2", [0, 7, 9]),
+    ],
+)
+def test_any_subset_of_ranks(ranks: str, chosen: list[int], tmp_path: Path) -> None:
+    def profiled(rank: int) -> bool:
+        done = run("ranks.sh", "-n", "--ranks", ranks, "--", "true", cwd=tmp_path, RANK=str(rank), NSYS="nsys")
+        assert done.returncode == 0, done.stderr
+        return done.stdout.startswith("nsys profile")
+
+    assert [rank for rank in range(10) if profiled(rank)] == list(chosen)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"RANK": "3", "LOCAL_RANK": "1"},  # torchrun, accelerate, deepspeed
+        {"SLURM_PROCID": "3", "SLURM_LOCALID": "1"},  # srun
+        {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},  # mpirun of Open MPI
+        {"PMI_RANK": "3", "MPI_LOCALRANKID": "1"},  # mpirun of MPICH and Intel MPI
+        {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "RANK": "3", "LOCAL_RANK": "1"},  # torchrun below srun
+    ],
+)
+def test_every_launcher(variables: dict[str, str], tmp_path: Path) -> None:
+    done = run("ranks.sh", "-n", "-r", "3", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
+    assert re.search(r"--output=\S*/run-\S+-rank3-\d{8}-\d{6} true\n$", done.stdout), done.stdout + done.stderr
+    local = run("ranks.sh", "-n", "-r", "1", "--local", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
+    assert "-rank3-" in local.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["-r", "some", "--", "true"], "'some' is no rank"),
+        (["--", "true"], "no rank is known"),
+        (["-r", "0"], "no program to run"),
+    ],
+)
+def test_refusals_are_one_line(argv: list[str], message: str, tmp_path: Path) -> None:
+    rank = {} if message == "no rank is known" else {"RANK": "0"}
+    done = run("ranks.sh", "-n", *argv, cwd=tmp_path, **rank)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def torchrun(tmp_path: Path, nsys: str, *argv: str, killed: int = -1) -> int:
+    """Three ranks over gloo; gives torchrun's exit status."""
+    import subprocess
+
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "--no-python"]
+    command = [*launcher, str(RECIPES / "ranks.sh"), *argv, "-t", "nvtx", "--", *python(TRAIN, tmp_path, str(killed))]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(NSYS=nsys), capture_output=True, text=True, check=False, timeout=180
+    )
+    (tmp_path / "said").write_text(done.stdout + done.stderr)
+    return done.returncode
+
+
+def reports(tmp_path: Path) -> dict[int, list[str]]:
+    """The layers in each rank's export."""
+    found = {}
+    for path in tmp_path.glob("run-*.sqlite"):
+        rank = re.search(r"-rank(\d+)-\d{8}-\d{6}$", path.stem)
+        assert rank and path.with_suffix(".nsys-rep").exists()
+        found[int(rank[1])] = sorted(set(ranges(path)) - {"step 0", "step 1", "step 2"})
+    return found
+
+
+@pytest.mark.nsys
+def test_torchrun(nsys: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    assert torchrun(tmp_path, nsys, "--ranks", "0,2") == 0, (tmp_path / "said").read_text()
+    assert reports(tmp_path) == {0: ["rank 0"], 2: ["rank 2"]}
+
+
+@pytest.mark.nsys
+def test_a_rank_that_is_killed(nsys: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    assert torchrun(tmp_path, nsys, "--ranks", "all", killed=1) != 0
+    assert reports(tmp_path) == {0: ["rank 0"], 1: ["rank 1"], 2: ["rank 2"]}, (tmp_path / "said").read_text()
+    assert not list(tmp_path.glob(".run*.partial"))

@@ -1,0 +1,100 @@
+"""launch.sh, start.sh, stop.sh and status.sh: several captures of one running program, under real releases of nsys."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from support.recipes import RECIPES, gone, python, ranges, run, start, wait_for
+
+PROGRAM = """
+import os, pathlib, sys, time
+import nvprof_kit
+end = time.monotonic() + float(sys.argv[1])
+pathlib.Path("pid").write_text(str(os.getpid()))
+while time.monotonic() < end:
+    with nvprof_kit.step(), nvprof_kit.layer_range("layers.0"):
+        time.sleep(0.02)
+sys.exit(7)
+"""
+
+
+def session() -> str:
+    return f"test{os.getpid()}"
+
+
+@pytest.mark.nsys
+def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
+    here = {"cwd": tmp_path, "NSYS": nsys, "XDG_RUNTIME_DIR": str(tmp_path / "state")}
+    name = session()
+    launched = [str(RECIPES / "launch.sh"), "-s", name, "-t", "nvtx", "--", *python(PROGRAM, tmp_path, "100")]
+    running = start(launched, **here)
+    try:
+        pid = int(wait_for(tmp_path / "pid"))
+        assert name in run("status.sh", **here).stdout
+        assert run("launch.sh", "-s", name, "--", "true", **here).returncode == 2
+        for _ in range(2):
+            begun = run("start.sh", "-s", name, **here)
+            assert begun.returncode == 0, begun.stderr
+            assert run("start.sh", "-s", name, **here).returncode == 2
+            ended = run("stop.sh", "-s", name, **here)
+            assert ended.returncode == 0, ended.stderr
+        refused = run("stop.sh", "-s", name, **here)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    finally:
+        ended = run("stop.sh", "-s", name, "--shutdown", **here)
+        said, _ = running.communicate(timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert gone(pid), said
+    for number in (1, 2):
+        assert "layers.0" in ranges(tmp_path / f"{name}.{number}.sqlite")
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+@pytest.mark.nsys
+def test_a_program_that_ends_while_it_is_captured(nsys: str, tmp_path: Path) -> None:
+    here = {"cwd": tmp_path, "NSYS": nsys, "XDG_RUNTIME_DIR": str(tmp_path / "state")}
+    name = session()
+    launched = [str(RECIPES / "launch.sh"), "-s", name, "-t", "nvtx", "--", *python(PROGRAM, tmp_path, "100")]
+    running = start(launched, **here)
+    pid = int(wait_for(tmp_path / "pid"))
+    assert run("start.sh", "-s", name, "-o", "cut", **here).returncode == 0
+    running.send_signal(signal.SIGTERM)
+    said, _ = running.communicate(timeout=60)
+    assert gone(pid), said
+    ended = run("stop.sh", "-s", name, **here)
+    assert ended.returncode == 0, ended.stderr
+    report = tmp_path / "cut.sqlite"
+    assert not report.exists() or "layers.0" in ranges(report)
+    assert "wrote cut.nsys-rep" in ended.stderr or "no report" in ended.stderr
+
+
+@pytest.mark.nsys
+def test_no_session(nsys: str, tmp_path: Path) -> None:
+    done = run("start.sh", "-s", "nobody", cwd=tmp_path, NSYS=nsys)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "start.sh: no session nobody; start the program with launch.sh, and see status.sh\n",
+    )
+
+
+@pytest.mark.parametrize("script", ["launch.sh", "start.sh", "stop.sh", "status.sh", "ranks.sh", "container.sh"])
+def test_help_and_refusals(script: str, tmp_path: Path) -> None:
+    done = run(script, "--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("Usage: ")
+    assert all(option in done.stdout for option in ("--dry-run", "--help"))
+    wrong = run(script, "--fast", cwd=tmp_path)
+    assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.parametrize("script", ["launch.sh", "start.sh", "stop.sh", "status.sh"])
+def test_without_nsys(script: str, tmp_path: Path) -> None:
+    argv = ["--", "true"] if script == "launch.sh" else []
+    done = run(script, *argv, cwd=tmp_path, NSYS="/no/nsys")
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+
+
+def test_a_session_has_a_plain_name(tmp_path: Path) -> None:
+    assert run("stop.sh", "-n", "-s", "../x", cwd=tmp_path).returncode == 2

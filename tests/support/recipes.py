@@ -1,0 +1,141 @@
+"""Running the shell recipes, with a stand-in that has the options of one release of nsys and does nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "recipes" / "nsys"
+
+_ALL = "trace cuda-graph-trace cuda-memory-usage osrt-threshold sample cpuctxsw capture-range capture-range-end delay"
+_ALL += " nvtx-capture duration kill export output session session-new gpu-metrics-frequency"
+_LAUNCH = "session session-new trace cuda-graph-trace cuda-memory-usage osrt-threshold"
+OPTIONS = {
+    # what the recipes use of each release, as its help has it
+    "2022.4": f"{_ALL} gpu-metrics-device",
+    "2023.4": f"{_ALL} gpu-metrics-device python-nvtx-annotations",
+    "2024.2": f"{_ALL} gpu-metrics-device python-functions-trace",
+    "2026.4": f"{_ALL} gpu-metrics-devices python-functions-trace cuda-event-trace pytorch",
+}
+
+
+def stand_in(folder: Path, release: str) -> Path:
+    """An executable ``nsys`` that prints the help of a release and runs nothing."""
+    path = folder / f"nsys-{release}"
+    options = OPTIONS[release].split()
+    launch = [*_LAUNCH.split(), *(name for name in options if name.startswith(("cuda-event", "python", "pytorch")))]
+    lines = {
+        "launch": launch,
+        "start": [name for name in options if name not in launch or name.startswith("session")],
+        "*": options,
+    }
+    cases = "\n".join(f"{verb}) echo {' '.join(f'--{name}=' for name in names)} ;;" for verb, names in lines.items())
+    path.write_text(f"#!/bin/sh\ncase $1 in\n{cases}\nesac\n")
+    path.chmod(0o755)
+    return path
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The tests' environment without what a launcher would have set, with this tree on Python's path."""
+    launchers = ("RANK", "LOCAL_RANK", "SLURM_", "OMPI_", "PMI", "NVPROF_KIT_SCHEDULE", "NVPROF_KIT_RUN")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+    return {**kept, "PYTHONPATH": str(ROOT), **more}
+
+
+def run(script: str, *argv: str, cwd: Path, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
+    """A recipe run to its end."""
+    return subprocess.run(
+        [str(RECIPES / script), *argv],
+        cwd=cwd,
+        env=environment(**more),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )
+
+
+def start(command: list[str], cwd: Path, **more: str) -> subprocess.Popen[str]:
+    """A command in a process group of its own, as a shell starts it."""
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment(**more),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(path: Path, seconds: float = 60) -> str:
+    """The text of a file, as soon as it has any."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if path.exists() and path.read_text():
+            return path.read_text()
+        time.sleep(0.05)
+    raise TimeoutError(f"{path} stays empty")
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead and not yet collected does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def end_all(name: str, value: str) -> None:
+    """End every process with this in its environment: what a test left running by intent."""
+    wanted = f"{name}={value}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            ours = wanted in (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if ours and int(folder.name) != os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(folder.name), signal.SIGKILL)
+
+
+def gone(pid: int, seconds: float = 20) -> bool:
+    """Whether a process ends within some time; if not it is ended."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not alive(pid):
+            return True
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    return False
+
+
+def ranges(path: Path) -> list[str]:
+    """Texts of the ranges in an export, in the order of their start; fails where the file is not whole."""
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        return [
+            text
+            for (text,) in db.execute(
+                "SELECT coalesce(event.text, string.value) FROM NVTX_EVENTS event "
+                "LEFT JOIN StringIds string ON string.id = event.textId "
+                "WHERE event.eventType IN (59, 60) ORDER BY event.start"
+            )
+        ]
+
+
+def python(code: str, folder: Path, *argv: str) -> list[str]:
+    """The command line of a program with this code."""
+    program = folder / "program.py"
+    program.write_text(code)
+    return [sys.executable, str(program), *argv]

@@ -1,0 +1,140 @@
+"""The doctor after a run: facts of a capture in, findings out; and how the facts are read from an export."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.nsys_file import NsysFile
+
+from nvprof_kit.analysis.doctor import examine_captures
+from nvprof_kit.cli import group
+from nvprof_kit.trace.nsys_health import CaptureHealth, read_health
+
+DATA = Path(__file__).parents[2] / "data"
+KERNELS, CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
+WELL = CaptureHealth(
+    path="run.sqlite",
+    schema="3.7.2",
+    rows={KERNELS: 100, CALLS: 300},
+    domains={"nvprof_kit": 10},
+    registered=("nvprof_kit",),
+    processes={7: 100},
+    window_ns=50_000_000,
+)
+
+
+def found(*captures: CaptureHealth) -> dict[str, str]:
+    """What is not well in the first capture, by check."""
+    first = examine_captures(captures)[captures[0].path]
+    return {finding.check: finding.level for finding in first if finding.level != "ok"}
+
+
+def test_all_is_well() -> None:
+    assert found(WELL) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "level"),
+    [
+        ({"rows": {KERNELS: 0, CALLS: 300}}, "kernels", "error"),
+        ({"rows": {}}, "kernels", "error"),
+        ({"processes": {7: 100, 8: 0}}, "processes", "warning"),
+        ({"domains": {}, "registered": ("nvprof_kit",)}, "ranges", "error"),
+        ({"domains": {}, "registered": ()}, "ranges", "error"),
+        ({"domains": {"": 30, "NCCL": 3}, "registered": ()}, "ranges", "warning"),
+        ({"open_ranges": 2}, "open ranges", "note"),
+        ({"complaints": (("Couldn't allocate CUPTI bufer", 3, True),)}, "lost events", "error"),
+        ({"complaints": (("Not all NVTX events might have been collected.", 1, False),)}, "lost events", "warning"),
+        ({"complaints": (("No cuDNN events collected.", 1, False),)}, "nsys warning", "warning"),
+        ({"whole_graphs": 5}, "CUDA graphs", "warning"),
+        ({"overhead_ns": 600_000}, "overhead", "warning"),  # 1.2 % of 50 ms
+        ({"window_ns": 61_000_000_000}, "length", "note"),
+        ({"environment": ("HOME", "PATH")}, "privacy", "note"),
+        ({"environment": ("HOME", "HF_TOKEN")}, "privacy", "warning"),
+    ],
+)
+def test_a_finding_has_a_reason(change: dict[str, object], check: str, level: str) -> None:
+    assert found(replace(WELL, **change)) == {check: level}
+
+
+def test_a_rank_without_kernels_is_judged_beside_the_others() -> None:
+    alone = replace(WELL, path="rank1.sqlite", rows={})
+    assert "other captures have kernels" in examine_captures([alone, WELL])["rank1.sqlite"][0].why
+
+
+def test_the_others_domain_is_named() -> None:
+    finding = examine_captures([replace(WELL, domains={"Megatron": 30}, registered=("Megatron",))])["run.sqlite"][0]
+    assert "--domain 'Megatron'" in finding.mend
+
+
+def export(path: Path) -> Path:
+    file = NsysFile(path)
+    file.range_("layers.0", 100, 200, category="forward")
+    file.range_("open", 100, None, category="forward")
+    file.range_("other", 100, 150, category=None, domain="Megatron", pid=8)
+    file.kernel(300, 350, launched=(110, 120))
+    return file.write()
+
+
+def test_reading_an_export(tmp_path: Path) -> None:
+    health = read_health(export(tmp_path / "run.sqlite"))
+    assert health.schema == "3.7.2"
+    assert (health.rows[KERNELS], health.rows[CALLS]) == (1, 1)
+    assert health.domains == {"nvprof_kit": 2, "Megatron": 1}
+    assert health.registered == ("Megatron", "nvprof_kit")
+    assert health.open_ranges == 1
+    assert health.processes == {7: 1, 8: 0}
+    assert health.window_ns == 50  # 300 to 350
+    assert health.environment == ()
+
+
+def test_environment_and_complaints(tmp_path: Path) -> None:
+    path = export(tmp_path / "run.sqlite")
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE META_DATA_CAPTURE (name TEXT, value TEXT)")
+        db.execute("INSERT INTO META_DATA_CAPTURE VALUES ('PROCESS_0:ENVIRONMENT_VARIABLE', 'HF_TOKEN=\"hf_x\"')")
+        db.execute("CREATE TABLE DIAGNOSTIC_EVENT (timestamp INT, severity INT, text TEXT)")
+        db.executemany(
+            "INSERT INTO DIAGNOSTIC_EVENT VALUES (0, ?, ?)", [(1, "fine"), (2, "odd"), (3, "bad"), (3, "bad")]
+        )
+    health = read_health(path)
+    assert health.environment == ("HF_TOKEN",)
+    assert health.complaints == (("bad", 2, True), ("odd", 1, False))
+
+
+@pytest.mark.parametrize("capture", ["eager-2023.4", "graph-2023.4", "hooks-ddp-2024.2"])
+def test_real_captures(capture: str) -> None:
+    path = DATA / f"{capture}.sqlite.xz"
+    health = read_health(path)
+    assert health.rows[KERNELS] > 0 and health.domains and health.domains["nvprof_kit"] > 0
+    assert health.whole_graphs == 0 and health.environment == ()
+    findings = examine_captures([health])[str(path)]
+    assert [finding.seen for finding in findings if finding.level == "error"] == []
+
+
+def ask(*argv: str) -> tuple[int, str]:
+    done = CliRunner().invoke(group, ["doctor", *argv])
+    return done.exit_code, done.output
+
+
+def test_the_verb(tmp_path: Path) -> None:
+    path = str(export(tmp_path / "run.sqlite"))
+    status, said = ask("--format", "json", path)
+    rows = json.loads(said)
+    assert status == 0 and {row["subject"] for row in rows} == {path}
+    assert set(rows[0]) == {"subject", "level", "check", "seen", "why", "mend"}
+    status, said = ask(path)
+    assert status == 0 and "processes: 1 of 2 processes ran no kernel: 8" in said
+
+
+def test_an_error_is_an_exit_status(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("layers.0", 100, 200)
+    status, said = ask(str(file.write()))
+    assert status == 1 and said.startswith("error   kernels: no kernel and no CUDA call")
+    assert ask("--format", "csv")[0] in (0, 1)

@@ -1,0 +1,180 @@
+"""The doctor before a run: facts of a machine in, findings out; and how the facts are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nvprof_kit.capture.doctor import NCU_CUDA, NSYS_CUDA, examine_machine
+from nvprof_kit.capture.machine import Gpu, Machine, Program, read_machine
+from nvprof_kit.findings import LEVELS
+
+H200 = Gpu("NVIDIA H200", "580.65.06", "9.0", mig=False, clock=1980, max_clock=1980)
+WELL = Machine(
+    nsys="2025.3.2",
+    ncu="2025.3.1",
+    driver_cuda="13.0",
+    gpus=(H200, H200),
+    perf_event_paranoid=2,
+    counters_for_admin=False,
+    free_bytes={"/data": 10**12},
+)
+GOOD_PYTHON = {"torch": "2.11.0", "cuda": "13.0", "nvtx": "0.2.15", "nvprof-kit": "0.1.0", "python": "3.12"}
+ADMIN = 1 << 21
+
+
+def found(machine: Machine) -> dict[str, str]:
+    """What is not well, by check."""
+    return {finding.check: finding.level for finding in examine_machine(machine) if finding.level != "ok"}
+
+
+def seen(machine: Machine, check: str) -> str:
+    return next(finding.seen + " | " + finding.mend for finding in examine_machine(machine) if finding.check == check)
+
+
+def test_all_is_well() -> None:
+    assert found(WELL) == {}
+    assert found(replace(WELL, program=Program("python", GOOD_PYTHON, "train()"))) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "level"),
+    [
+        ({"gpus": (), "driver_cuda": None}, "GPU", "error"),
+        ({"gpus": (replace(H200, name="Quadro P2000", compute="6.1"),)}, "GPU", "warning"),
+        ({"gpus": (replace(H200, mig=True),)}, "MIG", "note"),
+        ({"nsys": None}, "nsys", "error"),
+        ({"nsys": "2023.4.4"}, "nsys", "warning"),
+        ({"nsys": "2021.3.1"}, "nsys", "warning"),
+        ({"ncu": None}, "ncu", "note"),
+        ({"ncu": "2024.1.1"}, "ncu", "warning"),
+        ({"counters_for_admin": True}, "counters", "warning"),
+        ({"perf_event_paranoid": 4}, "CPU samples", "note"),
+        ({"processes": ("nv-hostengine",)}, "other profilers", "warning"),
+        ({"environment": {"CUDA_INJECTION64_PATH": "/x.so"}}, "other profilers", "warning"),
+        ({"environment": {"KINETO_USE_DAEMON": "1"}}, "other profilers", "note"),
+        ({"environment": {"NVPROF_KIT": "off"}}, "ranges", "warning"),
+        ({"gpus": (H200, replace(H200, name="L4", max_clock=2040))}, "clocks", "note"),
+        ({"gpus": (replace(H200, clock=345),)}, "clocks", "note"),
+        ({"container": "docker"}, "container", "note"),
+        ({"wsl": True}, "WSL", "note"),
+        ({"free_bytes": {"/data": 5 * 10**8}}, "disk", "warning"),
+        ({"free_bytes": {"/data": 10**7}}, "disk", "error"),
+    ],
+)
+def test_a_finding_has_a_reason_and_a_remedy(change: dict[str, object], check: str, level: str) -> None:
+    machine = replace(WELL, **change)
+    assert found(machine) == {check: level}
+    assert all(finding.why and finding.mend for finding in examine_machine(machine) if finding.level != "ok")
+
+
+@pytest.mark.parametrize(
+    ("python", "source", "check", "level"),
+    [
+        (GOOD_PYTHON | {"cuda": None}, "", "torch", "error"),
+        (GOOD_PYTHON | {"cuda": "14.1"}, "", "torch", "error"),
+        (GOOD_PYTHON | {"broken": "ImportError: libcudart.so.12"}, "", "torch", "error"),
+        (GOOD_PYTHON | {"nvprof-kit": None}, "", "program", "warning"),
+        (None, "", "program", "error"),
+        (GOOD_PYTHON, "from torch.profiler import profile", "other profilers", "warning"),
+        (GOOD_PYTHON, "DataLoader(data, num_workers=4)", "fork", "note"),
+    ],
+)
+def test_the_program(python: dict[str, str | None] | None, source: str, check: str, level: str) -> None:
+    assert found(replace(WELL, program=Program("python", python, source))) == {check: level}
+
+
+def test_spawned_workers_are_no_finding() -> None:
+    source = "DataLoader(data, num_workers=4, multiprocessing_context='spawn')"
+    assert found(replace(WELL, program=Program("python", GOOD_PYTHON, source))) == {}
+
+
+def test_nvtx_that_takes_an_old_nsys_for_absent() -> None:
+    python = GOOD_PYTHON | {"cuda": "12.4"}
+    machine = replace(WELL, nsys="2024.2.3", driver_cuda="12.5", program=Program("python", python))
+    assert found(machine) == {"nvtx": "note"}
+    older = replace(machine, program=Program("python", python | {"nvtx": "0.2.11"}))
+    assert found(older) == {}
+
+
+def test_permission_is_a_matter_of_capabilities_and_of_where_one_is() -> None:
+    closed = replace(WELL, counters_for_admin=True, perf_event_paranoid=4)
+    assert found(replace(closed, capabilities=ADMIN)) == {}
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in seen(closed, "counters")
+    assert "--cap-add=SYS_ADMIN" in seen(replace(closed, container="docker"), "counters")
+    assert "sysctl -w kernel.perf_event_paranoid=2" in seen(closed, "CPU samples")
+
+
+def test_gravest_first() -> None:
+    levels = [finding.level for finding in examine_machine(Machine(nsys="2023.4", driver_cuda="13.0", wsl=True))]
+    assert levels == sorted(levels, key=LEVELS.index) and levels[0] == "error"
+
+
+@pytest.mark.parametrize("toolkits", [NSYS_CUDA, NCU_CUDA])
+def test_releases_are_in_order(toolkits: dict[str, str]) -> None:
+    for order in (list(toolkits), list(toolkits.values())):
+        assert order == sorted(order, key=lambda version: tuple(map(int, version.split("."))))
+
+
+SMI = "| NVIDIA-SMI 580.65.06   Driver Version: 580.65.06   CUDA Version: 13.0 |"
+ROWS = "NVIDIA H200, 580.65.06, 9.0, Disabled, 345, 1980\nNVIDIA H200, 580.65.06, 9.0, Enabled, [N/A], 1980\n"
+
+
+def fake_run(command: Sequence[str]) -> str | None:
+    match list(command):
+        case ["nvidia-smi"]:
+            return SMI
+        case ["nvidia-smi", *_]:
+            return ROWS
+        case [_, "--version"] if command[0] == "nsys":
+            return "NVIDIA Nsight Systems version 2023.4.4.54-234433681190v0\n"
+        case [_, "--version"]:
+            return "NVIDIA (R) Nsight Compute Command Line Profiler\nVersion 2025.3.1.0 (build 1)\n"
+        case ["python3", "-c", _]:
+            return json.dumps(GOOD_PYTHON)
+    return None
+
+
+def test_reading_a_machine(tmp_path: Path) -> None:
+    for name, text in {
+        "proc/sys/kernel/perf_event_paranoid": "4\n",
+        "proc/driver/nvidia/params": "RmLogonRC: 1\nRmProfilingAdminOnly: 1\n",
+        "proc/self/status": "Name:\tx\nCapEff:\t0000000000200000\n",
+        "proc/version": "Linux version 5.15-microsoft-standard-WSL2",
+        "proc/77/comm": "nv-hostengine\n",
+        ".dockerenv": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    script = tmp_path / "train.py"
+    script.write_text("import torch")
+    command = ["torchrun", "--no-python", "python3", str(script)]
+    environ = {"NVPROF_KIT": "on", "SECRET": "x", "TMPDIR": str(tmp_path)}
+    machine = read_machine(command, root=tmp_path, run=fake_run, environ=environ)
+    assert (machine.nsys, machine.ncu, machine.driver_cuda) == ("2023.4.4.54", "2025.3.1.0", "13.0")
+    assert machine.gpus == (
+        Gpu("NVIDIA H200", "580.65.06", "9.0", False, 345, 1980),
+        Gpu("NVIDIA H200", "580.65.06", "9.0", True, None, 1980),
+    )
+    assert (machine.perf_event_paranoid, machine.counters_for_admin, machine.capabilities) == (4, True, ADMIN)
+    assert (machine.container, machine.wsl, machine.processes) == ("docker", True, ("nv-hostengine",))
+    assert machine.environment == {"NVPROF_KIT": "on"} and str(tmp_path) in machine.free_bytes
+    assert machine.program == Program("python3", GOOD_PYTHON, "import torch")
+
+
+def test_a_machine_without_anything(tmp_path: Path) -> None:
+    machine = read_machine(["./serve"], root=tmp_path, run=lambda _: None, environ={})
+    assert machine == Machine(free_bytes=machine.free_bytes, program=Program())
+    assert found(machine)["GPU"] == found(machine)["nsys"] == "error"
+
+
+def test_the_probe_runs_in_a_real_python() -> None:
+    import sys
+
+    program = read_machine([sys.executable, "-m", "train"]).program
+    assert program is not None and program.found is not None
+    assert program.found["python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
