@@ -17,6 +17,7 @@ import click
 
 from nvprof_kit.analysis import breakdown, critical_path, diff, launching, memory, memory_segments, transfers
 from nvprof_kit.analysis.layers import COLUMNS, layers
+from nvprof_kit.analysis.metrics import COLUMNS as METRICS_COLUMNS
 from nvprof_kit.analysis.ncu_layers import COLUMNS as NCU_COLUMNS
 from nvprof_kit.analysis.ncu_plan import COLUMNS as PLAN_COLUMNS
 from nvprof_kit.analysis.rules import preset, presets
@@ -68,7 +69,7 @@ def texts() -> dict[str, str]:
         "layers": COLUMNS,
         "timers": TIMERS_COLUMNS,
         "ncu-plan": PLAN_COLUMNS,
-        "ncu-layers": NCU_COLUMNS,
+        "ncu-layers": NCU_COLUMNS, "metrics": METRICS_COLUMNS,
         **_memory_columns(),
         **_breakdown_columns(),
         "diff": diff.COLUMNS,

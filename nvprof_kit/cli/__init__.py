@@ -20,6 +20,7 @@ from nvprof_kit.cli.breakdown import breakdown
 from nvprof_kit.cli.diff import diff
 from nvprof_kit.cli.layers import layers
 from nvprof_kit.cli.memory import memory
+from nvprof_kit.cli.metrics import metrics
 from nvprof_kit.cli.ncu import ncu
 from nvprof_kit.cli.plot import plot
 from nvprof_kit.cli.recipes import recipes
@@ -49,7 +50,7 @@ def group() -> None:
     """Which layer of a transformer costs what, from Nsight's own data."""
 
 
-for _verb in (layers, breakdown, diff, report, plot, export, record, recipes, ncu, timers, memory, doctor, scrub):
+for _verb in (layers, breakdown, diff, report, plot, export, record, recipes, metrics, ncu, timers, memory, doctor, scrub):
     group.add_command(_verb)
 
 

@@ -22,6 +22,7 @@ from nvprof_kit.trace.domains import named_domains
 from nvprof_kit.trace.frames import make_frame
 from nvprof_kit.trace.nsys_calls import read_calls
 from nvprof_kit.trace.nsys_doubts import capture_doubts
+from nvprof_kit.trace.nsys_samples import read_samples
 from nvprof_kit.trace.schema import CaptureInfo, Trace
 from nvprof_kit.trace.sqlite import Database
 
@@ -64,6 +65,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
             ops=make_frame("ops", ops),
             graph_nodes=make_frame("graph_nodes", nodes),
             calls=make_frame("calls", read_calls(db)) if "calls" in optional else None,
+            samples=make_frame("samples", read_samples(db)) if "samples" in optional else None,
         )
 
 

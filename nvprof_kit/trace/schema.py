@@ -121,11 +121,22 @@ OPERATORS: Mapping[str, Column] = MappingProxyType(
 )
 """Operators that autograd counts, where the capture has them (a Kineto trace)."""
 
+SAMPLES: Mapping[str, Column] = MappingProxyType(
+    {
+        "time_ns": Column("int64", "when the sample's interval began; it lasts until the next one of its GPU"),
+        "device": Column("int64", "device ordinal as the process sees it, else the GPU's own number"),
+        "metric": Column("category", "the metric's name without its unit: `SM Active`"),
+        "value": Column("float64", "its mean over the interval, in percent of the peak where the metric has one"),
+    }
+)
+"""Samples of GPU metrics, where nsys took them (`--gpu-metrics-device`)."""
+
 OP_KINDS = ("kernel", "memcpy", "memset", "graph", "operator")
 """Values of `OPS.kind`: `graph` is one whole-graph replay, `operator` a CPU operator."""
 
 TABLES: Mapping[str, Mapping[str, Column]] = MappingProxyType(
     {"ranges": RANGES, "api": API, "ops": OPS, "calls": CALLS, "graph_nodes": GRAPH_NODES, "operators": OPERATORS}
+    | {"samples": SAMPLES}
 )
 
 
@@ -163,8 +174,8 @@ class CaptureInfo:
 class Trace:
     """One capture: tables with the columns of `TABLES`, and what the capture says of itself.
 
-    Rows come in no promised order. An optional column and `calls` are there only when asked for. `operators` is None
-    where the capture has none, or where its ranges tell the backward pass themselves.
+    Rows come in no promised order. An optional column, `calls` and `samples` are there only when asked for. `operators`
+    is None where the capture has none, or where its ranges tell the backward pass themselves.
     """
 
     info: CaptureInfo
@@ -173,4 +184,5 @@ class Trace:
     ops: pd.DataFrame
     graph_nodes: pd.DataFrame
     calls: pd.DataFrame | None = None
+    samples: pd.DataFrame | None = None
     operators: pd.DataFrame | None = None

@@ -1,0 +1,46 @@
+"""``nvprof-kit metrics``: GPU metrics of each layer, from nsys's samples."""
+
+from __future__ import annotations
+
+import click
+
+from nvprof_kit.cli.output import Reading, reading
+from nvprof_kit.errors import UsageError
+from nvprof_kit.report import plots, tables
+
+
+@click.command(short_help="GPU metrics of each layer, as nsys sampled them.")
+@reading
+@click.option(
+    "--floor",
+    type=click.FloatRange(min=1),
+    default=20.0,
+    show_default=True,
+    help="Samples below which a layer has no figures.",
+)
+@click.option("--depth", type=click.IntRange(min=1), help="Levels of the model in the table; default: all.")
+def metrics(asked: Reading, floor: float, depth: int | None) -> None:
+    """How busy each layer keeps SMs, tensor cores, DRAM, NVLink and PCIe, from the GPU metrics that nsys sampled.
+
+    A CAPTURE is an nsys .sqlite or .nsys-rep recorded with --gpu-metrics-device, also packed as .xz. FILE ends in .csv,
+    .json, .md, .parquet or .txt.
+    """
+    from nvprof_kit.analysis.metrics import MetricsOptions
+    from nvprof_kit.analysis.metrics import metrics as analyse
+    from nvprof_kit.trace.open import open_capture
+
+    if asked.output.form in plots.FORMATS:
+        raise UsageError("metrics are a table; -o FILE ends in .csv, .json, .md, .parquet or .txt")
+    results = [
+        analyse(open_capture(capture, domain=asked.domain, optional=("samples",)), MetricsOptions(floor))
+        for capture in asked.captures
+    ]
+    if asked.output.form in tables.FORMATS:
+        named = [(result.info.path, result.rows) for result in results]
+        asked.output.write(
+            tables.encode(tables.with_capture(named) if len(named) > 1 else results[0].rows, asked.output.form)
+        )
+        return
+    from nvprof_kit.report.metrics import metrics_report
+
+    asked.output.print(part for result in results for part in metrics_report(result, depth))

@@ -1,0 +1,167 @@
+"""GPU metrics of each layer: both forms of the samples, means over busy time, the floor."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.nsys_file import NsysFile
+
+from nvprof_kit.analysis.metrics import COLUMNS, MetricsOptions, MetricsResult, _busy_until, _union, metrics
+from nvprof_kit.cli import main
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.report.metrics import metrics_lines
+from nvprof_kit.trace.open import open_capture
+
+H200 = Path(__file__).parents[2] / "data" / "metrics" / "llama-2023.4.sqlite.xz"
+TYPE = 281479271677952  # its low byte, the GPU's number, is 0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Samples every 100 ns. m.0 runs 0-100 and 250-300, m.1 300-350; the rest is idle."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 1", 0, 1000, category="step")
+    file.range_("m.0", 0, 500, category="forward")
+    file.range_("m.0.mlp", 10, 20, category="forward")
+    file.range_("m.1", 600, 900, category="forward")
+    file.kernel(0, 100, launched=(11, 12))
+    file.kernel(250, 300, launched=(30, 31))
+    file.kernel(300, 350, launched=(601, 602))
+    return file.write()
+
+
+SM = {0: 80, 100: 0, 200: 20, 300: 30, 400: 0}
+
+
+def with_table(path: Path) -> Path:
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE GPU_METRICS (timestamp INT, typeId INT, metricId INT, value INT)")
+        db.execute(
+            "CREATE TABLE TARGET_INFO_GPU_METRICS "
+            "(typeId INT, sourceId INT, typeName TEXT, metricId INT, metricName TEXT)"
+        )
+        named = [
+            (7, "SM Active [Throughput %]"),
+            (3, "Compute Warps in Flight [Avg]"),
+            (4, "PCIe RX Throughput [Throughput %]"),
+        ]
+        db.executemany("INSERT INTO TARGET_INFO_GPU_METRICS VALUES (?, 0, '', ?, ?)", [(TYPE, *one) for one in named])
+        db.executemany(
+            "INSERT INTO GPU_METRICS VALUES (?, ?, 7, ?)", [(time, TYPE, value) for time, value in SM.items()]
+        )
+        db.executemany("INSERT INTO GPU_METRICS VALUES (?, ?, 3, 999)", [(time, TYPE) for time in SM])
+        db.executemany("INSERT INTO GPU_METRICS VALUES (?, ?, 4, 1)", [(time, TYPE) for time in SM])
+    db.close()
+    return path
+
+
+def with_events(path: Path) -> Path:
+    """As nsys 2022 exports them: json whose numbers are in quotes."""
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE GENERIC_EVENTS (rawTimestamp INT, timestamp INT, typeId INT, data TEXT)")
+        for time, value in SM.items():
+            data = json.dumps({"SM Active": str(value), "PCIe RX Throughput": "1", "GPU": "NVIDIA H200"})
+            db.execute("INSERT INTO GENERIC_EVENTS VALUES (?, ?, ?, ?)", (time + 12345, time, TYPE, data))
+        db.execute("INSERT INTO GENERIC_EVENTS VALUES (1, 1, 5, ?)", ('{"ftrace": "1"}',))
+    db.close()
+    return path
+
+
+def measured(path: Path, floor: float = 1.0) -> MetricsResult:
+    return metrics(open_capture(path, optional=("samples",)), MetricsOptions(floor))
+
+
+@pytest.mark.parametrize("form", [with_table, with_events])
+def test_means_over_busy_time(path: Path, form) -> None:
+    result = measured(form(path), floor=0.5)
+    assert list(result.rows) == list(COLUMNS)
+    # Busy parts of the intervals at 0, 200, 300: 100, 50, 50 of 100, so SM active while busy: 80, 20/0.5, 30/0.5.
+    # m.0: (100*80 + 50*40) / 150 = 66.7 in 1.5 samples; its mlp launched the first kernel: 80. m.1: 60, half a sample.
+    assert result.rows[["layer", "phase", "busy_ns", "samples", "enough"]].values.tolist() == [
+        ["m.0", "forward", 150, 1.5, True],
+        ["m.0.mlp", "forward", 100, 1.0, True],
+        ["m.1", "forward", 50, 0.5, True],
+    ]
+    assert result.rows["sm_active_pct"].tolist() == pytest.approx([200 / 3, 80, 60])
+    assert result.rows["pcie_rx_pct"].tolist() == pytest.approx([(100 * 1 + 50 * 2) / 150, 1, 2])
+    assert result.rows["tensor_active_pct"].isna().all()
+    assert result.whole["sm_active_pct"] == pytest.approx((100 * 80 + 50 * 40 + 50 * 60) / 200)
+    assert (result.interval_ns, result.samples, result.steps) == (100, 5, 1)
+
+
+def test_too_few(path: Path) -> None:
+    result = measured(with_table(path), floor=1.2)
+    assert result.rows["enough"].tolist() == [True, False, False]
+    assert result.rows["sm_active_pct"].isna().tolist() == [False, True, True]
+    assert [line[4] for line in metrics_lines(result, ["sm_active_pct"])] == ["67 %", "too few", "too few"]
+
+
+def test_without_samples(path: Path) -> None:
+    with pytest.raises(
+        CaptureError, match=r"no samples of GPU metrics; record with `nsys profile --gpu-metrics-device"
+    ):
+        measured(path)
+
+
+_INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=12)
+
+
+@given(intervals=_INTERVALS, moment=st.integers(-5, 100))
+def test_busy_time_until_a_moment(intervals: list[tuple[int, int]], moment: int) -> None:
+    start = np.array([begin for begin, _ in intervals])
+    end = np.array([begin + length for begin, length in intervals])
+    busy = {tick for begin, length in intervals for tick in range(begin, begin + length)}
+    begins, ends = _union(start, end)
+    assert (ends - begins).sum() == len(busy)
+    assert _busy_until(begins, ends, np.array([moment]))[0] == sum(tick < moment for tick in busy)
+
+
+def test_h200() -> None:
+    result = measured(H200, floor=20)
+    rows = result.rows.set_index(["layer", "phase"])
+    head = rows.loc[("lm_head", "backward")]
+    assert head["enough"]
+    assert 80 < head["tensor_active_pct"] < 90  # ncu: 88 % compute, bound by its tensor cores
+    assert not rows.loc[("model.embed_tokens", "forward"), "enough"]
+    assert result.interval_ns == pytest.approx(50_000, rel=0.01)
+    figures = rows[[name for name in rows if name.endswith("_pct")]].to_numpy()
+    assert ((figures >= 0) & (figures <= 100) | np.isnan(figures)).all()
+
+
+def test_a_samples_interval_begins_at_its_time() -> None:
+    """Measured: over an interval behind its time the busy share goes with GR Active, over one before it does less."""
+    trace = open_capture(H200, optional=("samples",))
+    assert trace.samples is not None
+    active = trace.samples[trace.samples["metric"] == "GR Active"].sort_values("time_ns")
+    time, value = active["time_ns"].to_numpy()[1:-1], active["value"].to_numpy()[1:-1]
+    begins, ends = _union(trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy())
+
+    def correlation(shift: int) -> float:
+        busy = _busy_until(begins, ends, time + shift + 50_000) - _busy_until(begins, ends, time + shift)
+        return float(np.corrcoef(busy, value)[0, 1])
+
+    assert correlation(0) > 0.97 > 0.95 > max(correlation(-25_000), correlation(25_000), correlation(-50_000))
+
+
+def run(*argv: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["metrics", *map(str, argv)])
+    return int(ended.value.code or 0)
+
+
+def test_verb(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capture = with_table(path)
+    assert run(capture, "--floor", 1) == 0
+    out = capsys.readouterr().out
+    assert "5 samples, one every 0.1 µs" in out
+    assert "too few" in out
+    assert run(capture, "--format", "csv") == 0
+    assert capsys.readouterr().out.startswith("layer,phase,busy_ns,samples,enough,sm_active_pct")
+    assert run(capture, "-o", "a.png") == 2
+    assert "metrics are a table" in capsys.readouterr().err
