@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from nvprof_kit.analysis.attribution import Attribution
 from nvprof_kit.analysis.intervals import exact_sums, union_lengths
+from nvprof_kit.analysis.nesting import NONE, Int64Array
 from nvprof_kit.errors import UsageError
 from nvprof_kit.trace.schema import Trace
 
@@ -15,35 +16,67 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+class Occurrences(NamedTuple):
+    """The times each step ran, by step and start: a number that two loops share, or two runs, has several.
+
+    Attributes:
+        step: Index into `Ranges.steps`, shape ``(o,)``.
+        start, end: From the first to the last moment of its ranges, which overlap where several processes run it.
+        of_ops: The occurrence each operation belongs to, `NONE` outside steps, shape ``(n,)``.
+    """
+
+    step: Int64Array
+    start: Int64Array
+    end: Int64Array
+    of_ops: Int64Array
+
+
+def occurrences(trace: Trace, owned: Attribution) -> Occurrences:
+    """The times each step ran; an operation belongs to the last one of its step that had begun before it."""
+    ranges = owned.ranges
+    rows = np.flatnonzero(ranges.step >= 0)
+    rows = rows[np.lexsort((ranges.start[rows], ranges.step[rows]))]
+    op_start = trace.ops["start_ns"].to_numpy()
+    latest = int(max(ranges.end[rows].max(initial=0), op_start.max(initial=0)))
+    earliest = int(min(ranges.start[rows].min(initial=0), op_start.min(initial=0)))
+    shift = ranges.step[rows] * (latest - earliest + 1) - earliest  # steps one behind the other
+    begins, reach = ranges.start[rows] + shift, np.maximum.accumulate(ranges.end[rows] + shift)
+    fresh = np.concatenate(([True], begins[1:] >= reach[:-1])) if len(rows) else np.zeros(0, dtype=bool)
+    first = np.flatnonzero(fresh)
+    last = np.append(first[1:], len(rows)) - 1 if len(first) else first
+    step = ranges.step[rows[first]]
+    op_step = owned.step.astype(np.int64)
+    found = np.searchsorted(begins[first], op_step * (latest - earliest + 1) + op_start - earliest, side="right") - 1
+    # an operation before its step's first range, by the clocks' error, belongs to that one
+    found = np.maximum(found, np.searchsorted(step, op_step))
+    return Occurrences(step, ranges.start[rows[first]], (reach - shift)[last], np.where(op_step >= 0, found, NONE))
+
+
 def step_times(trace: Trace, owned: Attribution) -> pd.DataFrame:
-    """A row for each step, in order, all times int64 ns.
+    """A row for each step, in order, all times int64 ns; of a step that ran several times the sum.
 
     Returns:
-        step: its number; range_ns: how long its range was open on the CPU, the longest where several processes have
-        one; gpu_ns: sum of the durations of its operations; busy_ns: length of their union, summed over devices;
-        span_ns: from the start of its first operation to the end of its last, 0 where it has none.
+        step: its number; range_ns: how long it was open on the CPU; gpu_ns: sum of the durations of its operations;
+        busy_ns: length of their union, summed over devices; span_ns: from the start of its first operation to the end
+        of its last, 0 where it has none.
     """
     import pandas as pd
 
-    ranges = owned.ranges
-    count = len(ranges.steps)
-    lengths = np.zeros(count, dtype=np.int64)
-    is_step = ranges.step >= 0
-    np.maximum.at(lengths, ranges.step[is_step], (ranges.end - ranges.start)[is_step])
-    inside = np.flatnonzero(owned.step >= 0)
+    found, count = occurrences(trace, owned), len(owned.ranges.steps)
+    inside = np.flatnonzero(found.of_ops >= 0)
     start, end, device = (trace.ops[name].to_numpy()[inside] for name in ("start_ns", "end_ns", "device"))
-    step = owned.step[inside].astype(np.int64)
-    last_moment = int(end.max(initial=0))
-    first, last = np.full(count, last_moment, dtype=np.int64), np.zeros(count, dtype=np.int64)
-    np.minimum.at(first, step, start)
-    np.maximum.at(last, step, end)
+    step, occurrence = owned.step[inside].astype(np.int64), found.of_ops[inside]
+    first = np.full(len(found.step), int(end.max(initial=0)), dtype=np.int64)
+    last = np.zeros(len(found.step), dtype=np.int64)
+    np.minimum.at(first, occurrence, start)
+    np.maximum.at(last, occurrence, end)
     times: pd.DataFrame = pd.DataFrame(
         {
-            "step": ranges.steps,
-            "range_ns": lengths,
+            "step": owned.ranges.steps,
+            "range_ns": exact_sums(found.step, found.end - found.start, count),
             "gpu_ns": exact_sums(step, end - start, count),
             "busy_ns": union_lengths(start, end, device, step, count),
-            "span_ns": np.maximum(last - first, 0),
+            "span_ns": exact_sums(found.step, np.maximum(last - first, 0), count),
         }
     )
     return times

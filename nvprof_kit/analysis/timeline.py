@@ -15,6 +15,7 @@ import numpy.typing as npt
 from nvprof_kit.analysis.attribution import Attribution
 from nvprof_kit.analysis.nesting import NONE, Int64Array
 from nvprof_kit.analysis.ranges import Ranges
+from nvprof_kit.analysis.steps import occurrences
 from nvprof_kit.names import NO_LAYER
 from nvprof_kit.trace.schema import Trace
 
@@ -66,7 +67,7 @@ def timeline(trace: Trace, owned: Attribution, step: int | None = None) -> Timel
     Args:
         trace: The capture, with the columns of `OPTIONAL`.
         owned: Who owns each operation.
-        step: Number of the step, None for the whole capture.
+        step: Number of the step, None for the whole capture; of a step that ran several times the first one.
 
     Raises:
         KeyError: The capture has no such step.
@@ -90,14 +91,17 @@ def timeline(trace: Trace, owned: Attribution, step: int | None = None) -> Timel
 
 
 def _window(trace: Trace, owned: Attribution, step: int | None) -> tuple[int, int]:
-    """From the first to the last moment of a step, or of the capture."""
+    """From the first to the last moment of a step, where it ran several times of the first one, or of the capture."""
     if step is None:
         ops, ranges = np.ones(len(trace.ops), dtype=bool), np.ones(len(owned.ranges.start), dtype=bool)
     else:
         index = int(np.searchsorted(owned.ranges.steps, step))
         if index == len(owned.ranges.steps) or owned.ranges.steps[index] != step:
             raise KeyError(step)
-        ops, ranges = owned.step == index, owned.ranges.step == index
+        found = occurrences(trace, owned)
+        first = int(np.searchsorted(found.step, index))
+        ops = found.of_ops == first
+        ranges = (owned.ranges.step == index) & (owned.ranges.start < found.end[first])
     starts = np.concatenate([trace.ops["start_ns"].to_numpy()[ops], owned.ranges.start[ranges]])
     ends = np.concatenate([trace.ops["end_ns"].to_numpy()[ops], owned.ranges.end[ranges]])
     return (int(starts.min()), int(ends.max())) if len(starts) else (0, 0)

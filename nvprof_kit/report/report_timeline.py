@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from nvprof_kit.analysis.timeline import Lane, Timeline
 
 MAX_OPS = 30_000
-"""Most operations of a timeline that the page holds; of more, the longest."""
+"""Most operations of a timeline that the page holds, and most layers' spans, ranges, gaps; of more, the longest."""
 
 _DRAWN_PHASES = (*PHASES, "other")
 
@@ -43,13 +44,14 @@ def drawn_timeline(shown: Timeline) -> dict[str, Any]:
         phase, and for operations layer and own (0 where it is another step's); note: what is not drawn.
     """
     texts = _Texts()
-    ops, note = _longest(shown.ops)
+    idle_labels = {device: _idle_label(shown, device) for device in {lane.device for lane in shown.lanes}}
+    shown, note = _longest(shown)
     groups = []
     for device in sorted({lane.device for lane in shown.lanes}):
-        groups.append(_idle_group(shown, device, texts))
+        groups.append(_idle_group(shown, device, idle_labels[device], texts))
         for place, lane in enumerate(shown.lanes):
             if lane.device == device:
-                groups.append(_stream_group(shown, ops, place, texts))
+                groups.append(_stream_group(shown, place, texts))
     groups += _thread_groups(shown, texts)
     return {
         "step": shown.step,
@@ -62,15 +64,19 @@ def drawn_timeline(shown: Timeline) -> dict[str, Any]:
     }
 
 
-def _longest(ops: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The operations to draw, and a sentence on those that are left out."""
-    if len(ops) <= MAX_OPS:
-        return ops, ""
-    length = ops["end_ns"] - ops["start_ns"]
-    kept = length.nlargest(MAX_OPS).index.sort_values()
-    shortest = Milliseconds(1, 3)(int(length[kept].min()))
-    left_out = f"{len(ops) - MAX_OPS:,} operations of at most {shortest} ms are not drawn"
-    return ops.loc[kept], f"{left_out}; the layers above them, and every table, hold their time."
+def _longest(shown: Timeline) -> tuple[Timeline, str]:
+    """The timeline with what is to be drawn, and a sentence on what is left out."""
+    left_out = []
+    for field, name in {"ops": "operations", "spans": "layers' spans", "ranges": "ranges", "idle": "gaps"}.items():
+        frame = getattr(shown, field)
+        if len(frame) > MAX_OPS:
+            length = frame["end_ns"] - frame["start_ns"]
+            kept = length.nlargest(MAX_OPS).index.sort_values()
+            at_most = Milliseconds(1, 3)(int(length[kept].min()))
+            left_out.append(f"{len(frame) - MAX_OPS:,} {name} of at most {at_most} ms")
+            shown = replace(shown, **{field: frame.loc[kept]})
+    note = f"Not drawn: {', '.join(left_out)}. Every number and table holds them." if left_out else ""
+    return shown, note
 
 
 def _row(kind: str, frame: pd.DataFrame, origin: int, text: list[int], phase: list[int], **more: list[int]) -> Any:
@@ -90,19 +96,23 @@ def _phase_numbers(phases: pd.Series[Any]) -> list[int]:
     ]
 
 
-def _idle_group(shown: Timeline, device: int, texts: _Texts) -> dict[str, Any]:
+def _idle_label(shown: Timeline, device: int) -> str:
     gaps = shown.idle[shown.idle["device"] == device]
     mine = shown.ops[shown.ops["lane"].isin([i for i, lane in enumerate(shown.lanes) if lane.device == device])]
     window = int(mine["end_ns"].max() - mine["start_ns"].min()) if len(mine) else 0
     idle = int((gaps["end_ns"] - gaps["start_ns"]).sum())
+    return f"GPU {device}: idle {percent(idle / max(window, 1))} of the time, in {len(gaps):,} gaps"
+
+
+def _idle_group(shown: Timeline, device: int, label: str, texts: _Texts) -> dict[str, Any]:
+    gaps = shown.idle[shown.idle["device"] == device]
     row = _row("idle", gaps, shown.start_ns, texts.of(gaps["before"]), [], layer=texts.of(gaps["after"]))
-    label = f"GPU {device}: idle {percent(idle / max(window, 1))} of the time, in {len(gaps):,} gaps"
     return {"label": label, "rows": [row] if len(gaps) else []}
 
 
-def _stream_group(shown: Timeline, ops: pd.DataFrame, place: int, texts: _Texts) -> dict[str, Any]:
+def _stream_group(shown: Timeline, place: int, texts: _Texts) -> dict[str, Any]:
     spans = shown.spans[shown.spans["lane"] == place]
-    mine = ops[ops["lane"] == place]
+    mine = shown.ops[shown.ops["lane"] == place]
     rows = [
         _row("layer", level, shown.start_ns, texts.of(level["layer"]), _phase_numbers(level["phase"]))
         for _, level in spans.groupby("level", sort=True)

@@ -25,6 +25,10 @@ _LETTER = 0.0085
 """Width of a letter of a label, as a part of the plot's."""
 
 
+_GRAINS = 4000
+"""Parts of the plot's width that can be told apart."""
+
+
 class Band(NamedTuple):
     """One line of the plot: what it is called, and the boxes on it (columns start_ns, end_ns, colour, label)."""
 
@@ -111,7 +115,7 @@ def _window(shown: Timeline) -> tuple[int, int]:
 
 
 def _draw(axes: Axes, place: int, band: Band, begin: int, whole_ms: float) -> None:
-    boxes = band.boxes
+    boxes = _merged(band.boxes, whole_ms * 1e6 / _GRAINS)
     start = (boxes["start_ns"].to_numpy() - begin) / 1e6
     length = (boxes["end_ns"] - boxes["start_ns"]).to_numpy() / 1e6
     height = 0.82
@@ -131,6 +135,19 @@ def _draw(axes: Axes, place: int, band: Band, begin: int, whole_ms: float) -> No
         if text:
             dark = "black" if colour == PHASE_COLOURS["backward"] else "white"
             axes.text(at + wide / 2, place, text, ha="center", va="center", fontsize=9, color=dark, clip_on=True)
+
+
+def _merged(boxes: pd.DataFrame, grain_ns: float) -> pd.DataFrame:
+    """Boxes without a label that lie closer than the eye can tell, and are of one colour, as one."""
+    if len(boxes) < _GRAINS or boxes["label"].astype(bool).any():
+        return boxes
+    boxes = boxes.sort_values("start_ns")
+    colour = boxes["colour"].to_numpy()
+    near = boxes["start_ns"].to_numpy()[1:] - boxes["end_ns"].to_numpy()[:-1] < grain_ns
+    first = np.flatnonzero(np.concatenate(([True], ~(near & (colour[1:] == colour[:-1])))))
+    last = np.append(first[1:], len(boxes)) - 1
+    merged: pd.DataFrame = boxes.iloc[first].assign(end_ns=boxes["end_ns"].to_numpy()[last])
+    return merged
 
 
 def _legend(axes: Axes, bands: Sequence[Band]) -> None:

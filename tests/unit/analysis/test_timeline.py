@@ -129,3 +129,18 @@ def test_nothing_of_a_real_capture_is_lost(name: str) -> None:
     assert busy <= total
     for _, lane in whole.spans.groupby(["lane", "level"]):
         assert (lane["start_ns"].to_numpy()[1:] >= lane["end_ns"].to_numpy()[:-1]).all()
+
+
+def test_a_number_that_two_loops_share(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for begin in (0, 10_000):  # training, then evaluation, each with a step 0
+        file.range_("step 0", begin, begin + 500, category="step", payload=0)
+        file.range_("a", begin + 10, begin + 100, category="forward")
+        file.kernel(begin + 200, begin + 300, launched=(begin + 20, begin + 21))
+        file.kernel(begin + 700, begin + 900, launched=(begin + 30, begin + 31))  # ends after its range
+    trace = open_capture(file.write(), optional=OPTIONAL)
+    owned = attribute(trace)
+    # twice: 500 of the range, 100 + 200 on the GPU, from 200 to 900
+    assert step_times(trace, owned).values.tolist() == [[0, 1000, 600, 600, 1400]]
+    shown = timeline(trace, owned, step=0)
+    assert (shown.start_ns, shown.end_ns) == (0, 900) and len(shown.ops) == 2 and len(shown.ranges) == 2

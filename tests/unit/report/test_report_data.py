@@ -117,7 +117,7 @@ def test_of_too_many_operations_the_shortest_are_left_out_aloud(real: Sheet, mon
     monkeypatch.setattr("nvprof_kit.report.report_timeline.MAX_OPS", 2)
     data = drawn_timeline(real.timelines[0][1])
     assert data["groups"][1]["rows"][2]["start"] == [1000, 1300]
-    assert data["note"].startswith("1 operations of at most <0.001 ms are not drawn")
+    assert data["note"].startswith("Not drawn: 1 operations of at most <0.001 ms, 1 ranges of at most ")
 
 
 def test_a_step_that_is_not_there(tmp_path: Path) -> None:
