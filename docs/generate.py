@@ -15,7 +15,16 @@ from typing import NamedTuple
 
 import click
 
-from nvprof_kit.analysis import breakdown, critical_path, diff, launching, memory, memory_segments, transfers
+from nvprof_kit.analysis import (
+    breakdown,
+    critical_path,
+    diff,
+    launching,
+    memory,
+    memory_segments,
+    memory_traffic,
+    transfers,
+)
 from nvprof_kit.analysis.layers import COLUMNS, layers
 from nvprof_kit.analysis.metrics import COLUMNS as METRICS_COLUMNS
 from nvprof_kit.analysis.ncu_layers import COLUMNS as NCU_COLUMNS
@@ -45,6 +54,7 @@ OTHER_MODELS = ("gpt2-2023.4", "encoder-2023.4")
 def _memory_columns() -> dict[str, Mapping[str, str]]:
     return {
         "memory": memory.HOLDERS,
+        "memory-allocation": memory_traffic.TRAFFIC,
         "memory-step": memory.STEPS,
         "memory-segment": memory_segments.SEGMENTS,
         "memory-leak": memory.LEAKS,

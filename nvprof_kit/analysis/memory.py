@@ -18,6 +18,7 @@ import pandas as pd
 
 from nvprof_kit.analysis.memory_labels import holder_table, read_labels, size_class, stack_texts
 from nvprof_kit.analysis.memory_segments import segment_table
+from nvprof_kit.analysis.memory_traffic import traffic_table
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class MemoryResult:
         by_layer: Holders of the peak by layer and phase, with the columns of `HOLDERS`.
         by_stack: By the stack that asked for it.
         by_size: By size class.
+        traffic: What each layer allocates over the whole history, as `nvprof_kit.analysis.memory_traffic.TRAFFIC`.
         steps: Growth from step to step, with the columns of `STEPS`; empty where nothing is labelled by steps.
         leaks: What step after step left behind, with the columns of `LEAKS`.
         segments: Fragmentation, with the columns of `nvprof_kit.analysis.memory_segments.SEGMENTS`.
@@ -120,6 +122,7 @@ class MemoryResult:
     by_layer: pd.DataFrame
     by_stack: pd.DataFrame
     by_size: pd.DataFrame
+    traffic: pd.DataFrame
     steps: pd.DataFrame
     leaks: pd.DataFrame
     segments: pd.DataFrame
@@ -175,6 +178,7 @@ def memory(snapshot: Snapshot, device: int | None = None) -> MemoryResult:
         by_layer=holder_table(known, {"layer": known["layer"], "phase": known["phase"]}, before),
         by_stack=holder_table(known, {"stack": stacks}, before),
         by_size=holder_table(known, {"size": size_class(sizes)}, before),
+        traffic=traffic_table(held, len(events)),
         steps=_steps(held, level),
         leaks=_leaks(left),
         segments=segments,

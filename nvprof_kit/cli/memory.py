@@ -9,7 +9,7 @@ import click
 from nvprof_kit.cli.output import Output, writing
 from nvprof_kit.report import plots, tables
 
-_VIEWS = ("layer", "stack", "size", "step", "segment", "leak")
+_VIEWS = ("layer", "stack", "size", "allocation", "step", "segment", "leak")
 
 
 @click.command(short_help="Who held the GPU's memory, from a memory snapshot.")
@@ -18,8 +18,8 @@ _VIEWS = ("layer", "stack", "size", "step", "segment", "leak")
 @click.option(
     "--by",
     type=click.Choice(_VIEWS),
-    help="The table to give: holders of the peak by layer, stack or size; growth from step to step; segments; leaks. "
-    "By default the terminal gets all, a file the first.",
+    help="The table to give: holders of the peak by layer, stack or size; all allocations by layer; growth by step; "
+    "segments; leaks. By default the terminal gets all, a file the first.",
 )
 @click.option("--device", type=click.IntRange(min=0), help="Device ordinal; default: the one with the most reserved.")
 def memory(output: Output, snapshot: Path, by: str | None, device: int | None) -> None:

@@ -24,6 +24,7 @@ VIEWS = {
     "layer": "At the peak, by layer",
     "stack": "At the peak, by stack",
     "size": "At the peak, by size",
+    "allocation": "Allocated over the whole history, by layer",
     "step": "From step to step",
     "segment": "Segments, the most idle memory first",
     "leak": "Left behind by step after step",
@@ -37,6 +38,7 @@ def view(result: MemoryResult, name: str) -> pd.DataFrame:
         "layer": result.by_layer,
         "stack": result.by_stack,
         "size": result.by_size,
+        "allocation": result.traffic,
         "step": result.steps,
         "segment": result.segments,
         "leak": result.leaks,
@@ -65,7 +67,7 @@ def memory_page(result: MemoryResult, snapshot: Snapshot) -> bytes:
         Section("Allocated memory over time", svg=svg_of(timeline_figure(result))),
         *(
             Section(VIEWS[name], table=_plain(view(result, name)))
-            for name in ("layer", "stack", "size", "step", "leak")
+            for name in ("layer", "stack", "size", "allocation", "step", "leak")
         ),
         Section("Segments", svg=svg_of(segments_figure(snapshot, result.summary.device))),
         Section(VIEWS["segment"], table=_plain(result.segments)),

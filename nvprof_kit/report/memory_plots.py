@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from nvprof_kit.analysis.memory import MemoryResult
     from nvprof_kit.trace.snapshot import Snapshot
 
-_POINTS = 2000
+_POINTS = 1000
 _LAYERS = 7
 _SEGMENTS = 60
 _MIB = 1 << 20
+_EARLY = "before the history"
+_BEFORE = "#BBBBBB"
 
 
 def timeline_figure(result: MemoryResult) -> Figure:
@@ -35,7 +37,8 @@ def timeline_figure(result: MemoryResult) -> Figure:
     x = result.time_ns[at] / 1e6 if timed else at
     if len(at):
         heights = [height / _MIB for height in bands.values()]
-        axes.stackplot(x, heights, labels=list(bands), colors=PALETTE[: len(bands)], step="post", linewidth=0)
+        colours = [_BEFORE] * (_EARLY in bands) + [*PALETTE]
+        axes.stackplot(x, heights, labels=list(bands), colors=colours[: len(bands)], step="post", linewidth=0)
         axes.plot(
             x, result.reserved_bytes[at] / _MIB, color="#222222", lw=1.2, label="reserved", drawstyle="steps-post"
         )
@@ -71,7 +74,7 @@ def _bands(result: MemoryResult, at: npt.NDArray[np.int64]) -> dict[str, npt.NDA
         if level.any():
             bands[name] = level
             left = left - level
-    return ({"before the history": np.maximum(left, 0)} if (left > 0).any() else {}) | bands
+    return ({_EARLY: np.maximum(left, 0)} if (left > 0).any() else {}) | bands
 
 
 def segments_figure(snapshot: Snapshot, device: int) -> Figure:

@@ -14,6 +14,7 @@ from support.snapshot_file import SnapshotFile, training
 
 from nvprof_kit.analysis.memory import LEAKS, STEPS, MemoryResult, memory
 from nvprof_kit.analysis.memory_segments import SEGMENTS
+from nvprof_kit.analysis.memory_traffic import TRAFFIC
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.report.memory import memory_page, memory_report
 from nvprof_kit.report.memory_plots import segments_figure, timeline_figure
@@ -90,6 +91,21 @@ def test_growth_and_leaks(tmp_path: Path) -> None:
         }
     ]
     assert list(result.leaks) == list(LEAKS)
+
+
+def test_what_layers_allocate_over_the_whole_history(tmp_path: Path) -> None:
+    file = SnapshotFile()
+    first = file.alloc(100, f"{FORWARD};step=0")
+    file.alloc(300, f"{FORWARD};step=0")
+    file.free(first)
+    file.alloc(200, f"{FORWARD};step=0")  # held: 100, 400, 300, 500 (the most)
+    file.free(file.alloc(50, f"{BACKWARD} backward;step=0"))
+    result = analysed(file, tmp_path)
+    assert list(result.traffic) == list(TRAFFIC)
+    assert result.traffic.to_dict("split")["data"] == [
+        ["layers.0", "forward", 3, 600, 300, 500, 500],
+        ["layers.0", "backward", 1, 50, 50, 50, 0],
+    ]
 
 
 def test_fragmentation(tmp_path: Path) -> None:
