@@ -28,7 +28,7 @@ class HostCalls:
 
     Attributes:
         tid, start, end: Of each call; thread `NONE` and 0 behind the last.
-        overhead: Whether it is the profiler's own.
+        overhead, operator: Whether it is the profiler's own, and whether a PyTorch operator.
         names: The distinct names.
         name: Index into `names`, of which the last is ''.
     """
@@ -52,9 +52,11 @@ class HostCalls:
         self.start = np.append(columns["start_ns"][self._rows], 0)
         self.end = np.append(columns["end_ns"][self._rows], 0)
         self._pid = columns["pid"][self._rows]
-        self.overhead = np.append(columns["kind"][self._rows] == CALL_KINDS.index("overhead"), False)
+        kind = columns["kind"][self._rows]
+        self.overhead = np.append(kind == CALL_KINDS.index("overhead"), False)
+        self.operator = np.append(kind == CALL_KINDS.index("operator"), False)
         self.name = np.append(codes[self._rows], len(self.names) - 1)
-        api = np.flatnonzero(~self.overhead[:-1])
+        api = np.flatnonzero(~(self.overhead | self.operator)[:-1])
         self._threads = np.unique(self.tid[:-1])
         self._origin = int(self.start[:-1].min(initial=0))
         self._span = int(self.end.max(initial=0)) - self._origin + 2
@@ -70,10 +72,11 @@ class HostCalls:
         trace = self._trace
         if self._frame is None or not len(self._frame):
             return np.full(len(trace.ops), NONE, dtype=np.int64)
-        launching = self._frame[self._frame["correlation"] >= 0]
+        launches = (self._frame["correlation"] >= 0) & (self._frame["kind"] == CALL_KINDS.index("api"))
+        launching = self._frame[launches]
         ids = {name: trace.ops[name].to_numpy() for name in ("pid", "correlation", "start_ns")}
         found = Launches(replace(trace, api=launching)).that_launched(ids["pid"], ids["correlation"], ids["start_ns"])
-        row = np.append(np.flatnonzero(self._frame["correlation"].to_numpy() >= 0), NONE)[found]
+        row = np.append(np.flatnonzero(launches.to_numpy()), NONE)[found]
         call: Int64Array = self._place[row]
         return call
 
@@ -97,7 +100,8 @@ class HostCalls:
 
     def is_a(self, kind: re.Pattern[str]) -> np.ndarray:
         """Whether each call is of a kind, shape ``(c + 1,)``."""
-        found: np.ndarray = np.array([bool(kind.search(name)) for name in self.names])[self.name] & ~self.overhead
+        found: np.ndarray = np.array([bool(kind.search(name)) for name in self.names])[self.name]
+        found &= ~(self.overhead | self.operator)
         return found
 
     def name_at(self, tid: Int64Array, moment: Int64Array) -> Any:

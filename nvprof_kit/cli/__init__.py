@@ -27,6 +27,7 @@ from nvprof_kit.cli.recipes import recipes
 from nvprof_kit.cli.record import record
 from nvprof_kit.cli.report import report
 from nvprof_kit.cli.scrub import scrub
+from nvprof_kit.cli.summary import summary
 from nvprof_kit.cli.timers import timers
 from nvprof_kit.errors import NvprofKitError
 
@@ -50,7 +51,7 @@ def group() -> None:
     """Which layer of a transformer costs what, from Nsight's own data."""
 
 
-for _verb in (layers, breakdown, diff, report, plot, export, record, recipes, metrics, ncu, timers, memory, doctor, scrub):
+for _verb in (layers, summary, breakdown, diff, report, plot, export, record, recipes, metrics, ncu, timers, memory, doctor, scrub):
     group.add_command(_verb)
 
 

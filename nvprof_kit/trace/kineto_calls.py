@@ -17,6 +17,7 @@ _HOST_END = re.compile(r"\((?:.*\b)?(Pageable|Pinned|Managed)\b")
 def read_calls(events: Events, process: int) -> dict[str, Any]:
     """Columns of the schema's ``calls``: every CUDA runtime and driver call, and every overhead of the profiler."""
     found = [(kind, event) for category, kind in _KINDS.items() for event in events.by_category.get(category, [])]
+    found += [("operator", event) for event in events.operators]
     chosen = [event for _, event in found]
     start, end = times(chosen)
     return {

@@ -19,32 +19,58 @@ _HOST_MEMORY = {0: "pageable", 1: "pinned", 4: "managed"}  # ENUM_CUDA_MEM_KIND;
 
 
 def read_calls(db: Database) -> dict[str, Any]:
-    """Columns of the schema's ``calls``: every CUDA runtime and driver call, and every overhead of the profiler."""
-    selects = [
-        f'SELECT start AS start_ns, "end" AS end_ns, globalTid AS tid, {correlation} AS correlation, '
-        f"{CALL_KINDS.index(kind)} AS kind, nameId AS name FROM {table}"
+    """Columns of the schema's ``calls``: CUDA calls, the profiler's overheads, and PyTorch's operators where
+    ``emit_nvtx`` or ``nsys --pytorch`` left ranges of them.
+    """
+    parts = [
+        _read(db, kind, f'SELECT start AS start_ns, "end" AS end_ns, globalTid AS tid, {correlation} AS correlation, '
+              f"nameId AS name FROM {table}")
         for kind, (table, correlation) in _TABLES.items()
         if db.has(table, "start", "end", "globalTid", "nameId")
-    ]
-    if not selects:
-        return {name: np.empty(0, dtype=np.int64) for name in ("start_ns", "end_ns", "tid", "pid", "correlation")} | {
-            "kind": np.empty(0, dtype=np.int8),
-            "name": np.empty(0, dtype=object),
-        }
-    read = db.columns(" UNION ALL ".join(selects))
+    ] + _operators(db)  # fmt: skip
+    names = ("start_ns", "end_ns", "tid", "correlation", "kind")
+    columns = {name: np.concatenate([part[name] for part in parts] or [np.empty(0, dtype=np.int64)]) for name in names}
     return {
-        **{name: read[name] for name in ("start_ns", "end_ns", "tid", "correlation")},
-        "pid": read["tid"] & _PID_MASK,
-        "kind": read["kind"].astype(np.int8),
-        "name": _call_names(db, read["name"]),
-    }
+        **columns,
+        "pid": columns["tid"] & _PID_MASK,
+        "name": labels(np.concatenate([np.empty(0, dtype=np.int64), *_shifted(parts)]).astype(np.int64),
+                       [text for part in parts for text in part["texts"]]),
+    }  # fmt: skip
 
 
-def _call_names(db: Database, ids: Int64Array) -> Any:
-    """Names without the ABI version behind them: ``cudaLaunchKernel_v7000`` is ``cudaLaunchKernel``."""
-    known, which = np.unique(ids, return_inverse=True)
+def _shifted(parts: list[dict[str, Any]]) -> list[Int64Array]:
+    """The parts' codes of names, as codes into all parts' names one behind the other."""
+    before = np.cumsum([0, *(len(part["texts"]) for part in parts)])
+    return [part["code"] + first for part, first in zip(parts, before, strict=False)]
+
+
+def _read(db: Database, kind: str, sql: str) -> dict[str, Any]:
+    read = db.columns(sql)
+    known, code = np.unique(read.pop("name"), return_inverse=True)
     strings = dict(db.rows(f"SELECT id, value FROM StringIds WHERE id IN ({integer_list(known)})"))
-    return labels(which, [_plain(str(strings.get(one, ""))) for one in known.tolist()])
+    texts = [_plain(str(strings.get(one, ""))) for one in known.tolist()]
+    return {**read, "kind": np.full(len(code), CALL_KINDS.index(kind), dtype=np.int8), "code": code, "texts": texts}
+
+
+def _operators(db: Database) -> list[dict[str, Any]]:
+    """Ranges that PyTorch itself made of its operators: ``aten::addmm, seq = 12``."""
+    if not db.has("NVTX_EVENTS", "start", "end", "globalTid", "text"):
+        return []
+    label = "coalesce((SELECT value FROM StringIds WHERE id = textId), text)"
+    rows = db.rows(
+        f'SELECT start, "end", globalTid, {label} FROM NVTX_EVENTS WHERE eventType = 59 AND "end" IS NOT NULL AND '
+        "(text LIKE 'aten::%' OR text LIKE '%, seq = %' OR text LIKE '%, op_id = %' OR textId IN "
+        "(SELECT id FROM StringIds WHERE value LIKE 'aten::%' OR value LIKE '%, seq = %' OR value LIKE '%, op_id = %'))"
+    )
+    if not rows:
+        return []
+    start, end, tid, texts = zip(*rows, strict=True)
+    known, code = np.unique([text.partition(",")[0] for text in texts], return_inverse=True)
+    return [{
+        "start_ns": np.array(start, dtype=np.int64), "end_ns": np.array(end, dtype=np.int64),
+        "tid": np.array(tid, dtype=np.int64), "correlation": np.full(len(rows), -1, dtype=np.int64),
+        "kind": np.full(len(rows), CALL_KINDS.index("operator"), dtype=np.int8), "code": code, "texts": known.tolist(),
+    }]  # fmt: skip
 
 
 def _plain(name: str) -> str:

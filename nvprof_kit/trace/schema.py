@@ -60,10 +60,10 @@ CALLS: Mapping[str, Column] = MappingProxyType(
         "name": Column("category", "name of the function, without its ABI version"),
     }
 )
-"""All CUDA runtime and driver calls, and stretches in which the profiler held the program up."""
+"""CUDA runtime and driver calls, PyTorch's operators, and stretches in which the profiler held the program up."""
 
-CALL_KINDS = ("api", "overhead")
-"""Values of `CALLS.kind`: `overhead` is the profiler's own."""
+CALL_KINDS = ("api", "overhead", "operator")
+"""Values of `CALLS.kind`: `overhead` is the profiler's own, `operator` a PyTorch operator (`aten::addmm`)."""
 
 OPS: Mapping[str, Column] = MappingProxyType(
     {

@@ -1,0 +1,129 @@
+"""The views of single things: operators with their kernels, kernels, copies, and ranges."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvprof_kit.analysis.intervals import exact_sums
+from nvprof_kit.analysis.kernel_classes import CLASSES
+from nvprof_kit.analysis.nesting import NONE, Int64Array, Nesting, nest
+from nvprof_kit.analysis.summary_facts import Facts
+from nvprof_kit.trace.schema import OP_KINDS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def kernel_view(facts: Facts) -> pd.DataFrame:
+    """Kernels by name: class, family, calls, the launching call's time on the CPU, time on the GPU."""
+    import pandas as pd
+
+    rows = np.flatnonzero(
+        ~np.isin(facts.trace.ops["kind"].to_numpy(), [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")])
+    )
+    classes = pd.Categorical.from_codes(facts.classes.code[rows], categories=pd.Index(list(CLASSES)))
+    families = [family.name for family in facts.classes.families]
+    known = list(dict.fromkeys(families))
+    place = np.array([known.index(family) for family in families] or [0])
+    frame = _ops(facts, rows).assign(
+        name=facts.trace.ops["name"].iloc[rows].array,
+        kernel_class=classes,
+        family=pd.Categorical.from_codes(place[facts.classes.family[rows]], categories=pd.Index(known, dtype=object)),
+    )
+    return facts.statistics(frame, ["name", "kernel_class", "family"], facts.gpu_ns)
+
+
+def memory_view(facts: Facts) -> pd.DataFrame:
+    """Copies and memsets by direction and host memory: calls, bytes, bandwidth, CPU and GPU time."""
+    ops = facts.trace.ops
+    rows = np.flatnonzero(np.isin(ops["kind"].to_numpy(), [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")]))
+    frame = _ops(facts, rows).assign(
+        copy=ops["name"].iloc[rows].array,
+        memory=ops["host_memory"].iloc[rows].array,
+        bytes=ops["bytes"].to_numpy()[rows],
+    )
+    table = facts.statistics(frame, ["copy", "memory"], facts.gpu_ns)
+    keys = [*facts.step_columns, "copy", "memory"]
+    if facts.by_step:
+        frame["step"] = facts.numbers(frame["step"].to_numpy())
+    moved = frame.astype({"copy": str, "memory": str}).groupby(keys, dropna=False)["bytes"].sum().reset_index()
+    made: pd.DataFrame = table.merge(moved, on=keys, how="left")
+    made["gb_per_s"] = made["bytes"] / made["gpu_total_ns"].clip(lower=1)
+    return made
+
+
+def user_view(facts: Facts) -> pd.DataFrame:
+    """Ranges by text and category: calls, time on the CPU, time of the operations launched inside."""
+    import pandas as pd
+
+    ranges, host = facts.owned.ranges, facts.host
+    inner = ranges.nesting.innermost(host.tid[host.of_op], host.start[host.of_op])
+    gpu = _nested_sums(ranges.nesting, inner, facts.duration, len(ranges.start))
+    frame = pd.DataFrame(
+        {
+            "range": [ranges.names[one].text for one in ranges.name.tolist()],
+            "category": [ranges.names[one].category.value for one in ranges.name.tolist()],
+            "step": ranges.step_at(np.arange(len(ranges.start))),
+            "cpu": ranges.end - ranges.start,
+            "gpu": gpu,
+        }
+    )
+    return facts.statistics(frame, ["range", "category"], facts.gpu_ns)
+
+
+def operator_view(facts: Facts) -> pd.DataFrame:
+    """PyTorch operators, each with its kernels in rows below it: kernel '' is the operator itself."""
+    import pandas as pd
+
+    host = facts.host
+    rows = np.flatnonzero(host.operator[:-1])
+    if not len(rows):
+        empty: pd.DataFrame = pd.DataFrame(columns=[*facts.step_columns, "operator", "kernel", "calls"])
+        return empty
+    tid, start, end = host.tid[rows], host.start[rows], host.end[rows]
+    nesting = nest(start, end, tid)
+    inner = nesting.innermost(host.tid[host.of_op], host.start[host.of_op])
+    names = np.array(host.names, dtype=object)[host.name[rows]]
+    frame = pd.DataFrame(
+        {
+            "operator": names,
+            "kernel": "",
+            "step": facts.step_at(tid, start),
+            "cpu": end - start,
+            "gpu": _nested_sums(nesting, inner, facts.duration, len(rows)),
+        }
+    )
+    ops = np.flatnonzero(inner >= 0)
+    below = _ops(facts, ops).assign(
+        operator=names[inner[ops]], kernel=facts.trace.ops["name"].iloc[ops].astype(str).array
+    )
+    operators, kernels = (facts.statistics(one, ["operator", "kernel"], facts.gpu_ns) for one in (frame, below))
+    rank = {name: place for place, name in enumerate(dict.fromkeys(operators["operator"]))}
+    table = pd.concat([operators, kernels], ignore_index=True)
+    table["rank"] = table["operator"].map(rank)
+    keys = [*facts.step_columns, "rank"]
+    ordered: pd.DataFrame = table.sort_values(keys, kind="stable", ignore_index=True).drop(columns="rank")
+    return ordered
+
+
+def _ops(facts: Facts, rows: Int64Array) -> pd.DataFrame:
+    """A row per operation: step, launching call's duration, own duration."""
+    import pandas as pd
+
+    host = facts.host
+    call = host.of_op[rows]
+    took = np.where(call >= 0, host.end[call] - host.start[call], 0)
+    made: pd.DataFrame = pd.DataFrame({"step": facts.step_of_op[rows], "cpu": took, "gpu": facts.duration[rows]})
+    return made
+
+
+def _nested_sums(nesting: Nesting, inner: Int64Array, duration: Int64Array, count: int) -> Int64Array:
+    """For each range the durations of the operations launched in it or in a range inside it."""
+    mine = inner >= 0
+    total = exact_sums(inner[mine], duration[mine], count)
+    for level in range(int(nesting.depth.max(initial=0)), 0, -1):
+        here = np.flatnonzero((nesting.depth == level) & (nesting.parent != NONE))
+        np.add.at(total, nesting.parent[here], total[here])
+    return total

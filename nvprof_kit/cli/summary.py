@@ -1,0 +1,53 @@
+"""``nvprof-kit summary``: eight views of a capture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nvprof_kit.cli.kernel_rules import kernel_rules, read_kernel_rules
+from nvprof_kit.cli.output import Reading, reading
+from nvprof_kit.errors import UsageError
+from nvprof_kit.report import plots, tables
+
+VIEWS = ("device", "overview", "model", "distributed", "operator", "kernel", "memory", "user")
+
+
+@click.command(short_help="Eight views: device, overview, model, distributed, operator, kernel, memory, user.")
+@reading
+@click.option(
+    "--view", "views", multiple=True, type=click.Choice(VIEWS), help="A view; may be given again. [default: all]"
+)
+@click.option("--by", type=click.Choice(["step"]), help="Rows for each step instead of over all.")
+@click.option("--sort", default="", metavar="COLUMN", help="Column to sort by, as csv names it: gpu_p95_ns, calls, ...")
+@click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows of a view for reading.")
+@kernel_rules
+def summary(
+    asked: Reading, *, views: tuple[str, ...], by: str | None, sort: str, top: int, rules_path: Path | None
+) -> None:
+    """Eight views of a capture, with calls, and of CPU and GPU time total, avg, max, min, p50, p95 and ratio.
+
+    csv, json, md and parquet hold one view: name it with --view.
+    """
+    from nvprof_kit.analysis.summary import OPTIONAL, SummaryOptions
+    from nvprof_kit.analysis.summary import summary as analyse
+    from nvprof_kit.trace.open import open_capture
+
+    if asked.output.form in plots.FORMATS:
+        raise UsageError("summary has no plot; needed a table format, or nvprof-kit report")
+    if asked.output.form in tables.FORMATS and len(views) != 1:
+        raise UsageError(f"--format {asked.output.form} holds one view; name it with --view, one of {', '.join(VIEWS)}")
+    options = SummaryOptions(views, by == "step", sort, read_kernel_rules(rules_path))
+    results = [analyse(open_capture(one, domain=asked.domain, optional=OPTIONAL), options) for one in asked.captures]
+    if sort and not any(sort in view for result in results for view in result.views.values()):
+        columns = dict.fromkeys(name for result in results for view in result.views.values() for name in map(str, view))
+        raise UsageError(f"--sort {sort}: no such column; there are {', '.join(columns)}")
+    if asked.output.form in tables.FORMATS:
+        named = [(result.info.path, result.views[views[0]]) for result in results]
+        chosen = tables.with_capture(named) if len(named) > 1 else named[0][1]
+        asked.output.write(tables.encode(chosen, asked.output.form))
+        return
+    from nvprof_kit.report.summary import summary_report
+
+    asked.output.print(part for result in results for part in [*summary_report(result, top), ""])
