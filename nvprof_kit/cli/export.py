@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from nvprof_kit.cli.output import Reading, reading_into
 from nvprof_kit.cli.progress import progress
+from nvprof_kit.cli.rules import domain_for, rules_option
 from nvprof_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    from nvprof_kit.analysis.rules import Rules
 
 
 @click.command(short_help="The capture for another viewer: Perfetto, chrome://tracing.")
 @reading_into({".gz": "json.gz", ".json": "json"})
 @click.option("--to", type=click.Choice(["perfetto"]), default="perfetto", show_default=True, help="Which program.")
 @click.option("--step", type=int, help="Only what ran in this step; default: the whole capture.")
-def export(asked: Reading, to: str, step: int | None) -> None:
+@rules_option
+def export(asked: Reading, to: str, step: int | None, rules: Rules | None) -> None:
     """A trace with layers, phases, streams and idle gaps as tracks, for the Perfetto UI and chrome://tracing.
 
     FILE ends in .json.gz or .json.
@@ -21,6 +28,7 @@ def export(asked: Reading, to: str, step: int | None) -> None:
     if len(asked.captures) > 1:
         raise UsageError(f"a trace shows one capture, not {len(asked.captures)}; export them one by one")
     from nvprof_kit.analysis.attribution import attribute
+    from nvprof_kit.analysis.foreign import translate
     from nvprof_kit.analysis.steps import require_step, step_times
     from nvprof_kit.analysis.timeline import OPTIONAL, timeline
     from nvprof_kit.report.perfetto import perfetto_trace
@@ -29,7 +37,8 @@ def export(asked: Reading, to: str, step: int | None) -> None:
     (capture,) = asked.captures
     with progress() as say:
         say(f"reading {capture}")
-        trace = open_capture(capture, domain=asked.domain, optional=OPTIONAL)
+        read = open_capture(capture, domain=domain_for(asked.domain, rules), optional=OPTIONAL)
+        trace = translate(read, rules)
         say(f"attributing {len(trace.ops):,} operations")
         owned = attribute(trace)
         if step is not None:

@@ -8,12 +8,14 @@ import click
 
 from nvprof_kit.cli.output import Reading, reading_into
 from nvprof_kit.cli.progress import progress
+from nvprof_kit.cli.rules import domain_for, rules_option
 from nvprof_kit.errors import UsageError
 from nvprof_kit.report import plots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from nvprof_kit.analysis.rules import Rules
     from nvprof_kit.trace.schema import Trace
 
 VIEWS = ("layers", "timeline", "steps", "tree")
@@ -24,7 +26,8 @@ VIEWS = ("layers", "timeline", "steps", "tree")
 @click.option("--view", type=click.Choice(VIEWS), default="layers", show_default=True, help="What to draw.")
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model; default: as many as can be read.")
 @click.option("--step", type=int, help="Step of the timeline; default: the one of median length.")
-def plot(asked: Reading, view: str, depth: int | None, step: int | None) -> None:
+@rules_option
+def plot(asked: Reading, view: str, depth: int | None, step: int | None, rules: Rules | None) -> None:
     """A picture of a capture, labelled and in colours that colour-blind readers tell apart.
 
     layers: a bar per layer, by phase. timeline: a step in time, layers over the GPU's streams, idle gaps in sight.
@@ -34,13 +37,16 @@ def plot(asked: Reading, view: str, depth: int | None, step: int | None) -> None
         raise UsageError(f"a plot shows one capture, not {len(asked.captures)}; plot them one by one")
     if step is not None and view != "timeline":
         raise UsageError(f"--step is for --view timeline; {view} shows every step")
+    from nvprof_kit.analysis.foreign import translate
     from nvprof_kit.analysis.timeline import OPTIONAL
     from nvprof_kit.trace.open import open_capture
 
     (capture,) = asked.captures
     with progress() as say:
         say(f"reading {capture}")
-        trace = open_capture(capture, domain=asked.domain, optional=OPTIONAL if view == "timeline" else ())
+        optional = OPTIONAL if view == "timeline" else ()
+        read = open_capture(capture, domain=domain_for(asked.domain, rules), optional=optional)
+        trace = translate(read, rules)
         say(f"drawing {len(trace.ops):,} operations")
         made = plots.encode(_figure(trace, view, depth, step), asked.output.form)
     asked.output.write(made)

@@ -65,8 +65,7 @@ def _pieces(shown: Timeline, info: CaptureInfo) -> Iterator[bytes]:
     names = list(_track_names(shown, info))
     yield ",\n".join(json.dumps(event) for event in names).encode()
     for lines in _slices(shown):
-        for start in range(0, len(lines), _BLOCK):
-            yield (",\n" + ",\n".join(lines[start : start + _BLOCK].to_pylist())).encode()
+        yield (",\n" + ",\n".join(lines.to_pylist())).encode()
     yield b"\n]}\n"
 
 
@@ -126,30 +125,32 @@ def _track(pid: int, tid: int, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _slices(shown: Timeline) -> Iterator[Lines]:
-    """Every slice as a line of JSON; of two that begin together the outer one comes first."""
+    """Every slice as a line of JSON, block by block; of two that begin together the outer one comes first."""
     origin = _origin(shown)
-    if len(shown.idle):
-        gaps = shown.idle
+    for gaps in _blocks(shown.idle):
         device = np.searchsorted(_devices(shown), gaps["device"].to_numpy(dtype=np.int64)) + 1
         args = ('{"after":', _json(gaps["after"]), ',"before":', _json(gaps["before"]), "}")
         yield _lines(_Slices("idle", '"idle"', device, np.ones_like(device), args), gaps, origin)
-    for frame, category in _runs(shown):
-        yield _lines(
-            _on_lane(shown, frame, 0, category, "text", '{"step":', _number(frame["step"]), "}"), frame, origin
-        )
-    spans = shown.spans.sort_values(["lane", "start_ns", "level"])
-    phase, level = _json(spans["phase"]), _number(spans["level"])
-    yield _lines(
-        _on_lane(shown, spans, 1, "layer", "layer", '{"phase":', phase, ',"level":', level, "}"), spans, origin
-    )
-    ops = shown.ops
-    owner = (
-        '{"layer":', _json(ops["layer"]), ',"phase":', _json(ops["phase"]), ',"step":', _number(ops["step"]),
-        ',"ns":', _number(ops["end_ns"] - ops["start_ns"]), "}",
-    )  # fmt: skip
-    yield _lines(_on_lane(shown, ops, 2, "operation", "name", *owner), ops, origin)
-    if len(shown.ranges):
-        yield _cpu(shown, origin)
+    for runs, category in _runs(shown):
+        for frame in _blocks(runs):
+            step = ('{"step":', _number(frame["step"]), "}")
+            yield _lines(_on_lane(shown, frame, 0, category, "text", *step), frame, origin)
+    for spans in _blocks(shown.spans.sort_values(["lane", "start_ns", "level"])):
+        level = ('{"phase":', _json(spans["phase"]), ',"level":', _number(spans["level"]), "}")
+        yield _lines(_on_lane(shown, spans, 1, "layer", "layer", *level), spans, origin)
+    for ops in _blocks(shown.ops):
+        owner = (
+            '{"layer":', _json(ops["layer"]), ',"phase":', _json(ops["phase"]), ',"step":', _number(ops["step"]),
+            ',"ns":', _number(ops["end_ns"] - ops["start_ns"]), "}",
+        )  # fmt: skip
+        yield _lines(_on_lane(shown, ops, 2, "operation", "name", *owner), ops, origin)
+    yield from _cpu(shown, origin)
+
+
+def _blocks(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """A frame in parts, so that no more than one part's text is in memory."""
+    for start in range(0, len(frame), _BLOCK):
+        yield frame.iloc[start : start + _BLOCK]
 
 
 def _on_lane(shown: Timeline, frame: pd.DataFrame, offset: int, category: str, name: str, *args: Part) -> _Slices:
@@ -181,15 +182,16 @@ def _runs(shown: Timeline) -> Iterator[tuple[pd.DataFrame, str]]:
             yield frame.assign(text=frame["phase"]), category
 
 
-def _cpu(shown: Timeline, origin: int) -> Lines:
+def _cpu(shown: Timeline, origin: int) -> Iterator[Lines]:
     """The ranges of the CPU's threads."""
-    ranges = shown.ranges
     threads = _threads(shown)
     processes = sorted({pid for pid, _ in threads})
-    track = ranges["tid"].map({tid: _thread_track(place) for place, (_, tid) in enumerate(threads)})
-    process = ranges["pid"].map({pid: _CPU + place for place, pid in enumerate(processes)})
-    args = ('{"category":', _json(ranges["category"]), "}")
-    return _lines(_Slices("range", _json(ranges["text"]), process, track, args), ranges, origin)
+    tracks = {tid: _thread_track(place) for place, (_, tid) in enumerate(threads)}
+    places = {pid: _CPU + place for place, pid in enumerate(processes)}
+    for ranges in _blocks(shown.ranges):
+        args = ('{"category":', _json(ranges["category"]), "}")
+        process, track = ranges["pid"].map(places), ranges["tid"].map(tracks)
+        yield _lines(_Slices("range", _json(ranges["text"]), process, track, args), ranges, origin)
 
 
 # ---------------------------------------------------------------- lines of JSON, a whole column at a time

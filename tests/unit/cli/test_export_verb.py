@@ -46,3 +46,17 @@ def test_refusals(words: list[str], complaint: str, capture: str, capsys: pytest
     assert run("export", capture, *words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert complaint in line
+
+
+def test_ranges_of_another_program_by_rules(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("block=3", 100, 200, category=None, domain="theirs")
+    file.kernel(300, 330, launched=(110, 115))
+    rules = tmp_path / "rules.toml"
+    rules.write_text("domain = 'theirs'\n[[rule]]\nmatch = 'block=(?P<number>\\d+)'\nlayer = 'model.{number}'\n")
+    out = tmp_path / "trace.json"
+    assert run("export", "--rules", rules, file.write(), "-o", out) == 0
+    assert '"layer":"model.3"' in out.read_text()
+    assert run("report", "--rules", rules, file.path, "-o", tmp_path / "page.html") == 0
+    assert 'data-path="model.3"' in (tmp_path / "page.html").read_text()
+    assert run("plot", "--rules", rules, "--view", "tree", file.path, "-o", tmp_path / "tree.svg") == 0
