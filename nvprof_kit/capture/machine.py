@@ -16,6 +16,7 @@ from pathlib import Path
 
 _PATIENCE_S = 60
 _GPU_FIELDS = ("name", "driver_version", "compute_cap", "mig.mode.current", "clocks.sm", "clocks.max.sm")
+_PYTHON = re.compile(r"(python|pypy)[\d.]*t?")
 _PROBE = """
 import json, sys
 from importlib import metadata, util
@@ -201,11 +202,19 @@ def _free(folders: Sequence[str]) -> dict[str, int]:
     return {folder: shutil.disk_usage(folder).free for folder in folders if os.path.isdir(folder)}
 
 
+def _shebang(name: str) -> str | None:
+    """The Python that a script on the PATH, such as torchrun, starts with."""
+    path = shutil.which(name)
+    first = "" if path is None else _text(Path(path)).partition("\n")[0]
+    words = first.removeprefix("#!").split() if first.startswith("#!") else []
+    return next((word for word in words if _PYTHON.fullmatch(Path(word).name)), None)
+
+
 def _program(command: Sequence[str], run: Run) -> Program:
     """The first Python in a command line, which a launcher may stand before, and the script behind it."""
     script = next((word for word in command if word.endswith(".py")), None)
     source = _text(Path(script)) if script else ""
-    python = next((word for word in command if re.fullmatch(r"(python|pypy)[\d.]*t?", Path(word).name)), None)
+    python = next((word for word in command if _PYTHON.fullmatch(Path(word).name)), None) or _shebang(command[0])
     if python is None:
         return Program(source=source)
     try:

@@ -166,6 +166,14 @@ def test_reading_a_machine(tmp_path: Path) -> None:
     assert machine.program == Program("python3", GOOD_PYTHON, "import torch")
 
 
+def test_the_python_of_a_launcher(tmp_path: Path) -> None:
+    launcher = tmp_path / "torchrun"
+    launcher.write_text("#!/usr/bin/env python3\n")
+    launcher.chmod(0o755)
+    program = read_machine([str(launcher), "train.py"], root=tmp_path, run=fake_run, environ={}).program
+    assert program == Program("python3", GOOD_PYTHON)
+
+
 def test_a_machine_without_anything(tmp_path: Path) -> None:
     machine = read_machine(["./serve"], root=tmp_path, run=lambda _: None, environ={})
     assert machine == Machine(free_bytes=machine.free_bytes, program=Program())
