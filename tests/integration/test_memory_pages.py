@@ -1,0 +1,49 @@
+"""The memory pages in a real browser: drawn, clicked through, and silent towards the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.browser import browser, opened
+from support.snapshot_file import training
+
+from nvprof_kit.analysis.memory import memory
+from nvprof_kit.report.memory import memory_page
+from nvprof_kit.report.sunburst import sunburst_page
+from nvprof_kit.trace.snapshot import read_snapshot
+
+EVIL = '</script><script>alert("x")</script>'
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as started:
+        yield started
+
+
+def test_a_sunburst_is_drawn_and_looked_into(chromium: Any, tmp_path: Path) -> None:
+    path = tmp_path / "sunburst.html"
+    rows = [("layers.0.weight", 3 << 20), ("layers.1.weight", 1 << 20), (f"{EVIL}.weight", 4 << 20)]
+    path.write_bytes(sunburst_page("Parameters", "At the end.", rows))
+    with opened(chromium, path) as page:
+        assert page.locator("#where").text_content() == "Parameters: 8.00 MB, 100.0 % of all"
+        assert page.locator("svg path").count() == 2 + 3 + 2  # two parts; their parts; the weights of layers
+        assert page.locator("svg path title").first.text_content() == "Parameters.layers: 4.00 MB, 50.0 %"
+        page.locator("svg path").first.click()
+        assert page.locator("#where").text_content() == "Parameters / layers: 4.00 MB, 50.0 % of all"
+        assert page.locator("tbody tr").all_inner_texts() == ["0\t3.00\t75.0 %", "1\t1.00\t25.0 %"]
+        page.locator("svg circle").click(position={"x": 12, "y": 30})
+        assert page.locator("tbody tr").nth(1).inner_text() == f"{EVIL}\t4.00\t50.0 %"
+
+
+def test_the_page_of_a_snapshot(chromium: Any, tmp_path: Path) -> None:
+    path = tmp_path / "memory.html"
+    snapshot = read_snapshot(training(2000, layers=2).write(tmp_path / "run.pickle"))
+    path.write_bytes(memory_page(memory(snapshot), snapshot))
+    with opened(chromium, path) as page:
+        assert page.locator("svg").count() == 2
+        assert page.locator("h2").first.text_content() == "Allocated memory over time"
+        assert "model.layers.1" in page.locator("table").first.inner_text()
