@@ -210,7 +210,7 @@ class MemoryProfiler:
         return [*undo, watch.detach]
 
     def _forward_ended(self, _model: nn.Module, _args: Any, outputs: Any) -> None:
-        if torch._C._current_graph_task_id() == -1:
+        if not torch.compiler.is_dynamo_compiling() and torch._C._current_graph_task_id() == -1:
             self._take(f"step {self._step} forward", outputs)
 
     def _backward_ended(self, *_call: Any) -> None:

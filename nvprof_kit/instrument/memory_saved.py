@@ -66,7 +66,7 @@ class SavedTensors:
         for path, module in model.named_modules():
             if id(module) not in seen and not isinstance(module, torch.jit.ScriptModule):
                 seen.add(id(module))
-                self._follow(strip_wrappers(path), module)
+                self._follow(strip_wrappers(path) or type(module).__name__, module)
         self._hooks.__enter__()
 
     def remove(self) -> None:
@@ -118,12 +118,12 @@ class SavedTensors:
 
     def _follow(self, path: str, module: nn.Module) -> None:
         def enter(module: nn.Module, _args: Any) -> None:
-            self._note_weights(module)
-            self._paths().append(path)
+            if not torch.compiler.is_dynamo_compiling():  # a compiled region is one module: that around it
+                self._note_weights(module)
+                self._paths().append(path)
 
         def leave(_module: nn.Module, _args: Any, _outputs: Any) -> None:
-            paths = self._paths()
-            if paths:
+            if not torch.compiler.is_dynamo_compiling() and (paths := self._paths()):
                 paths.pop()
 
         self._handles += [
@@ -146,7 +146,7 @@ class SavedTensors:
 
     def _path(self) -> str:
         paths = self._paths()
-        return (paths[-1] or NONE) if paths else NONE
+        return paths[-1] if paths else NONE
 
 
 def _unpack(saved: Any) -> torch.Tensor:

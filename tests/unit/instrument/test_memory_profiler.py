@@ -223,6 +223,25 @@ def test_results_are_the_same_bit_for_bit(options: MemoryOptions) -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), profiled.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("compiled_before", [False, True])
+def test_a_compiled_model_is_one_module_and_stays_compiled(compiled_before: bool, options: MemoryOptions) -> None:
+    torch._dynamo.reset()
+    graphs: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: object) -> object:
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    model = torch.compile(mlp(), backend=backend, fullgraph=True)
+    x = torch.ones(N, 4)
+    if compiled_before:
+        model(x).sum().backward()
+    with MemoryProfiler(model, None, options) as profiler:
+        model(x).sum().backward()
+    assert len(graphs) == 1
+    assert by_path(profiler.points[1], "activation") == {"OptimizedModule": N * 4 * 4 + N * 8 * 4}
+
+
 def test_double_backward(options: MemoryOptions) -> None:
     x = torch.full((2, 4), 0.5, requires_grad=True)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
@@ -366,6 +385,29 @@ def test_what_a_layer_retains_and_needs_for_a_while() -> None:
         "peak inside the layer",
         "allocated at its end",
     ]
+
+
+def test_layers_are_read_forward_and_backward_and_drawn(tmp_path: Path) -> None:
+    model = nn.Sequential(mlp())
+    optimizer = torch.optim.AdamW(model.parameters())
+    profiler = MemoryProfiler(model, optimizer, MemoryOptions(tmp_path))
+    profiler._boundaries = Boundaries(Meter([(1000 + 10 * n, 1000 + 10 * n) for n in range(200)]))
+    with profiler:
+        train(model, optimizer, 2)
+    assert state.backend is None
+    with (profiler.folder / "layers.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    seen = [(row["step"], row["layer"], row["phase"]) for row in rows]
+    assert seen[:4] == [
+        ("0", "0", "forward"),
+        ("0", "Sequential", "forward"),
+        ("0", "0", "backward"),
+        ("0", "Sequential", "backward"),
+    ]
+    assert len(seen) == 8
+    assert all(int(row["end_bytes"]) - int(row["begin_bytes"]) == int(row["retained_bytes"]) > 0 for row in rows)
+    assert (profiler.folder / "memory_usage_line_chart.png").read_bytes().startswith(b"\x89PNG")
+    assert all(sum(row.bytes for row in point.rows) == point.allocator.allocated for point in profiler.points)
 
 
 def test_the_allocator_s_total_is_the_sum_of_the_rows(options: MemoryOptions) -> None:
