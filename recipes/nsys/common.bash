@@ -80,13 +80,14 @@ read_help() { # VERB...; fails where there is no nsys to ask
   local verb
   command -v "$nsys" >/dev/null || return 1
   for verb in "$@"; do
-    [ -n "${nsys_help[$verb]-}" ] || nsys_help[$verb]=$("$nsys" "$verb" --help 2>&1) || :
+    # an option marked (Deprecated) is in the help and refused all the same
+    [ -n "${nsys_help[$verb]-}" ] || nsys_help[$verb]=$("$nsys" "$verb" --help 2>&1 | grep -v '(Deprecated)') || :
     [ -n "${nsys_help[$verb]}" ] || return 1
   done
 }
 
 has_option() { # VERB NAME
-  [[ ${nsys_help[$1]} =~ (^|[[:space:],])--$2([=[:space:]]|$) ]]
+  [[ ${nsys_help[$1]} =~ (^|[[:space:],])--$2= ]]
 }
 
 # the names that an option has had, oldest and newest release last

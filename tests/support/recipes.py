@@ -36,8 +36,11 @@ def stand_in(folder: Path, release: str) -> Path:
         "start": [name for name in options if name not in launch or name.startswith("session")],
         "*": options,
     }
-    cases = "\n".join(f"{verb}) echo {' '.join(f'--{name}=' for name in names)} ;;" for verb, names in lines.items())
-    path.write_text(f"#!/bin/sh\ncase $1 in\n{cases}\nesac\n")
+    refused = "launch) echo '(Deprecated) --sample= --cpuctxsw=' ;;&\n"
+    cases = refused + "\n".join(
+        f"{verb}) echo {' '.join(f'--{name}=' for name in names)} ;;" for verb, names in lines.items()
+    )
+    path.write_text(f"#!/bin/bash\ncase $1 in\n{cases}\nesac\n")
     path.chmod(0o755)
     return path
 
