@@ -31,7 +31,8 @@ def model_of(layers: int, width: int, checkpoint: bool) -> nn.Module:
         num_key_value_heads=width // 128,
         use_cache=False,
     )
-    model = LlamaForCausalLM(config).to("cuda")
+    with torch.device("cuda"):
+        model = LlamaForCausalLM(config)
     if checkpoint:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.train()
