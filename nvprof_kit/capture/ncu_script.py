@@ -94,6 +94,7 @@ if [ -n "$dry_run" ]; then
   exit 0
 fi
 command -v "${{NCU:-ncu}}" >/dev/null || fail 3 "no ncu; install Nsight Compute and put it on PATH, or set NCU"
+[[ $("${{NCU:-ncu}}" --help 2>&1) == *per-launch-config* ]] || fail 3 "this ncu is too old; needed 2022.4 or newer"
 for file in "$report.ncu-rep" "$report.csv"; do
   [ -n "$force" ] || [ ! -e "$file" ] || fail 2 "$file exists; choose another name with -o, or overwrite it with -f"
 done

@@ -1,0 +1,212 @@
+# Shared by the recipes of this folder: their common options, the sets, the ncu at hand, and the run.
+# shellcheck shell=bash
+# Sourced, never run. A recipe takes its own options, hands the others to `common_option`, and ends with `measure`.
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+ncu=${NCU:-ncu}
+me=${0##*/}
+
+output='' force='' dry_run='' arch='' window='' count='' skip='' clock=none cache=all replay=''
+sets=() extra=()
+sections=() metrics=()
+
+common_help() {
+  cat <<'HELP'
+  -s, --set NAME      what to measure; may be given again. Sets are the files of the folder sets/, or a file of your own:
+                      speed-of-light, memory, tensor, occupancy, stalls, roofline, communication
+  -o, --output NAME   name of the report without its suffix: leaves NAME.ncu-rep and NAME.csv
+  -f, --force         overwrite these
+      --window        measure only between the program's cudaProfilerStart and cudaProfilerStop
+      --count N       at most N launches
+      --skip N        pass over the first N launches that match
+      --arch ARCH     sm_80, sm_90 or sm_100, where metrics differ (default: that of the first GPU, else sm_90)
+      --clock MODE    base: fixed clocks, numbers that repeat; none: as the program runs, as nsys sees it (default: none)
+      --cache MODE    all: empty caches before each pass, numbers that repeat; none: as they are (default: all)
+      --replay MODE   kernel, application, range or app-range: what is run again for each pass (default: kernel;
+                      application with the set communication, whose kernels hang when they are run again alone)
+  -x, --ncu OPTION    one more word for ncu, as it stands: -x --devices -x 0; may be given again
+  -n, --dry-run       print the command and run nothing
+  -h, --help          print this and exit
+
+Environment:
+  NCU                 the ncu to run (default: ncu on PATH)
+
+Exit status: the program's own; 2 for a wrong call or an existing report, 3 where there is no ncu.
+HELP
+}
+
+fail() { # STATUS MESSAGE
+  printf '%s: %s\n' "$me" "$2" >&2
+  exit "$1"
+}
+
+note() { # MESSAGE
+  printf '%s: %s\n' "$me" "$1" >&2
+}
+
+need_value() { # OPTION NUMBER-OF-WORDS
+  [ "$2" -ge 2 ] || fail 2 "$1 needs a value; see $me --help"
+}
+
+need_number() { # OPTION VALUE
+  case $2 in '' | *[!0-9]*) fail 2 "$1 needs a whole number, not '$2'" ;; esac
+}
+
+one_of() { # OPTION VALUE CHOICE...
+  local choice
+  for choice in "${@:3}"; do [ "$2" != "$choice" ] || return 0; done
+  fail 2 "$1 is one of ${*:3}, not '$2'"
+}
+
+# Takes one of the common options from the words; sets `taken` to the number of words it was.
+common_option() { # WORD...
+  # shellcheck disable=SC2034  # the recipes read it
+  taken=1
+  case $1 in
+    -h | --help) usage; exit 0 ;;
+    -f | --force) force=yes ;;
+    -n | --dry-run) dry_run=yes ;;
+    --window) window=yes ;;
+    -s | --set | -o | --output | --count | --skip | --arch | --clock | --cache | --replay | -x | --ncu)
+      need_value "$1" $#
+      # shellcheck disable=SC2034
+      taken=2
+      case $1 in
+        -s | --set) sets+=("$2") ;;
+        -o | --output) output=${2%.ncu-rep} ;;
+        --count) need_number "$1" "$2"; count=$2 ;;
+        --skip) need_number "$1" "$2"; skip=$2 ;;
+        --arch) one_of "$1" "$2" sm_80 sm_90 sm_100; arch=$2 ;;
+        --clock) one_of "$1" "$2" base none; clock=$2 ;;
+        --cache) one_of "$1" "$2" all none; cache=$2 ;;
+        --replay) one_of "$1" "$2" kernel application range app-range; replay=$2 ;;
+        -x | --ncu) extra+=("$2") ;;
+      esac ;;
+    -*) fail 2 "no option $1; see $me --help" ;;
+    *) fail 2 "the program comes after --: $me [OPTION]... -- $*" ;;
+  esac
+}
+
+print_command() { # WORD...; one line that can be pasted
+  local word line=
+  for word in "$@"; do
+    case $word in '' | *[!A-Za-z0-9_./,:=@%+-]*) word=${word@Q} ;; esac
+    line+=${line:+ }$word
+  done
+  printf '%s\n' "$line"
+}
+
+# --- sets ---
+
+find_arch() {
+  local capability=''
+  [ -z "$arch" ] || return 0
+  capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1) || :
+  case $capability in
+    8.*) arch=sm_80 ;;
+    10.* | 11.* | 12.*) arch=sm_100 ;;
+    *) arch=sm_90 ;;
+  esac
+}
+
+read_set() { # NAME, or a file
+  local file=$1 kind name only there
+  [ -f "$file" ] || file=$here/sets/$1.txt
+  if [ ! -f "$file" ]; then
+    there=("$here"/sets/*.txt)
+    there=("${there[@]##*/}")
+    fail 2 "no set '$1'; there are: ${there[*]%.txt}"
+  fi
+  while read -r kind name only || [ -n "$kind" ]; do
+    case " $only " in '  ' | *" $arch "*) ;; *) continue ;; esac
+    case $kind in
+      '' | '#'*) ;;
+      section) [[ " ${sections[*]} " == *" $name "* ]] || sections+=("$name") ;;
+      metric) [[ " ${metrics[*]} " == *" $name "* ]] || metrics+=("$name") ;;
+      *) fail 2 "$file: '$kind $name' is neither 'section NAME' nor 'metric NAME'" ;;
+    esac
+  done <"$file"
+}
+
+# Leaves out what the installed ncu does not know, with a note; without an ncu, or where it cannot tell, nothing is changed.
+probe() {
+  local known name chip kept=()
+  command -v "$ncu" >/dev/null || return 0
+  known=$("$ncu" --list-sections 2>/dev/null | awk '{ print $1 }') || :
+  if [ -n "$known" ]; then
+    for name in "${sections[@]}"; do
+      if grep -qxF -- "$name" <<<"$known"; then kept+=("$name"); else note "this ncu has no section $name: left out"; fi
+    done
+    sections=("${kept[@]}")
+  fi
+  case $arch in sm_80) chip=ga100 ;; sm_90) chip=gh100 ;; *) chip=gb100 ;; esac
+  known=$("$ncu" --query-metrics --chip "$chip" 2>/dev/null | awk '{ print $1 }') || :
+  grep -q '^gpu__time_duration' <<<"$known" || return 0
+  kept=()
+  for name in "${metrics[@]}"; do
+    # metrics of the launch are not among those that are counted; *_pct and *.pct have no shorter name
+    if [[ $name == launch__* ]] || grep -qxF -e "${name%%.*}" -e "$name" <<<"$known"; then
+      kept+=("$name")
+    else
+      note "this ncu has no metric $name on $arch: left out"
+    fi
+  done
+  metrics=("${kept[@]}")
+}
+
+# Launches are told apart by configuration only since ncu 2022.4, and not where ranges are run again.
+need_filter_by_configuration() {
+  case $replay in range | app-range) fail 2 "with --replay $replay ncu cannot tell launches apart by configuration" ;; esac
+  ! command -v "$ncu" >/dev/null || grep -q per-launch-config <<<"$("$ncu" --help 2>&1)" ||
+    fail 3 "this ncu cannot tell launches apart by configuration; needed 2022.4 or newer"
+}
+
+# --- the run ---
+
+# A text as an NVTX filter takes it: the signs it has a meaning for with a backslash before.
+nvtx_text() { # TEXT
+  printf '%s' "$1" | sed 's/[]@,[\/*+\\]/\\&/g'
+}
+
+measure() { # FILTER... -- PROGRAM...
+  local filter=() command file status=0 name joined
+  while [ "$1" != -- ]; do filter+=("$1"); shift; done
+  shift
+  [ $# -gt 0 ] || fail 2 "no program to run; needed: $me [OPTION]... -- python train.py"
+  find_arch
+  read_set base
+  for name in "${sets[@]}"; do read_set "$name"; done
+  if [ -z "$replay" ]; then
+    replay=kernel
+    [[ " ${sets[*]} " != *" communication "* ]] || replay=application
+  fi
+  probe
+  command=("$ncu" --target-processes all --nvtx "--replay-mode=$replay" "--clock-control=$clock" "--cache-control=$cache")
+  [ -z "$window" ] || command+=(--profile-from-start=off)
+  command+=("${filter[@]}")
+  [ -z "$skip" ] || command+=("--launch-skip=$skip")
+  [ -z "$count" ] || command+=("--launch-count=$count")
+  for name in "${sections[@]}"; do command+=("--section=$name"); done
+  joined=$(IFS=, && printf '%s' "${metrics[*]}")
+  command+=("--metrics=$joined" "${extra[@]}" "--export=$output")
+  [ -z "$force" ] || command+=(--force-overwrite)
+  command+=("$@")
+  if [ -n "$dry_run" ]; then
+    print_command env LC_ALL=C "${command[@]}"
+    print_command env LC_ALL=C "$ncu" "--import=$output.ncu-rep" --page=raw --csv --print-units=base
+    exit 0
+  fi
+  command -v "$ncu" >/dev/null ||
+    fail 3 "no ncu: '$ncu' is not found; install Nsight Compute and put its folder on PATH, or set NCU"
+  for file in "$output.ncu-rep" "$output.csv"; do
+    [ -n "$force" ] || [ ! -e "$file" ] || fail 2 "$file exists; choose another name with -o NAME, or overwrite it with --force"
+  done
+  [ -z "$force" ] || rm -f -- "$output.ncu-rep" "$output.csv"
+  export LC_ALL=C # numbers without the locale's marks
+  "${command[@]}" || status=$?
+  [ -e "$output.ncu-rep" ] || fail "$((status ? status : 1))" "no report: ncu measured no kernel; see what it said above"
+  "$ncu" "--import=$output.ncu-rep" --page=raw --csv --print-units=base >"$output.csv.partial" &&
+    mv -f -- "$output.csv.partial" "$output.csv"
+  note "wrote $output.ncu-rep $output.csv"
+  exit "$status"
+}

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Measure the kernels of a name with ncu.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=common.bash
+. "$(dirname "${BASH_SOURCE[0]}")/common.bash"
+
+usage() {
+  cat <<'HELP'
+Usage: kernels.sh -k NAME [OPTION]... -- PROGRAM [ARGUMENT]...
+
+Measure the first launches of the kernels whose names match:
+
+  kernels.sh -k flash_fwd --count 3 -- python train.py
+  nvprof-kit ncu kernels kernels.csv
+
+Options:
+  -k, --kernel NAME   a regular expression for the function's name, without parameters; may be given again
+      --each          the first launch of every grid, block and shared memory it comes with, instead of --count
+HELP
+  common_help
+}
+
+names=() each=''
+while [ $# -gt 0 ]; do
+  case $1 in
+    --) shift; break ;;
+    --*=*)
+      set -- "${1%%=*}" "${1#*=}" "${@:2}"
+      continue ;;
+    -k | --kernel) need_value "$1" $#; names+=("$2"); shift 2 ;;
+    --each) each=yes; shift ;;
+    *) common_option "$@"; shift "$taken" ;;
+  esac
+done
+[ ${#names[@]} -gt 0 ] || fail 2 "no kernel; needed: kernels.sh -k NAME -- python train.py"
+[ ${#sets[@]} -gt 0 ] || sets=(speed-of-light memory tensor occupancy stalls)
+output=${output:-kernels}
+joined=$(IFS='|' && printf '%s' "${names[*]}")
+if [ -n "$each" ]; then
+  case $joined in *:*) fail 2 "a name with a colon cannot be filtered by configuration: '$joined'" ;; esac
+  need_filter_by_configuration
+  measure --filter-mode=per-launch-config "--kernel-id=::regex:$joined:1" -- "$@"
+else
+  count=${count:-10}
+  measure "--kernel-name=regex:$joined" -- "$@"
+fi

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Measure one layer of a model with ncu, in one phase, by its NVTX range.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=common.bash
+. "$(dirname "${BASH_SOURCE[0]}")/common.bash"
+
+usage() {
+  cat <<'HELP'
+Usage: layer.sh -l LAYER [OPTION]... -- PROGRAM [ARGUMENT]...
+
+Measure the kernels that one layer of an annotated model launches, with everything nested in it:
+
+  layer.sh -l model.layers.3 -p backward -- python train.py
+  nvprof-kit ncu layers layer.csv
+
+Options:
+  -l, --layer LAYER   the layer's path, as nvprof-kit layers prints it
+  -p, --phase PHASE   forward, backward or recompute (default: forward)
+      --domain NAME   NVTX domain of the ranges (default: nvprof_kit)
+HELP
+  common_help
+}
+
+layer='' phase=forward domain=nvprof_kit
+while [ $# -gt 0 ]; do
+  case $1 in
+    --) shift; break ;;
+    --*=*) # --output=NAME is --output NAME
+      set -- "${1%%=*}" "${1#*=}" "${@:2}"
+      continue ;;
+    -l | --layer) need_value "$1" $#; layer=$2; shift 2 ;;
+    -p | --phase) need_value "$1" $#; one_of "$1" "$2" forward backward recompute; phase=$2; shift 2 ;;
+    --domain) need_value "$1" $#; domain=$2; shift 2 ;;
+    *) common_option "$@"; shift "$taken" ;;
+  esac
+done
+[ -n "$layer" ] || fail 2 "no layer; needed: layer.sh -l model.layers.3 -- python train.py"
+[ ${#sets[@]} -gt 0 ] || sets=(speed-of-light memory tensor occupancy stalls)
+output=${output:-layer}
+range=$layer
+[ "$phase" = forward ] || range="$layer $phase"
+# the slash behind it says: a range that was pushed, anywhere in the stack
+measure "--nvtx-include=$(nvtx_text "$domain")@$(nvtx_text "$range")/" -- "$@"

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Measure with ncu what a roofline needs: operations, bytes, and the peaks of the GPU.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=common.bash
+. "$(dirname "${BASH_SOURCE[0]}")/common.bash"
+
+usage() {
+  cat <<'HELP'
+Usage: roofline.sh [OPTION]... -- PROGRAM [ARGUMENT]...
+
+Measure operations, bytes and peaks, of one layer or of every launch:
+
+  roofline.sh -l model.layers.3 --window -- python train.py
+  nvprof-kit ncu layers roofline.csv -o roofline.png
+
+Options:
+  -l, --layer LAYER   only this layer, forward, by its NVTX range
+      --domain NAME   NVTX domain of the ranges (default: nvprof_kit)
+HELP
+  common_help
+}
+
+layer='' domain=nvprof_kit
+while [ $# -gt 0 ]; do
+  case $1 in
+    --) shift; break ;;
+    --*=*)
+      set -- "${1%%=*}" "${1#*=}" "${@:2}"
+      continue ;;
+    -l | --layer) need_value "$1" $#; layer=$2; shift 2 ;;
+    --domain) need_value "$1" $#; domain=$2; shift 2 ;;
+    *) common_option "$@"; shift "$taken" ;;
+  esac
+done
+sets+=(roofline)
+output=${output:-roofline}
+filter=()
+[ -z "$layer" ] || filter=("--nvtx-include=$(nvtx_text "$domain")@$(nvtx_text "$layer")/")
+measure "${filter[@]}" -- "$@"

@@ -1,0 +1,214 @@
+"""recipes/ncu: exact commands, refusals, sets; and with a real ncu, what it knows and what it takes.
+
+The golden file holds a command line of each recipe, as `--dry-run` prints it where there is no ncu. NVPROF_KIT_NCU
+names real ncu executables, separated by os.pathsep; they need no GPU for these tests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "recipes" / "ncu"
+GOLDEN = ROOT / "tests" / "golden" / "recipes" / "ncu.txt"
+SETS = sorted(RECIPES.joinpath("sets").glob("*.txt"))
+NAMES = ("layer.sh", "kernels.sh", "top.sh", "roofline.sh")
+REAL = [path for path in os.environ.get("NVPROF_KIT_NCU", "").split(os.pathsep) if path]
+
+CALLS = [
+    "layer.sh -l model.layers.3 --arch sm_90 -- python train.py --lr 3",
+    "layer.sh -l model.layers.3 -p backward -s tensor --window --arch sm_80 -o out/l3 -f -- python train.py",
+    "layer.sh --layer='a[0]/b@c' --phase=recompute --domain=my@own -s occupancy --arch sm_100 -- python -c 'print(1)'",
+    "layer.sh -l model.layers.0 -s communication --arch sm_90 -- torchrun train.py",
+    "kernels.sh -k flash_fwd -k nvjet --arch sm_90 -s speed-of-light -- python train.py",
+    "kernels.sh -k flash_fwd --each --arch sm_90 -s memory --clock base --cache none --replay application -- ./x",
+    "kernels.sh -k adam --count 3 --skip 5 --arch sm_90 -s stalls -x --devices -x 0 -- python train.py",
+    "top.sh -c CAPTURE --top 2 --arch sm_90 -s tensor -- python train.py",
+    "roofline.sh --arch sm_90 --window -- python train.py",
+    "roofline.sh -l lm_head --arch sm_100 -s memory -- python train.py",
+]
+
+
+def run(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(RECIPES / argv[0]), *argv[1:]],
+        cwd=cwd,
+        env={**os.environ, "NCU": "/no/ncu", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> str:
+    from support.nsys_file import NsysFile
+
+    file = NsysFile(tmp_path / "run.sqlite")
+    for number, (name, length) in enumerate((("gemm", 30), ("add", 10), ("softmax", 20), ("gemm", 30))):
+        file.kernel(100 * number, 100 * number + length, launched=(100 * number, 100 * number + 1), name=name)
+    return str(file.write())
+
+
+def test_exact_commands(capture: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    lines = []
+    for call in CALLS:
+        done = run(*_dry(call.replace("CAPTURE", capture)), cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), call
+        lines.append(f"$ {call}\n{done.stdout.replace('/no/ncu', 'ncu')}")
+    found = "\n".join(lines)
+    if request.config.getoption("--update-golden"):
+        GOLDEN.write_text(found)
+    assert found == GOLDEN.read_text()
+
+
+def _dry(call: str) -> list[str]:
+    recipe, *words = shlex.split(call)
+    return [recipe, "--dry-run", *words]
+
+
+def test_the_dearest_kernels_come_first(capture: str, tmp_path: Path) -> None:
+    done = run(*_dry(f"top.sh -c {capture} --top 2 -- x"), cwd=tmp_path)
+    assert "'--kernel-id=::regex:^(_Zgemm|_Zsoftmax)$:1'" in done.stdout
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_help(recipe: str, tmp_path: Path) -> None:
+    done = run(recipe, "--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    options = "--set --output --force --window --count --skip --arch --clock --cache --replay --ncu --dry-run --help"
+    assert [option for option in options.split() if option not in done.stdout] == []
+    assert [path.stem for path in SETS if path.stem != "base" and path.stem not in done.stdout] == []
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "message"),
+    [
+        ("layer.sh -- x", 2, "no layer; needed: layer.sh -l model.layers.3 -- python train.py"),
+        ("layer.sh -l a", 2, "no program to run; needed: layer.sh [OPTION]... -- python train.py"),
+        ("layer.sh -l a -p sideways -- x", 2, "-p is one of forward backward recompute, not 'sideways'"),
+        ("layer.sh -l a --fast -- x", 2, "no option --fast; see layer.sh --help"),
+        ("layer.sh -l a x", 2, "the program comes after --: layer.sh [OPTION]... -- x"),
+        ("layer.sh -l", 2, "-l needs a value; see layer.sh --help"),
+        ("layer.sh -l a --count few -- x", 2, "--count needs a whole number, not 'few'"),
+        (
+            "layer.sh -l a -s flops -- x",
+            2,
+            "no set 'flops'; there are: base communication memory occupancy roofline speed-of-light stalls tensor",
+        ),
+        ("kernels.sh -- x", 2, "no kernel; needed: kernels.sh -k NAME -- python train.py"),
+        ("kernels.sh -k a:b --each -- x", 2, "a name with a colon cannot be filtered by configuration: 'a:b'"),
+        (
+            "kernels.sh -k a --each --replay range -- x",
+            2,
+            "with --replay range ncu cannot tell launches apart by configuration",
+        ),
+        ("top.sh -- x", 2, "no capture; needed: top.sh -c run.sqlite -- python train.py"),
+        ("top.sh -c none.sqlite -- x", 2, "none.sqlite: no such file"),
+        (
+            "roofline.sh -- x",
+            3,
+            "no ncu: '/no/ncu' is not found; install Nsight Compute and put its folder on PATH, or set NCU",
+        ),
+    ],
+)
+def test_refusals_are_one_line(call: str, status: int, message: str, tmp_path: Path) -> None:
+    done = run(*shlex.split(call), cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", f"{call.split(maxsplit=1)[0]}: {message}\n")
+
+
+def test_no_capture_in_it(tmp_path: Path) -> None:
+    (tmp_path / "a.sqlite").write_text("not a database, whatever its name says")
+    done = run("top.sh", "-c", "a.sqlite", "--", "x", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "a.sqlite: not an nsys capture with kernels" in done.stderr
+
+
+@pytest.mark.parametrize("suffix", ["ncu-rep", "csv"])
+def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / f"layer.{suffix}").write_text("precious")
+    done = run("layer.sh", "-l", "a", "--", "x", cwd=tmp_path, NCU="true")
+    assert done.returncode == 2
+    assert f"layer.{suffix} exists; choose another name with -o NAME, or overwrite it with --force" in done.stderr
+    assert (tmp_path / f"layer.{suffix}").read_text() == "precious"
+
+
+@pytest.mark.parametrize("path", SETS, ids=lambda path: path.stem)
+def test_every_set_is_commented_and_well_formed(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    told = [line.split() for line in lines if line and not line.startswith("#")]
+    assert all(kind in ("section", "metric") and set(only) <= {"sm_80", "sm_90", "sm_100"} for kind, _, *only in told)
+    names = [name for _, name, *_ in told]
+    assert len(names) == len(set(names))
+
+
+# ---------------------------------------------------------------- the real ncu
+
+
+@pytest.fixture(params=REAL or [None], ids=lambda path: path and re.sub(r"\W+", "-", path)[-30:])
+def ncu(request: pytest.FixtureRequest) -> str:
+    if request.param is None:
+        pytest.skip("no ncu: set NVPROF_KIT_NCU to executables of Nsight Compute")
+    return request.param
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_the_sets_are_probed(ncu: str, arch: str, tmp_path: Path) -> None:
+    """Every section and metric of the command is known to this ncu on that chip."""
+    every = [word for path in SETS for word in ("-s", path.stem)]
+    done = run("kernels.sh", "-n", "-k", "x", "--arch", arch, *every, "--", "x", cwd=tmp_path, NCU=ncu)
+    assert done.returncode == 0
+    command = shlex.split(done.stdout.splitlines()[0])
+    chip = {"sm_80": "ga100", "sm_90": "gh100"}[arch]
+    listed = subprocess.run([ncu, "--query-metrics", "--chip", chip], capture_output=True, text=True, check=True).stdout
+    known = {line.split()[0] for line in listed.splitlines() if line.strip()}
+    (metrics,) = (word.partition("=")[2].split(",") for word in command if word.startswith("--metrics="))
+    assert [
+        name for name in metrics if not name.startswith("launch__") and not {name, name.split(".")[0]} & known
+    ] == []
+    left_out = re.findall(r"has no (?:metric|section) (\S+)", done.stderr)
+    assert len(metrics) > 40
+    assert not set(left_out) & set(metrics)
+
+
+@pytest.mark.parametrize("call", [call for call in CALLS if "CAPTURE" not in call and "sm_100" not in call])
+def test_it_takes_every_option(ncu: str, call: str, tmp_path: Path) -> None:
+    """Without a kernel there is no report, and ncu says so and not that it does not know an option."""
+    recipe, *words = shlex.split(call.partition(" -- ")[0])
+    done = run(recipe, *words, "-o", "a", "--", "true", cwd=tmp_path, NCU=ncu)
+    version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=True).stdout
+    if "--each" in words and "2022.3" in version:
+        assert "needed 2022.4 or newer" in done.stderr
+        return
+    assert "No kernels were profiled" in done.stdout + done.stderr, done.stdout + done.stderr
+    assert "no report: ncu measured no kernel" in done.stderr
+    assert not (tmp_path / "a.csv").exists()
+
+
+def test_the_script_of_a_plan(ncu: str, tmp_path: Path) -> None:
+    """The options that `nvprof-kit ncu plan` writes are those of a real ncu."""
+    from nvprof_kit.capture.ncu_script import NcuScript, ncu_script
+
+    (tmp_path / "plan.sh").write_text(ncu_script(NcuScript(["_Z4gemmv", "nvjet_x.y"], own_window=True)))
+    done = subprocess.run(
+        ["bash", "plan.sh", "--", "true"],
+        cwd=tmp_path,
+        env={**os.environ, "NCU": ncu},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "2022.3" in subprocess.run([ncu, "--version"], capture_output=True, text=True, check=True).stdout:
+        assert (done.returncode, done.stderr) == (3, "plan.sh: this ncu is too old; needed 2022.4 or newer\n")
+        return
+    assert "No kernels were profiled" in done.stdout + done.stderr
+    assert done.returncode == 1
+    assert "plan.sh: ncu measured no kernel" in done.stderr
