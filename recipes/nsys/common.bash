@@ -226,7 +226,7 @@ state_file() { # NAME; where start.sh leaves for stop.sh what it captures into
 # SIGTERM as they are, SIGHUP (a lost terminal) as SIGTERM, since nsys would die of it and leave the program behind.
 # Sets `status` to what nsys gave, which is the program's own.
 supervise() { # WORD...
-  local child
+  local child signals=0 began=$SECONDS
   NVPROF_KIT_RUN=$$.$(date +%s%N)
   export NVPROF_KIT_RUN
   set -m # a process group of its own: Ctrl-C comes to this script only
@@ -234,9 +234,9 @@ supervise() { # WORD...
   child=$!
   set +m
   # shellcheck disable=SC2064  # the child's number as it is now
-  trap "kill -INT $child 2>/dev/null || :" INT
+  trap "pass_on INT $child" INT
   # shellcheck disable=SC2064
-  trap "kill -TERM $child 2>/dev/null || :" TERM HUP
+  trap "pass_on TERM $child" TERM HUP
   while :; do
     # shellcheck disable=SC2034  # the recipes read it
     { status=0 && wait "$child"; } || status=$?
@@ -245,9 +245,29 @@ supervise() { # WORD...
   trap - INT TERM HUP
 }
 
+# A launcher ends the other ranks when one fails, and they may have ended by then: nsys would stop writing their reports.
+# So a first signal that finds the program gone is kept from it, unless the program may not have begun yet.
+pass_on() { # SIGNAL CHILD
+  signals=$((signals + 1))
+  if [ "$signals" -gt 1 ] || [ $((SECONDS - began)) -lt 3 ] || program_runs; then
+    kill "-$1" "$2" 2>/dev/null || :
+  else
+    note "the program has ended and nsys writes the report; a second signal stops it"
+  fi
+}
+
+program_runs() {
+  local process name
+  for process in $(orphans); do
+    name=$(cat "/proc/$process/comm" 2>/dev/null) || continue
+    case $name in nsys* | Qdstrm* | cat | sleep) ;; *) return 0 ;; esac
+  done
+  return 1
+}
+
 # Ends whatever a killed nsys left running: the program, its children, and nsys's own agent. They are known by the
 # environment they got from here.
-end_orphans() {
+end_orphans() { # the running processes that got this run's environment
   local patience signal
   for signal in 0 TERM KILL; do
     for patience in 1 2 3 4 5 6 7 8 9 10; do
@@ -258,7 +278,7 @@ end_orphans() {
   done
 }
 
-orphans() {
+orphans() { # the running processes that got this run's environment
   local process
   for process in /proc/[0-9]*; do
     if grep -qzFx -- "NVPROF_KIT_RUN=$NVPROF_KIT_RUN" "$process/environ" 2>/dev/null && [ "${process#/proc/}" != "$BASHPID" ]; then
