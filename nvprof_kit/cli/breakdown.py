@@ -8,6 +8,7 @@ import click
 
 from nvprof_kit.cli.kernel_rules import kernel_rules, read_kernel_rules
 from nvprof_kit.cli.output import Reading, reading
+from nvprof_kit.cli.progress import each
 from nvprof_kit.report import plots, tables
 
 VIEWS = ("steps", "idle", "communication", "copies", "launches", "critical-path")
@@ -32,7 +33,9 @@ def breakdown(asked: Reading, view: str | None, top: int, rules_path: Path | Non
     if asked.output.form in plots.FORMATS:
         raise UsageError("breakdown has no plot; needed a table format, or nvprof-kit report")
     rules = read_kernel_rules(rules_path)
-    results = [analyse(open_capture(one, domain=asked.domain, optional=OPTIONAL), rules) for one in asked.captures]
+    results = each(
+        asked.captures, lambda one: analyse(open_capture(one, domain=asked.domain, optional=OPTIONAL), rules)
+    )
     if asked.output.form in tables.FORMATS:
         named = [(result.info.path, result.table(view or "steps")) for result in results]
         chosen = tables.with_capture(named) if len(named) > 1 else named[0][1]

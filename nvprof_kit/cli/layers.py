@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nvprof_kit.cli.output import Output, Reading, reading
+from nvprof_kit.cli.progress import each
 from nvprof_kit.cli.rules import domain_for, rules_option
 from nvprof_kit.errors import UsageError
 from nvprof_kit.report import plots, tables
@@ -38,7 +39,7 @@ def layers(asked: Reading, by: str | None, depth: int | None, rules: Rules | Non
 
     options = LayersOptions(by_step=by == "step", rules=rules)
     domain = domain_for(asked.domain, rules)
-    results = [analyse(open_capture(capture, domain=domain), options) for capture in asked.captures]
+    results = each(asked.captures, lambda one: analyse(open_capture(one, domain=domain), options))
     _write(results, asked.output, depth)
 
 

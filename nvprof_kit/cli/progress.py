@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
+
+Made = TypeVar("Made")
 
 
 @contextmanager
@@ -21,3 +24,13 @@ def progress() -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task("")
         yield lambda words: shown.update(task, description=escape(words))
+
+
+def each(captures: Sequence[str], work: Callable[[str], Made]) -> list[Made]:
+    """What some work makes of each capture, showing which one it is at."""
+    made = []
+    with progress() as say:
+        for number, capture in enumerate(captures, 1):
+            say(f"reading {capture}" + (f", {number} of {len(captures)}" if len(captures) > 1 else ""))
+            made.append(work(capture))
+    return made

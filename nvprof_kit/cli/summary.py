@@ -8,6 +8,7 @@ import click
 
 from nvprof_kit.cli.kernel_rules import kernel_rules, read_kernel_rules
 from nvprof_kit.cli.output import Reading, reading
+from nvprof_kit.cli.progress import each
 from nvprof_kit.errors import UsageError
 from nvprof_kit.report import plots, tables
 
@@ -39,7 +40,9 @@ def summary(
     if asked.output.form in tables.FORMATS and len(views) != 1:
         raise UsageError(f"--format {asked.output.form} holds one view; name it with --view, one of {', '.join(VIEWS)}")
     options = SummaryOptions(views, by == "step", sort, read_kernel_rules(rules_path))
-    results = [analyse(open_capture(one, domain=asked.domain, optional=OPTIONAL), options) for one in asked.captures]
+    results = each(
+        asked.captures, lambda one: analyse(open_capture(one, domain=asked.domain, optional=OPTIONAL), options)
+    )
     if sort and not any(sort in view for result in results for view in result.views.values()):
         columns = dict.fromkeys(name for result in results for view in result.views.values() for name in map(str, view))
         raise UsageError(f"--sort {sort}: no such column; there are {', '.join(columns)}")

@@ -101,7 +101,9 @@ def _idle_label(shown: Timeline, device: int) -> str:
     mine = shown.ops[shown.ops["lane"].isin([i for i, lane in enumerate(shown.lanes) if lane.device == device])]
     window = int(mine["end_ns"].max() - mine["start_ns"].min()) if len(mine) else 0
     idle = int((gaps["end_ns"] - gaps["start_ns"]).sum())
-    return f"GPU {device}: idle {percent(idle / max(window, 1))} of the time, in {len(gaps):,} gaps"
+    return (
+        f"GPU {device}: idle {percent(idle / max(window, 1))} of the time, in {len(gaps):,} gap{'s' * (len(gaps) != 1)}"
+    )
 
 
 def _idle_group(shown: Timeline, device: int, label: str, texts: _Texts) -> dict[str, Any]:

@@ -187,6 +187,8 @@ def test_light_dark_and_print(chromium: Any, llama: Path) -> None:
         page.emulate_media(media="print")
         assert page.evaluate(ground) == "rgb(255, 255, 255)"
         assert not page.is_visible("#theme") and page.is_visible("#c0-layers tbody tr:last-child")
+        page.set_viewport_size({"width": 718, "height": 1000})  # A4 less its margins
+        assert page.evaluate("document.documentElement.scrollWidth") == 718
         assert page.pdf().startswith(b"%PDF")
 
 

@@ -43,4 +43,10 @@ addEventListener("keydown", (event) => {
   if (event.key === "d") theme.flip();
   else if (event.key === "/") { event.preventDefault(); sheets.find((sheet) => !sheet.element.hidden).table.search.focus(); }
 });
-addEventListener("beforeprint", () => { for (const sheet of sheets) sheet.timeline.zoomTo(0, sheet.timeline.data.length); });
+// on paper every capture is there
+let unprinted = [];
+addEventListener("beforeprint", () => {
+  unprinted = sheets.filter((sheet) => sheet.element.hidden);
+  for (const sheet of sheets) { sheet.element.hidden = false; sheet.pick(sheet.picked); }
+});
+addEventListener("afterprint", () => { for (const sheet of unprinted) sheet.element.hidden = true; });

@@ -80,7 +80,7 @@ class Timeline {
       ink.fillStyle = this.colours.line;
       ink.fillRect(x, RULER - 6, 1, this.height);
       ink.fillStyle = this.colours.quiet;
-      const text = `${+(tick / (length >= 2e6 ? 1e6 : 1e3)).toFixed(3)} ${length >= 2e6 ? "ms" : "µs"}`;
+      const text = this.to >= 1e6 ? `${+(tick / 1e6).toFixed(6)} ms` : `${+(tick / 1e3).toFixed(3)} µs`;
       if (x + ink.measureText(text).width + 4 < width) ink.fillText(text, x + 3, RULER / 2 - 2);
     }
   }

@@ -101,7 +101,7 @@ def test_the_drawn_timeline(real: Sheet) -> None:
     data = drawn_timeline(shown)
     assert (data["start"], data["length"]) == (0, 1900)
     idle, stream, thread = data["groups"]
-    assert idle["label"] == "GPU 0: idle 11.1 % of the time, in 1 gaps"
+    assert idle["label"] == "GPU 0: idle 11.1 % of the time, in 1 gap"
     assert (idle["rows"][0]["start"], idle["rows"][0]["length"]) == ([1700], [100])
     rows = [(row["kind"], row["start"], [data["texts"][text] for text in row["text"]]) for row in stream["rows"]]
     assert rows == [
