@@ -16,6 +16,7 @@ from typing import NamedTuple
 import click
 
 from nvprof_kit.analysis import (
+    advise,
     breakdown,
     critical_path,
     diff,
@@ -82,6 +83,7 @@ def texts() -> dict[str, str]:
         "ncu-layers": NCU_COLUMNS, "metrics": METRICS_COLUMNS,
         **_memory_columns(),
         **_breakdown_columns(),
+        "advise": advise.COLUMNS,
         "diff": diff.COLUMNS,
         "diff-kernels": diff.KERNEL_COLUMNS,
     }.items():

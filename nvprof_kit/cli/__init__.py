@@ -16,6 +16,7 @@ import click
 from nvprof_kit import __version__
 from nvprof_kit.cli.doctor import doctor
 from nvprof_kit.cli.export import export
+from nvprof_kit.cli.advise import advise
 from nvprof_kit.cli.breakdown import breakdown
 from nvprof_kit.cli.diff import diff
 from nvprof_kit.cli.layers import layers
@@ -51,7 +52,7 @@ def group() -> None:
     """Which layer of a transformer costs what, from Nsight's own data."""
 
 
-for _verb in (layers, summary, breakdown, diff, report, plot, export, record, recipes, metrics, ncu, timers, memory, doctor, scrub):
+for _verb in (layers, summary, breakdown, advise, diff, report, plot, export, record, recipes, metrics, ncu, timers, memory, doctor, scrub):
     group.add_command(_verb)
 
 

@@ -1,0 +1,205 @@
+"""Each finding has a capture that triggers it and one that must not; and what real captures say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.nsys_file import NsysFile
+
+from nvprof_kit.analysis.advise import RULES, AdviseResult, advise
+from nvprof_kit.analysis.breakdown import OPTIONAL
+from nvprof_kit.analysis.evidence import Finding
+from nvprof_kit.trace.open import open_capture
+
+DATA = Path(__file__).parents[2] / "data"
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+
+
+def step(file: NsysFile, begin: int = 0, end: int = 100_000, number: int = 0) -> None:
+    file.range_(f"step {number}", begin, end, category="step", payload=number)
+    file.range_("layers.0", begin, end)
+
+
+def launch(file: NsysFile, bad: bool) -> None:
+    step(file)
+    file.kernel(1_000, 50_000, launched=(0, 500))
+    # launched late, 10 µs after the device ran dry, or long before
+    file.kernel(60_000, 100_000, launched=(59_000, 59_500) if bad else (600, 700))
+
+
+def sync(file: NsysFile, bad: bool) -> None:
+    step(file)
+    file.kernel(1_000, 50_000, launched=(0, 500))
+    file.call("cudaStreamSynchronize_v3020", *((40_000, 50_500) if bad else (99_000, 99_900)))
+    file.kernel(51_000, 100_000, launched=(50_700, 50_800) if bad else (600, 700))
+
+
+def dataloader(file: NsysFile, bad: bool) -> None:
+    step(file)
+    file.kernel(1_000, 50_000, launched=(0, 500))
+    # the same loading, while the device is idle or while it runs
+    file.range_("data", *((51_000, 59_000) if bad else (10_000, 18_000)), category="data")
+    file.kernel(60_000, 100_000, launched=(59_200, 59_500))
+
+
+def allocation(file: NsysFile, bad: bool) -> None:
+    step(file)
+    file.kernel(1_000, 50_000, launched=(0, 500))
+    file.call("cudaMalloc_v3020", *((51_000, 58_000) if bad else (11_000, 18_000)))
+    file.kernel(60_000, 100_000, launched=(59_200, 59_500))
+
+
+def exposed_collectives(file: NsysFile, bad: bool) -> None:
+    step(file)
+    file.kernel(1_000, 50_000, launched=(0, 500), name="nvjet")
+    file.kernel(*((40_000, 70_000) if bad else (10_000, 50_000)), launched=(600, 700), name=NCCL, stream=9)
+    file.kernel(70_000, 100_000, launched=(800, 900), name="nvjet")
+
+
+def missing_overlap(file: NsysFile, bad: bool) -> None:
+    step(file)
+    file.kernel(1_000, 50_000, launched=(0, 500), name="nvjet")
+    file.kernel(50_000 if bad else 30_000, 53_000, launched=(600, 700), name=NCCL, stream=9)
+    file.kernel(53_000, 100_000, launched=(800, 900), name="nvjet")
+
+
+def unstable_step(file: NsysFile, bad: bool) -> None:
+    for number in range(5):
+        slow = bad and number == 2
+        begin = 100_000 * number
+        step(file, begin, begin + (80_000 if slow else 50_000), number)
+        file.kernel(begin + 1_000, begin + 40_000, launched=(begin, begin + 500))
+
+
+def copies(file: NsysFile, bad: bool) -> None:
+    step(file)
+    file.kernel(1_000, 50_000, launched=(0, 500))
+    file.kernel(50_000, 60_000, launched=(600, 700), table="MEMCPY", memory=(0 if bad else 1, 2), size=1_000_000)
+    file.kernel(60_000, 100_000, launched=(800, 900))
+
+
+def small_kernels(file: NsysFile, bad: bool) -> None:
+    step(file, end=2_000_000)
+    for number in range(100 if bad else 20):
+        file.kernel(20_000 * number, 20_000 * number + 2_000, launched=(19_000 * number, 19_000 * number + 1_000))
+
+
+def unfused_chains(file: NsysFile, bad: bool) -> None:
+    step(file)
+    for number in range(8):
+        name = "vectorized_elementwise_kernel" if bad or number % 2 else "nvjet"
+        file.kernel(10_000 * number, 10_000 * (number + 1), launched=(100 * number, 100 * number + 50), name=name)
+
+
+def fp32_gemms(file: NsysFile, bad: bool) -> None:
+    step(file)
+    name = "ampere_sgemm_128x64_tn" if bad else "ampere_bf16_s16816gemm_bf16_128x128_tn"
+    file.kernel(1_000, 90_000, launched=(0, 500), name=name)
+
+
+def recompute(file: NsysFile, bad: bool) -> None:
+    file.range_("step 0", 0, 100_000, category="step", payload=0)
+    file.range_("layers.0", 100, 1_000)
+    file.kernel(2_000, 50_000, launched=(200, 300))
+    if bad:
+        file.range_("layers.0 recompute", 2_000, 3_000, category="recompute")
+    file.kernel(50_000, 90_000, launched=(2_200, 2_300))
+
+
+def outlier_layer(file: NsysFile, bad: bool) -> None:
+    file.range_("step 0", 0, 100_000, category="step", payload=0)
+    for number in range(6):
+        file.range_(f"layers.{number}.mlp", 1_000 * number, 1_000 * number + 900)
+        begin = 10_000 * number + 1_000
+        length = 9_000 if bad and number == 3 else 4_000 + number  # equals differ by a little
+        file.kernel(begin, begin + length, launched=(1_000 * number + 100, 1_000 * number + 200))
+
+
+SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
+    "launch": launch,
+    "sync": sync,
+    "dataloader": dataloader,
+    "allocation": allocation,
+    "exposed-collectives": exposed_collectives,
+    "missing-overlap": missing_overlap,
+    "unstable-step": unstable_step,
+    "copies": copies,
+    "small-kernels": small_kernels,
+    "unfused-chains": unfused_chains,
+    "fp32-gemms": fp32_gemms,
+    "recompute": recompute,
+    "outlier-layer": outlier_layer,
+}
+
+
+def found(path: Path) -> AdviseResult:
+    return advise(open_capture(path, optional=OPTIONAL))
+
+
+def findings(tmp_path: Path, rule: str, bad: bool) -> list[Finding]:
+    file = NsysFile(tmp_path / "run.sqlite")
+    SCENES[rule](file, bad)
+    return [finding for finding in found(file.write()).findings if finding.rule == rule]
+
+
+def test_every_rule_has_its_captures() -> None:
+    assert SCENES.keys() == RULES.keys()
+
+
+@pytest.mark.parametrize("rule", SCENES)
+def test_a_capture_that_triggers_it(tmp_path: Path, rule: str) -> None:
+    (finding,) = findings(tmp_path, rule, bad=True)
+    assert any(character.isdigit() for character in finding.evidence)
+    assert 0 < finding.saves_ns <= 2_000_000
+    assert 0 <= finding.start_ns < finding.end_ns
+    assert finding.advice and finding.title
+
+
+@pytest.mark.parametrize("rule", SCENES)
+def test_a_capture_that_must_not(tmp_path: Path, rule: str) -> None:
+    assert findings(tmp_path, rule, bad=False) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "saves"),
+    [
+        ("launch", 1_000 + 10_000),  # before the first kernel, which is late too, and between
+        ("sync", 1_000),
+        ("dataloader", 8_000),
+        ("allocation", 7_000),
+        ("exposed-collectives", 20_000),
+        ("missing-overlap", 3_000),
+        ("unstable-step", 30_000),
+        ("copies", 10_000),
+        ("unfused-chains", 70_000),  # eight of 10 µs could be one
+        ("fp32-gemms", 89_000 * 7 // 8),
+        ("recompute", 40_000),
+        ("outlier-layer", 9_000 - 4_003),  # the median of 4000, 4001, 4002, 9000, 4004, 4005 lies between 4002 and 4004
+    ],
+)
+def test_what_it_could_save(tmp_path: Path, rule: str, saves: int) -> None:
+    assert findings(tmp_path, rule, bad=True)[0].saves_ns == saves
+
+
+def test_findings_are_ranked(tmp_path: Path) -> None:
+    rows = found(DATA / "hooks-ddp-2024.2.sqlite.xz").rows
+    assert rows["rank"].tolist() == list(range(1, len(rows) + 1))
+    assert rows["saves_ns"].is_monotonic_decreasing
+    assert rows["rule"].tolist()[0] == "exposed-collectives"
+
+
+@pytest.mark.parametrize(
+    ("capture", "has", "lacks"),
+    [
+        ("eager-2023.4", {"launch", "sync", "unfused-chains"}, {"recompute", "exposed-collectives", "missing-overlap"}),
+        ("graph-2023.4", {"unfused-chains"}, {"launch", "sync", "recompute"}),
+        ("checkpoint-2023.4", {"recompute", "launch"}, {"exposed-collectives", "fp32-gemms"}),
+        ("hooks-ddp-2024.2", {"exposed-collectives", "unstable-step"}, {"recompute", "missing-overlap"}),
+    ],
+)
+def test_real_captures(capture: str, has: set[str], lacks: set[str]) -> None:
+    rules = {finding.rule for finding in found(DATA / f"{capture}.sqlite.xz").findings}
+    assert has <= rules
+    assert not lacks & rules
