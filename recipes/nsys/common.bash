@@ -142,11 +142,12 @@ name_in() { # VERB --NAME=VALUE
 
 # --- where a report goes ---
 
-check_disk() { # FOLDER MEGABYTES
-  local free
-  free=$(df -Pm "$1" 2>/dev/null | awk 'NR == 2 { print $4 }')
+check_disk() { # FOLDER, there or not yet; MEGABYTES
+  local folder=$1 free
+  until [ -d "$folder" ]; do folder=$(dirname "$folder"); done
+  free=$(df -Pm "$folder" 2>/dev/null | awk 'NR == 2 { print $4 }')
   [ -z "$free" ] || [ "$free" -ge "$2" ] ||
-    fail 2 "$1 has $free MB left and a report may need more; needed $2 MB: free some, or lower it with --min-free MB"
+    fail 2 "$folder has $free MB left and a report may need more; needed $2 MB: free some, or lower it with --min-free MB"
 }
 
 refuse_existing() { # NAME FORCE

@@ -141,11 +141,12 @@ fi
 
 need_nsys
 refuse_existing "$output" "$force"
+refuse_existing "$output.1" "$force" # the first of several windows
 [ "${duration%%.*}" = '' ] || [ "${duration%%.*}" -le 60 ] ||
   note "--duration $duration: beyond 60 s reports grow unwieldy and nsys may drop events; a few steps answer the question"
-open_stage "$stage" "$force"
 folder=${stage%"${stage##*/}"}
 check_disk "${folder:-.}" "$min_free"
+open_stage "$stage" "$force"
 
 [ ${#environment[@]} -eq 0 ] || export "${environment[@]}"
 began=$SECONDS

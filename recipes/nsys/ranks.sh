@@ -89,7 +89,7 @@ command=("$@")
 if in_list "$chosen" "$ranks"; then
   [ -z "$metrics" ] || [ -z "$local_rank" ] || options+=(-x "--gpu-metrics-devices=$local_rank")
   name=${output%.nsys-rep}-$(hostname)-rank$rank-$(date +%Y%m%d-%H%M%S)
-  command=("$here/profile.sh" --output "$name" "${options[@]}" ${dry_run:+--dry-run} -- "$@")
+  command=(bash "$here/profile.sh" --output "$name" "${options[@]}" ${dry_run:+--dry-run} -- "$@")
 elif [ -n "$dry_run" ]; then
   print_command "$@"
   exit 0

@@ -72,9 +72,9 @@ case $(session_state "$session") in
   '') fail 2 "no session $session; start the program with launch.sh, and see status.sh" ;;
   *Collection*) fail 2 "session $session captures already; end that with stop.sh -s $session" ;;
 esac
+check_disk "$(dirname "$stage")" "$min_free"
 open_stage "$stage" "$force"
 folder=$(cd "$(dirname "$stage")" && pwd)/
-check_disk "$folder" "$min_free"
 state=$(state_file "$session")
 mkdir -p "$(dirname "$state")"
 printf '%s\n' "$folder${stage##*/}" "$folder" "$force" >"$state"

@@ -123,6 +123,25 @@ def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
     assert run("--force", "--", "x", cwd=tmp_path, NSYS="true").returncode == 0
 
 
+def test_a_full_disk_is_refused_before_the_run(tmp_path: Path) -> None:
+    done = run("--min-free", "999999999", "-o", "deep/run", "--", "x", cwd=tmp_path, NSYS="true")
+    assert done.returncode == 2 and "needed 999999999 MB" in done.stderr and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_capture_is_warned_of(tmp_path: Path) -> None:
+    done = run("--duration", "61", "--", "x", cwd=tmp_path, NSYS="true")
+    assert done.returncode == 0 and "beyond 60 s" in done.stderr
+
+
+def test_a_stage_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".run.partial").mkdir()
+    done = run("--", "x", cwd=tmp_path, NSYS="true")
+    assert done.returncode == 2 and ".run.partial" in done.stderr and done.stderr.count("\n") == 1
+    assert run("--force", "--", "x", cwd=tmp_path, NSYS="true").returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_help_says_every_option(tmp_path: Path) -> None:
     done = run("--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
