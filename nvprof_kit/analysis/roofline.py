@@ -19,7 +19,10 @@ from nvprof_kit.trace.ncu import NcuReport
 if TYPE_CHECKING:
     import pandas as pd
 
-_FMA = "sm__sass_thread_inst_executed_op_ffma_pred_on"
+_FMA = {
+    "FP32": "sm__sass_thread_inst_executed_op_ffma_pred_on",
+    "FP64": "sm__sass_thread_inst_executed_op_dfma_pred_on",
+}
 _DRAM = "dram__bytes"
 _NEEDED = "measure with recipes/ncu/roofline.sh, or with ncu --set roofline"
 
@@ -71,7 +74,7 @@ def roofline(report: NcuReport, result: NcuLayersResult) -> Roofline:
 
 def _peaks(metrics: pd.DataFrame) -> dict[str, float]:
     """What CUDA cores and tensor cores could do a second, without what the report does not tell."""
-    peaks = {"FP32": 2 * _peak(metrics, _FMA)}
+    peaks = {name: 2 * _peak(metrics, base) for name, base in _FMA.items()}
     for base in tensor_bases(metrics):
         peaks[f"tensor {base.rpartition('_src_')[2].replace('_dst_', ' to ')}"] = _peak(metrics, base)
     return {name: peak for name, peak in peaks.items() if peak > 0}

@@ -93,7 +93,7 @@ def _cells(row: dict[Any, Any], ms: Milliseconds, spread: bool) -> dict[str, str
     cells |= {name: _whole(row[column]) for name, column in _PERCENTAGES.items()}
     cells["DRAM bytes"] = scaled(row["dram_bytes"])
     cells["op/byte"] = "" if math.isnan(row["intensity"]) else f"{row['intensity']:.1f}"
-    cells["stall"] = row["stall"] or ""
+    cells["stall"] = row["stall"] if isinstance(row["stall"], str) else ""
     cells["bound"] = row["bound"]
     cells["why"] = row["reason"]
     return cells

@@ -48,9 +48,8 @@ def _ceilings(axes: Axes, roofline: Roofline) -> None:
             axes.text(span[1], peak, f"{name} {peak / 1e12:,.0f} T/s ", ha="right", va="bottom", fontsize=10)
     slope = np.array([span[0], highest / roofline.bandwidth])
     axes.plot(slope, slope * roofline.bandwidth, color="#444444", linewidth=1.2)
-    axes.text(
-        slope[0], slope[0] * roofline.bandwidth, f"DRAM {roofline.bandwidth / 1e12:.1f} TB/s", fontsize=10, va="bottom"
-    )
+    what = f"DRAM {roofline.bandwidth / 1e12:.1f} TB/s"
+    axes.text(slope[0], 1.5 * slope[0] * roofline.bandwidth, what, fontsize=10, va="bottom")
 
 
 def _dots(axes: Axes, roofline: Roofline) -> None:
