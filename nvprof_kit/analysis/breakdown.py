@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvprof_kit.analysis.activity import STATES, Activity, activity
-from nvprof_kit.analysis.attribution import attribute
+from nvprof_kit.analysis.attribution import Attribution, attribute
 from nvprof_kit.analysis.critical_path import critical_path, median_window
 from nvprof_kit.analysis.host import HostCalls
 from nvprof_kit.analysis.idle import CAUSES, Idle, idle
 from nvprof_kit.analysis.intervals import exact_sums
-from nvprof_kit.analysis.kernel_classes import Rule, classify
+from nvprof_kit.analysis.kernel_classes import KernelClasses, Rule, classify
 from nvprof_kit.analysis.launching import QUEUE_COLUMNS, launch_table, queue_depth
 from nvprof_kit.analysis.transfers import comm_table, copy_table, exposed
 from nvprof_kit.analysis.windows import Windows, step_windows
@@ -103,8 +103,11 @@ def breakdown(trace: Trace, own_rules: Sequence[Rule] = ()) -> BreakdownResult:
     Raises:
         AssertionError: The parts do not add up to the whole: a defect of this package.
     """
-    owned = attribute(trace)
-    classes = classify(trace.ops, own_rules)
+    return breakdown_of(trace, attribute(trace), classify(trace.ops, own_rules))
+
+
+def breakdown_of(trace: Trace, owned: Attribution, classes: KernelClasses) -> BreakdownResult:
+    """The same of a capture of which owners and classes are known already."""
     windows = step_windows(trace, owned)
     active = activity(trace, classes, windows)
     host = HostCalls(trace)

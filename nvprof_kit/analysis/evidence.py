@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvprof_kit.analysis.attribution import Attribution, attribute
-from nvprof_kit.analysis.breakdown import BreakdownResult, breakdown
+from nvprof_kit.analysis.breakdown import BreakdownResult, breakdown_of
 from nvprof_kit.analysis.kernel_classes import KernelClasses, Rule, classify
 from nvprof_kit.analysis.nesting import Int64Array
 from nvprof_kit.analysis.owners import op_owners
@@ -68,7 +68,7 @@ class Evidence:
     @cached_property
     def times(self) -> BreakdownResult:
         """Where the time goes."""
-        return breakdown(self.trace, self._own_rules)
+        return breakdown_of(self.trace, self.owned, self.classes)
 
     @cached_property
     def steps(self) -> pd.DataFrame:

@@ -91,8 +91,7 @@ def copy_table(trace: Trace, owned: Attribution, active: Activity, bare: Int64Ar
     """Copies by direction, memory, layer and phase, with `COPY_COLUMNS`; the most exposed first."""
     rows = np.flatnonzero(active.sort == COPY)
     frame = _chosen(trace, owned, bare, rows)
-    frame["copy"] = trace.ops["name"].astype(str).to_numpy()[rows] if len(rows) else np.zeros(0, dtype=object)
-    frame["memory"] = trace.ops["host_memory"].astype(str).to_numpy()[rows] if len(rows) else np.zeros(0, dtype=object)
+    frame["copy"], frame["memory"] = (trace.ops[name].iloc[rows].array for name in ("name", "host_memory"))
     call = host.of_op[rows]
     frame["blocking"] = host.is_a(WAITS)[call] | (frame["memory"] == "pageable").to_numpy()
     groups = frame.groupby(["copy", "memory", "layer", "phase"], observed=True, sort=False)

@@ -52,10 +52,7 @@ def step_windows(trace: Trace, owned: Attribution) -> Windows:
     """Cut the time of every device into steps; one stretch outside steps where the capture has none."""
     pid, device = trace.ops["pid"].to_numpy(), trace.ops["device"].to_numpy()
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    pairs, of_op = np.unique(np.stack([pid, device], axis=1), axis=0, return_inverse=True)
-    processes = np.unique(pairs[:, 0])
-    devices = tuple(Device(one, int(np.searchsorted(processes, one)), ordinal) for one, ordinal in pairs.tolist())
-    of_op = of_op.ravel()
+    devices, of_op = _devices(pid, device)
     instances = _instances(trace, owned)
     parts = []
     for number, lane in enumerate(devices):
@@ -63,6 +60,20 @@ def step_windows(trace: Trace, owned: Attribution) -> Windows:
         parts.append(_tile(instances, lane.pid, owned, _Ops(start[mine], end[mine], instances.of_op[mine]), number))
     columns = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Windows(devices, of_op, *columns)
+
+
+def _devices(pid: Int64Array, device: Int64Array) -> tuple[tuple[Device, ...], Int64Array]:
+    """The devices by process and ordinal, and which of them each operation ran on."""
+    import pandas as pd
+
+    place, processes = pd.factorize(pid, sort=True)
+    ordinals = int(device.max(initial=0)) + 1
+    key = place.astype(np.int64) * ordinals + device
+    present = np.flatnonzero(np.bincount(key, minlength=len(processes) * ordinals))
+    found = tuple(Device(int(processes[one // ordinals]), one // ordinals, one % ordinals) for one in present.tolist())
+    number = np.zeros(len(processes) * ordinals, dtype=np.int64)
+    number[present] = np.arange(len(present))
+    return found, number[key]
 
 
 class _Ops(NamedTuple):
