@@ -63,8 +63,8 @@ def report_pictures(folder: Path) -> None:
         (folder / f"{name}.sqlite.xz").symlink_to(DATA / f"{name}.sqlite.xz")
         run(folder, "report", f"{name}.sqlite.xz", "-o", f"{name}.html")
     with page(folder / "llama-2023.4.html") as opened:
-        opened.add_style_tag(content=".scroll { max-height: 24rem }")
-        save("report.png", opened.screenshot(clip={"x": 0, "y": 0, "width": 1100, "height": 1380}, full_page=True))
+        opened.add_style_tag(content=".scroll { max-height: 17rem } .findings li:nth-child(n + 3) { display: none }")
+        save("report.png", opened.screenshot(clip={"x": 0, "y": 0, "width": 1100, "height": 1340}, full_page=True))
     with page(folder / "hooks-ddp-2024.2.html", "dark") as opened:
         save("report-timeline.png", opened.locator("#c0-timeline-section").screenshot())
 

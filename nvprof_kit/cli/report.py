@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -14,20 +13,34 @@ from nvprof_kit.cli.rules import domain_for, rules_option
 if TYPE_CHECKING:
     from nvprof_kit.analysis.rules import Rules
     from nvprof_kit.report.report_data import Sheet
+    from nvprof_kit.trace.schema import Trace
+
+MANY_OPERATIONS = 200_000
+"""From here on findings take so long that they have to be asked for."""
 
 
 @click.command(short_help="One page with everything, to open in a browser.")
 @reading_into({".html": "html", ".htm": "html"})
 @click.option("--step", type=int, help="Step to show in time; default: the typical one and the slowest.")
+@click.option(
+    "--findings/--no-findings",
+    default=None,
+    help=f"Look for what to do about it; default: in a capture of up to {MANY_OPERATIONS:,} operations.",
+)
 @rules_option
-def report(asked: Reading, step: int | None, rules: Rules | None) -> None:
-    """One self-contained page: layers, timeline of a step, time per step, and all doubts, to open in a browser.
+def report(asked: Reading, step: int | None, findings: bool | None, rules: Rules | None) -> None:
+    """One self-contained page: what to do, layers, timeline of a step, time per step, doubts, to open in a browser.
 
     With several CAPTUREs the page holds each and compares them with the first. FILE ends in .html. The page loads
     nothing from any network.
     """
     with progress() as say:
-        sheets = [_sheet(capture, domain_for(asked.domain, rules), rules, step, say) for capture in asked.captures]
+        sheets = []
+        for capture in asked.captures:
+            say(f"reading {capture}")
+            trace = _read(capture, domain_for(asked.domain, rules), rules)
+            say(f"analysing {capture}: {len(trace.ops):,} operations")
+            sheets.append(_sheet(trace, step, findings))
         from nvprof_kit.report.report_page import report_page
 
         say("writing the page")
@@ -35,13 +48,17 @@ def report(asked: Reading, step: int | None, rules: Rules | None) -> None:
     asked.output.write(made)
 
 
-def _sheet(capture: str, domain: str, rules: Rules | None, step: int | None, say: Callable[[str], None]) -> Sheet:
+def _read(capture: str, domain: str, rules: Rules | None) -> Trace:
+    from nvprof_kit.analysis.breakdown import OPTIONAL
     from nvprof_kit.analysis.foreign import translate
-    from nvprof_kit.analysis.timeline import OPTIONAL
-    from nvprof_kit.report.report_data import sheet_of
     from nvprof_kit.trace.open import open_capture
 
-    say(f"reading {capture}")
-    trace = translate(open_capture(capture, domain=domain, optional=OPTIONAL), rules)
-    say(f"analysing {capture}: {len(trace.ops):,} operations")
-    return sheet_of(trace, step)
+    return translate(open_capture(capture, domain=domain, optional=OPTIONAL), rules)
+
+
+def _sheet(trace: Trace, step: int | None, findings: bool | None) -> Sheet:
+    from nvprof_kit.analysis.advise import advise
+    from nvprof_kit.report.report_data import sheet_of
+
+    wanted = trace.info.on_gpu and (len(trace.ops) <= MANY_OPERATIONS if findings is None else findings)
+    return sheet_of(trace, step, advise(trace) if wanted else None)

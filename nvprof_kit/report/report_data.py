@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvprof_kit.analysis.attribution import attribute
+from nvprof_kit.analysis.attribution import Attribution, attribute
 from nvprof_kit.analysis.intervals import exact_sums
 from nvprof_kit.analysis.kernel_classes import CLASSES, classify
 from nvprof_kit.analysis.layers import LayersOptions, layers
 from nvprof_kit.analysis.nesting import Int64Array
-from nvprof_kit.analysis.steps import require_step, slowest_step, step_times, typical_step
+from nvprof_kit.analysis.steps import occurrences, require_step, slowest_step, step_times, typical_step
 from nvprof_kit.analysis.timeline import timeline
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 from nvprof_kit.report.layers import heading, time_name
@@ -22,9 +22,13 @@ from nvprof_kit.report.units import Milliseconds, percent
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nvprof_kit.analysis.advise import AdviseResult
     from nvprof_kit.analysis.layers import LayersResult
     from nvprof_kit.analysis.timeline import Timeline
     from nvprof_kit.trace.schema import Trace
+
+MAX_TIMELINES = 4
+"""Most steps that the page shows in time: the typical one, the slowest, and those that findings point to."""
 
 MAX_TEXT = 1000
 """Longest name that is written out; of a longer one the beginning, and how long it is."""
@@ -58,7 +62,8 @@ class Finding:
 
     Attributes:
         title: What was found, in a line.
-        detail: Its evidence and the change to try.
+        detail: Its evidence, the numbers from the capture.
+        advice: The change to try.
         saving: The most it could save, as text.
         layer: The layer to jump to, '' for none.
         window: The time to jump to, in ns since the capture's zero, None for none.
@@ -66,6 +71,7 @@ class Finding:
 
     title: str
     detail: str = ""
+    advice: str = ""
     saving: str = ""
     layer: str = ""
     window: tuple[int, int] | None = None
@@ -192,36 +198,80 @@ def short_text(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text):,} characters)"
 
 
-def sheet_of(trace: Trace, step: int | None = None) -> Sheet:
+def sheet_of(trace: Trace, step: int | None = None, found: AdviseResult | None = None) -> Sheet:
     """Everything the page shows of a capture.
 
     Args:
         trace: The capture, with the columns of `nvprof_kit.analysis.timeline.OPTIONAL`.
-        step: The step to show in time, None for the typical one and the slowest.
+        step: The step to show in time, None for the typical one, the slowest, and those that findings point to.
+        found: What to do about it, None where nobody looked.
 
     Raises:
         UsageError: The capture has no such step.
     """
     owned = attribute(trace)
     times = step_times(trace, owned)
+    result = layers(trace, LayersOptions(by_step=True), owned)
+    pointed = [] if found is None or step is not None else _steps_of(found, trace, owned)
+    chosen = _chosen_steps(times, step, trace.info.path, pointed)
+    timelines = [(title, timeline(trace, owned, one)) for title, one in chosen]
     return Sheet(
-        layers=layers(trace, LayersOptions(by_step=True), owned),
+        layers=result,
         steps=times,
-        timelines=[(title, timeline(trace, owned, one)) for title, one in _chosen_steps(times, step, trace.info.path)],
+        timelines=timelines,
         classes=classes_of(trace),
+        findings=[] if found is None else _findings(found, result, [shown for _, shown in timelines]),
     )
 
 
-def _chosen_steps(times: pd.DataFrame, step: int | None, path: str) -> list[tuple[str, int | None]]:
+def _steps_of(found: AdviseResult, trace: Trace, owned: Attribution) -> list[int]:
+    """Numbers of the steps that findings point to, the weightiest first."""
+    ran = occurrences(trace, owned)
+    numbers = []
+    for finding in found.findings:
+        here = ran.step[(ran.start <= finding.start_ns) & (finding.start_ns < ran.end)]
+        numbers += [int(owned.ranges.steps[one]) for one in here[:1]]
+    return list(dict.fromkeys(numbers))
+
+
+def _findings(found: AdviseResult, result: LayersResult, timelines: Sequence[Timeline]) -> list[Finding]:
+    """The findings as the page shows them, each with a link to where it can be seen on it."""
+    rows, steps = set(row_names(result.tree)), max(found.steps, 1)
+    made = []
+    for one in found.findings:
+        layer = f"{NO_LAYER} {one.phase}" if one.layer == NO_LAYER else one.layer
+        seen = any(shown.start_ns <= one.start_ns and one.end_ns <= shown.end_ns for shown in timelines)
+        saves = Milliseconds.for_total(one.saves_ns, steps)(one.saves_ns)
+        share = percent(one.saves_ns / max(found.wall_ns, 1))
+        made.append(
+            Finding(
+                title=one.title,
+                detail=one.evidence,
+                advice=one.advice,
+                saving=f"at most {saves} ms{' per step' if steps > 1 else ''}, {share}",
+                layer=layer if layer in rows else "",
+                window=(one.start_ns, one.end_ns) if seen else None,
+            )
+        )
+    return made
+
+
+def _chosen_steps(
+    times: pd.DataFrame, step: int | None, path: str, pointed: Sequence[int]
+) -> list[tuple[str, int | None]]:
     """The steps to show in time, each with its title."""
     if step is not None:
         require_step(times, step, path)
         return [(f"step {step}", step)]
     typical, slowest = typical_step(times), slowest_step(times)
-    if typical is None:
+    if typical is None or slowest is None:
         return [("the whole capture", None)]
-    chosen: list[tuple[str, int | None]] = [(f"step {typical}, a typical one", typical)]
-    return chosen if slowest == typical else [*chosen, (f"step {slowest}, the slowest", slowest)]
+    titles = {typical: f"step {typical}, a typical one"}
+    titles.setdefault(slowest, f"step {slowest}, the slowest")
+    for one in pointed:
+        if len(titles) < MAX_TIMELINES:
+            titles.setdefault(one, f"step {one}, of a finding")
+    return [(title, one) for one, title in titles.items()]
 
 
 def classes_of(trace: Trace) -> pd.DataFrame | None:

@@ -177,6 +177,19 @@ def test_links_to_a_layer_and_to_a_time(chromium: Any, llama: Path) -> None:
         page.wait_for_function("document.querySelector('#c0-window').textContent.startsWith('4.80 ms to 6.20 ms of')")
 
 
+def test_findings_lead_to_their_place(chromium: Any, llama: Path) -> None:
+    with opened(chromium, llama) as page:
+        finding = page.locator(".findings li").first
+        assert finding.locator("h3").inner_text().startswith("The GPU waits for the host to launch at most ")
+        finding.get_by_role("link", name="on the timeline").click()
+        page.wait_for_function("!document.querySelector('#c0-window').textContent.startsWith('all')")
+        start, end = (int(word) for word in page.evaluate("location.hash.split('/')[2].split('-')"))
+        shown = page.evaluate("(({data, from, to}) => [data.start + from, data.start + to])(sheets[0].timeline)")
+        assert shown[0] <= start < end <= shown[1]
+        finding.get_by_role("link").nth(1).click()
+        page.wait_for_selector("#c0-layers [aria-selected=true]")
+
+
 def test_light_dark_and_print(chromium: Any, llama: Path) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     with opened(chromium, llama, color_scheme="dark") as page:

@@ -12,6 +12,8 @@ import pytest
 from support.layers_result import MS, layers_result
 from support.nsys_file import NsysFile
 
+from nvprof_kit.analysis import evidence as analysed
+from nvprof_kit.analysis.advise import AdviseResult
 from nvprof_kit.errors import UsageError
 from nvprof_kit.report.report_data import (
     MAX_TEXT,
@@ -128,6 +130,37 @@ def test_a_step_that_is_not_there(tmp_path: Path) -> None:
     trace = open_capture(file.write(), optional=("name", "stream"))
     with pytest.raises(UsageError, match="no step 3; it has steps 7 to 7"):
         sheet_of(trace, 3)
+
+
+def test_findings_link_to_what_the_page_shows(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for step, length in enumerate((900, 900, 900, 5000, 950)):
+        begin = 10_000 * step
+        file.range_(f"step {step}", begin, begin + length, category="step", payload=step)
+        file.range_("a", begin + 1, begin + 90, category="forward")
+        file.kernel(begin + 100, begin + 200, launched=(begin + 2, begin + 3))
+    trace = open_capture(file.write(), optional=("name", "stream"))
+    kinds = [("a", "forward", 10_100, 10_200), ("(none)", "data", 40_010, 40_020), ("gone", "", 90_000, 90_001)]
+    findings = tuple(
+        analysed.Finding("rule", f"title {layer}", "numbers", layer, phase, start, end, 5_000_000, "do it")
+        for layer, phase, start, end in kinds
+    )
+    found = AdviseResult(findings, 50_000_000, 5, (), trace.info)
+    sheet = sheet_of(trace, None, found)
+    # lengths 900, 900, 900, 950, 5000: the median is step 2's; findings are in steps 1 and 4, and outside every step
+    assert [title for title, _ in sheet.timelines] == [
+        "step 2, a typical one",
+        "step 3, the slowest",
+        "step 1, of a finding",
+        "step 4, of a finding",
+    ]
+    assert [(one.layer, one.window) for one in sheet.findings] == [
+        ("a", (10_100, 10_200)),
+        ("", (40_010, 40_020)),
+        ("", None),
+    ]
+    first = sheet.findings[0]
+    assert (first.saving, first.detail, first.advice) == ("at most 1.000 ms per step, 10.0 %", "numbers", "do it")
 
 
 def test_long_names_say_how_long_they_were() -> None:
