@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution import Attribution, attribute
 from nvprof_kit.analysis.nesting import NONE, Int64Array
+from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER, RangeName
 from nvprof_kit.trace.schema import OP_KINDS, Trace
 
@@ -84,9 +85,17 @@ def read_kernels(trace: Trace) -> Kernels:
 
     Args:
         trace: A capture with the optional columns `NEEDED`.
+
+    Raises:
+        CaptureError: The capture does not say how its kernels were launched.
     """
-    owned = attribute(trace)
     ops = trace.ops
+    if any(name not in ops for name in NEEDED):
+        raise CaptureError(
+            f"{trace.info.path}: it does not say how its kernels were launched (grid, block, registers); needed a "
+            "capture of nsys"
+        )
+    owned = attribute(trace)
     owners, owner = _owners(owned, ops["start_ns"].to_numpy())
     duration = (ops["end_ns"] - ops["start_ns"]).to_numpy()
     kernel = np.flatnonzero(ops["kind"].to_numpy() == OP_KINDS.index("kernel"))

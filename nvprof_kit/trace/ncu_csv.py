@@ -39,7 +39,6 @@ class _Page:
         header: Its columns.
         rows: Its rows, each as long as the header.
         units: The units row of a raw page, None where it has none.
-        repaired: Number of rows whose NVTX cell broke the csv and was put together again.
         lost: Numbers of the lines that could not be read.
         said: What ncu printed around the page, by ``ERROR`` and ``WARNING``.
     """
@@ -47,15 +46,16 @@ class _Page:
     header: list[str]
     rows: list[list[str]] = field(default_factory=list)
     units: list[str] | None = None
-    repaired: int = 0
     lost: list[int] = field(default_factory=list)
     said: dict[str, list[str]] = field(default_factory=dict)
+    _places: dict[str, int | None] = field(default_factory=dict)
 
     def column(self, name: str) -> int | None:
         """Place of a column, that of an NVTX column by the beginning of its name; None where there is none."""
-        return next(
-            (place for place, title in enumerate(self.header) if title == name or title.startswith(f"{name}:")), None
-        )
+        if name not in self._places:
+            found = (place for place, title in enumerate(self.header) if title == name or title.startswith(f"{name}:"))
+            self._places[name] = next(found, None)
+        return self._places[name]
 
 
 def read_csv(text: str, domain: str, named: str) -> NcuReport:
@@ -102,13 +102,12 @@ def _read_page(lines: Sequence[str], named: str) -> _Page:
     for number, line in enumerate(lines[begin + 1 :], begin + 2):
         if not _ROW.match(line):  # what the program or ncu printed, or the rest of a rule's text
             continue
-        fields, repaired = _fields(line, page)
+        fields = _fields(line, page)
         if fields is None:
             page.lost.append(number)
         elif fields[0] == "":
             page.units = fields
         else:
-            page.repaired += repaired
             page.rows.append(fields)
     return page
 
@@ -128,8 +127,8 @@ def _nothing(said: dict[str, list[str]], named: str) -> str:
     return f"{named}: no page of ncu in it; needed what `ncu --import FILE.ncu-rep --page raw --csv` prints"
 
 
-def _fields(line: str, page: _Page) -> tuple[list[str] | None, bool]:
-    """The fields of a line, as many as the header has, and whether the line had to be repaired.
+def _fields(line: str, page: _Page) -> list[str] | None:
+    """The fields of a line, as many as the header has; None where they do not fit it.
 
     A quote inside the NVTX cell is not escaped, so there the csv may end a field too early. ncu puts quotes around
     every field, so the text between ``","`` is a field, and what is too much belongs to the NVTX cell.
@@ -138,26 +137,23 @@ def _fields(line: str, page: _Page) -> tuple[list[str] | None, bool]:
     wanted, short = len(page.header), page.column("Section Name") is not None
     push = page.column(_PUSH_POP)
     if (len(plain) == wanted or (short and wanted > len(plain))) and (push is None or not _LONE_QUOTE.search(line)):
-        return plain + [""] * (wanted - len(plain)), False
+        return plain + [""] * (wanted - len(plain))
     if push is None or not line.startswith('"'):
-        return (plain, False) if len(plain) == wanted else (None, False)
+        return plain if len(plain) == wanted else None
     quoted = line.rstrip(",").removeprefix('"').removesuffix('"').split('","')
-    found = _block_place(quoted, push)
-    block = page.column("Block Size")
+    found, block = _block_place(quoted, push), page.column("Block Size")
     extra = found - block if found is not None and block is not None else len(quoted) - wanted
-    if extra < 0 or (len(quoted) - extra > wanted):
-        return None, False
+    if extra < 0 or len(quoted) - extra > wanted or (not short and len(quoted) - extra != wanted):
+        return None
     last = push + extra
     joined = [*quoted[:push], '","'.join(quoted[push : last + 1]), *quoted[last + 1 :]]
-    whole = [one.replace('""', '"') for one in joined]
-    if not short and len(whole) != wanted:
-        return None, False
-    return whole + [""] * (wanted - len(whole)), plain != whole
+    return [one.replace('""', '"') for one in joined] + [""] * (wanted - len(joined))
 
 
 def _block_place(fields: Sequence[str], behind: int) -> int | None:
-    """Place of the first field behind the NVTX cells that is a block's size."""
-    return next((place for place in range(behind, len(fields)) if _SIZE.fullmatch(fields[place])), None)
+    """Place of the first field behind the NVTX cells that is a block's size and is followed by a grid's."""
+    sizes = [_SIZE.fullmatch(one) is not None for one in fields]
+    return next((place for place in range(behind, len(fields) - 1) if sizes[place] and sizes[place + 1]), None)
 
 
 # ---------------------------------------------------------------- the two pages

@@ -51,6 +51,20 @@ def test_kernels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert float(rows[0]["gpu__time_duration.sum"]) > 0
 
 
+def test_a_capture_without_launches(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "run.json"
+    trace.write_text(
+        """[{"ph": "X", "cat": "user_annotation", "name": "nvprof_kit:forward:m.0", "ts": 0, "dur": 9, "pid": 1,
+         "tid": 1},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1, "dur": 1, "pid": 1, "tid": 1,
+         "args": {"correlation": 5}},
+        {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 3, "dur": 4, "pid": 0, "tid": 7,
+         "args": {"correlation": 5, "device": 0, "stream": 7}}]"""
+    )
+    assert run("plan", trace) == 2
+    assert "does not say how its kernels were launched" in capsys.readouterr().err
+
+
 def test_plan_writes_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     script = tmp_path / "plan.sh"
     out = answer(capsys, "plan", RUN, "--every-layer", "--script", script, "--memory-gb", 3.75)

@@ -207,7 +207,7 @@ def test_any_name_is_read_back(names: list[str], domain: str) -> None:
     assert parse_cell(cell(*names, domain=domain)).of_domain(domain) == tuple(names)
 
 
-@pytest.mark.parametrize("name", ['na"me', 'x","y', '{"k":"v","n":1}', 'a", "b'])
+@pytest.mark.parametrize("name", ['na"me', 'x","y', 'x","(1, 2, 3)","y', '{"k":"v","n":1}', 'a", "b'])
 def test_a_quote_in_a_range_shifts_nothing(name: str, tmp_path: Path) -> None:
     """ncu doubles the quotes around a range, and not those in it."""
     text = raw({**TIME, "dram__bytes.sum": ("byte", "12")}, nvtx=cell("MARK"))
