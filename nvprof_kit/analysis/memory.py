@@ -8,7 +8,7 @@ was there before the history began is a row of its own, so the rows add up to th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -20,14 +20,14 @@ from nvprof_kit.analysis.memory_labels import holder_table, read_labels, size_cl
 from nvprof_kit.analysis.memory_segments import segment_table
 from nvprof_kit.analysis.memory_traffic import traffic_table
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
     from nvprof_kit.trace.snapshot import Snapshot
 
 Int64Array = npt.NDArray[np.int64]
 
-BEFORE = "(before the history)"
-"""Layer and stack of what was allocated before the history began."""
+_RESERVING = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 HOLDERS: Mapping[str, str] = MappingProxyType(
     {
@@ -147,46 +147,47 @@ def memory(snapshot: Snapshot, device: int | None = None) -> MemoryResult:
     rows = np.flatnonzero((snapshot.events["device"] == device).to_numpy())
     events = snapshot.events.iloc[rows]
     segments = segment_table(snapshot.segments, snapshot.blocks, device)
-    allocated, reserved = int(segments["allocated_bytes"].sum()), int(segments["total_bytes"].sum())
     freed = _freeing(events)
-    level = _level(events, {"alloc": 1, freed: -1}, allocated)
-    reserve = _level(events, {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}, reserved)
-    peak = int(level.argmax()) if len(level) else -1
+    level = _level(events, {"alloc": 1, freed: -1}, int(segments["allocated_bytes"].sum()))
     held = _lifetimes(events, freed)
     held = held.join(read_labels(events["label"].cat.categories), on="label")
-    present = held[(held["start"] <= peak) & (held["end"] > peak)]
-    peak_bytes = int(level[peak]) if len(level) else allocated
-    known = present[present["start"] >= 0].assign(row=lambda table: rows[table["start"].to_numpy()])
-    before = peak_bytes - int(known["size_bytes"].sum())
-    stacks = stack_texts(snapshot.stacks, known["row"].to_numpy())
-    summary = MemorySummary(
-        device,
-        peak_bytes,
-        peak,
-        reserved,
-        allocated,
-        len(events),
-        float(known["size_bytes"][known["layer"] != "(none)"].sum() / peak_bytes) if peak_bytes else 0.0,
-        tuple(map(int, events["size_bytes"][events["action"] == "oom"])),
-    )
-    sizes = known["size_bytes"]
+    summary = _summary(device, events, segments, level)
+    at_peak = held[(held["start"] >= 0) & (held["start"] <= summary.peak_event) & (held["end"] > summary.peak_event)]
+    before = summary.peak_bytes - int(at_peak["size_bytes"].sum())
     left = held[(held["start"] >= 0) & (held["end"] == len(events))]
     left = left.assign(stack=stack_texts(snapshot.stacks, rows[left["start"].to_numpy()]))
+    named = int(at_peak["size_bytes"][at_peak["layer"] != NO_LAYER].sum())
+    summary = replace(summary, labelled=named / max(summary.peak_bytes, 1))
+    stacks = stack_texts(snapshot.stacks, rows[at_peak["start"].to_numpy()])
     return MemoryResult(
         snapshot.path,
         summary,
-        by_layer=holder_table(known, {"layer": known["layer"], "phase": known["phase"]}, before),
-        by_stack=holder_table(known, {"stack": stacks}, before),
-        by_size=holder_table(known, {"size": size_class(sizes)}, before),
+        by_layer=holder_table(at_peak, {"layer": at_peak["layer"], "phase": at_peak["phase"]}, before),
+        by_stack=holder_table(at_peak, {"stack": stacks}, before),
+        by_size=holder_table(at_peak, {"size": size_class(at_peak["size_bytes"])}, before),
         traffic=traffic_table(held, len(events)),
         steps=_steps(held, level),
         leaks=_leaks(left),
         segments=segments,
         level_bytes=level,
-        reserved_bytes=reserve,
-        time_ns=(events["time_ns"] - events["time_ns"].iloc[0] if len(events) else events["time_ns"]).to_numpy(),
+        reserved_bytes=_level(events, _RESERVING, summary.reserved_bytes),
+        time_ns=events["time_ns"].to_numpy() - (int(events["time_ns"].iloc[0]) if len(events) else 0),
         held=held,
         doubts=tuple(_doubts(summary, before, held)),
+    )
+
+
+def _summary(device: int, events: pd.DataFrame, segments: pd.DataFrame, level: Int64Array) -> MemorySummary:
+    allocated = int(segments["allocated_bytes"].sum())
+    return MemorySummary(
+        device,
+        peak_bytes=int(level.max()) if len(level) else allocated,
+        peak_event=int(level.argmax()) if len(level) else -1,
+        reserved_bytes=int(segments["total_bytes"].sum()),
+        allocated_bytes=allocated,
+        events=len(events),
+        labelled=0.0,
+        ooms=tuple(map(int, events["size_bytes"][events["action"] == "oom"])),
     )
 
 
@@ -288,7 +289,7 @@ def _doubts(summary: MemorySummary, before: int, held: pd.DataFrame) -> list[str
         )
     elif before > 0.5 * summary.peak_bytes:
         doubts.append("most of the peak was allocated before the history began; begin it before the model is built")
-    if summary.peak_event >= 0 and not (held["layer"] != "(none)").any():
+    if summary.peak_event >= 0 and not (held["layer"] != NO_LAYER).any():
         doubts.append("nothing is labelled by layer; take it by memory_snapshot(...) with the model annotated")
     if summary.ooms:
         doubts.append(f"out of memory {len(summary.ooms)} times; the largest request was {max(summary.ooms):,} bytes")

@@ -22,6 +22,9 @@ from nvprof_kit.names import (
 if TYPE_CHECKING:
     from nvprof_kit.trace.snapshot import Frames
 
+BEFORE = "(before the history)"
+"""Layer, stack and size of what was allocated before the history began."""
+
 NO_STACK = "(no stack recorded)"
 _DEPTH = 4
 _INSIDE = ("/torch/", "<frozen ")
@@ -86,7 +89,7 @@ def holder_table(held: pd.DataFrame, keys: Mapping[str, object], before: int) ->
     made = groups.agg(bytes="sum", blocks="size", largest_bytes="max").reset_index().astype(dict.fromkeys(names, "str"))
     made = made.sort_values("bytes", ascending=False)
     if before:
-        first = {name: "(before the history)" if name == names[0] else "" for name in names}
+        first = {name: BEFORE if name == names[0] else "" for name in names}
         row = pd.DataFrame([{**first, "bytes": before, "blocks": 0, "largest_bytes": 0}])
         made = pd.concat([made, row]) if len(made) else row
     made["share"] = made["bytes"] / max(int(made["bytes"].sum()), 1)
