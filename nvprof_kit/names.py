@@ -115,20 +115,28 @@ def parse_range(text: str, category: str | None = None) -> RangeName:
     Returns:
         The text without the phase's suffix, and the category. A text without a category is a step (``step 3``), a
         phase (one of `KNOWN_PHASES`), or else a layer: of the phase in its suffix, of forward where it has none.
+        An empty text is no layer.
     """
-    if category is not None and category in Category._value2member_map_:
-        known = Category(category)
-        if known in (Category.BACKWARD, Category.RECOMPUTE):
-            return RangeName(text.removesuffix(f" {known.value}"), known)
-        return RangeName(text, known)
+    known = Category(category) if category in Category._value2member_map_ else None
+    if not text and (known is None or known in LAYER_CATEGORIES):
+        return RangeName(text, Category.USER)
+    if known is not None:
+        return RangeName(_without_suffix(text, known), known)
     if step_number(text) is not None:
         return RangeName(text, Category.STEP)
     if text.lower() in KNOWN_PHASES:
         return RangeName(text, Category.PHASE)
     for suffix in (Category.BACKWARD, Category.RECOMPUTE):
-        if text.endswith(f" {suffix.value}"):
-            return RangeName(text.removesuffix(f" {suffix.value}"), suffix)
+        if _without_suffix(text, suffix) != text:
+            return RangeName(_without_suffix(text, suffix), suffix)
     return RangeName(text, Category.FORWARD)
+
+
+def _without_suffix(text: str, category: Category) -> str:
+    """The path in the text of a backward or recompute range; other texts as they are."""
+    if category not in (Category.BACKWARD, Category.RECOMPUTE):
+        return text
+    return text.removesuffix(f" {category.value}") or text
 
 
 def kineto_name(text: str, category: Category) -> str:

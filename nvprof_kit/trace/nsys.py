@@ -21,7 +21,7 @@ from nvprof_kit.trace import nsys_tables as tables
 from nvprof_kit.trace.domains import named_domains
 from nvprof_kit.trace.frames import make_frame
 from nvprof_kit.trace.nsys_calls import read_calls
-from nvprof_kit.trace.nsys_doubts import capture_doubts
+from nvprof_kit.trace.nsys_doubts import capture_doubts, handed_over_doubts
 from nvprof_kit.trace.nsys_samples import read_samples
 from nvprof_kit.trace.schema import CaptureInfo, Trace
 from nvprof_kit.trace.sqlite import Database
@@ -59,7 +59,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
         _check_has_ranges(ranges, domain, named)
         tables.close_open_ranges(ranges, api, ops)
         return Trace(
-            info=_info(db, domain, ranges, api, ops),
+            info=_info(db, domain, handed_over_doubts(tables.handed_over(db, domains, domain)), ranges, api, ops),
             ranges=make_frame("ranges", ranges),
             api=make_frame("api", api),
             ops=make_frame("ops", ops),
@@ -117,7 +117,14 @@ def _check_has_ranges(ranges: dict[str, Any], domain: str, named: Path) -> None:
     )
 
 
-def _info(db: Database, domain: str, ranges: dict[str, Any], api: dict[str, Any], ops: dict[str, Any]) -> CaptureInfo:
+def _info(
+    db: Database,
+    domain: str,
+    doubts: tuple[str, ...],
+    ranges: dict[str, Any],
+    api: dict[str, Any],
+    ops: dict[str, Any],
+) -> CaptureInfo:
     meta = next((table for table in _EXPORT_METADATA if db.has(table, "name", "value")), None)
     said = {str(name): str(value) for name, value in db.rows(f"SELECT name, value FROM {meta}")} if meta else {}
     version = said.get("EXPORT_PRODUCT_VERSION", "")
@@ -131,7 +138,7 @@ def _info(db: Database, domain: str, ranges: dict[str, Any], api: dict[str, Any]
         processes=len(np.unique(np.concatenate([np.unique(ranges["pid"]), np.unique(ops["pid"])]))),
         session_ns=_session_ns(db),
         own_window=_own_window(db),
-        doubts=capture_doubts(db, api, ops),
+        doubts=(*capture_doubts(db, api, ops), *doubts),
     )
 
 

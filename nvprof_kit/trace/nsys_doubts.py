@@ -19,6 +19,16 @@ def capture_doubts(db: Database, api: dict[str, Any], ops: dict[str, Any]) -> tu
     return (*_whole_graphs(db, ops), *_overhead(db, ops), *_diagnostics(db))
 
 
+def handed_over_doubts(count: int) -> tuple[str, ...]:
+    """Ranges that end on another thread than they began on: what they hold on the other threads, nobody told."""
+    if not count:
+        return ()
+    return (
+        f"{count} ranges ended on another thread than they began on, and hold what the thread launched on which they "
+        "began; range the work of the other thread there",
+    )
+
+
 def _whole_graphs(db: Database, ops: dict[str, Any]) -> list[str]:
     """CUDA-graph replays whose nodes were not traced: their kernels cannot be told apart, or are not there at all."""
     if not db.has(_RUNTIME, "nameId", "correlationId", "globalTid"):

@@ -101,10 +101,8 @@ def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
     """Columns of the schema's ``ranges`` for one domain, or several by commas; `end_ns` is `MISSING_PAYLOAD` where
     the range was left open.
     """
-    asked = named_domains(domain, domains.by_name)
-    pairs = {pair for name in asked for pair in domains.by_name.get(name, ())}
-    default = {_DEFAULT_DOMAIN} if "" in asked else set()
-    wanted = f"coalesce(domainId, 0) IN ({integer_list({id_ for _, id_ in pairs} | default)})"
+    pairs = _pairs_of(domains, domain)
+    wanted = f"coalesce(domainId, 0) IN ({integer_list(_domain_ids(domains, domain))})"
     read = db.columns(
         'SELECT start, "end" AS end, eventType AS kind, globalTid AS tid, '
         + ", ".join(
@@ -134,6 +132,30 @@ def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
         "text": _range_texts(db, read["text_id"], read["text"]),
         "payload": read["payload"],
     }
+
+
+def _pairs_of(domains: Domains, domain: str) -> set[tuple[int, int]]:
+    """The (process, domain id) pairs of the domains that are asked for, but for the default domain."""
+    asked = named_domains(domain, domains.by_name)
+    return {pair for name in asked for pair in domains.by_name.get(name, ())}
+
+
+def _domain_ids(domains: Domains, domain: str) -> set[int]:
+    """The ids that the domains that are asked for have in some process."""
+    ids = {id_ for _, id_ in _pairs_of(domains, domain)}
+    return ids | {_DEFAULT_DOMAIN} if "" in named_domains(domain, domains.by_name) else ids
+
+
+def handed_over(db: Database, domains: Domains, domain: str) -> int:
+    """Number of ranges of the domain that ended on another thread than they began on."""
+    if not db.has("NVTX_EVENTS", "endGlobalTid"):
+        return 0
+    sql = (
+        f"SELECT count(*) FROM NVTX_EVENTS WHERE eventType IN ({integer_list(_START_END)}) "
+        "AND endGlobalTid <> globalTid AND "
+        f"coalesce(domainId, 0) IN ({integer_list(_domain_ids(domains, domain))})"
+    )
+    return int(db.rows(sql)[0][0])
 
 
 def _payload_sql(db: Database) -> str:
