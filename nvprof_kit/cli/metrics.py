@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from nvprof_kit.cli.output import Reading, reading
+from nvprof_kit.cli.rules import domain_for, rules_option
 from nvprof_kit.errors import UsageError
 from nvprof_kit.report import plots, tables
+
+if TYPE_CHECKING:
+    from nvprof_kit.analysis.rules import Rules
 
 
 @click.command(short_help="GPU metrics of each layer, as nsys sampled them.")
@@ -19,20 +25,23 @@ from nvprof_kit.report import plots, tables
     help="Samples below which a layer has no figures.",
 )
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model in the table; default: all.")
-def metrics(asked: Reading, floor: float, depth: int | None) -> None:
+@rules_option
+def metrics(asked: Reading, floor: float, depth: int | None, rules: Rules | None) -> None:
     """How busy each layer keeps SMs, tensor cores, DRAM, NVLink and PCIe, from the GPU metrics that nsys sampled.
 
     A CAPTURE is an nsys .sqlite or .nsys-rep recorded with --gpu-metrics-device, also packed as .xz. FILE ends in .csv,
     .json, .md, .parquet or .txt.
     """
+    from nvprof_kit.analysis.foreign import translate
     from nvprof_kit.analysis.metrics import MetricsOptions
     from nvprof_kit.analysis.metrics import metrics as analyse
     from nvprof_kit.trace.open import open_capture
 
     if asked.output.form in plots.FORMATS:
         raise UsageError("metrics are a table; -o FILE ends in .csv, .json, .md, .parquet or .txt")
+    domain, options = domain_for(asked.domain, rules), MetricsOptions(floor)
     results = [
-        analyse(open_capture(capture, domain=asked.domain, optional=("samples",)), MetricsOptions(floor))
+        analyse(translate(open_capture(capture, domain=domain, optional=("samples",)), rules), options)
         for capture in asked.captures
     ]
     if asked.output.form in tables.FORMATS:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nvprof_kit.cli.output import Output, Reading, reading, writing
+from nvprof_kit.cli.rules import domain_for, rules_option
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import DOMAIN
 from nvprof_kit.report import plots, tables
 
 if TYPE_CHECKING:
     from nvprof_kit.analysis.ncu_plan import Plan
+    from nvprof_kit.analysis.rules import Rules
 
 
 _DOMAIN = click.option(
@@ -51,12 +53,16 @@ def ncu() -> None:
     help="GPU memory of the program, which ncu saves and restores; for the prediction of time.",
 )
 @click.option("--script", type=click.Path(path_type=Path), metavar="FILE", help="Write the script that measures them.")
-def plan(asked: Reading, section_set: str, memory_gb: float, script: Path | None, **options: Any) -> None:
+@rules_option
+def plan(
+    asked: Reading, section_set: str, memory_gb: float, script: Path | None, rules: Rules | None, **options: Any
+) -> None:
     """Choose the fewest kernels that stand for most of the GPU time of a CAPTURE, and write the script that measures
     just those with ncu, one launch of each.
 
     Then: bash FILE -- python train.py, and nvprof-kit ncu layers plan.csv --with CAPTURE.
     """
+    from nvprof_kit.analysis.foreign import translate
     from nvprof_kit.analysis.kernels import NEEDED
     from nvprof_kit.analysis.ncu_plan import PlanOptions
     from nvprof_kit.analysis.ncu_plan import plan as choose
@@ -67,8 +73,8 @@ def plan(asked: Reading, section_set: str, memory_gb: float, script: Path | None
         raise UsageError("a plan is a table; -o FILE ends in .csv, .json, .md, .parquet or .txt")
     if len(asked.captures) > 1:
         raise UsageError(f"a plan is for one capture, not {len(asked.captures)}")
-    trace = open_capture(asked.captures[0], domain=asked.domain, optional=NEEDED)
-    made = choose(trace, PlanOptions(**options))
+    trace = open_capture(asked.captures[0], domain=domain_for(asked.domain, rules), optional=NEEDED)
+    made = choose(translate(trace, rules), PlanOptions(**options))
     if script is not None:
         _write_script(script, made, section_set, plan_lines(made, section_set, memory_gb))
     if asked.output.form in tables.FORMATS:
@@ -84,20 +90,23 @@ def plan(asked: Reading, section_set: str, memory_gb: float, script: Path | None
     "--domain", default=DOMAIN, show_default=True, help="NVTX domain of the ranges; '' is the default domain."
 )
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model in the table; default: all.")
+@rules_option
 @writing()
-def layers(output: Output, reports: tuple[str, ...], capture: str | None, domain: str, depth: int | None) -> None:
+def layers(output: Output, reports: tuple[str, ...], depth: int | None, rules: Rules | None, **source: Any) -> None:
     """What each layer did to the GPU: how busy it kept compute, memory and tensor cores, and what bound it.
 
     A REPORT is ncu's raw or details page as .csv, or an .ncu-rep, each also packed as .xz; several are taken together.
     FILE ends in .csv, .json, .md, .parquet or .txt for the table, in .png, .svg or .pdf for a roofline.
     """
+    from nvprof_kit.analysis.foreign import translate
     from nvprof_kit.analysis.kernels import NEEDED
     from nvprof_kit.analysis.ncu_layers import ncu_layers
     from nvprof_kit.trace.ncu import open_ncu, together
     from nvprof_kit.trace.open import open_capture
 
+    capture, domain = source["capture"], domain_for(source["domain"], rules)
     report = together([open_ncu(path, domain=domain) for path in reports])
-    trace = open_capture(capture, domain=domain, optional=NEEDED) if capture else None
+    trace = translate(open_capture(capture, domain=domain, optional=NEEDED), rules) if capture else None
     result = ncu_layers(report, trace)
     if output.form in tables.FORMATS:
         output.write(tables.encode(result.rows, output.form))
