@@ -77,10 +77,10 @@ class MemorySummary:
 
     Attributes:
         device: Its ordinal.
-        peak_bytes: Most that was allocated at a time, in the history.
+        peak_bytes: Most that was allocated at a time, in the history; as asked for, before rounding.
         peak_event: Row of the event that reached it, among the device's events; -1 without a history.
         reserved_bytes: Reserved from CUDA when the snapshot was taken.
-        allocated_bytes: Allocated then.
+        allocated_bytes: Allocated then, rounded as the allocator does.
         events: Length of the history.
         labelled: Share of the peak's bytes in a named layer.
         ooms: Sizes that could not be allocated, in bytes.
@@ -148,7 +148,7 @@ def memory(snapshot: Snapshot, device: int | None = None) -> MemoryResult:
     events = snapshot.events.iloc[rows]
     segments = segment_table(snapshot.segments, snapshot.blocks, device)
     freed = _freeing(events)
-    level = _level(events, {"alloc": 1, freed: -1}, int(segments["allocated_bytes"].sum()))
+    level = _level(events, {"alloc": 1, freed: -1}, _requested(snapshot, device))
     held = _lifetimes(events, freed)
     held = held.join(read_labels(events["label"].cat.categories), on="label")
     summary = _summary(device, events, segments, level)
@@ -201,6 +201,12 @@ def _device(snapshot: Snapshot, device: int | None) -> int:
     if device not in known:
         raise CaptureError(f"{snapshot.path}: nothing of device {device} in it; it has {', '.join(map(str, known))}")
     return device
+
+
+def _requested(snapshot: Snapshot, device: int) -> int:
+    """Bytes that were asked for in the tensors of a device when the snapshot was taken, before rounding."""
+    mine = (snapshot.segments["device"] == device).to_numpy()[snapshot.blocks["segment"].to_numpy()]
+    return int(snapshot.blocks["requested_bytes"][mine & (snapshot.blocks["state"] == "active_allocated")].sum())
 
 
 def _freeing(events: pd.DataFrame) -> str:

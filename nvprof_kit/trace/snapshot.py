@@ -28,7 +28,7 @@ EVENTS: Mapping[str, str] = MappingProxyType(
         "device": "device ordinal (int64)",
         "action": "alloc, free_requested, free_completed, segment_alloc, segment_free, oom, … (category)",
         "addr": "address; 0 for an oom (int64)",
-        "size_bytes": "bytes, rounded as the allocator does (int64)",
+        "size_bytes": "bytes, as asked for (int64)",
         "stream": "stream it was asked for on (int64)",
         "time_ns": "when, ns since 1970; 0 where the snapshot has no times (int64)",
         "label": "what the program said it was doing, '' where it said nothing (category)",
@@ -56,7 +56,7 @@ BLOCKS: Mapping[str, str] = MappingProxyType(
         "address": "where it begins (int64)",
         "size_bytes": "its size (int64)",
         "requested_bytes": "what was asked for, before rounding (int64)",
-        "state": "active_allocated, active_awaiting_free, or inactive (category)",
+        "state": "active_allocated, active_pending_free, or inactive (category)",
     }
 )
 """Columns of `Snapshot.blocks`: how the segments are divided when the snapshot is taken."""

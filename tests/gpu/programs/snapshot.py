@@ -2,8 +2,8 @@
 
     python snapshot.py FOLDER [--width 256] [--layers 4]
 
-Leaves run.pickle, step.pickle, oom_oom.pickle and expected.json: the peak and the level by PyTorch's own counters, which
-``nvprof-kit memory`` is to find again.
+Leaves run.pickle, step.pickle, oom_oom.pickle and expected.json: peak and level by PyTorch's own counters, to be found
+again by ``nvprof-kit memory``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
         train(model, batch, options.steps, kept)
         torch.cuda.synchronize()
         expected = {
-            "peak_bytes": torch.cuda.max_memory_allocated(),
+            "peak_bytes": torch.cuda.memory_stats()["requested_bytes.all.peak"],
             "allocated_bytes": torch.cuda.memory_allocated(),
             "reserved_bytes": torch.cuda.memory_reserved(),
             "torch": torch.__version__,

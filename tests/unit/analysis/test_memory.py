@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from support.snapshot_file import SnapshotFile, training
+from support.snapshot_file import BASE, SnapshotFile, training
 
 from nvprof_kit.analysis.memory import LEAKS, STEPS, MemoryResult, memory
 from nvprof_kit.analysis.memory_segments import SEGMENTS
@@ -202,3 +203,20 @@ def test_a_hostile_name_is_text_on_the_page(tmp_path: Path) -> None:
     page = memory_page(memory(snapshot), snapshot).decode()
     assert "<script" not in page and "<img" not in page
     assert "&lt;script&gt;" in page
+
+
+def test_the_level_is_what_was_asked_for(tmp_path: Path) -> None:
+    """PyTorch's events carry the bytes asked for, its segments the rounded ones too: 100 asked for take 512."""
+    file = SnapshotFile()
+    file.alloc(100, FORWARD)
+    plain = file.snapshot()
+    plain["segments"][0] |= {"total_size": 1024, "allocated_size": 512}
+    plain["segments"][0]["blocks"] = [
+        {"address": BASE, "size": 512, "requested_size": 100, "state": "active_allocated"},
+        {"address": BASE + 512, "size": 512, "requested_size": 0, "state": "inactive"},
+    ]
+    (tmp_path / "run.pickle").write_bytes(pickle.dumps(plain))
+    result = memory(read_snapshot(tmp_path / "run.pickle"))
+    assert result.level_bytes.tolist() == [100]
+    assert result.by_layer["bytes"].tolist() == [100]
+    assert (result.summary.allocated_bytes, result.segments["rounding_bytes"].tolist()) == (512, [412])
