@@ -268,7 +268,7 @@ program_runs() {
 
 # Ends whatever a killed nsys left running: the program, its children, and nsys's own agent. They are known by the
 # environment they got from here.
-end_orphans() { # the running processes that got this run's environment
+end_orphans() {
   local patience signal
   for signal in 0 TERM KILL; do
     for patience in 1 2 3 4 5 6 7 8 9 10; do
@@ -281,9 +281,7 @@ end_orphans() { # the running processes that got this run's environment
 
 orphans() { # the running processes that got this run's environment
   local process
-  for process in /proc/[0-9]*; do
-    if grep -qzFx -- "NVPROF_KIT_RUN=$NVPROF_KIT_RUN" "$process/environ" 2>/dev/null && [ "${process#/proc/}" != "$BASHPID" ]; then
-      case $(sed -n 's/^State:\t\(.\).*/\1/p' "$process/status" 2>/dev/null) in Z | '') ;; *) echo "${process#/proc/}" ;; esac
-    fi
-  done
+  while IFS=/ read -r _ _ process _; do
+    case $(sed -n 's/^State:\t\(.\).*/\1/p' "/proc/$process/status" 2>/dev/null) in Z | '') ;; *) echo "$process" ;; esac
+  done < <(grep -lzFx -- "NVPROF_KIT_RUN=$NVPROF_KIT_RUN" /proc/[0-9]*/environ 2>/dev/null)
 }
