@@ -14,11 +14,11 @@ from typing import NoReturn, TextIO
 import click
 
 from nvprof_kit import __version__
-from nvprof_kit.cli.doctor import doctor
-from nvprof_kit.cli.export import export
 from nvprof_kit.cli.advise import advise
 from nvprof_kit.cli.breakdown import breakdown
 from nvprof_kit.cli.diff import diff
+from nvprof_kit.cli.doctor import doctor
+from nvprof_kit.cli.export import export
 from nvprof_kit.cli.layers import layers
 from nvprof_kit.cli.memory import memory
 from nvprof_kit.cli.metrics import metrics
@@ -52,7 +52,24 @@ def group() -> None:
     """Which layer of a transformer costs what, from Nsight's own data."""
 
 
-for _verb in (layers, summary, breakdown, advise, diff, report, plot, export, record, recipes, metrics, ncu, timers, memory, doctor, scrub):
+for _verb in (
+    layers,
+    summary,
+    breakdown,
+    advise,
+    diff,
+    report,
+    plot,
+    export,
+    record,
+    recipes,
+    metrics,
+    ncu,
+    timers,
+    memory,
+    doctor,
+    scrub,
+):
     group.add_command(_verb)
 
 
