@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from nvprof_kit.cli.kernel_rules import kernel_rules, read_kernel_rules
+from nvprof_kit.cli.opening import opened
 from nvprof_kit.cli.output import Reading, reading
 from nvprof_kit.cli.progress import each
+from nvprof_kit.cli.rules import rules_option
 from nvprof_kit.report import plots, tables
+
+if TYPE_CHECKING:
+    from nvprof_kit.analysis.rules import Rules
 
 VIEWS = ("steps", "idle", "communication", "copies", "launches", "critical-path")
 
@@ -18,8 +24,9 @@ VIEWS = ("steps", "idle", "communication", "copies", "launches", "critical-path"
 @reading
 @click.option("--view", type=click.Choice(VIEWS), help="One table alone; in csv, json, md and parquet default: steps.")
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Lines of a table for reading.")
+@rules_option
 @kernel_rules
-def breakdown(asked: Reading, view: str | None, top: int, rules_path: Path | None) -> None:
+def breakdown(asked: Reading, view: str | None, top: int, rules: Rules | None, rules_path: Path | None) -> None:
     """Where the time of each step goes on each GPU: compute, exposed communication, exposed copies, idle, and why idle.
 
     The parts add up to the wall time exactly. Further tables hold idle time by cause and place, communication, copies,
@@ -28,14 +35,11 @@ def breakdown(asked: Reading, view: str | None, top: int, rules_path: Path | Non
     from nvprof_kit.analysis.breakdown import OPTIONAL
     from nvprof_kit.analysis.breakdown import breakdown as analyse
     from nvprof_kit.errors import UsageError
-    from nvprof_kit.trace.open import open_capture
 
     if asked.output.form in plots.FORMATS:
         raise UsageError("breakdown has no plot; needed a table format, or nvprof-kit report")
-    rules = read_kernel_rules(rules_path)
-    results = each(
-        asked.captures, lambda one: analyse(open_capture(one, domain=asked.domain, optional=OPTIONAL), rules)
-    )
+    kernels = read_kernel_rules(rules_path)
+    results = each(asked.captures, lambda one: analyse(opened(one, asked.domain, rules, OPTIONAL), kernels))
     if asked.output.form in tables.FORMATS:
         named = [(result.info.path, result.table(view or "steps")) for result in results]
         chosen = tables.with_capture(named) if len(named) > 1 else named[0][1]

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from nvprof_kit.cli.kernel_rules import kernel_rules, read_kernel_rules
+from nvprof_kit.cli.opening import opened
 from nvprof_kit.cli.output import Output, writing
+from nvprof_kit.cli.progress import each
+from nvprof_kit.cli.rules import rules_option
 from nvprof_kit.names import DOMAIN
 from nvprof_kit.report import plots, tables
+
+if TYPE_CHECKING:
+    from nvprof_kit.analysis.rules import Rules
 
 
 @click.command(short_help="What became slower or faster between two captures.")
@@ -25,6 +32,7 @@ from nvprof_kit.report import plots, tables
 @click.option(
     "--domain", default=DOMAIN, show_default=True, help="NVTX domain of the ranges; '' is the default domain."
 )
+@rules_option
 @kernel_rules
 def diff(
     output: Output,
@@ -38,6 +46,7 @@ def diff(
     top: int,
     anyway: bool,
     domain: str,
+    rules: Rules | None,
     rules_path: Path | None,
 ) -> None:
     """Compare two captures by layer, phase and kernel class; step-to-step variation decides what is a change.
@@ -50,13 +59,12 @@ def diff(
     from nvprof_kit.analysis.gates import parse_gate
     from nvprof_kit.errors import UsageError
     from nvprof_kit.report.diff import diff_markdown, diff_report
-    from nvprof_kit.trace.open import open_capture
 
     if output.form in plots.FORMATS:
         raise UsageError("diff has no plot; needed a table format")
     gates = [parse_gate(limit) for limit in limits]
     options = DiffOptions(skip_steps, min_steps, anyway=anyway, own_rules=read_kernel_rules(rules_path))
-    before, after = (open_capture(one, domain=domain, optional=OPTIONAL) for one in (base, new))
+    before, after = each((base, new), lambda one: opened(one, domain, rules, OPTIONAL))
     result = compare(before, after, gates, options)
     if output.form == "md":
         output.write(diff_markdown(result, top).encode())

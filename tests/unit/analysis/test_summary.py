@@ -128,6 +128,17 @@ def test_real_captures_lose_nothing(capture: str, by_step: bool) -> None:
     assert np.all(views["device"]["utilisation"] <= 1)
 
 
+@pytest.mark.parametrize("capture", ["eager-2023.4", "hooks-ddp-2024.2"])
+@pytest.mark.parametrize("view", ["kernel", "model", "memory"])
+def test_the_golden_tables(capture: str, view: str, request: pytest.FixtureRequest) -> None:
+    golden = DATA.parent / "golden" / "summary" / f"{capture}.{view}.csv"
+    found = analysed(DATA / f"{capture}.sqlite.xz", views=(view,)).views[view].to_csv(index=False, float_format="%.6g")
+    if request.config.getoption("--update-golden"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(found)
+    assert found == golden.read_text()
+
+
 def test_an_empty_view_says_which_switch_gives_it() -> None:
     result = analysed(DATA / "eager-2023.4.sqlite.xz", views=("operator", "distributed"))
     assert not len(result.views["operator"])

@@ -1,0 +1,55 @@
+"""An nsys capture written as a PyTorch trace, so that tools which read only those can be asked the same question."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+_TABLES = {"KERNEL": "kernel", "MEMCPY": "gpu_memcpy", "MEMSET": "gpu_memset"}
+_COPIES = {
+    1: "Memcpy HtoD (Pageable -> Device)",
+    2: "Memcpy DtoH (Device -> Pinned)",
+    8: "Memcpy DtoD (Device -> Device)",
+}
+
+
+def write(capture: Path, target: Path, rank: int = 0) -> None:
+    """Write kernels, copies and CUDA calls of an nsys SQLite file of one process as a gzipped trace."""
+    db = sqlite3.connect(f"file:{capture}?mode=ro", uri=True)
+    names = dict(db.execute("SELECT id, value FROM StringIds"))
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    events: list[dict[str, Any]] = []
+    for start, end, tid, correlation, name in db.execute(
+        'SELECT start, "end", globalTid & 0xFFFFFF, correlationId, nameId FROM CUPTI_ACTIVITY_KIND_RUNTIME'
+    ):
+        events.append(_event("cuda_runtime", names[name].partition("_v")[0], start, end, 1, tid, correlation))
+    for table, category in _TABLES.items():
+        if f"CUPTI_ACTIVITY_KIND_{table}" not in tables:
+            continue
+        label = {"KERNEL": "demangledName", "MEMCPY": "copyKind"}.get(table, "0")
+        for start, end, device, stream, correlation, name in db.execute(
+            f'SELECT start, "end", deviceId, streamId, correlationId, {label} FROM CUPTI_ACTIVITY_KIND_{table}'
+        ):
+            text = names[name] if table == "KERNEL" else _COPIES[name] if table == "MEMCPY" else "Memset (Device)"
+            event = _event(category, text, start, end, device, stream, correlation)
+            event["args"] |= {"device": device, "stream": stream}
+            events.append(event)
+    whole = {"schemaVersion": 1, "distributedInfo": {"rank": rank}, "traceEvents": events}
+    with gzip.open(target, "wt", encoding="utf-8") as file:
+        json.dump(whole, file)
+
+
+def _event(category: str, name: str, start: int, end: int, pid: int, tid: int, correlation: int) -> dict[str, Any]:
+    times = {"ts": start / 1000, "dur": (end - start) / 1000}
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": pid,
+        "tid": tid,
+        **times,
+        "args": {"correlation": correlation},
+    }
