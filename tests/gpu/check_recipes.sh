@@ -79,11 +79,11 @@ began=$SECONDS
 "$recipes/profile.sh" -f -o interrupted -- "${train[@]}" --steps 1000 >interrupted.log 2>&1 &
 running=$!
 sleep 30
-kill -INT $running
+kill -TERM $running
 wait $running
 status=$?
 found=$(steps_in interrupted.sqlite)
-if [ $status -eq 130 ] && [ -n "$found" ]; then say interrupted yes "status 130 after $((SECONDS - began)) s, ${found##* } operations"
+if [ $status -eq 143 ] && [ -n "$found" ]; then say interrupted yes "status 143 after $((SECONDS - began)) s, ${found##* } operations"
 else say interrupted NO "status $status, '$found'; see interrupted.log"; fi
 
 python3 -m nvprof_kit doctor -- "${train[@]}" >doctor.txt 2>&1
