@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .instrument.loop import step as step
     from .instrument.memory import MemoryOptions as MemoryOptions
     from .instrument.memory import MemoryProfiler as MemoryProfiler
+    from .instrument.methods import instrument_method as instrument_method
     from .instrument.schedule import Schedule as Schedule
     from .instrument.snapshot import SnapshotOptions as SnapshotOptions
     from .instrument.snapshot import memory_snapshot as memory_snapshot
@@ -41,6 +42,7 @@ _HOMES = {
     "annotate_optimizer": ".instrument.loop",
     "generation": ".instrument.generation",
     "global_timer": ".instrument.timers",
+    "instrument_method": ".instrument.methods",
     "layer_range": ".instrument.layer_range",
     "mark": ".instrument.loop",
     "memory_snapshot": ".instrument.snapshot",
@@ -60,6 +62,7 @@ __all__ = [
     "annotate_optimizer",
     "generation",
     "global_timer",
+    "instrument_method",
     "layer_range",
     "mark",
     "memory_snapshot",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,11 +11,14 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
-from ..names import WRAPPER_PARTS, strip_wrappers
+from ..names import WRAPPER_PARTS, layer_index, strip_wrappers
+from . import state
 from .annotation import Annotation
 from .blocks import Part, children, descendants, find_blocks, is_list
-from .calls import Calls, hook_module
+from .calls import Calls
+from .compiling import keep_out
 from .layer import Layer
+from .ranged import Compiled, Ranged, annotated
 
 Select = type | tuple[type, ...] | str | Iterable[str] | Callable[[str, nn.Module], bool]
 """Which modules to range: classes, patterns of paths, or a predicate of path and module."""
@@ -35,10 +38,14 @@ class ModelAnnotation(Annotation):
     def __init__(self, model: nn.Module, parts: list[Part], *, backward: bool, root: str) -> None:
         self.aliases: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
-        self._calls: dict[str, tuple[weakref.ref[nn.Module], Calls]] = {}
+        self._ranged: dict[str, Ranged] = {}
+        self._warned = False
         self._choose(parts, backward, root)
-        self.paths = tuple(self._calls)
+        if model not in state.annotated:  # else the base class says so
+            self._refuse_ranged_twice()
+        self.paths = tuple(self._ranged)
         super().__init__(model)
+        self._register(model)
 
     def _choose(self, parts: list[Part], backward: bool, root: str) -> None:
         chosen: dict[int, str] = {}
@@ -48,21 +55,95 @@ class ModelAnnotation(Annotation):
                 self.aliases[name] = chosen[id(module)]
             elif isinstance(module, torch.jit.ScriptModule):
                 self.skipped[name] = "TorchScript modules take no hooks"
-            elif name not in self._calls:  # the module inside a wrapper bears the wrapper's name: the wrapper is ranged
+            elif (
+                name not in self._ranged
+            ):  # the module inside a wrapper bears the wrapper's name: the wrapper is ranged
                 chosen[id(module)] = name
-                self._calls[name] = weakref.ref(module), Calls(Layer(name, backward=backward))
+                self._ranged[name] = Ranged(name, module, Calls(Layer(name, backward=backward)))
+
+    def _refuse_ranged_twice(self) -> None:
+        for path, ranged in self._ranged.items():
+            module = ranged.module()
+            if module in annotated:
+                raise UsageError(
+                    f"{path} is ranged already, as {annotated[module].path} of another annotated model; annotate the "
+                    "outer model alone, or call remove() on the handle of the other annotation first"
+                )
+
+    def _register(self, model: nn.Module) -> None:
+        for ranged in self._ranged.values():
+            module = ranged.module()
+            if module is not None:
+                annotated[module] = ranged
 
     def _install(self, owner: Any) -> list[Any]:
-        hooks: list[Any] = []
-        for reference, calls in self._calls.values():
-            module = reference()
-            if module is not None:
-                hooks += hook_module(module, calls)
-        return hooks
+        keep_out(self)
+        compiled = Compiled(owner)
+        self._warn_of_lost(compiled)
+        return [hook for ranged in self._ranged.values() for hook in ranged.install(compiled)]
+
+    def pause(self) -> bool:
+        """Take the hooks out while torch.compile traces; says whether there were any."""
+        had = bool(self._hooks)
+        self.sleep()
+        return had
+
+    def resume(self) -> None:
+        """Put the hooks back after a `pause`, each where it belongs now that more may be compiled."""
+        owner = self._owner()
+        if owner is not None and state.backend is not None and state.annotated.get(owner) is self:
+            self.wake()
+
+    def remove(self) -> None:
+        """Take the annotation back; a second call does nothing. It may be annotated again afterwards."""
+        super().remove()
+        self._close()
+        for ranged in self._ranged.values():
+            module = ranged.module()
+            if module is not None and annotated.get(module) is ranged:
+                del annotated[module]
+
+    def _close(self) -> None:
+        """Close the ranges of the calls that run on this thread while the annotation is taken back."""
+        backend = state.backend
+        if backend is None:
+            return
+        here = backend.thread.here
+        layers = {ranged.calls.layer for ranged in self._ranged.values()}
+        while open_ := [owner for owner in here.owners if owner in layers]:
+            backend.close(open_[-1])
+        while here.frame is not None and here.frame.layer in layers:
+            here.frame = here.frame.parent
+
+    @property
+    def inside_compiled(self) -> tuple[str, ...]:
+        """Paths of the modules inside what torch.compile compiles as a whole: they have ranges only where its graph
+        breaks, and their kernels belong to the compiled module around them. A compiled function that calls the model
+        is not seen; `never_entered` tells of the modules that it swallows.
+        """
+        owner = self._owner()
+        return () if owner is None else self._inside(Compiled(owner))
+
+    def _inside(self, compiled: Compiled) -> tuple[str, ...]:
+        return tuple(path for path, ranged in self._ranged.items() if ranged.module() in compiled.inside)
+
+    def _warn_of_lost(self, compiled: Compiled) -> None:
+        """Warn, once, where whole blocks are inside a compiled module."""
+        layers = {layer_index(path) for path in self._inside(compiled)} - {-1}
+        regions = {ranged.path for ranged in self._ranged.values() if ranged.module() in compiled.regions}
+        if self._warned or len(layers) < 2 or any(layer_index(path) != -1 for path in regions):
+            return
+        self._warned = True
+        warnings.warn(
+            f"torch.compile compiles {len(layers)} layers into one, so their kernels belong to "
+            f"{', '.join(sorted(regions)) or 'the compiled module'} and to no layer (see inside_compiled); "
+            "compile block by block to keep the layers: for block in model.layers: block.compile()",
+            stacklevel=2,
+        )
 
     def never_entered(self) -> list[str]:
         """Paths of the modules not called while ranges were emitted: dead, compiled, or called past ``__call__``."""
-        return [path for path, (_, calls) in self._calls.items() if not calls.entered]
+        return [path for path, ranged in self._ranged.items() if not ranged.calls.entered]
 
 
 def annotate_model(
@@ -93,7 +174,8 @@ def annotate_model(
         The handle. As a context manager it takes the annotation back at the end.
 
     Raises:
-        UsageError: The model is annotated already, nothing matches ``select``, or the options contradict each other.
+        UsageError: The model or a module of it is annotated already, nothing matches ``select``, or the options
+            contradict each other.
     """
     top = Part("", model)
     if select is not None and depth is not None:

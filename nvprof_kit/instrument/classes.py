@@ -15,10 +15,10 @@ from . import state
 from .calls import is_ranged
 from .layer import layer_of
 from .layer_range import LayerScope
-from .wrapping import wrap
+from .wrapping import ScopeOf, wrap
 
 
-def range_class(cls: type[Any], scope_of: Callable[..., LayerScope] | None) -> type[Any]:
+def range_class(cls: type[Any], scope_of: ScopeOf | None) -> type[Any]:
     """Range the forward of every instance of a module class; returns the class.
 
     Args:
@@ -35,7 +35,7 @@ def range_class(cls: type[Any], scope_of: Callable[..., LayerScope] | None) -> t
     scope_of_call = scope_of or _numbered(cls)
 
     def scope_unless_ranged(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return _BARE if is_ranged(module) else scope_of_call(module, *args, **kwargs)
+        return BARE if is_ranged(module) else scope_of_call(module, *args, **kwargs)
 
     cls.forward = wrap(cls.forward, scope_unless_ranged)
     return cls
@@ -48,7 +48,7 @@ class _Bare:
         return function(*args, **kwargs)
 
 
-_BARE = _Bare()
+BARE = _Bare()
 
 
 def _numbered(cls: type[nn.Module]) -> Callable[..., LayerScope]:

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from . import state
+from .compiling import keep_out, leave_to_python
 from .loop import phase, step
+from .scope import Scope
 
 PhaseOf = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
 """Tells the phase of a call from its positional and keyword arguments."""
@@ -30,27 +32,45 @@ class generation:
     Args:
         model: The module that the loop calls, the same that `nvprof_kit.annotate_model` ranges.
         first: Number of the first step.
-        phase_of: Tells the phase of a call; by default a call with more than one token a sequence is ``prefill``, any other
-            ``decode``.
+        phase_of: Tells the phase of a call; by default a call with more than one token a sequence is ``prefill``, any
+            other ``decode``.
     """
 
     def __init__(self, model: nn.Module, *, first: int = 0, phase_of: PhaseOf | None = None) -> None:
         self._model = model
         self._number = first
         self._phase_of = phase_of or prefill_or_decode
-        self._open: list[step | phase] = []
+        self._open: list[Scope] = []
         self._hook: Any = None
+        self._over = False
 
     def __enter__(self) -> generation:
-        self._hook = self._model.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True)
+        self._over = False
+        self.resume()
+        if state.backend is not None:
+            keep_out(self)
+            leave_to_python(generation._begin.__code__)
         return self
 
     def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:
-        self._hook.remove()
+        self.pause()
         self._end()
+        self._over = True
+
+    def pause(self) -> bool:
+        """Take the hook out while torch.compile traces; says whether it was there."""
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            hook.remove()
+        return hook is not None
+
+    def resume(self) -> None:
+        """Put the hook back."""
+        if not self._over:
+            self._hook = self._model.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True)
 
     def _begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if torch.compiler.is_compiling() or state.backend is None:
+        if torch.compiler.is_dynamo_compiling() or state.backend is None:
             return
         self._end()
         self._open = [step(self._number), phase(self._phase_of(args, kwargs))]

@@ -37,6 +37,7 @@ EXCEPTIONS = {
     ("__init__", "instrument.generation"),
     ("__init__", "instrument.layer_range"),
     ("__init__", "instrument.loop"),
+    ("__init__", "instrument.methods"),
     ("__init__", "instrument.schedule"),
     ("__init__", "instrument.memory"),
     ("__init__", "instrument.snapshot"),

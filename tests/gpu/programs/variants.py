@@ -1,7 +1,7 @@
 """One Llama-shaped model trained in the ways people train it, so that each way can be compared with the eager one.
 
 python variants.py
-eager|checkpoint|checkpoint-reentrant|graph|graphed-callables|compile-blocks|compile-model|generate
+eager|checkpoint|checkpoint-reentrant|graph|graphed-callables|compile-blocks|compile-model|inductor-graphs|generate
 """
 
 from __future__ import annotations
@@ -103,10 +103,24 @@ def graphed_callables() -> None:
                 train_step(model, optimizer, tokens)
 
 
-def compile_blocks(model: nn.Module) -> nn.Module:
+def compile_blocks(model: nn.Module, mode: str | None = None) -> nn.Module:
     for block in model.model.layers:
-        block.compile()
+        block.compile(mode=mode)
     return model
+
+
+def inductor_graphs() -> None:
+    """Inductor's CUDA graphs, a tree of them over the blocks; they are captured in the warm-up."""
+    model, optimizer, tokens = make()
+    nvprof_kit.annotate_model(model)
+    nvprof_kit.annotate_optimizer(optimizer)
+    compile_blocks(model, mode="reduce-overhead")
+
+    def step() -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        train_step(model, optimizer, tokens)
+
+    run_steps(step)
 
 
 def generate() -> None:
@@ -115,7 +129,7 @@ def generate() -> None:
     nvprof_kit.annotate_model(model)
     for _ in range(2):
         model.generate(tokens[:, :128], max_new_tokens=4, do_sample=False)
-    with collected(), nvprof_kit.phase("generate"):
+    with collected(), nvprof_kit.phase("generate"), nvprof_kit.generation(model):
         model.generate(tokens[:, :128], max_new_tokens=8, do_sample=False)
 
 
@@ -127,6 +141,7 @@ VARIANTS: dict[str, Callable[[], None]] = {
     "graphed-callables": graphed_callables,
     "compile-blocks": lambda: eager(compile_blocks),
     "compile-model": lambda: eager(torch.compile),
+    "inductor-graphs": inductor_graphs,
     "generate": generate,
 }
 

@@ -1,0 +1,286 @@
+"""Modules used in ways that nobody planned: shared, called past ``__call__``, copied, exported, on many threads."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from nvprof_kit import annotate_model, instrument_method, phase
+from nvprof_kit.errors import UsageError
+from nvprof_kit.instrument import state
+
+
+def bare(sink) -> list[str]:
+    return [line.strip() for line in sink.lines]
+
+
+class Tied(nn.Module):
+    """A head with the embedding's weights, one block used three times, chosen at run time and called by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(8, 4)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(4, 1, 8) for _ in range(2))
+        self.head = nn.Linear(4, 8, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor, order: tuple[int, ...] = (1, 0, 1)) -> torch.Tensor:
+        hidden = self.embed(tokens)
+        for index in order:
+            hidden = self.layers[index](src=hidden)
+        return self.head(hidden)
+
+    def encode(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.layers[0].forward(self.embed(tokens))
+
+
+TOKENS = torch.arange(6).reshape(2, 3)
+
+
+def test_tied_weights_and_layers_chosen_at_run_time(sink) -> None:
+    model = Tied()
+    annotate_model(model, depth=1)
+    model(tokens=TOKENS).sum().backward()
+    assert sink.lines[:6] == ["Tied", "  embed", "  layers.1", "  layers.0", "  layers.1", "  head"]
+    backward = [line for line in bare(sink) if line.endswith("backward")]
+    assert backward[:5] == ["Tied backward", "head backward", *(f"layers.{i} backward" for i in (1, 0, 1))]
+    sink.lines.clear()
+    model(TOKENS, order=(0,))
+    assert bare(sink) == ["Tied", "embed", "layers.0", "head"]
+
+
+def test_a_module_inside_itself(sink) -> None:
+    class Recursive(nn.Linear):
+        def forward(self, x: torch.Tensor, times: int = 2) -> torch.Tensor:
+            return super().forward(self(x, times - 1) if times else x)
+
+    model = Recursive(2, 2)
+    annotate_model(model)
+    model(torch.ones(1, 2)).sum().backward()
+    assert sink.lines[:3] == ["Recursive", "  Recursive", "    Recursive"]
+    assert bare(sink)[3:].count("Recursive backward") == 3
+
+
+def test_forward_called_by_hand(sink) -> None:
+    model = Tied()
+    with annotate_model(model, depth=1), instrument_method(model.layers[0]), instrument_method(Tied, "encode"):
+        model.encode(TOKENS).sum().backward()
+        assert sink.lines[:3] == ["Tied.encode", "  embed", "  layers.0"]
+        assert "layers.0 backward" in bare(sink)
+        sink.lines.clear()
+        model(TOKENS, order=(0, 1))
+        assert bare(sink) == ["Tied", "embed", "layers.0", "layers.1", "head"], "a call is ranged once"
+        sink.lines.clear()
+        model.layers[1].forward(model.embed(TOKENS))
+        assert bare(sink) == ["embed"], "only the one instance"
+        with pytest.raises(TypeError):
+            model.layers[0].forward()
+        assert sink.open_count() == 0
+    sink.lines.clear()
+    model.encode(TOKENS)
+    assert sink.lines == []
+    assert Tied.encode.__qualname__ == "Tied.encode"
+    assert "__wrapped__" not in vars(Tied.encode)
+    assert "__wrapped__" not in vars(nn.TransformerEncoderLayer.forward)
+
+
+def test_an_inherited_method_and_what_is_none(sink) -> None:
+    class Child(Tied):
+        pass
+
+    child = Child()
+    handle = instrument_method(child, "encode")
+    Tied().encode(TOKENS)
+    assert sink.lines == []
+    child.encode(TOKENS)
+    assert bare(sink) == ["Child.encode"]
+    handle.remove()
+    handle.remove()
+    assert "encode" not in vars(Child)
+    for target, name in ((child, "nothing"), (child, "training"), (object(), "forward"), (int, "bit_length")):
+        with pytest.raises(UsageError):
+            instrument_method(target, name)
+
+
+def test_hooks_of_others_come_and_go_while_it_runs(sink) -> None:
+    model = Tied()
+    handle = annotate_model(model, depth=1)
+    theirs = []
+
+    def add(module, _args) -> None:
+        theirs.append(module.register_forward_hook(lambda *_: None))
+        theirs.append(module.register_forward_pre_hook(lambda *_: None, prepend=True))
+
+    adding = model.layers[0].register_forward_pre_hook(add)
+    model(TOKENS).sum().backward()
+    for hook in theirs:
+        hook.remove()
+    adding.remove()
+    removing = model.layers[1].register_forward_pre_hook(lambda *_: handle.remove())
+    model(TOKENS).sum().backward()
+    removing.remove()
+    assert sink.open_count() == 0
+    annotate_model(model, depth=1)
+    sink.lines.clear()
+    model(TOKENS).sum().backward()
+    assert sink.lines[:2] == ["Tied", "  embed"]
+
+
+def test_hooks_wiped_out_while_it_runs(sink) -> None:
+    model = Tied()
+    annotate_model(model, depth=1)
+    wiping = model.layers[0].register_forward_pre_hook(lambda module, _args: module._forward_hooks.clear())
+    model(TOKENS, order=(0, 1)).sum().backward()
+    wiping.remove()
+    assert sink.open_count() == 0
+    assert sink.lines[:3] == ["Tied", "  embed", "  layers.0"]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_copies(live: bool, sink) -> None:
+    model = Tied()
+    annotate_model(model)
+    model(TOKENS)
+    if not live:
+        state.deactivate()
+    stored = io.BytesIO()
+    torch.save(model, stored)
+    stored.seek(0)
+    weights = io.BytesIO()
+    torch.save(model.state_dict(), weights)
+    twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(stored, weights_only=False)]
+    state.activate(sink)
+    sink.lines.clear()
+    for twin in twins:
+        twin(TOKENS)
+        assert sink.lines == []
+        with annotate_model(twin):
+            twin(TOKENS)
+        assert sink.lines[0] == "Tied"
+        sink.lines.clear()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("live", [True, False])
+def test_export(live: bool, strict: bool, sink) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    bare_graph = torch.export.export(model, (torch.ones(1, 2),), strict=strict).graph_module.code
+    if not live:
+        state.deactivate()
+    annotate_model(model)
+    exported = torch.export.export(model, (torch.ones(1, 2),), strict=strict)
+    assert exported.graph_module.code == bare_graph
+    stored = io.BytesIO()
+    torch.export.save(exported, stored)
+    state.activate(sink)
+    sink.lines.clear()
+    assert torch.equal(exported.module()(torch.ones(1, 2)), model(torch.ones(1, 2)))
+    assert sink.lines == ["Sequential", "  0", "  1"]
+
+
+def test_replicas_on_many_threads(sink) -> None:
+    model = Tied()
+    annotate_model(model, depth=1)
+    replicas = []
+    for _ in range(4):  # as `nn.parallel.replicate` makes them: modules that share what their original holds
+        twin = model._replicate_for_data_parallel()
+        twin.layers = nn.ModuleList(layer._replicate_for_data_parallel() for layer in model.layers)
+        for name in ("embed", "head"):
+            setattr(twin, name, getattr(model, name))
+        for index, layer in enumerate(model.layers):
+            twin.layers[index]._modules = layer._modules
+            twin.layers[index]._parameters = layer._parameters
+        replicas.append(twin)
+    errors = []
+
+    def run(replica: nn.Module) -> None:
+        try:
+            for _ in range(5):
+                replica(TOKENS).sum().backward()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(replica,), name=f"r{n}") for n, replica in enumerate(replicas)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert bare(sink).count("layers.1") == bare(sink).count("layers.1 backward") == 4 * 5 * 2
+    assert all(open_count == 0 for open_count in sink.threads.values())
+
+
+def test_no_module_is_ranged_by_two_annotations(sink) -> None:
+    model = Tied()
+    outer = annotate_model(model)
+    with pytest.raises(UsageError, match=r"TransformerEncoderLayer is ranged already, as layers\.0 of another"):
+        annotate_model(model.layers[0])
+    outer.remove()
+    inner = annotate_model(model.layers[0])
+    with pytest.raises(UsageError, match=r"layers\.0 is ranged already, as TransformerEncoderLayer of another"):
+        annotate_model(model)
+    assert model not in state.annotated
+    beside = annotate_model(model, select=["embed", "head"])
+    model(TOKENS, order=(0,))
+    assert [line for line in sink.lines if not line.startswith(" ")] == ["embed", "TransformerEncoderLayer", "head"]
+    inner.remove()
+    beside.remove()
+    annotate_model(model)
+
+
+class Nest(nn.Module):
+    """Blocks checkpointed one by one inside a half of the model that is checkpointed as a whole."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(4))
+        self.reentrant = reentrant
+
+    def block(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.layers[index], x, use_reentrant=self.reentrant)
+
+    def half(self, first: int, x: torch.Tensor) -> torch.Tensor:
+        return self.block(first + 1, self.block(first, x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for first in (0, 2):
+            x = checkpoint(self.half, first, x, use_reentrant=self.reentrant)
+        return x
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_nested_checkpoints(reentrant: bool, early_stop: bool, sink) -> None:
+    model = Nest(reentrant)
+    annotate_model(model)
+    x = torch.ones(2, 4, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with set_checkpoint_early_stop(early_stop):
+            with phase("forward"):
+                loss = model(x).sum()
+            assert sink.open_count() == 0
+            with phase("backward"):
+                loss.backward()
+    assert sink.open_count() == 0
+    lines = bare(sink)
+    for index in range(4):
+        assert lines.count(f"layers.{index}") == 1
+        assert lines.count(f"layers.{index} backward") >= 1
+        recomputes = lines.count(f"layers.{index} recompute")
+        assert 1 <= recomputes <= 2, "once for the half, once for the block"
+    assert lines.index("layers.3 recompute") < lines.index("layers.1 recompute")
+    expected = model.layers[0][0].weight.grad.clone()
+    model.zero_grad()
+    state.deactivate()
+    model(x).sum().backward()
+    assert torch.equal(model.layers[0][0].weight.grad, expected)
+    state.activate(sink)
