@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from nvprof_kit.analysis.layers import layers
+from nvprof_kit.analysis.layers import LayersOptions, layers
+from nvprof_kit.analysis.rules import parse_rules
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.trace.open import open_capture
 
@@ -113,3 +114,57 @@ def test_times_are_whole_nanoseconds(tmp_path: Path) -> None:
 def test_no_domains(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="no NVTX domains"):
         open_capture(write(tmp_path / "a.json", event("cpu_op", "aten::mm", 0, 3)), domain="other")
+
+
+def operator(name: str, start: float, tid: int, sequence: int, forward_thread: int = 0) -> dict[str, Any]:
+    numbers = {"Sequence number": sequence, "Fwd thread id": forward_thread}
+    return event("cpu_op", name, start, 8, tid, **numbers)
+
+
+def arrow(number: int, ends: str, start: float, tid: int) -> dict[str, Any]:
+    return {"ph": ends, "cat": "fwdbwd", "name": "fwdbwd", "id": number, "pid": 9, "tid": tid, "ts": start}
+
+
+@pytest.mark.parametrize("arrows", [True, False])
+def test_backward_without_our_ranges_over_two_forward_threads(tmp_path: Path, arrows: bool) -> None:
+    """PyTorch numbers forward threads by itself; the arrows say which is which, and without them nobody is guessed."""
+    node = "autograd::engine::evaluate_function: MmBackward0"
+    events = [
+        event("python_function", "nn.Module: Net_0", 0, 100, 1),
+        event("python_function", "nn.Module: Linear_0", 10, 50, 1),
+        operator("aten::mm", 20, 1, 5),
+        event("python_function", "nn.Module: Other_0", 0, 100, 3),
+        operator("aten::mm", 20, 3, 5),
+        operator(node, 200, 2, 5, forward_thread=11),
+        operator("MmBackward0", 202, 2, 5, forward_thread=11),
+        operator(node, 300, 2, 5, forward_thread=12),
+        operator("MmBackward0", 302, 2, 5, forward_thread=12),
+    ]
+    launched = ((21, 1, 1), (204, 2, 2), (304, 2, 3))
+    events += [event("cuda_runtime", "cudaLaunchKernel", at, 1, tid, correlation=n) for at, tid, n in launched]
+    events += [event("kernel", "gemm", 1000 + n, n / 1000, correlation=n, device=0, stream=7) for _, _, n in launched]
+    if arrows:
+        for number, (forward, backward) in enumerate(((1, 202), (3, 302))):
+            events += [arrow(number, "s", 20, forward), arrow(number, "f", backward, 2)]
+    forward = {("Net_0.Linear_0", "forward"): 1}
+    told = {("Net_0.Linear_0", "backward"): 2, ("Other_0", "backward"): 3}
+    assert sums(write(tmp_path / "a.json", *events)) == forward | (told if arrows else {("(none)", "backward"): 5})
+
+
+def test_a_module_keeps_the_path_of_its_first_call(tmp_path: Path) -> None:
+    """A recompute calls a module outside the modules that hold it."""
+    events = [
+        event("python_function", "nn.Module: Net_0", 0, 50),
+        event("python_function", "nn.Module: Block_0", 10, 20),
+        event("python_function", "nn.Module: Block_0", 60, 20, 2),
+        *(event("cuda_runtime", "cudaLaunchKernel", at, 1, tid, correlation=at) for at, tid in ((15, 1), (65, 2))),
+        *(event("kernel", "gemm", 1000 + at, 0.001, correlation=at, device=0, stream=7) for at in (15, 65)),
+    ]
+    assert sums(write(tmp_path / "a.json", *events)) == {("Net_0.Block_0", "forward"): 2}
+
+
+def test_rules_for_what_the_user_annotated(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", event("user_annotation", "blk 3 fwd", 5, 20), *GPU_EVENTS)
+    rules = parse_rules("[[rule]]\nmatch = 'blk (?P<n>.+) fwd'\nlayer = 'layers.{n}'", "own.toml")
+    rows = layers(open_capture(path), LayersOptions(rules=rules)).rows
+    assert rows["layer"].tolist()[0] == "layers.3"
