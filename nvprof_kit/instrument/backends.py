@@ -46,7 +46,8 @@ class Here:
 
     Attributes:
         owners: Who opened the ranges that are open on the thread, innermost last.
-        frame: The call of a layer that runs on the thread, as the backward pass will need it (`frames.Frame`).
+        frame: The call of a layer that runs on the thread, as the backward pass will need it: a `frames.Frame`, or what
+            one can be made of by `frames.frame_here` (the layer, the sequence number at its begin, the frame around).
         task: The backward pass that runs on the thread (`frames.Task`).
     """
 

@@ -12,7 +12,7 @@ from torch.autograd import _get_sequence_nr
 
 from . import state
 from .backends import Here
-from .frames import OUTSIDE, Frame, graph_task
+from .frames import OUTSIDE, Frame, frame_here, graph_task
 from .layer import Layer
 from .tensors import grad_nodes
 
@@ -58,7 +58,7 @@ class Calls:
         here: Here = backend.thread.here
         here.owners.append(layer)
         if _grad_enabled() and layer.backward is not None:
-            parent: Frame = here.frame or OUTSIDE
+            parent = frame_here(here)
             nodes = grad_nodes([*args, *kwargs.values()] if kwargs else [*args])
             begin = _get_sequence_nr()
             if parent is not OUTSIDE:
@@ -75,12 +75,13 @@ class Calls:
         if backend is None or layer is None:
             return
         here: Here = backend.thread.here
-        frame: Frame = here.frame or OUTSIDE
-        while frame.layer is not layer and frame is not OUTSIDE:
-            frame = frame.parent
-        if frame is not OUTSIDE:
-            here.frame = frame.parent
-            frame.end(grad_nodes([outputs]))
+        if here.frame is not None:
+            frame = frame_here(here)
+            while frame.layer is not layer and frame is not OUTSIDE:
+                frame = frame.parent
+            if frame is not OUTSIDE:
+                here.frame = None if frame.parent is OUTSIDE else frame.parent
+                frame.end(grad_nodes([outputs]))
         owners = here.owners
         if owners and owners[-1] is layer:  # `Backend.close`, of which this is the usual case
             owners.pop()

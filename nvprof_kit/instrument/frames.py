@@ -18,7 +18,7 @@ import torch
 from torch.autograd import Variable, _get_sequence_nr
 
 from . import state
-from .backends import Backend, Range
+from .backends import Backend, Here, Range
 from .layer import Layer
 
 graph_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -126,6 +126,19 @@ class Frame:
 _NOWHERE = Layer("")
 OUTSIDE = Frame(_NOWHERE, _NOWHERE.forward, None, 0)
 """The frame around every call."""
+
+
+def frame_here(here: Here) -> Frame:
+    """The call that runs on a thread. One that a forwarder only noted becomes a frame now that it matters."""
+    noted = here.frame
+    if type(noted) is not tuple:
+        return noted or OUTSIDE
+    layer, begin, here.frame = noted
+    parent = frame_here(here)
+    if parent is not OUTSIDE:
+        parent.edges.append(begin)
+    here.frame = frame = Frame(layer, layer.backward, parent, begin)
+    return frame
 
 
 class Task:

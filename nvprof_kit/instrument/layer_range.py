@@ -6,30 +6,33 @@ import inspect
 import sys
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, cast, overload
+from typing import Any, Protocol, cast, overload
 
 from ..errors import UsageError
 from ..names import Category
 from . import state
 from .layer import Layer, layer_of
-from .scope import F, Scope, Started
-from .wrapping import wrap
+from .scope import MOST_KEPT, F, Kept, Scope, Started
+from .wrapping import Always, ScopeOf, wrap
+
+_FORWARD = Category.FORWARD  # a look into an enum costs as much as all else that happens to a name
 
 
 class LayerScope(Scope):
     """A layer's range around a ``with`` block or around calls; a recompute inside a running backward pass."""
 
-    __slots__ = ("_calls", "_layer")
+    __slots__ = ("_calls",)
 
     def __init__(self, layer: Layer) -> None:
-        super().__init__(layer.forward)
-        self._layer = layer
+        super().__init__(layer.forward, layer.recompute)
         self._calls: Any = None
+        if layer.backward is not None:
+            self.followed = self.owner = layer
 
     def __enter__(self) -> LayerScope:
         backend = state.backend
         if backend is not None:
-            range_ = self._range if state.graph_task() == -1 else self._layer.recompute
+            range_ = self.range if state.graph_task() == -1 else self.recompute
             if range_.backend is not backend:
                 backend.prepare(range_)
             range_.push()
@@ -38,47 +41,37 @@ class LayerScope(Scope):
 
     def __call__(self, function: F) -> F:
         """Decorate a function or an ``nn.Module`` class with the layer's name."""
-        return cast(F, _decorate(function, lambda *_args, **_kwargs: self))
+        return cast(F, _decorate(function, Always(self)))
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function as the layer's forward; what it returns leads the backward pass into the layer."""
-        if self._layer.backward is None or "torch" not in sys.modules:
-            with self:
-                return function(*args, **kwargs)
-        if self._calls is None:
-            from .calls import Calls
-
-            self._calls = Calls(self._layer)
+        if self.followed is None or "torch" not in sys.modules:
+            return super().run(function, args, kwargs)
+        calls = self._calls or self._make_calls()
         outputs = None
-        self._calls.enter(None, args, kwargs)
+        calls.enter(None, args, kwargs)
         try:
             outputs = function(*args, **kwargs)
         finally:
-            self._calls.leave(None, args, outputs)
+            calls.leave(None, args, outputs)
         return outputs
 
+    def leave(self, outputs: Any) -> None:
+        """End a call that the forwarder began, as the layer's forward."""
+        if self.followed is None or "torch" not in sys.modules:
+            super().leave(outputs)
+        else:
+            (self._calls or self._make_calls()).leave(None, None, outputs)
 
-class LayerRange:
-    """Range a layer: its calls and the backward pass of what they return.
+    def _make_calls(self) -> Any:
+        from .calls import Calls
 
-    ```python
-    @layer_range                                    # named after the function: "Block.forward", "attend"
-    @layer_range("decoder.attention")               # named
-    @layer_range(name=lambda self, x: self.path)    # named by the arguments of each call
-    @layer_range
-    class Block(nn.Module): ...                     # instances are "Block.0", "Block.1", … as they are created
+        self._calls = Calls(self.followed)
+        return self._calls
 
-    with layer_range("decoder.mlp"): ...            # a block of code; may be kept and reused; forward only
-    started = layer_range.start("prefetch")
-    layer_range.end(started)                        # on any thread
-    ```
 
-    Functions, methods (also below ``staticmethod`` and ``classmethod``), coroutines, generators and asynchronous
-    generators can be decorated, and stay what they are to `inspect` and `pickle`. Of a coroutine or generator each
-    resume is a range, so other work that runs between resumes stays outside. An exception closes the range. While
-    nobody listens a decorated call costs what the bare call costs; with ``NVPROF_KIT=off`` the decorator returns the
-    function itself.
-    """
+class LayerRange(Protocol):
+    """What `layer_range` takes."""
 
     @overload
     def __call__(self, target: F, /, *, backward: bool = True) -> F: ...
@@ -98,47 +91,72 @@ class LayerRange:
         backward: bool = True,
     ) -> Callable[[F], F]: ...
 
-    def __call__(
-        self,
-        target: Any = None,
-        /,
-        *,
-        name: str | Callable[..., str] | None = None,
-        category: Category | str = Category.FORWARD,
-        backward: bool = True,
-    ) -> Any:
-        """Decorate a function or class, or make the scope or decorator of a name.
-
-        Args:
-            target: What to decorate, or the name.
-            name: The name, or a callable that gives it from the arguments of each call; by default the function's.
-            category: The NVTX category; a layer's (``forward``) unless it is something else, such as ``comm``.
-            backward: Range the backward pass of what a decorated call returns, too.
-
-        Raises:
-            UsageError: The category is none of ours, or a class is decorated that is no ``nn.Module``.
-        """
-        if type(target) is str:
-            return _named_scope(target, category, backward)
-        if target is not None:
-            return _decorate(target, _scope_of(target, name, category, backward))
-        return lambda function: _decorate(function, _scope_of(function, name, category, backward))
-
-    @staticmethod
-    def start(name: str, *, category: Category | str = Category.FORWARD) -> Started:
+    def start(self, name: str, *, category: Category | str = Category.FORWARD) -> Started:
         """Start a range that may end on another thread: tools show it, but it belongs to no thread and owns no work."""
-        return Started(_named_scope(name, category, False)._range)
 
-    @staticmethod
-    def end(started: Started) -> None:
+    def end(self, started: Started) -> None:
         """End a range that was started, on any thread; ending it again does nothing."""
-        started.end()
 
 
-layer_range = LayerRange()
+def _layer_range(
+    target: Any = None,
+    name: str | Callable[..., str] | None = None,
+    category: Category | str = Category.FORWARD,
+    backward: bool = True,
+) -> Any:
+    """Range a layer: its calls and the backward pass of what they return.
+
+    ```python
+    @layer_range                                    # named after the function: "Block.forward", "attend"
+    @layer_range("decoder.attention")               # named
+    @layer_range(name=lambda self, x: self.path)    # named by the arguments of each call
+    @layer_range
+    class Block(nn.Module): ...                     # instances are "Block.0", "Block.1", … as they are created
+
+    with layer_range("decoder.mlp"): ...            # a block of code; may be kept and reused; forward only
+    started = layer_range.start("prefetch")
+    layer_range.end(started)                        # on any thread
+    ```
+
+    Functions, methods (also below ``staticmethod`` and ``classmethod``), coroutines, generators and asynchronous
+    generators can be decorated, and stay what they are to `inspect` and `pickle`. Of a coroutine or generator each
+    resume is a range, so other work that runs between resumes stays outside. An exception closes the range. While
+    nobody listens a decorated call costs what the bare call costs; with ``NVPROF_KIT=off`` the decorator returns the
+    function itself.
+
+    Args:
+        target: What to decorate, or the name.
+        name: The name, or a callable that gives it from the arguments of each call; by default the function's.
+        category: The NVTX category; a layer's (``forward``) unless it is something else, such as ``comm``.
+        backward: Range the backward pass of what a decorated call returns, too.
+
+    Raises:
+        UsageError: The category is none of ours, or a class is decorated that is no ``nn.Module``.
+    """
+    if type(target) is str:
+        if category is _FORWARD and backward:
+            return _scopes[target]
+        return _named_scope(target, category, backward)
+    if target is not None:
+        return _decorate(target, _scope_of(target, name, category, backward))
+    return lambda function: _decorate(function, _scope_of(function, name, category, backward))
 
 
-@lru_cache(maxsize=4096)
+def _start(name: str, *, category: Category | str = Category.FORWARD) -> Started:
+    return Started(_named_scope(name, category, False).range)
+
+
+def _end(started: Started) -> None:
+    started.end()
+
+
+layer_range = cast(LayerRange, _layer_range)  # a function, which is called in a third of an instance's time
+layer_range.start = _start  # type: ignore[method-assign]
+layer_range.end = _end  # type: ignore[method-assign]
+layer_range.__name__ = layer_range.__qualname__ = "layer_range"  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=MOST_KEPT)
 def _named_scope(name: str, category: Category | str, backward: bool) -> LayerScope:
     try:
         return LayerScope(layer_of(name, Category(category), backward))
@@ -147,9 +165,12 @@ def _named_scope(name: str, category: Category | str, backward: bool) -> LayerSc
         raise UsageError(f"{category!r} is no category of a range; use one of {known}") from None
 
 
+_scopes = Kept(lambda name: _named_scope(name, Category.FORWARD, True))
+
+
 def _scope_of(
     target: Any, name: str | Callable[..., str] | None, category: Category | str, backward: bool
-) -> Callable[..., LayerScope] | None:
+) -> ScopeOf | None:
     """Gives the scope of a call from its arguments; None for a class without a name: its instances are numbered."""
     if callable(name):
         naming = name
@@ -157,7 +178,7 @@ def _scope_of(
     if name is None and inspect.isclass(target):
         return None
     scope = _named_scope(name or _function_name(target), category, backward)
-    return lambda *_args, **_kwargs: scope
+    return Always(scope)
 
 
 def _function_name(function: Any) -> str:
@@ -165,7 +186,7 @@ def _function_name(function: Any) -> str:
     return str(qualified).rsplit("<locals>.", maxsplit=1)[-1]
 
 
-def _decorate(target: Any, scope_of: Callable[..., LayerScope] | None) -> Any:
+def _decorate(target: Any, scope_of: ScopeOf | None) -> Any:
     if scope_of is not None and not inspect.isclass(target):
         return wrap(target, scope_of)
     from .classes import range_class

@@ -11,7 +11,8 @@ from ..names import Category
 from . import state
 from .annotation import Annotation
 from .backends import Range
-from .scope import Scope
+from .scope import F, Kept, Scope
+from .wrapping import wrap
 
 Batch = TypeVar("Batch")
 
@@ -33,26 +34,34 @@ class step(Scope):
 
     def __enter__(self) -> step:
         if self._number is None:
-            self._range = _step_range(next(self._counter))
+            self.range = _step_range(next(self._counter))
         super().__enter__()
         return self
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function that does one step."""
+        return wrap(function, lambda *_args, **_kwargs: self)
 
 
 def _step_range(number: int) -> Range:
     return Range(f"step {number}", Category.STEP, number)
 
 
-class phase(Scope):
+@lru_cache(maxsize=1024)
+def _range(text: str, category: Category) -> Range:
+    return Range(text, category)
+
+
+def phase(name: str) -> Scope:
     """Range a stretch of the loop, such as ``forward``, ``backward``, ``generate``: a context manager and a decorator.
 
     Args:
         name: The phase's name.
     """
+    return _phases[name]
 
-    __slots__ = ()
 
-    def __init__(self, name: str) -> None:
-        super().__init__(_range(name, Category.PHASE))
+_phases = Kept(lambda name: Scope(_range(name, Category.PHASE)))
 
 
 def mark(text: str) -> None:
@@ -60,11 +69,6 @@ def mark(text: str) -> None:
     backend = state.backend
     if backend is not None:
         backend.mark(_range(text, Category.USER))
-
-
-@lru_cache(maxsize=1024)
-def _range(text: str, category: Category) -> Range:
-    return Range(text, category)
 
 
 class annotate_dataloader(Generic[Batch]):

@@ -7,23 +7,37 @@ from typing import Any, TypeVar
 
 from . import state
 from .backends import Backend, Range
-from .wrapping import wrap
+from .wrapping import Always, wrap
 
 F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S", bound="Scope")
+
+MOST_KEPT = 4096
+"""So many names keep what was made for them."""
 
 
 class Scope:
-    """A range around a ``with`` block or around each call of a function; reusable, and nestable in itself."""
+    """A range around a ``with`` block or around each call of a function; reusable, and nestable in itself.
 
-    __slots__ = ("_range",)
+    Attributes:
+        range: The range.
+        recompute: What takes its place inside a running backward pass; mostly the same.
+        followed: The layer, where the backward pass of what a call returns is followed.
+        owner: Who owns the ranges of calls.
+    """
 
-    def __init__(self, range_: Range) -> None:
-        self._range = range_
+    __slots__ = ("followed", "owner", "range", "recompute")
+
+    def __init__(self, range_: Range, recompute: Range | None = None) -> None:
+        self.range = range_
+        self.recompute = recompute or range_
+        self.followed: Any = None
+        self.owner: object = self
 
     def __enter__(self) -> Scope:
         backend = state.backend
         if backend is not None:
-            range_ = self._range
+            range_ = self.range
             if range_.backend is not backend:
                 backend.prepare(range_)
             range_.push()
@@ -42,12 +56,31 @@ class Scope:
 
     def __call__(self, function: F) -> F:
         """Decorate a function: each call (each resume of a coroutine or generator) is a range."""
-        return wrap(function, lambda *_args, **_kwargs: self)
+        return wrap(function, Always(self))
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function inside the range."""
         with self:
             return function(*args, **kwargs)
+
+    def leave(self, _outputs: Any) -> None:
+        """End a call that was begun elsewhere, in the general way."""
+        if state.backend is not None:
+            state.backend.close(self.owner)
+
+
+class Kept(dict[str, S]):
+    """The scopes of names, each made once; a dict, because none of our functions runs for a name that it knows."""
+
+    def __init__(self, make: Callable[[str], S]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, name: str) -> S:
+        if len(self) >= MOST_KEPT:  # the program makes up names without end
+            self.clear()
+        scope = self[name] = self._make(name)
+        return scope
 
 
 class Started:

@@ -58,8 +58,12 @@ mode = read_mode(os.environ)
 backend: Backend | None = None
 """Where ranges go now; None while nobody listens."""
 
-gate: dict[str, Any] = {"__live": False}
-"""Globals of the compiled forwarders of decorated functions; ``__live`` says whether `backend` is there."""
+plain: set[type] = {type(None), bool, int, float, str}
+"""Types known to hold no tensors; grows as others are found."""
+
+gate: dict[str, Any] = {"__live": False, "__backend": None, "__plain": plain, "__type": type}
+"""Globals of the compiled forwarders of decorated functions, each read in one look: whether ranges are emitted
+(``__live``), the backend with its thread and pop, and the questions to torch."""
 
 annotated: weakref.WeakKeyDictionary[object, Installable] = weakref.WeakKeyDictionary()
 """What is annotated, and how: woken while ranges are emitted. An annotation lives as long as what it annotates."""
@@ -69,6 +73,9 @@ def _switch(new: Backend | None) -> None:
     global backend  # noqa: PLW0603
     backend = new
     gate["__live"] = new is not None
+    gate["__backend"] = new
+    if new is not None:
+        gate["__thread"], gate["__pop"] = new.thread, new.pop
     for installable in list(annotated.values()):
         if new is None:
             installable.sleep()
@@ -102,19 +109,29 @@ def restore(watcher: Backend, before: Backend | None) -> None:
         _switch(before)
 
 
-def _find_graph_task() -> int:
+def _meet_torch() -> bool:
+    """Stands in for ``is_dynamo_compiling`` until torch is loaded, and then puts torch's own functions into place."""
     global graph_task  # noqa: PLW0603
-    find: Callable[[], int] | None = getattr(
-        getattr(sys.modules.get("torch"), "_C", None), "_current_graph_task_id", None
-    )
-    if find is None:
-        return -1
-    graph_task = find
-    return find()
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "compiler"):
+        return False
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    graph_task = gate["__task"] = torch._C._current_graph_task_id
+    gate["__grad"] = torch.is_grad_enabled
+    gate["__sequence"] = torch.autograd._get_sequence_nr
+    gate["__compiling"] = torch.compiler.is_dynamo_compiling
+    return False
+
+
+def _find_graph_task() -> int:
+    _meet_torch()
+    return -1 if graph_task is _find_graph_task else graph_task()
 
 
 graph_task: Callable[[], int] = _find_graph_task
 """Number of the backward pass that runs on this thread, -1 where none does (or torch is not loaded)."""
 
+gate |= {"__compiling": _meet_torch, "__task": lambda: -1, "__grad": lambda: False, "__sequence": lambda: 0}
 _tool = _tool_backend()
 _switch(_tool)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .state import plain
+
 _MOST = 10_000
 """So many values are looked at; it also ends the search of a structure that holds itself."""
 
@@ -67,6 +69,8 @@ def _learn(kind: type) -> _Parts | None:
         parts_of = _of_mapping
     elif is_dataclass(kind):
         parts_of = _of_dataclass
+    else:
+        plain.add(kind)
     _kinds[kind] = parts_of
     return parts_of
 

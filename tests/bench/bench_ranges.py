@@ -1,7 +1,7 @@
 """What a range costs, against the least that it can cost.
 
 Run as a script: it measures idle calls here, then runs itself under each nsys of NVPROF_KIT_NSYS (or the one on the
-PATH) and measures there. Times are nanoseconds per call, medians of interleaved runs. The least is a bare pair of
+PATH) and measures there. Times are nanoseconds per call, of interleaved runs. The least is a bare pair of
 `Domain.push_range` and `Domain.pop_range` and, for modules, PyTorch's own price of empty hooks of the same kinds.
 """
 
@@ -15,11 +15,12 @@ import sys
 import tempfile
 import timeit
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from nvprof_kit import annotate_model, layer_range
+from nvprof_kit import annotate_model, layer_range, phase
 from nvprof_kit.instrument import state
 from nvprof_kit.instrument.backends import nvtx_domain
 
@@ -27,17 +28,36 @@ ROUNDS, CALLS, LAYERS = 41, 2000, 20
 TEXT = "model.layers.3.self_attn"
 
 
-def medians(*functions: Callable[[], object], calls: int = CALLS) -> list[float]:
-    """Nanoseconds per call of each function, interleaved so that a slow moment hits all alike."""
+class Cost(NamedTuple):
+    """Nanoseconds per call."""
+
+    median: float
+    minimum: float
+
+    def __add__(self, other: Cost) -> Cost:  # type: ignore[override]
+        return Cost(self.median + other.median, self.minimum + other.minimum)
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(self.median - other.median, self.minimum - other.minimum)
+
+
+def costs(*functions: Callable[[], object], calls: int = CALLS) -> list[Cost]:
+    """The cost of each function, interleaved so that a slow moment hits all alike."""
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(ROUNDS):
         for function, seen in zip(functions, times, strict=True):
             seen.append(timeit.timeit(function, number=calls) / calls * 1e9)
-    return [statistics.median(seen) for seen in times]
+    return [Cost(statistics.median(seen), min(seen)) for seen in times]
 
 
-def report(what: str, cost: float, least: float) -> None:
-    print(f"{what:<58} {cost:8.0f} ns   least {least:6.0f} ns   ratio {cost / least:5.2f}", flush=True)
+def report(what: str, cost: Cost, least: Cost, ranges: int = 1) -> None:
+    """Print a line; ``ranges`` is how many of each were measured at once."""
+    ratios = " ".join(f"{mine / other:5.2f}" for mine, other in zip(cost, least, strict=True))
+    numbers = (
+        f"{cost.median / ranges:7.0f} {least.median / ranges:7.0f}",
+        f"{cost.minimum / ranges:7.0f} {least.minimum / ranges:7.0f}",
+    )
+    print(f"{what:<52} median {numbers[0]} ns, minimum {numbers[1]} ns, ratios {ratios}", flush=True)
 
 
 def idle() -> None:
@@ -48,43 +68,82 @@ def idle() -> None:
         decorated = layer_range(bare)
 
     block = Block()
-    bare, decorated = medians(lambda: block.bare(1), lambda: block.decorated(1), calls=20_000)
-    print(f"{'decorated call, no tool':<58} +{decorated - bare:7.0f} ns over the bare call's {bare:.0f} ns", flush=True)
+    bare, decorated = costs(lambda: block.bare(1), lambda: block.decorated(1), calls=20_000)
+    added = decorated - bare
+    print(
+        f"{'decorated call, no tool':<52} median +{added.median:.0f} ns over the bare call's {bare.median:.0f} ns",
+        flush=True,
+    )
 
 
-def scopes() -> float:
-    """Measure scopes; returns the cost of a bare pair."""
-    domain = nvtx_domain()
-    attributes = domain.get_event_attributes(message=TEXT, category="forward", payload=3)
-    scope = layer_range(TEXT)
+def nothing() -> None:
+    pass
 
-    def nothing() -> None:
-        pass
 
-    def pair() -> None:
-        domain.push_range(attributes)
-        domain.pop_range()
+DOMAIN = nvtx_domain()
+ATTRIBUTES = DOMAIN.get_event_attributes(message=TEXT, category="forward", payload=3)
+
+
+def pair() -> None:
+    DOMAIN.push_range(ATTRIBUTES)
+    DOMAIN.pop_range()
+
+
+def blocks() -> None:
+    scope, stretch = layer_range(TEXT), phase("generate")
 
     def kept() -> None:
         with scope:
             pass
 
-    def inline() -> None:
+    def anew() -> None:
         with layer_range(TEXT):
             pass
 
-    def bare(x: int) -> int:
+    def phase_kept() -> None:
+        with stretch:
+            pass
+
+    def phase_anew() -> None:
+        with phase("generate"):
+            pass
+
+    empty, least, *ranged = costs(nothing, pair, kept, anew, phase_kept, phase_anew)
+    names = ("layer_range that is kept", "layer_range(name) anew", "phase that is kept", "phase(name) anew")
+    for name, cost in zip(names, ranged, strict=True):
+        report(f"with {name}", cost - empty, least - empty)
+
+
+def calls() -> None:
+    def bare(x: object) -> object:
         return x
 
-    decorated = layer_range(TEXT)(bare)
-    empty, least, held, made, plain, ranged = medians(
-        nothing, pair, kept, inline, lambda: bare(1), lambda: decorated(1)
+    def neg(x: torch.Tensor) -> torch.Tensor:
+        return x.neg()
+
+    def marked(x: torch.Tensor) -> torch.Tensor:
+        y = x.neg()
+        y.grad_fn.register_prehook(lambda _grads: None)  # type: ignore[union-attr]
+        return y
+
+    class Block:
+        def bare(self, x: object, mask: object = None) -> object:
+            return x
+
+        decorated = layer_range(bare)
+
+    block, x = Block(), torch.ones(1, requires_grad=True)
+    decorated, ranged = layer_range(TEXT)(bare), layer_range(TEXT)(neg)
+    empty, least, plain, function, method_plain, method = costs(
+        nothing, pair, lambda: bare(1), lambda: decorated(1), lambda: block.bare(1), lambda: block.decorated(1)
     )
-    least -= empty
-    report("with a layer_range that is kept", held - empty, least)
-    report("with layer_range(name), made anew", made - empty, least)
-    report("decorated call", ranged - plain, least)
-    return least
+    report("decorated function", function - plain, least - empty)
+    report("decorated method", method - method_plain, least - empty)
+    with torch.no_grad():
+        empty, least, plain, cost = costs(nothing, pair, lambda: neg(x), lambda: ranged(x))
+        report("decorated function of a tensor, no gradients", cost - plain, least - empty)
+    empty, least, plain, hooked, cost = costs(nothing, pair, lambda: neg(x), lambda: marked(x), lambda: ranged(x))
+    report("decorated function of a tensor, with gradients", cost - plain, least - empty + hooked - plain)
 
 
 class Echo(nn.Module):
@@ -112,28 +171,35 @@ class MarkedEcho(HookedEcho):
         return y
 
 
-def modules(pair: float) -> None:
+def modules() -> None:
     bare, hooked, marked, annotated = Echo(), HookedEcho(), MarkedEcho(), Echo()
     annotate_model(annotated)
     x = torch.ones(1, requires_grad=True)
     grad = torch.ones(1)
 
-    def step(model: nn.Module) -> Callable[[], object]:
+    def forward(model: nn.Module) -> Callable[[], object]:
+        return lambda: model(x)
+
+    def training(model: nn.Module) -> Callable[[], object]:
         return lambda: torch.autograd.grad(model(x), x, grad)
 
     with torch.no_grad():
-        plain, empty, ranged = medians(lambda: bare(x), lambda: hooked(x), lambda: annotated(x))
-    report("module, forward, no gradients", ranged - plain, pair + empty - plain)
-    plain, empty, ranged = medians(lambda: bare(x), lambda: marked(x), lambda: annotated(x))
-    report("module, forward, with gradients", ranged - plain, pair + empty - plain)
+        empty, least, plain, hooks, ranged = costs(nothing, pair, *map(forward, (bare, hooked, annotated)))
+    report("module, forward, no gradients", ranged - plain, least - empty + hooks - plain)
+    empty, least, plain, hooks, ranged = costs(nothing, pair, *map(forward, (bare, marked, annotated)))
+    report("module, forward, with gradients", ranged - plain, least - empty + hooks - plain)
     many = nn.Sequential(*(Echo() for _ in range(LAYERS)))
     many_marked = nn.Sequential(*(MarkedEcho() for _ in range(LAYERS)))
     many_annotated = nn.Sequential(*(Echo() for _ in range(LAYERS)))
     annotate_model(many_annotated, depth=1)
-    plain, empty, ranged = (
-        time / LAYERS for time in medians(*map(step, (many, many_marked, many_annotated)), calls=50)
+    pairs = [pair] * 2 * LAYERS
+    empty, least, plain, hooks, ranged = costs(
+        lambda: [nothing() for _ in pairs],
+        lambda: [one() for one in pairs],
+        *map(training, (many, many_marked, many_annotated)),
+        calls=50,
     )
-    report("module, forward and backward, each of 20 layers", ranged - plain, 2 * pair + empty - plain)
+    report("module, forward and backward, each of 20 layers", ranged - plain, least - empty + hooks - plain, LAYERS)
 
 
 def under(nsys: str) -> None:
@@ -141,12 +207,14 @@ def under(nsys: str) -> None:
         options = ["-t", "nvtx,osrt", "-s", "none", "--cpuctxsw=none", "-o", f"{folder}/report"]
         command = [nsys, "profile", *options, sys.executable, __file__]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    print("".join(line for line in done.stdout.splitlines(keepends=True) if " ns " in line) or done.stderr, flush=True)
+    print("".join(line for line in done.stdout.splitlines(keepends=True) if " ns" in line) or done.stderr, flush=True)
 
 
 def main() -> None:
     if state.backend is not None:
-        modules(scopes())
+        blocks()
+        calls()
+        modules()
         return
     idle()
     named = os.environ.get("NVPROF_KIT_NSYS", shutil.which("nsys") or "")

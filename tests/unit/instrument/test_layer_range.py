@@ -73,7 +73,7 @@ def test_names_of_functions_and_scopes(sink):
     assert {range_.category for range_ in sink.ranges} == {Category.FORWARD}
 
 
-def test_every_kind_of_parameter_is_handed_on():
+def test_every_kind_of_parameter_is_handed_on(sink):
     def function(a, b=2, /, c=3, *rest, d, e=5, **more):
         return a, b, c, rest, d, e, more
 
@@ -309,3 +309,42 @@ def test_threads_keep_their_own_stacks(sink):
     for thread in threads:
         thread.join()
     assert sorted(sink.lines) == ["  inner", "  inner", "worker", "worker"]
+
+
+def test_calls_without_tensors_among_the_arguments_are_followed_all_the_same(sink):
+    """Such calls are only noted; they become frames when a call in them, or their result, needs it."""
+    weight = torch.ones(3, requires_grad=True)
+
+    @layer_range
+    def inner(x):
+        return x * weight
+
+    @layer_range
+    def count(n):
+        return n + 1
+
+    @layer_range
+    def outer(n):
+        before = weight.exp() * count(n)
+        return inner(before).sin() if n else None
+
+    assert outer(0) is None
+    del sink.lines[:]
+    outer(1).sum().backward()
+    assert sink.lines == ["outer", "  count", "  inner", "outer backward", "  inner backward"]
+
+    with torch.no_grad():
+        outer(1)
+    assert sink.thread.here.frame is None
+    assert sink.open_count() == 0
+
+
+def test_a_call_during_which_the_tool_goes_is_closed_once(sink):
+    @layer_range
+    def work():
+        state.deactivate()
+        state.activate(sink)
+        return 1
+
+    assert work() == 1
+    assert sink.open_count() == 0
