@@ -161,6 +161,9 @@ def _doubts(calls: pd.DataFrame) -> list[str]:
         "a rank may have been killed; skew is taken over the calls that ranks share"
         for stage in uneven
     ]
+    ranks = set(calls["rank"].tolist())
+    if missing := sorted(set(range(max(ranks))) - ranks):
+        doubts.append(f"no log of rank {', '.join(map(str, missing))}: it is in none of the figures")
     if calls["cuda_ns"].isna().any() and calls["cuda_ns"].notna().any():
         doubts.append("some calls have no GPU time; ranks are compared by the CPU clock")
     return doubts

@@ -120,6 +120,12 @@ def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
     assert result.rows["cuda_total_ns"].isna().all()
 
 
+def test_a_rank_without_a_log_is_named(tmp_path: Path) -> None:
+    for rank in (0, 3):
+        log(tmp_path, rank, [("work", 0, 10, None)])
+    assert timers(read_timer_logs([tmp_path])).doubts == ("no log of rank 1, 2: it is in none of the figures",)
+
+
 def test_a_line_cut_off_is_counted(tmp_path: Path) -> None:
     log(tmp_path, 0, [("a, b", 0, 10, 5)])
     with (tmp_path / "timer_rank0.log").open("a") as file:
