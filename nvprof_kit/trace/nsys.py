@@ -22,6 +22,7 @@ from nvprof_kit.trace.domains import named_domains
 from nvprof_kit.trace.frames import make_frame
 from nvprof_kit.trace.nsys_calls import read_calls
 from nvprof_kit.trace.nsys_doubts import capture_doubts, handed_over_doubts
+from nvprof_kit.trace.nsys_ops import op_tables, read_ops
 from nvprof_kit.trace.nsys_samples import read_samples
 from nvprof_kit.trace.schema import CaptureInfo, Trace
 from nvprof_kit.trace.sqlite import Database
@@ -48,7 +49,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
         domains = tables.nvtx_domains(db)
         _check_has_domain(db, domains, domain, named)
         with ThreadPoolExecutor(max_workers=2) as pool:
-            ops_job = pool.submit(tables.read_ops, db, optional)
+            ops_job = pool.submit(read_ops, db, optional)
             api_job = pool.submit(tables.read_launches, db)
             import pandas  # noqa: F401  (here, while the threads read)
 
@@ -58,8 +59,9 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
         api = tables.with_missed_launches(db, api, ops)
         _check_has_ranges(ranges, domain, named)
         tables.close_open_ranges(ranges, api, ops)
+        handed_over = handed_over_doubts(tables.handed_over(db, domains, domain))
         return Trace(
-            info=_info(db, domain, handed_over_doubts(tables.handed_over(db, domains, domain)), ranges, api, ops),
+            info=_info(db, domain, ranges, api, ops, more_doubts=handed_over),
             ranges=make_frame("ranges", ranges),
             api=make_frame("api", api),
             ops=make_frame("ops", ops),
@@ -80,7 +82,7 @@ def _check_is_nsys(db: Database, named: Path) -> None:
 
 
 def _check_has_operations(db: Database, named: Path) -> None:
-    if tables.op_tables(db):
+    if op_tables(db):
         return
     if tables.RUNTIME in db.tables:
         raise CaptureError(
@@ -103,7 +105,7 @@ def _check_has_domain(db: Database, domains: tables.Domains, domain: str, named:
         others = ", ".join(sorted(domains.by_name)) or "only the default domain"
         raise CaptureError(
             f"{named}: no ranges of the NVTX domain {domain!r} (found: {others}); "
-            "call nvprof_kit.annotate_model(model) in the program, or name a domain with --domain"
+            "call nvprof_kit.annotate_model(model) in the program, or name a domain with --domain or a preset with --rules"
         )
 
 
@@ -120,10 +122,11 @@ def _check_has_ranges(ranges: dict[str, Any], domain: str, named: Path) -> None:
 def _info(
     db: Database,
     domain: str,
-    doubts: tuple[str, ...],
     ranges: dict[str, Any],
     api: dict[str, Any],
     ops: dict[str, Any],
+    *,
+    more_doubts: tuple[str, ...],
 ) -> CaptureInfo:
     meta = next((table for table in _EXPORT_METADATA if db.has(table, "name", "value")), None)
     said = {str(name): str(value) for name, value in db.rows(f"SELECT name, value FROM {meta}")} if meta else {}
@@ -138,7 +141,7 @@ def _info(
         processes=len(np.unique(np.concatenate([np.unique(ranges["pid"]), np.unique(ops["pid"])]))),
         session_ns=_session_ns(db),
         own_window=_own_window(db),
-        doubts=(*capture_doubts(db, api, ops), *doubts),
+        doubts=(*capture_doubts(db, api, ops), *more_doubts),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,31 +11,13 @@ import numpy.typing as npt
 
 from nvprof_kit.trace.domains import named_domains
 from nvprof_kit.trace.frames import MISSING_PAYLOAD, labels
-from nvprof_kit.trace.nsys_calls import host_memory_item, host_memory_names
-from nvprof_kit.trace.nsys_configs import config_items
-from nvprof_kit.trace.schema import OP_KINDS
+from nvprof_kit.trace.nsys_columns import null_safe, strings_of, zero_is_missing
 from nvprof_kit.trace.sqlite import Database, Int64Array, integer_list
 
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 Columns = dict[str, Any]
 
 _PID_MASK = ~0xFFFFFF  # globalTid holds hardware id, VM, process and, in its low 24 bits, thread (nsys user guide)
-_OP_TABLES = {
-    "CUPTI_ACTIVITY_KIND_KERNEL": "kernel",
-    "CUPTI_ACTIVITY_KIND_MEMCPY": "memcpy",
-    "CUPTI_ACTIVITY_KIND_MEMSET": "memset",
-    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "graph",
-}
-_COPY_KINDS = {
-    1: "HtoD",
-    2: "DtoH",
-    8: "DtoD",
-    9: "HtoH",
-    10: "PtoP",
-    11: "unified HtoD",
-    12: "unified DtoH",
-    13: "unified DtoD",
-}
 _LAUNCHING = ("%Launch%", "%Memcpy%", "%Memset%", "%GraphUpload%", "%MemPrefetch%")
 _NESTED, _START_END = (59, 70), (60, 71)
 _BLOCK = 1 << 16
@@ -46,11 +28,6 @@ _DEFAULT_DOMAIN = 0
 def process_of(tid: Int64Array) -> Int64Array:
     """The process keys (globalPid) of thread keys (globalTid)."""
     return tid & _PID_MASK
-
-
-def _null_safe(db: Database, table: str, column: str, name: str, default: str = "-1") -> str:
-    """One item of a SELECT: the column under the name a `Trace` gives it, or the default where the schema lacks it."""
-    return f'"{column}" AS {name}' if db.has(table, column) else f"{default} AS {name}"
 
 
 # ---------------------------------------------------------------- NVTX
@@ -108,9 +85,9 @@ def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
         + ", ".join(
             [
                 "coalesce(domainId, 0) AS domain",
-                _null_safe(db, "NVTX_EVENTS", "category", "category"),
-                _null_safe(db, "NVTX_EVENTS", "textId", "text_id"),
-                _null_safe(db, "NVTX_EVENTS", "text", "text", "''"),
+                null_safe(db, "NVTX_EVENTS", "category", "category"),
+                null_safe(db, "NVTX_EVENTS", "textId", "text_id"),
+                null_safe(db, "NVTX_EVENTS", "text", "text", "''"),
                 f"{_payload_sql(db)} AS payload",
             ]
         )
@@ -180,16 +157,11 @@ def _range_texts(db: Database, text_id: Int64Array, text: npt.NDArray[Any]) -> A
     import pandas as pd
 
     ids, index = np.unique(text_id, return_inverse=True)
-    strings = _strings(db, ids)
+    strings = strings_of(db, ids)
     if not (text_id < 0).any():
         return labels(index, [strings.get(int(id_), "") for id_ in ids])
     registered = np.array([strings.get(int(id_), "") for id_ in ids], dtype=object)[index]
     return pd.Categorical(np.where(text_id < 0, pd.Series(text, dtype=object).fillna(""), registered))
-
-
-def _strings(db: Database, ids: Int64Array) -> dict[int, str]:
-    wanted = [int(id_) for id_ in ids if id_ >= 0]
-    return dict(db.rows(f"SELECT id, value FROM StringIds WHERE id IN ({integer_list(wanted)})")) if wanted else {}
 
 
 def close_open_ranges(ranges: Columns, api: Columns, ops: Columns) -> None:
@@ -247,81 +219,6 @@ def _not_in(ids: Int64Array, known: Int64Array) -> Int64Array:
     return np.concatenate(missing) if missing else ids
 
 
-# ---------------------------------------------------------------- GPU operations
-
-
-def op_tables(db: Database) -> list[str]:
-    """The tables of GPU operations that are there and hold a row."""
-    return [table for table in _OP_TABLES if table in db.tables and db.rows(f"SELECT 1 FROM {table} LIMIT 1")]
-
-
-def read_ops(db: Database, optional: Collection[str]) -> Columns:
-    """Columns of the schema's ``ops``, all kinds one behind the other."""
-    read = db.columns(" UNION ALL ".join(_op_select(db, table, optional) for table in op_tables(db)))
-    ops: Columns = {
-        **{name: values for name, values in read.items() if name not in ("name", "mangled")},
-        "correlation": _zero_is_missing(read["correlation"]),
-        "graph_node": _zero_is_missing(read["graph_node"]),
-        "kind": read["kind"].astype(np.int8),
-    }
-    if "name" in optional:
-        ops["name"] = _op_names(db, ops["kind"], read["name"])
-    if "host_memory" in optional:
-        ops["host_memory"] = host_memory_names(read["host_memory"])
-    if "mangled" in optional:
-        ops["mangled"] = _names_of(db, read["mangled"])
-    return ops
-
-
-def _op_select(db: Database, table: str, optional: Collection[str]) -> str:
-    kind = _OP_TABLES[table]
-    items = [
-        "start AS start_ns",
-        '"end" AS end_ns',
-        _null_safe(db, table, "deviceId", "device", "0"),
-        _null_safe(db, table, "correlationId", "correlation"),
-        _null_safe(db, table, "globalPid", "pid"),
-        _null_safe(db, table, "graphNodeId", "graph_node"),
-        f"{OP_KINDS.index(kind)} AS kind",
-    ]
-    if "stream" in optional:
-        items.append(_null_safe(db, table, "streamId", "stream"))
-    if "bytes" in optional:
-        items.append(_null_safe(db, table, "bytes", "bytes"))
-    if "host_memory" in optional:
-        items.append(host_memory_item(db, table))
-    if "name" in optional:
-        items.append({"kernel": "demangledName AS name", "memcpy": "copyKind AS name"}.get(kind, "0 AS name"))
-    items += config_items(db, table, optional)
-    return f"SELECT {', '.join(items)} FROM {table}"
-
-
-def _names_of(db: Database, ids: Int64Array) -> Any:
-    """Strings of the file by their ids, '' where there is none."""
-    distinct, index = np.unique(ids, return_inverse=True)
-    strings = _strings(db, distinct)
-    return labels(index, [strings.get(id_, "") for id_ in distinct.tolist()])
-
-
-def _zero_is_missing(ids: Int64Array) -> Int64Array:
-    """Exporters before 2022 wrote 0 for an id that is not there; no counter of CUPTI's begins at 0."""
-    return np.where(ids == 0, -1, ids) if len(ids) and (ids == 0).any() else ids
-
-
-def _op_names(db: Database, kind: npt.NDArray[np.int8], ids: Int64Array) -> Any:
-    """Names of the operations: a kernel's is a string of the file, the others are told from kind and direction."""
-    pairs, index = np.unique(ids * len(OP_KINDS) + kind, return_inverse=True)
-    strings = _strings(db, pairs // len(OP_KINDS))
-    named = []
-    for id_, code in zip((pairs // len(OP_KINDS)).tolist(), (pairs % len(OP_KINDS)).tolist(), strict=True):
-        kernel, copy, _, graph, _ = (code == place for place in range(len(OP_KINDS)))
-        named.append(
-            strings.get(id_, "(unnamed kernel)") if kernel else f"memcpy {_COPY_KINDS.get(id_, '')}".strip() if copy
-            else "whole CUDA graph" if graph else OP_KINDS[code]
-        )  # fmt: skip
-    return labels(index, named)
-
-
 # ---------------------------------------------------------------- CUDA graphs
 
 
@@ -345,7 +242,7 @@ def read_graph_nodes(db: Database) -> Columns:
     )
     return {
         "node": read["node"],
-        "original": _zero_is_missing(read["original"]),
+        "original": zero_is_missing(read["original"]),
         "start_ns": read["start"],
         "tid": read["tid"],
         "pid": process_of(read["tid"]),
