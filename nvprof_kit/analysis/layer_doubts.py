@@ -27,7 +27,7 @@ def _layers(owned: Attribution, total_ns: int) -> list[str]:
     if not owned.ranges.is_one_of(LAYER_CATEGORIES).any():
         return [
             "no layer's range in the window, so every operation is outside layers; call "
-            "nvprof_kit.annotate_model(model) before it"
+            "nvprof_kit.annotate_model(model) before it, or say with --rules how the program names its layers"
         ]
     if not total_ns:
         return ["all operations of the capture have no length"]
