@@ -105,7 +105,7 @@ def _check_has_domain(db: Database, domains: tables.Domains, domain: str, named:
         others = ", ".join(sorted(domains.by_name)) or "only the default domain"
         raise CaptureError(
             f"{named}: no ranges of the NVTX domain {domain!r} (found: {others}); "
-            "call nvprof_kit.annotate_model(model) in the program, or name a domain with --domain or a preset with --rules"
+            "call nvprof_kit.annotate_model(model) in the program, or name a domain with --domain, or --rules"
         )
 
 
