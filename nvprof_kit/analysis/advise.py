@@ -1,7 +1,7 @@
 """What to do: findings ranked by what they could save, each with its evidence from the capture.
 
-A rule is a function from the evidence to its findings, in `advice_time` and `advice_work`; one that finds nothing in
-the capture says nothing.
+A rule is a function from the evidence to its findings, in `advice_time`, `advice_work` and
+`advice_metrics`; one that finds nothing in the capture says nothing.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from nvprof_kit.analysis import advice_time, advice_work
+from nvprof_kit.analysis import advice_metrics, advice_time, advice_work
+from nvprof_kit.analysis.breakdown import OPTIONAL as BREAKDOWN_OPTIONAL
 from nvprof_kit.analysis.evidence import Evidence, Finding
 from nvprof_kit.analysis.kernel_classes import Rule
 from nvprof_kit.trace.schema import CaptureInfo, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
+
+OPTIONAL = (*BREAKDOWN_OPTIONAL, "samples")
+"""What `nvprof_kit.trace.open.open_capture` must read."""
 
 RULES: Mapping[str, Callable[[Evidence], Iterator[Finding]]] = MappingProxyType(
     {
@@ -34,6 +38,7 @@ RULES: Mapping[str, Callable[[Evidence], Iterator[Finding]]] = MappingProxyType(
         "fp32-gemms": advice_work.fp32_gemms,
         "recompute": advice_work.recompute,
         "outlier-layer": advice_work.outlier_layers,
+        "gpu-metrics": advice_metrics.bound,
     }
 )
 """The rules by name."""
@@ -88,7 +93,7 @@ def advise(trace: Trace, own_rules: tuple[Rule, ...] = ()) -> AdviseResult:
     """Look for what costs time and could be changed.
 
     Args:
-        trace: The capture, opened with `nvprof_kit.analysis.breakdown.OPTIONAL`.
+        trace: The capture, opened with `OPTIONAL`.
         own_rules: Rules for kernel classes, asked before the package's.
     """
     evidence = Evidence(trace, own_rules)

@@ -29,8 +29,8 @@ def advise(asked: Reading, *, top: int, rules: Rules | None, rules_path: Path | 
 
     A rule that finds nothing in the capture says nothing.
     """
+    from nvprof_kit.analysis.advise import OPTIONAL
     from nvprof_kit.analysis.advise import advise as analyse
-    from nvprof_kit.analysis.breakdown import OPTIONAL
 
     if asked.output.form in plots.FORMATS:
         raise UsageError("advise has no plot; needed a table format")

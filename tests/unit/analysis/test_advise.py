@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.advise import RULES, AdviseResult, advise
-from nvprof_kit.analysis.breakdown import OPTIONAL
+from nvprof_kit.analysis.advise import OPTIONAL, RULES, AdviseResult, advise
 from nvprof_kit.analysis.evidence import Finding
 from nvprof_kit.trace.open import open_capture
 
@@ -145,7 +146,25 @@ def findings(tmp_path: Path, rule: str, bad: bool) -> list[Finding]:
 
 
 def test_every_rule_has_its_captures() -> None:
-    assert SCENES.keys() == RULES.keys()
+    assert [*SCENES, "gpu-metrics"] == [*RULES]
+
+
+@pytest.mark.parametrize(
+    ("dram", "tensor", "title"),
+    [(70.0, 10.0, "Bound by memory"), (20.0, 75.0, "Bound by the tensor cores"), (30.0, 30.0, None)],
+)
+def test_what_gpu_metrics_say(tmp_path: Path, dram: float, tensor: float, title: str | None) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file)
+    file.kernel(1_000, 91_000, launched=(0, 500), name="nvjet")
+    trace = open_capture(file.write(), optional=OPTIONAL)
+    metrics = {"SM Active": 90.0, "DRAM Read Bandwidth": dram, "DRAM Write Bandwidth": 0.0, "Tensor Active": tensor}
+    rows = [(time, 0, name, value) for time in range(0, 100_000, 1_000) for name, value in metrics.items()]
+    samples = pd.DataFrame(rows, columns=["time_ns", "device", "metric", "value"]).astype({"metric": "category"})
+    found = [one for one in advise(replace(trace, samples=samples)).findings if one.rule == "gpu-metrics"]
+    assert [one.title for one in found] == ([title] if title else [])
+    # 90 µs busy; what the tensor cores do not use of it, or half of it
+    assert [one.saves_ns for one in found] == ([81_000] if title == "Bound by memory" else [45_000] if title else [])
 
 
 @pytest.mark.parametrize("rule", SCENES)

@@ -1,0 +1,48 @@
+"""A rule over sampled GPU metrics: whether a layer is bound by memory or by the tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nvprof_kit.analysis.evidence import Evidence, Finding, ms
+from nvprof_kit.analysis.metrics import metrics
+from nvprof_kit.names import NO_LAYER
+
+MEMORY_PCT, TENSOR_PCT, BUSY_SHARE = 60.0, 60.0, 0.02
+
+
+def bound(found: Evidence) -> Iterator[Finding]:
+    """The layer that takes most of the time among those bound by memory, and among those bound by the tensor cores."""
+    samples = found.trace.samples
+    if samples is None or not len(samples):
+        return
+    rows = metrics(found.trace).rows
+    rows = rows[rows["enough"] & (rows["layer"] != NO_LAYER) & (rows["busy_ns"] >= BUSY_SHARE * found.wall_ns)]
+    memory = rows["dram_read_pct"].fillna(0) + rows["dram_write_pct"].fillna(0)
+    tensor = rows["tensor_active_pct"].fillna(0)
+    kinds = {
+        "memory": (
+            (memory >= MEMORY_PCT) & (tensor < TENSOR_PCT),
+            "fuse it with what comes before or after, keep activations in bf16 or fp8, or reuse more of what is read",
+        ),
+        "the tensor cores": (
+            tensor >= TENSOR_PCT,
+            "only less arithmetic helps: fp8, fewer recomputed products, less padding",
+        ),
+    }
+    for what, (chosen, advice) in kinds.items():
+        if not chosen.any():
+            continue
+        worst = rows[chosen].sort_values("busy_ns", ascending=False, kind="stable").iloc[0]
+        layer, phase, place = str(worst["layer"]), str(worst["phase"]), worst.name
+        evidence = (
+            f"{layer} {phase}: DRAM at {memory[place]:.0f} % and tensor cores at {tensor[place]:.0f} % of their peak "
+            f"over {ms(worst['busy_ns'])} of busy time, {worst['samples']:.0f} samples"
+        )
+        names = found.ops["layer"].cat.categories
+        within = [name for name in names if name == layer or str(name).startswith(f"{layer}.")]
+        mine = np.flatnonzero(found.ops["layer"].isin(within) & (found.ops["phase"] == phase))
+        saves = int(worst["busy_ns"] * (100 - tensor[place]) / 100) if what == "memory" else int(worst["busy_ns"] // 2)
+        yield Finding("gpu-metrics", f"Bound by {what}", evidence, layer, phase, *found.longest(mine), saves, advice)
