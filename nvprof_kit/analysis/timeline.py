@@ -34,6 +34,11 @@ class Lane(NamedTuple):
     stream: int
     part: int
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it is a stream, and not the operators of a capture without a GPU."""
+        return self.stream >= 0
+
 
 @dataclass(frozen=True)
 class Timeline:

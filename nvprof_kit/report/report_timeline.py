@@ -48,7 +48,8 @@ def drawn_timeline(shown: Timeline) -> dict[str, Any]:
     shown, note = _longest(shown)
     groups = []
     for device in sorted({lane.device for lane in shown.lanes}):
-        groups.append(_idle_group(shown, device, idle_labels[device], texts))
+        if any(lane.on_gpu for lane in shown.lanes if lane.device == device):
+            groups.append(_idle_group(shown, device, idle_labels[device], texts))
         for place, lane in enumerate(shown.lanes):
             if lane.device == device:
                 groups.append(_stream_group(shown, place, texts))
@@ -137,7 +138,7 @@ def _stream_group(shown: Timeline, place: int, texts: _Texts) -> dict[str, Any]:
 def lane_label(lane: Lane, shown: Timeline) -> str:
     """A stream by name, as short as tells it from the others."""
     processes = sorted({one.pid for one in shown.lanes})
-    parts = [f"GPU {lane.device}", f"stream {lane.stream}" if lane.stream >= 0 else "operators"]
+    parts = [f"GPU {lane.device}", f"stream {lane.stream}"] if lane.on_gpu else ["CPU operators"]
     if len(processes) > 1:
         parts.append(f"process {processes.index(lane.pid)}")
     if lane.part:

@@ -75,7 +75,8 @@ def timeline_bands(shown: Timeline, depth: int | None = None) -> list[Band]:
         begin, end = _window(shown)
         idle = int((gaps["end_ns"] - gaps["start_ns"]).sum())
         boxes = gaps[["start_ns", "end_ns"]].assign(colour=IDLE, label="")
-        bands.append(Band(f"GPU {device} idle, {percent(idle / max(end - begin, 1))}", boxes))
+        if any(lane.on_gpu for lane in shown.lanes if lane.device == device):
+            bands.append(Band(f"GPU {device} idle, {percent(idle / max(end - begin, 1))}", boxes))
         for place, lane in enumerate(shown.lanes):
             if lane.device == device:
                 bands += _stream(shown, place, lane_label(lane, shown), depth)
@@ -119,16 +120,18 @@ def _draw(axes: Axes, place: int, band: Band, begin: int, whole_ms: float) -> No
     start = (boxes["start_ns"].to_numpy() - begin) / 1e6
     length = (boxes["end_ns"] - boxes["start_ns"]).to_numpy() / 1e6
     height = 0.82
+    # a white edge parts neighbours; what is narrow has one of its own colour, which keeps it in sight
+    parted = boxes["label"].astype(bool).to_numpy() & (length > whole_ms / 300)
     for colour in boxes["colour"].unique():
-        these = (boxes["colour"] == colour).to_numpy()
-        # an edge of the box's own colour keeps the shortest in sight
-        axes.broken_barh(
-            list(zip(start[these], length[these], strict=True)),
-            (place - height / 2, height),
-            facecolors=colour,
-            edgecolors="white" if boxes["label"].astype(bool).any() else colour,
-            linewidth=0.5 if boxes["label"].astype(bool).any() else 0.15,
-        )
+        for white in (False, True):
+            these = (boxes["colour"] == colour).to_numpy() & (parted == white)
+            axes.broken_barh(
+                list(zip(start[these], length[these], strict=True)),
+                (place - height / 2, height),
+                facecolors=colour,
+                edgecolors="white" if white else colour,
+                linewidth=0.5 if white else 0.15,
+            )
     for at, wide, label, colour in zip(start, length, boxes["label"], boxes["colour"], strict=True):
         letters = wide / (_LETTER * whole_ms)
         text = next((one for one in (label, label.rpartition(".")[2]) if len(one) <= letters), "")

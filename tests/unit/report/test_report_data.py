@@ -30,6 +30,7 @@ from nvprof_kit.report.report_data import (
 from nvprof_kit.report.report_drawing import drawn
 from nvprof_kit.report.report_page import report_page
 from nvprof_kit.report.report_timeline import drawn_timeline
+from nvprof_kit.report.timeline_plot import timeline_bands
 from nvprof_kit.trace.open import open_capture
 
 
@@ -178,3 +179,18 @@ def test_the_page_is_one_file_whose_own_script_alone_may_run(sheet: Sheet) -> No
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//|@import|url\(""", text)
     assert 'href="#c0/time/12-34"' in text and 'href="#c0/layer/model.layers.0"' in text
     assert "! nsys" not in text and "nsys dropped 3 events; record less at once" in text
+
+
+def test_without_a_gpu_nothing_is_called_one(tmp_path: Path) -> None:
+    operator = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "name": "aten::mm", "ts": 10, "dur": 20, "args": {}}
+    layer = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "ts": 5, "dur": 40, "args": {}}
+    events = [operator, layer | {"name": "nvprof_kit:forward:layers.0"}, operator | {"ts": 33, "dur": 5}]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    sheet = sheet_of(open_capture(path, optional=("name", "stream")))
+    assert [group["label"] for group in drawn(sheet)["timelines"][0]["groups"]] == [
+        "CPU operators",
+        "CPU thread 0: when its ranges were open",
+    ]
+    assert not any("GPU" in headline.label for headline in headlines(sheet)) and sheet.classes is None
+    assert [band.name for band in timeline_bands(sheet.timelines[0][1])] == ["layers", "CPU operators"]
