@@ -183,9 +183,9 @@ def test_a_number_in_any_locale_is_the_same_number(value: float, german: bool) -
         ("", -1, ()),
         (cell("step 0", "model.layers.0"), 557, (("nvprof_kit", "step 0"), ("nvprof_kit", "model.layers.0"))),
         (
-            '7  "nvprof_kit:step 0:Int64:0:RGB:0xff:REGISTERED:step 0"  "<default domain>:f:none:none:none:none:ASCII:f" ',
+            '7  "own:step 0:Int64:0:RGB:0xff:REGISTERED:step 0"  "<default domain>:f:none:none:none:none:ASCII:f" ',
             7,
-            (("nvprof_kit", "step 0"), ("", "f")),
+            (("own", "step 0"), ("", "f")),
         ),
         # colons in domain and name; quotes and colons in a JSON payload
         ('1  "a:b:c:d:Json:{"x":"y:none:none"}:none:none:ASCII:c:d" ', 1, (("a:b", "c:d"),)),
