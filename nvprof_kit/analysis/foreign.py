@@ -196,15 +196,14 @@ class _Renamed:
 
 def _meanings(frame: Any, rules: Rules | None) -> tuple[list[Meaning], npt.NDArray[np.intp]]:
     """What the distinct (text, category) pairs mean, and which of them each range is."""
-    texts, categories = frame["text"].cat, frame["category"].cat
-    width = max(len(categories.categories), 1)
-    both = texts.codes.to_numpy().astype(np.int64) * width + categories.codes.to_numpy()
+    text, category = frame["text"].cat, frame["category"].cat
+    texts, categories = text.categories.tolist(), category.categories.tolist()
+    width = max(len(categories), 1)
+    both = text.codes.to_numpy().astype(np.int64) * width + category.codes.to_numpy()
     distinct, which = np.unique(both, return_inverse=True)
     ours = rules or Rules("nvprof_kit", otherwise="layer")
-    return [
-        ours.meaning(texts.categories[code // width], categories.categories[code % width] or None)
-        for code in distinct.tolist()
-    ], which
+    meant = [ours.meaning(texts[code // width], categories[code % width] or None) for code in distinct.tolist()]
+    return meant, which
 
 
 def _flags(names: list[Any], test: Any) -> npt.NDArray[np.bool_]:

@@ -120,16 +120,13 @@ def understand(trace: Trace) -> Ranges:
 
 def _names(frame: Any) -> tuple[tuple[RangeName, ...], npt.NDArray[np.intp]]:
     """The distinct (text, category) pairs, parsed, and which of them each range is."""
-    texts, categories = frame["text"].cat, frame["category"].cat
-    both = texts.codes.to_numpy().astype(np.int64) * max(len(categories.categories), 1) + categories.codes.to_numpy()
+    text, category = frame["text"].cat, frame["category"].cat
+    texts, categories = text.categories.tolist(), category.categories.tolist()
+    width = max(len(categories), 1)
+    both = text.codes.to_numpy().astype(np.int64) * width + category.codes.to_numpy()
     distinct, name = np.unique(both, return_inverse=True)
-    pairs = (
-        (code // max(len(categories.categories), 1), code % max(len(categories.categories), 1))
-        for code in distinct.tolist()
-    )
-    return tuple(
-        parse_range(texts.categories[text], categories.categories[category] or None) for text, category in pairs
-    ), name
+    parsed = (parse_range(texts[code // width], categories[code % width] or None) for code in distinct.tolist())
+    return tuple(parsed), name
 
 
 def _step_numbers(
