@@ -125,8 +125,18 @@ def _complaints(capture: CaptureHealth) -> Iterator[Finding]:
             "lost events" if lost else "nsys error" if is_error else "nsys warning",
             text + (f" ({count} times)" if count > 1 else ""),
             "where events are missing, sums are too small" if lost else "nsys wrote it into the capture",
-            "capture a shorter window with fewer kinds of trace, with an nsys as new as the driver" if lost else "",
+            _mend(text, lost),
         )
+
+
+def _mend(complaint: str, lost: bool) -> str:
+    if "driver version" in complaint:
+        return "install the nsys of the driver's CUDA release or a newer one: nvprof-kit doctor"
+    if lost:
+        return "capture a shorter window with fewer kinds of trace, with an nsys as new as the driver"
+    if "cudnn" in complaint.lower():
+        return "leave cudnn out of --trace; the tables do not need it"
+    return "see whether this machine is fit: nvprof-kit doctor"
 
 
 def _graphs(capture: CaptureHealth) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """What an nsys export tells about the machine and its user beyond the program's performance, and a copy without it.
 
 An export holds every environment variable of the program (tokens and passwords among them), its command line and
-folder, the machine's name, the names of all processes that ran on it, and what the program printed.
+folder, the machine's name, the names of all processes that ran on it, what the program printed, and nsys's own logs.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import re
 import shutil
 import sqlite3
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from nvprof_kit.errors import CaptureError, UsageError
-from nvprof_kit.trace.sqlite import Database
+from nvprof_kit.trace.sqlite import Database, integer_list
 
 GONE = "(scrubbed)"
 
@@ -38,7 +39,10 @@ def environment_names(db: Database) -> list[str]:
             found.update(str(value).partition("=")[0] for (value,) in values)
     if db.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
         for (text,) in db.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'DeviceEnvironment'"):
-            found.update(part.partition("=")[0] for part in str(text or "").split(";") if "=" in part)
+            found.update(part.partition("=")[0] for part in re.split("[;\0\n]", str(text or "")) if "=" in part)
+    if db.has("StringIds", "value"):
+        for (text,) in db.rows("SELECT value FROM StringIds WHERE instr(value, char(0)) > 0"):
+            found.update(part.partition("=")[0] for part in str(text).split("\0") if "=" in part)
     return sorted(name for name in found if re.fullmatch(r"[A-Za-z_]\w*", name))
 
 
@@ -131,15 +135,34 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None) -> dict[s
         removed["facts of the machine"] += db.execute(
             f"UPDATE TARGET_INFO_SYSTEM_ENV SET value = '{GONE}' WHERE {_MACHINE}"
         ).rowcount
+    for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
+        if {"name", "value"} <= columns.get(table, set()):
+            removed["paths of the export"] += db.execute(
+                f"UPDATE {table} SET value = '{GONE}' WHERE name LIKE '%PATH%'"
+            ).rowcount
+    removed["logs of nsys"] += _logs(db, columns.get("ANALYSIS_FILE", set()))
     if "ProcessStreams" in columns:
         removed["printed output"] += db.execute(
             f"UPDATE StringIds SET value = '{GONE}' WHERE id IN "
             "(SELECT contentId FROM ProcessStreams UNION SELECT filenameId FROM ProcessStreams)"
         ).rowcount
     removed["names of other processes"] += _other_processes(db, columns)
+    removed["names with an environment behind them"] += _overlong_names(db)
     if pattern is not None:
         removed["texts that --also matches"] += _matching(db, columns, pattern)
     return dict(removed)
+
+
+def _logs(db: sqlite3.Connection, columns: set[str]) -> int:
+    """Files that nsys put into the report (2024.2 and newer), the environment among them."""
+    count = 0
+    if "content" in columns:
+        count += db.execute(f"UPDATE ANALYSIS_FILE SET content = '{GONE}'").rowcount
+    if "contentId" in columns:
+        count += db.execute(
+            f"UPDATE StringIds SET value = '{GONE}' WHERE id IN (SELECT contentId FROM ANALYSIS_FILE)"
+        ).rowcount
+    return count
 
 
 def _other_processes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
@@ -151,11 +174,35 @@ def _other_processes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> in
     taking_part = " UNION ".join(f'SELECT globalTid & ~16777215 FROM "{table}"' for table in events)
     if not taking_part:
         return 0
-    count = 0
-    for table, column in (("PROCESSES", "globalPid"), ("ThreadNames", "globalTid & ~16777215")):
-        if table in columns:
-            count += db.execute(f"DELETE FROM {table} WHERE {column} NOT IN ({taking_part})").rowcount
-    return count
+    named: set[int] = set()
+    if {"nameId", "globalTid"} <= columns.get("ThreadNames", set()):
+        strangers = f"globalTid & ~16777215 NOT IN ({taking_part})"
+        named = {row[0] for row in db.execute(f"SELECT nameId FROM ThreadNames WHERE {strangers}")}
+        db.execute(f"DELETE FROM ThreadNames WHERE {strangers}")
+    removed = db.execute(f"DELETE FROM PROCESSES WHERE globalPid NOT IN ({taking_part})").rowcount
+    _forget(db, columns, named)
+    return removed
+
+
+def _forget(db: sqlite3.Connection, columns: dict[str, set[str]], strings: Collection[int]) -> None:
+    """Take out those of the strings that nothing refers to."""
+    listed = integer_list(strings)
+    used: set[int] = set()
+    for table, names in columns.items():
+        for name in names if table != "StringIds" else ():
+            if name.endswith(("Id", "Name")) or name in ("symbol", "module"):
+                found = db.execute(f'SELECT DISTINCT "{name}" FROM "{table}" WHERE "{name}" IN ({listed})')
+                used.update(row[0] for row in found)
+    db.execute(f"UPDATE StringIds SET value = '{GONE}' WHERE id IN ({integer_list(set(strings) - used)})")
+
+
+def _overlong_names(db: sqlite3.Connection) -> int:
+    """Cut names at their end: nsys reads a process's name past it, into the process's environment."""
+    texts = db.execute("SELECT id, value FROM StringIds WHERE typeof(value) = 'text'").fetchall()
+    names = [(key, text.partition("\0")[0]) for key, text in texts if "\0" in text]
+    cut = [(GONE if re.match(r"\w+=", name) else name, key) for key, name in names]
+    db.executemany("UPDATE StringIds SET value = ? WHERE id = ?", cut)
+    return len(cut)
 
 
 def _matching(db: sqlite3.Connection, columns: dict[str, set[str]], pattern: re.Pattern[str]) -> int:

@@ -59,7 +59,10 @@ def test_all_is_well() -> None:
     ],
 )
 def test_a_finding_has_a_reason(change: dict[str, object], check: str, level: str) -> None:
-    assert found(replace(WELL, **change)) == {check: level}
+    capture = replace(WELL, **change)
+    assert found(capture) == {check: level}
+    findings = examine_captures([capture])["run.sqlite"]
+    assert all(finding.why and finding.mend for finding in findings if finding.level != "ok")
 
 
 def test_a_rank_without_kernels_is_judged_beside_the_others() -> None:

@@ -1,0 +1,38 @@
+"""A real export scrubbed: none of what was planted in the program's surroundings is left in any byte of the copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.recipes import python, ranges, run
+
+from nvprof_kit.trace.nsys_health import read_health
+from nvprof_kit.trace.nsys_private import scrub
+
+PROGRAM = """
+import nvprof_kit
+print("planted-output")
+with nvprof_kit.step(1), nvprof_kit.layer_range("layers.0"):
+    pass
+"""
+
+
+@pytest.mark.nsys
+def test_nothing_private_is_left(nsys: str, tmp_path: Path) -> None:
+    folder = tmp_path / "planted-folder"
+    folder.mkdir()
+    done = run(
+        *("profile.sh", "-t", "nvtx", "--", *python(PROGRAM, folder, "planted-argument")),
+        cwd=folder,
+        NSYS=nsys,
+        HF_TOKEN="planted-token",
+    )
+    assert done.returncode == 0, done.stderr
+    capture, copy = folder / "run.sqlite", tmp_path / "clean.sqlite"
+    assert b"planted-token" in capture.read_bytes()
+    assert "HF_TOKEN" in read_health(capture).environment
+    scrub(capture, copy)
+    assert b"planted" not in copy.read_bytes()
+    assert read_health(copy).environment == ()
+    assert ranges(copy) == ranges(capture) == ["step 1", "layers.0"]
