@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nvprof_kit.analysis.summary import SummaryResult
 
 _MS = Milliseconds(1, 3)
-_WIDE = 36
+_WIDE = 32
 
 
 def summary_report(result: SummaryResult, top: int) -> list[RenderableType]:
@@ -47,7 +47,9 @@ def _table(rows: pd.DataFrame) -> RenderableType:
 
 def _left_out(name: str, rows: pd.DataFrame) -> bool:
     """Columns that hold nothing, and the details: a terminal is narrow, csv has them all."""
-    detail = name == "gpu_min_ns" or (name.startswith("cpu_") and not name.endswith(("total_ns", "ratio")))
+    single = "gpu_p50_ns" in rows
+    detail = single and name in ("gpu_min_ns", "gpu_p50_ns", "cpu_avg_ns", "cpu_max_ns", "cpu_min_ns", "cpu_ratio")
+    detail |= name in ("cpu_p50_ns", "cpu_p95_ns")
     return detail or (name.startswith(("cpu_", "gpu_")) and not rows[name].any())
 
 
