@@ -15,13 +15,13 @@ def operations(path: Path) -> list[tuple[int, int, str]]:
     """Start, end and sort (compute, comm, copy) of every operation, by start."""
     db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     found = []
-    for table in ("KERNEL", "MEMCPY", "MEMSET"):
+    for table in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"):
         name = f"CUPTI_ACTIVITY_KIND_{table}"
         if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone():
             continue
         label = "(SELECT value FROM StringIds WHERE id = demangledName)" if table == "KERNEL" else "''"
         for start, end, text in db.execute(f'SELECT start, "end", {label} FROM {name}'):
-            found.append((start, end, "copy" if table != "KERNEL" else "comm" if "nccl" in text else "compute"))
+            found.append((start, end, "copy" if table.startswith("MEM") else "comm" if "nccl" in text else "compute"))
     return sorted(found)
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: tiny captures with their arithmetic, real ones against brute force and golden files."""
+"""Where the time of a step goes: tiny captures with their arithmetic, real ones against brute force and golden data."""
 
 from __future__ import annotations
 
@@ -251,7 +251,14 @@ def test_parts_always_add_up(tmp_path: Path, ops: list[tuple[int, int, str, int]
     assert result.critical_path["share"].sum() == pytest.approx(1)
 
 
-REAL = ["eager-2023.4", "graph-2023.4", "hooks-ddp-2024.2", "checkpoint-2023.4", "gpt2-2023.4"]
+REAL = [
+    "eager-2023.4",
+    "graph-2023.4",
+    "hooks-ddp-2024.2",
+    "checkpoint-2023.4",
+    "graph-whole-2024.2",
+    "fsdp.rank0-2024.2",
+]
 
 
 @pytest.mark.parametrize("capture", REAL)
