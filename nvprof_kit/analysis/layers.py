@@ -151,7 +151,7 @@ def _rows(sums: LayerSums, order: dict[str, int], options: LayersOptions) -> pd.
         for layer, phase in sums.keys
     ]
     by_place = np.array(sorted(range(len(place)), key=place.__getitem__), dtype=np.int64)
-    seen = (sums.calls > 0) | (sums.ops > 0) | (sums.total_ns > 0)
+    seen = (sums.calls > 0) | (sums.ops > 0) | (sums.total_ns > 0) | (sums.cpu_ns > 0)
     # by step first, what lies outside steps (column 0) last; within a step in the model's order
     columns = np.roll(np.arange(seen.shape[1]), -1)
     column, key = (part.ravel() for part in np.meshgrid(columns, by_place, indexing="ij"))
