@@ -38,17 +38,30 @@ from nvprof_kit.trace.open import open_capture
 DOCS = Path(__file__).parent
 
 PROGRAMS = {
-    "eager": ("eager-2023.4", "Llama, eager"),
-    "llama": ("llama-2023.4", "Llama, eager, another run"),
-    "checkpoint": ("checkpoint-2023.4", "activation checkpointing, non-reentrant"),
-    "reentrant": ("checkpoint-reentrant-2023.4", "activation checkpointing, reentrant"),
-    "graph": ("graph-2023.4", "the whole step captured in a CUDA graph and replayed"),
-    "gpt2": ("gpt2-2023.4", "GPT-2, eager"),
-    "encoder": ("encoder-2023.4", "`nn.TransformerEncoder`, eager"),
+    "eager-2023.4": "Llama, eager",
+    "llama-2023.4": "Llama, eager, another run",
+    "eager-2024.2": "Llama, eager, another machine and nsys 2024.2",
+    "checkpoint-2023.4": "activation checkpointing, non-reentrant",
+    "checkpoint-reentrant-2023.4": "activation checkpointing, reentrant",
+    "graph-2023.4": "the whole step captured in a CUDA graph and replayed",
+    "graph-2024.2": "the same, nsys 2024.2",
+    "graph-whole-2024.2": "the same, traced as a whole (the default of nsys)",
+    "graphed-callables-2024.2": "MLPs by `make_graphed_callables`",
+    "compile-blocks-2024.2": "`torch.compile` of each block",
+    "inductor-graphs-2024.2": 'of each block, `mode="reduce-overhead"`',
+    "compile-model-2024.2": "`torch.compile` of the whole model",
+    "ddp-first.rank0-2024.2": "DDP, two GPUs, annotated before it wraps",
+    "ddp.rank0-2024.2": "DDP, annotated after",
+    "fsdp-first.rank0-2024.2": "FSDP2, two GPUs, annotated before it shards",
+    "fsdp.rank0-2024.2": "FSDP2, annotated after",
+    "generate-2024.2": "`generate()`, a prefill and seven decode steps",
+    "gpt2-2023.4": "GPT-2, eager",
+    "encoder-2023.4": "`nn.TransformerEncoder`, eager",
+    "pipeline.rank1-2024.2": "pipeline of two stages, the second",
 }
-"""Capture and description of each program in docs/attribution.md."""
+"""Captures of docs/attribution.md and what each is of."""
 
-OTHER_MODELS = ("gpt2-2023.4", "encoder-2023.4")
+OTHER_MODELS = ("gpt2-2023.4", "encoder-2023.4", "pipeline.rank1-2024.2", "generate-2024.2")
 """Captures of another model than the eager Llama, whose times cannot be compared with it."""
 
 
@@ -80,7 +93,8 @@ def texts() -> dict[str, str]:
         "layers": COLUMNS,
         "timers": TIMERS_COLUMNS,
         "ncu-plan": PLAN_COLUMNS,
-        "ncu-layers": NCU_COLUMNS, "metrics": METRICS_COLUMNS,
+        "ncu-layers": NCU_COLUMNS,
+        "metrics": METRICS_COLUMNS,
         **_memory_columns(),
         **_breakdown_columns(),
         "advise": advise.COLUMNS,
@@ -105,14 +119,14 @@ def _presets() -> str:
 
 def attribution_programs() -> str:
     """How well attribution holds: a row for each committed capture of the same model, run in another way."""
-    eager = _second_block(PROGRAMS["eager"][0])
+    eager = _second_block("eager-2023.4").once
     lines = [
         "| program | in a layer | layer 1 forward | recompute | backward | beside eager |",
         "|---|---|---|---|---|---|",
     ]
-    for name, (capture, what) in PROGRAMS.items():
+    for capture, what in PROGRAMS.items():
         found = _second_block(capture)
-        beside = "" if name == "eager" or not found.same_model else f"{found.once / eager.once:.2f}"
+        beside = f"{found.once / eager:.2f}" if found.once and capture not in OTHER_MODELS else ""
         forward, recompute, backward = (f"{ms:.3f}" if ms else "" for ms in found.milliseconds)
         lines.append(f"| {what} | {found.in_a_layer:.1%} | {forward} | {recompute} | {backward} | {beside} |")
     return "\n".join(lines)
@@ -123,7 +137,6 @@ class _Block(NamedTuple):
 
     in_a_layer: float
     milliseconds: tuple[float, float, float]
-    same_model: bool
 
     @property
     def once(self) -> float:
@@ -134,11 +147,13 @@ class _Block(NamedTuple):
 def _second_block(capture: str) -> _Block:
     path = DOCS.parent / "tests" / "data" / f"{capture}.sqlite.xz"
     result = layers(open_capture(path))
-    blocks = result.tree[result.tree["layer"].str.contains(r"(?:layers|h)\.1$")].iloc[0]
-    times = tuple(
-        float(blocks[f"{phase}_ns"]) / 1e6 / result.summary.steps for phase in ("forward", "recompute", "backward")
-    )
-    return _Block(result.summary.loop_layer_share, times, capture not in OTHER_MODELS)
+    blocks = result.tree[result.tree["layer"].str.contains(r"(?:layers|h)\.1$")]
+    times = (0.0, 0.0, 0.0)
+    if len(blocks):
+        per_step = 1e6 * max(result.summary.steps, 1)
+        forward, recompute, backward = (blocks.iloc[0][f"{phase}_ns"] for phase in ("forward", "recompute", "backward"))
+        times = (forward / per_step, recompute / per_step, backward / per_step)
+    return _Block(result.summary.loop_layer_share, times)
 
 
 def _verbs() -> list[str]:

@@ -104,11 +104,12 @@ class BruteForce:
 
     def operations(self) -> list[dict[str, Any]]:
         found = []
-        for table in ("KERNEL", "MEMCPY", "MEMSET"):
+        for table in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"):
             name = f"CUPTI_ACTIVITY_KIND_{table}"
             if self.has(name):
+                node = "NULL" if table == "GRAPH_TRACE" else "graphNodeId"
                 found += self.db.execute(
-                    f'SELECT start, "end", deviceId, correlationId, globalPid, graphNodeId FROM {name}'
+                    f'SELECT start, "end", deviceId, correlationId, globalPid, {node} FROM {name}'
                 ).fetchall()
         return [self._operation(*row) for row in found]
 
