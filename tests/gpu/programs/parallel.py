@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 parallel.py ddp|fsdp|fsdp-keep|tensor|pipeline [--annotate-first]
 
-``--annotate-first`` annotates before the model is wrapped, so that our hooks and the wrapper's stand the other way round.
+``--annotate-first`` annotates before the model is wrapped, so that our hooks and the wrapper's stand the other way.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ def wrap(kind: str, model: nn.Module) -> nn.Module:
 
     for block in model.model.layers:
         plan = {f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"} | {"self_attn.o_proj": RowwiseParallel()}
-        plan |= {"mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+        plan |= {
+            "mlp.gate_proj": ColwiseParallel(),
+            "mlp.up_proj": ColwiseParallel(),
+            "mlp.down_proj": RowwiseParallel(),
+        }
         parallelize_module(block, mesh, plan)
     return model
 

@@ -13,7 +13,8 @@ import pytest
 from nvprof_kit.instrument.timers import GlobalTimer
 
 LINE = re.compile(
-    r"\[RANK (\d+)\] (.+), start=(\d{10}\.\d{6}), end=(\d{10}\.\d{6}), cpu_dur=(\d+\.\d{6})s, cuda_dur=(nan|\d+\.\d{3})ms"
+    r"\[RANK (\d+)\] (.+), start=(\d{10}\.\d{6}), end=(\d{10}\.\d{6}), "
+    r"cpu_dur=(\d+\.\d{6})s, cuda_dur=(nan|\d+\.\d{3})ms"
 )
 
 
