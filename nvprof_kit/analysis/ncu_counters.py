@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit.trace.ncu import NcuReport
+from nvprof_kit.trace.ncu_schema import NcuReport
 
 if TYPE_CHECKING:
     import pandas as pd

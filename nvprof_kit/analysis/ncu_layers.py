@@ -20,7 +20,7 @@ from nvprof_kit.analysis.ncu_owners import Owner, own_layers
 from nvprof_kit.analysis.ncu_sums import Pairs, Sums
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
-from nvprof_kit.trace.ncu import NcuReport
+from nvprof_kit.trace.ncu_schema import NcuReport
 from nvprof_kit.trace.schema import Trace
 
 if TYPE_CHECKING:

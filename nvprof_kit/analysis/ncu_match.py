@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nvprof_kit.analysis.kernels import Signature
 from nvprof_kit.analysis.ncu_plan import size_text
-from nvprof_kit.trace.ncu import NcuReport
+from nvprof_kit.trace.ncu_schema import NcuReport
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nvprof_kit.analysis.ncu_owners import own_layers
-from nvprof_kit.trace.ncu import NcuReport
+from nvprof_kit.trace.ncu_schema import NcuReport
 
 if TYPE_CHECKING:
     import pandas as pd

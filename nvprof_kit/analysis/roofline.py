@@ -14,7 +14,7 @@ import numpy as np
 from nvprof_kit.analysis.ncu_counters import clock, tensor_bases
 from nvprof_kit.analysis.ncu_layers import NcuLayersResult
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.trace.ncu import NcuReport
+from nvprof_kit.trace.ncu_schema import NcuReport
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,62 +1,17 @@
-"""An ncu report as tables: a row per measured kernel, a column per metric, all in base units.
-
-Nanoseconds, bytes, hertz, and percentages of 100; whatever unit and whatever locale the report was printed in.
-"""
+"""An ncu report of any page, version and locale, opened as an `NcuReport`."""
 
 from __future__ import annotations
 
 import lzma
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
-from nvprof_kit.trace.schema import Column
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-KERNELS: Mapping[str, Column] = MappingProxyType(
-    {
-        "id": Column("int64", "ncu's number of the result, counted from 0 in each report"),
-        "pid": Column("int64", "process id, -1 where the report does not say"),
-        "tid": Column("int64", "thread that launched it, -1 where the report has no NVTX state"),
-        "kernel": Column("object", "the kernel's name, without a prefix of `--print-nvtx-rename`"),
-        "grid": Column("object", "blocks of the launch as `(64, 1, 1)`, '' where the report does not say"),
-        "block": Column("object", "threads of a block, the same"),
-        "device": Column("int64", "device ordinal, -1 where the report does not say"),
-        "cc": Column("object", "compute capability: `9.0`, '' where the report does not say"),
-        "stack": Column("object", "tuple of the texts of the domain's ranges open on that thread, outermost first"),
-    }
-)
-"""The measured kernels."""
+from nvprof_kit.trace.ncu_schema import NcuReport
 
 _XZ, _REPORT = b"\xfd7zXZ\x00", b"NVR\x00"
-
-
-@dataclass(frozen=True)
-class NcuReport:
-    """What ncu measured.
-
-    Attributes:
-        path: The file the user named.
-        kernels: A row per result, the columns of `KERNELS`.
-        metrics: A float64 column per metric by its full name, a row per result; missing is NaN.
-        texts: The metrics whose values are words, the same shape.
-        units: Base unit of each metric: ``ns``, ``byte``, ``hz``, ``%``, ``inst``, ``''``.
-        doubts: Sentences on what may be missing or misread.
-    """
-
-    path: str
-    kernels: pd.DataFrame
-    metrics: pd.DataFrame
-    texts: pd.DataFrame
-    units: Mapping[str, str]
-    doubts: tuple[str, ...] = ()
 
 
 def open_ncu(path: str | Path, *, domain: str = DOMAIN) -> NcuReport:

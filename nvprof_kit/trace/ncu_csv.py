@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.trace.ncu import NcuReport
 from nvprof_kit.trace.ncu_labels import metric_name
 from nvprof_kit.trace.ncu_numbers import NumberStyle, base_unit, number_style, parse_number
 from nvprof_kit.trace.ncu_nvtx import NvtxState, parse_cell
+from nvprof_kit.trace.ncu_schema import NcuReport
 
 _PUSH_POP, _START_STOP = "thread Domain:Push/Pop_Range", "Id:Domain:Start/Stop_Range"
 _IDENTITY = frozenset(

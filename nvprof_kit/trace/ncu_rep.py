@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from nvprof_kit.errors import CaptureError, ToolError
-from nvprof_kit.trace.ncu import NcuReport
 from nvprof_kit.trace.ncu_csv import read_csv
 from nvprof_kit.trace.ncu_numbers import base_unit
 from nvprof_kit.trace.ncu_nvtx import DEFAULT_DOMAIN
+from nvprof_kit.trace.ncu_schema import NcuReport
 
 _DIMENSIONS = ("x", "y", "z")
 

@@ -17,7 +17,8 @@ from nvprof_kit.analysis.ncu_owners import own_layers
 from nvprof_kit.analysis.ncu_tidy import tidy
 from nvprof_kit.analysis.roofline import roofline
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.trace.ncu import NcuReport, open_ncu, together
+from nvprof_kit.trace.ncu import open_ncu, together
+from nvprof_kit.trace.ncu_schema import NcuReport
 from nvprof_kit.trace.open import open_capture
 
 DATA = Path(__file__).parents[2] / "data" / "ncu"

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvprof_kit.errors import CaptureError, NvprofKitError, ToolError
-from nvprof_kit.trace.ncu import KERNELS, NcuReport, open_ncu
+from nvprof_kit.trace.ncu import open_ncu
 from nvprof_kit.trace.ncu_numbers import NumberStyle, base_unit, number_style, parse_number
 from nvprof_kit.trace.ncu_nvtx import parse_cell
+from nvprof_kit.trace.ncu_schema import KERNELS, NcuReport
 
 PUSH = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
 STOP = "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
