@@ -318,3 +318,36 @@ def test_layers_that_run_on_after_the_last_launch_tell_of_lost_ones(file: NsysFi
     )
     file.kernel(5001, 5002, launched=(930, 931))
     assert not table(file).doubts
+
+
+def test_one_template_instantiated_twice_and_a_second_capture_stay_apart(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    file.range_("layers.1", 200, 300)
+    file.graph_node(1 << 32, 10)  # captured in layers.0, instantiated twice
+    for graph, moment in ((2, 110), (3, 120)):
+        file.graph_node(graph << 32, moment)
+        file.graph_node(graph << 32, moment + 1, original=1 << 32)
+    file.graph_node(4 << 32, 210)  # captured again, in layers.1
+    file.graph_node(5 << 32, 310, original=4 << 32)
+    file.graph_node(6 << 32, 320, original=5 << 32)  # a copy of a copy
+    for number, (graph, length) in enumerate(((2, 1), (3, 2), (5, 4), (6, 8), (2, 16))):
+        start = 1000 + number * 100
+        file.range_(f"step {number}", start, start + 50, category="step", payload=number)
+        file.kernel(
+            start + 60,
+            start + 60 + length,
+            correlation=file.call("cudaGraphLaunch", start + 10, start + 20),
+            node=graph << 32,
+        )
+    assert numbers(table(file), "calls", "gpu_self_ns") == {
+        ("layers.0", "forward"): (4, 1 + 2 + 16),  # its capture and three replays
+        ("layers.1", "forward"): (3, 4 + 8),
+    }
+    by_step = numbers(table(file, by_step=True), "gpu_self_ns")
+    assert {key: ns for key, ns in by_step.items() if ns} == {
+        (0, "layers.0", "forward"): 1,
+        (1, "layers.0", "forward"): 2,
+        (2, "layers.1", "forward"): 4,
+        (3, "layers.1", "forward"): 8,
+        (4, "layers.0", "forward"): 16,
+    }
