@@ -70,7 +70,8 @@ def data_parallel(kind: str, annotate_first: bool) -> None:
     model = wrap(kind, model)
     if not annotate_first:
         nvprof_kit.annotate_model(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    # a foreach step does not take sharded and plain parameters together
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=kind != "tensor")
     nvprof_kit.annotate_optimizer(optimizer)
     tokens = torch.randint(0, VOCABULARY, (4, 513), device="cuda")
 
