@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvprof_kit.analysis.attribution import Attribution, attribute
 from nvprof_kit.analysis.breakdown import BreakdownResult, breakdown_of
-from nvprof_kit.analysis.kernel_classes import KernelClasses, Rule, classify
 from nvprof_kit.analysis.nesting import Int64Array
+from nvprof_kit.analysis.operations import Operations
 from nvprof_kit.analysis.owners import op_owners
-from nvprof_kit.trace.schema import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,26 +42,13 @@ class Finding:
     advice: str
 
 
-class Evidence:
+class Evidence(Operations):
     """A capture and what was found out about it; what rules share is computed once.
 
     Args:
         trace: The capture, with `nvprof_kit.analysis.breakdown.OPTIONAL`.
         own_rules: Rules for kernel classes, asked before the package's.
     """
-
-    def __init__(self, trace: Trace, own_rules: tuple[Rule, ...] = ()) -> None:
-        self.trace, self._own_rules = trace, own_rules
-
-    @cached_property
-    def owned(self) -> Attribution:
-        """Who owns each operation."""
-        return attribute(self.trace)
-
-    @cached_property
-    def classes(self) -> KernelClasses:
-        """The class of each operation."""
-        return classify(self.trace.ops, self._own_rules)
 
     @cached_property
     def times(self) -> BreakdownResult:

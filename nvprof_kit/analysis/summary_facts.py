@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvprof_kit.analysis.activity import STATES, Activity, activity
-from nvprof_kit.analysis.attribution import Attribution, attribute
 from nvprof_kit.analysis.host import HostCalls
-from nvprof_kit.analysis.kernel_classes import KernelClasses, Rule, classify
+from nvprof_kit.analysis.kernel_classes import Rule
 from nvprof_kit.analysis.nesting import Int64Array
+from nvprof_kit.analysis.operations import Operations
 from nvprof_kit.analysis.windows import Windows, step_windows
 from nvprof_kit.trace.schema import Trace
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _STATISTICS: dict[str, Any] = {"total": "sum", "avg": "mean", "max": "max", "min": "min", "p50": 0.5, "p95": 0.95}
 
 
-class Facts:
+class Facts(Operations):
     """A capture and what was found out about it.
 
     Args:
@@ -32,17 +32,8 @@ class Facts:
     """
 
     def __init__(self, trace: Trace, own_rules: Sequence[Rule], by_step: bool) -> None:
-        self.trace, self.by_step, self._own_rules = trace, by_step, own_rules
-
-    @cached_property
-    def owned(self) -> Attribution:
-        """Who owns each operation."""
-        return attribute(self.trace)
-
-    @cached_property
-    def classes(self) -> KernelClasses:
-        """The class of each operation."""
-        return classify(self.trace.ops, self._own_rules)
+        super().__init__(trace, own_rules)
+        self.by_step = by_step
 
     @cached_property
     def windows(self) -> Windows:
