@@ -10,6 +10,7 @@ from types import ModuleType
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from nvprof_kit.analysis.layers import COLUMNS
 from nvprof_kit.cli import group
@@ -107,3 +108,11 @@ def test_every_setting_of_a_recipe_is_explained() -> None:
 def test_the_python_in_the_readme_is_python() -> None:
     for block in re.findall(r"```python\n(.*?)```", "".join(map(text, PAGES)), re.DOTALL):
         compile(block, "<page>", "exec")
+
+
+def test_the_readme_shows_what_its_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "120")
+    printed = CliRunner().invoke(group, ["layers", "tests/data/llama-2023.4.sqlite.xz"]).stdout
+    shown = (ROOT / "README.md").read_text(encoding="utf-8").split("<!-- table:begin -->\n```\n")[1].split("\n```")[0]
+    assert shown == printed.replace("tests/data/", "").rstrip()
