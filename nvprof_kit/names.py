@@ -21,6 +21,9 @@ NO_PHASE = "other"
 WINDOW = "window"
 """Text of the range around the steps that a schedule records, by which nsys and ncu can be told to capture them."""
 
+MEMORY_BEGIN, MEMORY_END, MEMORY_PEAK = "allocated at begin", "allocated at end", "peak inside"
+"""Texts of the marks of category ``memory`` that a layer's range may hold; the payload of each is a number of bytes."""
+
 WRAPPER_PARTS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of a module path that wrappers (DDP, torch.compile, FSDP, activation checkpointing) put in and the user
 never wrote.
@@ -151,6 +154,12 @@ def parse_kineto_name(name: str) -> tuple[str, str] | None:
     domain, _, rest = name.partition(":")
     category, _, text = rest.partition(":")
     return (text, category) if domain == DOMAIN and category in Category._value2member_map_ else None
+
+
+MEMORY_STRETCHES = "nvprof_kit_stretches"
+"""Key under which `memory_snapshot` adds to PyTorch's snapshot when steps and phases began and ended, a list of pairs:
+µs since 1970, and the label of what is allocated from then on by a thread that bears none.
+"""
 
 
 def memory_label(name: str, step: int | None) -> str:

@@ -17,7 +17,10 @@ from .annotation import Annotation
 from .blocks import Part, children, descendants, find_blocks, is_list
 from .calls import Calls
 from .compiling import keep_out
-from .layer import Layer
+from .inductor import range_kernels
+from .kinds import class_name
+from .layer import Family, Layer
+from .memory_marks import Read, read_cuda
 from .ranged import Compiled, Ranged, annotated
 
 Select = type | tuple[type, ...] | str | Iterable[str] | Callable[[str, nn.Module], bool]
@@ -35,12 +38,17 @@ class ModelAnnotation(Annotation):
         skipped: Paths of modules that were to be ranged and cannot be, with the reason.
     """
 
-    def __init__(self, model: nn.Module, parts: list[Part], *, backward: bool, root: str) -> None:
+    def __init__(
+        self, model: nn.Module, parts: list[Part], *, backward: bool, root: str, compiled_parts: bool = False
+    ) -> None:
         self.aliases: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
         self._ranged: dict[str, Ranged] = {}
         self._warned = False
+        self._parts_ranged = False
         self._choose(parts, backward, root)
+        if compiled_parts and state.mode != "off":
+            self._range_inside_compiled(root)
         if model not in state.annotated:  # else the base class says so
             self._refuse_ranged_twice()
         self.paths = tuple(self._ranged)
@@ -60,6 +68,21 @@ class ModelAnnotation(Annotation):
             ):  # the module inside a wrapper bears the wrapper's name: the wrapper is ranged
                 chosen[id(module)] = name
                 self._ranged[name] = Ranged(name, module, Calls(Layer(name, backward=backward)))
+
+    def _range_inside_compiled(self, root: str) -> None:
+        layers = {path: ranged.calls.layer for path, ranged in self._ranged.items() if ranged.calls.layer is not None}
+        family = Family(layers, root)
+        for layer in layers.values():
+            layer.family = family
+        try:
+            range_kernels()
+            self._parts_ranged = True
+        except (ImportError, AttributeError) as error:
+            warnings.warn(
+                f"this PyTorch's compiler cannot be told to range its kernels ({error}); what it compiles is ranged "
+                "from outside",
+                stacklevel=4,
+            )
 
     def _refuse_ranged_twice(self) -> None:
         for path, ranged in self._ranged.items():
@@ -108,12 +131,10 @@ class ModelAnnotation(Annotation):
         backend = state.backend
         if backend is None:
             return
-        here = backend.thread.here
         layers = {ranged.calls.layer for ranged in self._ranged.values()}
-        while open_ := [owner for owner in here.owners if owner in layers]:
-            backend.close(open_[-1])
-        while here.frame is not None and here.frame.layer in layers:
-            here.frame = here.frame.parent
+        for owner in reversed(list(backend.thread.here.owners)):
+            if owner in layers:
+                backend.close(owner)
 
     @property
     def inside_compiled(self) -> tuple[str, ...]:
@@ -131,13 +152,14 @@ class ModelAnnotation(Annotation):
         """Warn, once, where whole blocks are inside a compiled module."""
         layers = {layer_index(path) for path in self._inside(compiled)} - {-1}
         regions = {ranged.path for ranged in self._ranged.values() if ranged.module() in compiled.regions}
-        if self._warned or len(layers) < 2 or any(layer_index(path) != -1 for path in regions):
+        if self._parts_ranged or self._warned or len(layers) < 2 or any(layer_index(path) != -1 for path in regions):
             return
         self._warned = True
         warnings.warn(
             f"torch.compile compiles {len(layers)} layers into one, so their kernels belong to "
             f"{', '.join(sorted(regions)) or 'the compiled module'} and to no layer (see inside_compiled); "
-            "compile block by block to keep the layers: for block in model.layers: block.compile()",
+            "compile block by block to keep the layers (for block in model.layers: block.compile()), or annotate with "
+            "compiled_parts=True before",
             stacklevel=2,
         )
 
@@ -153,6 +175,8 @@ def annotate_model(
     depth: int | str | None = None,
     backward: bool = True,
     root: str | None = None,
+    memory: bool | Read = False,
+    compiled_parts: bool = False,
 ) -> ModelAnnotation:
     """Range the layers of a model: each call's forward, its backward, and its recompute under activation checkpointing.
 
@@ -169,6 +193,10 @@ def annotate_model(
         depth: Range the model and so many levels below it, lists not counted; ``"leaf"`` for all levels.
         backward: Range the backward pass.
         root: The name of the model itself, which has no path; by default its class.
+        compiled_parts: Range the modules inside what torch.compile compiles after this call, too: the compiler then
+            writes ranges between the kernels that it launches, and its caches keep such code apart.
+        memory: Have the ranges of layers carry what PyTorch's CUDA allocator holds at each begin and end, to an
+            attached tool; or what a function reads, as `memory_marks.Read`. It holds for the whole process and stays.
 
     Returns:
         The handle. As a context manager it takes the annotation back at the end.
@@ -180,13 +208,16 @@ def annotate_model(
     top = Part("", model)
     if select is not None and depth is not None:
         raise UsageError("annotate_model takes select= or depth=, not both")
+    if memory:
+        state.carry_memory(read_cuda if memory is True else memory)
     if select is not None:
         parts = _selected(top, select)
     elif depth is not None:
         parts = [top, *descendants(top, _levels(depth))]
     else:
         parts = _by_structure(top)
-    return ModelAnnotation(model, parts, backward=backward, root=root or type(_unwrapped(model)).__name__)
+    root = root or class_name(_unwrapped(model))
+    return ModelAnnotation(model, parts, backward=backward, root=root, compiled_parts=compiled_parts)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from typing import Any, TypeVar
 
 from ..errors import UsageError
@@ -11,7 +12,7 @@ from . import state
 Self = TypeVar("Self", bound="Annotation")
 
 
-class Annotation:
+class Annotation(ABC):
     """A handle on what is annotated; as a context manager it takes the annotation back at the end.
 
     Args:
@@ -32,9 +33,9 @@ class Annotation:
         if state.backend is not None:
             self.wake()
 
+    @abstractmethod
     def _install(self, owner: Any) -> list[Any]:
         """Install the hooks; returns their removable handles."""
-        raise NotImplementedError
 
     def wake(self) -> None:
         """Install the hooks, if not installed: ranges are emitted from now on."""

@@ -7,56 +7,16 @@ was left open, by an exception or an aborted backward pass, so push and pop alwa
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
-from ..names import DOMAIN, Category, kineto_name
+from ..names import DOMAIN, kineto_name
+from .ranges import Here, Range
+from .uncompiled import leave_to_python, uncompiled
 
-
-class Range:
-    """One name that a program can be in, built once and opened many times.
-
-    Attributes:
-        text: What the tool shows: a layer's path (and its phase), a phase, a step.
-        category: The NVTX category.
-        payload: The layer's index or the step's number, None where there is neither.
-        backend: The backend for which `push` is made.
-        push: Opens the range on the calling thread; made by `Backend.prepare`.
-    """
-
-    __slots__ = ("backend", "category", "payload", "push", "text")
-
-    def __init__(self, text: str, category: Category, payload: int | None = None) -> None:
-        self.text = text
-        self.category = category
-        self.payload = payload
-        self.backend: Backend | None = None
-        self.push: Callable[[], None] = self._unprepared
-
-    def _unprepared(self) -> None:
-        raise RuntimeError(f"{self!r} is pushed before a backend prepared it")
-
-    def __repr__(self) -> str:
-        return f"Range({self.text!r}, {self.category.value})"
-
-
-class Here:
-    """Where a thread is.
-
-    Attributes:
-        owners: Who opened the ranges that are open on the thread, innermost last.
-        frame: The call of a layer that runs on the thread, as the backward pass will need it: a `frames.Frame`, or what
-            one can be made of by `frames.frame_here` (the layer, the sequence number at its begin, the frame around).
-        task: The backward pass that runs on the thread (`frames.Task`).
-    """
-
-    __slots__ = ("frame", "owners", "task")
-
-    def __init__(self) -> None:
-        self.owners: list[object] = []
-        self.frame: Any = None
-        self.task: Any = None
+__all__ = ["Backend", "Kineto", "Nvtx", "Range", "nvtx_domain"]
 
 
 class _Thread(threading.local):
@@ -64,7 +24,7 @@ class _Thread(threading.local):
         self.here = Here()
 
 
-class Backend:
+class Backend(ABC):
     """Base of the backends: balances push and pop per thread, whatever is thrown in between.
 
     Attributes:
@@ -77,51 +37,45 @@ class Backend:
     def __init__(self) -> None:
         self.thread = _Thread()
 
+    @uncompiled
     def open(self, range_: Range, owner: object) -> None:
         """Open a range on this thread; its owner, whatever that is, closes it."""
         if range_.backend is not self:
             self.prepare(range_)
         range_.push()
-        self.thread.here.owners.append(owner)
+        self.thread.here.add(owner)
 
+    @uncompiled
     def close(self, owner: object) -> None:
         """Close the owner's innermost range on this thread and all that is open inside it; without one do nothing."""
-        owners = self.thread.here.owners
-        if owners and owners[-1] is owner:
-            owners.pop()
-            self.pop()
-        elif owner in owners:
-            while owners.pop() is not owner:
-                self.pop()
-            self.pop()
+        self.thread.here.close(owner, self.pop)
 
     def close_all(self) -> None:
         """Close every range open on this thread."""
-        owners = self.thread.here.owners
-        while owners:
-            owners.pop()
-            self.pop()
+        self.thread.here.close_all(self.pop)
 
+    @uncompiled
     def prepare(self, range_: Range) -> None:
         """Make the range's `push`."""
         range_.push = self.pusher(range_)
         range_.backend = self
+        leave_to_python(range_.push)
 
+    @abstractmethod
     def pusher(self, range_: Range) -> Callable[[], None]:
         """What tells the tool that a range opens on the calling thread."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start(self, range_: Range) -> object:
         """Tell the tool that a range starts which any thread may end; return what `end` needs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self, started: Any) -> None:
         """Tell the tool that a started range ends."""
-        raise NotImplementedError
 
+    @abstractmethod
     def mark(self, range_: Range) -> None:
         """Tell the tool that something happens now."""
-        raise NotImplementedError
 
 
 @lru_cache(maxsize=1)

@@ -8,16 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import _get_sequence_nr
 
-from . import state
-from .backends import Here
-from .frames import OUTSIDE, Frame, frame_here, graph_task
 from .layer import Layer
-from .tensors import grad_nodes
+from .layer_range import LayerScope
+from .uncompiled import uncompiled
 
 _compiling = torch.compiler.is_dynamo_compiling
-_grad_enabled = torch.is_grad_enabled
 _nothing = nullcontext().__exit__
 """Takes anything, does nothing, and can be pickled without this package."""
 
@@ -27,13 +23,15 @@ class Calls:
 
     Attributes:
         layer: The layer; None of a copy.
+        scope: Its ranges; None of a copy.
         entered: Whether it was ever called.
     """
 
-    __slots__ = ("entered", "layer")
+    __slots__ = ("entered", "layer", "scope")
 
     def __init__(self, layer: Layer | None) -> None:
         self.layer = layer
+        self.scope = None if layer is None else LayerScope(layer)
         self.entered = False
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Calls:
@@ -42,52 +40,23 @@ class Calls:
     def __reduce__(self) -> tuple[Any, ...]:
         return SimpleNamespace, (), {"enter": _nothing, "leave": _nothing}
 
+    @uncompiled
     def enter(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin a call on this thread: open its range and, where gradients are wanted, its frame."""
+        """Begin a call on this thread: open its range and, where gradients are wanted, follow it."""
         if _compiling():  # torch.compile traces the hook; it leaves nothing in the graph
             return
-        backend, layer = state.backend, self.layer
-        if backend is None or layer is None:
-            return
-        self.entered = True
-        recomputes = graph_task() != -1
-        range_ = layer.recompute if recomputes else layer.forward
-        if range_.backend is not backend:
-            backend.prepare(range_)
-        range_.push()
-        here: Here = backend.thread.here
-        here.owners.append(layer)
-        if _grad_enabled() and layer.backward is not None:
-            parent = frame_here(here)
-            nodes = grad_nodes([*args, *kwargs.values()] if kwargs else [*args])
-            begin = _get_sequence_nr()
-            if parent is not OUTSIDE:
-                parent.edges.append(begin)
-            if nodes and not (recomputes and parent is OUTSIDE):  # else they are of the graph that is run backward
-                parent.mark_entries(nodes)
-            here.frame = Frame(layer, layer.backward, parent, begin)
+        scope = self.scope
+        if scope is not None and scope.begin(args, kwargs):
+            self.entered = True
 
+    @uncompiled
     def leave(self, _module: Any, _args: Any, outputs: Any) -> None:
         """End this thread's call and whatever was left open in it; ``outputs`` is None where it raised."""
         if _compiling():
             return
-        backend, layer = state.backend, self.layer
-        if backend is None or layer is None:
-            return
-        here: Here = backend.thread.here
-        if here.frame is not None:
-            frame = frame_here(here)
-            while frame.layer is not layer and frame is not OUTSIDE:
-                frame = frame.parent
-            if frame is not OUTSIDE:
-                here.frame = None if frame.parent is OUTSIDE else frame.parent
-                frame.end(grad_nodes([outputs]))
-        owners = here.owners
-        if owners and owners[-1] is layer:  # `Backend.close`, of which this is the usual case
-            owners.pop()
-            backend.pop()
-        else:
-            backend.close(layer)
+        scope = self.scope
+        if scope is not None:
+            scope.end(outputs)
 
 
 def hook_module(module: nn.Module, calls: Calls) -> list[Any]:

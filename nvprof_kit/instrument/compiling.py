@@ -9,11 +9,9 @@ it is told to leave them be.
 from __future__ import annotations
 
 import weakref
-from types import CodeType
 from typing import Any, Protocol
 
-from .calls import Calls
-from .frames import Frame
+from .uncompiled import leave_ranges_to_python
 
 
 class Pausable(Protocol):
@@ -42,19 +40,7 @@ def keep_out(annotation: Pausable) -> None:
     if _begin not in dynamo.callback_handler.start_callbacks:  # `torch._dynamo.reset` forgets them
         dynamo.on_compile_start(_begin)
         dynamo.on_compile_end(_end)
-        for hook in (Calls.enter, Calls.leave, Frame.reach):
-            leave_to_python(hook.__code__)
-
-
-def leave_to_python(code: CodeType) -> None:
-    """Tell the compiler never to compile a function where Python calls it, nor what that calls."""
-    from torch._dynamo import eval_frame, types
-
-    if hasattr(eval_frame, "set_code_exec_strategy"):
-        skip = types.FrameAction.SKIP
-        eval_frame.set_code_exec_strategy(code, types.FrameExecStrategy(skip, skip))
-    else:
-        eval_frame.skip_code(code)
+        leave_ranges_to_python()
 
 
 def _begin(*arguments: Any) -> None:

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from . import state
-from .compiling import keep_out, leave_to_python
+from .compiling import keep_out
 from .loop import phase, step
 from .scope import Scope
+from .uncompiled import leave_to_python
 
 PhaseOf = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
 """Tells the phase of a call from its positional and keyword arguments."""
@@ -49,7 +50,7 @@ class generation:
         self.resume()
         if state.backend is not None:
             keep_out(self)
-            leave_to_python(generation._begin.__code__)
+            leave_to_python(generation._begin)
         return self
 
     def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:

@@ -3,71 +3,43 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Protocol, cast, overload
 
 from ..errors import UsageError
 from ..names import Category
-from . import state
 from .layer import Layer, layer_of
-from .scope import MOST_KEPT, F, Kept, Scope, Started
+from .ranges import ranged
+from .scope import MOST_KEPT, F, Scope, Started, keep
+from .uncompiled import uncompiled_itself
 from .wrapping import Always, ScopeOf, wrap
 
 _FORWARD = Category.FORWARD  # a look into an enum costs as much as all else that happens to a name
 
 
 class LayerScope(Scope):
-    """A layer's range around a ``with`` block or around calls; a recompute inside a running backward pass."""
+    """A layer's range around a ``with`` block or around calls; a recompute inside a running backward pass.
 
-    __slots__ = ("_calls",)
+    What a call returns leads the backward pass into the layer.
+    """
+
+    __slots__ = ()
 
     def __init__(self, layer: Layer) -> None:
-        super().__init__(layer.forward, layer.recompute)
-        self._calls: Any = None
-        if layer.backward is not None:
-            self.followed = self.owner = layer
+        super().__init__(layer.forward, layer.recompute, layer.backward, layer)
 
-    def __enter__(self) -> LayerScope:
-        backend = state.backend
-        if backend is not None:
-            range_ = self.range if state.graph_task() == -1 else self.recompute
-            if range_.backend is not backend:
-                backend.prepare(range_)
-            range_.push()
-            backend.thread.here.owners.append(self)
-        return self
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LayerScope, (self.owner,)
 
     def __call__(self, function: F) -> F:
         """Decorate a function or an ``nn.Module`` class with the layer's name."""
         return cast(F, _decorate(function, Always(self)))
 
+    @uncompiled_itself
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function as the layer's forward; what it returns leads the backward pass into the layer."""
-        if self.followed is None or "torch" not in sys.modules:
-            return super().run(function, args, kwargs)
-        calls = self._calls or self._make_calls()
-        outputs = None
-        calls.enter(None, args, kwargs)
-        try:
-            outputs = function(*args, **kwargs)
-        finally:
-            calls.leave(None, args, outputs)
-        return outputs
-
-    def leave(self, outputs: Any) -> None:
-        """End a call that the forwarder began, as the layer's forward."""
-        if self.followed is None or "torch" not in sys.modules:
-            super().leave(outputs)
-        else:
-            (self._calls or self._make_calls()).leave(None, None, outputs)
-
-    def _make_calls(self) -> Any:
-        from .calls import Calls
-
-        self._calls = Calls(self.followed)
-        return self._calls
+        """Call a function as the layer's forward."""
+        return ranged(function, self)(*args, **kwargs)
 
 
 class LayerRange(Protocol):
@@ -134,12 +106,15 @@ def _layer_range(
         UsageError: The category is none of ours, or a class is decorated that is no ``nn.Module``.
     """
     if type(target) is str:
-        if category is _FORWARD and backward:
+        if category is not _FORWARD or not backward:
+            return _named_scope(target, category, backward)
+        try:
             return _scopes[target]
-        return _named_scope(target, category, backward)
+        except KeyError:
+            return keep(_scopes, target, _named_scope(target, _FORWARD, True))
     if target is not None:
         return _decorate(target, _scope_of(target, name, category, backward))
-    return lambda function: _decorate(function, _scope_of(function, name, category, backward))
+    return _decorator(name, category, backward)
 
 
 def _start(name: str, *, category: Category | str = Category.FORWARD) -> Started:
@@ -165,7 +140,7 @@ def _named_scope(name: str, category: Category | str, backward: bool) -> LayerSc
         raise UsageError(f"{category!r} is no category of a range; use one of {known}") from None
 
 
-_scopes = Kept(lambda name: _named_scope(name, Category.FORWARD, True))
+_scopes: dict[str, LayerScope] = {}
 
 
 def _scope_of(
@@ -184,6 +159,10 @@ def _scope_of(
 def _function_name(function: Any) -> str:
     qualified = getattr(function, "__qualname__", None) or type(function).__qualname__
     return str(qualified).rsplit("<locals>.", maxsplit=1)[-1]
+
+
+def _decorator(name: str | Callable[..., str] | None, category: Category | str, backward: bool) -> Callable[[Any], Any]:
+    return lambda target: _decorate(target, _scope_of(target, name, category, backward))
 
 
 def _decorate(target: Any, scope_of: ScopeOf | None) -> Any:

@@ -11,7 +11,7 @@ from ..names import Category
 from . import state
 from .annotation import Annotation
 from .backends import Range
-from .scope import F, Kept, Scope
+from .scope import F, Scope, keep
 from .wrapping import wrap
 
 Batch = TypeVar("Batch")
@@ -58,10 +58,13 @@ def phase(name: str) -> Scope:
     Args:
         name: The phase's name.
     """
-    return _phases[name]
+    try:
+        return _phases[name]
+    except KeyError:
+        return keep(_phases, name, Scope(_range(name, Category.PHASE)))
 
 
-_phases = Kept(lambda name: Scope(_range(name, Category.PHASE)))
+_phases: dict[str, Scope] = {}
 
 
 def mark(text: str) -> None:

@@ -6,8 +6,11 @@ import os
 import sys
 from typing import Any
 
-_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """Set by torchrun, srun and mpirun."""
+
+_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""The same of the number of ranks."""
 
 
 def rank() -> int:
@@ -15,7 +18,19 @@ def rank() -> int:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
-    return next((int(value) for value in map(os.environ.get, _VARIABLES) if value and value.isdecimal()), 0)
+    return _told(_RANKS, 0)
+
+
+def world_size() -> int:
+    """The number of ranks by torch.distributed where it is initialised, else by the launcher's environment, else 1."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_world_size())
+    return _told(_SIZES, 1)
+
+
+def _told(variables: tuple[str, ...], otherwise: int) -> int:
+    return next((int(value) for value in map(os.environ.get, variables) if value and value.isdecimal()), otherwise)
 
 
 def rank_folder(mesh: Any = None) -> str:
@@ -35,3 +50,9 @@ def rank_folder(mesh: Any = None) -> str:
         if name not in ("tp", "pp"):
             data = data * size + place
     return f"rank{number}_dp{data}_tp{places.get('tp', (0, 1))[0]}_pp{places.get('pp', (0, 1))[0]}"
+
+
+def mesh_of(model: Any) -> Any:
+    """The ``DeviceMesh`` that some parameter of a model is spread over, None where none is."""
+    meshes = (getattr(parameter, "device_mesh", None) for parameter in model.parameters())
+    return next((mesh for mesh in meshes if mesh is not None), None)

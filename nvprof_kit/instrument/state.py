@@ -11,9 +11,13 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any, Protocol
 
+from . import ranges
 from .backends import Backend, Nvtx
+from .memory_marks import NvtxWithMemory, Read, read_cuda
+from .uncompiled import leave_to_python
 
 _MODES = ("auto", "on", "off")
 _INJECTED = ("NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH")
@@ -58,12 +62,20 @@ mode = read_mode(os.environ)
 backend: Backend | None = None
 """Where ranges go now; None while nobody listens."""
 
-plain: set[type] = {type(None), bool, int, float, str}
-"""Types known to hold no tensors; grows as others are found."""
 
-gate: dict[str, Any] = {"__live": False, "__backend": None, "__plain": plain, "__type": type}
+class _Live(list[None], Enum):  # type: ignore[misc]  # the hash is the enumeration's
+    """Whether ranges are emitted: something in the list, or nothing.
+
+    torch.compile takes a member of an enumeration for a constant. So what it compiled while nobody listened stays
+    compiled when somebody does; of a plain variable it would keep a guard, and compile anew.
+    """
+
+    SWITCH = ()
+
+
+gate: dict[str, Any] = {"__live": _Live.SWITCH}
 """Globals of the compiled forwarders of decorated functions, each read in one look: whether ranges are emitted
-(``__live``), the backend with its thread and pop, and the questions to torch."""
+(``__live``), and torch's answer to whether it compiles (``__compiling``)."""
 
 annotated: weakref.WeakKeyDictionary[object, Installable] = weakref.WeakKeyDictionary()
 """What is annotated, and how: woken while ranges are emitted. An annotation lives as long as what it annotates."""
@@ -71,11 +83,11 @@ annotated: weakref.WeakKeyDictionary[object, Installable] = weakref.WeakKeyDicti
 
 def _switch(new: Backend | None) -> None:
     global backend  # noqa: PLW0603
+    ranges.switch(new)
     backend = new
-    gate["__live"] = new is not None
-    gate["__backend"] = new
+    _Live.SWITCH[:] = [] if new is None else [None]
     if new is not None:
-        gate["__thread"], gate["__pop"] = new.thread, new.pop
+        leave_to_python(new.pop)
     for installable in list(annotated.values()):
         if new is None:
             installable.sleep()
@@ -83,8 +95,21 @@ def _switch(new: Backend | None) -> None:
             installable.wake()
 
 
-def _tool_backend() -> Backend | None:
-    return Nvtx() if mode == "on" or (mode == "auto" and tool_attached(os.environ)) else None
+def _tool_backend() -> Nvtx | None:
+    if mode == "off" or (mode == "auto" and not tool_attached(os.environ)):
+        return None
+    with_memory = os.environ.get("NVPROF_KIT_MEMORY", "").strip() not in ("", "0")
+    return NvtxWithMemory(read_cuda) if with_memory else Nvtx()
+
+
+def carry_memory(read: Read = read_cuda) -> None:
+    """Have the ranges of layers that go to the attached tool carry the memory, from now to the program's end."""
+    global _tool
+    if _tool is None:
+        return
+    before, _tool = _tool, NvtxWithMemory(read, _tool)
+    if backend is before:
+        _switch(_tool)
 
 
 def activate(recorder: Backend) -> None:
@@ -109,7 +134,7 @@ def restore(watcher: Backend, before: Backend | None) -> None:
         _switch(before)
 
 
-def _meet_torch() -> bool:
+def meet_torch() -> bool:
     """Stands in for ``is_dynamo_compiling`` until torch is loaded, and then puts torch's own functions into place."""
     global graph_task  # noqa: PLW0603
     torch: Any = sys.modules.get("torch")
@@ -117,21 +142,21 @@ def _meet_torch() -> bool:
         return False
     if torch.compiler.is_dynamo_compiling():
         return True
-    graph_task = gate["__task"] = torch._C._current_graph_task_id
-    gate["__grad"] = torch.is_grad_enabled
-    gate["__sequence"] = torch.autograd._get_sequence_nr
+    graph_task = torch._C._current_graph_task_id
+    ranges.ask(graph_task, torch.is_grad_enabled, torch.autograd._get_sequence_nr)
     gate["__compiling"] = torch.compiler.is_dynamo_compiling
     return False
 
 
 def _find_graph_task() -> int:
-    _meet_torch()
+    meet_torch()
     return -1 if graph_task is _find_graph_task else graph_task()
 
 
 graph_task: Callable[[], int] = _find_graph_task
 """Number of the backward pass that runs on this thread, -1 where none does (or torch is not loaded)."""
 
-gate |= {"__compiling": _meet_torch, "__task": lambda: -1, "__grad": lambda: False, "__sequence": lambda: 0}
+gate["__compiling"] = meet_torch
+ranges.ask(_find_graph_task, lambda: False, lambda: 0)
 _tool = _tool_backend()
 _switch(_tool)

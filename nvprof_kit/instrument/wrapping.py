@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import types
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar, cast
 
 from . import state
-from .backends import Range
+from .ranges import Block, ranged
+from .uncompiled import leave_ranges_to_python, leave_to_python
 
 F = TypeVar("F")
 
@@ -27,18 +27,6 @@ class Runs(AbstractContextManager[Any], Protocol):
         """Call a function inside the context."""
 
 
-class Fixed(Runs, Protocol):
-    """A scope that is the same at each call and can be inlined (`scope.Scope`)."""
-
-    range: Range
-    recompute: Range
-    followed: Any
-    owner: object
-
-    def leave(self, outputs: Any) -> None:
-        """End a call that the forwarder began."""
-
-
 ScopeOf = Callable[..., Runs]
 """Gives the scope of one call from the call's arguments."""
 
@@ -46,10 +34,10 @@ ScopeOf = Callable[..., Runs]
 class Always:
     """The same scope for each call."""
 
-    def __init__(self, scope: Fixed) -> None:
+    def __init__(self, scope: Block) -> None:
         self.scope = scope
 
-    def __call__(self, *_args: Any, **_kwargs: Any) -> Fixed:
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
         """The scope of a call."""
         return self.scope
 
@@ -77,9 +65,11 @@ def wrap(function: F, scope_of: ScopeOf) -> F:
     elif inspect.isgeneratorfunction(call):
         forwarder = _forwarder(call, _resuming(call, scope_of, _resumes), "def", "(yield from {})")
     elif isinstance(scope_of, Always):
-        forwarder = _forwarder_into_one(call, _calling(call, scope_of), scope_of.scope)
+        forwarder = _forwarder(call, ranged(call, scope_of.scope), "def", "{}")
     else:
         forwarder = _forwarder(call, _calling(call, scope_of), "def", "{}")
+    leave_ranges_to_python()
+    leave_to_python(forwarder, callees=False)
     return cast(F, functools.wraps(call)(forwarder))
 
 
@@ -90,71 +80,18 @@ def bind(__call, __ranged):
     return forwarder
 """
 
-_FORWARDER_INTO_ONE = """
-def bind(__call, __ranged, __scope, __range, __owner, __layer):
-    def forwarder({parameters}):
-        if not __live or __compiling():
-            return __call({arguments})
-        if __range.backend is not __backend{special}:
-            return __ranged({arguments})
-        __mine = __backend
-        __here = __thread.here
-        __owners = __here.owners
-        __range.push()
-        __owners.append(__owner)
-        {note}
-        __result = None
-        try:
-            __result = __call({arguments})
-            return __result
-        finally:
-            if {usual}__backend is __mine and __owners and __owners[-1] is __owner:
-                {forget}
-                __owners.pop()
-                __pop()
-            else:
-                __scope.leave(__result)
-    return forwarder
-"""
-"""All of it in one place, for a call of a helper costs a third of what a range may cost over the tool's own price."""
 
-
-def _forwarder(call: Callable[..., Any], ranged: Callable[..., Any], define: str, result: str) -> Callable[..., Any]:
-    """Compile a function with the parameters of ``call`` that calls it, or ``ranged`` while ranges are emitted."""
-    chosen = "(__ranged({arguments}) if __live else __call({arguments}))"
-    template = _FORWARDER.replace("{result}", result.format(chosen)).replace("{define}", define)
-    return _compile(call, template, {}, ranged)
-
-
-def _forwarder_into_one(call: Callable[..., Any], ranged: Callable[..., Any], scope: Fixed) -> Callable[..., Any]:
-    """Compile a function with the parameters of ``call`` that calls it inside a scope while ranges are emitted.
-
-    The usual call is spelt out. ``ranged`` sees to calls that a backward pass makes, and to arguments that may hold
-    tensors to which the backward pass comes from the call; ``leave`` to results that may lead it into the call, and to
-    ranges left open. The call is noted for those in it: they make a frame of the note if the backward pass needs one.
-    """
-    parts = {"special": "", "note": "", "usual": "", "forget": ""}
-    if scope.recompute is not scope.range:
-        parts["special"] = " or __task() != -1"
-    if scope.followed is not None:
-        parts["special"] += " or ({holders}) and __grad()"
-        parts["note"] = "__here.frame = __noted = (__layer, __sequence(), __here.frame)"
-        parts["usual"] = "__here.frame is __noted and (__type(__result) in __plain or __sequence() == __noted[1]) and "
-        parts["forget"] = "__here.frame = __noted[2]"
-    return _compile(call, _FORWARDER_INTO_ONE, parts, ranged, scope, scope.range, scope.owner, scope.followed)
-
-
-def _compile(call: Callable[..., Any], template: str, parts: dict[str, str], *bound: Any) -> Callable[..., Any]:
-    """Compile a template for the parameters of ``call`` and bind its names."""
+def _forwarder(call: Callable[..., Any], in_range: Callable[..., Any], define: str, result: str) -> Callable[..., Any]:
+    """Compile a function with the parameters of ``call`` that calls it, or ``in_range`` while ranges are emitted."""
+    state.meet_torch()
     plain = isinstance(call, types.FunctionType)
     signature = inspect.signature(call if plain else _any, follow_wrapped=False)
-    for part, text in parts.items():
-        template = template.replace(f"{{{part}}}", text)
     parameters, arguments = _source(signature)
-    source = template.format(parameters=parameters, arguments=arguments, holders=_holders(signature))
+    chosen = f"(__call({arguments}) if not __live or __compiling() else __ranged({arguments}))"
+    source = _FORWARDER.format(define=define, parameters=parameters, result=result.format(chosen))
     made: dict[str, Any] = {}
     exec(compile(source, f"<range around {getattr(call, '__qualname__', call)}>", "exec"), state.gate, made)
-    forwarder = cast(types.FunctionType, made["bind"](call, *bound))
+    forwarder = cast(types.FunctionType, made["bind"](call, in_range))
     if plain:
         forwarder.__defaults__ = call.__defaults__
         forwarder.__kwdefaults__ = call.__kwdefaults__
@@ -162,16 +99,6 @@ def _compile(call: Callable[..., Any], template: str, parts: dict[str, str], *bo
 
 
 def _any(*args: Any, **kwargs: Any) -> None: ...
-
-
-def _holders(signature: inspect.Signature) -> str:
-    """Source of whether an argument may hold tensors; there may be any number in ``*args`` and ``**kwargs``."""
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    tests = (
-        name if parameter.kind in several else f"__type({name}) not in __plain"
-        for name, parameter in signature.parameters.items()
-    )
-    return " or ".join(tests) or "False"
 
 
 def _source(signature: inspect.Signature) -> tuple[str, str]:
@@ -194,26 +121,20 @@ def _source(signature: inspect.Signature) -> tuple[str, str]:
     return ", ".join(parameters), ", ".join(arguments)
 
 
-def _compiling() -> bool:
-    """Whether torch.compile traces the caller; then ranges would only break its graph."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_dynamo_compiling()
-
-
 def _calling(call: Callable[..., Any], scope_of: ScopeOf) -> Callable[..., Any]:
-    def ranged(*args: Any, **kwargs: Any) -> Any:
-        if _compiling():
-            return call(*args, **kwargs)
+    def in_range(*args: Any, **kwargs: Any) -> Any:
         return scope_of(*args, **kwargs).run(call, args, kwargs)
 
-    return ranged
+    leave_to_python(scope_of)
+    leave_to_python(in_range, callees=False)
+    return in_range
 
 
 def _resuming(call: Callable[..., Any], scope_of: ScopeOf, resumes: Callable[..., Any]) -> Callable[..., Any]:
-    def ranged(*args: Any, **kwargs: Any) -> Any:
+    def in_range(*args: Any, **kwargs: Any) -> Any:
         return resumes(call(*args, **kwargs), scope_of(*args, **kwargs))
 
-    return ranged
+    return in_range
 
 
 def _resumes(inner: Generator[Any, Any, Any], scope: Runs) -> Generator[Any, Any, Any]:

@@ -1,18 +1,21 @@
 """What a range costs, against the least that it can cost.
 
 Run as a script: it measures idle calls here, then runs itself under each nsys of NVPROF_KIT_NSYS (or the one on the
-PATH) and measures there. Times are nanoseconds per call, of interleaved runs. The least is a bare pair of
-`Domain.push_range` and `Domain.pop_range` and, for modules, PyTorch's own price of empty hooks of the same kinds.
+PATH) and measures there. Times are nanoseconds of the thread's CPU time per call, of interleaved runs. The least is a
+bare pair of `Domain.push_range` and `Domain.pop_range` (around the same operator, where there is one) and PyTorch's own
+price of empty hooks of the same kinds.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import timeit
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,10 +24,11 @@ import torch
 from torch import nn
 
 from nvprof_kit import annotate_model, layer_range, phase
-from nvprof_kit.instrument import state
+from nvprof_kit.instrument import ranges, state
 from nvprof_kit.instrument.backends import nvtx_domain
 
-ROUNDS, CALLS, LAYERS = 41, 2000, 20
+ROUNDS, CALLS, LAYERS = 405, 200, 20  # short rounds, so that few of them are interrupted
+ORDER = random.Random(0)
 TEXT = "model.layers.3.self_attn"
 
 
@@ -42,11 +46,13 @@ class Cost(NamedTuple):
 
 
 def costs(*functions: Callable[[], object], calls: int = CALLS) -> list[Cost]:
-    """The cost of each function, interleaved so that a slow moment hits all alike."""
+    """The cost of each function, interleaved in random order so that slow moments hit all alike."""
     times: list[list[float]] = [[] for _ in functions]
+    order = list(zip(functions, times, strict=True))
     for _ in range(ROUNDS):
-        for function, seen in zip(functions, times, strict=True):
-            seen.append(timeit.timeit(function, number=calls) / calls * 1e9)
+        ORDER.shuffle(order)
+        for function, seen in order:
+            seen.append(timeit.timeit(function, timer=time.thread_time, number=calls) / calls * 1e9)
     return [Cost(statistics.median(seen), min(seen)) for seen in times]
 
 
@@ -68,7 +74,7 @@ def idle() -> None:
         decorated = layer_range(bare)
 
     block = Block()
-    bare, decorated = costs(lambda: block.bare(1), lambda: block.decorated(1), calls=20_000)
+    bare, decorated = costs(lambda: block.bare(1), lambda: block.decorated(1), calls=2000)
     added = decorated - bare
     print(
         f"{'decorated call, no tool':<52} median +{added.median:.0f} ns over the bare call's {bare.median:.0f} ns",
@@ -121,8 +127,14 @@ def calls() -> None:
     def neg(x: torch.Tensor) -> torch.Tensor:
         return x.neg()
 
-    def marked(x: torch.Tensor) -> torch.Tensor:
+    def paired(x: torch.Tensor) -> torch.Tensor:
+        DOMAIN.push_range(ATTRIBUTES)
         y = x.neg()
+        DOMAIN.pop_range()
+        return y
+
+    def marked(x: torch.Tensor) -> torch.Tensor:
+        y = paired(x)
         y.grad_fn.register_prehook(lambda _grads: None)  # type: ignore[union-attr]
         return y
 
@@ -140,10 +152,10 @@ def calls() -> None:
     report("decorated function", function - plain, least - empty)
     report("decorated method", method - method_plain, least - empty)
     with torch.no_grad():
-        empty, least, plain, cost = costs(nothing, pair, lambda: neg(x), lambda: ranged(x))
-        report("decorated function of a tensor, no gradients", cost - plain, least - empty)
-    empty, least, plain, hooked, cost = costs(nothing, pair, lambda: neg(x), lambda: marked(x), lambda: ranged(x))
-    report("decorated function of a tensor, with gradients", cost - plain, least - empty + hooked - plain)
+        plain, least, cost = costs(lambda: neg(x), lambda: paired(x), lambda: ranged(x))
+        report("decorated function of a tensor, no gradients", cost - plain, least - plain)
+    plain, least, cost = costs(lambda: neg(x), lambda: marked(x), lambda: ranged(x))
+    report("decorated function of a tensor, with gradients", cost - plain, least - plain)
 
 
 class Echo(nn.Module):
@@ -197,7 +209,7 @@ def modules() -> None:
         lambda: [nothing() for _ in pairs],
         lambda: [one() for one in pairs],
         *map(training, (many, many_marked, many_annotated)),
-        calls=50,
+        calls=5,
     )
     report("module, forward and backward, each of 20 layers", ranged - plain, least - empty + hooks - plain, LAYERS)
 
@@ -216,6 +228,7 @@ def main() -> None:
         calls()
         modules()
         return
+    print(f"ranges by {'the extension in C' if ranges.compiled else 'Python'}")
     idle()
     named = os.environ.get("NVPROF_KIT_NSYS", shutil.which("nsys") or "")
     for nsys in filter(None, named.split(os.pathsep)):

@@ -167,6 +167,15 @@ def test_wrappers_do_not_show(sink) -> None:
     assert sink.lines[:2] == ["Net", "  embed"]
 
 
+def test_the_class_that_fully_shard_makes_does_not_show(sink) -> None:
+    class Sharded:
+        """As `torch.distributed.fsdp.FSDPModule`, which fully_shard puts before the class."""
+
+    made = nn.Linear(2, 2)
+    made.__class__ = type("FSDPLinear", (Sharded, nn.Linear), {})
+    assert annotate_model(made).paths == ("Linear",)
+
+
 def test_copies_carry_nothing_that_runs(sink) -> None:
     net = Net()
     annotate_model(net)

@@ -1,0 +1,162 @@
+/* Hooks before the autograd nodes at which the backward pass enters a call. */
+#include "ranges.h"
+
+static const uint64_t GATHERS = UINT64_MAX;
+
+/* The stretch of the call in which a node was made: how many edges are not beyond it. */
+static Py_ssize_t stretch_of(const Frame *self, uint64_t number) {
+    Py_ssize_t low = 0, high = self->count;
+    while (low < high) {
+        Py_ssize_t middle = (low + high) / 2;
+        if (number < self->edges[middle]) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
+}
+
+static int number_of(PyObject *node, uint64_t *number) {
+    PyObject *result = PyObject_CallMethodNoArgs(node, names.sequence_nr);
+    if (result == NULL) {
+        return -1;
+    }
+    *number = PyLong_AsUnsignedLongLong(result);
+    Py_DECREF(result);
+    return *number == UINT64_MAX && PyErr_Occurred() ? -1 : 0;
+}
+
+static int mark_node(Frame *self, PyObject *node) {
+    PyObject *reach = PyObject_GetAttr((PyObject *)self, names.reach);
+    if (reach == NULL) {
+        return -1;
+    }
+    int done = called(PyObject_CallMethodOneArg(node, names.register_prehook, reach));
+    Py_DECREF(reach);
+    return done;
+}
+
+/* Add a number to a set that may be NULL still; 1 if it was new. */
+static int is_new(PyObject **set, uint64_t number) {
+    if (*set == NULL && (*set = PySet_New(NULL)) == NULL) {
+        return -1;
+    }
+    PyObject *key = PyLong_FromUnsignedLongLong(number);
+    if (key == NULL) {
+        return -1;
+    }
+    int known = PySet_Contains(*set, key);
+    int done = known == 0 ? PySet_Add(*set, key) : known;
+    Py_DECREF(key);
+    return done < 0 ? -1 : !known;
+}
+
+typedef struct {
+    PyObject *node;
+    Py_ssize_t origin;
+} Pending;
+
+typedef struct {
+    Pending *items;
+    Py_ssize_t count, room;
+} Search;
+
+static int add_pending(Search *search, PyObject *node, Py_ssize_t origin) {
+    if (search->count == search->room) {
+        Py_ssize_t room = search->room == 0 ? 32 : 2 * search->room;
+        Pending *items = PyMem_Realloc(search->items, (size_t)room * sizeof(Pending));
+        if (items == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        search->items = items;
+        search->room = room;
+    }
+    search->items[search->count++] = (Pending){Py_NewRef(node), origin};
+    return 0;
+}
+
+static int add_makers(Search *search, PyObject *node, Py_ssize_t origin) {
+    PyObject *makers = PyObject_GetAttr(node, names.next_functions);
+    if (makers == NULL || !PyTuple_Check(makers)) {
+        Py_XDECREF(makers);
+        return makers == NULL ? -1 : 0;
+    }
+    int done = 0;
+    for (Py_ssize_t index = 0; done == 0 && index < PyTuple_GET_SIZE(makers); index++) {
+        PyObject *maker = PyTuple_GET_ITEM(makers, index);
+        maker = PyTuple_Check(maker) && PyTuple_GET_SIZE(maker) == 2 ? PyTuple_GET_ITEM(maker, 0) : Py_None;
+        done = maker == Py_None ? 0 : add_pending(search, maker, origin);
+    }
+    Py_DECREF(makers);
+    return done;
+}
+
+static int search_node(Frame *self, Search *search, PyObject *node, Py_ssize_t origin) {
+    uint64_t number;
+    int fresh;
+    if (number_of(node, &number) < 0) {
+        return -1;
+    }
+    Py_ssize_t stretch = stretch_of(self, number);
+    if (!(stretch & 1) || number == GATHERS) {
+        return 0;
+    }
+    if (stretch != origin && ((fresh = is_new(&self->marked, number)) < 0 || (fresh && mark_node(self, node) < 0))) {
+        return -1;
+    }
+    if (stretch == 1) { /* behind the first stretch there is no other */
+        return 0;
+    }
+    fresh = is_new(&self->seen, number);
+    return fresh <= 0 ? fresh : add_makers(search, node, stretch);
+}
+
+static int search_from(Frame *self, PyObject *node) {
+    Search search = {NULL, 0, 0};
+    int done = add_pending(&search, node, 0);
+    while (search.count > 0) {
+        Pending next = search.items[--search.count];
+        if (done == 0) {
+            done = search_node(self, &search, next.node, next.origin);
+        }
+        Py_DECREF(next.node);
+    }
+    PyMem_Free(search.items);
+    return done;
+}
+
+/* Whether a node's tensor left a call that no other call was around; with `leaves`, from now on. */
+int has_left(PyObject *node, bool leaves) {
+    PyObject *metadata = PyObject_GetAttr(node, names.metadata);
+    if (metadata == NULL) {
+        return -1;
+    }
+    int done = leaves ? PyObject_SetItem(metadata, names.left, Py_True) : PySequence_Contains(metadata, names.left);
+    Py_DECREF(metadata);
+    return done;
+}
+
+/* Mark where the backward pass, coming to these nodes, enters the call's own ones. */
+int mark(Frame *self, PyObject *nodes, bool ends) {
+    for (Py_ssize_t index = 0; nodes != NULL && index < PyList_GET_SIZE(nodes); index++) {
+        PyObject *node = PyList_GET_ITEM(nodes, index);
+        uint64_t number;
+        if (number_of(node, &number) < 0) {
+            return -1;
+        }
+        int left = self == outside ? has_left(node, false) : 0;
+        if (left < 0) {
+            return -1;
+        }
+        if (left || !(stretch_of(self, number) & 1)) {
+            continue;
+        }
+        bool direct = self == outside || (ends && self->count == 1);
+        if ((direct ? mark_node(self, node) : search_from(self, node)) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,126 @@
+/* The module: what ranges.py takes from it. */
+#include "ranges.h"
+
+struct Now now;
+struct Names names;
+
+static PyObject *switch_to(PyObject *Py_UNUSED(module), PyObject *backend) {
+    PyObject *thread = NULL, *pop = NULL;
+    if (backend != Py_None) {
+        thread = PyObject_GetAttr(backend, names.thread);
+        pop = thread == NULL ? NULL : PyObject_GetAttr(backend, names.pop);
+        if (pop == NULL) {
+            Py_XDECREF(thread);
+            return NULL;
+        }
+    }
+    PyObject *before[] = {now.backend, now.thread, now.pop};
+    now.backend = backend == Py_None ? NULL : Py_NewRef(backend);
+    now.thread = thread;
+    now.pop = pop;
+    now.serial++;
+    for (int index = 0; index < 3; index++) {
+        Py_XDECREF(before[index]);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *ask(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *task, *grad, *sequence;
+    if (!PyArg_ParseTuple(args, "OOO", &task, &grad, &sequence)) {
+        return NULL;
+    }
+    Py_XSETREF(answers.task, Py_NewRef(task));
+    Py_XSETREF(answers.grad, Py_NewRef(grad));
+    Py_XSETREF(answers.sequence, Py_NewRef(sequence));
+    if (PyCFunction_Check(task)) { /* torch's own, no stand-in */
+        find_in_torch();
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *begins, *nodes, *types, *tensor, *parameter;
+    if (!PyArg_ParseTuple(args, "OOO!O!O!", &begins, &nodes, &PySet_Type, &types, &PyType_Type, &tensor, &PyType_Type,
+                          &parameter)) {
+        return NULL;
+    }
+    Py_XSETREF(answers.begin_task, Py_NewRef(begins));
+    Py_XSETREF(answers.grad_nodes, Py_NewRef(nodes));
+    Py_XSETREF(answers.plain, Py_NewRef(types));
+    Py_XSETREF(answers.tensor, (PyTypeObject *)Py_NewRef(tensor));
+    Py_XSETREF(answers.parameter, (PyTypeObject *)Py_NewRef(parameter));
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"switch", switch_to, METH_O, "Ranges go to this backend from now on; None: nowhere."},
+    {"ask", ask, METH_VARARGS, "Say what answers questions about the calling thread."},
+    {"follow", follow, METH_VARARGS, "Say what else following the backward pass needs."},
+    {"ranged", ranged, METH_VARARGS, "A function that calls another inside a block."},
+    {NULL},
+};
+
+/* Fill the module. What it keeps is the process's: other interpreters of the process have Python emit their ranges. */
+static int fill(PyObject *module) {
+    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+        PyErr_SetString(PyExc_ImportError, "only the main interpreter emits ranges from C");
+        return -1;
+    }
+    static const struct {
+        PyObject **string;
+        const char *text;
+    } strings[] = {
+        {&names.here, "here"},
+        {&names.prepare, "prepare"},
+        {&names.thread, "thread"},
+        {&names.pop, "pop"},
+        {&names.grad_fn, "grad_fn"},
+        {&names.base, "_base"},
+        {&names.sequence_nr, "_sequence_nr"},
+        {&names.metadata, "metadata"},
+        {&names.register_prehook, "register_prehook"},
+        {&names.reach, "reach"},
+        {&names.next_functions, "next_functions"},
+        {&names.left, "nvprof_kit"},
+    };
+    for (size_t index = 0; index < sizeof(strings) / sizeof(*strings); index++) {
+        if ((*strings[index].string = PyUnicode_InternFromString(strings[index].text)) == NULL) {
+            return -1;
+        }
+    }
+    PyTypeObject *types[] = {&RangeType, &FrameType, &HereType, &BlockType, &RangedType};
+    for (size_t index = 0; index < sizeof(types) / sizeof(*types); index++) {
+        if (PyType_Ready(types[index]) < 0) {
+            return -1;
+        }
+    }
+    if (outside == NULL && (outside = Frame_new(Py_None, Py_None, NULL, 0)) == NULL) {
+        return -1;
+    }
+    if (PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0 ||
+        PyModule_AddObjectRef(module, "OUTSIDE", (PyObject *)outside) < 0 || PyModule_AddType(module, &RangeType) < 0 ||
+        PyModule_AddType(module, &FrameType) < 0 || PyModule_AddType(module, &HereType) < 0 ||
+        PyModule_AddType(module, &BlockType) < 0) {
+        return -1;
+    }
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, fill},
+#ifdef Py_mod_multiple_interpreters
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_ranges",
+    .m_doc = "ranges_python in C.",
+    .m_methods = functions,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__ranges(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,71 @@
+/* Which autograd nodes made the tensors in a value; tensors.py does it for what is no tensor and no short tuple. */
+#include "ranges.h"
+
+static int add_node(PyObject *tensor, PyObject **nodes) {
+    PyObject *node = PyObject_GetAttr(tensor, names.grad_fn);
+    if (node == NULL) {
+        return -1;
+    }
+    int done = 0;
+    if (node != Py_None) {
+        done = *nodes == NULL && (*nodes = PyList_New(0)) == NULL ? -1 : PyList_Append(*nodes, node);
+    }
+    Py_DECREF(node);
+    return done;
+}
+
+static int add_tensor(PyObject *tensor, PyObject **nodes) {
+    Py_ssize_t before = *nodes == NULL ? 0 : PyList_GET_SIZE(*nodes);
+    if (add_node(tensor, nodes) < 0) {
+        return -1;
+    }
+    if (*nodes == NULL || PyList_GET_SIZE(*nodes) == before) {
+        return 0;
+    }
+    PyObject *base = PyObject_GetAttr(tensor, names.base); /* a view's own node may be replaced later */
+    if (base == NULL) {
+        return -1;
+    }
+    int done = base == Py_None ? 0 : add_node(base, nodes);
+    Py_DECREF(base);
+    return done;
+}
+
+/* Tuples in tuples are looked through as deep as this; deeper ones, which may share parts, are left to tensors.py. */
+#define DEEPEST 3
+
+static int add_nodes_in(PyObject *value, PyObject **nodes, int depth) {
+    PyTypeObject *type = Py_TYPE(value);
+    if (type == answers.tensor || type == answers.parameter) {
+        return add_tensor(value, nodes);
+    }
+    if (value == Py_None || type == &PyBool_Type || type == &PyLong_Type || type == &PyFloat_Type ||
+        type == &PyUnicode_Type) {
+        return 0;
+    }
+    if (type == &PyTuple_Type && PyTuple_GET_SIZE(value) < 16 && depth < DEEPEST) {
+        int done = 0;
+        for (Py_ssize_t index = 0; done == 0 && index < PyTuple_GET_SIZE(value); index++) {
+            done = add_nodes_in(PyTuple_GET_ITEM(value, index), nodes, depth + 1);
+        }
+        return done;
+    }
+    int none = PySet_Contains(answers.plain, (PyObject *)type);
+    if (none != 0) {
+        return none < 0 ? -1 : 0;
+    }
+    PyObject *values = PyList_New(1);
+    if (values == NULL) {
+        return -1;
+    }
+    PyList_SET_ITEM(values, 0, Py_NewRef(value));
+    PyObject *found = PyObject_CallOneArg(answers.grad_nodes, values);
+    Py_DECREF(values);
+    int done = found == NULL || (*nodes == NULL && (*nodes = PyList_New(0)) == NULL)
+                   ? -1
+                   : PyList_SetSlice(*nodes, PY_SSIZE_T_MAX, PY_SSIZE_T_MAX, found);
+    Py_XDECREF(found);
+    return done;
+}
+
+int add_nodes(PyObject *value, PyObject **nodes) { return add_nodes_in(value, nodes, 0); }

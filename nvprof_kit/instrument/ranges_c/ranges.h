@@ -1,0 +1,138 @@
+/* Beginning and ending ranges, calls of layers and their backward pass: ranges_python.py and frames_python.py in C.
+ *
+ * Those modules say what all of this is for; names are the same, and so is what happens, in the same order. What is rare
+ * stays in Python. Whatever calls Python may come back in here, so objects in use are held, and lists looked at anew.
+ * Functions that return int return -1 with an error set.
+ */
+#ifndef NVPROF_KIT_RANGES_H
+#define NVPROF_KIT_RANGES_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <structmember.h>
+
+#ifdef Py_GIL_DISABLED
+#error "the lists of open ranges rely on the GIL"
+#endif
+
+#define INTERFACE 1 /* as in ranges_python.py */
+#define MEMBER(type, name, flags) {#name, T_OBJECT, offsetof(type, name), flags, NULL}
+
+/* module.c: where ranges go now, NULL: nowhere; `serial` tells one switch from another. And names of attributes. */
+extern struct Now {
+    PyObject *backend, *thread, *pop;
+    uint64_t serial;
+} now;
+
+extern struct Names {
+    PyObject *here, *prepare, *thread, *pop, *grad_fn, *base, *sequence_nr, *metadata, *register_prehook, *reach,
+        *next_functions, *left;
+} names;
+
+/* answers.c: what answers questions about the calling thread, and what following the backward pass needs: Python
+ * functions, and what they call in libtorch where that is found; a call of Python costs as much as pushing a range. */
+extern struct Answers {
+    PyObject *task, *grad, *sequence;
+    int (*torch_task)(void);
+    bool (*torch_grad)(void);
+    uint64_t (*torch_sequence)(void);
+    PyObject *begin_task, *grad_nodes, *plain;
+    PyTypeObject *tensor, *parameter;
+} answers;
+
+void find_in_torch(void);
+int ask_task(long long *task);
+int ask_sequence(uint64_t *sequence);
+int ask_grad(void);
+int import_frames(void);
+
+/* An error that is kept while something else is called. */
+typedef struct {
+    PyObject *kind, *error, *traceback;
+} Raised;
+
+Raised put_by(void);
+void put_back(Raised raised); /* in place of an error raised since, if there was one before */
+int called(PyObject *result); /* drop the result of a call */
+PyObject *call_held(PyObject *function); /* call what may be replaced meanwhile */
+
+/* nodes.c: add the autograd nodes that made the tensors in a value to a list, which is made when needed. */
+int add_nodes(PyObject *value, PyObject **nodes);
+
+/* frames.c: one call of a layer, as the backward pass needs it. */
+#define FEW 8
+
+typedef struct Frame {
+    PyObject_HEAD
+    PyObject *layer, *backward;
+    struct Frame *parent; /* NULL: the frame around every call */
+    Py_ssize_t depth;
+    uint64_t *edges, few[FEW];
+    Py_ssize_t count, room;
+    PyObject *seen, *marked; /* sets, made when needed */
+} Frame;
+
+extern PyTypeObject FrameType;
+extern Frame *outside;
+
+Frame *Frame_new(PyObject *layer, PyObject *backward, Frame *parent, uint64_t begin);
+PyObject *Frame_reach(Frame *self, PyObject *grads); /* here.c */
+int add_edge(Frame *self, uint64_t number);
+int end_frame(Frame *self, PyObject *nodes, uint64_t sequence);
+
+/* marks.c: mark where the backward pass, coming to these nodes, enters the call's own ones. */
+int mark(Frame *self, PyObject *nodes, bool ends);
+int has_left(PyObject *node, bool leaves); /* whether it left a call with none around; with `leaves`, from now on */
+
+/* here.c: where a thread is. */
+typedef struct {
+    PyObject *owner, *backward;
+    Frame *frame; /* of a call that is followed, made once it matters */
+    uint64_t begin;
+    bool follows;
+} Open;
+
+typedef struct {
+    PyObject_HEAD
+    Open *open;
+    Py_ssize_t count, room;
+    PyObject *task;
+    Frame *at;
+    long long number;
+} Here;
+
+extern PyTypeObject HereType;
+
+/* Where ranges go, and where the calling thread is: held, as whatever calls Python may see another switch. */
+typedef struct {
+    PyObject *backend, *pop;
+    Here *here;
+} Place;
+
+int take_place(Place *place); /* only while ranges are emitted */
+void leave_place(Place *place);
+int open_range(const Place *place, PyObject *range, PyObject *owner);
+int close_owner(const Place *place, PyObject *owner);
+Py_ssize_t find(const Here *self, PyObject *owner);
+Frame *frame_at(Here *self, Py_ssize_t index); /* of the innermost followed call from there outwards, a new reference */
+
+/* blocks.c, ranges.c and module.c */
+typedef struct {
+    PyObject_HEAD
+    PyObject *text, *category, *payload, *backend, *push;
+} Range;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *range, *recompute, *backward, *owner; /* owner is NULL for the block itself, which would hold itself */
+} Block;
+
+extern PyTypeObject RangeType, BlockType, RangedType;
+
+int begin(Block *self, PyObject *const *values, Py_ssize_t count, PyObject *more);
+int end(Block *self, PyObject *outputs);
+PyObject *ranged(PyObject *module, PyObject *args);
+
+#endif

@@ -1,0 +1,299 @@
+"""Runs programs, made up by a test, with one of the twins that emit ranges, and writes down what a tool would see.
+
+``python -m support.twin_programs [LIBRARY]`` reads a program in JSON from each line of its input and answers each with
+a line of JSON. It takes the extension at LIBRARY, or Python's ranges without one. A program is a list of statements,
+and a statement is the name of a method of `World` with its arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import importlib.util
+import json
+import os
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+EXTENSION = "nvprof_kit.instrument._ranges"
+
+if __name__ == "__main__":  # before anything of the package chooses a twin
+    if len(sys.argv) > 1:
+        spec = importlib.util.spec_from_file_location(EXTENSION, sys.argv[1])
+        sys.modules[EXTENSION] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[EXTENSION])
+    else:
+        os.environ["NVPROF_KIT_PURE_PYTHON"] = "1"
+
+from nvprof_kit import annotate_model, layer_range, phase  # noqa: E402
+from nvprof_kit.instrument import ranges, state  # noqa: E402
+from nvprof_kit.instrument.backends import Backend, Range  # noqa: E402
+
+Program = list[list[Any]]
+
+
+class Boom(Exception):
+    """What programs raise."""
+
+
+@dataclasses.dataclass
+class Output:
+    """Of a layer that returns a record."""
+
+    hidden: torch.Tensor
+    rest: tuple[Any, ...]
+
+
+RESULTS = {
+    "tensor": lambda made: made,
+    "tuple": lambda made: (made, 3, None),
+    "deep": lambda made: ((((((made,), made), 1), "two"),),),
+    "long": lambda made: (made,) * 20,
+    "nested": lambda made: {"hidden": [made], "more": [(1, made)]},
+    "record": lambda made: Output(made, (made, "text")),
+    "view": lambda made: made.view(2, 2),
+    "none": lambda _made: None,
+}
+
+OPERATIONS = {
+    "add": lambda a, b: a + b,
+    "multiply": lambda a, b: a * b,
+    "transpose": lambda a, _b: a.t(),
+    "in place": lambda a, b: (a * 1).t().add_(b),
+    "cat": lambda a, b: torch.cat([a.chunk(2)[0], b.chunk(2)[1]]),
+    "detach": lambda a, _b: a.detach(),
+    "leaf": lambda a, _b: a.detach().requires_grad_(),
+}
+
+
+class Fragile(nn.Module):
+    """Two layers, between which it may raise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.second = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor, *, fails: bool = False) -> torch.Tensor:
+        hidden = self.first(x)
+        if fails:
+            raise Boom
+        return x + self.second(hidden)
+
+
+class Recorder(Backend):
+    """A tool that writes down what each thread pushes, at which depth, and pops (None)."""
+
+    def __init__(self, log: list[Any]) -> None:
+        super().__init__()
+        self.log = log
+        self.depths: Counter[str] = Counter()
+        self.pop = self._pop
+
+    def pusher(self, range_: Range) -> Any:
+        return lambda: self._push(range_.text)
+
+    def _push(self, text: str) -> None:
+        thread = threading.current_thread().name
+        self.depths[thread] += 1
+        self.log.append((thread, self.depths[thread], text))
+
+    def _pop(self) -> None:
+        thread = threading.current_thread().name
+        self.log.append((thread, self.depths[thread], None))
+        self.depths[thread] -= 1
+
+    def start(self, range_: Range) -> object:
+        self.log.append(f"start {range_.text}")
+        return range_
+
+    def end(self, started: Range) -> None:
+        self.log.append(f"end {started.text}")
+
+    def mark(self, range_: Range) -> None:
+        self.log.append(f"mark {range_.text}")
+
+
+class World:
+    """What a program works on: tensors of two by two, an annotated model, and a tool."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.log: list[Any] = []
+        self.threads = 0
+        self.known = [torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)]
+        self.model = nn.Sequential(*(Fragile() for _ in range(3)))
+
+    def tensor(self, index: int) -> torch.Tensor:
+        return self.known[index % len(self.known)]
+
+    def run(self, program: Program) -> None:
+        for name, *arguments in program:
+            getattr(self, f"do_{name}")(*arguments)
+
+    def caught(self, program: Program) -> None:
+        try:
+            self.run(program)
+        except (Boom, RuntimeError) as error:
+            self.log.append(f"! {type(error).__name__}")
+
+    do_try = caught
+
+    def do_raise(self) -> None:
+        raise Boom
+
+    def do_operation(self, name: str, left: int, right: int) -> None:
+        self.known.append(OPERATIONS[name](self.tensor(left), self.tensor(right)))
+
+    def do_with(self, name: str, program: Program) -> None:
+        with layer_range(name):
+            self.run(program)
+
+    def do_phase(self, name: str, program: Program) -> None:
+        with phase(name):
+            self.run(program)
+
+    def do_no_grad(self, program: Program) -> None:
+        with torch.no_grad():
+            self.run(program)
+
+    def do_call(self, name: str, program: Program, argument: int, result: str) -> None:
+        @layer_range(name)
+        def function(x: torch.Tensor, more: Any = ()) -> Any:
+            self.run(program)
+            self.known.append(x * 2)
+            return RESULTS[result](self.known[-1])
+
+        function(self.tensor(argument), more=[self.known[-1]])
+
+    def do_generator(self, name: str, programs: list[Program], resumes: int, end: str) -> None:
+        @layer_range(name)
+        def generate() -> Any:
+            for program in programs:
+                try:
+                    self.run(program)
+                    yield 1
+                finally:
+                    self.log.append("finally")
+
+        generator = generate()
+        for _ in range(resumes):
+            if next(generator, None) is None:
+                return
+        if end == "throw":
+            with contextlib.suppress(StopIteration):
+                generator.throw(Boom)
+        elif end == "close":
+            generator.close()
+
+    def do_coroutine(self, name: str, program: Program) -> None:
+        class Pause:
+            def __await__(self) -> Any:
+                yield
+
+        @layer_range(name)
+        async def work() -> None:
+            await Pause()
+            self.run(program)
+            await Pause()
+
+        coroutine = work()
+        with contextlib.suppress(StopIteration):
+            while True:
+                coroutine.send(None)
+
+    def do_start(self, name: str, program: Program) -> None:
+        started = layer_range.start(name)
+        self.run(program)
+        layer_range.end(started)
+
+    def do_module(self, index: int, argument: int, fails: bool) -> None:
+        self.known.append(self.model[index](self.tensor(argument), fails=fails))
+
+    def do_checkpoint(self, index: int, argument: int, reentrant: bool) -> None:
+        self.known.append(checkpoint(self.model[index], self.tensor(argument), use_reentrant=reentrant))
+
+    def do_hook_fails(self, index: int) -> None:
+        def fail(_gradient: torch.Tensor) -> None:
+            raise Boom
+
+        if self.tensor(index).requires_grad:
+            self.tensor(index).register_hook(fail)
+
+    def do_backward(self, index: int, retain: bool, create: bool) -> None:
+        if self.tensor(index).requires_grad:
+            self.tensor(index).sum().backward(retain_graph=retain or create, create_graph=create)
+
+    def do_grad(self, outputs: list[int]) -> None:
+        wanted = [self.tensor(index).sum() for index in outputs if self.tensor(index).requires_grad]
+        if wanted:
+            torch.autograd.grad(wanted, self.known[:1], create_graph=True, allow_unused=True)
+
+    def do_thread(self, program: Program) -> None:
+        self.threads += 1
+        thread = threading.Thread(target=self.caught, args=(program,), name=f"thread {self.threads}")
+        thread.start()
+        thread.join()
+
+    def do_switch(self, off: bool) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return  # what others have open would stay open at the tool before
+        state.deactivate()
+        if not off:
+            state.activate(Recorder(self.log))
+
+
+def answer(program: Program) -> dict[str, Any]:
+    """Run a program: what the tool saw, and the owners of the ranges that stayed open."""
+    world = World()
+    state.activate(Recorder(world.log))
+    gc.disable()  # a collection comes when it likes: its place in the log would be chance
+    try:
+        with annotate_model(world.model, depth="leaf", root="model"):
+            world.caught(program)
+            for index in (-1, -2, -3):
+                world.caught([["backward", index, True, False]])
+    finally:
+        gc.enable()
+    log = list(world.log)
+    world.known.clear()
+    gc.collect()
+    left = [] if state.backend is None else list(map(repr, state.backend.thread.here.owners))
+    state.deactivate()
+    return {"compiled": ranges.compiled, "log": log, "left": left}
+
+
+def leaks(program: Program, times: int) -> dict[str, int]:
+    """What many runs leave behind: objects that Python knows of, and bytes of memory in use."""
+
+    def counts() -> tuple[int, int]:
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return len(gc.get_objects()), pages * os.sysconf("SC_PAGE_SIZE")
+
+    for _ in range(20):
+        answer(program)
+    objects, memory = counts()
+    for _ in range(times):
+        answer(program)
+    more_objects, more_memory = counts()
+    return {"objects": more_objects - objects, "bytes": more_memory - memory}
+
+
+def main() -> None:
+    gc.freeze()  # a collection is to look at what programs make, and no more
+    for line in sys.stdin:
+        asked = json.loads(line)
+        print(json.dumps(leaks(**asked) if "times" in asked else answer(**asked)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

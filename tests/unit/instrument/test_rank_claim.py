@@ -1,0 +1,154 @@
+"""A rank's folder belongs to one process: claimed by processes that really run, die, and are killed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvprof_kit.instrument import rank_claim
+from nvprof_kit.instrument.rank_claim import OWNER, claim
+
+CLAIM = """
+import sys
+from pathlib import Path
+from nvprof_kit.instrument.rank_claim import claim
+print(claim(Path(sys.argv[1]) / "rank0_dp0_tp0_pp0").name, flush=True)
+sys.stdin.readline()
+"""
+
+BUSY = """
+import os, sys, time
+from pathlib import Path
+from nvprof_kit.instrument.rank_claim import claim
+for turn in range(6):
+    child = os.fork()
+    if child == 0:  # each turn is a process of its own, and some are killed
+        folder = claim(Path(sys.argv[1]) / "rank0")
+        mine = f"{sys.argv[2]} {turn}"
+        (folder / "log").write_text(mine)
+        time.sleep(0.02)
+        same = (folder / "log").read_text() == mine
+        if turn % 2:
+            from nvprof_kit.instrument.rank_claim import _release, OWNER
+            _release(folder / OWNER, os.getpid())
+        os._exit(0 if same else 3)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        sys.exit("two had one folder")
+print("fine")
+"""
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_claim, "_claimed", {})
+
+
+def other(folder: Path) -> tuple[subprocess.Popen[str], str]:
+    """A process that claims the folder, and the name that it got."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", CLAIM, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.communicate("\n", timeout=60)
+
+
+def test_the_same_process_gets_the_same_folder(tmp_path: Path) -> None:
+    assert claim(tmp_path / "rank0") == claim(tmp_path / "rank0") == tmp_path / "rank0"
+    assert [path.name for path in (tmp_path / "rank0").iterdir()] == [OWNER]
+
+
+def test_ranks_that_nobody_told_apart_get_folders_of_their_own(tmp_path: Path) -> None:
+    running = [other(tmp_path) for _ in range(3)]
+    names = [name for _, name in running]
+    assert len(set(names)) == 3 and names[0] == "rank0_dp0_tp0_pp0"
+    assert all(name.startswith("rank0_dp0_tp0_pp0.") for name in names[1:])
+    for process, _ in running:
+        end(process)
+    assert not (tmp_path / names[0] / OWNER).exists()  # given back
+    again, name = other(tmp_path)
+    assert name == names[0]
+    end(again)
+
+
+def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
+    process, name = other(tmp_path)
+    process.kill()
+    process.wait()
+    assert (tmp_path / name / OWNER).exists()
+    assert claim(tmp_path / name) == tmp_path / name
+    assert [path.name for path in (tmp_path / name).iterdir()] == [OWNER]
+
+
+def test_where_there_are_no_locks_whoever_made_the_file_has_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_call: object) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(rank_claim.fcntl, "flock", unsupported)
+    assert claim(tmp_path / "rank0") == tmp_path / "rank0"
+    monkeypatch.setattr(rank_claim, "_claimed", {})
+    with pytest.warns(UserWarning, match="belongs to another process"):
+        assert claim(tmp_path / "rank0").name == f"rank0.{socket.gethostname()}-{os.getpid()}"
+
+
+def test_a_file_that_its_owner_took_away_meanwhile_is_no_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the opening and the lock of one process another one, which had it, ends."""
+    folder = tmp_path / "rank0"
+    lock = rank_claim.fcntl.flock
+    ended = []
+
+    def late(file: object, how: int) -> None:
+        if not ended:
+            ended.append((folder / OWNER).unlink())
+        lock(file, how)
+
+    monkeypatch.setattr(rank_claim.fcntl, "flock", late)
+    assert claim(folder) == folder
+    assert (folder / OWNER).read_text().split() == [socket.gethostname(), str(os.getpid())]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        claim(tmp_path / "file" / "rank0")
+
+
+def test_many_at_once(tmp_path: Path) -> None:
+    """Eight processes that come and go as fast as they can: at no moment do two have the same folder."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", BUSY, str(tmp_path), str(number)], stdout=subprocess.PIPE, text=True
+        )
+        for number in range(8)
+    ]
+    assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["fine"] * 8
+
+
+def test_a_forked_child_is_another_process(tmp_path: Path) -> None:
+    folder = claim(tmp_path / "rank0")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            import warnings
+
+            warnings.simplefilter("ignore")
+            code = 0 if claim(tmp_path / "rank0") != folder else 3
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (folder / OWNER).read_text().split()[1] == str(os.getpid())
