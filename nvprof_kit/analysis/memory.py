@@ -18,6 +18,7 @@ import pandas as pd
 
 from nvprof_kit.analysis.memory_labels import holder_table, read_labels, size_class, stack_texts
 from nvprof_kit.analysis.memory_segments import segment_table
+from nvprof_kit.analysis.memory_steps import step_table
 from nvprof_kit.analysis.memory_traffic import traffic_table
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER
@@ -40,20 +41,6 @@ HOLDERS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Columns of `MemoryResult.by_layer`; `by_stack` and `by_size` have ``stack`` or ``size`` in place of the first two."""
-
-STEPS: Mapping[str, str] = MappingProxyType(
-    {
-        "step": "the step's number",
-        "peak_bytes": "most that was allocated during the step",
-        "end_bytes": "allocated at its end",
-        "growth_bytes": "the same less that of the step before",
-        "allocated_bytes": "sum of all that it allocated",
-        "allocations": "how many",
-        "largest_bytes": "the largest allocation",
-        "kept_bytes": "of what it allocated, held at the snapshot's end",
-    }
-)
-"""Columns of `MemoryResult.steps`."""
 
 LEAKS: Mapping[str, str] = MappingProxyType(
     {
@@ -107,7 +94,8 @@ class MemoryResult:
         by_stack: By the stack that asked for it.
         by_size: By size class.
         traffic: What each layer allocates over the whole history, as `nvprof_kit.analysis.memory_traffic.TRAFFIC`.
-        steps: Growth from step to step, with the columns of `STEPS`; empty where nothing is labelled by steps.
+        steps: Growth from step to step, with the columns of `nvprof_kit.analysis.memory_steps.STEPS`; empty where
+            nothing is labelled by steps.
         leaks: What step after step left behind, with the columns of `LEAKS`.
         segments: Fragmentation, with the columns of `nvprof_kit.analysis.memory_segments.SEGMENTS`.
         level_bytes: Allocated bytes after each of the device's events.
@@ -150,7 +138,8 @@ def memory(snapshot: Snapshot, device: int | None = None) -> MemoryResult:
     freed = _freeing(events)
     level = _level(events, {"alloc": 1, freed: -1}, _requested(snapshot, device))
     held = _lifetimes(events, freed)
-    held = held.join(read_labels(events["label"].cat.categories), on="label")
+    labels = read_labels(events["label"].cat.categories)
+    held = held.join(labels, on="label")
     summary = _summary(device, events, segments, level)
     at_peak = held[(held["start"] >= 0) & (held["start"] <= summary.peak_event) & (held["end"] > summary.peak_event)]
     before = summary.peak_bytes - int(at_peak["size_bytes"].sum())
@@ -166,7 +155,7 @@ def memory(snapshot: Snapshot, device: int | None = None) -> MemoryResult:
         by_stack=holder_table(at_peak, {"stack": stacks}, before),
         by_size=holder_table(at_peak, {"size": size_class(at_peak["size_bytes"])}, before),
         traffic=traffic_table(held, len(events)),
-        steps=_steps(held, level),
+        steps=step_table(held, level, labels["step"].loc[events["label"].cat.codes]),
         leaks=_leaks(left),
         segments=segments,
         level_bytes=level,
@@ -246,31 +235,6 @@ def _lifetimes(events: pd.DataFrame, freed: str) -> pd.DataFrame:
             "end": np.concatenate([ends, orphans]).astype(np.int64),
             "size_bytes": np.concatenate([size[starts], size[orphans]]),
             "label": np.concatenate([label[starts], np.full(len(orphans), -1)]),
-        }
-    )
-    return made
-
-
-def _steps(held: pd.DataFrame, level: Int64Array) -> pd.DataFrame:
-    own = held[held["step"].notna() & (held["start"] >= 0)]
-    if own.empty:
-        nothing: pd.DataFrame = pd.DataFrame({name: pd.Series(dtype="int64") for name in STEPS})
-        return nothing
-    groups = own.groupby(own["step"].astype("int64"))
-    first = np.sort(groups["start"].min().to_numpy())
-    bounds = np.append(first[1:], len(level))
-    end = level[bounds - 1]
-    kept = own["size_bytes"].where(own["end"] == len(level), 0)
-    made: pd.DataFrame = pd.DataFrame(
-        {
-            "step": np.array(sorted(groups.groups), dtype=np.int64),
-            "peak_bytes": np.maximum.reduceat(level, first),
-            "end_bytes": end,
-            "growth_bytes": np.diff(end, prepend=end[0]),
-            "allocated_bytes": groups["size_bytes"].sum().to_numpy(),
-            "allocations": groups.size().to_numpy(),
-            "largest_bytes": groups["size_bytes"].max().to_numpy(),
-            "kept_bytes": kept.groupby(own["step"].astype("int64")).sum().to_numpy(),
         }
     )
     return made

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from nvprof_kit.cli.output import Output, writing
+from nvprof_kit.cli.progress import progress
 from nvprof_kit.report import plots, tables
 
 _VIEWS = ("layer", "stack", "size", "allocation", "step", "segment", "leak")
@@ -33,8 +34,11 @@ def memory(output: Output, snapshot: Path, by: str | None, device: int | None) -
     from nvprof_kit.report import memory as report
     from nvprof_kit.trace.snapshot import read_snapshot
 
-    read = read_snapshot(snapshot)
-    result = analyse(read, device)
+    with progress() as say:
+        say(f"reading {snapshot}")
+        read = read_snapshot(snapshot)
+        say("following allocations")
+        result = analyse(read, device)
     if output.form == "html":
         output.write(report.memory_page(result, read))
     elif output.form in tables.FORMATS:

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,70 +17,15 @@ from torch import nn
 from ..errors import UsageError
 from . import state
 from .annotate import annotate_model
-from .memory_boundaries import Boundaries, Boundary, Counts, CudaAllocator
+from .memory_blocks import UNEXPLAINED, Unknown, cast_weights
+from .memory_boundaries import Boundaries, Boundary, CudaAllocator
 from .memory_files import MemoryFiles
+from .memory_history import History
+from .memory_points import ROUNDING, MemoryOptions, TimePoint
 from .memory_saved import SavedTensors
-from .memory_tensors import KINDS, Held, Ledger, model_rows, optimizer_rows, value_rows
+from .memory_tensors import Held, Ledger, model_rows, optimizer_rows, value_rows
 from .ranks import rank_folder
 from .watch import Watch
-
-ROUNDING, UNEXPLAINED = "rounding", "unexplained"
-"""Kinds of what the allocator holds besides: blocks larger than asked for, and whatever nothing accounts for."""
-
-
-@dataclass(frozen=True)
-class MemoryOptions:
-    """Where to write, and what.
-
-    Attributes:
-        folder: Holds a folder for each rank, ``rank0_dp0_tp0_pp0``.
-        mesh: The ``DeviceMesh`` with dimensions ``dp``, ``tp``, ``pp`` that names the rank's folder; found by itself
-            where the model's parameters have one.
-        layouts: Write every module's bytes into ``memory.log`` at each time point, not only the sums.
-        parquet: Write ``memory.parquet`` beside ``memory.csv``.
-        pages: Write the sunburst pages and the line chart at the end.
-    """
-
-    folder: str | Path = "memory_trace"
-    mesh: Any = None
-    layouts: bool = True
-    parquet: bool = False
-    pages: bool = True
-
-
-@dataclass(frozen=True)
-class TimePoint:
-    """The memory at one moment.
-
-    Attributes:
-        number: Counted from 0.
-        name: ``step 0 forward``, or what `MemoryProfiler.point` was given.
-        seconds: Since the profiler began.
-        device: Where the model computes: rows on other devices are offloaded.
-        rows: Every byte accounted for, `ROUNDING` and `UNEXPLAINED` among them where there is an allocator.
-        allocator: Its counts, None without CUDA.
-    """
-
-    number: int
-    name: str
-    seconds: float
-    device: str
-    rows: tuple[Held, ...] = field(repr=False)
-    allocator: Counts | None = None
-
-    def sum_of(self, kind: str) -> int:
-        """Bytes of a kind on the device."""
-        return sum(row.bytes for row in self.rows if row.kind == kind and row.device == self.device)
-
-    @property
-    def offloaded(self) -> int:
-        """Bytes of the five kinds on other devices."""
-        return sum(row.bytes for row in self.rows if row.kind in KINDS and row.device != self.device)
-
-    @property
-    def total(self) -> int:
-        """Bytes of the five kinds on the device."""
-        return sum(self.sum_of(kind) for kind in KINDS)
 
 
 class MemoryProfiler:
@@ -121,7 +65,11 @@ class MemoryProfiler:
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
         self._device = _device(model)
         self._undo: list[Callable[[], None]] = []
-        self._boundaries = Boundaries(CudaAllocator(self._device)) if self._device.type == "cuda" else None
+        on_cuda = self._device.type == "cuda"
+        lists = on_cuda and torch.cuda.get_allocator_backend() == "native"  # cudaMallocAsync lists neither
+        self._history = History(_ordinal(self._device)) if lists else None
+        self._boundaries = Boundaries(CudaAllocator(self._device), self._history) if on_cuda else None
+        self._unknown = Unknown.of_cuda(self._device) if lists else None
         self._saved: SavedTensors | None = None
         self._files: MemoryFiles | None = None
         self._began = 0.0
@@ -140,17 +88,24 @@ class MemoryProfiler:
         if MemoryProfiler._running is not None:
             raise UsageError("a MemoryProfiler is running already; end that one first")
         self._files = MemoryFiles(self.folder, self.options)
+        self.folder = self._files.folder
         MemoryProfiler._running = self
         self._began = time.perf_counter()
         self._saved = SavedTensors(model)
         self._undo = [self._saved.remove, *self._follow_loop(model)]
         if self._boundaries is not None:
             self._undo += self._follow_layers(model, self._boundaries)
+        if self._history is not None:
+            self._history.start()
+            self._undo.append(self._history.stop)
         self.point("begin")
         return self
 
     def __exit__(self, *_exception: object) -> None:
         """End, and write the pages; after an exception, of what was seen before it."""
+        if self._boundaries is not None:
+            with suppress(RuntimeError):  # of a CUDA that is no longer there
+                self._boundaries.settle()
         for undo in reversed(self._undo):
             undo()
         self._undo = []
@@ -162,25 +117,33 @@ class MemoryProfiler:
 
     def point(self, name: str) -> None:
         """Take a time point now."""
-        self._take(name, ())
+        self._take(name)
 
-    def _take(self, name: str, outputs: Any) -> None:
+    def _take(self, name: str, outputs: Any = (), inputs: Any = ()) -> None:
         if self._files is None:
             return
         ledger = Ledger()
-        rows = list(self._rows(ledger, outputs))
+        rows = list(self._rows(ledger))
+        rows += [*value_rows("outputs", [outputs], ledger), *value_rows("inputs", [inputs], ledger)]
         allocator = None if self._boundaries is None else self._boundaries.counts()
         if allocator is not None:
             here = str(self._device)
             explained = sum(row.bytes for row in rows if row.device == here)
             rows.append(Held(ROUNDING, "", allocator.allocated - allocator.requested, here))
-            rows.append(Held(UNEXPLAINED, "", allocator.requested - explained, here))
+            rows += self._unexplained(ledger, allocator.requested - explained)
         seconds = time.perf_counter() - self._began
         taken = TimePoint(len(self.points), name, seconds, str(self._device), tuple(rows), allocator)
         self.points.append(taken)
         self._files.write(taken)
 
-    def _rows(self, ledger: Ledger, outputs: Any) -> Iterator[Held]:
+    def _unexplained(self, ledger: Ledger, count: int) -> Iterable[Held]:
+        """Rows for what nothing accounts for: by what it can be, where the allocator lists its blocks."""
+        model = self._model()
+        if self._unknown is None or model is None:
+            return [Held(UNEXPLAINED, "", count, str(self._device))]
+        return self._unknown.rows(ledger.addresses, cast_weights(model, self._device), count)
+
+    def _rows(self, ledger: Ledger) -> Iterator[Held]:
         model, optimizer = self._model(), self._get_optimizer()
         if model is not None:
             yield from model_rows(model, ledger)
@@ -188,13 +151,12 @@ class MemoryProfiler:
                 yield from optimizer_rows(model, optimizer, ledger)
         if self._saved is not None:
             yield from self._saved.rows(ledger)
-        yield from value_rows("outputs", [outputs], ledger)
 
     def _get_optimizer(self) -> Any:
         return None if self._optimizer is None else self._optimizer()
 
     def _follow_loop(self, model: nn.Module) -> list[Callable[[], None]]:
-        handles = [model.register_forward_hook(self._forward_ended)]
+        handles = [model.register_forward_hook(self._forward_ended, with_kwargs=True)]
         optimizer = self._get_optimizer()
         if optimizer is not None and hasattr(optimizer, "register_step_pre_hook"):
             handles.append(optimizer.register_step_pre_hook(self._backward_ended))
@@ -209,9 +171,9 @@ class MemoryProfiler:
         watch.attach()
         return [*undo, watch.detach]
 
-    def _forward_ended(self, _model: nn.Module, _args: Any, outputs: Any) -> None:
+    def _forward_ended(self, _model: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
         if not torch.compiler.is_dynamo_compiling() and torch._C._current_graph_task_id() == -1:
-            self._take(f"step {self._step} forward", outputs)
+            self._take(f"step {self._step} forward", outputs, [*args, kwargs])
 
     def _backward_ended(self, *_call: Any) -> None:
         self.point(f"step {self._step} backward")
@@ -234,6 +196,10 @@ def _device(model: nn.Module) -> torch.device:
             torch.device("cuda", torch.cuda.current_device()) if torch.cuda.memory_allocated() else torch.device("cpu")
         )
     return torch.device("cpu")
+
+
+def _ordinal(device: torch.device) -> int:
+    return int(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def _mesh(model: nn.Module) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Protocol
 
 import torch
@@ -68,6 +69,7 @@ class Boundary:
         end: Allocated when it ended.
         peak: Most that was allocated in between.
         reserved: Reserved from CUDA when it ended.
+        largest: Its largest allocation, or that of a layer in it; None where that is not known.
     """
 
     step: int
@@ -78,6 +80,7 @@ class Boundary:
     end: int
     peak: int
     reserved: int
+    largest: int | None = None
 
     @property
     def retained(self) -> int:
@@ -90,10 +93,21 @@ class Boundary:
         return self.peak - max(self.begin, self.end)
 
 
-class _Open:
-    __slots__ = ("begin", "peak")
+class Largest(Protocol):
+    """What knows the largest allocation of a call (`memory_history.History`)."""
 
-    def __init__(self, begin: int) -> None:
+    def label(self, number: int | None) -> None:
+        """What is allocated from now on belongs to the call of this number."""
+
+    def take(self) -> dict[int, int] | None:
+        """Largest allocation of each call since this was asked last; None where that is not known."""
+
+
+class _Open:
+    __slots__ = ("begin", "number", "peak")
+
+    def __init__(self, number: int, begin: int) -> None:
+        self.number = number
         self.begin = begin
         self.peak = begin
 
@@ -105,16 +119,22 @@ class Boundaries:
 
     Args:
         allocator: What counts.
+        history: What knows the largest allocations.
 
     Attributes:
         seen: The calls that have ended.
         step: The number that calls get.
     """
 
-    def __init__(self, allocator: Allocator) -> None:
+    def __init__(self, allocator: Allocator, history: Largest | None = None) -> None:
         self.seen: list[Boundary] = []
         self.step = 0
         self._allocator = allocator
+        self._history = history
+        self._numbers = count()
+        self._ended: list[tuple[int, int | None]] = []  # number of each call seen, and of the call around it
+        self._largest: dict[int, int] = {}
+        self._settled = 0
         self._open: dict[int, list[_Open]] = {}
         self._peak = 0
         self._began = time.perf_counter()
@@ -123,7 +143,9 @@ class Boundaries:
         """A layer's call begins."""
         if range_.category in LAYER_CATEGORIES:
             counts = self._read()
-            self._open.setdefault(threading.get_ident(), []).append(_Open(counts.allocated))
+            call = _Open(next(self._numbers), counts.allocated)
+            self._open.setdefault(threading.get_ident(), []).append(call)
+            self._label(call.number)
 
     def left(self, range_: Range) -> None:
         """A layer's call ends."""
@@ -132,6 +154,9 @@ class Boundaries:
             return
         counts = self._read()
         call = calls.pop()
+        around = calls[-1].number if calls else None
+        self._label(around)
+        self._ended.append((call.number, around))
         phase = range_.category.value
         layer = range_.text if range_.category is Category.FORWARD else range_.text.removesuffix(f" {phase}")
         seconds = time.perf_counter() - self._began
@@ -139,11 +164,31 @@ class Boundaries:
             Boundary(self.step, layer, phase, seconds, call.begin, counts.allocated, call.peak, counts.reserved)
         )
 
+    def settle(self) -> None:
+        """Give the calls that have ended their largest allocations."""
+        taken = None if self._history is None else self._history.take()
+        if taken is None:
+            return
+        for number, size in taken.items():
+            self._largest[number] = max(self._largest.get(number, 0), size)
+        for place in range(self._settled, len(self.seen)):
+            number, around = self._ended[place]
+            largest = self._largest.pop(number, 0)
+            if around is not None:  # ends later, or has no end yet
+                self._largest[around] = max(self._largest.get(around, 0), largest)
+            self.seen[place] = replace(self.seen[place], largest=largest)
+        self._settled = len(self.seen)
+
     def counts(self) -> Counts:
         """The counts now, the peak being that since this was asked last."""
+        self.settle()
         counts = self._read()
         peak, self._peak = self._peak, 0
         return replace(counts, peak=peak)
+
+    def _label(self, number: int | None) -> None:
+        if self._history is not None:
+            self._history.label(number)
 
     def _read(self) -> Counts:
         counts = self._allocator.read()

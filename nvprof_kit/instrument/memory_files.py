@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from ..errors import ToolError, UsageError
 from .memory_tensors import ACTIVATION, GRADS, KINDS, NONE, OS_PARAMS, OS_STATE, PARAMS, Held
+from .rank_claim import claim
 
 if TYPE_CHECKING:
-    from .memory import MemoryOptions, TimePoint
     from .memory_boundaries import Boundary
+    from .memory_points import MemoryOptions, TimePoint
 
 _MB = 1 << 20
 
@@ -25,10 +26,12 @@ LAYOUTS = {
 }
 """How each kind is headed in the log, and the root of its layers."""
 
+_OTHERS = ("buffers", "inputs", "outputs", "autocast", "workspace", "rounding", "unexplained")
+
 COLUMNS = ("point", "name", "seconds", "kind", "path", "bytes", "device")
 BOUNDARY_COLUMNS = (
     "step", "layer", "phase", "seconds", "begin_bytes", "end_bytes", "retained_bytes", "transient_bytes",
-    "peak_bytes", "reserved_bytes",
+    "peak_bytes", "reserved_bytes", "largest_bytes",
 )  # fmt: skip
 
 
@@ -36,18 +39,20 @@ class MemoryFiles:
     """The files of one rank.
 
     Args:
-        folder: The rank's folder; made here. Files of an earlier run are replaced.
+        folder: The rank's folder; made here, and claimed. Files of an earlier run are replaced.
         options: What to write.
+
+    Attributes:
+        folder: Where they are; another folder than the rank's where another process has that one.
 
     Raises:
         UsageError: The folder cannot be made or written to.
     """
 
     def __init__(self, folder: Path, options: MemoryOptions) -> None:
-        self._folder = folder
         self._options = options
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            self.folder = folder = claim(folder)
             self._log = (folder / "memory.log").open("w", encoding="utf-8")
             self._table = (folder / "memory.csv").open("w", encoding="utf-8", newline="")
         except OSError as error:
@@ -69,21 +74,21 @@ class MemoryFiles:
         if boundaries:
             self._write_boundaries(boundaries)
         if self._options.parquet:
-            _write_parquet(self._folder / "memory.parquet", points)
+            _write_parquet(self.folder / "memory.parquet", points)
         if self._options.pages and points:
             from ..report.memory_curve import write_curve
             from ..report.sunburst import write_sunbursts
 
-            write_sunbursts(self._folder, [(point.name, point.device, point.rows) for point in points])
+            write_sunbursts(self.folder, [(point.name, point.device, point.rows) for point in points])
             if boundaries:
-                write_curve(self._folder / "memory_usage_line_chart.png", boundaries)
+                write_curve(self.folder / "memory_usage_line_chart.png", boundaries)
 
     def _write_boundaries(self, boundaries: Iterable[Boundary]) -> None:
-        with (self._folder / "layers.csv").open("w", encoding="utf-8", newline="") as file:
+        with (self.folder / "layers.csv").open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(BOUNDARY_COLUMNS)
             for b in boundaries:
-                sizes = (b.begin, b.end, b.retained, b.transient, b.peak, b.reserved)
+                sizes = (b.begin, b.end, b.retained, b.transient, b.peak, b.reserved, b.largest)
                 rows.writerow((b.step, b.layer, b.phase, f"{b.seconds:.6f}", *sizes))
 
 
@@ -98,7 +103,7 @@ def log_text(point: TimePoint, *, layouts: bool) -> str:
         f"total_memory: {_mb(point.total)}",
         ", ".join(sums),
     ]
-    others = {kind: point.sum_of(kind) for kind in ("buffers", "outputs", "rounding", "unexplained")}
+    others = {kind: point.sum_of(kind) for kind in _OTHERS}
     if point.allocator is not None:
         own = point.allocator
         others = {"allocated": own.allocated, "reserved": own.reserved, "peak": own.peak, **others}

@@ -21,10 +21,11 @@ from .memory_tensors import ACTIVATION, NONE, Held, Ledger, parts
 class _Storage:
     """A storage that autograd keeps: by whom first, how large, where, and how often."""
 
-    __slots__ = ("bytes", "count", "device", "path")
+    __slots__ = ("address", "bytes", "count", "device", "path")
 
     def __init__(self, path: str, part: torch.Tensor) -> None:
         self.path = path
+        self.address = part.untyped_storage().data_ptr()
         self.bytes = part.untyped_storage().nbytes()
         self.device = str(part.device)
         self.count = 0
@@ -82,7 +83,7 @@ class SavedTensors:
         with self._lock:
             storages = list(self._storages.items())
         for key, storage in storages:
-            if not ledger.knows_storage(key):
+            if ledger.add_storage(key, storage.bytes, storage.address):
                 place = storage.path, storage.device
                 sums[place] = sums.get(place, 0) + storage.bytes
         for (path, device), count in sums.items():

@@ -33,15 +33,21 @@ class Held(NamedTuple):
 
 
 class Ledger:
-    """Counts tensors, each byte of a storage once."""
+    """Counts tensors, each byte of a storage once.
+
+    Attributes:
+        addresses: Where the storages of all that was counted begin.
+    """
 
     def __init__(self) -> None:
+        self.addresses: set[int] = set()
         self._covered: dict[int, list[tuple[int, int]]] = {}
 
     def add(self, tensor: torch.Tensor) -> Iterator[tuple[int, str]]:
         """Bytes of the tensor that were not counted before, and their device, for each of its parts."""
         for part in parts(tensor):
             storage = part.untyped_storage()
+            self.addresses.add(storage.data_ptr())
             begin, end = extent(part)
             taken = self._covered.setdefault(storage._cdata, [])
             new = end - begin - sum(max(min(end, e) - max(begin, b), 0) for b, e in taken)
@@ -49,9 +55,13 @@ class Ledger:
                 self._cover(taken, begin, end)
                 yield new, str(part.device)
 
-    def knows_storage(self, key: int) -> bool:
-        """Whether some of a storage, named by its address, was counted."""
-        return key in self._covered
+    def add_storage(self, key: int, size: int, address: int) -> bool:
+        """Count a whole storage, named by its key, unless some of it was counted before; says whether it was not."""
+        self.addresses.add(address)
+        new = key not in self._covered
+        if new:
+            self._covered[key] = [(0, size)]
+        return new
 
     @staticmethod
     def _cover(taken: list[tuple[int, int]], begin: int, end: int) -> None:

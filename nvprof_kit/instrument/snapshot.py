@@ -8,16 +8,23 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import time
 import warnings
+from collections import deque
 from contextlib import ContextDecorator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import ToolError, UsageError
-from ..names import LAYER_CATEGORIES, PHASE_CATEGORIES, Category, kineto_name, memory_label
+from ..names import LAYER_CATEGORIES, MEMORY_STRETCHES, PHASE_CATEGORIES, Category, kineto_name, memory_label
 from .backends import Range
 from .watch import Watch
+
+_LABELLING = (*LAYER_CATEGORIES, *PHASE_CATEGORIES)
+_NATIVE = "native"
+_STRETCHES = 100_000
+"""So many of the latest begins and ends of steps and phases are kept."""
 
 _running: memory_snapshot | None = None
 _observed = False
@@ -43,53 +50,66 @@ class SnapshotOptions:
 class Labels:
     """Labels what is allocated by where the program is: the innermost layer or phase, and the step.
 
+    PyTorch keeps a label for each thread. What a thread allocates outside every layer and phase, as autograd's does
+    before it comes to the first layer, is left without one, and told by the time of what the others were in.
+
     Args:
-        set_label: Takes the label of what is allocated from now on, on whichever thread.
+        set_label: Takes the label of what the calling thread allocates from now on.
         step_ended: Is called with a step's number when the step ends.
+
+    Attributes:
+        stretches: When each step and phase began and ended, in µs since 1970, and the label from then on.
     """
 
     def __init__(self, set_label: Any, step_ended: Any) -> None:
+        self.stretches: deque[tuple[int, str]] = deque(maxlen=_STRETCHES)
         self._set = set_label
         self._step_ended = step_ended
         self._step: int | None = None
+        self._step_thread = 0
         self._names: dict[int, list[str]] = {}
 
     def entered(self, range_: Range) -> None:
         """Label by this range, if it is a layer or a phase."""
         if range_.category is Category.STEP:
-            self._step = range_.payload
-        elif range_.category in LAYER_CATEGORIES or range_.category in PHASE_CATEGORIES:
+            self._step, self._step_thread = range_.payload, threading.get_ident()
+        elif range_.category in _LABELLING:
             name = kineto_name(range_.text, range_.category)
             self._names.setdefault(threading.get_ident(), []).append(name)
         else:
             return
-        self._label()
+        self._label(range_)
 
     def left(self, range_: Range) -> None:
         """Label by what is around it."""
         if range_.category is Category.STEP:
             self._step = None
             self._step_ended(range_.payload)
-        elif range_.category in LAYER_CATEGORIES or range_.category in PHASE_CATEGORIES:
+        elif range_.category in _LABELLING:
             names = self._names.get(threading.get_ident())
             if names:
                 names.pop()
         else:
             return
-        self._label()
+        self._label(range_)
 
-    def _label(self) -> None:
-        """A thread outside every layer and phase, as autograd's between layers, is where the other one is."""
-        names = self._names.get(threading.get_ident()) or next(filter(None, self._names.values()), None)
-        name = names[-1] if names else ""
-        self._set(memory_label(name, self._step) if name or self._step is not None else "")
+    def _label(self, range_: Range) -> None:
+        thread = threading.get_ident()
+        names = self._names.get(thread)
+        label = ""
+        if names or (self._step is not None and thread == self._step_thread):
+            label = memory_label(names[-1] if names else "", self._step)
+        self._set(label)
+        if range_.category not in LAYER_CATEGORIES:
+            self.stretches.append((time.time_ns() // 1000, label))
 
 
 class memory_snapshot(ContextDecorator):
     """Record what the CUDA allocator does in a stretch of the program; a context manager and a decorator.
 
-    The file is written when the stretch ends, by an exception too, or when `SnapshotOptions` says. Without CUDA, warn
-    and do nothing. Layers are those of `annotate_model` and `layer_range`, steps those of `step`.
+    The file is written when the stretch ends, by an exception too, or when `SnapshotOptions` says. Without CUDA, or
+    with another allocator than PyTorch's own, warn and do nothing. Layers are those of `annotate_model` and
+    `layer_range`, steps those of `step`.
 
     Args:
         path: File to write, by custom ``.pickle``; one that exists is replaced.
@@ -108,6 +128,7 @@ class memory_snapshot(ContextDecorator):
         self.options = options
         self.written: list[Path] = []
         self._watch: Watch | None = None
+        self._labels: Labels | None = None
         self._memory: Any = None
 
     def __enter__(self) -> memory_snapshot:
@@ -122,12 +143,19 @@ class memory_snapshot(ContextDecorator):
             warnings.warn(f"no CUDA here: {self.path.name} is not recorded", stacklevel=2)
             return self
         self._memory = torch.cuda.memory
+        if getattr(self._memory, "get_allocator_backend", lambda: _NATIVE)() != _NATIVE:
+            warnings.warn(
+                f"{self.path.name} is not recorded: only PyTorch's own allocator keeps a history, not cudaMallocAsync",
+                stacklevel=2,
+            )
+            return self
         torch.cuda.init()
         self._record("all")
         if self.options.on_oom:
             _observe_oom(torch)
         _running = self
-        self._watch = Watch(Labels(getattr(self._memory, "_set_memory_metadata", _ignore), self._step_ended))
+        self._labels = Labels(getattr(self._memory, "_set_memory_metadata", _ignore), self._step_ended)
+        self._watch = Watch(self._labels)
         self._watch.attach()
         return self
 
@@ -166,7 +194,8 @@ class memory_snapshot(ContextDecorator):
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with partial.open("wb") as file:
-                pickle.dump(self._memory._snapshot(), file)
+                stretches = [] if self._labels is None else list(self._labels.stretches)
+                pickle.dump({**self._memory._snapshot(), MEMORY_STRETCHES: stretches}, file)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)

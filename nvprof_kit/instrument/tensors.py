@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 
-from .state import plain
+from .uncompiled import uncompiled
+
+plain: set[type] = {type(None), bool, int, float, str}
+"""Types known to hold no tensors; grows as others are found."""
 
 _MOST = 10_000
 """So many values are looked at; it also ends the search of a structure that holds itself."""
@@ -16,6 +19,7 @@ _MOST = 10_000
 _Parts = Callable[[Any], Iterable[Any]]
 
 
+@uncompiled
 def grad_nodes(values: list[Any]) -> list[Any]:
     """The autograd nodes that made the tensors in values, in nested lists, tuples, mappings and dataclasses.
 

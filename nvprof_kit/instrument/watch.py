@@ -28,11 +28,15 @@ class Watch(Backend):
 
     Args:
         listener: What is told.
+
+    Attributes:
+        attached: Whether it is to be told.
     """
 
     def __init__(self, listener: Listener) -> None:
         super().__init__()
         self._listener = listener
+        self.attached = False
         self._before = state.backend
         if self._before is not None:
             self.thread = self._before.thread
@@ -41,10 +45,12 @@ class Watch(Backend):
 
     def attach(self) -> None:
         """Begin: annotated models come alive, except under ``NVPROF_KIT=off``."""
+        self.attached = True
         state.activate(self)
 
     def detach(self) -> None:
         """Give the ranges back to whoever had them."""
+        self.attached = False
         state.restore(self, self._before)
 
     def pusher(self, range_: Range) -> Callable[[], None]:

@@ -9,6 +9,7 @@ from nvprof_kit.report.plots import PALETTE
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from nvprof_kit.analysis.memory import MemoryResult
@@ -17,13 +18,17 @@ if TYPE_CHECKING:
 _POINTS = 1000
 _LAYERS = 7
 _SEGMENTS = 60
+_STEPS = 16
 _MIB = 1 << 20
 _EARLY = "before the history"
 _BEFORE = "#BBBBBB"
 
 
 def timeline_figure(result: MemoryResult) -> Figure:
-    """Allocated memory after each event, the largest layers of the peak stacked, and what is reserved as a line."""
+    """Allocated memory after each event, the largest layers of the peak stacked, and what is reserved as a line.
+
+    Events stand side by side, whatever time passed between them: a step takes milliseconds, building a model seconds.
+    """
     import numpy as np
     from matplotlib.figure import Figure
 
@@ -33,25 +38,31 @@ def timeline_figure(result: MemoryResult) -> Figure:
     bands = _bands(result, at)
     figure = Figure(figsize=(12, 5.2), layout="constrained")
     axes = figure.add_subplot()
-    timed = bool(result.time_ns.any())
-    x = result.time_ns[at] / 1e6 if timed else at
     if len(at):
         heights = [height / _MIB for height in bands.values()]
         colours = [_BEFORE] * (_EARLY in bands) + [*PALETTE]
-        axes.stackplot(x, heights, labels=list(bands), colors=colours[: len(bands)], step="post", linewidth=0)
+        axes.stackplot(at, heights, labels=list(bands), colors=colours[: len(bands)], step="post", linewidth=0)
         axes.plot(
-            x, result.reserved_bytes[at] / _MIB, color="#222222", lw=1.2, label="reserved", drawstyle="steps-post"
+            at, result.reserved_bytes[at] / _MIB, color="#222222", lw=1.2, label="reserved", drawstyle="steps-post"
         )
-        peak = result.summary.peak_event
-        axes.axvline(result.time_ns[peak] / 1e6 if timed else peak, color="#222222", lw=0.8, ls=":")
+        axes.axvline(result.summary.peak_event, color="#222222", lw=0.8, ls=":")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, frameon=False, fontsize=11)
-    axes.set_xlabel("ms since the first event" if timed else "event", fontsize=12)
+    axes.set_xlabel("events, in order", fontsize=12)
+    _mark_steps(result, axes)
     axes.set_ylabel("MiB", fontsize=12)
     axes.set_ylim(bottom=0)
     axes.margins(x=0)
     axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"Allocated memory on device {result.summary.device} by layer; the peak is dotted", fontsize=14)
     return figure
+
+
+def _mark_steps(result: MemoryResult, axes: Axes) -> None:
+    """Say where each step begins, if they are few."""
+    own = result.held[result.held["step"].notna() & (result.held["start"] >= 0)]
+    first = own.groupby(own["step"].astype("int64"))["start"].min()
+    if 0 < len(first) <= _STEPS:
+        axes.set_xticks(first.tolist(), [f"step {step}" for step in first.index], ha="left")
 
 
 def _bands(result: MemoryResult, at: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.names import MEMORY_STRETCHES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -172,10 +173,10 @@ def _tables(plain: dict[str, Any], path: Path) -> Snapshot:
         for device in range(len(traces)):
             history, traces[device] = traces[device], None  # let go of each device's events as they become columns
             if history:
-                histories.append(_events(history, device))
+                histories.append(_events(history, device, plain.get(MEMORY_STRETCHES) or []))
                 _keep_stacks(history, before, stacks)
                 before += len(history)
-        events = pd.concat(histories, ignore_index=True) if histories else _events([], 0)
+        events = pd.concat(histories, ignore_index=True) if histories else _events([], 0, [])
         if len(histories) > 1:
             events = events.astype({"action": "category", "label": "category"})
         segments, blocks = _segments(plain["segments"]), _blocks(plain["segments"])
@@ -185,9 +186,13 @@ def _tables(plain: dict[str, Any], path: Path) -> Snapshot:
     return Snapshot(str(path), events, segments, blocks, stacks, plain.get("allocator_settings") or {})
 
 
-def _events(history: list[dict[str, Any]], device: int) -> pd.DataFrame:
+def _events(history: list[dict[str, Any]], device: int, stretches: list[tuple[int, str]]) -> pd.DataFrame:
     import pandas as pd
 
+    time = _integers(history, "time_us")
+    labels = [event.get("user_metadata") or "" for event in history]
+    if stretches:
+        _label_by_time(labels, time, stretches)
     table: pd.DataFrame = pd.DataFrame(
         {
             "device": device,
@@ -195,11 +200,22 @@ def _events(history: list[dict[str, Any]], device: int) -> pd.DataFrame:
             "addr": _integers(history, "addr"),
             "size_bytes": _integers(history, "size"),
             "stream": _integers(history, "stream"),
-            "time_ns": _integers(history, "time_us") * 1000,
-            "label": _texts([event.get("user_metadata") or "" for event in history]),
+            "time_ns": time * 1000,
+            "label": _texts(labels),
         }
     )
     return table
+
+
+def _label_by_time(labels: list[str], time: Any, stretches: list[tuple[int, str]]) -> None:
+    """Give the events without a label that of the step and phase which the program was in."""
+    import numpy as np
+
+    begins = np.array([begin for begin, _ in stretches], dtype=np.int64)
+    places = np.searchsorted(begins, time, side="right") - 1
+    for number, label in enumerate(labels):
+        if not label and places[number] >= 0:
+            labels[number] = stretches[places[number]][1]
 
 
 def _texts(texts: Iterable[Any]) -> pd.Categorical:

@@ -1,13 +1,16 @@
 """`nvprof-kit memory` against a bare `pickle.load` of the same file: time and memory, in interleaved processes.
 
-    python tests/bench/bench_memory.py [--events 1000000] [--pairs 3] [SNAPSHOT]
+    python tests/bench/bench_memory.py [--events 1000000] [--pairs 3] [--made-up | SNAPSHOT]
 
-The limit is 1.5 times the bare load's time. Without a SNAPSHOT one of so many events is made up.
+The limit is 1.5 times the bare load's time. Without a SNAPSHOT it is a real one of an H200 (tests/data/snapshots) whose
+history is repeated up to so many events, or with --made-up one that is made up: a deeper model with longer stacks.
 """
 
 from __future__ import annotations
 
 import argparse
+import lzma
+import pickle
 import statistics
 import subprocess
 import sys
@@ -17,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+REAL = ROOT / "tests" / "data" / "snapshots" / "run-2.11.pickle.xz"
 BARE = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
 MEASURE = """
 import resource, subprocess, sys, time
@@ -36,18 +40,29 @@ def measured(command: list[str]) -> tuple[float, float, float]:
     return wall, cpu, memory
 
 
+def made(path: Path, events: int, *, made_up: bool) -> None:
+    """A snapshot of so many events."""
+    from support.snapshot_file import amplified, training
+
+    if made_up:
+        training(events).write(path)
+        return
+    real = pickle.loads(lzma.decompress(REAL.read_bytes()))
+    path.write_bytes(pickle.dumps(amplified(real, events)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("snapshot", nargs="?", type=Path)
+    parser.add_argument("--made-up", action="store_true")
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--pairs", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = options.snapshot
         if path is None:
-            from support.snapshot_file import training
-
-            path = training(options.events).write(Path(folder) / "run.pickle")
+            path = Path(folder) / "run.pickle"
+            made(path, options.events, made_up=options.made_up)
         verb = [sys.executable, "-m", "nvprof_kit", "memory", str(path)]
         pairs = [(measured([sys.executable, "-c", BARE, str(path)]), measured(verb)) for _ in range(options.pairs)]
         size = path.stat().st_size

@@ -140,3 +140,30 @@ def training(events: int, layers: int = 32, per_layer: int = 12, depth: int = 32
             file.alloc(4096, f"nvprof_kit:phase:optimizer;step={step}", ["log.py:3:remember", *trunk])
         step += 1
     return file
+
+
+def amplified(snapshot: dict[str, Any], events: int) -> dict[str, Any]:
+    """A real snapshot with its history again and again, up to so many events.
+
+    What a history leaves allocated is left out of all but the last; what is shared between events stays shared.
+    """
+    history = snapshot["device_traces"][0]
+    held: dict[int, int] = {}
+    for number, event in enumerate(history):
+        if event["action"] == "alloc":
+            held[event["addr"]] = number
+        elif event["action"].startswith("free"):
+            held.pop(event["addr"], None)
+    left = set(held.values())
+    once = [event for number, event in enumerate(history) if number not in left and "segment" not in event["action"]]
+    length = history[-1]["time_us"] - history[0]["time_us"] + 1
+    times = max((events - len(history)) // len(once), 0)
+    made = []
+    for number in range(times + 1):
+        for event in once if number < times else history:
+            copied = {**event, "time_us": event["time_us"] + number * length}
+            if "frames" in copied:
+                copied["frames"] = list(copied["frames"])
+            copied["user_metadata"] = "".join(copied["user_metadata"])
+            made.append(copied)
+    return {**snapshot, "device_traces": [made]}

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.snapshot_file import BASE, SnapshotFile, training
 
-from nvprof_kit.analysis.memory import LEAKS, STEPS, MemoryResult, memory
+from nvprof_kit.analysis.memory import LEAKS, MemoryResult, memory
 from nvprof_kit.analysis.memory_segments import SEGMENTS
+from nvprof_kit.analysis.memory_steps import STEPS
 from nvprof_kit.analysis.memory_traffic import TRAFFIC
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.report.memory import memory_page, memory_report
@@ -72,7 +73,8 @@ def test_growth_and_leaks(tmp_path: Path) -> None:
     for step in range(4):
         kept = file.alloc(1 << 20, f"{FORWARD};step={step}")
         file.alloc(4096, f"{OPTIMIZER};step={step}", ["log.py:3:remember"])  # never freed
-        file.free(kept)
+        file.free(kept, f"{OPTIMIZER};step={step}")
+        file.free(file.alloc(1 << 30))  # between the steps: no step's peak
     result = analysed(file, tmp_path)
     assert list(result.steps) == list(STEPS)
     assert result.steps["step"].tolist() == [0, 1, 2, 3]

@@ -19,9 +19,9 @@ from nvprof_kit import MemoryOptions, MemoryProfiler
 from nvprof_kit.errors import UsageError
 from nvprof_kit.instrument import state
 from nvprof_kit.instrument.backends import Range
-from nvprof_kit.instrument.memory import TimePoint
 from nvprof_kit.instrument.memory_boundaries import Boundaries, Counts
 from nvprof_kit.instrument.memory_files import log_text
+from nvprof_kit.instrument.memory_points import TimePoint
 from nvprof_kit.instrument.memory_tensors import Held, Ledger, model_rows, optimizer_rows
 from nvprof_kit.names import Category
 from nvprof_kit.report.memory_curve import curve_figure
@@ -77,6 +77,21 @@ def test_the_five_kinds_by_hand(options: MemoryOptions) -> None:
         "0.bias.exp_avg_sq",
     }
     assert end.sum_of("os_state") == 2 * 232 + 4 * 4  # two moments, and a step of 4 bytes for each parameter
+
+
+def test_what_autograd_keeps_is_neither_input_nor_output_again(options: MemoryOptions) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid())
+    with MemoryProfiler(model, options=options) as profiler:
+        kept = model(torch.ones(N, 4))
+        nn.ReLU()(kept)
+    forward = profiler.points[-1]
+    # the input is kept for the linear, the output for its own sigmoid
+    assert by_path(forward, "activation") == {"0": N * 4 * 4, "1": N * 8 * 4}
+    assert by_path(forward, "inputs") == by_path(forward, "outputs") == {}
+    with torch.no_grad(), MemoryProfiler(model, options=options) as profiler:
+        model(torch.ones(N, 4))
+    assert by_path(profiler.points[-1], "inputs") == {"0": N * 4 * 4}
+    assert by_path(profiler.points[-1], "outputs") == {"(none)": N * 8 * 4}
 
 
 def test_tied_weights_and_views_count_once() -> None:
@@ -287,6 +302,7 @@ def test_the_files_of_the_documents(tmp_path: Path) -> None:
         train(model, optimizer)
     assert profiler.folder == tmp_path / "rank0_dp0_tp0_pp0"
     assert sorted(path.name for path in profiler.folder.iterdir()) == [
+        ".owner",
         "activation_memory_sunburst.html",
         "grads_memory_sunburst.html",
         "memory.csv",

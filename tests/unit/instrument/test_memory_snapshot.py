@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from nvprof_kit import memory_snapshot, phase, step
+from nvprof_kit import layer_range, memory_snapshot, phase, step
 from nvprof_kit.errors import UsageError
 from nvprof_kit.instrument import snapshot, state
 from nvprof_kit.instrument.annotate import annotate_model
@@ -75,6 +76,19 @@ def test_labels_follow_step_phase_and_layer(allocator: Allocator, tmp_path: Path
     assert state.backend is None
 
 
+def test_a_thread_s_label_never_outlives_its_step(allocator: Allocator, tmp_path: Path) -> None:
+    """PyTorch keeps a label for each thread: autograd's, between layers, must not bear the one of the step before."""
+    with memory_snapshot(tmp_path / "run.pickle"), step(7), phase("backward"):
+        before = len(allocator.labels)
+        autograd = threading.Thread(target=lambda: layer_range("layers.0").__enter__().__exit__(None, None, None))
+        autograd.start()
+        autograd.join()
+        assert allocator.labels[before:] == ["nvprof_kit:forward:layers.0;step=7", ""]
+    stretches = pickle.loads((tmp_path / "run.pickle").read_bytes())["nvprof_kit_stretches"]
+    assert [label for _, label in stretches] == [";step=7", "nvprof_kit:phase:backward;step=7", ";step=7", ""]
+    assert [begin for begin, _ in stretches] == sorted(begin for begin, _ in stretches)
+
+
 def test_written_at_a_step(allocator: Allocator, tmp_path: Path) -> None:
     with memory_snapshot(tmp_path / "run.pickle", SnapshotOptions(at_step=1)) as recorded:
         for number in range(4):
@@ -89,7 +103,11 @@ def test_written_when_memory_runs_out_and_when_the_program_raises(allocator: All
         allocator.observer(0, 1, 2, 3)
         raise MemoryError
     assert [path.name for path in recorded.written] == ["run_oom.pickle", "run.pickle"]
-    assert pickle.loads((tmp_path / "run_oom.pickle").read_bytes()) == {"segments": [], "device_traces": []}
+    assert pickle.loads((tmp_path / "run_oom.pickle").read_bytes()) == {
+        "segments": [],
+        "device_traces": [],
+        "nvprof_kit_stretches": [],
+    }
     allocator.observer(0, 1, 2, 3)  # nothing is recorded now: nothing happens
     assert len(recorded.written) == 2
 
@@ -112,6 +130,14 @@ def test_one_at_a_time(allocator: Allocator, tmp_path: Path) -> None:
 def test_without_cuda_it_warns_and_does_nothing(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="no CUDA here"), memory_snapshot(tmp_path / "run.pickle"):
         assert state.backend is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_allocator_keeps_no_history(allocator: Allocator, tmp_path: Path) -> None:
+    allocator.get_allocator_backend = lambda: "cudaMallocAsync"
+    with pytest.warns(UserWarning, match="not cudaMallocAsync"), memory_snapshot(tmp_path / "run.pickle"):
+        assert state.backend is None
+    assert allocator.recording == []
     assert list(tmp_path.iterdir()) == []
 
 

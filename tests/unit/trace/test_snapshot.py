@@ -41,6 +41,24 @@ def test_tables(tmp_path: Path) -> None:
     assert snapshot.blocks["state"].tolist() == ["inactive", "active_allocated"]
 
 
+def test_what_bears_no_label_is_told_by_time(tmp_path: Path) -> None:
+    file = SnapshotFile()
+    file.alloc(1)  # before every stretch
+    file.alloc(2, "nvprof_kit:forward:layers.0;step=3")
+    file.alloc(3)
+    file.alloc(4)
+    times = [event["time_us"] for event in file.events]
+    stretches = [(times[2] - 1, "nvprof_kit:phase:backward;step=3"), (times[3], "")]
+    path = tmp_path / "run.pickle"
+    path.write_bytes(pickle.dumps(file.snapshot() | {"nvprof_kit_stretches": stretches}))
+    assert read_snapshot(path).events["label"].tolist() == [
+        "",
+        "nvprof_kit:forward:layers.0;step=3",
+        "nvprof_kit:phase:backward;step=3",
+        "",
+    ]
+
+
 def test_a_hostile_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
     path, trace = tmp_path / "run.pickle", tmp_path / "ran"
     snapshot = SnapshotFile().snapshot() | {"extra": Attack(trace)}
@@ -53,6 +71,8 @@ def test_a_hostile_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
     pickle.loads(path.read_bytes())
     assert trace.exists()  # it does run by itself: the test tests something
 
+
+_EVENT = {"action": "alloc", "addr": 1, "size": 1, "stream": 0, "time_us": 2}
 
 HOSTILE = {
     "a global by its old opcode": b"cos\nsystem\n(S'touch ran'\ntR.",
@@ -78,6 +98,12 @@ HOSTILE = {
         {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1 << 99, "size": 1, "stream": 0}]]}
     ),
     "a device trace that is no list": pickle.dumps({"segments": [], "device_traces": 3}),
+    **{
+        f"stretches that are none: {stretches!r}": pickle.dumps(
+            SnapshotFile().snapshot() | {"device_traces": [[_EVENT]], "nvprof_kit_stretches": stretches}
+        )
+        for stretches in (5, [5], [("a", "b")], [(1 << 99, "b")], [(1,)], [(1, [])], {"a": 1})
+    },
     "a segment without blocks": pickle.dumps({"segments": [{}], "device_traces": []}),
 }
 

@@ -1,0 +1,42 @@
+"""What an nsys export holds of memory, added to a file that `NsysFile` writes."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from .nsys_file import MARK, PID, TID, NsysFile, thread
+
+DEVICE, PINNED, STATIC = 2, 1, 5
+
+
+def carry(file: NsysFile, begin: tuple[int, int], end: tuple[int, int], *, peak: int = 0, tid: int = TID) -> None:
+    """The marks of one range of a layer: (when, bytes) at its begin and at its end, and its peak, if that is known."""
+    told = [("allocated at begin", *begin), ("allocated at end", *end)]
+    if peak:
+        told.append(("peak inside", end[0] - 1, peak))
+    for text, when, count in told:
+        file.range_(text, when, None, category="memory", payload=count, style=MARK, tid=tid)
+
+
+class Allocations:
+    """CUDA's own allocations."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[object, ...]] = []
+
+    def add(self, when: int, count: int, correlation: int | None, *, kind: int = DEVICE, pid: int = PID) -> None:
+        """One of so many bytes, negative where they were freed; the call is that of a correlation id."""
+        self.rows.append((when, thread(0, pid), 0, abs(count), kind, int(count < 0), correlation))
+
+    def into(self, path: Path) -> Path:
+        """Write them."""
+        with sqlite3.connect(path) as db:
+            db.execute(
+                "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INT, globalPid INT, deviceId INT, bytes INT, "
+                "memKind INT, memoryOperationType INT, correlationId INT)"
+            )
+            marks = ", ".join("?" * 7)
+            db.executemany(f"INSERT INTO CUDA_GPU_MEMORY_USAGE_EVENTS VALUES ({marks})", self.rows)
+        db.close()
+        return path
