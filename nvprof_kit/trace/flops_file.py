@@ -1,0 +1,190 @@
+"""What `nvprof_kit.count_flops` wrote, as tables: the operations of a step by the range they were counted in."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from nvprof_kit.errors import CaptureError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMAT = "nvprof_kit flops"
+VERSION = 1
+
+RANGES: Mapping[str, str] = MappingProxyType(
+    {
+        "layer": "the layer's path, `(none)` for a phase of the loop (str)",
+        "phase": "`forward`, `backward` or `recompute`; of `(none)` the phase's text or `other` (str)",
+        "inside": "row of the layer's range around it, -1 at the top (int64)",
+        "calls": "how often it was opened there (int64)",
+    }
+)
+"""Columns of `FlopsFile.ranges`; a range comes after the one around it."""
+
+OPERATORS: Mapping[str, str] = MappingProxyType(
+    {
+        "range": "row of the innermost range it ran in (int64)",
+        "name": "the operator, `aten::mm` (str)",
+        "dtype": "type of the numbers it multiplies: `bf16`, `fp16`, `fp32`, `tf32`, `fp8`, `int8`, … (str)",
+        "runs": "how often it ran (int64)",
+        "flops": "its floating point operations, all runs together (float64; exact to 2**53)",
+    }
+)
+"""Columns of `FlopsFile.operators`."""
+
+UNKNOWN: Mapping[str, str] = MappingProxyType(
+    {
+        "range": "row of the innermost range it ran in (int64)",
+        "name": "the operator, or what took its place (str)",
+        "runs": "how often it ran (int64)",
+    }
+)
+"""Columns of `FlopsFile.unknown`: what ran and has floating point operations that nobody knows."""
+
+
+_DEEPEST = 500
+_SUFFIXES = re.compile(r"(\.(sqlite|nsys-rep|json|json\.gz))?(\.xz)?$")
+
+
+@dataclass(frozen=True)
+class FlopsFile:
+    """What was counted.
+
+    Attributes:
+        path: The file.
+        steps: Steps that were counted; 0 where the program marks none.
+        gpu: Name of the GPU that the operators ran on, '' where there was none.
+        torch: The version of PyTorch whose formulas were used.
+        ranges, operators, unknown: Tables with the columns of `RANGES`, `OPERATORS`, `UNKNOWN`.
+    """
+
+    path: str
+    steps: int
+    gpu: str
+    torch: str
+    ranges: pd.DataFrame
+    operators: pd.DataFrame
+    unknown: pd.DataFrame
+
+
+def read_flops(path: str | Path) -> FlopsFile:
+    """Read a file of `nvprof_kit.count_flops`.
+
+    Raises:
+        CaptureError: It cannot be read, is no such file, is of a later version, or is damaged.
+    """
+    said = _json(Path(path))
+    if not isinstance(said, dict) or said.get("format") != FORMAT:
+        raise CaptureError(f"{path}: no file of nvprof_kit.count_flops (its format is not {FORMAT!r})")
+    if said.get("version") != VERSION:
+        raise CaptureError(
+            f"{path}: version {said.get('version')!r} of the format; this nvprof-kit reads {VERSION}: upgrade the older"
+        )
+    try:
+        return _tables(str(path), said)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CaptureError(f"{path}: damaged: {type(error).__name__}: {error}; count again") from None
+
+
+def flops_beside(capture: str | Path) -> Path:
+    """The file of counts that lies beside a capture, as `find_flops` finds it.
+
+    Raises:
+        CaptureError: There is none.
+    """
+    found = find_flops(capture)
+    if found is None:
+        if not Path(capture).exists():
+            raise CaptureError(f"{capture}: no such file")
+        name = f"{_SUFFIXES.sub('', Path(capture).name)}.flops.json"
+        raise CaptureError(
+            f'{capture}: no {name} beside it; count a step of the program with nvprof_kit.count_flops("{name}"), '
+            "or name the file: --with FILE"
+        )
+    return found
+
+
+def find_flops(capture: str | Path) -> Path | None:
+    """The file of counts that lies beside a capture: ``run.flops.json`` of ``run.sqlite`` and of a window of it,
+    ``run.1.sqlite``; of a rank's capture, whose name holds ``rank3``, else the folder's one ``*.rank3.flops.json``.
+    """
+    capture = Path(capture)
+    name = _SUFFIXES.sub("", capture.name)
+    tried = [capture.with_name(f"{stem}.flops.json") for stem in dict.fromkeys((name, re.sub(r"\.\d+$", "", name)))]
+    of_rank = re.search(r"rank(\d+)", name)
+    if of_rank:
+        found = sorted(capture.parent.glob(f"*.rank{of_rank[1]}.flops.json"))
+        tried += found if len(found) == 1 else []
+    return next((path for path in tried if path.exists()), None)
+
+
+def flops_of_rank(named: str | Path, capture: str | Path) -> Path:
+    """The file of counts that the user named; where there is only one of each rank, that of the capture's rank."""
+    path, of_rank = Path(named), re.search(r"rank(\d+)", Path(capture).name)
+    if of_rank and not path.exists():
+        tail = ".flops.json" if path.name.endswith(".flops.json") else path.suffix
+        ranked = path.with_name(f"{path.name.removesuffix(tail)}.rank{of_rank[1]}{tail}")
+        return ranked if ranked.exists() else path
+    return path
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CaptureError(f"{path}: no such file") from None
+    except OSError as error:
+        raise CaptureError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise CaptureError(f"{path}: not JSON; needed a file of nvprof_kit.count_flops") from None
+
+
+def _tables(path: str, said: dict[str, Any]) -> FlopsFile:
+    import pandas as pd
+
+    rows = [(str(row["layer"]), str(row["phase"]), _around(row), _whole(row["calls"])) for row in said["ranges"]]
+    depth: list[int] = []
+    for number, row in enumerate(rows):
+        if not -1 <= row[2] < number:
+            raise ValueError(f"range {number} is inside {row[2]}, which does not come before it")
+        depth.append(depth[row[2]] + 1 if row[2] >= 0 else 0)
+        if depth[-1] > _DEEPEST:
+            raise ValueError(f"range {number} is inside more than {_DEEPEST} others")
+    operators = [
+        (_place(row, rows), str(row["name"]), str(row["dtype"]), _whole(row["runs"]), float(_whole(row["flops"])))
+        for row in said["operators"]
+    ]
+    unknown = [(_place(row, rows), str(row["name"]), _whole(row["runs"])) for row in said["unknown"]]
+    return FlopsFile(
+        path=path,
+        steps=_whole(said["steps"]),
+        gpu=str(said.get("gpu", "")),
+        torch=str(said.get("torch", "")),
+        ranges=pd.DataFrame(rows, columns=list(RANGES)),
+        operators=pd.DataFrame(operators, columns=list(OPERATORS)),
+        unknown=pd.DataFrame(unknown, columns=list(UNKNOWN)),
+    )
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no whole number from 0 on")
+    return value
+
+
+def _around(row: dict[str, Any]) -> int:
+    return -1 if row["inside"] is None else _whole(row["inside"])
+
+
+def _place(row: dict[str, Any], ranges: list[Any]) -> int:
+    place = _whole(row["range"])
+    if place >= len(ranges):
+        raise ValueError(f"there is no range {place}")
+    return place
