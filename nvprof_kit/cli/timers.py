@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from nvprof_kit.cli.output import Output, writing
+from nvprof_kit.cli.progress import progress
 from nvprof_kit.report import plots, tables
 
 
@@ -42,7 +43,11 @@ def timers(output: Output, logs: tuple[Path, ...], by: str | None, collective: t
     from nvprof_kit.analysis.timers import timers as analyse
     from nvprof_kit.trace.timer_log import read_timer_logs
 
-    result = analyse(read_timer_logs(logs), TimersOptions(by == "rank", collective, warm_up))
+    with progress() as say:
+        say("reading logs")
+        read = read_timer_logs(logs)
+        say("comparing ranks")
+        result = analyse(read, TimersOptions(by == "rank", collective, warm_up))
     if output.form in tables.FORMATS:
         output.write(tables.encode(result.calls if by == "call" else result.rows, output.form))
     elif output.form in plots.FORMATS:

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from ..names import Category
 from . import state
 from .backends import Range
+from .rank_claim import claim_file
 from .ranks import rank
 
 
@@ -176,7 +177,7 @@ class GlobalTimer:
             self._rank = rank()
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self._file = self._path().open("w", encoding="utf-8")
+                self._file = claim_file(self._path())
             except OSError as error:  # a training run does not die of its timers
                 warnings.warn(f"{self._path()}: cannot write it ({error.strerror}); nothing is timed", stacklevel=2)
                 self.enabled = False
@@ -185,7 +186,10 @@ class GlobalTimer:
         return self._file
 
     def _path(self) -> Path:
-        return self.folder / f"timer_rank{self._rank if self._file else rank()}.log"
+        """The log, where it is open; else what it would be."""
+        if self._file is not None and self.enabled:
+            return Path(self._file.name)
+        return self.folder / f"timer_rank{rank()}.log"
 
 
 def _capturing() -> bool:

@@ -68,6 +68,7 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
 
     named = [Path(path) for path in paths]
     tables, doubts = [], []
+    log_of: dict[int, Path] = {}
     for file in (file for path in named for file in _files(path)):
         text = _text(file)
         found = _LINE.findall(text)
@@ -76,6 +77,11 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
             doubts.append(f"{file}: {unread} of its lines {'is' if unread == 1 else 'are'} no timer's and left out")
         if found:
             tables.append(_table(found))
+        doubts += [
+            f"{file}: rank {rank} wrote {log_of[rank].name} too, and both count as one; have the launcher set RANK"
+            for rank in sorted({int(line[0]) for line in found})
+            if log_of.setdefault(rank, file) != file
+        ]
     where = ", ".join(map(str, named))
     if not tables:
         raise CaptureError(f"{where}: no line of a timer in it; needed lines as global_timer writes them: [RANK 0] …")

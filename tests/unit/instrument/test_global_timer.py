@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nvprof_kit.instrument.timers import GlobalTimer
+from nvprof_kit.trace.timer_log import read_timer_logs
 
 LINE = re.compile(
     r"\[RANK (\d+)\] (.+), start=(\d{10}\.\d{6}), end=(\d{10}\.\d{6}), "
@@ -122,6 +123,30 @@ def test_a_killed_rank_leaves_what_it_had(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False)
     assert done.returncode == -9
     assert LINE.fullmatch((tmp_path / "time_log" / "timer_rank0.log").read_text().strip())
+
+
+def test_ranks_that_nobody_told_apart_have_logs_of_their_own(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom nvprof_kit import global_timer\n"
+        "with global_timer.stage('forward'): pass\nprint(global_timer.dump().name, flush=True)\nsys.stdin.readline()"
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", program],
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    names = sorted(str(process.stdout and process.stdout.readline().strip()) for process in running)
+    for process in running:
+        process.communicate("\n", timeout=60)
+    assert "timer_rank0.log" in names and len(set(names)) == 2
+    logs = read_timer_logs([tmp_path / "time_log"])
+    assert len(logs.stages) == 2
+    assert len(logs.doubts) == 1 and "have the launcher set RANK" in logs.doubts[0]
 
 
 def test_the_program_s_end_dumps(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""How long the steps of a loop take, some of them recorded and some not, without waiting for the GPU."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from typing import Any
+
+_KEPT = 64
+
+
+class StepClock:
+    """Takes the begin and end of steps: as CUDA events where the program uses CUDA, else on the CPU clock.
+
+    Between two events of one stream lies the whole step as the GPU saw it, idle time and all, so nobody has to wait for
+    the GPU to time a step.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[bool, deque[tuple[Any, Any]]] = {True: deque(maxlen=_KEPT), False: deque(maxlen=_KEPT)}
+        self._begin: Any = None
+        self._recorded = False
+        self._first = True
+
+    def begin(self, *, recorded: bool) -> None:
+        """A step begins."""
+        self._begin, self._recorded = _now(), recorded
+
+    def end(self) -> None:
+        """It ends. The program's first step, in which everything is set up, is kept only where it is recorded."""
+        begin, self._begin = self._begin, None
+        if begin is not None and (self._recorded or not self._first):
+            self._steps[self._recorded].append((begin, _now()))
+        self._first = False
+
+    def skip(self) -> None:
+        """The step that runs is not to be counted."""
+        self._begin = None
+
+    def take(self, *, recorded: bool) -> list[int]:
+        """Lengths in ns of the last steps of one sort, which are forgotten; what the GPU has not ended is left out."""
+        lengths = [_length(begin, end) for begin, end in self._steps[recorded]]
+        self._steps[recorded].clear()
+        return [length for length in lengths if length is not None]
+
+
+def _now() -> Any:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+        return time.perf_counter_ns()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _length(begin: Any, end: Any) -> int | None:
+    if isinstance(begin, int) or isinstance(end, int):
+        return end - begin if isinstance(begin, int) and isinstance(end, int) else None
+    try:
+        return round(begin.elapsed_time(end) * 1e6) if end.query() else None
+    except (RuntimeError, ValueError):  # on two devices, or after an error of the GPU
+        return None

@@ -1,0 +1,252 @@
+"""`LayerProfiler` on a model of two kinds of blocks, held against CUDA events, and what it costs.
+
+    python layer_profiler.py FOLDER [--pairs 4] [--width 2048]
+    torchrun --nproc-per-node 2 layer_profiler.py FOLDER
+
+Trains eight blocks, spatial and temporal in turn, bf16, flash attention. Prints the profiler's own output, then what is
+found without it: each block's forward by CUDA events in the same steps, step times of a loop without a profiler, the
+same results or not, and what the throughput meter costs a step. Runs out of memory inside a window, and says whether
+the program goes on. Under torchrun the ranks train under DDP. Leaves FOLDER/found.rank0.json beside the profile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import os
+import statistics
+import time
+import weakref
+from pathlib import Path
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for results that can be compared bit for bit
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from nvprof_kit import LayerOptions, LayerProfiler, Schedule, Throughput, handlers
+
+HEAD = 128
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.qkv(x).view(*x.shape[:2], 3, -1, HEAD).transpose(1, 3).unbind(2)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            mixed = scaled_dot_product_attention(query, key, value)
+        return self.out(mixed.transpose(1, 2).reshape(x.shape))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(width), Attention(width)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Video(nn.Module):
+    """Blocks over the pixels of a frame and blocks over the frames of a pixel, in turn."""
+
+    def __init__(self, width: int, pairs: int) -> None:
+        super().__init__()
+        self.spatial_blocks = nn.ModuleList(Block(width) for _ in range(pairs))
+        self.temporal_blocks = nn.ModuleList(Block(width) for _ in range(pairs))
+        self.head = nn.Linear(width, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for spatial, temporal in zip(self.spatial_blocks, self.temporal_blocks, strict=True):
+            x = temporal(spatial(x).transpose(0, 1).contiguous()).transpose(0, 1).contiguous()
+        return self.head(x)
+
+
+class Run:
+    """A model, its optimizer and batches, the same each time."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        torch.manual_seed(0)
+        self.model: nn.Module = Video(options.width, options.pairs).to("cuda", torch.bfloat16)
+        if dist.is_initialized():
+            self.model = nn.parallel.DistributedDataParallel(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.batch = torch.randn(options.frames, options.pixels, options.width, device="cuda", dtype=torch.bfloat16)
+        self.losses: list[torch.Tensor] = []
+
+    def step(self) -> torch.Tensor:
+        loss = self.model(self.batch).float().square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses.append(loss.detach())
+        return loss
+
+
+def plain_ms(run: Run, steps: int) -> list[float]:
+    """Step times without a profiler, by CUDA events between the steps."""
+    marks = [_mark()]
+    for _ in range(steps):
+        run.step()
+        marks.append(_mark())
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) for before, after in itertools.pairwise(marks)]
+
+
+def _mark() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+class Events:
+    """Each block's forward by CUDA events in hooks of its own, call by call."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._calls: dict[str, list[list[torch.cuda.Event]]] = {}
+        for name, module in model.named_modules():
+            if isinstance(module, Block):
+                calls = self._calls.setdefault(name.removeprefix("module."), [])
+                module.register_forward_pre_hook(lambda *_call, calls=calls: calls.append([_mark()]))
+                module.register_forward_hook(lambda *_call, calls=calls: calls[-1].append(_mark()))
+
+    def ns(self, layer: str, step: int) -> float:
+        """How long a block's forward took in a step."""
+        begin, end = self._calls[layer][step]
+        return float(begin.elapsed_time(end)) * 1e6
+
+
+def same_results(options: argparse.Namespace) -> dict[str, bool]:
+    """Whether losses and weights of six steps are the same bit for bit: two plain runs, a plain and a profiled one."""
+    torch.use_deterministic_algorithms(True)
+
+    def trained(schedule: str) -> list[torch.Tensor]:
+        run = Run(options)
+        with LayerProfiler(
+            run.model, schedule, LayerOptions(options.folder, name="Same", plots=False, echo=False)
+        ) as p:
+            for _ in range(6):
+                run.step()
+                p.step()
+        return [*run.losses, *(weight.detach() for weight in run.model.parameters())]
+
+    plain, again, recorded = trained("off"), trained("off"), trained("2:4")
+    torch.use_deterministic_algorithms(False)
+    return {
+        name: all(map(torch.equal, plain, other))
+        for name, other in (("plain_and_plain", again), ("plain_and_profiled", recorded))
+    }
+
+
+def survives_out_of_memory(options: argparse.Namespace) -> bool:
+    """Whether a window that ends by running out of memory is written, and training goes on."""
+    run = Run(options)
+    settings = LayerOptions(options.folder, name="OutOfMemory", plots=False, echo=False)
+    profiling = LayerProfiler(run.model, "1:9", settings)
+    try:
+        with profiling:
+            for number in range(4):
+                run.step()
+                if number == 2:
+                    torch.empty(1 << 42, device="cuda")
+                profiling.step()
+    except torch.cuda.OutOfMemoryError:
+        run.step()
+    return len(run.losses) == 4 and profiling.recorded[0].window.last_step == 1
+
+
+def meter_us(steps: int = 100_000) -> float:
+    """What the throughput meter costs a step of which it times the reading and the whole."""
+    meter = Throughput(samples=8, tokens=4096)
+    costs = []
+    for _ in range(5):
+        began = time.perf_counter()
+        for _step in range(steps):
+            meter.begin_read()
+            meter.end_read()
+            meter.step()
+        costs.append((time.perf_counter() - began) / steps * 1e6)
+    return min(costs)
+
+
+def profiled(options: argparse.Namespace) -> tuple[Events, LayerProfiler]:
+    run = Run(options)
+    events = Events(run.model)
+    meter = Throughput(samples=options.frames, tokens=options.frames * options.pixels)
+    settings = LayerOptions(
+        options.folder, throughput=meter, utilisation=options.utilisation, memory=not options.no_memory
+    )
+    schedule = Schedule(skip_first=10, warmup=2, active=4)
+    ready = handlers.together(handlers.tensorboard(options.folder), handlers.chrome_trace(options.folder))
+    with LayerProfiler(run.model, schedule, settings, ready) as profiling:
+        for _ in range(16):
+            kept = weakref.ref(run.step())
+            assert kept() is None, "a tensor is kept alive"
+            meter.step()
+            profiling.step()
+    return events, profiling
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--width", type=int, default=2048)
+    parser.add_argument("--frames", type=int, default=16)
+    parser.add_argument("--pixels", type=int, default=1024)
+    parser.add_argument("--utilisation", action="store_true")
+    parser.add_argument("--no-memory", action="store_true", help="do not read the allocator")
+    options = parser.parse_args()
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if "RANK" in os.environ:
+        dist.init_process_group("nccl")
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    options.folder.mkdir(parents=True, exist_ok=True)
+    run = Run(options)
+    plain_ms(run, 5)
+    alone = plain_ms(run, 12)
+    del run
+    gc.collect()
+    events, profiling = profiled(options)
+
+    (one,) = profiling.recorded
+    rows = one.profile.rows
+    forward = rows[(rows["phase"] == "forward") & rows["kind"].notna()]
+    ratios = []
+    for row in forward.to_dict("records"):
+        ours, theirs = row["gpu_ns"] / 1e6, events.ns(row["layer"], row["step"]) / 1e6
+        ratios.append(ours / theirs)
+        print(f"step {row['step']} {row['layer']:18} forward: kernels {ours:7.3f} ms, between events {theirs:7.3f} ms")
+    found = {
+        "kernels_over_events": [min(ratios), statistics.median(ratios), max(ratios)],
+        "step_ms_without_profiler": statistics.median(alone),
+        "step_ms_plain_inside": statistics.median(one.cost.plain) / 1e6,
+        "step_ms_recorded": statistics.median(one.cost.recorded) / 1e6,
+        "own_cost_ratio": one.cost.ratio,
+        "ratio_to_no_profiler": statistics.median(one.cost.recorded) / 1e6 / statistics.median(alone),
+        "same_results": same_results(options),
+        "survives_out_of_memory": survives_out_of_memory(options),
+        "meter_us_per_step": meter_us(),
+        "kinds": json.loads(one.profile.kinds.to_json(orient="records")),
+        "files": sorted(path.name for path in one.trace.parent.iterdir()),
+    }
+    (options.folder / f"found.rank{rank}.json").write_text(json.dumps(found, indent=1))
+    print(json.dumps({name: value for name, value in found.items() if name not in ("kinds", "files")}))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""`LayerProfiler` on two real ranks, under DDP and FSDP2: a folder for each rank, the same results, the same layers."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+PROGRAM = """
+import json, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from nvprof_kit import LayerOptions, LayerProfiler, handlers
+
+kind, schedule = sys.argv[1:]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.proj = nn.LayerNorm(16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return x + self.proj(self.norm(x)).relu()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.spatial = nn.ModuleList(Block() for _ in range(2))
+        self.temporal = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        for block in (*self.spatial, *self.temporal):
+            x = block(x)
+        return x
+
+torch.manual_seed(0)
+model = Net()
+mesh = None
+if kind == "ddp":
+    model = DistributedDataParallel(model)
+else:
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("pp", "dp"))
+    for block in (*model.spatial, *model.temporal):
+        fully_shard(block, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(rank)
+losses = []
+options = LayerOptions("traces", mesh=mesh, plots=False)
+with LayerProfiler(model, schedule, options, handlers.tensorboard("traces", mesh)) as profiling:
+    for _ in range(4):
+        loss = model(torch.randn(4, 16)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        profiling.step()
+print(json.dumps({"rank": rank, "losses": losses}), file=open(f"losses.{schedule[0]}.{rank}", "w"))
+dist.destroy_process_group()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def run(folder: Path, kind: str, schedule: str) -> str:
+    program = folder / "train.py"
+    program.write_text(PROGRAM)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    done = subprocess.run(
+        [*launch, str(program), kind, schedule], cwd=folder, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0 and "LayerProfiler stops" not in done.stderr, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.gloo
+def test_two_ranks(tmp_path: Path, kind: str) -> None:
+    printed = run(tmp_path, kind, "1:3")
+    assert not run(tmp_path, kind, "off")
+    assert printed.count("Own cost") == 1 and "Net · rank 0 · steps 1 to 2" in printed  # rank 0 alone prints
+    for rank in (0, 1):
+        folder = tmp_path / "traces" / f"rank{rank}_dp{rank}_tp0_pp0"
+        left = sorted(path.name for path in folder.iterdir())
+        assert left[:4] == ["Net_kinds.csv", "Net_layers.csv", f"Net_rank_{rank}.log", "Net_trace.json.gz"]
+        assert len(left) == 5 and left[4].endswith(".pt.trace.json.gz")
+        rows = pd.read_csv(folder / "Net_layers.csv")
+        blocks = rows[rows["kind"].notna()]
+        assert blocks["step"].unique().tolist() == [1, 2]
+        assert set(blocks["layer"]) == {f"{part}.{number}" for part in ("spatial", "temporal") for number in (0, 1)}
+        assert set(blocks["phase"]) == {"forward", "backward"} and (blocks["gpu_ns"] > 0).all()
+        on, off = (json.loads((tmp_path / f"losses.{first}.{rank}").read_text()) for first in "1o")
+        assert on == off

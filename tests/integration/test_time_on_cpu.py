@@ -1,0 +1,50 @@
+"""How busy the CPU is, as real Nsight Systems saw it, beside what the program itself measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from nvprof_kit.trace.nsys_scheduled import read_scheduled
+from nvprof_kit.trace.sqlite import Database
+
+pytestmark = pytest.mark.nsys
+
+PROGRAM = """
+import hashlib, threading, time
+def work():
+    block = bytes(1 << 20)
+    for _ in range(250):
+        hashlib.sha256(block).digest()  # gives the interpreter's lock away
+threads = [threading.Thread(target=work) for _ in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+time.sleep(0.3)
+print(time.process_time_ns())
+"""
+
+
+def test_time_on_the_cpu(nsys: str, tmp_path: Path) -> None:
+    words = ["--trace=osrt", "--sample=none", "--cpuctxsw=process-tree", "--export=sqlite", "-o", tmp_path / "run"]
+    ran = subprocess.run(
+        [nsys, "profile", *words, sys.executable, "-c", PROGRAM],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    measured = next((int(line) for line in ran.stdout.splitlines() if line.isdecimal()), 0)
+    with closing(Database(tmp_path / "run.sqlite")) as db:
+        if not db.has("SCHED_EVENTS", "start"):
+            pytest.skip("switches of threads may not be watched here (perf events)")
+        found = read_scheduled(db)
+    assert (found["end_ns"] >= found["start_ns"]).all()
+    spent = {
+        pid: int((found["end_ns"] - found["start_ns"])[found["pid"] == pid].sum()) for pid in set(found["pid"].tolist())
+    }
+    # the busiest process is the program; nsys itself works in it too, and begins to watch before the clock does
+    assert 0.9 * measured < max(spent.values()) < 1.5 * measured + 200_000_000

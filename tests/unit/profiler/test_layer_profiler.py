@@ -1,0 +1,493 @@
+"""`LayerProfiler` around real loops on the CPU: what it leaves, what it never does, and how it takes trouble."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from nvprof_kit import (
+    LayerOptions,
+    LayerProfiler,
+    MemoryOptions,
+    MemoryProfiler,
+    Schedule,
+    Throughput,
+    annotate_model,
+    record,
+    step,
+)
+from nvprof_kit.analysis.layers import LayersOptions, layers
+from nvprof_kit.capture import record as record_module
+from nvprof_kit.errors import UsageError
+from nvprof_kit.instrument import rank_claim, state, step_clock
+from nvprof_kit.instrument.backends import Backend
+from nvprof_kit.instrument.memory_boundaries import Counts
+from nvprof_kit.instrument.switch import VARIABLE
+from nvprof_kit.profiler import window
+from nvprof_kit.trace.open import open_capture
+
+RANK = "rank0_dp0_tp0_pp0"
+PLAIN = {"trace.json.gz", "layers.csv", "kinds.csv", "rank_0.log"}
+
+
+@pytest.fixture(autouse=True)
+def nobody_listens_before_and_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(rank_claim, "_claimed", {})
+    assert state.backend is None
+    yield
+    assert state.backend is None and record_module._running is None
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(self.proj(self.norm(x)))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spatial_blocks = nn.ModuleList(Block() for _ in range(2))
+        self.temporal_blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for spatial, temporal in zip(self.spatial_blocks, self.temporal_blocks, strict=True):
+            x = temporal(spatial(x))
+        return self.head(x)
+
+
+class Training:
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = Net()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.losses: list[float] = []
+
+    def step(self) -> None:
+        loss = self.model(torch.randn(8, 16)).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses.append(loss.item())
+
+    def loop(self, profiling: LayerProfiler, steps: int) -> None:
+        with profiling:
+            for _ in range(steps):
+                self.step()
+                profiling.step()
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> LayerOptions:
+    return LayerOptions(tmp_path / "traces", plots=False, echo=False)
+
+
+def names(options: LayerOptions) -> set[str]:
+    return {path.name for path in (Path(options.folder) / RANK).iterdir()} - {rank_claim.OWNER}
+
+
+def test_it_leaves_the_files_of_the_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    training = Training()
+    options = LayerOptions(tmp_path / "traces", throughput=Throughput(samples=8))
+    profiling = LayerProfiler(training.model, "3:5", options)
+    training.loop(profiling, 7)
+    assert names(options) == {f"Net_{name}" for name in PLAIN | {"cuda_time_plot.png"}}
+    (one,) = profiling.recorded
+    assert (one.window.first_step, one.window.last_step) == (3, 4)
+    log = (tmp_path / "traces" / RANK / "Net_rank_0.log").read_text()
+    assert log.startswith("Net · rank 0 · steps 3 to 4\n")
+    assert "Own cost: a recorded step took " in log and ", a plain one " in log
+    assert "Block in spatial_blocks " in log and "Block in temporal_blocks " in log
+    assert "layer                step 3  step 4\n" in log
+    printed = capsys.readouterr().out
+    assert "Own cost: " in printed and "Files: " in printed and "step 3  step 4" not in printed
+
+
+def test_the_figures_are_those_of_the_trace(options: LayerOptions) -> None:
+    training = Training()
+    profiling = LayerProfiler(training.model, "2:5", options)
+    training.loop(profiling, 5)
+    (one,) = profiling.recorded
+    verb = layers(open_capture(one.trace), LayersOptions(by_step=True))
+    assert verb.rows["step"].dropna().unique().tolist() == [2, 3, 4]
+    assert one.profile.rows["gpu_self_ns"].sum() == verb.summary.total_ns
+    rows = one.profile.rows[one.profile.rows["layer"] != "(none)"]
+    keys = ["step", "layer", "phase"]
+    both = rows.merge(verb.rows, on=keys, suffixes=("", "_verb"))
+    assert len(both) == len(rows) and (both["cpu_ns"] == both["cpu_ns_verb"]).all() and (both["calls"] == 1).all()
+    table = pd.read_csv(one.trace.with_name("Net_layers.csv"))
+    assert table["gpu_ns"].tolist() == one.profile.rows["gpu_ns"].tolist()
+    kinds = one.profile.kinds.set_index("kind")
+    assert kinds.loc["Block in spatial_blocks", "count"] == 6  # two blocks in three steps
+
+
+def test_several_windows_are_files_of_their_own(options: LayerOptions) -> None:
+    training = Training()
+    profiling = LayerProfiler(training.model, Schedule(wait=1, active=2, repeat=2), options)
+    training.loop(profiling, 8)
+    assert [one.trace.name for one in profiling.recorded] == [f"Net_window{n}_trace.json.gz" for n in (1, 2)]
+    assert {f"Net_window{n}_{name}" for n in (1, 2) for name in PLAIN} == names(options)
+
+
+def test_one_step_needs_no_step(options: LayerOptions) -> None:
+    training = Training()
+    with LayerProfiler(training.model, "0:1", options) as profiling:
+        training.step()
+    (one,) = profiling.recorded
+    assert one.profile.rows["step"].dropna().unique().tolist() == [0]
+    assert len(one.cost.recorded) == 1 and one.cost.ratio is None
+    assert "no plain step ran to compare it with" in str(one.cost)
+
+
+def test_a_loop_that_ends_early_has_only_the_steps_that_ran(options: LayerOptions) -> None:
+    training = Training()
+    profiling = LayerProfiler(training.model, "1:100", options)
+    training.loop(profiling, 3)
+    (one,) = profiling.recorded
+    assert one.window.last_step == 2
+    assert one.profile.layers.summary.steps == 2 and len(one.cost.recorded) == 2
+
+
+def test_a_loop_that_ends_before_says_so(options: LayerOptions) -> None:
+    with pytest.warns(UserWarning, match="recorded nothing: the loop ended in step 2"):
+        Training().loop(LayerProfiler(Net(), "10:12", options), 2)
+
+
+def test_a_decorated_step(options: LayerOptions) -> None:
+    training = Training()
+    profiling = LayerProfiler(training.model, "2:4", options)
+    run = profiling(training.step)
+    for _ in range(6):
+        run()
+    assert [one.profile.layers.summary.steps for one in profiling.recorded] == [2]
+    assert run.__name__ == "step"
+    profiling.__exit__()
+
+
+def test_a_decorated_step_that_raises_ends_the_profile_and_nothing_else(options: LayerOptions) -> None:
+    training = Training()
+    profiling = LayerProfiler(training.model, "0:9", options)
+
+    @profiling
+    def run(fail: bool) -> None:
+        training.step()
+        if fail:
+            raise KeyError("batch")
+
+    run(False)
+    with pytest.raises(KeyError, match="batch"):
+        run(True)
+    run(False)
+    assert len(profiling.recorded) == 1 and len(training.losses) == 3
+
+
+def test_the_loops_own_steps(options: LayerOptions) -> None:
+    """Steps that the loop ranges itself: the profiler's count, or, where it is told so, the loop's."""
+    for own, expected in ((True, [1, 2]), (False, [1001, 1002])):
+        training = Training()
+        chosen = LayerOptions(options.folder, steps=own, plots=False, echo=False)
+        with LayerProfiler(training.model, "1:3", chosen) as profiling:
+            for number in range(1000, 1004):
+                with step(number):
+                    training.step()
+                profiling.step()
+        (one,) = profiling.recorded
+        assert one.profile.rows["step"].dropna().unique().tolist() == expected
+        assert one.profile.layers.summary.steps == 2
+
+
+def test_an_annotation_of_the_users_own_stays(options: LayerOptions) -> None:
+    training = Training()
+    handle = annotate_model(training.model, depth=1)
+    profiling = LayerProfiler(training.model, "0:1", options)
+    training.loop(profiling, 1)
+    assert set(profiling.recorded[0].profile.rows["layer"]) == {*handle.paths, "(none)"}
+    assert training.model in state.annotated
+    handle.remove()
+
+
+def test_kinds_of_the_users_own(options: LayerOptions) -> None:
+    training = Training()
+    chosen = LayerOptions(options.folder, kinds={"temporal_blocks.*": "temporal"}, plots=False, echo=False)
+    profiling = LayerProfiler(training.model, "0:1", chosen)
+    training.loop(profiling, 1)
+    assert profiling.recorded[0].profile.kinds["kind"].tolist() == ["Block in spatial_blocks", "temporal"]
+
+
+class Allocator:
+    """An allocator that grows by a thousand bytes whenever it is asked."""
+
+    def __init__(self, *_device: object) -> None:
+        self.asked = 0
+
+    def read(self) -> Counts:
+        self.asked += 1
+        allocated = 1000 * self.asked
+        return Counts(allocated, allocated, 1 << 20, allocated + 500)
+
+
+def test_memory_beside_time(options: LayerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of the allocator's counts into the files; that they are true is shown on a GPU."""
+    monkeypatch.setattr(window, "CudaAllocator", Allocator)
+    monkeypatch.setattr(window, "_cuda_device", lambda _model: torch.device("cpu"))
+    training = Training()
+    profiling = LayerProfiler(training.model, "1:3", LayerOptions(options.folder, echo=False))
+    training.loop(profiling, 3)
+    assert {"Net_memory_usage.txt", "Net_memory_usage_line_chart.png"} <= names(options)
+    rows = profiling.recorded[0].profile.rows
+    head = rows[(rows["layer"] == "head") & (rows["phase"] == "forward")]
+    # between its begin and its end nothing else is asked: it leaves 1000 bytes, and the peak of its end is 500 above
+    assert head["retained_bytes"].tolist() == [1000, 1000] and head["transient_bytes"].tolist() == [500, 500]
+    text = (Path(options.folder) / RANK / "Net_memory_usage.txt").read_text().splitlines()
+    assert text[0] == "step 1" and "step 2" in text
+    assert sum("head forward: allocated 0." in line for line in text) == 2
+
+
+# ---------------------------------------------------------------- what it never does
+
+
+def test_off_is_nothing_at_all(options: LayerOptions) -> None:
+    for schedule in (None, False, "off"):
+        training = Training()
+        profiling = LayerProfiler(training.model, schedule, options)
+        assert not profiling.enabled and profiling(training.step).__func__ is Training.step
+        training.loop(profiling, 3)
+        assert profiling.recorded == []
+    assert not Path(options.folder).exists()
+
+
+def test_off_costs_nothing(options: LayerOptions) -> None:
+    profiling = LayerProfiler(Net(), None, options)
+    costs = []
+    with profiling:
+        for _ in range(20):
+            began = time.perf_counter()
+            for _step in range(10_000):
+                profiling.step()
+            costs.append((time.perf_counter() - began) / 10_000)
+    assert min(costs) < 1e-6
+
+
+def test_off_imports_neither_pandas_nor_matplotlib() -> None:
+    code = (
+        "import sys, torch, nvprof_kit\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "with nvprof_kit.LayerProfiler(model) as profiling:\n    profiling.step()\n"
+        "assert not {'pandas', 'matplotlib', 'rich'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_environment_switches_it(options: LayerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "1:2")
+    training = Training()
+    profiling = LayerProfiler(training.model, options=options)
+    training.loop(profiling, 3)
+    assert len(profiling.recorded) == 1
+    monkeypatch.setattr(state, "mode", "off")
+    assert not LayerProfiler(training.model, "1:2", options).enabled
+
+
+def test_results_are_the_same_bit_for_bit(options: LayerOptions) -> None:
+    plain, profiled = Training(), Training()
+    torch.manual_seed(1)
+    for _ in range(6):
+        plain.step()
+    torch.manual_seed(1)
+    profiled.loop(LayerProfiler(profiled.model, "2:4", options), 6)
+    assert plain.losses == profiled.losses
+    for ours, theirs in zip(profiled.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_nothing_is_kept_alive(options: LayerOptions) -> None:
+    training = Training()
+    profiling = LayerProfiler(training.model, "1:3", options)
+    seen: list[weakref.ref[torch.Tensor]] = []
+    training.model.register_forward_hook(lambda _model, _args, out: seen.append(weakref.ref(out)))
+    with profiling:
+        for _ in range(5):
+            training.step()
+            assert seen[-1]() is None
+            profiling.step()
+    model = weakref.ref(training.model)
+    del training
+    gc.collect()
+    assert model() is None and profiling.recorded
+
+
+def test_a_model_that_is_gone_is_not_recorded(options: LayerOptions) -> None:
+    profiling = LayerProfiler(Net(), "0:1", options)
+    gc.collect()
+    with profiling:
+        torch.ones(2) + 1
+    assert profiling.recorded == []
+
+
+# ---------------------------------------------------------------- trouble
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("boom"), torch.cuda.OutOfMemoryError("CUDA out of memory"), KeyboardInterrupt()]
+)
+def test_what_the_program_raises_goes_through_and_the_window_is_written(
+    options: LayerOptions, error: BaseException
+) -> None:
+    training = Training()
+
+    def fail(*_call: object) -> None:
+        raise error
+
+    with pytest.raises(type(error)), LayerProfiler(training.model, "1:9", options) as profiling:
+        training.step()
+        profiling.step()
+        training.step()
+        profiling.step()
+        training.model.temporal_blocks[0].proj.register_forward_hook(fail)
+        training.step()
+    (one,) = profiling.recorded
+    assert one.window.last_step == 1
+    assert {f"Net_{name}" for name in PLAIN} == names(options)
+
+
+def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "traces").write_text("a file")
+    training = Training()
+    profiling = LayerProfiler(training.model, "1:2", LayerOptions(tmp_path / "traces"))
+    with pytest.warns(UserWarning, match=r"LayerProfiler stops: (NotADirectory|FileExists)Error"):
+        training.loop(profiling, 4)
+    assert len(training.losses) == 4 and profiling.recorded == []
+
+
+def test_another_recording_is_a_warning(options: LayerOptions, tmp_path: Path) -> None:
+    training = Training()
+    with record(tmp_path / "other.json.gz"):
+        with pytest.warns(UserWarning, match="LayerProfiler stops: UsageError: cannot record"):
+            training.loop(LayerProfiler(training.model, "1:2", options), 3)
+        assert state.backend is not None  # the other one goes on
+    assert (tmp_path / "other.json.gz").exists()
+
+
+def test_a_handler_that_raises_is_a_warning(options: LayerOptions) -> None:
+    def handler(_trace: Path, _window: object) -> None:
+        raise OSError("disk full")
+
+    training = Training()
+    with pytest.warns(UserWarning, match="LayerProfiler stops: OSError: disk full"):
+        training.loop(LayerProfiler(training.model, "1:2", options, handler), 3)
+
+
+def test_a_curve_that_cannot_be_drawn_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    training, options = Training(), LayerOptions(tmp_path, echo=False)
+    with pytest.warns(UserWarning, match="curves of Net are not drawn"):
+        training.loop(LayerProfiler(training.model, "0:1", options), 1)
+    assert {f"Net_{name}" for name in PLAIN} == names(options)
+
+
+def test_a_broken_gpu_does_not_hide_what_the_program_raised(
+    options: LayerOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a device-side assert every call of CUDA raises, ours too."""
+    training = Training()
+
+    def broken() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    with (
+        pytest.warns(UserWarning, match="LayerProfiler stops: RuntimeError: CUDA error"),
+        pytest.raises(ValueError, match="the program's own"),
+        LayerProfiler(training.model, "0:9", options),
+    ):
+        training.step()
+        monkeypatch.setattr(step_clock, "_now", broken)
+        raise ValueError("the program's own")
+
+
+def test_behind_the_last_window_nothing_is_left_to_do(options: LayerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training()
+    with LayerProfiler(training.model, "1:2", options) as profiling:
+        for _ in range(2):
+            training.step()
+            profiling.step()
+        assert len(profiling.recorded) == 1
+        monkeypatch.setattr(step_clock, "_now", None)
+        profiling.step()
+
+
+def test_a_schedule_that_is_none_is_an_error_at_once() -> None:
+    with pytest.raises(UsageError, match="sometimes"):
+        LayerProfiler(Net(), "sometimes")
+
+
+def test_under_a_tool_the_tool_records(options: LayerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Told(Backend):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lines: list[str] = []
+            self.pop = lambda: None
+
+        def pusher(self, range_):
+            return lambda: self.lines.append(range_.text)
+
+        def start(self, range_) -> object:
+            self.lines.append(f"start {range_.text}")
+            return range_
+
+        def end(self, started) -> None:
+            self.lines.append(f"end {started.text}")
+
+        def mark(self, range_) -> None:
+            self.lines.append(f"mark {range_.text}")
+
+    monkeypatch.setattr(window, "tool_attached", lambda: True)
+    told = Told()
+    state.activate(told)
+    try:
+        training = Training()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            training.loop(LayerProfiler(training.model, "1:2", options), 3)
+    finally:
+        state.deactivate()
+    assert told.lines[0] == "start window" and told.lines[-1] == "end window"
+    assert told.lines[1:4] == ["step 1", "Net", "spatial_blocks.0"]
+    assert not Path(options.folder).exists()
+
+
+def test_a_memory_profiler_around_it(options: LayerOptions, tmp_path: Path) -> None:
+    """One switch for both, as InternLM's ``--profiling`` is."""
+    training = Training()
+    with MemoryProfiler(training.model, training.optimizer, MemoryOptions(tmp_path / "memory", pages=False)) as memory:
+        profiling = LayerProfiler(training.model, "1:2", options)
+        training.loop(profiling, 3)
+    assert len(profiling.recorded) == 1
+    assert [point.name for point in memory.points][-1] == "step 2 optimizer"
+
+
+def test_sampling_during_the_window(options: LayerOptions) -> None:
+    pytest.importorskip("psutil")
+    pytest.importorskip("pynvml")
+    training = Training()
+    chosen = LayerOptions(options.folder, utilisation=True, plots=False, echo=False)
+    profiling = LayerProfiler(training.model, "1:2", chosen)
+    training.loop(profiling, 2)
+    assert "Net_utilisation.csv" in names(options)
+    assert "\nCPU: process " in (Path(options.folder) / RANK / "Net_rank_0.log").read_text()
