@@ -3,10 +3,11 @@
 # Sourced, never run. A recipe takes its own options, hands the others to `common_option`, and ends with `measure`.
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source-path=SCRIPTDIR source=../common.bash
+. "$here/../common.bash"
 ncu=${NCU:-ncu}
-me=${0##*/}
 
-output='' force='' dry_run='' arch='' window='' count='' skip='' clock=none cache=all replay=''
+output='' force='' min_free=1024 dry_run='' arch='' window='' count='' skip='' clock=none cache=all replay=''
 sets=() extra=()
 sections=() metrics=()
 
@@ -16,6 +17,7 @@ common_help() {
                       speed-of-light, memory, tensor, occupancy, stalls, roofline, communication
   -o, --output NAME   name of the report without its suffix: leaves NAME.ncu-rep and NAME.csv
   -f, --force         overwrite these
+      --min-free MB   refuse to start with less disk left (default: 1024)
       --window        measure only between the program's cudaProfilerStart and cudaProfilerStop
       --count N       at most N launches
       --skip N        pass over the first N launches that match
@@ -31,31 +33,8 @@ common_help() {
 Environment:
   NCU                 the ncu to run (default: ncu on PATH)
 
-Exit status: the program's own; 2 for a wrong call or an existing report, 3 where there is no ncu.
+Exit status: the program's own; 2 for a wrong call or an existing report, 3 where there is no ncu, 127 no program.
 HELP
-}
-
-fail() { # STATUS MESSAGE
-  printf '%s: %s\n' "$me" "$2" >&2
-  exit "$1"
-}
-
-note() { # MESSAGE
-  printf '%s: %s\n' "$me" "$1" >&2
-}
-
-need_value() { # OPTION NUMBER-OF-WORDS
-  [ "$2" -ge 2 ] || fail 2 "$1 needs a value; see $me --help"
-}
-
-need_number() { # OPTION VALUE
-  case $2 in '' | *[!0-9]*) fail 2 "$1 needs a whole number, not '$2'" ;; esac
-}
-
-one_of() { # OPTION VALUE CHOICE...
-  local choice
-  for choice in "${@:3}"; do [ "$2" != "$choice" ] || return 0; done
-  fail 2 "$1 is one of ${*:3}, not '$2'"
 }
 
 # Takes one of the common options from the words; sets `taken` to the number of words it was.
@@ -67,13 +46,16 @@ common_option() { # WORD...
     -f | --force) force=yes ;;
     -n | --dry-run) dry_run=yes ;;
     --window) window=yes ;;
-    -s | --set | -o | --output | --count | --skip | --arch | --clock | --cache | --replay | -x | --ncu)
+    -s | --set | -o | --output | --min-free | --count | --skip | --arch | --clock | --cache | --replay | -x | --ncu)
       need_value "$1" $#
       # shellcheck disable=SC2034
       taken=2
       case $1 in
         -s | --set) sets+=("$2") ;;
-        -o | --output) output=${2%.ncu-rep} ;;
+        -o | --output)
+          case $2 in *%*) fail 2 "$1 '$2': ncu gives % a meaning; take a name without" ;; esac
+          output=${2%.ncu-rep} ;;
+        --min-free) need_number "$1" "$2"; min_free=$2 ;;
         --count) need_number "$1" "$2"; count=$2 ;;
         --skip) need_number "$1" "$2"; skip=$2 ;;
         --arch) one_of "$1" "$2" sm_80 sm_90 sm_100; arch=$2 ;;
@@ -85,15 +67,6 @@ common_option() { # WORD...
     -*) fail 2 "no option $1; see $me --help" ;;
     *) fail 2 "the program comes after --: $me [OPTION]... -- $*" ;;
   esac
-}
-
-print_command() { # WORD...; one line that can be pasted
-  local word line=
-  for word in "$@"; do
-    case $word in '' | *[!A-Za-z0-9_./,:=@%+-]*) word=${word@Q} ;; esac
-    line+=${line:+ }$word
-  done
-  printf '%s\n' "$line"
 }
 
 # --- sets ---
@@ -131,7 +104,7 @@ read_set() { # NAME, or a file
 # Leaves out what the installed ncu does not know, with a note; without an ncu, or where it cannot tell, nothing is changed.
 probe() {
   local known name chip kept=()
-  command -v "$ncu" >/dev/null || return 0
+  "$ncu" --version >/dev/null 2>&1 || return 0
   known=$("$ncu" --list-sections 2>/dev/null | awk '{ print $1 }') || :
   if [ -n "$known" ]; then
     for name in "${sections[@]}"; do
@@ -168,11 +141,9 @@ nvtx_text() { # TEXT
   printf '%s' "$1" | sed 's/[]@,[\/*+\\]/\\&/g'
 }
 
-measure() { # FILTER... -- PROGRAM...
-  local filter=() command file status=0 name joined
-  while [ "$1" != -- ]; do filter+=("$1"); shift; done
-  shift
-  [ $# -gt 0 ] || fail 2 "no program to run; needed: $me [OPTION]... -- python train.py"
+# Sets `sections`, `metrics` and `replay` to what the chosen sets ask for and this ncu has.
+choose_measurements() {
+  local name
   find_arch
   read_set base
   for name in "${sets[@]}"; do read_set "$name"; done
@@ -181,32 +152,45 @@ measure() { # FILTER... -- PROGRAM...
     [[ " ${sets[*]} " != *" communication "* ]] || replay=application
   fi
   probe
+}
+
+measure() { # FILTER... -- PROGRAM...
+  local filter=() command import name joined stage
+  while [ "$1" != -- ]; do filter+=("$1"); shift; done
+  shift
+  [ $# -gt 0 ] || fail 2 "no program to run; needed: $me [OPTION]... -- python train.py"
+  need_name "$output"
+  choose_measurements
+  stage=$(stage_of "$output")
+  name=$stage/${output##*/}
   command=("$ncu" --target-processes all --nvtx "--replay-mode=$replay" "--clock-control=$clock" "--cache-control=$cache")
   [ -z "$window" ] || command+=(--profile-from-start=off)
   command+=("${filter[@]}")
   [ -z "$skip" ] || command+=("--launch-skip=$skip")
   [ -z "$count" ] || command+=("--launch-count=$count")
-  for name in "${sections[@]}"; do command+=("--section=$name"); done
+  command+=("${sections[@]/#/--section=}")
   joined=$(IFS=, && printf '%s' "${metrics[*]}")
-  command+=("--metrics=$joined" "${extra[@]}" "--export=$output")
-  [ -z "$force" ] || command+=(--force-overwrite)
-  command+=("$@")
+  command+=("--metrics=$joined" "${extra[@]}" "--export=$name" "$@")
+  import=("$ncu" "--import=$name.ncu-rep" --page=raw --csv --print-units=base)
   if [ -n "$dry_run" ]; then
     print_command env LC_ALL=C "${command[@]}"
-    print_command env LC_ALL=C "$ncu" "--import=$output.ncu-rep" --page=raw --csv --print-units=base
+    print_command env LC_ALL=C "${import[@]}"
     exit 0
   fi
-  command -v "$ncu" >/dev/null ||
-    fail 3 "no ncu: '$ncu' is not found; install Nsight Compute and put its folder on PATH, or set NCU"
-  for file in "$output.ncu-rep" "$output.csv"; do
-    [ -n "$force" ] || [ ! -e "$file" ] || fail 2 "$file exists; choose another name with -o NAME, or overwrite it with --force"
-  done
-  [ -z "$force" ] || rm -f -- "$output.ncu-rep" "$output.csv"
+  need_tool ncu "$ncu" "Nsight Compute" NCU
+  refuse_existing "$force" "$output".{ncu-rep,csv}
+  need_program "$1"
+  check_disk "$(dirname -- "$stage")" "$min_free"
+  open_stage "$stage" "$force"
   export LC_ALL=C # numbers without the locale's marks
-  "${command[@]}" || status=$?
-  [ -e "$output.ncu-rep" ] || fail "$((status ? status : 1))" "no report: ncu measured no kernel; see what it said above"
-  "$ncu" "--import=$output.ncu-rep" --page=raw --csv --print-units=base >"$output.csv.partial" &&
-    mv -f -- "$output.csv.partial" "$output.csv"
-  note "wrote $output.ncu-rep $output.csv"
+  supervise "${command[@]}"
+  { [ "$status" -le 128 ] && [ -e "$name.ncu-rep" ]; } || end_orphans
+  if [ ! -e "$name.ncu-rep" ]; then
+    rm -rf -- "$stage"
+    fail "$((status ? status : 1))" "no report: ncu measured no kernel; see what it said above"
+  fi
+  "${import[@]}" >"$name.csv" ||
+    fail "$((status ? status : 1))" "ncu cannot read what it wrote; what there is stays in $stage"
+  publish "$stage" "$(folder_of "$output")" "$force"
   exit "$status"
 }

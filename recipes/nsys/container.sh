@@ -67,7 +67,9 @@ if [ -z "$engine" ]; then
   done
   [ "$engine" != none ] || [ -z "$dry_run" ] || engine=docker
 fi
-volumes+=("$(cd "$here/.." && pwd):/recipes:ro" "$PWD:$PWD")
+root=$(cd "$here/.." && pwd)
+case $root$PWD$nsight in *:*) fail 2 "a folder with a colon in its name cannot be mounted: $root, $PWD${nsight:+, $nsight}" ;; esac
+volumes+=("$root:/recipes:ro" "$PWD:$PWD")
 [ -z "$nsight" ] || volumes+=("$nsight:$nsight:ro")
 
 case $engine in
@@ -81,12 +83,13 @@ case $engine in
       podman,*) for gpu in ${gpus//,/ }; do command+=("--device=nvidia.com/gpu=$gpu"); done ;;
     esac
     [ -z "$privileges" ] || command+=(--cap-add=SYS_ADMIN --security-opt=seccomp=unconfined)
-    # pinned memory for NCCL and RDMA
-    command+=(--ulimit=memlock=-1)
+    # pinned memory for NCCL and RDMA; podman without root can raise it no further than this shell can
+    if [ "$engine" = docker ] || (ulimit -l unlimited) 2>/dev/null; then command+=(--ulimit=memlock=-1); fi
     for volume in "${volumes[@]}"; do command+=("--volume=$volume"); done
     command+=("--workdir=$PWD")
     [ -z "$nsight" ] || command+=("--env=NSYS=$nsight/bin/nsys")
-    [ ! -t 0 ] || [ -n "$dry_run" ] || command+=(--interactive --tty)
+    command+=(--interactive)
+    [ ! -t 0 ] || [ ! -t 1 ] || [ -n "$dry_run" ] || command+=(--tty)
     ;;
   apptainer) # shares network, shared memory and user with the host; capabilities are the administrator's to grant
     command=(apptainer exec)

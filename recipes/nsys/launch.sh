@@ -24,7 +24,7 @@ Options:
   -n, --dry-run       print the command and run nothing
   -h, --help          print this and exit
 
-Exit status: the program's own; 2 for a wrong call or a session that exists, 3 where there is no nsys.
+Exit status: the program's own; 2 for a wrong call or a session that exists, 3 where there is no nsys, 127 no program.
 HELP
 }
 
@@ -65,6 +65,7 @@ if [ -n "$dry_run" ]; then
 fi
 
 need_nsys
+need_program "$1"
 [ -z "$(session_state "$session")" ] ||
   fail 2 "a session $session runs already; take another name with -s NAME, or end it: nsys shutdown --session=$session"
 supervise "${command[@]}"

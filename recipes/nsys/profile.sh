@@ -40,7 +40,7 @@ Environment:
   NSYS                the nsys to run (default: nsys on PATH)
 
 Ctrl-C and SIGTERM end the program, and the report is still written. A report appears under its name when it is whole.
-Exit status: the program's own; 2 for a wrong call or an existing report, 3 where there is no nsys.
+Exit status: the program's own; 2 for a wrong call or an existing report, 3 where there is no nsys, 127 no program.
 HELP
 }
 
@@ -132,6 +132,7 @@ for option in "${extra[@]}"; do
 done
 
 output=${output%.nsys-rep}
+need_name "$output"
 stage=$(stage_of "$output")
 command=("$nsys" profile "${settings[@]}" --export=sqlite "--output=$stage/${output##*/}" "$@")
 if [ -n "$dry_run" ]; then
@@ -140,8 +141,9 @@ if [ -n "$dry_run" ]; then
 fi
 
 need_nsys
-refuse_existing "$output" "$force"
-refuse_existing "$output.1" "$force" # the first of several windows
+# .1 is the first of several windows
+refuse_existing "$force" "$output".{nsys-rep,sqlite} "$output".1.{nsys-rep,sqlite}
+need_program "$1"
 [ "${duration%%.*}" = '' ] || [ "${duration%%.*}" -le 60 ] ||
   note "--duration $duration: beyond 60 s reports grow unwieldy and nsys may drop events; a few steps answer the question"
 folder=${stage%"${stage##*/}"}
@@ -154,5 +156,5 @@ supervise "${command[@]}"
 [ -n "$keep_running" ] || { [ "$status" -le 128 ] && [ -n "$(ls "$stage")" ]; } || end_orphans
 [ -n "$window$duration" ] || [ $((SECONDS - began)) -le 60 ] ||
   note "all $((SECONDS - began)) s of the run were captured; a window of a few steps is smaller and as good: see --step"
-publish "$stage" "$folder" "$force" "$status"
+finish "$stage" "$folder" "$force" "$status"
 exit "$status"

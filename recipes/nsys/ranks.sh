@@ -88,7 +88,8 @@ chosen=$rank
 command=("$@")
 if in_list "$chosen" "$ranks"; then
   [ -z "$metrics" ] || [ -z "$local_rank" ] || options+=(-x "--gpu-metrics-devices=$local_rank")
-  name=${output%.nsys-rep}-$(hostname)-rank$rank-$(date +%Y%m%d-%H%M%S)
+  host=$(uname -n) # HOSTNAME may be that of another host, which Slurm brings along
+  name=${output%.nsys-rep}-${host//[!A-Za-z0-9._-]/_}-rank$rank-$(date +%Y%m%d-%H%M%S)
   command=(bash "$here/profile.sh" --output "$name" "${options[@]}" ${dry_run:+--dry-run} -- "$@")
 elif [ -n "$dry_run" ]; then
   print_command "$@"

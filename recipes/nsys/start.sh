@@ -53,6 +53,7 @@ while [ -z "$output" ]; do
   number=$((number + 1))
 done
 output=${output%.nsys-rep}
+need_name "$output"
 stage=$(stage_of "$output")
 
 read_preset "$preset"
@@ -67,14 +68,14 @@ if [ -n "$dry_run" ]; then
 fi
 
 need_nsys
-refuse_existing "$output" "$force"
+refuse_existing "$force" "$output".{nsys-rep,sqlite}
 case $(session_state "$session") in
   '') fail 2 "no session $session; start the program with launch.sh, and see status.sh" ;;
   *Collection*) fail 2 "session $session captures already; end that with stop.sh -s $session" ;;
 esac
-check_disk "$(dirname "$stage")" "$min_free"
+check_disk "$(dirname -- "$stage")" "$min_free"
 open_stage "$stage" "$force"
-folder=$(cd "$(dirname "$stage")" && pwd)/
+folder=$(cd "$(dirname -- "$stage")" && pwd)/
 state=$(state_file "$session")
 mkdir -p "$(dirname "$state")"
 printf '%s\n' "$folder${stage##*/}" "$folder" "$force" >"$state"

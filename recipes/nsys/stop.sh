@@ -59,6 +59,6 @@ else
   note "session $session captures no more: its program ended" # and nsys wrote the report then
 fi
 rm -f -- "$state"
-publish "$stage" "$folder" "$force" "$status"
+finish "$stage" "$folder" "$force" "$status"
 [ -z "$shutdown" ] || [ -z "$running" ] || "${end[@]}"
 exit "$status"

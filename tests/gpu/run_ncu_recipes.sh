@@ -1,31 +1,62 @@
 #!/usr/bin/env bash
-# Run every ncu recipe for real. On a machine with a GPU, ncu and PyTorch, from the repository's root:
-#   tests/gpu/run_ncu_recipes.sh FOLDER [CAPTURE.sqlite]
-# Leaves FOLDER/NAME.csv.xz of each recipe and status.txt. With 2 layers and few launches each takes about half a minute.
+# Run every ncu recipe for real and say in a line each what it left. On a machine with a GPU, nsys, ncu and PyTorch, from the
+# repository's root:
+#   tests/gpu/run_ncu_recipes.sh FOLDER
+# Leaves FOLDER/NAME.csv.xz of each recipe and status.txt. With 2 layers and few launches each takes about half a minute, the
+# one that runs the program again for each pass two. Exits 1 if anything is not as it should be.
 set -euo pipefail
-out=${1:?usage: run_ncu_recipes.sh FOLDER [CAPTURE.sqlite]}
-capture=${2:-}
+out=${1:?usage: run_ncu_recipes.sh FOLDER}
 mkdir -p "$out"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-program=(python3 tests/gpu/programs/train.py llama --layers 2 --steps 1 --warm-up 1)
+python=${PYTHON:-python3}
+program=("$python" tests/gpu/programs/train.py llama --layers 2 --width 512 --vocabulary 4096 --steps 1 --warm-up 1)
+failed=0
 
-try() { # NAME RECIPE [OPTION]...
-  local name=$1 status=0
-  shift
-  "recipes/ncu/$1" "${@:2}" --window -o "$work/$name" -- "${program[@]}" > "$work/log" 2>&1 || status=$?
-  printf '%s: status %s, %s results\n' "$name" "$status" "$(grep -c '^"[0-9]' "$work/$name.csv" 2>/dev/null || echo 0)" |
-    tee -a "$out/status.txt"
-  [ "$status" = 0 ] || tail -20 "$work/log"
-  [ ! -e "$work/$name.csv" ] || xz -9e -c "$work/$name.csv" > "$out/$name.csv.xz"
+say() { # NAME OK TEXT
+  [ "$2" = yes ] || failed=1
+  printf '%-16s %-3s %s\n' "$1" "$2" "$3" | tee -a "$out/status.txt"
 }
 
-: > "$out/status.txt"
-try layer-forward layer.sh -l model.layers.0
-try layer-backward layer.sh -l model.layers.0 -p backward -s speed-of-light
-try kernels kernels.sh -k 'nvjet|flash|cudnn' --count 5 -s tensor -s speed-of-light
-try kernels-each kernels.sh -k vectorized_elementwise_kernel --each -s memory
-try roofline roofline.sh -l model.layers.0
-try communication layer.sh -l model.layers.0 -s communication --count 3
-[ -z "$capture" ] || try top top.sh -c "$capture" --top 5 -s speed-of-light
-ncu --import "$work/layer-forward.ncu-rep" --page details --csv --print-units base | xz -9e > "$out/layer-details.csv.xz"
+try() { # NAME LEAST-RESULTS RECIPE [OPTION]...
+  local name=$1 least=$2 status=0 began=$SECONDS results rows
+  shift 2
+  timeout --signal=TERM --kill-after=30 150 "recipes/ncu/$1" "${@:2}" --window -o "$work/$name" -- "${program[@]}" \
+    >"$work/log" 2>&1 || status=$?
+  results=$(grep -c '^"[0-9]' "$work/$name.csv" 2>/dev/null) || results=${results:-0}
+  rows=$("$python" -m nvprof_kit ncu layers "$work/$name.csv" --format csv 2>/dev/null | tail -n +2 | wc -l) || rows=none
+  if [ "$status" = 0 ] && [ "$results" -ge "$least" ] && [ "$rows" != none ]; then
+    say "$name" yes "$results results, $rows rows of layers, $((SECONDS - began)) s"
+  else
+    say "$name" NO "status $status, $results results, $rows rows, $((SECONDS - began)) s: $(tail -1 "$work/log")"
+    tail -20 "$work/log"
+  fi
+  grep 'left out' "$work/log" | tee -a "$out/status.txt" || :
+  [ ! -e "$work/$name.csv" ] || xz -6 -c "$work/$name.csv" >"$out/$name.csv.xz"
+}
+
+{ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1; ncu --version | tail -1; } | tee "$out/status.txt"
+try layer-forward 20 layer.sh -l model.layers.0
+try layer-backward 20 layer.sh -l model.layers.0 -p backward -s speed-of-light
+try kernels 5 kernels.sh -k 'nvjet|flash|cudnn|gemm' --count 5 -s tensor -s speed-of-light
+try kernels-each 2 kernels.sh -k vectorized_elementwise_kernel --each -s memory
+try roofline 20 roofline.sh -l model.layers.0
+recipes/nsys/profile.sh -o "$work/run" --cuda-profiler -- "${program[@]}" >"$work/log" 2>&1 || tail -20 "$work/log"
+try top 5 top.sh -c "$work/run.sqlite" --top 5 -s speed-of-light
+try communication 3 layer.sh -l model.layers.0 -s communication --count 3
+
+# interrupted while it measures: nothing goes on running, and what is there can be read
+recipes/ncu/roofline.sh -o "$work/interrupted" -- "${program[@]}" --steps 1000 >"$work/log" 2>&1 &
+running=$!
+sleep 30
+kill -TERM $running
+status=0 began=$SECONDS
+wait $running || status=$?
+left=$(pgrep -fc -- '--steps 1000') || left=0
+found=$(cd "$work" && echo interrupted.* .interrupted*)
+if [ "$left" -eq 0 ] && [ "$status" -ne 0 ]; then say interrupted yes "status $status after $((SECONDS - began)) s, left: $found"
+else say interrupted NO "status $status, $left processes go on, left: $found: $(tail -1 "$work/log")"; fi
+
+"$python" -m nvprof_kit ncu layers "$work/roofline.csv" -o "$out/roofline.png" && say roofline-plot yes "$(stat -c %s "$out/roofline.png") bytes"
+ncu --import "$work/layer-forward.ncu-rep" --page details --csv --print-units base | xz -6 >"$out/layer-details.csv.xz"
+exit $failed

@@ -102,7 +102,7 @@ def test_another_nsys(tmp_path: Path) -> None:
         (
             ["--", "x"],
             3,
-            "no nsys: '/no/nsys' is not found; install Nsight Systems and put its bin folder on PATH, or set NSYS",
+            "no nsys: '/no/nsys' is not found; install Nsight Systems and put its folder on PATH, or set NSYS",
         ),
     ],
 )
@@ -114,31 +114,31 @@ def test_refusals_are_one_line(argv: list[str], status: int, message: str, tmp_p
 @pytest.mark.parametrize("suffix", ["nsys-rep", "sqlite"])
 def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
     (tmp_path / f"run.{suffix}").write_text("precious")
-    done = run("--", "x", cwd=tmp_path, NSYS="true")
+    done = run("--", "true", cwd=tmp_path, NSYS="true")
     assert done.returncode == 2
     assert (
         done.stderr
         == f"profile.sh: run.{suffix} exists; choose another name with -o NAME, or overwrite it with --force\n"
     )
-    assert run("--force", "--", "x", cwd=tmp_path, NSYS="true").returncode == 0
+    assert run("--force", "--", "true", cwd=tmp_path, NSYS="true").returncode == 0
 
 
 def test_a_full_disk_is_refused_before_the_run(tmp_path: Path) -> None:
-    done = run("--min-free", "999999999", "-o", "deep/run", "--", "x", cwd=tmp_path, NSYS="true")
+    done = run("--min-free", "999999999", "-o", "deep/run", "--", "true", cwd=tmp_path, NSYS="true")
     assert done.returncode == 2 and "needed 999999999 MB" in done.stderr and done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_long_capture_is_warned_of(tmp_path: Path) -> None:
-    done = run("--duration", "61", "--", "x", cwd=tmp_path, NSYS="true")
+    done = run("--duration", "61", "--", "true", cwd=tmp_path, NSYS="true")
     assert done.returncode == 0 and "beyond 60 s" in done.stderr
 
 
 def test_a_stage_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".run.partial").mkdir()
-    done = run("--", "x", cwd=tmp_path, NSYS="true")
+    done = run("--", "true", cwd=tmp_path, NSYS="true")
     assert done.returncode == 2 and ".run.partial" in done.stderr and done.stderr.count("\n") == 1
-    assert run("--force", "--", "x", cwd=tmp_path, NSYS="true").returncode == 0
+    assert run("--force", "--", "true", cwd=tmp_path, NSYS="true").returncode == 0
     assert list(tmp_path.iterdir()) == []
 
 

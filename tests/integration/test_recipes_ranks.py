@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -112,3 +113,12 @@ def test_a_rank_that_is_killed(nsys: str, tmp_path: Path) -> None:
     assert torchrun(tmp_path, nsys, "--ranks", "all", killed=1) != 0
     assert reports(tmp_path) == {0: ["rank 0"], 1: ["rank 1"], 2: ["rank 2"]}, (tmp_path / "said").read_text()
     assert not list(tmp_path.glob(".run*.partial"))
+
+
+def test_the_host_is_this_one(tmp_path: Path) -> None:
+    """Slurm brings along the variables of the host that the job came from."""
+    variables = {"SLURM_PROCID": "0", "HOSTNAME": "login/01 of another"}
+    done = run("ranks.sh", "-n", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
+    name = re.search(r"--output=\S*/run-(\S+)-rank0-", done.stdout)
+    assert name is not None, done.stdout + done.stderr
+    assert name[1] == re.sub(r"[^A-Za-z0-9._-]", "_", os.uname().nodename)

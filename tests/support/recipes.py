@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "nsys"
 
 _ALL = "trace cuda-graph-trace cuda-memory-usage osrt-threshold sample cpuctxsw capture-range capture-range-end delay"
-_ALL += " nvtx-capture duration kill export output session session-new gpu-metrics-frequency"
-_LAUNCH = "session session-new trace cuda-graph-trace cuda-memory-usage osrt-threshold"
+_ALL += " env-var nvtx-capture duration kill export output session session-new gpu-metrics-frequency"
+_LAUNCH = "session session-new trace cuda-graph-trace cuda-memory-usage env-var osrt-threshold"
 OPTIONS = {
     # what the recipes use of each release, as its help has it
     "2022.4": f"{_ALL} gpu-metrics-device",

@@ -1,0 +1,203 @@
+"""The recipes among odd names, missing and failing tools, foreign folders and other runs; with stand-ins for profilers.
+
+A stand-in runs the program and leaves files as the real one does, so what is tested here is the recipes' own part.
+What a real nsys leaves when things end badly is in test_recipes_signals.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.recipes import RECIPES, environment, gone, run, start, wait_for
+
+NCU_RECIPES = RECIPES.parent / "ncu"
+
+STAND_IN = r"""#!/bin/bash
+case $1 in
+  --version) exit 0 ;;
+  --list-sections | --query-metrics) exit 0 ;;
+  --import=*) [ -e "${1#*=}" ] || exit 1; echo '"ID"'; exit 0 ;;
+  sessions) exit 0 ;;
+  profile | launch | start)
+    [ "$2" != --help ] || { echo ' --trace= --cuda-graph-trace= --output= --sample= --cpuctxsw= --export='; exit 0; } ;;
+esac
+while [ $# -gt 0 ]; do
+  case $1 in
+    --output=* | --export=*/*) out=${1#*=} ;;
+    profile | --target-processes | all | --*) ;;
+    *) break ;;
+  esac
+  shift
+done
+"$@" &
+trap 'kill -TERM $!' TERM INT
+while kill -0 $! 2>/dev/null; do wait $!; done
+wait $!
+status=$?
+touch "$out.nsys-rep" "$out.sqlite" "$out.ncu-rep"
+case $0 in *ncu*) rm "$out.nsys-rep" "$out.sqlite" ;; *) rm "$out.ncu-rep" ;; esac
+exit $status
+"""
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> Path:
+    """A folder with stand-ins for both profilers."""
+    folder = tmp_path / "tools of mine"
+    folder.mkdir()
+    for name in ("nsys", "ncu"):
+        (folder / name).write_text(STAND_IN)
+        (folder / name).chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    folder = tmp_path / "it's (a) $place; of * [mine]"
+    folder.mkdir()
+    return folder
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "-dash", "--output", "$HOME", "it's", "*", "`id`", "a;b", "back\\slash", "#", "é", "[x]", "%p"]
+)
+def test_a_report_of_any_name(tool: Path, place: Path, name: str) -> None:
+    done = run("profile.sh", "-o", name, "--", "sh", "-c", "exit 7", cwd=place, NSYS=str(tool / "nsys"))
+    assert done.returncode == 7, done.stderr
+    assert files(place) == sorted([f"{name}.nsys-rep", f"{name}.sqlite"])
+
+
+@pytest.mark.parametrize("recipe", ["nsys/profile.sh", "ncu/roofline.sh"])
+@pytest.mark.parametrize("name", [".", "..", "folder/", "a\nb", 'quo"te', "a&b"])
+def test_a_name_that_cannot_be(tool: Path, place: Path, recipe: str, name: str) -> None:
+    done = ask(recipe, "-o", name, "--", "true", place=place, tool=tool)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert files(place) == []
+
+
+def ask(recipe: str, *argv: str, place: Path, tool: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(RECIPES.parent / recipe), *argv],
+        cwd=place,
+        env=environment(NSYS=str(tool / "nsys"), NCU=str(tool / "ncu")),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("recipe", ["nsys/profile.sh", "nsys/launch.sh", "ncu/roofline.sh"])
+@pytest.mark.parametrize("program", ["no-such-program", "./no-such.py", "./text", "note", "if"])
+def test_a_program_that_is_none(tool: Path, place: Path, recipe: str, program: str) -> None:
+    (place / "text").write_text("no program")
+    done = ask(recipe, "--", program, place=place, tool=tool)
+    assert done.returncode == 127
+    assert done.stderr == f"{Path(recipe).name}: '{program}' is not found, or is no program that can be run\n"
+    assert files(place) == ["text"]
+
+
+@pytest.mark.parametrize("recipe", ["nsys/profile.sh", "ncu/roofline.sh"])
+def test_a_tool_that_does_not_run(tool: Path, place: Path, recipe: str) -> None:
+    for name in ("nsys", "ncu"):
+        (tool / name).write_text("#!/bin/sh\necho 'libelf.so.1: cannot open' >&2; exit 127\n")
+    done = ask(recipe, "--", "true", place=place, tool=tool)
+    name = recipe.partition("/")[0]
+    assert done.returncode == 3
+    assert done.stderr == f"{Path(recipe).name}: {tool / name} does not run: libelf.so.1: cannot open\n"
+
+
+@pytest.mark.parametrize(("ending", "status"), [("exit 5", 5), ("kill -SEGV $$", 128 + 11)])
+def test_a_tool_that_fails(tool: Path, place: Path, ending: str, status: int) -> None:
+    (tool / "nsys").write_text(f"#!/bin/bash\ncase $1$2 in --version | profile--help) exit 0 ;; esac\n{ending}\n")
+    done = ask("nsys/profile.sh", "--", "true", place=place, tool=tool)
+    assert done.returncode == status
+    assert done.stderr.endswith("profile.sh: no report: nothing was captured\n")
+    assert files(place) == []
+
+
+@pytest.mark.parametrize("recipe", ["nsys/profile.sh", "ncu/roofline.sh"])
+def test_a_folder_that_cannot_be_written_to(tool: Path, place: Path, recipe: str) -> None:
+    for folder in ("/proc/run", "/dev/null/run", "/sys/kernel/run"):
+        done = ask(recipe, "-o", folder, "--min-free", "0", "--", "true", place=place, tool=tool)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "cannot make this folder" in done.stderr or "cannot write to this folder" in done.stderr
+
+
+def test_a_folder_in_the_reports_place(tool: Path, place: Path) -> None:
+    (place / "run.sqlite").mkdir()
+    done = ask("nsys/profile.sh", "--force", "--", "true", place=place, tool=tool)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "profile.sh: run.sqlite is a folder; choose another name with -o NAME\n",
+    )
+
+
+def test_runs_at_once_in_one_folder(tool: Path, place: Path) -> None:
+    command = [str(RECIPES / "profile.sh"), "-o", "same", "--", "sh", "-c", "sleep 1; exit 7"]
+    running = [start(command, place, NSYS=str(tool / "nsys")) for _ in range(3)]
+    said = [each.communicate(timeout=60)[0] for each in running]
+    assert sorted(each.returncode for each in running) == [2, 2, 7]
+    assert sum(".same.partial exists: a run writes there now" in text for text in said) == 2
+    assert files(place) == ["same.nsys-rep", "same.sqlite"]
+
+
+def test_a_report_that_came_meanwhile_is_kept(tool: Path, place: Path) -> None:
+    done = ask("nsys/profile.sh", "--", "touch", "run.sqlite", place=place, tool=tool)
+    assert done.returncode == 0 and "run.sqlite exists; the new one stays in .run.partial" in done.stderr
+    assert files(place / ".run.partial") == ["run.sqlite"]
+
+
+# ---------------------------------------------------------------- ncu: however it ends
+
+SLEEP = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(100)"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ncu_that_is_interrupted(tool: Path, place: Path, number: signal.Signals) -> None:
+    command = [str(NCU_RECIPES / "roofline.sh"), "--", sys.executable, "-c", SLEEP]
+    running = start(command, place, NCU=str(tool / "ncu"))
+    pid = int(wait_for(place / "pid"))
+    running.send_signal(number)
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode == 128 + signal.SIGTERM, said  # what the stand-in gives of its program
+    assert gone(pid)
+    assert files(place) == ["pid", "roofline.csv", "roofline.ncu-rep"]
+
+
+def test_ncu_that_is_killed(tool: Path, place: Path) -> None:
+    command = [str(NCU_RECIPES / "roofline.sh"), "--", sys.executable, "-c", SLEEP]
+    running = start(command, place, NCU=str(tool / "ncu"))
+    pid = int(wait_for(place / "pid"))
+    os.kill(_parent(pid), signal.SIGKILL)
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode == 128 + signal.SIGKILL, said
+    assert gone(pid)
+    assert files(place) == ["pid"]
+
+
+def test_a_report_that_ncu_cannot_read_is_none(tool: Path, place: Path) -> None:
+    (tool / "ncu").write_text(STAND_IN.replace("echo '\"ID\"'; exit 0", "echo '\"ID\"'; exit 4"))
+    done = ask("ncu/roofline.sh", "--", "true", place=place, tool=tool)
+    assert done.returncode == 1 and "what there is stays in .roofline.partial" in done.stderr
+    assert files(place) == [".roofline.partial"]
+
+
+def _parent(pid: int) -> int:
+    for _ in range(50):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("PPid:") and int(line.split()[1]) > 1:
+                return int(line.split()[1])
+        time.sleep(0.1)
+    raise AssertionError("no parent")
