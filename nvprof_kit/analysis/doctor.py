@@ -16,6 +16,12 @@ LONG_NS = 60_000_000_000
 """Length from which a capture is called long."""
 
 _KERNELS, _RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
+_EXTRAS = {
+    "CUDA_GPU_MEMORY_USAGE_EVENTS": ("allocations", "memory"),
+    "GPU_METRICS": ("GPU metrics", "metrics"),
+}
+"""Tables that only some verbs read, what they hold, and the preset that records it."""
+
 _LOSSES = ("drop", "lost", "size limit", "couldn't allocate", "errors occurred", "not all", "truncated", "discard")
 
 
@@ -27,6 +33,7 @@ def examine_captures(captures: Sequence[CaptureHealth]) -> dict[str, tuple[Findi
 
 def _examine(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Finding]:
     yield from _kernels(capture, others_have_kernels)
+    yield from _tables(capture)
     yield from _processes(capture)
     yield from _ranges(capture)
     yield from _complaints(capture)
@@ -62,6 +69,24 @@ def _kernels(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Find
             where,
             "record with --trace=cuda,nvtx, and a window in which the program works: profile.sh --step N",
         )
+
+
+def _tables(capture: CaptureHealth) -> Iterator[Finding]:
+    if capture.rows.get(_KERNELS) and not capture.rows.get(_RUNTIME):
+        yield Finding(
+            "error",
+            "tables",
+            "kernels, but no table of CUDA calls",
+            "a kernel's layer is found by the call that launched it, so no kernel has one",
+            "record with --trace=cuda, and export every table: nsys export --type=sqlite --force-overwrite=true REPORT",
+        )
+    lacking = [
+        f"{what} (profile.sh --preset {preset})"
+        for table, (what, preset) in _EXTRAS.items()
+        if not capture.rows.get(table)
+    ]
+    if lacking and capture.rows.get(_RUNTIME):
+        yield Finding("ok", "tables", f"not recorded: {', '.join(lacking)}")
 
 
 def _processes(capture: CaptureHealth) -> Iterator[Finding]:

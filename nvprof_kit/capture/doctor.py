@@ -2,54 +2,37 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
-from nvprof_kit.capture.machine import Machine, Program
+from nvprof_kit.capture.doctor_program import examine_program
+from nvprof_kit.capture.doctor_tools import examine_tools
+from nvprof_kit.capture.machine import Machine
+from nvprof_kit.capture.nsight_releases import numbers
 from nvprof_kit.findings import Finding, by_gravity
 
 _CAP_SYS_ADMIN, _CAP_PERFMON = 1 << 21, 1 << 38
 _GIGABYTE = 10**9
 
-NSYS_CUDA = {
-    "2022.4": "12.0",
-    "2023.1": "12.1",
-    "2023.2": "12.2",
-    "2023.3": "12.3",
-    "2023.4": "12.4",
-    "2024.2": "12.5",
-    "2024.4": "12.6",
-    "2024.6": "12.8",
-    "2025.1": "12.9",
-    "2025.3": "13.0",
-}
-"""Release of Nsight Systems to the CUDA toolkit that it came with."""
-
-NCU_CUDA = {
-    "2022.4": "12.0",
-    "2023.1": "12.1",
-    "2023.2": "12.2",
-    "2023.3": "12.3",
-    "2024.1": "12.4",
-    "2024.2": "12.5",
-    "2024.3": "12.6",
-    "2025.1": "12.8",
-    "2025.2": "12.9",
-    "2025.3": "13.0",
-}
-"""Release of Nsight Compute to the CUDA toolkit that it came with."""
-
 
 def examine_machine(machine: Machine) -> tuple[Finding, ...]:
     """Every finding, gravest first."""
-    checks = (_gpu, _nsys, _ncu, _permission, _sampling, _other_clients, _clocks, _setting, _disk)
+    checks = (_gpu, examine_tools, _permission, _sampling, _other_clients, _clocks, _setting, _disk)
     found = [finding for check in checks for finding in check(machine)]
     if machine.program is not None:
-        found += _program(machine.program, machine)
+        found += examine_program(machine.program, machine)
     return by_gravity(found)
 
 
 def _gpu(machine: Machine) -> Iterator[Finding]:
+    if not machine.gpus and machine.counters_for_admin is not None:
+        yield Finding(
+            "warning",
+            "GPU",
+            "the driver is loaded, but nvidia-smi is missing or finds no GPU",
+            "whether a GPU can be used was not seen, nor which",
+            "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility, and --gpus all (recipes/nsys/container.sh)",
+        )
+        return
     if not machine.gpus:
         yield Finding(
             "error",
@@ -62,7 +45,7 @@ def _gpu(machine: Machine) -> Iterator[Finding]:
     names = ", ".join(sorted({gpu.name for gpu in machine.gpus}))
     driver = f"driver {machine.gpus[0].driver}" + (f", CUDA {machine.driver_cuda}" if machine.driver_cuda else "")
     yield Finding("ok", "GPU", f"{len(machine.gpus)} GPU{'s' * (len(machine.gpus) > 1)}: {names}, {driver}")
-    old = [gpu for gpu in machine.gpus if _numbers(gpu.compute) < (7, 0)]
+    old = [gpu for gpu in machine.gpus if numbers(gpu.compute) < (7, 0)]
     if old:
         yield Finding(
             "warning",
@@ -79,49 +62,6 @@ def _gpu(machine: Machine) -> Iterator[Finding]:
             "GPU metrics show the whole GPU, and ncu cannot fix clocks nor measure units shared between instances",
             "measure on an undivided GPU where that matters",
         )
-
-
-def _nsys(machine: Machine) -> Iterator[Finding]:
-    if machine.nsys is None:
-        yield Finding(
-            "error",
-            "nsys",
-            "no nsys on PATH",
-            "the recipes in recipes/nsys run it",
-            "install Nsight Systems and put its bin folder on PATH, or set NSYS; without it: nvprof-kit record",
-        )
-        return
-    yield from _beside_driver("nsys", machine.nsys, NSYS_CUDA, machine)
-
-
-def _ncu(machine: Machine) -> Iterator[Finding]:
-    if machine.ncu is None:
-        yield Finding(
-            "note",
-            "ncu",
-            "no ncu on PATH",
-            "hardware counters of each kernel come from it; times per layer do not need it",
-            "install Nsight Compute and put it on PATH",
-        )
-        return
-    yield from _beside_driver("ncu", machine.ncu, NCU_CUDA, machine)
-
-
-def _beside_driver(tool: str, version: str, toolkits: dict[str, str], machine: Machine) -> Iterator[Finding]:
-    """A tool older than the driver may not know what the driver does."""
-    older = [cuda for release, cuda in toolkits.items() if _numbers(release) <= _numbers(version)[:2]]
-    newest = _numbers(version)[:2] >= max(map(_numbers, toolkits))
-    if machine.driver_cuda and not newest and (not older or _numbers(older[-1]) < _numbers(machine.driver_cuda)):
-        of = f" (of CUDA {older[-1]})" if older else ""
-        yield Finding(
-            "warning",
-            tool,
-            f"{tool} {version}{of} is older than the driver (CUDA {machine.driver_cuda})",
-            "it may meet calls or a GPU that it does not know, and drop kernels or refuse",
-            f"install the {tool} of CUDA {machine.driver_cuda} or a newer one",
-        )
-    else:
-        yield Finding("ok", tool, f"{tool} {version}")
 
 
 def _permission(machine: Machine) -> Iterator[Finding]:
@@ -239,95 +179,3 @@ def _disk(machine: Machine) -> Iterator[Finding]:
                 "a report grows by some MB for each step, and a full disk leaves none",
                 "free some, or use another folder: -o for the report, TMPDIR for what nsys keeps meanwhile",
             )
-
-
-def _program(program: Program, machine: Machine) -> list[Finding]:
-    return [*_python(program, machine), *_source(program)]
-
-
-def _python(program: Program, machine: Machine) -> Iterator[Finding]:
-    if program.interpreter is None:
-        yield Finding("note", "program", "the command names no Python", "its packages were not looked at", "")
-        return
-    name, found = program.interpreter, program.found
-    if found is None:
-        yield Finding(
-            "error", "program", f"{name} does not start", "the program would not either", f"see: {name} --version"
-        )
-        return
-    if not found.get("nvprof-kit"):
-        yield Finding(
-            "warning",
-            "program",
-            f"{name} has no nvprof-kit",
-            "its ranges come from there",
-            f"{name} -m pip install nvprof-kit",
-        )
-    if found.get("broken"):
-        yield Finding(
-            "error",
-            "torch",
-            f"torch cannot be imported: {found['broken']}",
-            "the program would not run",
-            "install it again",
-        )
-    elif found.get("torch"):
-        yield from _torch(name, found["torch"] or "", found.get("cuda"), machine)
-    yield from _nvtx(found.get("nvtx"), machine)
-
-
-def _torch(name: str, version: str, cuda: str | None, machine: Machine) -> Iterator[Finding]:
-    if cuda is None and machine.gpus:
-        yield Finding(
-            "error",
-            "torch",
-            f"torch {version} is a build without CUDA",
-            "the program runs on the CPU, and the capture has no kernels",
-            f"{name} -m pip install torch --index-url https://download.pytorch.org/whl/cu126 (or your CUDA's)",
-        )
-    elif cuda and machine.driver_cuda and _numbers(cuda)[:1] > _numbers(machine.driver_cuda)[:1]:
-        yield Finding(
-            "error",
-            "torch",
-            f"torch {version} needs CUDA {cuda}, the driver has {machine.driver_cuda}",
-            "it will find no GPU",
-            "update the driver, or install the torch of an older CUDA",
-        )
-    else:
-        yield Finding("ok", "torch", f"torch {version}" + (f" for CUDA {cuda}" if cuda else ""))
-
-
-def _nvtx(version: str | None, machine: Machine) -> Iterator[Finding]:
-    if version and machine.nsys and _numbers(version) >= (0, 2, 12) and _numbers(machine.nsys)[:2] <= (2024, 2):
-        yield Finding(
-            "note",
-            "nvtx",
-            f"nvtx {version} takes nsys {machine.nsys} for absent",
-            "our own ranges are recorded all the same; ranges that other packages make with nvtx are not",
-            "update nsys, or: pip install nvtx==0.2.11",
-        )
-
-
-def _source(program: Program) -> Iterator[Finding]:
-    source = program.source
-    if re.search(r"torch\.profiler|autograd\.profiler|from torch\.profiler|nvprof_kit\.record\(", source):
-        yield Finding(
-            "warning",
-            "other profilers",
-            "the program uses PyTorch's own profiler",
-            "CUDA serves one profiler at a time: with both, one of them gets no kernels",
-            "switch it off while nsys or ncu runs",
-        )
-    forks = re.search(r"num_workers\s*=\s*[1-9]|set_start_method\(.fork|os\.fork\(|import multiprocessing", source)
-    if forks and not re.search(r"spawn|forkserver", source):
-        yield Finding(
-            "note",
-            "fork",
-            f"the program starts processes ({forks[0].strip()}), by fork on Linux before Python 3.14",
-            "nsys does not record a process that was forked; dataloader workers that only load lose nothing",
-            "where such a process uses the GPU: multiprocessing.set_start_method('spawn')",
-        )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version))

@@ -83,6 +83,7 @@ class Machine:
         environment: Environment variables that concern profilers.
         processes: Names of running processes that may hold the GPU's profiling interface.
         free_bytes: Free space where reports and nsys's temporary files go, by folder.
+        foreign_lock: The file that ncu locks while it measures, where it is another user's; else empty.
         program: The program to be profiled, None where none was named.
     """
 
@@ -98,6 +99,7 @@ class Machine:
     environment: Mapping[str, str] = field(default_factory=dict)
     processes: tuple[str, ...] = ()
     free_bytes: Mapping[str, int] = field(default_factory=dict)
+    foreign_lock: str = ""
     program: Program | None = None
 
 
@@ -128,7 +130,7 @@ def read_machine(
         environ: The environment.
     """
     smi = run(["nvidia-smi"]) or ""
-    cuda = re.search(r"CUDA Version:\s*(\d+\.\d+)", smi)
+    cuda = re.search(r"CUDA (?:\w+ )?Version\s*:\s*(\d+\.\d+)", smi)
     return Machine(
         nsys=_version(run([environ.get("NSYS", "nsys"), "--version"])),
         ncu=_version(run([environ.get("NCU", "ncu"), "--version"])),
@@ -142,6 +144,7 @@ def read_machine(
         environment={name: value for name, value in environ.items() if _concerns_profilers(name)},
         processes=_profilers(root),
         free_bytes=_free([os.getcwd(), environ.get("TMPDIR", "/tmp")]),
+        foreign_lock=_foreign_lock(Path(environ.get("TMPDIR", "/tmp"))),
         program=_program(command, run) if command else None,
     )
 
@@ -200,6 +203,11 @@ def _profilers(root: Path) -> tuple[str, ...]:
 
 def _free(folders: Sequence[str]) -> dict[str, int]:
     return {folder: shutil.disk_usage(folder).free for folder in folders if os.path.isdir(folder)}
+
+
+def _foreign_lock(folder: Path) -> str:
+    lock = folder / "nsight-compute-lock"
+    return str(lock) if lock.exists() and not os.access(lock, os.W_OK) else ""
 
 
 def _shebang(name: str) -> str | None:

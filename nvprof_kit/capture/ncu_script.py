@@ -14,6 +14,7 @@ class NcuScript:
 
     Attributes:
         names: Linker names of the kernels.
+        invocations: Which launches of each of their configurations, from 1.
         about: Lines that say what it is for, put on top as comments.
         section_set: ncu's set of sections.
         own_window: Measure only between the program's cudaProfilerStart and Stop calls, as the capture did.
@@ -21,15 +22,19 @@ class NcuScript:
     """
 
     names: Sequence[str]
+    invocations: Sequence[int] = (1,)
     about: Sequence[str] = ()
     section_set: str = "basic"
     own_window: bool = False
     report: str = "plan"
 
 
-def kernel_id(names: Sequence[str]) -> str:
-    """Ncu's filter for the first launch of each of these kernels; with ``per-launch-config`` of each configuration."""
-    return f"::regex:^({'|'.join(map(re.escape, names))})$:1"
+def kernel_id(names: Sequence[str], invocations: Sequence[int] = (1,)) -> str:
+    """Ncu's filter for these launches of each of these kernels; with ``per-launch-config`` of each configuration.
+
+    The numbers are a regular expression that must match as a whole.
+    """
+    return f"::regex:^({'|'.join(map(re.escape, names))})$:{'|'.join(map(str, invocations))}"
 
 
 def ncu_arguments(script: NcuScript) -> list[str]:
@@ -47,7 +52,9 @@ def ncu_script(script: NcuScript) -> str:
     """The script's text."""
     about = "".join(f"# {line}\n" for line in script.about)
     names = "".join(f"  {shlex.quote(re.escape(name))}\n" for name in script.names)
-    return _TEXT.format(about=about, report=script.report, arguments=shlex.join(ncu_arguments(script)), names=names)
+    numbers = "|".join(map(str, script.invocations))
+    arguments = shlex.join(ncu_arguments(script))
+    return _TEXT.format(about=about, report=script.report, arguments=arguments, names=names, numbers=numbers)
 
 
 _TEXT = """\
@@ -57,7 +64,8 @@ _TEXT = """\
 # NCU is the ncu to run. Exit status: the program's own; 2 for a wrong call, 3 where there is no ncu.
 set -euo pipefail
 
-# the first launch of each of these kernels in each grid, block and shared memory it comes with
+# of each of these kernels in each grid, block and shared memory it comes with, the launches of these numbers
+numbers='{numbers}'
 kernels=(
 {names})
 
@@ -84,10 +92,8 @@ done
 [ $# -gt 0 ] || fail 2 "no program to run; needed: ${{0##*/}} -- python train.py"
 
 names=$(IFS='|'; printf '%s' "${{kernels[*]}}")
-command=("${{NCU:-ncu}}" {arguments} --kernel-id "::regex:^($names)\\$:1")
-command+=("${{extra[@]}}" --export "$report")
-[ -z "$force" ] || command+=(--force-overwrite)
-command+=("$@")
+command=("${{NCU:-ncu}}" {arguments} --kernel-id "::regex:^($names)\\$:$numbers")
+command+=("${{extra[@]}}" --force-overwrite --export "$report.partial" "$@")
 if [ -n "$dry_run" ]; then
   printf '%q ' env LC_ALL=C "${{command[@]}}"
   printf '\\n'
@@ -98,9 +104,21 @@ command -v "${{NCU:-ncu}}" >/dev/null || fail 3 "no ncu; install Nsight Compute 
 for file in "$report.ncu-rep" "$report.csv"; do
   [ -n "$force" ] || [ ! -e "$file" ] || fail 2 "$file exists; choose another name with -o, or overwrite it with -f"
 done
+# only what is whole gets the report's name; a signal ends the program too
+export LC_ALL=C
+set -m
+"${{command[@]}}" <&0 &
+set +m
+trap 'kill -TERM $! 2>/dev/null' INT TERM HUP
+while kill -0 $! 2>/dev/null; do wait $! || :; done
 status=0
-LC_ALL=C "${{command[@]}}" || status=$?
-[ -e "$report.ncu-rep" ] || fail "$((status ? status : 1))" "ncu measured no kernel"
-LC_ALL=C "${{NCU:-ncu}}" --import "$report.ncu-rep" --page raw --csv --print-units base > "$report.csv"
+wait $! || status=$?
+[ -e "$report.partial.ncu-rep" ] || fail "$((status ? status : 1))" "ncu measured no kernel"
+{{
+  echo "==nvprof_kit== launches: $numbers"
+  "${{NCU:-ncu}}" --import "$report.partial.ncu-rep" --page raw --csv --print-units base
+}} > "$report.partial.csv"
+mv -f -- "$report.partial.ncu-rep" "$report.ncu-rep"
+mv -f -- "$report.partial.csv" "$report.csv"
 exit "$status"
 """

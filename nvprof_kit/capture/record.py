@@ -16,7 +16,8 @@ from typing import Any
 
 from nvprof_kit.errors import ToolError, UsageError
 from nvprof_kit.instrument import state
-from nvprof_kit.instrument.backends import Kineto
+from nvprof_kit.instrument.backends import Backend, Kineto
+from nvprof_kit.instrument.watch import Watch
 
 _running: record | None = None
 
@@ -59,6 +60,7 @@ class record(ContextDecorator):
         self.options = options
         self.written = False
         self._profiler: Any = None
+        self._listener: Backend | None = None
 
     def warm_up(self) -> None:
         """Set the profiler up some steps before the recording, whose first step it would slow down.
@@ -95,6 +97,7 @@ class record(ContextDecorator):
         if self._profiler is None:
             self.warm_up()
         self._profiler.start_trace()
+        self._listener = state.backend
         state.activate(Kineto())
         return self
 
@@ -106,6 +109,9 @@ class record(ContextDecorator):
         if self._profiler is None:
             return
         state.deactivate()
+        listener, self._listener = self._listener, None
+        if isinstance(listener, Watch) and listener.attached:  # a memory profiler around the recording
+            state.activate(listener)
         profiler, self._profiler, _running = self._profiler, None, None
         profiler.stop_trace()
         _export(profiler, self.path)

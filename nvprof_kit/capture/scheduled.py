@@ -11,6 +11,7 @@ from typing import Any
 from nvprof_kit.capture.record import RecordOptions, record, tool_attached
 from nvprof_kit.instrument import state
 from nvprof_kit.instrument.backends import Range
+from nvprof_kit.instrument.ranks import rank, world_size
 from nvprof_kit.instrument.schedule import AnySchedule, Schedule, Sink, Window, Windows, schedule_of
 from nvprof_kit.names import WINDOW, Category
 
@@ -38,7 +39,8 @@ class scheduled(Windows):
 
     Args:
         schedule: Which steps; None takes it from ``NVPROF_KIT_SCHEDULE``, and records nothing where that is not set.
-        path: Trace of the embedded recorder; with more windows than one, ``run.1.json.gz``, ``run.2.json.gz``, ….
+        path: Trace of the embedded recorder, by default ``run.json.gz``, and ``run.rank3.json.gz`` of one rank among
+            several; with more windows than one, ``run.1.json.gz``, ``run.2.json.gz``, ….
         options: What the embedded recorder keeps.
         on_trace_ready: Called with each trace that the embedded recorder wrote, and its window.
 
@@ -50,7 +52,7 @@ class scheduled(Windows):
     def __init__(
         self,
         schedule: AnySchedule | None = None,
-        path: str | Path = "run.json.gz",
+        path: str | Path | None = None,
         options: RecordOptions = _DEFAULTS,
         on_trace_ready: OnTraceReady | None = None,
     ) -> None:
@@ -59,7 +61,7 @@ class scheduled(Windows):
             super().__init__(Schedule(), Nothing())
             return
         known = schedule_of(asked)
-        sink: Sink = Tool() if tool_attached() else Traces(Path(path), known.repeat != 1, options, on_trace_ready)
+        sink: Sink = Tool() if tool_attached() else Traces(path, known.repeat != 1, options, on_trace_ready)
         super().__init__(known, sink)
 
 
@@ -110,7 +112,13 @@ class Tool(Nothing):
 class Traces(Nothing):
     """The embedded recorder: a trace for each window."""
 
-    def __init__(self, path: Path, several: bool, options: RecordOptions, on_trace_ready: OnTraceReady | None) -> None:
+    def __init__(
+        self,
+        path: str | Path | None,
+        several: bool,
+        options: RecordOptions,
+        on_trace_ready: OnTraceReady | None,
+    ) -> None:
         self._path = path
         self._several = several
         self._options = options
@@ -144,10 +152,11 @@ class Traces(Nothing):
 
     def _path_of(self, window: Window) -> Path:
         """``run.json.gz``, or numbered from 1 as nsys numbers the reports of its windows."""
+        path = Path(self._path or (f"run.rank{rank()}.json.gz" if world_size() > 1 else "run.json.gz"))
         if not self._several:
-            return self._path
-        name, dot, suffix = self._path.name.partition(".json")
-        return self._path.with_name(f"{name}.{window.number + 1}{dot}{suffix}")
+            return path
+        name, dot, suffix = path.name.partition(".json")
+        return path.with_name(f"{name}.{window.number + 1}{dot}{suffix}")
 
 
 def _cuda() -> Any:

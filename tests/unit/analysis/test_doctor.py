@@ -43,6 +43,7 @@ def test_all_is_well() -> None:
     [
         ({"rows": {KERNELS: 0, CALLS: 300}}, "kernels", "error"),
         ({"rows": {}}, "kernels", "error"),
+        ({"rows": {KERNELS: 100, CALLS: 0}}, "tables", "error"),
         ({"processes": {7: 100, 8: 0}}, "processes", "warning"),
         ({"domains": {}, "registered": ("nvprof_kit",)}, "ranges", "error"),
         ({"domains": {}, "registered": ()}, "ranges", "error"),
@@ -55,7 +56,9 @@ def test_all_is_well() -> None:
         ({"overhead_ns": 600_000}, "overhead", "warning"),  # 1.2 % of 50 ms
         ({"window_ns": 61_000_000_000}, "length", "note"),
         ({"environment": ("HOME", "PATH")}, "privacy", "note"),
+        ({"environment": ("TOKENIZERS_PARALLELISM", "TIKTOKEN_CACHE_DIR", "XAUTHORITY")}, "privacy", "note"),
         ({"environment": ("HOME", "HF_TOKEN")}, "privacy", "warning"),
+        ({"environment": ("GITHUBTOKEN", "AWS_SECRET_ACCESS_KEY", "BASIC_AUTH")}, "privacy", "warning"),
     ],
 )
 def test_a_finding_has_a_reason(change: dict[str, object], check: str, level: str) -> None:
@@ -68,6 +71,13 @@ def test_a_finding_has_a_reason(change: dict[str, object], check: str, level: st
 def test_a_rank_without_kernels_is_judged_beside_the_others() -> None:
     alone = replace(WELL, path="rank1.sqlite", rows={})
     assert "other captures have kernels" in examine_captures([alone, WELL])["rank1.sqlite"][0].why
+
+
+def test_what_was_not_recorded_is_said() -> None:
+    (tables,) = (one for one in examine_captures([WELL])["run.sqlite"] if one.check == "tables")
+    assert tables.level == "ok" and "allocations (profile.sh --preset memory), GPU metrics" in tables.seen
+    everything = {**WELL.rows, "GPU_METRICS": 1, "CUDA_GPU_MEMORY_USAGE_EVENTS": 1}
+    assert "tables" not in {one.check for one in examine_captures([replace(WELL, rows=everything)])["run.sqlite"]}
 
 
 def test_the_others_domain_is_named() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit.capture.doctor import NCU_CUDA, NSYS_CUDA, examine_machine
+from nvprof_kit.capture import nsight_releases
+from nvprof_kit.capture.doctor import examine_machine
 from nvprof_kit.capture.machine import Gpu, Machine, Program, read_machine
 from nvprof_kit.findings import LEVELS
 
@@ -44,7 +45,7 @@ def test_all_is_well() -> None:
 @pytest.mark.parametrize(
     ("change", "check", "level"),
     [
-        ({"gpus": (), "driver_cuda": None}, "GPU", "error"),
+        ({"gpus": (), "driver_cuda": None, "counters_for_admin": None}, "GPU", "error"),
         ({"gpus": (replace(H200, name="Quadro P2000", compute="6.1"),)}, "GPU", "warning"),
         ({"gpus": (replace(H200, mig=True),)}, "MIG", "note"),
         ({"nsys": None}, "nsys", "error"),
@@ -52,6 +53,7 @@ def test_all_is_well() -> None:
         ({"nsys": "2021.3.1"}, "nsys", "warning"),
         ({"ncu": None}, "ncu", "note"),
         ({"ncu": "2024.1.1"}, "ncu", "warning"),
+        ({"foreign_lock": "/tmp/nsight-compute-lock"}, "ncu", "warning"),
         ({"counters_for_admin": True}, "counters", "warning"),
         ({"perf_event_paranoid": 4}, "CPU samples", "note"),
         ({"processes": ("nv-hostengine",)}, "other profilers", "warning"),
@@ -114,10 +116,48 @@ def test_gravest_first() -> None:
     assert levels == sorted(levels, key=LEVELS.index) and levels[0] == "error"
 
 
-@pytest.mark.parametrize("toolkits", [NSYS_CUDA, NCU_CUDA])
-def test_releases_are_in_order(toolkits: dict[str, str]) -> None:
-    for order in (list(toolkits), list(toolkits.values())):
-        assert order == sorted(order, key=lambda version: tuple(map(int, version.split("."))))
+def test_a_tool_older_than_the_driver() -> None:
+    assert "install nsys 2025.3, which is that of CUDA 13.0" in seen(replace(WELL, nsys="2024.2.3"), "nsys")
+    # the driver says no CUDA, as in a container without its library: the branch 580 came with CUDA 13.0
+    assert found(replace(WELL, nsys="2024.2.3", driver_cuda=None)) == {"nsys": "warning"}
+    # a driver newer than the table
+    assert "install the ncu of CUDA 14.1, or a newer one" in seen(replace(WELL, driver_cuda="14.1"), "ncu")
+
+
+def test_what_is_known_of_an_old_nsys_is_said() -> None:
+    finding = next(one for one in examine_machine(replace(WELL, nsys="2023.4.4")) if one.check == "nsys")
+    assert "of a whole run it then loses nearly all kernels" in finding.why and "profile.sh --step N" in finding.mend
+    newer = next(one for one in examine_machine(replace(WELL, nsys="2024.2.3")) if one.check == "nsys")
+    assert "nearly all" not in newer.why
+    older_driver = replace(WELL, nsys="2022.4.2", driver_cuda="12.4")
+    assert "nearly all" not in next(one for one in examine_machine(older_driver) if one.check == "nsys").why
+
+
+def test_a_driver_without_its_smi() -> None:
+    machine = replace(WELL, gpus=(), driver_cuda=None)
+    assert found(machine)["GPU"] == "warning" and "NVIDIA_DRIVER_CAPABILITIES" in seen(machine, "GPU")
+
+
+@pytest.mark.parametrize("tool", ["nsys", "ncu", "cuda"])
+def test_releases_are_in_order(tool: str) -> None:
+    releases = [entry[tool] for entry in nsight_releases._table()["toolkit"]]
+    assert releases == sorted(releases, key=nsight_releases.numbers)
+
+
+@pytest.mark.parametrize(
+    ("tool", "version", "cuda"),
+    [
+        ("nsys", "2023.4.4.54", "12.4"),
+        ("nsys", "2024.2.3", "12.5"),
+        ("nsys", "2024.5.1", "12.6"),  # of an update of CUDA 12.6
+        ("nsys", "2022.4.2", "12.0"),  # came with 11.8 too
+        ("nsys", "2021.3", None),
+        ("ncu", "2025.3.1.0", "13.0"),
+        ("ncu", "2099.1", "13.4"),
+    ],
+)
+def test_the_cuda_of_a_release(tool: str, version: str, cuda: str | None) -> None:
+    assert nsight_releases.cuda_of(tool, version) == cuda
 
 
 SMI = "| NVIDIA-SMI 580.65.06   Driver Version: 580.65.06   CUDA Version: 13.0 |"
@@ -164,6 +204,17 @@ def test_reading_a_machine(tmp_path: Path) -> None:
     assert (machine.container, machine.wsl, machine.processes) == ("docker", True, ("nv-hostengine",))
     assert machine.environment == {"NVPROF_KIT": "on"} and str(tmp_path) in machine.free_bytes
     assert machine.program == Program("python3", GOOD_PYTHON, "import torch")
+
+
+def test_a_lock_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lock() -> str:
+        return read_machine(root=tmp_path, run=fake_run, environ={"TMPDIR": str(tmp_path)}).foreign_lock
+
+    assert lock() == ""
+    (tmp_path / "nsight-compute-lock").touch()
+    assert lock() == ""
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert lock() == str(tmp_path / "nsight-compute-lock")
 
 
 def test_the_python_of_a_launcher(tmp_path: Path) -> None:

@@ -12,8 +12,12 @@ import torch
 from torch import nn
 
 import nvprof_kit
+from nvprof_kit import phase, record
 from nvprof_kit.analysis.layers import layers
 from nvprof_kit.errors import UsageError
+from nvprof_kit.instrument import state
+from nvprof_kit.instrument.backends import Range
+from nvprof_kit.instrument.watch import Watch
 from nvprof_kit.trace.open import open_capture
 
 
@@ -139,3 +143,29 @@ def test_options(tmp_path: Path) -> None:
     events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
     (product,) = [event for event in events if event.get("name") == "aten::mm"]
     assert product["args"]["Input Dims"][:2] == [[2, 3], [3, 4]]
+
+
+def test_who_listened_before_a_recording_listens_again_after_it(tmp_path: Path) -> None:
+    class Heard:
+        def __init__(self) -> None:
+            self.texts: list[str] = []
+
+        def entered(self, range_: Range) -> None:
+            self.texts.append(range_.text)
+
+        def left(self, range_: Range) -> None:
+            self.texts.append(f"end {range_.text}")
+
+    heard = Heard()
+    watch = Watch(heard)
+    watch.attach()
+    with phase("before"):
+        pass
+    with record(tmp_path / "run.json"), phase("recorded"):
+        pass
+    with phase("after"):
+        pass
+    with record(tmp_path / "run.json"):
+        watch.detach()
+    assert heard.texts == ["before", "end before", "after", "end after"]
+    assert state.backend is None

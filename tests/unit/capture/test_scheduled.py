@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from nvprof_kit.capture import record as record_module
 from nvprof_kit.capture.scheduled import Tool, scheduled
 from nvprof_kit.errors import UsageError
 from nvprof_kit.instrument import state
-from nvprof_kit.instrument.backends import Backend
+from nvprof_kit.instrument.backends import Backend, Range
 from nvprof_kit.instrument.loop import step
 from nvprof_kit.instrument.schedule import Schedule, Window
 
@@ -62,6 +63,17 @@ def test_a_loop_that_ends_early(tmp_path: Path) -> None:
     assert not (tmp_path / "warm.json.gz").exists()
 
 
+def test_ranks_have_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    loop(scheduled("0:1"), 1)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    loop(scheduled("0:1"), 1)
+    loop(scheduled(Schedule(repeat=2)), 2)
+    names = ["run.json.gz", "run.rank3.1.json.gz", "run.rank3.2.json.gz", "run.rank3.json.gz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
 def test_an_exception_still_writes_the_window(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="boom"), scheduled("0:9", tmp_path / "run.json.gz"), step(0):
         raise RuntimeError("boom")
@@ -90,12 +102,18 @@ class Listening(Backend):
         super().__init__()
         self.told: list[str] = []
 
-    def start(self, range_: object) -> object:
-        self.told.append(f"start {range_!r}")
+    def pusher(self, range_: Range) -> Callable[[], None]:
+        return lambda: self.told.append(range_.text)
+
+    def start(self, range_: Range) -> object:
+        self.told.append(f"start {range_.text}, {range_.category.value}")
         return "ticket"
 
     def end(self, started: object) -> None:
         self.told.append(f"end {started}")
+
+    def mark(self, range_: Range) -> None:
+        self.told.append(f"mark {range_.text}")
 
 
 def test_a_tool_is_told_by_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +122,7 @@ def test_a_tool_is_told_by_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
     tool = Tool()
     tool.start(Window(0, 0))
     tool.stop(Window(0, 0, 1))
-    assert backend.told == ["start Range('window', user)", "end ticket"]
+    assert backend.told == ["start window, user", "end ticket"]
     monkeypatch.undo()
 
 
