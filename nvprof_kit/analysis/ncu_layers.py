@@ -170,7 +170,7 @@ def _measured_work(report: NcuReport, counted: pd.DataFrame) -> tuple[_Work, tup
 
 def _spread_work(report: NcuReport, counted: pd.DataFrame, kernels: Kernels, trace: Trace) -> tuple[_Work, int]:
     """Every launch of a capture, with the counters of the measured launch of its signature."""
-    result_of = measured_signatures(report, kernels.signatures)
+    result_of = measured_signatures(report, kernels)
     if not any(result_of):
         raise CaptureError(
             f"{report.path}: no kernel of it is in {trace.info.path}; needed a measurement of the same program, "

@@ -2,7 +2,7 @@
 
 Every launch of one signature does the same work, so ncu need measure one of each. ncu chooses by name and measures
 the first launch of every grid, block and shared memory that a name comes with, so what is chosen here are names, and
-the price of a name is the number of its signatures.
+the price of a name is the number of its signatures. Where roles divide a signature, later launches are measured too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit.analysis.kernels import Kernels, Signature, read_kernels
+from nvprof_kit.analysis.ncu_invocations import choose_invocations, measured_by
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 from nvprof_kit.trace.schema import CaptureInfo, Trace
@@ -62,8 +63,11 @@ class Plan:
     """The kernels to measure.
 
     Attributes:
-        rows: The columns of `COLUMNS`, a row per signature that is measured, the dearest first.
+        rows: The columns of `COLUMNS`, a row per signature that is measured, the dearest first; where the same launch
+            does different work in different roles, a row for each.
         names: Linker names of the kernels to measure.
+        invocations: Which launches of each of their configurations, from 1.
+        measurements: Number of launches that these are, in a step where the capture has steps.
         covered: Share of the asked GPU time that these kernels stand for, 0 to 1.
         least_covered: The block whose covered share is least, and that share.
         gpu_ns: The GPU time that the plan is for, copies included.
@@ -74,6 +78,8 @@ class Plan:
 
     rows: pd.DataFrame
     names: tuple[str, ...]
+    invocations: tuple[int, ...]
+    measurements: int
     covered: float
     least_covered: tuple[str, float]
     gpu_ns: int
@@ -115,12 +121,16 @@ def plan(trace: Trace, options: PlanOptions | None = None) -> Plan:
             f"--share {options.share:g} cannot be reached: kernels that can be measured take {best:.1%} of the GPU "
             f"time {_of_what(options)}, copies the rest; ask for less"
         )
-    measured = np.isin(name, chosen) & (times.sum(axis=0) > 0)
+    wanted = np.isin(name, chosen) & (times.sum(axis=0) > 0)
+    invocations = choose_invocations(kernels, wanted, times.sum(axis=0))
+    measured, measurements = measured_by(kernels, wanted, invocations)
     covered = (goals[:, :-1] * measured).sum(axis=1) / np.maximum(goals.sum(axis=1), 1)
     least = int(np.argmin(covered[1:])) + 1 if len(covered) > 1 else 0
     return Plan(
         rows=_rows(kernels, times, measured, int(goals[0].sum()), asked),
         names=tuple(names[index] for index in chosen),
+        invocations=invocations,
+        measurements=measurements,
         covered=float(covered[0]),
         least_covered=(blocks[least], float(covered[least])),
         gpu_ns=int(goals[0].sum()),
@@ -246,10 +256,10 @@ def size_text(size: tuple[int, int, int]) -> str:
     return f"({size[0]}, {size[1]}, {size[2]})"
 
 
-SECONDS_PER_PASS = 0.006, 0.013
+SECONDS_PER_PASS = 0.045, 0.002
 """What a pass of a measured launch costs: at least, and more for every GB that the program holds on the GPU, which ncu
-saves and restores. By two runs on an H200 with ncu 2025.3: 0.13 s a launch with 0.55 GB, 0.545 s with 3.75 GB, 10
-passes each.
+saves and restores. By three runs on H200s with ncu 2025.3, 10 passes each: 0.47 s a launch with 1.18 GB (63 launches,
+and 846), 0.52 s with 3.75 GB. Another machine took a third of that.
 """
 
 PASSES = {"basic": 10, "full": 48}
@@ -273,4 +283,4 @@ def predicted_seconds(chosen: Plan, section_set: str, memory_gb: float = 1.0) ->
     least, for_each_gb = SECONDS_PER_PASS
     each = passes * (least + for_each_gb * memory_gb)
     program = chosen.info.session_ns / 1e9
-    return program + each * len(chosen.rows), program + each * chosen.launches
+    return program + each * chosen.measurements, program + each * chosen.launches

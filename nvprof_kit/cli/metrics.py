@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from nvprof_kit.cli.output import Reading, reading
+from nvprof_kit.cli.progress import each
 from nvprof_kit.cli.rules import domain_for, rules_option
 from nvprof_kit.errors import UsageError
 from nvprof_kit.report import plots, tables
 
 if TYPE_CHECKING:
+    from nvprof_kit.analysis.metrics import MetricsResult
     from nvprof_kit.analysis.rules import Rules
 
 
@@ -40,10 +42,11 @@ def metrics(asked: Reading, floor: float, depth: int | None, rules: Rules | None
     if asked.output.form in plots.FORMATS:
         raise UsageError("metrics are a table; -o FILE ends in .csv, .json, .md, .parquet or .txt")
     domain, options = domain_for(asked.domain, rules), MetricsOptions(floor)
-    results = [
-        analyse(translate(open_capture(capture, domain=domain, optional=("samples",)), rules), options)
-        for capture in asked.captures
-    ]
+
+    def result_of(capture: str) -> MetricsResult:
+        return analyse(translate(open_capture(capture, domain=domain, optional=("samples",)), rules), options)
+
+    results = each(asked.captures, result_of)
     if asked.output.form in tables.FORMATS:
         named = [(result.info.path, result.rows) for result in results]
         asked.output.write(

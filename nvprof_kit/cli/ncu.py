@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nvprof_kit.cli.output import Output, Reading, reading, writing
+from nvprof_kit.cli.progress import each
 from nvprof_kit.cli.rules import domain_for, rules_option
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import DOMAIN
@@ -73,8 +74,9 @@ def plan(
         raise UsageError("a plan is a table; -o FILE ends in .csv, .json, .md, .parquet or .txt")
     if len(asked.captures) > 1:
         raise UsageError(f"a plan is for one capture, not {len(asked.captures)}")
-    trace = open_capture(asked.captures[0], domain=domain_for(asked.domain, rules), optional=NEEDED)
-    made = choose(translate(trace, rules), PlanOptions(**options))
+    domain = domain_for(asked.domain, rules)
+    (trace,) = each(asked.captures, lambda one: translate(open_capture(one, domain=domain, optional=NEEDED), rules))
+    made = choose(trace, PlanOptions(**options))
     if script is not None:
         _write_script(script, made, section_set, plan_lines(made, section_set, memory_gb))
     if asked.output.form in tables.FORMATS:
@@ -105,8 +107,9 @@ def layers(output: Output, reports: tuple[str, ...], depth: int | None, rules: R
     from nvprof_kit.trace.open import open_capture
 
     capture, domain = source["capture"], domain_for(source["domain"], rules)
-    report = together([open_ncu(path, domain=domain) for path in reports])
-    trace = translate(open_capture(capture, domain=domain, optional=NEEDED), rules) if capture else None
+    report = together(each(reports, lambda one: open_ncu(one, domain=domain)))
+    traces = each([capture] if capture else [], lambda one: open_capture(one, domain=domain, optional=NEEDED))
+    trace = translate(traces[0], rules) if traces else None
     result = ncu_layers(report, trace)
     if output.form in tables.FORMATS:
         output.write(tables.encode(result.rows, output.form))
@@ -137,7 +140,8 @@ def kernels(output: Output, report: str, domain: str) -> None:
 
     if output.form in plots.FORMATS:
         raise UsageError("a plot of kernels is the roofline: nvprof-kit ncu layers REPORT -o roofline.png")
-    output.write(tables.encode(tidy(open_ncu(report, domain=domain)), output.form if output.form != "table" else "csv"))
+    (measured,) = each([report], lambda one: open_ncu(one, domain=domain))
+    output.write(tables.encode(tidy(measured), output.form if output.form != "table" else "csv"))
 
 
 def _write_script(path: Path, made: Plan, section_set: str, about: list[str]) -> None:
@@ -146,6 +150,7 @@ def _write_script(path: Path, made: Plan, section_set: str, about: list[str]) ->
     text = ncu_script(
         NcuScript(
             names=made.names,
+            invocations=made.invocations,
             about=["Written by nvprof-kit ncu plan.", *about],
             section_set=section_set,
             own_window=made.info.own_window,

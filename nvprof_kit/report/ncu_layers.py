@@ -47,7 +47,7 @@ def ncu_layers_report(result: NcuLayersResult, depth: int | None = None) -> list
     """The whole report: what was measured and what it covers, the table, and every doubt."""
     lines = ncu_layers_lines(result, depth)
     columns = [name for name in lines[0].cells if any(line.cells[name] for line in lines)] if lines else []
-    kinds = {"bound": "left", "why": "bar", "stall": "left"}  # a bar gives way first
+    kinds = {"bound": "left", "why": "left", "stall": "left"}
     made = table([("layer", "left"), ("phase", "left"), *((name, kinds.get(name, "right")) for name in columns)])
     for line in lines:
         made.add_row(line.label, line.phase, *(line.cells[name] for name in columns))

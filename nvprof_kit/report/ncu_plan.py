@@ -35,7 +35,7 @@ def plan_lines(plan: Plan, section_set: str, memory_gb: float) -> list[str]:
     """What the plan is, in a few sentences."""
     of_what = " ".join(part for part in (plan.options.layer, plan.options.phase) if part)
     lines = [
-        f"{len(plan.rows)} launches stand for {percent(plan.covered)} of the GPU time"
+        f"{plan.measurements} launches stand for {percent(plan.covered)} of the GPU time"
         f"{f' of {of_what}' if of_what else ''} in {plan.info.path}, which has {plan.launches:,} launches"
     ]
     if plan.options.every_layer:

@@ -26,6 +26,9 @@ _LONE_QUOTE = re.compile(r'(?<=[^",])"(?=[^",])')
 _SIZE = re.compile(r"\(\s*\d+,\s*\d+,\s*\d+\s*\)")
 _ROW = re.compile(r'"?\d+"?,"?\d+"?,|"?"?,"?"?,')  # numbers of result and process; the units row has neither
 _NOISE = re.compile(r"==(?P<kind>ERROR|WARNING|PROF)==\s*(?P<text>.*)")
+_LAUNCHES = re.compile(r"==nvprof_kit== launches: (\d+(?:\|\d+)*)\s*")
+"""What the script of `nvprof-kit ncu plan` writes above the page: which launches of each configuration it measured."""
+
 _NO_PERMISSION = "ERR_NVGPUCTRPERM"
 
 Row = dict[str, str]
@@ -41,6 +44,7 @@ class _Page:
         units: The units row of a raw page, None where it has none.
         lost: Numbers of the lines that could not be read.
         said: What ncu printed around the page, by ``ERROR`` and ``WARNING``.
+        launches: Which launches of each configuration were measured, where the script of a plan wrote it.
     """
 
     header: list[str]
@@ -48,6 +52,7 @@ class _Page:
     units: list[str] | None = None
     lost: list[int] = field(default_factory=list)
     said: dict[str, list[str]] = field(default_factory=dict)
+    launches: tuple[int, ...] = ()
     _places: dict[str, int | None] = field(default_factory=dict)
 
     def column(self, name: str) -> int | None:
@@ -87,6 +92,7 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
         texts=pd.DataFrame(texts, index=range(len(results))),
         units={name: unit for name, (unit, _) in units.items() if name in metrics},
         doubts=_doubts(page, style, details),
+        invocations=page.launches,
     )
 
 
@@ -98,7 +104,9 @@ def _read_page(lines: Sequence[str], named: str) -> _Page:
             said.setdefault(found["kind"], []).append(found["text"])
     if begin is None:
         raise CaptureError(_nothing(said, named))
-    page = _Page(next(csv.reader([lines[begin]])), said=said)
+    told = next(filter(None, map(_LAUNCHES.fullmatch, lines[:begin])), None)
+    launches = tuple(int(number[:9]) for number in told[1].split("|")) if told else ()
+    page = _Page(next(csv.reader([lines[begin]])), said=said, launches=launches)
     for number, line in enumerate(lines[begin + 1 :], begin + 2):
         if not _ROW.match(line):  # what the program or ncu printed, or the rest of a rule's text
             continue
@@ -245,7 +253,7 @@ def _kernels(page: _Page, results: Sequence[Sequence[str]], domain: str) -> Any:
 
 def _whole_numbers(cells: Iterable[str]) -> Any:
     digits: Callable[[str], str] = lambda cell: re.sub(r"[^\d-]", "", cell)  # noqa: E731
-    return np.array([int(digits(cell) or -1) for cell in cells], dtype=np.int64)
+    return np.array([int(digits(cell)[:18] or -1) for cell in cells], dtype=np.int64)
 
 
 def _size(cell: str) -> str:

@@ -42,6 +42,8 @@ class NcuReport:
         texts: The metrics whose values are words, the same shape.
         units: Base unit of each metric: ``ns``, ``byte``, ``hz``, ``%``, ``inst``, ``''``.
         doubts: Sentences on what may be missing or misread.
+        invocations: Which launches of each name, grid, block and shared memory were measured, from 1, where the script
+            of a plan says so; else empty.
     """
 
     path: str
@@ -50,3 +52,4 @@ class NcuReport:
     texts: pd.DataFrame
     units: Mapping[str, str]
     doubts: tuple[str, ...] = ()
+    invocations: tuple[int, ...] = ()

@@ -309,3 +309,21 @@ def test_a_damaged_report(tmp_path: Path) -> None:
     path.write_bytes(b"NVR\x00damaged")
     with pytest.raises(CaptureError, match="no result in it"):
         open_ncu(path)
+
+
+@pytest.mark.parametrize(
+    ("noise", "launches"),
+    [
+        ("==nvprof_kit== launches: 1|60|145\n", (1, 60, 145)),
+        ("loss 1\n==nvprof_kit== launches: 1\n==PROF== x\n", (1,)),
+        ("==nvprof_kit== launches: many\n", ()),
+        ("", ()),
+    ],
+)
+def test_a_plan_says_which_launches_it_measured(noise: str, launches: tuple[int, ...], tmp_path: Path) -> None:
+    assert read(tmp_path, raw(TIME, noise=noise)).invocations == launches
+
+
+def test_a_number_that_is_none_of_a_result(tmp_path: Path) -> None:
+    report = read(tmp_path, raw(TIME).replace('"557"', f'"{"9" * 400}"', 1))
+    assert report.kernels["pid"].tolist() == [10**18 - 1]
