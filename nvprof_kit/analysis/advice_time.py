@@ -84,7 +84,7 @@ def exposed_collectives(found: Evidence) -> Iterator[Finding]:
     evidence = (
         f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) the GPU only "
         f"communicates; most in {worst['collective']} of "
-        f"{worst['layer']} {worst['phase']}: {ms(worst['exposed_ns'])} of {ms(worst['gpu_ns'])} exposed"
+        f"{worst['layer']} {worst['phase']}: {ms(worst['exposed_ns'])} of {ms(worst['gpu_ns'])} exposed{_moved(worst)}"
     )
     place = _communication(found)
     advice = (
@@ -101,6 +101,13 @@ def exposed_collectives(found: Evidence) -> Iterator[Finding]:
         spent,
         advice,
     )
+
+
+def _moved(row: Any) -> str:
+    """What communication moved and how fast, where the capture tells."""
+    if str(row["bytes"]) in ("<NA>", "nan"):
+        return ""
+    return f", {row['bytes'] / 1e6:,.1f} MB at {row['algorithm_gb_per_s']:,.1f} GB/s"
 
 
 def missing_overlap(found: Evidence) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ The four add up to the wall time exactly, and the causes of idle to idle. That i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,8 @@ from nvprof_kit.analysis.host import HostCalls
 from nvprof_kit.analysis.idle import CAUSES, Idle, idle
 from nvprof_kit.analysis.intervals import exact_sums
 from nvprof_kit.analysis.kernel_classes import KernelClasses, Rule, classify
-from nvprof_kit.analysis.launching import QUEUE_COLUMNS, launch_table, queue_depth
+from nvprof_kit.analysis.launching import launch_table
+from nvprof_kit.analysis.queue import QUEUE_COLUMNS, queue_by_window, queue_over_time
 from nvprof_kit.analysis.transfers import comm_table, copy_table, exposed
 from nvprof_kit.analysis.windows import Windows, step_windows
 from nvprof_kit.trace.schema import CaptureInfo, Trace
@@ -26,7 +27,7 @@ from nvprof_kit.trace.schema import CaptureInfo, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-OPTIONAL = ("name", "stream", "bytes", "host_memory", "calls")
+OPTIONAL = ("name", "stream", "bytes", "host_memory", "calls", "collectives")
 """What `nvprof_kit.trace.open.open_capture` must read."""
 
 COLUMNS = {
@@ -69,8 +70,10 @@ class BreakdownResult:
         communication: Communication with `nvprof_kit.analysis.transfers.COMM_COLUMNS`.
         copies: Copies with `nvprof_kit.analysis.transfers.COPY_COLUMNS`.
         launches: Launches with `nvprof_kit.analysis.launching.LAUNCH_COLUMNS`.
+        queue: The queue of launched operations through the median step, with
+            `nvprof_kit.analysis.queue.QUEUE_TIME_COLUMNS`.
         critical_path: The critical path of the median step, with `nvprof_kit.analysis.critical_path.PATH_COLUMNS`.
-        critical_window: Which row of `steps` that is.
+        critical_window: Which row of `steps` the median step is.
         gaps: A row per idle gap, see `nvprof_kit.analysis.idle.Idle.gaps`; `window` is a row of `steps`.
         doubts: Sentences on what may be missing or distorted, each with what to do.
         info: What the capture says of itself.
@@ -81,6 +84,7 @@ class BreakdownResult:
     communication: pd.DataFrame
     copies: pd.DataFrame
     launches: pd.DataFrame
+    queue: pd.DataFrame
     critical_path: pd.DataFrame
     critical_window: int
     gaps: pd.DataFrame
@@ -103,7 +107,14 @@ def breakdown(trace: Trace, own_rules: Sequence[Rule] = ()) -> BreakdownResult:
     Raises:
         AssertionError: The parts do not add up to the whole: a defect of this package.
     """
-    return breakdown_of(trace, attribute(trace), classify(trace.ops, own_rules))
+    made = breakdown_of(trace, attribute(trace), classify(trace.ops, own_rules))
+    if made.communication["bytes"].notna().all():
+        return made
+    untold = (
+        "the bytes of collectives are not all in this capture: a PyTorch trace tells them of NCCL's kernels (record "
+        "the steps with nvprof_kit.record), an nsys export newer than 2024.2 of those outside CUDA graphs"
+    )
+    return replace(made, doubts=(*made.doubts, untold))
 
 
 def breakdown_of(trace: Trace, owned: Attribution, classes: KernelClasses) -> BreakdownResult:
@@ -123,6 +134,7 @@ def breakdown_of(trace: Trace, owned: Attribution, classes: KernelClasses) -> Br
         communication=comm_table(trace, owned, active, bare),
         copies=copy_table(trace, owned, active, bare, host),
         launches=launch_table(trace, owned, host, idling),
+        queue=queue_over_time(trace, windows, host, middle),
         critical_path=critical_path(trace, owned, windows, host, middle),
         critical_window=middle,
         gaps=idling.gaps,
@@ -149,7 +161,7 @@ def _steps(trace: Trace, windows: Windows, active: Activity, idling: Idle, host:
         "comm_ns": active.comm,
         "copy_ns": active.copy,
         **causes,
-        **queue_depth(trace, windows, host),
+        **queue_by_window(trace, windows, host),
         "start_ns": windows.start,
     }
     table: pd.DataFrame = pd.DataFrame({name: columns[name] for name in COLUMNS})

@@ -27,7 +27,7 @@ OPTIONAL = ("name",)
 """What `nvprof_kit.trace.open.open_capture` must read."""
 
 COLUMNS = {
-    "level": "`step` (wall time), `class` (over all layers), `layer` (over all classes), `layer class`",
+    "level": "`step` (wall time), `phase` and `class` (over all layers), `layer` (over all classes), `layer class`",
     "layer": "module path or `(none)`, '' over all",
     "phase": "phase of the layer or of the loop, '' over all",
     "kernel_class": "class of the kernels, '' over all",
@@ -35,7 +35,7 @@ COLUMNS = {
     "new_ns": "the same in NEW",
     "change_ns": "the difference",
     "change": "the difference over `base_ns`, missing where that is 0",
-    "low": "lower end of the 95 % bootstrap interval of `change`; only for the step, classes and layers",
+    "low": "lower end of the 95 % bootstrap interval of `change`; missing for `layer class`",
     "high": "its upper end",
     "p": "Mann-Whitney's p over the steps, corrected for the number of rows of its level",
     "verdict": "`slower`, `faster`, `same`, `new`, `gone`",
@@ -52,6 +52,9 @@ KERNEL_COLUMNS = {
     "new_ns": "time per step in NEW",
 }
 """The columns of `DiffResult.kernels`."""
+
+LEVELS = ("step", "phase", "class", "layer", "layer class")
+"""What is compared, from the whole to its parts."""
 
 _RESAMPLES = 999
 
@@ -161,6 +164,7 @@ def _samples(sums: StepSums) -> Samples:
     made: Samples = {("step", "", "", ""): sums.wall.astype(float)}
     for (layer, phase, kernel_class), row in sums.by_key.items():
         for key in (
+            ("phase", "", phase, ""),
             ("class", "", "", kernel_class),
             ("layer", layer, phase, ""),
             ("layer class", layer, phase, kernel_class),
@@ -174,7 +178,7 @@ def _rows(before: StepSums, after: StepSums, options: DiffOptions) -> pd.DataFra
 
     left, right = _samples(before), _samples(after)
     parts = []
-    for level in ("step", "class", "layer", "layer class"):
+    for level in LEVELS:
         keys = [key for key in dict.fromkeys((*left, *right)) if key[0] == level]
         if keys:
             parts.append(_level(keys, left, right, options))

@@ -1,4 +1,6 @@
-"""Gates: how much slower a step, a layer or a kernel class may become. ``step:+5%``, ``model.layers.*:+10%``."""
+"""Gates: how much slower a step, a phase, a layer or a kernel class may become: ``step:+5%``, ``phase:backward:+5%``,
+``model.layers.*:+10%``, ``model.layers.* backward:+10%``.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _FORM = re.compile(r"(?P<target>.+):\+(?P<percent>\d+(?:\.\d+)?)%")
+_COLUMN = {"phase": "phase", "class": "kernel_class"}
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,8 @@ class Gate:
 
     Attributes:
         text: As it was given.
-        level: ``step``, ``class`` or ``layer``.
-        target: What it limits: '' for the step, a class, or a pattern of layers.
+        level: ``step``, ``phase``, ``class`` or ``layer``.
+        target: What it limits: '' for the step, a phase, a class, or a pattern of layers, also with their phase.
         limit: The relative change that fails, 0.05 for 5 %.
     """
 
@@ -42,19 +45,24 @@ class GateOutcome:
 
 
 def parse_gate(text: str) -> Gate:
-    """A gate from ``step:+5%``, ``class:gemm:+5%`` or ``LAYER:+5%``, where LAYER may have ``*`` and ``?``.
+    """A gate from ``step:+5%``, ``phase:backward:+5%``, ``class:gemm:+5%``, ``LAYER:+5%`` or ``LAYER backward:+5%``,
+    where LAYER may have ``*`` and ``?``.
 
     Raises:
         UsageError: The text has another form.
     """
     found = _FORM.fullmatch(text.strip())
     if found is None:
-        raise UsageError(f"--fail-on {text!r}: needed TARGET:+N%, like step:+5%, class:gemm:+5% or model.layers.*:+10%")
+        raise UsageError(
+            f"--fail-on {text!r}: needed TARGET:+N%, like step:+5%, phase:backward:+5%, class:gemm:+5%, "
+            "model.layers.*:+10% or 'model.layers.* backward:+10%'"
+        )
     target, limit = found["target"], float(found["percent"]) / 100
     if target == "step":
         return Gate(text, "step", "", limit)
-    if target.startswith("class:"):
-        return Gate(text, "class", target.removeprefix("class:"), limit)
+    for level in ("phase", "class"):
+        if target.startswith(f"{level}:"):
+            return Gate(text, level, target.removeprefix(f"{level}:"), limit)
     return Gate(text, "layer", target, limit)
 
 
@@ -69,10 +77,11 @@ def judge(gate: Gate, rows: pd.DataFrame) -> GateOutcome:
         UsageError: It limits nothing that either capture has.
     """
     mine = rows[rows["level"] == gate.level]
-    if gate.level == "class":
-        mine = mine[mine["kernel_class"] == gate.target]
+    if gate.level in _COLUMN:
+        mine = mine[mine[_COLUMN[gate.level]] == gate.target]
     elif gate.level == "layer":
-        mine = mine[[fnmatchcase(layer, gate.target) for layer in mine["layer"]]]
+        texts = zip(mine["layer"], mine["layer"] + " " + mine["phase"], strict=True)
+        mine = mine[[any(fnmatchcase(text, gate.target) for text in pair) for pair in texts]]
     if not len(mine):
         raise UsageError(f"--fail-on {gate.text!r}: neither capture has such a {gate.level}")
     over = mine[(mine["change"] >= gate.limit) | (mine["verdict"] == "new")]
@@ -90,6 +99,8 @@ def judge(gate: Gate, rows: pd.DataFrame) -> GateOutcome:
 def named(row: pd.Series) -> str:
     """What a row is of, in words."""
     level = row["level"]
+    if level == "phase":
+        return f"all {row['phase']}"
     return "step" if level == "step" else row["kernel_class"] if level == "class" else f"{row['layer']} {row['phase']}"
 
 

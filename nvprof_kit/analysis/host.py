@@ -27,7 +27,7 @@ class HostCalls:
     """The calls of a capture, by thread and start; shape ``(c + 1,)`` each, a place for `NONE` behind the last.
 
     Attributes:
-        tid, start, end: Of each call; thread `NONE` and 0 behind the last.
+        pid, tid, start, end: Of each call; `NONE`, `NONE`, 0 and 0 behind the last.
         overhead, operator: Whether it is the profiler's own, and whether a PyTorch operator.
         names: The distinct names.
         name: Index into `names`, of which the last is ''.
@@ -51,7 +51,7 @@ class HostCalls:
         self.tid = np.append(columns["tid"][self._rows], NONE)
         self.start = np.append(columns["start_ns"][self._rows], 0)
         self.end = np.append(columns["end_ns"][self._rows], 0)
-        self._pid = columns["pid"][self._rows]
+        self.pid = np.append(columns["pid"][self._rows], NONE)
         kind = columns["kind"][self._rows]
         self.overhead = np.append(kind == CALL_KINDS.index("overhead"), False)
         self.operator = np.append(kind == CALL_KINDS.index("operator"), False)
@@ -90,7 +90,7 @@ class HostCalls:
 
     def of_process(self, pid: int) -> tuple[Int64Array, Int64Array]:
         """Starts of a process's API calls in ns, ascending, and their threads."""
-        mine = self._api[self._pid[self._api] == pid]
+        mine = self._api[self.pid[self._api] == pid]
         mine = mine[np.argsort(self.start[mine], kind="stable")]
         return self.start[mine], self.tid[mine]
 
@@ -118,9 +118,9 @@ class HostCalls:
         """Thread, start and end of the profiler's overheads, once for every thread of their process."""
         chosen = np.flatnonzero(self.overhead[:-1])
         made = [np.zeros((3, 0), dtype=np.int64)]
-        for pid in np.unique(self._pid[chosen]):
-            mine = chosen[self._pid[chosen] == pid]
-            for tid in np.unique(self.tid[:-1][self._pid == pid]):
+        for pid in np.unique(self.pid[chosen]):
+            mine = chosen[self.pid[chosen] == pid]
+            for tid in np.unique(self.tid[self.pid == pid]):
                 made.append(np.stack([np.full(len(mine), tid), self.start[mine], self.end[mine]]))
         return np.concatenate(made, axis=1)
 

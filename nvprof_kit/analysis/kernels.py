@@ -2,16 +2,21 @@
 stands for all of its kind.
 
 A signature is the kernel's name, its grid, its block, and what a thread and a block take: registers and shared memory.
+That is not always enough: a matrix product that runs over a longer inner dimension is launched in the same way and
+takes longer. So a signature is divided by *role*, which is the layer without its number and the phase, wherever the
+times of its roles are apart, and by the launch's place in its layer's call.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution import Attribution, attribute
+from nvprof_kit.analysis.kernel_roles import PLACES, Role, divide_by_role, role_of
 from nvprof_kit.analysis.nesting import NONE, Int64Array
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER, RangeName
@@ -34,6 +39,7 @@ class Signature:
         registers: Registers of a thread, -1 where it is not known.
         shared_bytes: Shared memory of a block, static and dynamic, -1 where it is not known.
         mangled: The name the linker knows it by, '' where it is not known.
+        roles: Where the same launch does different work in different roles: those this one is for; else empty.
     """
 
     name: str
@@ -42,6 +48,7 @@ class Signature:
     registers: int = -1
     shared_bytes: int = -1
     mangled: str = ""
+    roles: frozenset[Role] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,8 @@ class Kernels:
     Attributes:
         signatures: The distinct signatures.
         signature: Index into `signatures`.
+        invocation: The how manieth launch of its name, grid, block and shared memory it is in its process, from 1.
+        early: Whether it is of the first captured step, or before; all are where there are no steps.
         duration: Time on the GPU in ns.
         owners: The distinct (layer, phase) pairs that launches and other operations belong to, by their first start.
         owner: Index into `owners`.
@@ -61,6 +70,8 @@ class Kernels:
 
     signatures: tuple[Signature, ...]
     signature: npt.NDArray[np.intp]
+    invocation: Int64Array
+    early: npt.NDArray[np.bool_]
     duration: Int64Array
     owners: tuple[tuple[str, str], ...]
     owner: npt.NDArray[np.intp]
@@ -103,8 +114,88 @@ def read_kernels(trace: Trace) -> Kernels:
     other[kernel] = False
     other_ns = np.bincount(owner[other], weights=duration[other], minlength=len(owners)).astype(np.int64)
     signatures, signature = _signatures(trace, kernel)
-    names = owned.ranges.names
-    return Kernels(signatures, signature, duration[kernel], owners, owner[kernel], other_ns, names)
+    launched = _launched(trace, kernel)
+    invocation = _numbered(launched, signature, ops["pid"].to_numpy()[kernel]) + 1
+    place = _places(trace, owned, kernel, launched, signature)
+    signatures, signature = _divided(signatures, signature, duration[kernel], _roles(owners, owner[kernel]), place)
+    return Kernels(
+        signatures=signatures,
+        signature=signature,
+        invocation=invocation,
+        early=_early(launched, owned.step[kernel]),
+        duration=duration[kernel],
+        owners=owners,
+        owner=owner[kernel],
+        other_ns=other_ns,
+        range_names=owned.ranges.names,
+    )
+
+
+def _launched(trace: Trace, kernel: Int64Array) -> npt.NDArray[np.intp]:
+    """The kernels in the order in which they were launched."""
+    pid, call, start = (trace.ops[name].to_numpy()[kernel] for name in ("pid", "correlation", "start_ns"))
+    return np.lexsort((start, call, pid))
+
+
+def _numbered(order: npt.NDArray[np.intp], *keys: npt.NDArray[np.integer[Any]]) -> Int64Array:
+    """Each element's number, from 0, among those with equal keys, in some order."""
+    group = np.zeros(len(order), dtype=np.int64)
+    for key in keys:
+        distinct, code = np.unique(key, return_inverse=True)
+        _, group = np.unique(group * max(len(distinct), 1) + code, return_inverse=True)
+    together = np.argsort(group[order], kind="stable")
+    _, first, counts = np.unique(group[order][together], return_index=True, return_counts=True)
+    number = np.empty(len(order), dtype=np.int64)
+    number[order[together]] = np.arange(len(order)) - np.repeat(first, counts)
+    return number
+
+
+def _places(
+    trace: Trace,
+    owned: Attribution,
+    kernel: Int64Array,
+    launched: npt.NDArray[np.intp],
+    signature: npt.NDArray[np.intp],
+) -> Int64Array:
+    """The how manieth launch of its signature each is in its call of the layer; 0 outside layers."""
+    layer = owned.layer_range[kernel]
+    node, call = (trace.ops[name].to_numpy()[kernel] for name in ("graph_node", "correlation"))
+    replay = np.where(node >= 0, call, -1)  # replays of a graph share the range in which it was captured
+    number = _numbered(launched, signature, layer, replay)
+    return np.where(layer == NONE, 0, np.minimum(number, PLACES - 1))
+
+
+def _early(launched: npt.NDArray[np.intp], step: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """Which launches are of the first step, or before its end."""
+    early = np.ones(len(step), dtype=bool)
+    if (step != NONE).any():
+        last = np.flatnonzero(step[launched] == step[step != NONE].min()).max()
+        early[launched[last + 1 :]] = False
+    return early
+
+
+def _roles(owners: tuple[tuple[str, str], ...], owner: npt.NDArray[np.intp]) -> tuple[list[Role], Int64Array]:
+    """The distinct roles, and which of them each launch has."""
+    of_owner = [role_of(one) for one in owners]
+    roles = list(dict.fromkeys(of_owner))
+    return roles, np.array([roles.index(one) for one in of_owner], dtype=np.int64)[owner]
+
+
+def _divided(
+    signatures: tuple[Signature, ...],
+    signature: npt.NDArray[np.intp],
+    duration: Int64Array,
+    roles: tuple[list[Role], Int64Array],
+    place: Int64Array,
+) -> tuple[tuple[Signature, ...], npt.NDArray[np.intp]]:
+    """Signatures divided by role and place where the same launch does different work."""
+    names, role = roles
+    index, kinds = divide_by_role(signature.astype(np.int64), role * PLACES + place, duration)
+    divided = (
+        replace(signatures[one], roles=frozenset(names[both // PLACES] for both in these)) if these else signatures[one]
+        for one, these in kinds
+    )
+    return tuple(divided), index.astype(np.intp)
 
 
 def _owners(owned: Attribution, start: Int64Array) -> tuple[tuple[tuple[str, str], ...], npt.NDArray[np.intp]]:

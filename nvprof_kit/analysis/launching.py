@@ -1,4 +1,4 @@
-"""How the host keeps up with the device: launches by layer, and how many launched operations wait at a time."""
+"""How the host keeps up with the device, layer by layer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import numpy as np
 from nvprof_kit.analysis.attribution import Attribution
 from nvprof_kit.analysis.host import HostCalls
 from nvprof_kit.analysis.idle import Idle
-from nvprof_kit.analysis.intervals import exact_sums
 from nvprof_kit.analysis.nesting import NONE, Int64Array
 from nvprof_kit.analysis.owners import op_owners
-from nvprof_kit.analysis.windows import Windows
 from nvprof_kit.trace.schema import Trace
 
 if TYPE_CHECKING:
@@ -74,48 +72,3 @@ def _shared_duration(host: HostCalls, call: Int64Array) -> Int64Array:
     took[NONE] = 0
     shared: Int64Array = took[call]
     return shared
-
-
-QUEUE_COLUMNS = {
-    "queue_mean": "operations launched and not yet begun, averaged over time",
-    "queue_max": "the most at once",
-    "queue_empty": "share of the time in which none waited",
-}
-
-
-def queue_depth(trace: Trace, windows: Windows, host: HostCalls) -> pd.DataFrame:
-    """How many launched operations wait for the device, a row per window with `QUEUE_COLUMNS`.
-
-    An operation waits from the return of its launching call to its start. Averages are over a window's time.
-    """
-    import pandas as pd
-
-    call = host.of_op
-    rows = np.flatnonzero(call >= 0)
-    begin, end = host.end[call[rows]], trace.ops["start_ns"].to_numpy()[rows]
-    waits = end > begin
-    rows, begin, end = rows[waits], begin[waits], end[waits]
-    low = int(min(windows.start.min(initial=0), begin.min(initial=0)))
-    span = int(max(windows.end.max(initial=0), end.max(initial=0))) - low + 1
-    lane = windows.of_op[rows] * span - low
-    opens, closes = (windows.device * span + (edge - low) for edge in (windows.start, windows.end))
-    moment = np.concatenate((lane + begin, lane + end, opens, closes))
-    change = np.repeat([1, -1, 0], [len(rows), len(rows), 2 * len(opens)])
-    order = np.argsort(moment, kind="stable")
-    depth, length = np.cumsum(change[order])[:-1], np.diff(moment[order])
-    window = np.searchsorted(opens, moment[order][:-1], side="right") - 1
-    keep = (length > 0) & (window >= 0)
-    keep[keep] = moment[order][:-1][keep] < closes[window[keep]]
-    depth, length, window = depth[keep], length[keep], window[keep]
-    count = len(opens)
-    whole = np.maximum(windows.end - windows.start, 1)
-    most = np.zeros(count, dtype=np.int64)
-    np.maximum.at(most, window, depth)
-    made: pd.DataFrame = pd.DataFrame(
-        {
-            "queue_mean": exact_sums(window, depth * length, count) / whole,
-            "queue_max": most,
-            "queue_empty": exact_sums(window[depth == 0], length[depth == 0], count) / whole,
-        }
-    )
-    return made

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from nvprof_kit.analysis.attribution import Attribution
 from nvprof_kit.analysis.intervals import alone, exact_sums, union_lengths
 from nvprof_kit.analysis.nesting import NONE, Int64Array, Integers, inherit
-from nvprof_kit.analysis.ranges import Elsewhere, Ranges
+from nvprof_kit.analysis.ranges import Ranges, steps_around
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES
 from nvprof_kit.trace.schema import Trace
 
@@ -277,14 +277,7 @@ def _range_sums(ranges: Ranges, keyed: _Keyed, columns: int) -> tuple[Int64Array
     that one.
     """
     mine = np.flatnonzero(keyed.of_range >= 0)
-    column = np.zeros(len(mine), dtype=np.int64)
-    if columns > 1:
-        step = ranges.step_at(mine)
-        untold = np.flatnonzero(step == NONE)
-        asked = mine[untold]
-        found = Elsewhere(ranges, ranges.step >= 0).open_at(ranges.pid[asked], ranges.tid[asked], ranges.start[asked])
-        step[untold] = np.append(ranges.step, NONE)[found]
-        column = step + 1
+    column = steps_around(ranges, mine) + 1 if columns > 1 else np.zeros(len(mine), dtype=np.int64)
     cell = keyed.of_range[mine] * columns + column
     cells = len(keyed.keys) * columns
     length = np.where(keyed.repeats[mine], 0, ranges.end[mine] - ranges.start[mine])

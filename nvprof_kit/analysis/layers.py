@@ -14,6 +14,7 @@ import numpy as np
 from nvprof_kit.analysis.attribution import HOW, Attribution, attribute
 from nvprof_kit.analysis.foreign import translate
 from nvprof_kit.analysis.layer_doubts import layer_doubts
+from nvprof_kit.analysis.layer_memory import LayerMemory, layer_memory, with_memory
 from nvprof_kit.analysis.layer_order import model_order, parents
 from nvprof_kit.analysis.layer_sums import LayerSums, sum_layers
 from nvprof_kit.analysis.rules import Rules
@@ -54,10 +55,12 @@ class LayersOptions:
     Attributes:
         by_step: One row per (step, layer, phase) instead of per (layer, phase).
         rules: How the captured program names its ranges; None where it follows the contract.
+        memory: Tell the memory too, with the columns of `nvprof_kit.analysis.layer_memory.MEMORY`.
     """
 
     by_step: bool = False
     rules: Rules | None = None
+    memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ class LayersResult:
         summary: The capture in a few numbers.
         doubts: Sentences on what may be missing or distorted, each with what to do.
         info: What the capture says of itself.
+        memory: The memory, where it was asked for.
     """
 
     rows: pd.DataFrame
@@ -105,6 +109,7 @@ class LayersResult:
     summary: Summary
     doubts: tuple[str, ...]
     info: CaptureInfo
+    memory: LayerMemory | None = None
 
 
 def layers(trace: Trace, options: LayersOptions | None = None, owned: Attribution | None = None) -> LayersResult:
@@ -117,6 +122,7 @@ def layers(trace: Trace, options: LayersOptions | None = None, owned: Attributio
 
     Raises:
         AssertionError: The rows do not add up to the operations: a defect of this package.
+        CaptureError: The memory was asked for, and the capture tells nothing of it.
     """
     options = options or LayersOptions()
     trace = translate(trace, options.rules if owned is None else None)
@@ -130,12 +136,18 @@ def layers(trace: Trace, options: LayersOptions | None = None, owned: Attributio
         raise AssertionError(
             f"{rows['gpu_self_ns'].sum()} ns in the rows, {summary.total_ns} ns in the operations: please report this"
         )
+    memory = layer_memory(trace, owned, by_step=options.by_step) if options.memory else None
     return LayersResult(
-        rows=rows,
+        rows=rows if memory is None else with_memory(rows, memory),
         tree=_tree(sums, order, parent),
         summary=summary,
-        doubts=(*trace.info.doubts, *layer_doubts(trace, owned, summary.total_ns)),
+        doubts=(
+            *trace.info.doubts,
+            *layer_doubts(trace, owned, summary.total_ns),
+            *(() if memory is None else memory.doubts),
+        ),
         info=trace.info,
+        memory=memory,
     )
 
 

@@ -184,3 +184,15 @@ class Elsewhere:
             found = np.where(inner >= 0, inner, found)
             hits += inner >= 0
         return np.where(hits == 1, found, NONE)
+
+
+def steps_around(ranges: Ranges, which: Int64Array) -> Int64Array:
+    """Index into `Ranges.steps` of the step that each of these ranges is in, or `NONE`: the step around it on its
+    thread, else the one that another thread is in when it begins.
+    """
+    step = ranges.step_at(which)
+    untold = np.flatnonzero(step == NONE)
+    asked = which[untold]
+    found = Elsewhere(ranges, ranges.step >= 0).open_at(ranges.pid[asked], ranges.tid[asked], ranges.start[asked])
+    step[untold] = np.append(ranges.step, NONE)[found]
+    return step

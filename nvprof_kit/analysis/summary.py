@@ -15,15 +15,23 @@ import numpy as np
 
 from nvprof_kit.analysis.intervals import union_lengths
 from nvprof_kit.analysis.kernel_classes import Rule
+from nvprof_kit.analysis.ranges import steps_around
+from nvprof_kit.analysis.summary_devices import NO_CPU, device_view
 from nvprof_kit.analysis.summary_facts import Facts
-from nvprof_kit.analysis.summary_things import kernel_view, memory_view, operator_view, user_view
+from nvprof_kit.analysis.summary_things import (
+    kernel_view,
+    memory_view,
+    operator_view,
+    sorted_operators,
+    user_view,
+)
 from nvprof_kit.names import Category
 from nvprof_kit.trace.schema import OP_KINDS, CaptureInfo, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OPTIONAL = ("name", "bytes", "host_memory", "calls")
+OPTIONAL = ("name", "bytes", "host_memory", "calls", "scheduled")
 """What `nvprof_kit.trace.open.open_capture` must read."""
 
 MODEL_PARTS = ("data", "forward", "backward", "recompute", "optimizer", "other")
@@ -82,23 +90,12 @@ def summary(trace: Trace, options: SummaryOptions | None = None) -> SummaryResul
 
 
 def _sorted(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The table by a column, descending; kernels stay below their operator."""
     if column not in table:
         return table
+    if "operator" in table:
+        return sorted_operators(table, column)
     made: pd.DataFrame = table.sort_values(column, ascending=False, kind="stable", ignore_index=True)
-    return made
-
-
-def _device(facts: Facts) -> pd.DataFrame:
-    """Every GPU: how long it was watched and how much of that it ran something; and the CPU's time in CUDA calls."""
-    steps, gpus = facts.states(("process", "device")), facts.trace.info.gpus
-    steps["busy_ns"] = steps["wall_ns"] - steps["idle_ns"]
-    steps["utilisation"] = steps["busy_ns"] / steps["wall_ns"].clip(lower=1)
-    ordinals = sorted({one.device for one in facts.windows.devices})
-    steps["name"] = [
-        gpus[ordinals.index(device)] if ordinals.index(device) < len(gpus) else ""
-        for device in steps["device"].tolist()
-    ]
-    made: pd.DataFrame = steps[[*facts.step_columns, "process", "device", "name", "wall_ns", "busy_ns", "utilisation"]]
     return made
 
 
@@ -125,7 +122,7 @@ def _overview(facts: Facts) -> pd.DataFrame:
         mine = np.flatnonzero(mask[:-1])
         if len(mine):
             lane = np.unique(host.tid[mine], return_inverse=True)[1]
-            busy = _busy(facts, host.start[mine], host.end[mine], lane, facts.step_at(host.tid[mine], host.start[mine]))
+            busy = _busy(facts, host.start[mine], host.end[mine], lane, facts.step_of_calls(mine))
             rows += [(step, name, count, ns, 0, ns / whole, 0.0) for step, count, ns in busy]
     names = ["step", "event", "calls", "cpu_total_ns", "gpu_total_ns", "cpu_ratio", "gpu_ratio"]
     return facts.finished(pd.DataFrame(rows, columns=names))
@@ -157,7 +154,7 @@ def _model(facts: Facts) -> pd.DataFrame:
             facts, columns[0][mine], columns[1][mine], facts.windows.of_op[mine], facts.step_of_op[mine])}  # fmt: skip
         cpu = {step: (count, ns) for step, count, ns in _busy(
             facts, ranges.start[on_cpu], ranges.end[on_cpu], threads[on_cpu],
-            facts.step_at(ranges.tid[on_cpu], ranges.start[on_cpu]))}  # fmt: skip
+            steps_around(ranges, on_cpu))}  # fmt: skip
         for step in dict.fromkeys((*gpu, *cpu)):
             ops_count, gpu_ns = gpu.get(step, (0, 0))
             calls, cpu_ns = cpu.get(step, (0, 0))
@@ -184,7 +181,7 @@ def _distributed(facts: Facts) -> pd.DataFrame:
 
 VIEWS: Mapping[str, Callable[[Facts], Any]] = MappingProxyType(
     {
-        "device": _device,
+        "device": device_view,
         "overview": _overview,
         "model": _model,
         "distributed": _distributed,
@@ -197,7 +194,7 @@ VIEWS: Mapping[str, Callable[[Facts], Any]] = MappingProxyType(
 """The views by name."""
 
 _NOTES = {
-    "device": "nsys does not record how busy the CPU is unless it samples it (--sample=cpu)",
+    "device": "a GPU is busy while anything runs on it; the CPU's utilisation counts cores: 200 % are two all the time",
     "overview": "overlapping time counts once in a row; ratios are of the wall time of all GPUs",
     "model": "overlapping time counts once in a row; ratios are of the wall time of all GPUs",
     "distributed": "overlap is communication beside which something computes",
@@ -217,6 +214,8 @@ _EMPTY = {
 def _note(name: str, table: pd.DataFrame) -> str:
     if not len(table):
         return _EMPTY.get(name, "nothing of this in the capture")
+    if name == "device" and table["busy_ns"].isna().any():
+        return NO_CPU
     if name == "distributed" and not int(table["comm_ns"].sum()):
         return "no communication kernels in this capture: one GPU, or collectives outside the window"
     return _NOTES[name]

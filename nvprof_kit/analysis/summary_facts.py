@@ -11,8 +11,9 @@ import numpy as np
 from nvprof_kit.analysis.activity import STATES, Activity, activity
 from nvprof_kit.analysis.host import HostCalls
 from nvprof_kit.analysis.kernel_classes import Rule
-from nvprof_kit.analysis.nesting import Int64Array
+from nvprof_kit.analysis.nesting import NONE, Int64Array
 from nvprof_kit.analysis.operations import Operations
+from nvprof_kit.analysis.ranges import Elsewhere
 from nvprof_kit.analysis.windows import Windows, step_windows
 from nvprof_kit.trace.schema import Trace
 
@@ -71,9 +72,17 @@ class Facts(Operations):
         """Index of the step of each operation, -1 outside steps."""
         return self.owned.step.astype(np.int64)
 
-    def step_at(self, tid: Int64Array, moment: Int64Array) -> Int64Array:
-        """Index of the step that is open on a thread at a moment, -1 for none."""
-        return self.owned.ranges.step_at(self.owned.ranges.nesting.innermost(tid, moment))
+    def step_of_calls(self, calls: Int64Array) -> Int64Array:
+        """Index of the step that each of some calls of the host is in, on its thread or else on the one other thread of
+        its process that is in a step; -1 for none.
+        """
+        ranges, host = self.owned.ranges, self.host
+        tid, moment = host.tid[calls], host.start[calls]
+        step = ranges.step_at(ranges.nesting.innermost(tid, moment))
+        untold = np.flatnonzero(step == NONE)
+        around = Elsewhere(ranges, ranges.step >= 0).open_at(host.pid[calls[untold]], tid[untold], moment[untold])
+        step[untold] = np.append(ranges.step, NONE)[around]
+        return step
 
     def numbers(self, step: Int64Array) -> Any:
         """Step numbers from indices, missing for -1."""

@@ -9,6 +9,7 @@ import numpy as np
 from nvprof_kit.analysis.intervals import exact_sums
 from nvprof_kit.analysis.kernel_classes import CLASSES
 from nvprof_kit.analysis.nesting import NONE, Int64Array, Nesting, nest
+from nvprof_kit.analysis.ranges import steps_around
 from nvprof_kit.analysis.summary_facts import Facts
 from nvprof_kit.trace.schema import OP_KINDS
 
@@ -65,7 +66,7 @@ def user_view(facts: Facts) -> pd.DataFrame:
         {
             "range": [ranges.names[one].text for one in ranges.name.tolist()],
             "category": [ranges.names[one].category.value for one in ranges.name.tolist()],
-            "step": ranges.step_at(np.arange(len(ranges.start))),
+            "step": steps_around(ranges, np.arange(len(ranges.start))),
             "cpu": ranges.end - ranges.start,
             "gpu": gpu,
         }
@@ -90,7 +91,7 @@ def operator_view(facts: Facts) -> pd.DataFrame:
         {
             "operator": names,
             "kernel": "",
-            "step": facts.step_at(tid, start),
+            "step": facts.step_of_calls(rows),
             "cpu": end - start,
             "gpu": _nested_sums(nesting, inner, facts.duration, len(rows)),
         }
@@ -105,6 +106,18 @@ def operator_view(facts: Facts) -> pd.DataFrame:
     table["rank"] = table["operator"].map(rank)
     keys = [*facts.step_columns, "rank"]
     ordered: pd.DataFrame = table.sort_values(keys, kind="stable", ignore_index=True).drop(columns="rank")
+    return ordered
+
+
+def sorted_operators(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """What `operator_view` gives by a column, descending: operators, and the kernels of each below it."""
+    keys = [name for name in ("step", "operator") if name in table]
+    own = table[table["kernel"] == ""].sort_values(column, ascending=False, kind="stable")
+    place = own.assign(place=range(len(own)))[[*keys, "place"]]
+    placed = table.assign(inner=table["kernel"] != "").merge(place, on=keys, how="left")
+    by = [*keys[:-1], "place", "inner", column]
+    placed = placed.sort_values(by, ascending=[name != column for name in by], kind="stable", ignore_index=True)
+    ordered: pd.DataFrame = placed.drop(columns=["place", "inner"])
     return ordered
 
 

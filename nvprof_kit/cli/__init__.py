@@ -19,6 +19,7 @@ from nvprof_kit.cli.breakdown import breakdown
 from nvprof_kit.cli.diff import diff
 from nvprof_kit.cli.doctor import doctor
 from nvprof_kit.cli.export import export
+from nvprof_kit.cli.flops import flops
 from nvprof_kit.cli.layers import layers
 from nvprof_kit.cli.memory import memory
 from nvprof_kit.cli.metrics import metrics
@@ -64,6 +65,7 @@ for _verb in (
     record,
     recipes,
     metrics,
+    flops,
     ncu,
     timers,
     memory,

@@ -17,7 +17,7 @@ from nvprof_kit.report import plots, tables
 if TYPE_CHECKING:
     from nvprof_kit.analysis.rules import Rules
 
-VIEWS = ("steps", "idle", "communication", "copies", "launches", "critical-path")
+VIEWS = ("steps", "idle", "communication", "copies", "launches", "queue", "critical-path")
 
 
 @click.command(short_help="Where the time of a step goes, and why the GPU is idle.")
@@ -30,7 +30,7 @@ def breakdown(asked: Reading, view: str | None, top: int, rules: Rules | None, r
     """Where the time of each step goes on each GPU: compute, exposed communication, exposed copies, idle, and why idle.
 
     The parts add up to the wall time exactly. Further tables hold idle time by cause and place, communication, copies,
-    launches, and the critical path of a step.
+    launches, the queue of launched operations through a step, and the critical path of a step.
     """
     from nvprof_kit.analysis.breakdown import OPTIONAL
     from nvprof_kit.analysis.breakdown import breakdown as analyse

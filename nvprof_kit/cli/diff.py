@@ -10,7 +10,7 @@ import click
 from nvprof_kit.cli.kernel_rules import kernel_rules, read_kernel_rules
 from nvprof_kit.cli.opening import opened
 from nvprof_kit.cli.output import Output, writing
-from nvprof_kit.cli.progress import each
+from nvprof_kit.cli.progress import each, progress
 from nvprof_kit.cli.rules import rules_option
 from nvprof_kit.names import DOMAIN
 from nvprof_kit.report import plots, tables
@@ -51,8 +51,9 @@ def diff(
 ) -> None:
     """Compare two captures by layer, phase and kernel class; step-to-step variation decides what is a change.
 
-    TARGET is step, class:NAME, or a layer, in which * stands for anything. Exit 1 if a gate fails, 2 if the captures
-    cannot be compared. With --format md the answer is fit for a pull request.
+    TARGET is step, phase:NAME, class:NAME, or a layer, in which * stands for anything, with or without its phase:
+    'model.layers.* backward'. Exit 1 if a gate fails, 2 if the captures cannot be compared. With --format md the answer
+    is fit for a pull request.
     """
     from nvprof_kit.analysis.diff import OPTIONAL, DiffOptions
     from nvprof_kit.analysis.diff import diff as compare
@@ -65,7 +66,9 @@ def diff(
     gates = [parse_gate(limit) for limit in limits]
     options = DiffOptions(skip_steps, min_steps, anyway=anyway, own_rules=read_kernel_rules(rules_path))
     before, after = each((base, new), lambda one: opened(one, domain, rules, OPTIONAL))
-    result = compare(before, after, gates, options)
+    with progress() as say:
+        say("comparing step by step")
+        result = compare(before, after, gates, options)
     if output.form == "md":
         output.write(diff_markdown(result, top).encode())
     elif output.form in tables.FORMATS:

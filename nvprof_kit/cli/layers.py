@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 @click.option(
     "--depth", type=click.IntRange(min=1), help="Levels of the model in the table and the plot; default: all."
 )
+@click.option("--memory", is_flag=True, help="The memory of each layer beside its time, where the capture tells it.")
 @rules_option
-def layers(asked: Reading, by: str | None, depth: int | None, rules: Rules | None) -> None:
+def layers(asked: Reading, by: str | None, depth: int | None, memory: bool, rules: Rules | None) -> None:
     """What each layer costs, forward and backward, and what lies outside every layer.
 
     A CAPTURE is an nsys .sqlite or .nsys-rep, or a PyTorch trace (.json, .json.gz), each also packed as .xz. FILE ends
@@ -36,10 +37,12 @@ def layers(asked: Reading, by: str | None, depth: int | None, rules: Rules | Non
     from nvprof_kit.analysis.layers import LayersOptions
     from nvprof_kit.analysis.layers import layers as analyse
     from nvprof_kit.trace.open import open_capture
+    from nvprof_kit.trace.schema import MEMORY_TABLES
 
-    options = LayersOptions(by_step=by == "step", rules=rules)
+    options = LayersOptions(by_step=by == "step", rules=rules, memory=memory)
     domain = domain_for(asked.domain, rules)
-    results = each(asked.captures, lambda one: analyse(open_capture(one, domain=domain), options))
+    optional = MEMORY_TABLES if memory else ()
+    results = each(asked.captures, lambda one: analyse(open_capture(one, domain=domain, optional=optional), options))
     _write(results, asked.output, depth)
 
 

@@ -97,7 +97,7 @@ class Output:
             return
         try:
             with self.path.open("w", encoding="utf-8") as file:
-                print_to(file, parts)
+                print_to(file, parts, kept=True)
         except OSError as error:
             raise UsageError(f"{self.path}: cannot write it: {error.strerror}") from None
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from nvprof_kit.analysis.rules import Rules
     from nvprof_kit.trace.schema import Trace
 
-VIEWS = ("layers", "timeline", "steps", "tree")
+VIEWS = ("layers", "timeline", "steps", "tree", "queue")
 
 
-@click.command(short_help="A picture: layers, timeline, steps or tree, as png, svg or pdf.")
+@click.command(short_help="A picture: layers, timeline, steps, tree or queue, as png, svg or pdf.")
 @reading_into({f".{name}": name for name in plots.FORMATS})
 @click.option("--view", type=click.Choice(VIEWS), default="layers", show_default=True, help="What to draw.")
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model; default: as many as can be read.")
@@ -31,20 +31,21 @@ def plot(asked: Reading, view: str, depth: int | None, step: int | None, rules: 
     """A picture of a capture, labelled and in colours that colour-blind readers tell apart.
 
     layers: a bar per layer, by phase. timeline: a step in time, layers over the GPU's streams, idle gaps in sight.
-    steps: a bar per step. tree: the model, each layer as wide as its time. FILE ends in .png, .svg or .pdf.
+    steps: a bar per step. tree: the model, each layer as wide as its time. queue: how many launched operations wait for
+    the GPU through the step of median length. FILE ends in .png, .svg or .pdf.
     """
     if len(asked.captures) > 1:
         raise UsageError(f"a plot shows one capture, not {len(asked.captures)}; plot them one by one")
     if step is not None and view != "timeline":
         raise UsageError(f"--step is for --view timeline; {view} shows every step")
+    from nvprof_kit.analysis import breakdown, timeline
     from nvprof_kit.analysis.foreign import translate
-    from nvprof_kit.analysis.timeline import OPTIONAL
     from nvprof_kit.trace.open import open_capture
 
     (capture,) = asked.captures
     with progress() as say:
         say(f"reading {capture}")
-        optional = OPTIONAL if view == "timeline" else ()
+        optional = {"timeline": timeline.OPTIONAL, "queue": breakdown.OPTIONAL}.get(view, ())
         read = open_capture(capture, domain=domain_for(asked.domain, rules), optional=optional)
         trace = translate(read, rules)
         say(f"drawing {len(trace.ops):,} operations")
@@ -55,6 +56,11 @@ def plot(asked: Reading, view: str, depth: int | None, step: int | None, rules: 
 def _figure(trace: Trace, view: str, depth: int | None, step: int | None) -> Figure:
     if view == "timeline":
         return _timeline(trace, depth, step)
+    if view == "queue":
+        from nvprof_kit.analysis.breakdown import breakdown
+        from nvprof_kit.report.queue_plot import queue_figure
+
+        return queue_figure(breakdown(trace))
     from nvprof_kit.analysis.attribution import attribute
     from nvprof_kit.analysis.layers import LayersOptions, layers
 

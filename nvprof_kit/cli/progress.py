@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 Made = TypeVar("Made")
@@ -26,7 +27,10 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield lambda words: shown.update(task, description=escape(words))
 
 
-def each(captures: Sequence[str], work: Callable[[str], Made]) -> list[Made]:
+Named = TypeVar("Named", str, Path)
+
+
+def each(captures: Sequence[Named], work: Callable[[Named], Made]) -> list[Made]:
     """What some work makes of each capture, showing which one it is at."""
     made = []
     with progress() as say:

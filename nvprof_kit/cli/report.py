@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -9,8 +10,10 @@ import click
 from nvprof_kit.cli.output import Reading, reading_into
 from nvprof_kit.cli.progress import progress
 from nvprof_kit.cli.rules import domain_for, rules_option
+from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
+    from nvprof_kit.analysis.flops import FlopsResult
     from nvprof_kit.analysis.rules import Rules
     from nvprof_kit.report.report_data import Sheet
     from nvprof_kit.trace.schema import Trace
@@ -52,8 +55,9 @@ def _read(capture: str, domain: str, rules: Rules | None) -> Trace:
     from nvprof_kit.analysis.breakdown import OPTIONAL
     from nvprof_kit.analysis.foreign import translate
     from nvprof_kit.trace.open import open_capture
+    from nvprof_kit.trace.schema import MEMORY_TABLES
 
-    return translate(open_capture(capture, domain=domain, optional=OPTIONAL), rules)
+    return translate(open_capture(capture, domain=domain, optional=(*OPTIONAL, *MEMORY_TABLES)), rules)
 
 
 def _sheet(trace: Trace, step: int | None, findings: bool | None) -> Sheet:
@@ -61,4 +65,21 @@ def _sheet(trace: Trace, step: int | None, findings: bool | None) -> Sheet:
     from nvprof_kit.report.report_data import sheet_of
 
     wanted = trace.info.on_gpu and (len(trace.ops) <= MANY_OPERATIONS if findings is None else findings)
-    return sheet_of(trace, step, advise(trace) if wanted else None)
+    sheet = sheet_of(trace, step, advise(trace) if wanted else None)
+    return replace(sheet, flops=_flops(trace))
+
+
+def _flops(trace: Trace) -> FlopsResult | None:
+    """What the layers get out of the GPU, where their operations were counted into a file beside the capture."""
+    from nvprof_kit.trace.flops_file import find_flops, read_flops
+
+    counts = find_flops(trace.info.path)
+    if counts is None:
+        return None
+    from nvprof_kit.analysis.flops import flops
+
+    try:
+        return flops(trace, read_flops(counts))
+    except CaptureError as error:  # nobody asked for it: the page does without
+        click.echo(f"nvprof-kit: {error}; the page has no MFU", err=True)
+        return None

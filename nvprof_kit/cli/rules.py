@@ -39,7 +39,8 @@ rules_option = click.option(
     "--rules",
     metavar="PRESET|FILE",
     callback=_load,
-    help="How the program names its ranges: emit-nvtx, megatron-lm, nemo, sglang, torch-nvtx, vllm, or a TOML file.",
+    help="How the program names its ranges: deepspeed, emit-nvtx, megatron-lm, nemo, sglang, tensorrt-llm, torch-nvtx, "
+    "vllm, or a TOML file.",
 )
 """Gives a verb ``--rules``; it gets `nvprof_kit.analysis.rules.Rules`, or None."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from nvprof_kit.cli.progress import progress
 from nvprof_kit.errors import UsageError
 
 
@@ -36,6 +37,8 @@ def scrub(capture: Path, target: Path | None, force: bool, also: str | None) -> 
     if target.exists() and (not force or target.samefile(capture)):
         hint = "the copy needs a name of its own" if target.samefile(capture) else "overwrite it with --force"
         raise UsageError(f"{target} exists; {hint}, or choose another with -o")
-    removed = write_copy(capture, target, ScrubOptions(also))
+    with progress() as say:
+        say(f"copying {capture}")
+        removed = write_copy(capture, target, ScrubOptions(also))
     taken = ", ".join(f"{count} {what}" for what, count in removed.items() if count)
     click.echo(f"{target}: without {taken or 'anything to take out: there was nothing private in it'}", err=True)

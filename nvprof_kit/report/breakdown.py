@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +14,21 @@ from nvprof_kit.report.terminal import capture_line, doubt_lines, table
 from nvprof_kit.report.units import Milliseconds, percent
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
 
     from nvprof_kit.analysis.breakdown import BreakdownResult
 
 _MS = Milliseconds(1, 3)
+_OUTSIDE = "outside steps"
+_HEIGHTS = " ▁▂▃▄▅▆▇█"
 _NUMBERS: dict[str, Callable[[Any], str]] = {
     "share": percent,
     "hidden": percent,
-    "gb_per_s": lambda value: f"{value:,.1f}",
-    "bytes": lambda value: f"{value / 1e6:,.1f} MB",
+    "of_link": percent,
+    **dict.fromkeys(("gb_per_s", "algorithm_gb_per_s", "bus_gb_per_s", "queue_mean"), lambda value: f"{value:,.1f}"),
+    **dict.fromkeys(("bytes", "exposed_bytes"), lambda value: f"{value / 1e6:,.1f}"),
     "launch_bound": lambda value: "yes" if value else "",
     "delay_ns": lambda value: f"{value / 1000:,.1f} µs",
 }
@@ -31,6 +37,7 @@ _TITLES = {
     "communication": "Communication",
     "copies": "Copies",
     "launches": "Launches",
+    "queue": "Operations launched and not yet begun through {step}, by stream",
     "critical-path": "Critical path of {step}",
 }
 
@@ -50,8 +57,10 @@ def breakdown_report(result: BreakdownResult, view: str | None, top: int) -> lis
     for name, title in _TITLES.items():
         rows = result.table(name)
         if view == name or (view is None and len(rows)):
-            heading = title.format(step=_step_name(result.steps.iloc[result.critical_window]))
-            parts += [Text(heading, "bold"), _plain(rows.head(top)), *_rest(len(rows) - top), ""]
+            step = _step_name(result.steps.iloc[result.critical_window])
+            heading = title.format(step=step if step != _OUTSIDE else f"the time {step}")
+            shown = _queue(rows) if name == "queue" else rows
+            parts += [Text(heading, "bold"), _plain(_told(shown.head(top))), *_rest(len(shown) - top), ""]
     note = "Milliseconds; compute, exposed communication, exposed copies and idle add up to wall."
     return [*parts, Text(note, "dim"), *doubt_lines(result.doubts)]
 
@@ -71,7 +80,7 @@ def _steps(steps: pd.DataFrame, top: int) -> RenderableType:
 
 
 def _step_name(row: Any) -> str:
-    return "outside steps" if _missing(row["step"]) else f"step {int(row['step'])}"
+    return _OUTSIDE if _missing(row["step"]) else f"step {int(row['step'])}"
 
 
 def _missing(value: Any) -> bool:
@@ -95,6 +104,36 @@ def _causes(steps: pd.DataFrame) -> list[RenderableType]:
     return ["", Text("Idle:", "bold"), *lines] if lines else []
 
 
+def _told(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows without the columns in which the capture tells nothing."""
+    made: pd.DataFrame = rows.loc[:, rows.notna().any() & (rows != "").any()] if len(rows) else rows
+    return made
+
+
+def _queue(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line for each stream: its queue, and how deep it is from the step's begin to its end."""
+    import pandas as pd
+
+    deepest = max(float(rows["queue_mean"].max()), 1e-9)
+    lines = [
+        {
+            "stream": str(stream),
+            "queue_mean": mine["queue_mean"].mean(),
+            "queue_max": int(mine["queue_max"].max()),
+            "through the step": _heights(mine["queue_mean"].to_numpy() / deepest),
+        }
+        for stream, mine in rows.groupby("stream")
+    ]
+    made: pd.DataFrame = pd.DataFrame(lines).sort_values("queue_mean", ascending=False, kind="stable")
+    return made
+
+
+def _heights(shares: npt.NDArray[np.float64]) -> str:
+    """A character for every two shares; only nothing at all is blank."""
+    halves = [shares[place : place + 2].mean() for place in range(0, len(shares), 2)]
+    return "".join(_HEIGHTS[min(math.ceil(share * (len(_HEIGHTS) - 1)), len(_HEIGHTS) - 1)] for share in halves)
+
+
 def _plain(rows: pd.DataFrame) -> RenderableType:
     """A table of the analysis with its times as milliseconds."""
     kinds = [(_heading(name), "left" if rows[name].dtype.kind not in "iufb" else "right") for name in rows.columns]
@@ -105,7 +144,8 @@ def _plain(rows: pd.DataFrame) -> RenderableType:
 
 
 def _heading(name: Any) -> str:
-    return {"gb_per_s": "GB/s"}.get(name, str(name).removesuffix("_ns").replace("_", " "))
+    shown = {"bytes": "MB", "exposed_bytes": "exposed MB", "algorithm_gb_per_s": "alg GB/s"}.get(name, str(name))
+    return shown.replace("gb_per_s", "GB/s").removesuffix("_ns").replace("_", " ")
 
 
 def _cell(name: Any, value: Any) -> str:

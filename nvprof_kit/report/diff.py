@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from nvprof_kit.analysis.diff import LEVELS
 from nvprof_kit.analysis.gates import named
 from nvprof_kit.report.terminal import capture_line, doubt_lines, table
 from nvprof_kit.report.units import Milliseconds
@@ -81,9 +82,9 @@ def _changed(result: DiffResult) -> pd.DataFrame:
 
 
 def _shown(result: DiffResult, top: int) -> list[tuple[str, ...]]:
-    """The step, and of classes and layers what changed, the most first."""
+    """The step, and of phases, classes and layers what changed, the most first."""
     rows = _changed(result)
-    parts = [rows[rows["level"] == level].head(top).to_dict("records") for level in ("step", "class", "layer")]
+    parts = [rows[rows["level"] == level].head(top).to_dict("records") for level in LEVELS[:-1]]
     return [_cells(row) for part in parts for row in part]
 
 

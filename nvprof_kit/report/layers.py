@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 from nvprof_kit.report.terminal import Bar, capture_line, doubt_lines, table
-from nvprof_kit.report.units import Milliseconds, count_per_step, percent, percents
+from nvprof_kit.report.units import Milliseconds, count_per_step, mib, percent, percents
 
 if TYPE_CHECKING:
     from nvprof_kit.analysis.layers import LayersResult
@@ -21,6 +21,8 @@ Row = dict[Any, Any]
 
 _PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 _COLUMNS = ("layer", "calls", *_PHASES, "total", "share", "", "CPU")
+MEMORY_COLUMNS = {"kept_bytes": "kept MiB", "peak_bytes": "peak MiB", "cuda_bytes": "CUDA MiB"}
+"""Heads of the columns of `nvprof_kit.analysis.layer_memory.memory_tree`."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Line:
         share: The same as a number, 0 to 1.
         cpu: Milliseconds its ranges were open on the CPU.
         outside: Whether it lies outside every layer.
+        memory: MiB by the heads of `MEMORY_COLUMNS`, where memory was asked for.
     """
 
     label: str
@@ -61,6 +64,7 @@ class Line:
     share: float = 0.0
     cpu: str = ""
     outside: bool = False
+    memory: Mapping[str, str] = field(default_factory=dict)
 
 
 def layers_report(result: LayersResult, view: LayersView) -> list[RenderableType]:
@@ -68,6 +72,7 @@ def layers_report(result: LayersResult, view: LayersView) -> list[RenderableType
     lines = layers_lines(result, view)
     total = total_line(result)
     columns = [name for name in _COLUMNS if name != "recompute" or total.times["recompute"]]
+    columns += [name for name in MEMORY_COLUMNS.values() if any(line.memory.get(name) for line in lines)]
     longest = max((line.share for line in lines), default=0.0) or 1.0
     made = table([(name, {"layer": "left", "": "bar"}.get(name, "right")) for name in columns])
     for outside in (False, True):
@@ -85,6 +90,7 @@ def layers_lines(result: LayersResult, view: LayersView) -> list[Line]:
     ms = Milliseconds.for_total(whole, steps)
     rows = result.tree.to_dict("records")
     rounded = iter(percents([row["total_ns"] for row in rows if row["depth"] == 0]))
+    memory = iter(_memory(result))
     lines = []
     for row in rows:
         share = row["total_ns"] / whole if whole else 0.0
@@ -97,6 +103,7 @@ def layers_lines(result: LayersResult, view: LayersView) -> list[Line]:
             share=share,
             cpu=ms(row["cpu_ns"]),
             outside=row["layer"] == NO_LAYER,
+            memory=next(memory),
         )
         if view.shows(row):
             lines.append(line)
@@ -113,6 +120,7 @@ def total_line(result: LayersResult) -> Line:
         times={phase: ms(sum(_in_phase(row, phase) for row in top)) for phase in _PHASES},
         total=ms(sum(row["total_ns"] for row in top)),
         percent=percent(1.0 if result.summary.total_ns else 0.0),
+        memory={MEMORY_COLUMNS["cuda_bytes"]: mib(_from_cuda(result))} if _from_cuda(result) else {},
     )
 
 
@@ -157,6 +165,21 @@ def tree_label(row: Row) -> str:
     return "  " * int(row["depth"]) + str(row["layer"]).removeprefix(f"{row['parent']}.")
 
 
+def _from_cuda(result: LayersResult) -> int:
+    """All that CUDA handed out, where nothing of the tree ran too."""
+    return 0 if result.memory is None else int(result.memory.rows["cuda_alloc_bytes"].sum())
+
+
+def _memory(result: LayersResult) -> list[Mapping[str, str]]:
+    """The memory of each row of the tree, '' where it is not told."""
+    if result.memory is None:
+        return [{}] * len(result.tree)
+    from nvprof_kit.analysis.layer_memory import memory_tree
+
+    rows = memory_tree(result.memory, result.tree).rename(columns=MEMORY_COLUMNS).fillna(0).to_dict("records")
+    return [{name: mib(int(n)) if n else "" for name, n in row.items()} for row in rows]
+
+
 def _divisor(result: LayersResult) -> int:
     """What times are divided by: the number of steps, where there are any."""
     return max(result.summary.steps, 1)
@@ -176,11 +199,23 @@ def _cells(line: Line, columns: Sequence[str], longest: float) -> list[Renderabl
         "share": line.percent,
         "": Bar(line.share / longest),
         "CPU": line.cpu,
+        **{name: line.memory.get(name, "") for name in MEMORY_COLUMNS.values()},
     }
     return [cells[name] for name in columns]
 
 
-def _notes(result: LayersResult) -> list[RenderableType]:
+def _notes(result: LayersResult) -> list[Text]:
     unit = "Milliseconds per step" if result.summary.steps > 1 else "Milliseconds"
     what = f"{unit} of {time_name(result)}; a layer's hold its children's."
-    return [Text(f"{what} CPU is the time its ranges were open on the CPU.", "dim")]
+    notes = [Text(f"{what} CPU is the time its ranges were open on the CPU.", "dim")]
+    if result.memory is not None:
+        notes.append(
+            Text(
+                "MiB of 1,048,576 bytes: kept is what a call of its forward leaves allocated, peak the most while it "
+                "ran, CUDA what CUDA itself handed out in the whole capture.",
+                "dim",
+            )
+        )
+        if result.memory.before_bytes:
+            notes.append(Text(f"{mib(result.memory.before_bytes)} MiB were there when the capture began.", "dim"))
+    return notes

@@ -26,6 +26,11 @@ OUTSIDE = "outside"
 
 def layers_by_step_report(result: LayersResult, view: LayersView) -> list[RenderableType]:
     """The whole report, from a result by step."""
+    return [*header(result), "", *steps_table(result, view), *doubt_lines(result.doubts)]
+
+
+def steps_table(result: LayersResult, view: LayersView) -> list[RenderableType]:
+    """The table alone, and what its figures are."""
     times = layers_by_step(result)
     columns = list(times.columns[:MAX_STEPS])
     made = table([("layer", "left"), *((name if name == OUTSIDE else f"step {name}", "right") for name in columns)])
@@ -38,7 +43,7 @@ def layers_by_step_report(result: LayersResult, view: LayersView) -> list[Render
     what = f"Milliseconds of {time_name(result)} in each step, all phases together; a layer's hold its children's."
     if (left_out := len(times.columns) - MAX_STEPS) > 0:
         what += f" {left_out} more columns are left out here; -o FILE.csv holds every step."
-    return [*header(result), "", made, "", Text(what, "dim"), *doubt_lines(result.doubts)]
+    return [made, "", Text(what, "dim")]
 
 
 def layers_by_step(result: LayersResult) -> pd.DataFrame:

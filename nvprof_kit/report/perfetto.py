@@ -61,9 +61,9 @@ def perfetto_trace(shown: Timeline, info: CaptureInfo, form: str = "json.gz") ->
 def _pieces(shown: Timeline, info: CaptureInfo) -> Iterator[bytes]:
     """The file from its head to its end."""
     about = {"capture": info.path, "tool": info.tool, "gpus": list(info.gpus), "doubts": list(info.doubts)}
-    yield f'{{"displayTimeUnit":"ns","otherData":{json.dumps(about)},"traceEvents":[\n'.encode()
+    yield f'{{"displayTimeUnit":"ns","otherData":{_quoted(about)},"traceEvents":[\n'.encode()
     names = list(_track_names(shown, info))
-    yield ",\n".join(json.dumps(event) for event in names).encode()
+    yield ",\n".join(_quoted(event) for event in names).encode()
     for lines in _slices(shown):
         yield (",\n" + ",\n".join(lines.to_pylist())).encode()
     yield b"\n]}\n"
@@ -233,5 +233,10 @@ def _microseconds(ns: np.ndarray) -> pa.Array:
 def _json(values: pd.Series[Any]) -> pa.Array:
     """Texts as JSON strings, each distinct one written once."""
     texts = values.astype("category").cat
-    written = pa.array([json.dumps(str(text)) for text in texts.categories], pa.string())
+    written = pa.array([_quoted(str(text)) for text in texts.categories], pa.string())
     return written.take(pa.array(texts.codes.to_numpy()))
+
+
+def _quoted(value: Any) -> str:
+    """JSON with its letters as they are: Perfetto shows an escaped one escaped. Half a letter becomes ``?``."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()

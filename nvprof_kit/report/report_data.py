@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import numpy as np
 from nvprof_kit.analysis.attribution import Attribution, attribute
 from nvprof_kit.analysis.intervals import exact_sums
 from nvprof_kit.analysis.kernel_classes import CLASSES, classify
+from nvprof_kit.analysis.layer_memory import layer_memory, memory_tree, tells_memory
 from nvprof_kit.analysis.layers import LayersOptions, layers
 from nvprof_kit.analysis.nesting import Int64Array
 from nvprof_kit.analysis.steps import occurrences, require_step, slowest_step, step_times, typical_step
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nvprof_kit.analysis.advise import AdviseResult
+    from nvprof_kit.analysis.flops import FlopsResult
     from nvprof_kit.analysis.layers import LayersResult
     from nvprof_kit.analysis.timeline import Timeline
     from nvprof_kit.trace.schema import Trace
@@ -47,6 +50,9 @@ class Sheet:
         timelines: Steps to show in time, each with its title.
         classes: Time by class of kernel: class, gpu_ns; None where there is none.
         findings: What to do about it, the weightiest first.
+        memory: The memory of each row of the tree (`nvprof_kit.analysis.layer_memory.memory_tree`); None where the
+            capture tells nothing of it.
+        flops: What the operations counted beside the capture get out of the GPU; None where none were counted.
     """
 
     layers: LayersResult
@@ -54,6 +60,8 @@ class Sheet:
     timelines: Sequence[tuple[str, Timeline]] = ()
     classes: pd.DataFrame | None = None
     findings: Sequence[Finding] = ()
+    memory: pd.DataFrame | None = None
+    flops: FlopsResult | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,8 @@ def headlines(sheet: Sheet) -> list[Headline]:
         made.append(Headline("Median step", f"{middle} ms", f"{shortest} to {longest} ms"))
     if sheet.timelines and result.info.on_gpu:
         made.append(_idle_headline(sheet.timelines[0][1]))
+    if sheet.flops is not None and not math.isnan(sheet.flops.whole.mfu):
+        made.append(_flops_headline(sheet.flops))
     of_loop = f"{percent(summary.loop_layer_share)} of forward and backward"
     made.append(Headline("In a named layer", percent(summary.layer_ns / max(summary.total_ns, 1)), of_loop))
     own = result.rows[result.rows["layer"] != NO_LAYER].groupby("layer", sort=False)["gpu_self_ns"].sum()
@@ -118,6 +128,13 @@ def step_lengths(steps: pd.DataFrame) -> Int64Array:
 
 def _ends(lengths: Int64Array) -> tuple[int, int]:
     return int(lengths.min()), int(lengths.max())
+
+
+def _flops_headline(found: FlopsResult) -> Headline:
+    whole = found.whole
+    rate = f"{whole.flops / max(whole.step_ns, 1) / 1000:,.1f} TFLOP/s"
+    note = "above the peak: `nvprof-kit flops` says why" if whole.above_the_peak else rate
+    return Headline("MFU", percent(whole.mfu), f"{note}; {percent(whole.busy_mfu)} while the GPU works")
 
 
 def _idle_headline(shown: Timeline) -> Headline:
@@ -202,7 +219,8 @@ def sheet_of(trace: Trace, step: int | None = None, found: AdviseResult | None =
     """Everything the page shows of a capture.
 
     Args:
-        trace: The capture, with the columns of `nvprof_kit.analysis.timeline.OPTIONAL`.
+        trace: The capture, with the columns of `nvprof_kit.analysis.timeline.OPTIONAL`, and the tables of
+            `nvprof_kit.trace.schema.MEMORY_TABLES` if the memory is to be shown.
         step: The step to show in time, None for the typical one, the slowest, and those that findings point to.
         found: What to do about it, None where nobody looked.
 
@@ -221,6 +239,7 @@ def sheet_of(trace: Trace, step: int | None = None, found: AdviseResult | None =
         timelines=timelines,
         classes=classes_of(trace),
         findings=[] if found is None else _findings(found, result, [shown for _, shown in timelines]),
+        memory=memory_tree(layer_memory(trace, owned), result.tree) if tells_memory(trace) else None,
     )
 
 

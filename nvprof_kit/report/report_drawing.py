@@ -25,6 +25,7 @@ def drawn(sheet: Sheet) -> dict[str, Any]:
         "steps": max(sheet.layers.summary.steps, 1),
         "timeName": time_name(sheet.layers),
         "tree": _drawn_tree(sheet.layers.tree),
+        "memory": _drawn_memory(sheet),
         "bySteps": _drawn_steps(sheet),
         "timelines": [{"title": title, **drawn_timeline(shown)} for title, shown in sheet.timelines],
     }
@@ -40,6 +41,34 @@ def _drawn_tree(tree: pd.DataFrame) -> dict[str, list[Any]]:
         "depth": tree["depth"].tolist(),
         **{name.removesuffix("_ns"): values for name, values in times.items()},
     }
+
+
+def measures(sheet: Sheet) -> dict[str, str]:
+    """What the model's tree can be drawn by, and how that is called."""
+    found = {"time": time_name(sheet.layers)}
+    if sheet.memory is not None:
+        names = {"kept": "memory kept by a forward", "cuda": "memory taken from CUDA"}
+        found |= {one: name for one, name in names.items() if (sheet.memory[f"{one}_bytes"].fillna(0) > 0).any()}
+    return found
+
+
+def _drawn_memory(sheet: Sheet) -> dict[str, Any] | None:
+    """Bytes of every row of the tree, and how wide it is drawn by them: at least as wide as what it holds."""
+    if sheet.memory is None:
+        return None
+    told = {str(name).removesuffix("_bytes"): column.fillna(0).tolist() for name, column in sheet.memory.items()}
+    names = row_names(sheet.layers.tree)
+    place = {name: index for index, name in enumerate(names)}
+    parents = [place.get(parent, -1) for parent in sheet.layers.tree["parent"].tolist()]
+    for measure in ("kept", "cuda"):
+        held = [0] * len(names)
+        width = held.copy()
+        for row in range(len(names) - 1, -1, -1):  # children come behind their parent
+            width[row] = max(told[measure][row], held[row])
+            if parents[row] >= 0:
+                held[parents[row]] += width[row]
+        told[f"{measure}_width"] = width
+    return told
 
 
 def _drawn_steps(sheet: Sheet) -> Mapping[str, Any] | None:

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit.report.layers import LayersView, layers_lines, time_name, total_line
+from nvprof_kit.report.layers import MEMORY_COLUMNS, LayersView, layers_lines, time_name, total_line
 from nvprof_kit.report.report_data import (
     PHASES,
     Change,
@@ -25,9 +25,9 @@ from nvprof_kit.report.report_data import (
     short_text,
     total_change,
 )
-from nvprof_kit.report.report_drawing import drawn
+from nvprof_kit.report.report_drawing import drawn, measures
 from nvprof_kit.report.terminal import capture_facts
-from nvprof_kit.report.units import Milliseconds, percent
+from nvprof_kit.report.units import Milliseconds, mib, percent
 
 if TYPE_CHECKING:
     import jinja2
@@ -94,6 +94,7 @@ def _shown(sheet: Sheet) -> dict[str, Any]:
         "findings": sheet.findings,
         "unit": "Milliseconds per step" if steps > 1 else "Milliseconds",
         "time_name": time_name(result),
+        "measures": measures(sheet),
         "columns": columns,
         "rows": rows,
         "total": total,
@@ -130,15 +131,48 @@ def _table(sheet: Sheet) -> tuple[list[str], list[dict[str, Any]], list[str]]:
     last = total_line(result)
     phases = [phase for phase in PHASES if phase != "recompute" or last.times[phase]]
     names = row_names(tree)
+    more = _memory_cells(sheet) | _flops_cells(sheet)
     rows = []
-    for row, name, line in zip(tree.to_dict("records"), names, layers_lines(result, LayersView()), strict=True):
+    for number, (row, name, line) in enumerate(
+        zip(tree.to_dict("records"), names, layers_lines(result, LayersView()), strict=True)
+    ):
         times = [_cell(line.times[phase], _in_phase(row, phase)) for phase in phases]
         share = _cell(line.percent, row["total_ns"], row["total_ns"] / whole)
         cells = [_cell(line.calls, row["calls"]), *times, _cell(line.total, row["total_ns"]), share]
-        cells.append(_cell(line.cpu, row["cpu_ns"]))
+        cells += [_cell(line.cpu, row["cpu_ns"]), *(column[number] for column in more.values())]
         rows.append({**_named(name, str(row["parent"]), row["depth"]), "cells": cells, "outside": line.outside})
-    total = ["", *(last.times[phase] for phase in phases), last.total, last.percent, ""]
-    return ["layer", "calls", *phases, "total", "share", "CPU"], rows, total
+    total = ["", *(last.times[phase] for phase in phases), last.total, last.percent, "", *("" for _ in more)]
+    return ["layer", "calls", *phases, "total", "share", "CPU", *more], rows, total
+
+
+def _memory_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
+    """The columns of memory by their heads, those that hold anything."""
+    if sheet.memory is None:
+        return {}
+    told = {head: sheet.memory[name].fillna(0).tolist() for name, head in MEMORY_COLUMNS.items()}
+    return {
+        head: [_cell(mib(count) if count else "", count) for count in counts]
+        for head, counts in told.items()
+        if any(counts)
+    }
+
+
+def _flops_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
+    """The columns of MFU by their heads, where operations were counted and the GPU's peak is known."""
+    if sheet.flops is None or sheet.flops.peaks is None:
+        return {}
+    found = sheet.flops.rows
+    told = dict(zip(zip(found["layer"], found["phase"], strict=True), found["mfu"].fillna(0).tolist(), strict=True))
+    columns = {}
+    for phase in ("forward", "backward"):
+        values = [told.get((layer, phase), 0.0) for layer in sheet.layers.tree["layer"]]
+        columns[f"MFU {phase}"] = [_cell(mfu_text(value), value or None) for value in values]
+    return columns
+
+
+def mfu_text(mfu: float) -> str:
+    """A utilisation, '' for none, with a word where it cannot be; `nvprof-kit flops` gives the reasons."""
+    return (percent(mfu) + (" (above the peak)" if mfu > 1 else "")) if mfu else ""
 
 
 def _in_phase(row: dict[Any, Any], phase: str) -> int:

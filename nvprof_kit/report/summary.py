@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from nvprof_kit.report.kernel_names import short_kernel
 from nvprof_kit.report.terminal import capture_line, doubt_lines, table
 from nvprof_kit.report.units import Milliseconds, percent
 
@@ -30,11 +31,23 @@ def summary_report(result: SummaryResult, top: int) -> list[RenderableType]:
     for name, rows in result.views.items():
         parts.append(Text(name.capitalize(), "bold"))
         if len(rows):
-            parts.append(_table(rows.head(top)))
+            parts.append(_table(_readable(rows.head(top))))
         if len(rows) > top:
             parts.append(Text(f"… and {len(rows) - top} more; --top shows them, csv has them all", "dim"))
         parts += [Text(result.notes[name], "dim"), ""]
     return [*parts, Text("Milliseconds.", "dim"), *doubt_lines(result.doubts)]
+
+
+def _readable(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with kernels by their short names; where they are an operator's, below it and further in."""
+    made = rows
+    if "name" in rows:
+        made = rows.assign(name=rows["name"].map(lambda name: short_kernel(str(name), _WIDE)))
+    if "operator" in rows:
+        names = rows["operator"].astype(str).str.replace("autograd::engine::evaluate_function:", "engine:")
+        inner = "  " + rows["kernel"].map(lambda name: short_kernel(str(name), _WIDE - 2))
+        made = rows.assign(operator=names.where(rows["kernel"] == "", inner)).drop(columns="kernel")
+    return made
 
 
 def _table(rows: pd.DataFrame) -> RenderableType:
@@ -54,7 +67,7 @@ def _left_out(name: str, rows: pd.DataFrame) -> bool:
 
 
 def _heading(name: str) -> str:
-    return {"gb_per_s": "GB/s"}.get(
+    return {"gb_per_s": "GB/s", "kernel_class": "class"}.get(
         name, name.removesuffix("_ns").replace("_", " ").replace("cpu", "CPU").replace("gpu", "GPU")
     )
 

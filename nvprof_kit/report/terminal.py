@@ -12,31 +12,68 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.segment import Segment
 from rich.style import Style
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from nvprof_kit.trace.schema import CaptureInfo
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
+_SHORT, _SHORT_LABEL = 12, 24
+"""Cells that a text, and the first column's, is not shortened below."""
 
 
-def print_to(file: TextIO, parts: Iterable[RenderableType]) -> None:
-    """Print the parts of a report: on a terminal in colour and at its width, else plain, ``COLUMNS`` or 120 wide."""
+def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) -> None:
+    """Print the parts of a report: on a terminal in colour and at its width, else plain and ``COLUMNS`` wide; where
+    that is not set, or the file is ``kept``, 120 and as much more as the labels and figures of a table need.
+    """
     if file.isatty():
         _print(Console(file=file, highlight=False, markup=False), parts)
         return
-    columns = os.environ.get("COLUMNS", "")
+    columns = "" if kept else os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() else 120
     console = Console(file=file, width=width, highlight=False, markup=False, color_system=None)
     with console.capture() as plain:
-        _print(console, parts)
+        _print(console, parts, grow=not columns.isdecimal())
     file.writelines(line.rstrip() + "\n" for line in plain.get().splitlines())
 
 
-def _print(console: Console, parts: Iterable[RenderableType]) -> None:
+def _print(console: Console, parts: Iterable[RenderableType], grow: bool = False) -> None:
     """Tables keep to the width; a line of text stays one line, which a terminal wraps and a pipe gets whole."""
+    width = console.width
     for part in parts:
+        if isinstance(part, Table):
+            lacking = _shorten(part, console, labels=not grow)
+            console.width = width + lacking if grow else width
         console.print(part, soft_wrap=isinstance(part, (str, Text)))
+        console.width = width
+
+
+def _shorten(made: Table, console: Console, labels: bool) -> int:
+    """Shorten a table's texts, the longest first, until it fits the console, so that no figure is cut.
+
+    Args:
+        made: The table.
+        console: Where it goes.
+        labels: Shorten the first column too, after the others.
+
+    Returns:
+        How many cells are still lacking where every text is short.
+    """
+    widths = {column._index: _content(column, console) for column in made.columns if column.no_wrap}
+    texts = [column for column in made.columns if column.no_wrap and column.justify == "left"]
+    lacking = max(sum(widths.values()) + 2 * len(made.columns) - 1 - console.width, 0)
+    for group, least in ((texts[1:], _SHORT), (texts[:1] if labels else [], _SHORT_LABEL)):
+        while lacking and any(widths[column._index] > least for column in group):
+            widths[max(group, key=lambda column: widths[column._index])._index] -= 1
+            lacking -= 1
+    for column in texts:
+        column.max_width = widths[column._index]
+    return lacking
+
+
+def _content(column: Column, console: Console) -> int:
+    """Cells that a column's longest entry takes."""
+    return max(console.measure(cell).maximum for cell in (column.header, *column.cells))
 
 
 class Bar:

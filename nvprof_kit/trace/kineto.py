@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 import zlib
 from collections.abc import Collection
 from pathlib import Path
@@ -22,9 +23,15 @@ from nvprof_kit.names import DOMAIN
 from nvprof_kit.trace.domains import named_domains
 from nvprof_kit.trace.frames import empty_frame, make_frame
 from nvprof_kit.trace.kineto_calls import host_memory, read_calls
+from nvprof_kit.trace.kineto_collectives import read_collectives
 from nvprof_kit.trace.kineto_events import Event, Events, Int64Array, number, numbers, threads, times
 from nvprof_kit.trace.kineto_ranges import read_operators, read_ranges
 from nvprof_kit.trace.schema import OP_KINDS, CaptureInfo, Trace
+
+_HALF_LETTER = re.compile(
+    rb"\\u[dD][89abAB]\w\w(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]\w\w)\\u[dD][c-fC-F]\w\w",
+)
+"""Half of a letter that JSON writes as two, without the other: no text of any encoding."""
 
 
 def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path) -> Trace:
@@ -74,6 +81,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
         ops=make_frame("ops", ops),
         graph_nodes=empty_frame("graph_nodes"),
         calls=make_frame("calls", read_calls(events, process)) if "calls" in optional else None,
+        collectives=make_frame("collectives", read_collectives(events, process)) if "collectives" in optional else None,
         operators=None if operators is None else make_frame("operators", operators),
     )
 
@@ -83,7 +91,7 @@ def _load(path: Path, named: Path) -> dict[str, Any]:
         packed = file.read(2) == b"\x1f\x8b"
     try:
         with gzip.open(path, "rb") if packed else path.open("rb") as file:
-            whole = json.load(file)
+            whole = json.loads(_whole_letters(file.read()))
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise CaptureError(f"{named}: the gzip file is cut off or damaged; record it again or copy it again") from None
     except json.JSONDecodeError as error:
@@ -99,6 +107,11 @@ def _load(path: Path, named: Path) -> dict[str, Any]:
             f"{named}: JSON, but no trace (no traceEvents); needed what torch.profiler's export_chrome_trace writes"
         )
     return whole
+
+
+def _whole_letters(text: bytes) -> bytes:
+    """The file with a sign in place of each half letter, which no table can hold."""
+    return _HALF_LETTER.sub(rb"\\ufffd", text) if b"\\ud" in text or b"\\uD" in text else text
 
 
 def _process(events: Events, named: Path) -> int:

@@ -22,8 +22,11 @@ from nvprof_kit.trace.domains import named_domains
 from nvprof_kit.trace.frames import make_frame
 from nvprof_kit.trace.nsys_calls import read_calls
 from nvprof_kit.trace.nsys_doubts import capture_doubts, handed_over_doubts
+from nvprof_kit.trace.nsys_memory import read_allocations, read_marks
+from nvprof_kit.trace.nsys_nccl import read_collectives
 from nvprof_kit.trace.nsys_ops import op_tables, read_ops
 from nvprof_kit.trace.nsys_samples import read_samples
+from nvprof_kit.trace.nsys_scheduled import read_scheduled
 from nvprof_kit.trace.schema import CaptureInfo, Trace
 from nvprof_kit.trace.sqlite import Database
 
@@ -68,6 +71,10 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
             graph_nodes=make_frame("graph_nodes", nodes),
             calls=make_frame("calls", read_calls(db)) if "calls" in optional else None,
             samples=make_frame("samples", read_samples(db)) if "samples" in optional else None,
+            marks=make_frame("marks", read_marks(db, domains, domain)) if "marks" in optional else None,
+            allocations=make_frame("allocations", read_allocations(db)) if "allocations" in optional else None,
+            collectives=make_frame("collectives", read_collectives(db)) if "collectives" in optional else None,
+            scheduled=make_frame("scheduled", read_scheduled(db)) if "scheduled" in optional else None,
         )
 
 

@@ -26,7 +26,9 @@ _OWNER = (
     "OR name LIKE '%:USER_NAME' OR name IN ('DEVICE_DISPLAY_NAME', 'DEVICE_ID')"
 )
 _MACHINE = "name IN ('DeviceEnvironment', 'Hostname', 'NicInfo')"
-_SECRET = re.compile(r"token|secret|passw|credential|api_?key|private_?key|access_?key|auth", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(?<!tik)token(?!iz)|secret|passw|credential|api_?key|private_?key|access_?key|auth(?!or)", re.IGNORECASE
+)
 _CAPTURE_TABLES = ("META_DATA_CAPTURE", "CAPTURE_META_DATA")
 
 

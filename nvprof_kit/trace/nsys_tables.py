@@ -78,6 +78,20 @@ def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
     """Columns of the schema's ``ranges`` for one domain, or several by commas; `end_ns` is `MISSING_PAYLOAD` where
     the range was left open.
     """
+    read = read_nvtx(db, domains, domain, _NESTED + _START_END)
+    return {
+        "start_ns": read["start"],
+        "end_ns": read["end"].copy(),
+        "nested": np.isin(read["kind"], _NESTED),
+        "left_open": read["end"] == MISSING_PAYLOAD,
+        **{name: read[name] for name in ("pid", "tid", "category", "text", "payload")},
+    }
+
+
+def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...]) -> Columns:
+    """Events of these kinds of one domain, or several by commas: start, end, kind, pid, tid, category, text and
+    payload; `MISSING_PAYLOAD` stands for an end or a payload that is not there.
+    """
     pairs = _pairs_of(domains, domain)
     wanted = f"coalesce(domainId, 0) IN ({integer_list(_domain_ids(domains, domain))})"
     read = db.columns(
@@ -91,7 +105,7 @@ def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
                 f"{_payload_sql(db)} AS payload",
             ]
         )
-        + f" FROM NVTX_EVENTS WHERE eventType IN ({integer_list(_NESTED + _START_END)}) AND {wanted}",
+        + f" FROM NVTX_EVENTS WHERE eventType IN ({integer_list(kinds)}) AND {wanted}",
         missing=MISSING_PAYLOAD,
     )
     pid = process_of(read["tid"])
@@ -99,15 +113,10 @@ def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
     if not keep.all():
         read, pid = {name: values[keep] for name, values in read.items()}, pid[keep]
     return {
-        "start_ns": read["start"],
-        "end_ns": read["end"].copy(),
+        **{name: read[name] for name in ("start", "end", "kind", "tid", "payload")},
         "pid": pid,
-        "tid": read["tid"],
-        "nested": np.isin(read["kind"], _NESTED),
-        "left_open": read["end"] == MISSING_PAYLOAD,
         "category": _category_names(pid, read["domain"], read["category"], domains),
         "text": _range_texts(db, read["text_id"], read["text"]),
-        "payload": read["payload"],
     }
 
 

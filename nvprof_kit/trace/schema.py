@@ -131,13 +131,70 @@ SAMPLES: Mapping[str, Column] = MappingProxyType(
 )
 """Samples of GPU metrics, where nsys took them (`--gpu-metrics-device`)."""
 
+SCHEDULED: Mapping[str, Column] = MappingProxyType(
+    {
+        "start_ns": Column("int64", "when the thread was put on a CPU"),
+        "end_ns": Column("int64", "when it was taken off"),
+        "pid": Column("int64", "its process"),
+        "tid": Column("int64", "the thread"),
+    }
+)
+"""Stretches in which a thread ran on a CPU, where nsys watched it (`--cpuctxsw`)."""
+
+COLLECTIVES: Mapping[str, Column] = MappingProxyType(
+    {
+        "start_ns": Column("int64", "when the call of the communication library began on the CPU"),
+        "end_ns": Column("int64", "when it returned"),
+        "pid": Column("int64", "process"),
+        "tid": Column("int64", "thread that made the call"),
+        "correlation": Column("int64", "id that its kernel carries, -1 where only thread and time tell the kernel"),
+        "call": Column("category", "what was called: `ncclAllReduce`; `ncclGroupEnd` launches what its group called"),
+        "bytes": Column(
+            "int64",
+            "bytes of its larger buffer: all of an all-gather's output or a reduce-scatter's input; -1: unknown",
+        ),
+        "ranks": Column("int64", "ranks of its group, -1: unknown"),
+    }
+)
+"""Calls of a communication library (NCCL), where the capture tells what they moved."""
+
+MARKS: Mapping[str, Column] = MappingProxyType(
+    {
+        "time_ns": Column("int64", "when it was set"),
+        "pid": Column("int64", "process"),
+        "tid": Column("int64", "thread that set it"),
+        "category": Column("category", "name of the NVTX category, '' where it has none"),
+        "text": Column("category", "the message"),
+        "payload": Column("Int64", "integer payload, NA where it has none"),
+    }
+)
+"""Marks of the chosen NVTX domain; those of category ``memory`` are what layers' ranges carry (`nvprof_kit.names`)."""
+
+ALLOCATIONS: Mapping[str, Column] = MappingProxyType(
+    {
+        "time_ns": Column("int64", "when it happened; 0 or before it for what was there when the capture began"),
+        "pid": Column("int64", "process"),
+        "tid": Column("int64", "thread whose call asked for it, -1 where the call is not in the capture"),
+        "call_ns": Column("int64", "when that call began, -1 where it is not in the capture"),
+        "device": Column("int64", "device ordinal as the process sees it"),
+        "bytes": Column("int64", "bytes allocated, negative where they were freed"),
+        "kind": Column("category", "kind of memory: device, managed, array, pinned, static, …"),
+    }
+)
+"""Memory that CUDA itself handed out and took back, where nsys traced it (`--cuda-memory-usage=true`)."""
+
 OP_KINDS = ("kernel", "memcpy", "memset", "graph", "operator")
 """Values of `OPS.kind`: `graph` is one whole-graph replay, `operator` a CPU operator."""
 
 TABLES: Mapping[str, Mapping[str, Column]] = MappingProxyType(
     {"ranges": RANGES, "api": API, "ops": OPS, "calls": CALLS, "graph_nodes": GRAPH_NODES, "operators": OPERATORS}
-    | {"samples": SAMPLES}
+    | {"marks": MARKS, "allocations": ALLOCATIONS}
+    | {"samples": SAMPLES, "collectives": COLLECTIVES, "scheduled": SCHEDULED}
 )
+
+
+MEMORY_TABLES = ("marks", "allocations")
+"""The optional tables in which a capture tells of memory."""
 
 
 @dataclass(frozen=True)
@@ -174,8 +231,9 @@ class CaptureInfo:
 class Trace:
     """One capture: tables with the columns of `TABLES`, and what the capture says of itself.
 
-    Rows come in no promised order. An optional column, `calls` and `samples` are there only when asked for. `operators`
-    is None where the capture has none, or where its ranges tell the backward pass themselves.
+    Rows come in no promised order. An optional column, `calls`, `samples`, `collectives` and `scheduled` are there only
+    when asked for. `operators` is None where the capture has none, or where its ranges tell the backward pass
+    themselves.
     """
 
     info: CaptureInfo
@@ -186,3 +244,7 @@ class Trace:
     calls: pd.DataFrame | None = None
     samples: pd.DataFrame | None = None
     operators: pd.DataFrame | None = None
+    marks: pd.DataFrame | None = None
+    allocations: pd.DataFrame | None = None
+    collectives: pd.DataFrame | None = None
+    scheduled: pd.DataFrame | None = None

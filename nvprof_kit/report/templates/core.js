@@ -20,6 +20,9 @@ function time(ns, whole = ns) {
   return `${Math.round(ns)} ns`;
 }
 
+// bytes in MiB of 1,048,576, with the digits that call for it
+const mib = (bytes) => `${(bytes / 2 ** 20).toLocaleString("en", { maximumFractionDigits: Math.abs(bytes) < 2 ** 24 ? 3 : 1 })} MiB`;
+
 const percent = (part, whole) => `${(whole ? (100 * part) / whole : 0).toFixed(1)} %`;
 
 // steps of 1, 2 or 5 that divide a length into about `count` parts

@@ -1,8 +1,12 @@
-// The model's tree by time: a box for each layer below its parent's, as wide as the time it took.
+// The model's tree by time or by memory: a box for each layer below its parent's, as wide as what it took.
 
 function icicle(sheet) {
-  const { name, parent, depth, total } = sheet.data.tree;
+  const { name, parent, depth } = sheet.data.tree;
+  const { memory } = sheet.data;
   const box = sheet.part("icicle");
+  const choice = sheet.element.querySelector("[data-measure]");
+  let measure = "time";
+  let total = sheet.data.tree.total;
   const children = name.map(() => []);
   const tops = [];
   parent.forEach((one, row) => (one < 0 ? tops : children[one]).push(row));
@@ -11,6 +15,7 @@ function icicle(sheet) {
 
   // a stripe of the phases' colours, each as wide as its part
   function stripe(row) {
+    if (measure !== "time") return "linear-gradient(var(--accent), var(--accent))";
     let reached = 0;
     const stops = PHASES.map((phase) => {
       const from = reached;
@@ -22,7 +27,13 @@ function icicle(sheet) {
   const label = (row) => (parent[row] < 0 ? lastWords(name[row]) : name[row].startsWith(`${name[parent[row]]}.`) ? name[row].slice(name[parent[row]].length + 1) : name[row]);
   const whole = () => (root < 0 ? tops : [root]).reduce((sum, row) => sum + total[row], 0);
 
+  function describeMemory(row) {
+    const words = { kept: "kept by a call of its forward", cuda: "taken from CUDA in the whole capture" };
+    const peak = memory.peak[row] ? `\nat most ${mib(memory.peak[row])} allocated while it ran` : "";
+    return `${name[row]}\n${mib(memory[measure][row])} ${words[measure]}, ${percent(total[row], whole())} of what is shown${peak}`;
+  }
   function describe(row) {
+    if (measure !== "time") return describeMemory(row);
     const steps = sheet.data.steps;
     const parts = PHASES.filter((phase) => sheet.data.tree[phase][row]).map((phase) => `${phase} ${time(sheet.data.tree[phase][row] / steps)}`);
     return `${name[row]}\n${time(total[row] / steps)} of ${sheet.data.timeName}${steps > 1 ? " per step" : ""}, ${percent(total[row], whole())} of what is shown\n${parts.join(", ")}`;
@@ -33,7 +44,7 @@ function icicle(sheet) {
     const made = [];
     let levels = 1;
     const place = (row, from, level) => {
-      const share = total[row] / all;
+      const share = all ? total[row] / all : 0;
       if (share * box.clientWidth < 1.5) return;
       levels = Math.max(levels, level + 1);
       const button = make("button", { type: "button", "data-row": row, "aria-pressed": row === sheet.picked }, label(row));
@@ -80,6 +91,12 @@ function icicle(sheet) {
   box.addEventListener("focusin", hover);
   box.addEventListener("pointerleave", () => tip.hide());
   box.addEventListener("focusout", () => tip.hide());
+  choice?.addEventListener("change", () => {
+    measure = choice.value;
+    total = measure === "time" ? sheet.data.tree.total : memory[`${measure}_width`];
+    if (root >= 0 && !total[root]) root = -1;
+    draw();
+  });
   new ResizeObserver(draw).observe(box);
   sheet.onPick((row) => { if (row < 0) root = -1; draw(); });
   box.dataset.deepest = Math.max(...depth);
