@@ -29,6 +29,7 @@ def main() -> None:
             "report": [*ours, "report", str(large), "-o", str(folder / "page.html")],
             "plot --view timeline": [*ours, "plot", "--view", "timeline", str(large), "-o", str(folder / "plot.png")],
             "plot --view tree": [*ours, "plot", "--view", "tree", str(large), "-o", str(folder / "plot.png")],
+            "plot --view queue": [*ours, "plot", "--view", "queue", str(large), "-o", str(folder / "plot.png")],
             "export": [*ours, "export", str(large), "-o", str(folder / "trace.json.gz")],
         }
         seen = measure(commands, options.rounds)

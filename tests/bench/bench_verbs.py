@@ -2,23 +2,28 @@
 
     python tests/bench/bench_verbs.py [--copies 500] [--rounds 3] [--capture FILE.sqlite.xz]
 
-The capture of `bench_layers.py`, repeated in the same way; whole processes, in turn, medians.
+The capture of `bench_layers.py`, repeated in the same way; whole processes, medians. The processor's seconds mind less
+than the clock's what else the machine does.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import resource
+import statistics
 import sys
 import tempfile
 from pathlib import Path
 
-from bench_layers import DATA, amplify, measure
+from bench_layers import DATA, amplify, timed
 
 VERBS = {
     "layers": ["layers", "--format", "csv"],
     "summary": ["summary", "--view", "kernel", "--format", "csv"],
     "summary, all views": ["summary"],
     "breakdown": ["breakdown", "--format", "csv"],
+    "breakdown, all views": ["breakdown"],
     "advise": ["advise", "--format", "csv"],
     "diff": ["diff", "--format", "csv", "--anyway"],
 }
@@ -38,9 +43,22 @@ def main() -> None:
         commands = {
             name: [*ours, *words, *[str(large)] * (2 if name == "diff" else 1)] for name, words in VERBS.items()
         }
-        seen = measure(commands, options.rounds)
-    for name, (seconds, megabytes) in seen.items():
-        print(f"{name:20} {seconds:6.2f} s  {seconds / seen['layers'][0]:5.2f} times layers  {megabytes:6.0f} MB")
+        seen = {name: [measured(command) for command in [words] * options.rounds] for name, words in commands.items()}
+    first = [statistics.median(values) for values in zip(*seen["layers"], strict=True)]
+    for name, runs in seen.items():
+        wall, processor, memory = (statistics.median(values) for values in zip(*runs, strict=True))
+        print(
+            f"{name:20} {wall:6.2f} s {wall / first[0]:5.2f} times layers, {processor:6.2f} s of processor "
+            f"{processor / first[1]:5.2f} times, {memory:5.0f} MB"
+        )
+
+
+def measured(command: list[str]) -> tuple[float, float, float]:
+    """Seconds by the clock, seconds of processor, and megabytes of a command."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds, megabytes = timed(command, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, megabytes
 
 
 if __name__ == "__main__":

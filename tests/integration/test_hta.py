@@ -6,6 +6,7 @@ HTA has dependencies of its own, so it runs in a Python of its own: set NVPROF_K
 
 from __future__ import annotations
 
+import gzip
 import json
 import lzma
 import os
@@ -31,12 +32,17 @@ print(json.dumps({**{name: float(times[name]) for name in times.index}, "overlap
 
 
 @pytest.mark.skipif(PYTHON is None, reason="NVPROF_KIT_HTA_PYTHON names no Python with HolisticTraceAnalysis")
-@pytest.mark.parametrize("capture", ["eager-2023.4", "hooks-ddp-2024.2"])
+@pytest.mark.parametrize(
+    "capture",
+    ["eager-2023.4.sqlite", "hooks-ddp-2024.2.sqlite", "kineto/ddp.rank0.json", "kineto/fsdp.rank0.json"],
+)
 def test_the_same_times(capture: str, tmp_path: Path) -> None:
-    plain = tmp_path / "run.sqlite"
-    plain.write_bytes(lzma.decompress((DATA / f"{capture}.sqlite.xz").read_bytes()))
-    trace = tmp_path / "rank0.json.gz"
-    as_kineto.write(plain, trace)
+    plain, trace = tmp_path / f"run{Path(capture).suffix}", tmp_path / "rank0.json.gz"
+    plain.write_bytes(lzma.decompress((DATA / f"{capture}.xz").read_bytes()))
+    if plain.suffix == ".sqlite":
+        as_kineto.write(plain, trace)
+    else:
+        trace.write_bytes(gzip.compress(plain.read_bytes()))
     environment = {**os.environ, "HTA_DISABLE_NS_ROUNDING": "1", "PYTHONPATH": ""}
     command = [str(PYTHON), "-c", ASK, str(trace), str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -9,6 +9,7 @@ trace = open_capture(file.write())
 from __future__ import annotations
 
 import sqlite3
+import struct
 from collections import defaultdict
 from pathlib import Path
 
@@ -27,6 +28,12 @@ _KERNEL = (
     "staticSharedMemory, dynamicSharedMemory, gridId, graphNodeId"
 )
 _NODES = "start, end, eventClass, globalTid, graphNodeId, originalGraphNodeId"
+NCCL_SCHEMAS = {
+    # fields of NCCL's payloads: codes of `struct`, and the names in nvtx_payload_schemas.h of NCCL 2.26
+    "init": ("<Qiii", ("NCCL communicator ID", "No. of ranks", "Rank", "CUDA device")),
+    "reduce": ("<QQi", ("NCCL communicator ID", "Message size [bytes]", "Reduction operation")),
+    "move": ("<QQ", ("NCCL communicator ID", "Message size [bytes]")),
+}
 SCHEMAS = {
     # version of nsys: (export version, name of the metadata table, columns by table)
     "2022.4": (
@@ -130,6 +137,20 @@ class NsysFile:
             }
         )
 
+    def nccl(self, name: str, start: int, end: int, schema: str, *numbers: int, tid: int = TID, pid: int = PID) -> None:
+        """A call of NCCL's with its payload, as NCCL lays it out: ``<`` and the codes of `struct` for its fields."""
+        self.range_(name, start, end, category=None, domain="NCCL", tid=tid, pid=pid)
+        domain, id_ = self.domains[pid, "NCCL"], (1 << 24) + list(NCCL_SCHEMAS).index(schema)
+        layout, names = NCCL_SCHEMAS[schema]
+        payload = struct.pack(layout, *numbers)
+        header = struct.pack("<QQQQ", domain, id_, len(payload), 32 + len(payload))
+        self.rows["NVTX_EVENTS"][-1]["binaryData"] = header + payload
+        offsets = [struct.calcsize(layout[: 1 + place]) if place else None for place in range(len(names))]
+        for field, offset in zip(names, offsets, strict=True):
+            row = {"domainId": domain, "schemaId": id_, "idx": 0, "type": 0, "name": field, "offset": offset}
+            if row not in self.rows["NVTX_PAYLOAD_SCHEMA_ENTRIES"]:
+                self.rows["NVTX_PAYLOAD_SCHEMA_ENTRIES"].append(row)
+
     def call(
         self, name: str, start: int, end: int, *, tid: int = TID, pid: int = PID, correlation: int | None = None
     ) -> int:
@@ -231,8 +252,10 @@ class NsysFile:
             listed = self.columns["GPU"] + ", bytes, copyKind, srcKind, dstKind, graphNodeId"
         elif table == "PROFILER_OVERHEAD":
             listed = "start, end, globalTid, nameId, returnValue"
-        else:
+        elif table.startswith("CUDA_GRAPH"):
             listed = _NODES
+        else:
+            return list(self.rows[table][0])
         return listed.split(", ")
 
     def write(self) -> Path:

@@ -25,30 +25,43 @@ MAY_IMPORT = {
     "analysis": FOUNDATION | {"trace"},
     "report": FOUNDATION | {"trace", "analysis"},
     "cli": FOUNDATION | {"trace", "analysis", "report"},
+    "profiler": FOUNDATION | {"instrument", "capture", "trace", "analysis", "report"},
     "__main__": {"cli"},
 }
-"""Data moves one way: a room imports rooms to its left."""
+"""Data moves one way: a room imports rooms to its left. ``profiler`` alone is of both halves: it records, and reads the
+file that it recorded."""
 
 EXCEPTIONS = {
     # the facade: what a training script imports, each name from its home and only when it is used
     ("__init__", "capture.record"),
     ("__init__", "capture.scheduled"),
     ("__init__", "instrument.annotate"),
+    ("__init__", "instrument.flops"),
     ("__init__", "instrument.generation"),
     ("__init__", "instrument.layer_range"),
     ("__init__", "instrument.loop"),
     ("__init__", "instrument.methods"),
     ("__init__", "instrument.schedule"),
     ("__init__", "instrument.memory"),
+    ("__init__", "instrument.memory_points"),
     ("__init__", "instrument.snapshot"),
+    ("__init__", "instrument.switch"),
+    ("__init__", "instrument.throughput"),
     ("__init__", "instrument.timers"),
+    ("__init__", "instrument.utilisation"),
+    ("__init__", "profiler.handlers"),
+    ("__init__", "profiler.layer_profiler"),
+    ("__init__", "profiler.options"),
     # the recorder wakes annotated models, and ranges then go to Kineto
     ("capture.record", "instrument.state"),
     ("capture.record", "instrument.backends"),
+    # and gives them back to a memory profiler around it
+    ("capture.record", "instrument.watch"),
     # a schedule drives the recorder, or tells the attached tool by a range
     ("capture.scheduled", "instrument.state"),
     ("capture.scheduled", "instrument.backends"),
     ("capture.scheduled", "instrument.schedule"),
+    ("capture.scheduled", "instrument.ranks"),
     # the memory profiler leaves its own pages when it ends, as the documents it follows describe
     ("instrument.memory_files", "report.memory_curve"),
     ("instrument.memory_files", "report.sunburst"),

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from train import VOCABULARY, llama
+from train import VOCABULARY, Size, llama
 
 import nvprof_kit
 
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", action="store_true", help="recompute activations in the backward pass")
     options = parser.parse_args()
     torch.manual_seed(0)
-    model = llama(options.layers).to("cuda", torch.bfloat16)
+    model = llama(Size(options.layers)).to("cuda", torch.bfloat16)
     if options.checkpoint:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

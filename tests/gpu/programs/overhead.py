@@ -1,8 +1,9 @@
 """What annotation costs a training step: ten interleaved pairs of annotated and plain stretches in one run.
 
-    python overhead.py [--layers 48] [--width 2048]
+    python overhead.py [--layers 48] [--width 2048] [--batch 4]
 
-Prints the median ratio of the step times; run it alone, under nsys, or under the embedded recorder.
+Prints the median ratio of the step times; run it alone, under nsys, or under the embedded recorder. Each stretch begins
+with a step that is not timed, in which the ranges get their names; every other pair runs the annotated stretch first.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import nvprof_kit
 
 
 def seconds_per_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, steps: int) -> float:
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for number in range(steps):
+    began = 0.0
+    for number in range(-1, steps):
+        if number <= 0:
+            torch.cuda.synchronize()
+            began = time.perf_counter()
         with nvprof_kit.step(number):
             model(input_ids=tokens, labels=tokens)[0].backward()
             optimizer.step()
@@ -48,18 +51,22 @@ def main() -> None:
         num_key_value_heads=options.width // 128,
         use_cache=False,
     )
-    model = LlamaForCausalLM(config).to("cuda", torch.bfloat16)
+    with torch.device("cuda"):
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     tokens = torch.randint(0, 32000, (options.batch, 1024), device="cuda")
     seconds_per_step(model, optimizer, tokens, 3)
-    plain, annotated = [], []
-    for _ in range(options.pairs):
-        plain.append(seconds_per_step(model, optimizer, tokens, options.steps))
+    plain, annotated, modules = [], [], 0
+    for stretch in range(2 * options.pairs):
+        if stretch % 4 in (0, 3):
+            plain.append(seconds_per_step(model, optimizer, tokens, options.steps))
+            continue
         with nvprof_kit.annotate_model(model) as annotation:
             annotated.append(seconds_per_step(model, optimizer, tokens, options.steps))
+            modules = len(annotation.paths)
     ratios = [with_it / without for with_it, without in zip(annotated, plain, strict=True)]
     print(
-        f"{options.layers} layers, {len(annotation.paths)} modules ranged: plain "
+        f"{options.layers} layers of {options.width}, batch {options.batch}, {modules} modules ranged: plain "
         f"{statistics.median(plain) * 1e3:.1f} ms, "
         f"annotated {statistics.median(annotated) * 1e3:.1f} ms, median ratio of {options.pairs} pairs "
         f"{statistics.median(ratios):.4f} "

@@ -1,8 +1,9 @@
 """One Llama-shaped model trained over several GPUs in the ways people do it; one process a GPU, for torchrun.
 
-    torchrun --nproc-per-node 2 parallel.py ddp|fsdp|fsdp-keep|tensor|pipeline [--annotate-first]
+    torchrun --nproc-per-node 2 parallel.py ddp|fsdp|fsdp-keep|tensor|pipeline [--annotate-first] [--record FOLDER]
 
 ``--annotate-first`` annotates before the model is wrapped, so that our hooks and the wrapper's stand the other way.
+``--record`` records the steps with PyTorch's profiler instead of leaving them to nsys: FOLDER/KIND.rank0.json.gz.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
-from train import VOCABULARY, WIDTH, llama
+from train import VOCABULARY, WIDTH, Size, llama
 from variants import STEPS, WARM_UP, collected
 
 import nvprof_kit
@@ -64,7 +65,7 @@ def wrap(kind: str, model: nn.Module) -> nn.Module:
 
 def data_parallel(kind: str, annotate_first: bool) -> None:
     torch.manual_seed(0)
-    model: nn.Module = llama(LAYERS).to("cuda", torch.bfloat16)
+    model: nn.Module = llama(Size(LAYERS)).to("cuda", torch.bfloat16)
     if annotate_first:
         nvprof_kit.annotate_model(model)
     model = wrap(kind, model)
@@ -107,11 +108,16 @@ def pipeline() -> None:
     run(step)
 
 
+def recorded() -> nvprof_kit.record:
+    folder = sys.argv[sys.argv.index("--record") + 1]
+    return nvprof_kit.record(f"{folder}/{sys.argv[1]}.rank{dist.get_rank()}.json.gz")
+
+
 def run(step) -> None:
     for _ in range(WARM_UP):
         step()
     dist.barrier()
-    with collected():
+    with recorded() if "--record" in sys.argv else collected():
         for number in range(STEPS):
             with nvprof_kit.step(number):
                 step()

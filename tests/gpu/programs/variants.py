@@ -2,6 +2,9 @@
 
 python variants.py
 eager|checkpoint|checkpoint-reentrant|graph|graphed-callables|compile-blocks|compile-model|inductor-graphs|generate
+python variants.py compile-blocks-parts|compile-model-parts|compile-graphs-parts
+
+The last three are annotated with ``compiled_parts=True``.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from train import VOCABULARY, llama
+from train import VOCABULARY, Size, llama
 
 import nvprof_kit
 
@@ -31,7 +34,7 @@ def collected() -> Iterator[None]:
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
     torch.manual_seed(0)
-    model = llama(LAYERS).to("cuda", torch.bfloat16)
+    model = llama(Size(LAYERS)).to("cuda", torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=True)
     return model, optimizer, torch.randint(0, VOCABULARY, (4, 513), device="cuda")
 
@@ -54,9 +57,9 @@ def run_steps(step: Callable[[], None]) -> None:
                 step()
 
 
-def eager(prepare: Callable[[nn.Module], nn.Module] = lambda model: model) -> None:
+def eager(prepare: Callable[[nn.Module], nn.Module] = lambda model: model, *, parts: bool = False) -> None:
     model, optimizer, tokens = make()
-    nvprof_kit.annotate_model(model)
+    nvprof_kit.annotate_model(model, compiled_parts=parts)
     nvprof_kit.annotate_optimizer(optimizer)
     model = prepare(model)
     run_steps(lambda: train_step(model, optimizer, tokens))
@@ -123,6 +126,19 @@ def inductor_graphs() -> None:
     run_steps(step)
 
 
+def graphs_parts() -> None:
+    """Inductor's CUDA graphs of the whole model, captured in the window: their nodes bear the layers."""
+    model, optimizer, tokens = make()
+    nvprof_kit.annotate_model(model, compiled_parts=True)
+    nvprof_kit.annotate_optimizer(optimizer)
+    model.compile(mode="reduce-overhead")
+    with collected():
+        for number in range(WARM_UP + STEPS):
+            torch.compiler.cudagraph_mark_step_begin()
+            with nvprof_kit.step(number):
+                train_step(model, optimizer, tokens)
+
+
 def generate() -> None:
     model, _, tokens = make()
     model.config.use_cache = True
@@ -143,6 +159,9 @@ VARIANTS: dict[str, Callable[[], None]] = {
     "compile-model": lambda: eager(torch.compile),
     "inductor-graphs": inductor_graphs,
     "generate": generate,
+    "compile-blocks-parts": lambda: eager(compile_blocks, parts=True),
+    "compile-model-parts": lambda: eager(torch.compile, parts=True),
+    "compile-graphs-parts": graphs_parts,
 }
 
 

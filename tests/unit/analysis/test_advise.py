@@ -202,6 +202,29 @@ def test_what_it_could_save(tmp_path: Path, rule: str, saves: int) -> None:
     assert findings(tmp_path, rule, bad=True)[0].saves_ns == saves
 
 
+def test_every_finding_has_a_real_capture() -> None:
+    (mark,) = [one for one in test_real_captures.pytestmark if one.name == "parametrize"]
+    assert set(RULES) == set().union(*(has for _, has, _ in mark.args[1]))
+
+
+def test_the_slow_layer_is_named() -> None:
+    """The program makes the fourth block four times as wide as the others, and copies 16.8 MB from pageable memory."""
+    by_rule = {}
+    for finding in found(DATA / "slow-2024.2.sqlite.xz").findings:
+        by_rule.setdefault(finding.rule, []).append(finding)
+    assert {finding.layer.rpartition(".")[0] for finding in by_rule["outlier-layer"]} == {"layers.3"}
+    (copies,) = by_rule["copies"]
+    assert "5 through pageable memory" in copies.evidence and "83.9 MB" in copies.evidence
+    assert (copies.layer, copies.phase) == ("(none)", "data")
+
+
+def test_communication_in_the_open_says_what_it_moved() -> None:
+    (finding,) = [one for one in found(DATA / "kineto/ddp.rank0.json.xz").findings if one.rule == "exposed-collectives"]
+    # the bucket of the embedding, 3 x 73.9 MB, is the last to be reduced and has nothing beside it
+    assert "AllReduce of model.embed_tokens backward" in finding.evidence
+    assert finding.evidence.endswith("exposed, 221.8 MB at 28.6 GB/s")
+
+
 def test_findings_are_ranked(tmp_path: Path) -> None:
     rows = found(DATA / "hooks-ddp-2024.2.sqlite.xz").rows
     assert rows["rank"].tolist() == list(range(1, len(rows) + 1))
@@ -216,6 +239,15 @@ def test_findings_are_ranked(tmp_path: Path) -> None:
         ("graph-2023.4", {"unfused-chains"}, {"launch", "sync", "recompute"}),
         ("checkpoint-2023.4", {"recompute", "launch"}, {"exposed-collectives", "fp32-gemms"}),
         ("hooks-ddp-2024.2", {"exposed-collectives", "unstable-step"}, {"recompute", "missing-overlap"}),
+        ("ddp.rank0-2024.2", {"exposed-collectives", "missing-overlap", "launch"}, {"recompute", "dataloader"}),
+        ("fsdp.rank0-2024.2", {"missing-overlap", "launch"}, {"recompute", "copies", "fp32-gemms"}),
+        ("graph-whole-2024.2", set(), {"launch", "sync", "small-kernels", "unfused-chains"}),
+        ("metrics/llama-2023.4", {"gpu-metrics", "launch"}, {"recompute", "fp32-gemms"}),
+        (
+            "slow-2024.2",
+            {"fp32-gemms", "dataloader", "allocation", "outlier-layer", "copies", "small-kernels", "sync"},
+            {"exposed-collectives", "missing-overlap", "recompute"},
+        ),
     ],
 )
 def test_real_captures(capture: str, has: set[str], lacks: set[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import lzma
+from dataclasses import replace
+from math import isnan
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from support import breakdown_brute_force as brute
 from support.nsys_file import NsysFile
 
 from nvprof_kit.analysis.breakdown import OPTIONAL, BreakdownResult, breakdown
+from nvprof_kit.analysis.gpu_links import UNKNOWN, link_of
 from nvprof_kit.trace.open import open_capture
 
 TESTS = Path(__file__).parents[2]
@@ -144,6 +147,29 @@ def test_the_queue_of_launched_operations(file: NsysFile) -> None:
     assert step["queue_empty"] == pytest.approx((10 + 40) / 100)
 
 
+def test_the_queue_through_the_median_step(file: NsysFile) -> None:
+    file.range_("step 1", 0, 1000, category="step", payload=1)
+    file.kernel(30, 50, launched=(5, 10))  # waits 10-30, on stream 7
+    file.kernel(60, 1000, launched=(18, 20), stream=9)  # waits 20-60
+    file.kernel(70, 71, launched=(24, 25), stream=9)  # waits 25-70
+    queue = analysed(file).queue
+    assert queue[["step", "device"]].drop_duplicates().to_numpy().tolist() == [[1, 0]]
+    depth = {stream: rows.set_index("start_ns") for stream, rows in queue.groupby("stream")}
+    # a hundred slices of 10 ns for each stream
+    assert [len(rows) for rows in depth.values()] == [100, 100]
+    assert depth[7]["queue_mean"].to_numpy()[:4].tolist() == [0, 1, 1, 0]
+    assert depth[9]["queue_mean"].to_numpy()[:8].tolist() == [0, 0, 1.5, 2, 2, 2, 1, 0]
+    assert depth[9]["queue_max"].to_numpy()[:8].tolist() == [0, 0, 2, 2, 2, 2, 1, 0]
+
+
+def test_the_queue_of_a_step_shorter_than_its_slices(file: NsysFile) -> None:
+    file.kernel(30, 37, launched=(5, 10))
+    file.range_("layers.0", 0, 20)
+    queue = analysed(file).queue
+    assert len(queue) == 7 and queue["step"].isna().all()
+    assert queue["queue_mean"].tolist() == [0] * 7
+
+
 def test_communication_of_a_layer(file: NsysFile) -> None:
     file.range_("layers.0", 0, 50, category="backward")
     file.kernel(100, 200, launched=(10, 12))
@@ -164,6 +190,46 @@ def test_copies_by_memory(file: NsysFile) -> None:
         1, 1600, 100, 100, 16.0, 1,
     ]  # fmt: skip
     assert copies.loc["pinned", ["gpu_ns", "exposed_ns", "gb_per_s", "blocking"]].tolist() == [50, 30, 32.0, 0]
+    assert copies["link"].tolist() == ["", ""] and copies["of_link"].isna().all()  # nobody knows a "Test GPU"
+
+
+def test_copies_against_the_link(file: NsysFile) -> None:
+    file.range_("data", 0, 400, category="data")
+    file.kernel(100, 200, launched=(10, 12), table="MEMCPY", memory=(1, 2), size=3150)
+    file.kernel(300, 350, launched=(20, 22), table="MEMCPY", memory=(2, 2), size=1600, copy_kind=8)
+    file.kernel(350, 360, launched=(24, 26), table="MEMCPY", memory=(2, 2), size=2250, copy_kind=10)
+    trace = open_capture(file.write(), optional=OPTIONAL)
+    h200 = replace(trace, info=replace(trace.info, gpus=("NVIDIA H200",)))
+    copies = breakdown(h200).copies.set_index("copy")
+    # PCIe 5 x16 carries 63.015 GB/s, NVLink of an H200 450; a copy inside the GPU goes over neither
+    assert copies.loc["memcpy HtoD", ["gb_per_s", "link"]].tolist() == [31.5, "PCIe 5 x16"]
+    assert copies.loc["memcpy HtoD", "of_link"] == pytest.approx(31.5 / 63.015)
+    assert copies.loc["memcpy PtoP", ["link", "of_link"]].tolist() == ["NVLink", 0.5]
+    assert copies.loc["memcpy DtoD", "link"] == "" and isnan(copies.loc["memcpy DtoD", "of_link"])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "host", "peer"),
+    [
+        ("NVIDIA H200", "PCIe 5 x16", 450.0),
+        ("NVIDIA H100 80GB HBM3", "PCIe 5 x16", 450.0),
+        ("NVIDIA H100 PCIe", "PCIe 5 x16", 300.0),
+        ("NVIDIA GH200 480GB", "NVLink-C2C", 450.0),
+        ("NVIDIA GB200", "NVLink-C2C", 900.0),
+        ("NVIDIA B200", "PCIe 5 x16", 900.0),
+        ("NVIDIA A100-SXM4-80GB", "PCIe 4 x16", 300.0),
+        ("Tesla V100-SXM2-16GB", "PCIe 3 x16", 150.0),
+        ("NVIDIA L4", "PCIe 4 x16", None),
+        ("NVIDIA L40S", "PCIe 4 x16", None),
+        ("Tesla T4", "PCIe 3 x16", None),
+        ("NVIDIA GeForce RTX 4090", "PCIe 4 x16", None),
+        ("GPU of unknown name", "", None),
+    ],
+)
+def test_links_of_gpus(gpu: str, host: str, peer: float | None) -> None:
+    assert link_of(gpu, "Memcpy HtoD (Pageable -> Device)").name == link_of(gpu, "memcpy DtoH").name == host
+    assert link_of(gpu, "memcpy PtoP") == (("NVLink", peer) if peer else UNKNOWN)
+    assert link_of(gpu, "memcpy DtoD") == link_of(gpu, "memset") == UNKNOWN
 
 
 def test_launches_of_a_layer(file: NsysFile) -> None:
@@ -257,6 +323,16 @@ REAL = [
     "hooks-ddp-2024.2",
     "checkpoint-2023.4",
     "graph-whole-2024.2",
+    "ddp.rank0-2024.2",
+    "fsdp.rank0-2024.2",
+    "pipeline.rank1-2024.2",
+]
+GOLDEN = [
+    "eager-2023.4",
+    "graph-2023.4",
+    "graph-whole-2024.2",
+    "hooks-ddp-2024.2",
+    "ddp.rank0-2024.2",
     "fsdp.rank0-2024.2",
 ]
 
@@ -273,7 +349,7 @@ def test_a_real_capture_against_brute_force(capture: str, tmp_path: Path) -> Non
         assert [row[part] for part in PARTS] == [found[one] for one in ("compute", "comm", "copy", "idle")]
 
 
-@pytest.mark.parametrize("capture", REAL[:3])
+@pytest.mark.parametrize("capture", GOLDEN)
 def test_the_golden_tables(capture: str, request: pytest.FixtureRequest) -> None:
     result = breakdown(open_capture(DATA / f"{capture}.sqlite.xz", optional=OPTIONAL))
     for view in ("steps", "idle", "communication"):

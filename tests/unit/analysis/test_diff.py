@@ -129,11 +129,15 @@ def test_first_steps_can_be_left_out(tmp_path: Path) -> None:
         ("layers.*:+50%", False, "layers.0 forward +100.0 %"),
         ("layers.1:+0.5%", True, "at most +0.0 %"),
         ("class:gemm:+10%", False, "gemm +100.0 %"),
+        ("phase:forward:+50%", False, "all forward +100.0 %, the limit is +50 %"),
+        ("phase:backward:+1%", True, "at most +0.0 % (all backward)"),
+        ("layers.0 forward:+50%", False, "layers.0 forward +100.0 %"),
+        ("layers.* backward:+1%", True, "at most +0.0 % (layers.1 backward)"),
     ],
 )
 def test_gates(tmp_path: Path, gate: str, held: bool, reason: str) -> None:
-    base = opened(capture(tmp_path / "base.sqlite"))
-    slow = opened(capture(tmp_path / "new.sqlite", tuple(2 * length for length in STEADY)))
+    base = opened(capture(tmp_path / "base.sqlite", backward=True))
+    slow = opened(capture(tmp_path / "new.sqlite", tuple(2 * length for length in STEADY), backward=True))
     outcome = diff(base, slow, [parse_gate(gate)]).gates[0]
     assert outcome.held == held
     assert outcome.reason.startswith(reason)
@@ -156,6 +160,10 @@ def test_a_gate_on_nothing_is_refused(tmp_path: Path) -> None:
     base = opened(capture(tmp_path / "base.sqlite"))
     with pytest.raises(UsageError, match="neither capture has such a layer"):
         diff(base, base, [parse_gate("layer.9:+5%")])
+    with pytest.raises(UsageError, match="neither capture has such a phase"):
+        diff(base, base, [parse_gate("phase:backwards:+5%")])
+    with pytest.raises(UsageError, match="neither capture has such a layer"):
+        diff(base, base, [parse_gate("layers.0 backward:+5%")])
 
 
 def test_the_command_line(tmp_path: Path) -> None:

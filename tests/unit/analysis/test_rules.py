@@ -87,7 +87,7 @@ def test_operators_have_a_number() -> None:
         ("[[rule]]\nmatch = '.'\nlayer = 3", "rule 1: every value must be a text"),
         ("[[rule]]\nmatch = '.'\noperator = 'x'", "rule 1: operator = 'x'"),
         ("otherwise = 'x'\n[[rule]]\nmatch = '.'", "otherwise = 'x'"),
-        ("include = ['x']", "no preset 'x'; there are emit-nvtx"),
+        ("include = ['x']", "no preset 'x'; there are deepspeed, emit-nvtx"),
     ],
 )
 def test_a_wrong_file_is_told_in_one_line(text: str, complaint: str) -> None:
@@ -97,7 +97,8 @@ def test_a_wrong_file_is_told_in_one_line(text: str, complaint: str) -> None:
 
 
 def test_presets_name_their_sources() -> None:
-    assert presets() == ("emit-nvtx", "megatron-lm", "nemo", "sglang", "torch-nvtx", "vllm")
+    named = ("deepspeed", "emit-nvtx", "megatron-lm", "nemo", "sglang", "tensorrt-llm", "torch-nvtx", "vllm")
+    assert presets() == named
     for name in presets():
         assert all(": " in source and "/" in source for source in preset(name).sources)
         assert preset(name).sources and preset(name).domain is not None
@@ -118,11 +119,34 @@ OUTPUTS = "'TrainableParams': {'weight': [64, 64]}, 'Outputs': [[8, 64]]"
         ("vllm", "gpu_model_runner: sample", RangeName("sample", PHASE)),
         ("vllm", "execute_context_2(512)_generation_64(64)",
          RangeName("execute_context_2(512)_generation_64(64)", STEP)),
+        ("vllm", "execute_new_2_cached_64", RangeName("execute_new_2_cached_64", STEP)),
+        ("vllm", "execute_576_context_2(sq512)_generation_64(sq64)",
+         RangeName("execute_576_context_2(sq512)_generation_64(sq64)", STEP)),
+        ("vllm", "schedule: allocate_slots", RangeName("allocate_slots", PHASE)),
+        ("tensorrt-llm", "[Executor] _forward_step 12: 3 ctx reqs, 29 gen reqs", RangeName("step 12", STEP)),
+        ("tensorrt-llm", "[Executor] _forward_step 12: 0 ctx reqs, 0 ctx tokens, 32 gen reqs",
+         RangeName("step 12", STEP)),
+        ("tensorrt-llm", "[Executor] _forward_step: 3 ctx reqs, 29 gen reqs",
+         RangeName("[Executor] _forward_step: 3 ctx reqs, 29 gen reqs", STEP)),
+        ("tensorrt-llm", "_prepare_inputs", RangeName("prepare_inputs", PHASE)),
+        ("tensorrt-llm", f"{{'Module': 'top.model.layers.0.mlp', {SHAPES}}}",
+         RangeName("top.model.layers.0.mlp", LAYER)),
+        ("deepspeed", "DeepSpeedEngine.forward", RangeName("forward", PHASE)),
+        ("deepspeed", "DeepSpeedEngine.backward", RangeName("backward", PHASE)),
+        ("deepspeed", "DeepSpeedEngine.step", RangeName("optimizer", PHASE)),
+        ("deepspeed", "PartitionedParameterCoordinator.fetch_sub_module",
+         RangeName("PartitionedParameterCoordinator.fetch_sub_module", PHASE)),
+        ("deepspeed", "DeepSpeedZeroOptimizer_Stage3.step", RangeName("DeepSpeedZeroOptimizer_Stage3.step", PHASE)),
+        ("deepspeed", "model.layers.0", RangeName("model.layers.0", LAYER)),
         ("sglang", f"{{'Module': 'model.layers.0.self_attn.qkv_proj', {SHAPES}}}",
          RangeName("model.layers.0.self_attn.qkv_proj", LAYER)),
         ("megatron-lm", "megatron.core.transformer.transformer_layer._forward_attention.self_attention",
          RangeName("transformer_layer.self_attention", LAYER)),
         ("megatron-lm", "megatron.core.transformer.mlp.forward.linear_fc1", RangeName("mlp.linear_fc1", LAYER)),
+        ("megatron-lm", "megatron.core.transformer.mlp.forward.activation", RangeName("mlp.activation", LAYER)),
+        ("megatron-lm", "megatron.core.transformer.attention.forward.qkv", RangeName("attention.qkv", LAYER)),
+        ("megatron-lm", "megatron.core.transformer.transformer_layer._forward_attention.self_attn_bda",
+         RangeName("transformer_layer.self_attn_bda", LAYER)),
         ("megatron-lm", "megatron.core.fusions.fused_bias_swiglu.backward", RangeName("fused_bias_swiglu", BACKWARD)),
         ("megatron-lm", "megatron.core.pipeline_parallel.schedules.forward_step",
          RangeName("schedules.forward_step", PHASE)),

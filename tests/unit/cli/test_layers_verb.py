@@ -10,7 +10,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.nsys_file import NsysFile
+from support.nsys_memory import Allocations, carry
 
+from nvprof_kit.analysis.layer_memory import MEMORY
 from nvprof_kit.cli import main
 from nvprof_kit.cli.output import Output
 from nvprof_kit.errors import UsageError
@@ -185,7 +187,7 @@ def test_rules_of_a_file(foreign: str, tmp_path: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [(None, "no such file, and no preset; there are emit-nvtx, megatron-lm"), ("match = 'x'", "unknown key 'match'")],
+    [(None, "no such file, and no preset; there are deepspeed, emit-nvtx"), ("match = 'x'", "unknown key 'match'")],
 )
 def test_rules_that_cannot_be_used(
     foreign: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, complaint: str
@@ -196,3 +198,50 @@ def test_rules_that_cannot_be_used(
     assert run("layers", foreign, "--rules", own) == 2
     error = capsys.readouterr().err
     assert complaint in error and error.count("\n") == 1
+
+
+def test_memory_is_appended_and_only_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("layers.0", 100, 200, category="forward")
+    carry(file, (101, 3 << 20), (199, 5 << 20), peak=8 << 20)
+    file.kernel(300, 330, launched=(110, 115))
+    capture = str(file.write())
+    told = [str(count << 20) for count in (3, 5, 2, 8)]
+    rows = list(csv.reader(io.StringIO(answer(capsys, capture, "--format", "csv", "--memory"))))
+    assert rows == [
+        [*CONTRACT, *MEMORY],
+        ["layers.0", "forward", "1", "1", "30", "30", "30", "100", "1.0", *told, "", ""],
+    ]
+    assert answer(capsys, capture, "--format", "csv").splitlines()[0] == ",".join(CONTRACT)
+    (first,) = json.loads(answer(capsys, capture, "--format", "json", "--memory"))
+    assert (first["memory_peak_bytes"], first["cuda_alloc_bytes"]) == (8 << 20, None)
+    for form in ("md", "parquet"):
+        assert run("layers", capture, "--memory", "-o", tmp_path / f"a.{form}") == 0
+    assert pd.read_parquet(tmp_path / "a.parquet")["memory_retained_bytes"].tolist() == [2 << 20]
+    capsys.readouterr()
+    text = answer(capsys, capture, "--memory")
+    assert "kept MiB  peak MiB" in text
+    assert "CUDA MiB" not in text, "nsys traced none"
+    assert [line.split()[-2:] for line in text.splitlines() if line.startswith("layers.0")] == [["2.0", "8.0"]]
+
+
+def test_the_total_holds_what_cuda_handed_out_where_nothing_ran(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("layers.0", 100, 200, category="forward")
+    file.kernel(300, 330, launched=(110, 115))
+    events = Allocations()
+    events.add(105, 3 << 20, file.call("cudaMalloc_v3020", 103, 106))
+    events.add(250, 4 << 20, file.call("cudaMalloc_v3020", 248, 251))
+    text = answer(capsys, str(events.into(file.write())), "--memory")
+    cells = {line.split()[0]: line.split()[-1] for line in text.splitlines() if line.startswith(("layers.0", "total"))}
+    assert cells == {"layers.0": "3.0", "total": "7.0"}
+
+
+def test_a_capture_without_memory_is_one_line(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("layers", capture, "--memory") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "no memory in this capture; record it with" in captured.err
+    assert captured.err.count("\n") == 1

@@ -1,7 +1,7 @@
 """The exported trace, judged by the rules of the Trace Event Format and by queries that must give our tables' numbers.
 
-Perfetto's own trace processor is not in its PyPI package, which downloads it; what it asks of a JSON trace is checked
-here: complete events on named tracks, whose slices nest and never overlap, at exact nanoseconds.
+Perfetto itself is asked in ``tests/integration/test_perfetto_ui.py``. What it and chrome://tracing need of a trace is
+checked here: complete events on named tracks, whose slices nest and never overlap, at exact nanoseconds.
 """
 
 from __future__ import annotations
@@ -141,3 +141,17 @@ def test_one_step(tmp_path: Path) -> None:
     spent = "SELECT sum(dur) FROM slice WHERE category = 'operation' AND step = 3"
     rows = layers(trace, LayersOptions(by_step=True)).rows
     assert database(document).execute(spent).fetchone()[0] == rows[rows["step"] == 3]["gpu_self_ns"].sum()
+
+
+def test_letters_are_not_escaped_and_half_ones_do_no_harm(tmp_path: Path) -> None:
+    """Perfetto shows an escaped letter of a track's name as it is escaped."""
+    event = {"ph": "X", "pid": 7, "tid": 7, "ts": 1, "dur": 1}
+    events = [
+        {**event, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": {"correlation": 3}},
+        {**event, "cat": "kernel", "name": "Ω\ud800", "ts": 5, "args": {"correlation": 3, "device": 0, "stream": 7}},
+    ]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    trace = open_capture(path, optional=OPTIONAL)
+    packed = perfetto_trace(timeline(trace, attribute(trace)), trace.info, "json").decode()
+    assert '"name":"Ω\ufffd"' in packed and " · operations" in packed and "\\u" not in packed

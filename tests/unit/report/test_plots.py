@@ -10,8 +10,11 @@ from support.layers_result import MS, layers_result
 from support.nsys_file import NsysFile
 
 from nvprof_kit.analysis.attribution import attribute
+from nvprof_kit.analysis.breakdown import OPTIONAL as BREAKDOWN
+from nvprof_kit.analysis.breakdown import breakdown
 from nvprof_kit.analysis.timeline import OPTIONAL, Timeline, timeline
 from nvprof_kit.report.plots import FORMATS, PHASE_COLOURS, encode
+from nvprof_kit.report.queue_plot import queue_areas, queue_figure
 from nvprof_kit.report.steps_plot import steps_bars, steps_figure
 from nvprof_kit.report.timeline_plot import IDLE, last_words, timeline_bands, timeline_figure
 from nvprof_kit.report.tree_plot import tree_boxes, tree_figure
@@ -104,3 +107,40 @@ def test_last_words() -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format(form: str, shown: Timeline) -> None:
     assert encode(timeline_figure(shown), form)[:5] in (b"\x89PNG\r", b"<?xml", b"%PDF-")
+
+
+def test_the_queue_as_areas_by_stream() -> None:
+    rows = [(1, stream, start, start + 10, float(depth), 2) for stream, *depths in [(7, 1, 0), (9, 2, 3)]
+            for start, depth in zip((0, 10), depths, strict=True)]  # fmt: skip
+    names = ["step", "stream", "start_ns", "end_ns", "queue_mean", "queue_max"]
+    areas = queue_areas(pd.DataFrame(rows, columns=names))
+    assert areas.to_dict("list") == {"stream 9": [2, 3], "stream 7": [1, 0]}
+    many = pd.DataFrame([(1, stream, 0, 10, float(stream), 9) for stream in range(9)], columns=names)
+    assert queue_areas(many).iloc[0].to_dict() == {
+        **{f"stream {stream}": float(stream) for stream in (8, 7, 6, 5, 4, 3)}, "3 other streams": 3.0
+    }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_queue_of_a_step_in_which_nothing_runs(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for number in range(3):
+        file.range_(f"step {number}", 100 * number, 100 * number + 50, category="step", payload=number)
+    file.kernel(10, 20, launched=(1, 2))
+    figure = queue_figure(breakdown(open_capture(file.write(), optional=BREAKDOWN)))
+    encode(figure, "png")
+    assert figure.axes[0].get_legend() is None
+
+
+def test_the_drawn_queue_shows_idle_gaps(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 4", 0, 1000, category="step", payload=4)
+    file.kernel(300, 400, launched=(30, 31))
+    file.kernel(600, 1000, launched=(60, 61), stream=9)
+    figure = queue_figure(breakdown(open_capture(file.write(), optional=BREAKDOWN)))
+    axes, strip = figure.axes
+    assert figure.get_suptitle() == "Queue of launched operations, step 4 on Test GPU"
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == {"stream 7", "stream 9"}
+    (gaps,) = strip.collections
+    found = [edge for path in gaps.get_paths() for edge in (path.vertices[0, 0], path.vertices[2, 0])]
+    assert found == pytest.approx([0, 0.0003, 0.0004, 0.0006])

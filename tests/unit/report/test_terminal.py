@@ -61,3 +61,15 @@ def test_capture_line() -> None:
     assert str(capture_line(info, 1)) == "r.sqlite · nsys 2024.2 · 2 x NVIDIA H200, NVIDIA L4 · 2 processes · 1 step"
     cpu = CaptureInfo(path="r.json", tool="PyTorch profiler (Kineto)", on_gpu=False)
     assert str(capture_line(cpu, 0)) == "r.json · PyTorch profiler (Kineto) · no GPU · no steps"
+
+
+def test_figures_are_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = table([("layer", "left"), *((f"figure {number}", "right") for number in range(12)), ("why", "left")])
+    made.add_row("model.layers.0.post_attention_layernorm", *["1234.567"] * 12, "a reason " * 9)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    file = io.StringIO()
+    print_to(file, [made])
+    line = file.getvalue().splitlines()[-1]
+    # 120 are too few: texts but for the label are shortened, and the line grows for the rest
+    assert line.count("1234.567") == 12
+    assert line.startswith("model.layers.0.post_attention_layernorm ") and line.endswith("a reason a …")

@@ -1,0 +1,94 @@
+"""The numbers beside ours in docs/nsight.md: nsys's own summaries of the same captures, and reports left unchanged."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import lzma
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.recipes import run
+
+from nvprof_kit.analysis.kernels import NEEDED, read_kernels
+from nvprof_kit.analysis.layers import layers
+from nvprof_kit.trace.open import open_capture
+
+pytestmark = pytest.mark.nsys
+DATA = Path(__file__).parents[1] / "data"
+OLD_NAMES = {"cuda_gpu_kern_gb_sum": "gpukernsum", "nvtx_pushpop_sum": "nvtxppsum"}
+"""What nsys 2022.4 calls its summaries."""
+
+
+def summary(nsys: str, report: str, path: Path) -> list[dict[str, str]]:
+    """A report of `nsys stats`, a row each.
+
+    An export of the same second as its report counts as older there, hence the force.
+    """
+    reports = subprocess.run([nsys, "stats", "--help-reports"], capture_output=True, text=True, check=False).stdout
+    if report not in reports:
+        report = OLD_NAMES[report]
+    force = ["--force-export=true"] if path.suffix == ".nsys-rep" else []
+    done = subprocess.run(
+        [nsys, "stats", "-q", *force, "--report", report, "--format", "csv", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = done.stdout
+    return list(csv.DictReader(io.StringIO(text[text.index("Time (%)") :])))
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Path:
+    """An H200 capture as nsys exported it."""
+    path = tmp_path / "run.sqlite"
+    path.write_bytes(lzma.decompress((DATA / "llama-2023.4.sqlite.xz").read_bytes()))
+    return path
+
+
+def test_kernels_by_launch(nsys: str, capture: Path) -> None:
+    """*CUDA GPU Kernel/Grid/Block Summary* has the times and launches of our signatures."""
+    theirs: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for row in summary(nsys, "cuda_gpu_kern_gb_sum", capture):
+        key = row["Name"], " ".join(row["GridXYZ"].split()), " ".join(row["BlockXYZ"].split())
+        theirs[key] = int(row["Total Time (ns)"]), int(row["Instances"])
+    kernels = read_kernels(open_capture(str(capture), optional=NEEDED))
+    ours: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for one, time, launches in zip(
+        kernels.signatures, kernels.by_owner().sum(axis=0), kernels.launches().sum(axis=0), strict=True
+    ):
+        key = one.name, " ".join(map(str, one.grid)), " ".join(map(str, one.block))
+        before = ours.get(key, (0, 0))
+        ours[key] = before[0] + int(time), before[1] + int(launches)
+    assert ours == theirs
+
+
+def test_ranges(nsys: str, capture: Path) -> None:
+    """*NVTX Push/Pop Range Summary* has the CPU times of our layers."""
+    theirs = {row["Range"]: int(row["Total Time (ns)"]) for row in summary(nsys, "nvtx_pushpop_sum", capture)}
+    rows = layers(open_capture(str(capture))).rows
+    named = rows[(rows["layer"] != "(none)") & (rows["cpu_ns"] > 0)]
+    assert len(named) > 20
+    for layer, phase, cpu in named[["layer", "phase", "cpu_ns"]].itertuples(index=False):
+        text = layer if phase == "forward" else f"{layer} {phase}"
+        assert theirs[f"nvprof_kit:{text}"] == cpu
+
+
+def test_a_report_stays_as_it_is(nsys: str, tmp_path: Path) -> None:
+    code = "import nvprof_kit, time\nwith nvprof_kit.step(3), nvprof_kit.layer_range('layers.0'): time.sleep(0.01)"
+    done = run("profile.sh", "-t", "nvtx", "--", sys.executable, "-c", code, cwd=tmp_path, NSYS=nsys)
+    assert done.returncode == 0, done.stderr
+    report = tmp_path / "run.nsys-rep"
+    before = hashlib.sha256(report.read_bytes()).digest()
+    (step,) = (row for row in summary(nsys, "nvtx_pushpop_sum", report) if row["Range"] == "nvprof_kit:step 3")
+    for verb in ("doctor", "summary", "layers"):
+        command = [sys.executable, "-m", "nvprof_kit", verb, str(report)]
+        subprocess.run(command, capture_output=True, check=False, timeout=120)
+    assert hashlib.sha256(report.read_bytes()).digest() == before
+    assert int(step["Total Time (ns)"]) > 10_000_000

@@ -1,0 +1,92 @@
+"""An exported trace in Perfetto itself, whose trace processor loses nothing and answers with our tables' numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from support.browser import browser
+from support.nsys_file import NsysFile
+from support.perfetto_ui import PerfettoUi, opened_in_perfetto, web_files
+
+from nvprof_kit.analysis.layers import LayersOptions, layers
+from nvprof_kit.cli import main
+from nvprof_kit.trace.open import open_capture
+
+TESTS = Path(__file__).parents[1]
+DOCUMENTED = (TESTS.parent / "docs" / "export.md").read_text(encoding="utf-8").split("```sql\n")[1].split("```")[0]
+"""The query that the documentation gives."""
+
+LOST = "SELECT name, value FROM stats WHERE severity IN ('error', 'data_loss') AND value > 0"
+EVIL = '<img src=x onerror=alert(1)>"\\ Ωμέγα·'
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    web_files()
+    with browser() as started:
+        yield started
+
+
+def exported(capture: Path, folder: Path, suffix: str = "json.gz") -> Path:
+    trace = folder / f"trace.{suffix}"
+    with pytest.raises(SystemExit) as ended:
+        main(["export", "--to", "perfetto", str(capture), "-o", str(trace)])
+    assert ended.value.code == 0
+    return trace
+
+
+def table(capture: Path) -> pd.DataFrame:
+    rows = layers(open_capture(capture), LayersOptions(by_step=True)).rows
+    return rows[rows["gpu_ops"] > 0]
+
+
+@pytest.mark.parametrize(
+    ("capture", "suffix"),
+    [("llama-2023.4", "json.gz"), ("graph-2023.4", "json"), ("ddp.rank0-2024.2", "json.gz")],
+)
+def test_its_answers_are_our_numbers(chromium: Any, capture: str, suffix: str, tmp_path: Path) -> None:
+    path = TESTS / "data" / f"{capture}.sqlite.xz"
+    with opened_in_perfetto(chromium, exported(path, tmp_path, suffix)) as ui:
+        assert ui.query(LOST) == []
+        ours = table(path).groupby(["layer", "phase"])["gpu_self_ns"].sum()
+        assert {(layer, phase): ns for layer, phase, ns in ui.query(DOCUMENTED)} == ours.to_dict()
+        by_step = ui.query(
+            "SELECT EXTRACT_ARG(arg_set_id, 'args.step') AS step, count(*), sum(dur), "
+            "sum(EXTRACT_ARG(arg_set_id, 'args.ns')) FROM slice WHERE category = 'operation' GROUP BY step"
+        )
+        sums = table(path).assign(step=lambda rows: rows["step"].fillna(-1))
+        ours_by_step = sums.groupby("step")[["gpu_ops", "gpu_self_ns"]].sum()
+        assert {step: (ops, ns) for step, ops, ns, _ in by_step} == {
+            int(step): (row["gpu_ops"], row["gpu_self_ns"]) for step, row in ours_by_step.iterrows()
+        }
+        assert all(ns == exact for _, _, ns, exact in by_step)
+        tracks_in_view(ui)
+        picture = os.environ.get("NVPROF_KIT_PICTURES")
+        if picture:
+            ui.page.screenshot(path=f"{picture}/perfetto-{capture}.png")
+
+
+def tracks_in_view(ui: PerfettoUi) -> None:
+    """The UI shows the processes and, opened, their tracks."""
+    names = [name for (name,) in ui.query("SELECT name FROM thread WHERE name LIKE '%·%'")]
+    assert {name.rpartition(" · ")[2] for name in names} == {"phases", "layers", "operations"}
+    ui.expand()
+    for name in ("GPU 0 NVIDIA H200", "Process 0: ranges on the CPU", *names[:3]):
+        ui.page.get_by_text(name).first.wait_for(state="attached", timeout=10_000)
+
+
+def test_hostile_names_stay_names(chromium: Any, tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 1", 50, 900, category="step", payload=1)
+    file.range_(EVIL, 100, 700)
+    file.kernel(1_000, 3_345, launched=(130, 131), name=EVIL * 1000)
+    with opened_in_perfetto(chromium, exported(file.write(), tmp_path)) as ui:
+        assert ui.query("SELECT name, dur FROM slice WHERE category = 'operation'") == [(EVIL * 1000, 2345)]
+        assert ui.query("SELECT name FROM slice WHERE category = 'layer'") == [(EVIL,)]
+        layers_named = "SELECT EXTRACT_ARG(arg_set_id, 'args.layer') FROM slice WHERE category = 'operation'"
+        assert ui.query(layers_named) == [(EVIL,)]
