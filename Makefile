@@ -24,7 +24,7 @@ test: $(VENV)/.installed-test  ## run every test that this machine can run
 lint: $(VENV)/.installed-test  ## style, types and shell scripts
 	$(bin)/ruff check .
 	$(bin)/mypy
-	$(bin)/shellcheck -x recipes/*/*.sh recipes/*/*.bash .ci/run
+	$(bin)/shellcheck -x recipes/*/*.sh recipes/*/*.bash recipes/*.bash .ci/run
 
 bench: $(VENV)/.installed-test  ## measure: speed against nsys, cost of a range
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(bin)/python $$script || exit 1; done
@@ -36,7 +36,7 @@ clean:
 	rm -rf $(VENV) $(DEMO)
 
 # torch comes first and only where it is missing: a build for CUDA that is there already stays
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard nvprof_kit/instrument/ranges_c/*)
 	@echo "installing into $(VENV): nvprof-kit and $(TORCH)"
 	@test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
 	@$(bin)/python -c 'import torch' 2>/dev/null || $(pip) $(TORCH)

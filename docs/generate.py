@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import click
+from click.testing import CliRunner
 
 from nvprof_kit.analysis import (
     advise,
@@ -21,18 +24,26 @@ from nvprof_kit.analysis import (
     critical_path,
     diff,
     launching,
+    layer_profile,
     memory,
     memory_segments,
+    memory_steps,
     memory_traffic,
+    queue,
     transfers,
 )
-from nvprof_kit.analysis.layers import COLUMNS, layers
+from nvprof_kit.analysis.flops import COLUMNS as FLOPS_COLUMNS
+from nvprof_kit.analysis.gpu_peaks import DTYPES, known_gpus
+from nvprof_kit.analysis.kernel_classes import classify
+from nvprof_kit.analysis.layer_memory import MEMORY as LAYER_MEMORY_COLUMNS
+from nvprof_kit.analysis.layers import COLUMNS, LayersResult, layers
 from nvprof_kit.analysis.metrics import COLUMNS as METRICS_COLUMNS
 from nvprof_kit.analysis.ncu_layers import COLUMNS as NCU_COLUMNS
 from nvprof_kit.analysis.ncu_plan import COLUMNS as PLAN_COLUMNS
 from nvprof_kit.analysis.rules import preset, presets
 from nvprof_kit.analysis.timers import COLUMNS as TIMERS_COLUMNS
 from nvprof_kit.cli import group
+from nvprof_kit.instrument import utilisation
 from nvprof_kit.trace.open import open_capture
 
 DOCS = Path(__file__).parent
@@ -49,11 +60,17 @@ PROGRAMS = {
     "graphed-callables-2024.2": "MLPs by `make_graphed_callables`",
     "compile-blocks-2024.2": "`torch.compile` of each block",
     "inductor-graphs-2024.2": 'of each block, `mode="reduce-overhead"`',
+    "compile-blocks-parts-2024.2": "`torch.compile` of each block, `compiled_parts=True`",
     "compile-model-2024.2": "`torch.compile` of the whole model",
+    "compile-model-parts-2024.2": "the same, `compiled_parts=True`",
+    "compile-graphs-parts-2024.2": 'of the whole model, `mode="reduce-overhead"`, `compiled_parts=True`',
     "ddp-first.rank0-2024.2": "DDP, two GPUs, annotated before it wraps",
     "ddp.rank0-2024.2": "DDP, annotated after",
     "fsdp-first.rank0-2024.2": "FSDP2, two GPUs, annotated before it shards",
     "fsdp.rank0-2024.2": "FSDP2, annotated after",
+    "fsdp-keep.rank0-2024.2": "the same, `reshard_after_forward=False`",
+    "tensor.rank0-2024.2": "tensor parallel (DTensor), two GPUs, the rank that came last",
+    "tensor.rank1-2024.2": "tensor parallel, the rank that waits for it",
     "generate-2024.2": "`generate()`, a prefill and seven decode steps",
     "gpt2-2023.4": "GPT-2, eager",
     "encoder-2023.4": "`nn.TransformerEncoder`, eager",
@@ -65,11 +82,23 @@ OTHER_MODELS = ("gpt2-2023.4", "encoder-2023.4", "pipeline.rank1-2024.2", "gener
 """Captures of another model than the eager Llama, whose times cannot be compared with it."""
 
 
+EXAMPLES = {
+    "advise": "advise slow-2024.2.sqlite.xz --top 4",
+    "breakdown": "breakdown ddp.rank0-2024.2.sqlite.xz --view steps",
+    "breakdown-communication": "breakdown kineto/fsdp.rank0.json.xz --view communication --top 8",
+    "breakdown-copies": "breakdown slow-2024.2.sqlite.xz --view copies --top 3",
+    "breakdown-queue": "breakdown ddp.rank0-2024.2.sqlite.xz --view queue",
+    "summary-operator": "summary slow-operators-2024.2.sqlite.xz --view operator --top 10",
+    "summary-device": "summary slow-cpu-2024.2.sqlite.xz --view device",
+}
+"""Commands of which a page shows what they print, on committed captures of an H200."""
+
+
 def _memory_columns() -> dict[str, Mapping[str, str]]:
     return {
         "memory": memory.HOLDERS,
         "memory-allocation": memory_traffic.TRAFFIC,
-        "memory-step": memory.STEPS,
+        "memory-step": memory_steps.STEPS,
         "memory-segment": memory_segments.SEGMENTS,
         "memory-leak": memory.LEAKS,
     }
@@ -82,30 +111,57 @@ def _breakdown_columns() -> dict[str, Mapping[str, str]]:
         "breakdown-communication": transfers.COMM_COLUMNS,
         "breakdown-copies": transfers.COPY_COLUMNS,
         "breakdown-launches": launching.LAUNCH_COLUMNS,
+        "breakdown-queue": queue.QUEUE_TIME_COLUMNS,
         "breakdown-critical-path": critical_path.PATH_COLUMNS,
     }
 
 
-def texts() -> dict[str, str]:
+@lru_cache(maxsize=1)
+def texts() -> Mapping[str, str]:
     """Every generated text by its name."""
     made = {f"help-{verb.replace(' ', '-')}": f"```\n{_help(verb)}\n```" for verb in _verbs()}
     for verb, columns in {
         "layers": COLUMNS,
+        "layers-memory": LAYER_MEMORY_COLUMNS,
         "timers": TIMERS_COLUMNS,
         "ncu-plan": PLAN_COLUMNS,
         "ncu-layers": NCU_COLUMNS,
         "metrics": METRICS_COLUMNS,
+        "flops": FLOPS_COLUMNS,
         **_memory_columns(),
         **_breakdown_columns(),
         "advise": advise.COLUMNS,
+        "profiler": layer_profile.COLUMNS,
+        "profiler-kinds": layer_profile.KIND_COLUMNS,
+        "utilisation": utilisation.COLUMNS,
         "diff": diff.COLUMNS,
         "diff-kernels": diff.KERNEL_COLUMNS,
     }.items():
         rows = [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]
         made[f"columns-{verb}"] = "\n".join(["| column | meaning |", "|---|---|", *rows])
+    made |= {f"example-{name}": _example(line) for name, line in EXAMPLES.items()}
     made["attribution-programs"] = attribution_programs()
     made["presets"] = _presets()
+    made["gpu-peaks"] = _gpu_peaks()
     return made
+
+
+def _gpu_peaks() -> str:
+    """The peaks of the GPUs that the package knows, each with the document that states them."""
+    lines = [f"| GPU | {' | '.join(DTYPES)} | GB/s | source |", f"|---|{'---:|' * (len(DTYPES) + 1)}---|"]
+    for _, peaks in known_gpus():
+        cells = [f"{peaks.flops[dtype] / 1e12:,.5g}" if dtype in peaks.flops else "" for dtype in DTYPES]
+        lines.append(f"| {peaks.name} | {' | '.join(cells)} | {peaks.bandwidth / 1e9:,.0f} | {peaks.source} |")
+    return "\n".join(lines)
+
+
+def _example(line: str) -> str:
+    """What a command prints, without what nsys says of the capture."""
+    data = DOCS.parent / "tests" / "data"
+    words = [str(data / word) if word.endswith(".xz") else word for word in line.split()]
+    shown = CliRunner().invoke(group, words, env={"COLUMNS": "120"}, catch_exceptions=False).stdout
+    kept = [text.replace(f"{data}/", "") for text in shown.rstrip().splitlines() if not text.startswith("! ")]
+    return "\n".join(["```", f"$ nvprof-kit {line}", *kept, "```"])
 
 
 def _presets() -> str:
@@ -121,22 +177,27 @@ def attribution_programs() -> str:
     """How well attribution holds: a row for each committed capture of the same model, run in another way."""
     eager = _second_block("eager-2023.4").once
     lines = [
-        "| program | in a layer | layer 1 forward | recompute | backward | beside eager |",
-        "|---|---|---|---|---|---|",
+        "| program | in a layer | layer 1 forward | recompute | backward | beside eager | its collectives |",
+        "|---|---|---|---|---|---|---|",
     ]
     for capture, what in PROGRAMS.items():
         found = _second_block(capture)
         beside = f"{found.once / eager:.2f}" if found.once and capture not in OTHER_MODELS else ""
-        forward, recompute, backward = (f"{ms:.3f}" if ms else "" for ms in found.milliseconds)
-        lines.append(f"| {what} | {found.in_a_layer:.1%} | {forward} | {recompute} | {backward} | {beside} |")
+        forward, recompute, backward, comm = (
+            f"{ms:.3f}" if ms >= 0.0005 else "" for ms in (*found.milliseconds, found.comm)
+        )
+        lines.append(f"| {what} | {found.in_a_layer:.1%} | {forward} | {recompute} | {backward} | {beside} | {comm} |")
     return "\n".join(lines)
 
 
 class _Block(NamedTuple):
-    """One capture's share of time in layers, and its second block's forward, recompute and backward in ms per step."""
+    """One capture's share of time in layers, and of its second block in ms per step: forward, recompute and backward
+    without collectives, and the collectives.
+    """
 
     in_a_layer: float
     milliseconds: tuple[float, float, float]
+    comm: float
 
     @property
     def once(self) -> float:
@@ -146,14 +207,18 @@ class _Block(NamedTuple):
 
 def _second_block(capture: str) -> _Block:
     path = DOCS.parent / "tests" / "data" / f"{capture}.sqlite.xz"
-    result = layers(open_capture(path))
-    blocks = result.tree[result.tree["layer"].str.contains(r"(?:layers|h)\.1$")]
-    times = (0.0, 0.0, 0.0)
-    if len(blocks):
-        per_step = 1e6 * max(result.summary.steps, 1)
-        forward, recompute, backward = (blocks.iloc[0][f"{phase}_ns"] for phase in ("forward", "recompute", "backward"))
-        times = (forward / per_step, recompute / per_step, backward / per_step)
-    return _Block(result.summary.loop_layer_share, times)
+    trace = open_capture(path, optional=("name",))
+    whole, computing = layers(trace), layers(replace(trace, ops=trace.ops[~classify(trace.ops).is_a("comm")]))
+    per_step = 1e6 * max(whole.summary.steps, 1)
+
+    def times(result: LayersResult) -> list[float]:
+        blocks = result.tree[result.tree["layer"].str.contains(r"(?:layers|h)\.1$")]
+        phases = ("forward", "recompute", "backward")
+        return [blocks.iloc[0][f"{phase}_ns"] / per_step if len(blocks) else 0.0 for phase in phases]
+
+    forward, recompute, backward = times(computing)
+    comm = sum(times(whole)) - forward - recompute - backward
+    return _Block(whole.summary.loop_layer_share, (forward, recompute, backward), comm)
 
 
 def _verbs() -> list[str]:

@@ -1,4 +1,4 @@
-"""Takes the pictures of the pages anew, from the committed captures of an H200; needs chromium and playwright.
+"""Takes the pictures of the pages anew, from the committed captures of an H200; needs the test extra and chromium.
 
 python docs/pictures.py
 """
@@ -6,6 +6,7 @@ python docs/pictures.py
 from __future__ import annotations
 
 import io
+import lzma
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ PLOTS = {
     "tree": "checkpoint-2023.4",
     "timeline": "hooks-ddp-2024.2",
     "steps": "hooks-ddp-2024.2",
+    "queue": "ddp.rank0-2024.2",
 }
 """The views of the plots, and the capture that shows each best."""
 
@@ -57,6 +59,13 @@ def save(name: str, shot: bytes) -> None:
     )
 
 
+def save_half(path: Path, name: str) -> None:
+    """A picture at half its size."""
+    with Image.open(path) as picture, io.BytesIO() as half:
+        picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.LANCZOS).save(half, "png")
+        save(name, half.getvalue())
+
+
 def report_pictures(folder: Path) -> None:
     """The report of a Llama, from the top to the timeline, and the timeline of a DDP rank in dark."""
     for name in ("llama-2023.4", "hooks-ddp-2024.2"):
@@ -69,21 +78,47 @@ def report_pictures(folder: Path) -> None:
         save("report-timeline.png", opened.locator("#c0-timeline-section").screenshot())
 
 
+def memory_pictures(folder: Path) -> None:
+    """The model's tree by memory, and the timeline of a snapshot."""
+    (folder / "run.pickle").write_bytes(lzma.decompress((DATA / "snapshots" / "run-2.11.pickle.xz").read_bytes()))
+    run(folder, "memory", "run.pickle", "-o", "timeline.png")
+    save_half(folder / "timeline.png", "memory-timeline.png")
+    (folder / "memory.sqlite.xz").symlink_to(DATA / "memory" / "caching-2024.2.sqlite.xz")
+    run(folder, "report", "memory.sqlite.xz", "-o", "memory.html")
+    with page(folder / "memory.html") as opened:
+        opened.select_option("[data-measure=c0]", "kept")
+        save("report-memory.png", opened.locator("section:has(#c0-icicle)").screenshot())
+
+
 def plot_pictures(folder: Path) -> None:
     """Every view of the plots, at half their size."""
     for view, capture in PLOTS.items():
         (folder / f"plot-{view}.sqlite.xz").symlink_to(DATA / f"{capture}.sqlite.xz")
         run(folder, "plot", "--view", view, f"plot-{view}.sqlite.xz", "-o", f"plot-{view}.png")
-        with Image.open(folder / f"plot-{view}.png") as picture, io.BytesIO() as half:
-            picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.LANCZOS).save(half, "png")
-            save(f"plot-{view}.png", half.getvalue())
+        save_half(folder / f"plot-{view}.png", f"plot-{view}.png")
+
+
+def perfetto_picture(folder: Path) -> None:
+    """A step of a DDP rank in the Perfetto UI."""
+    sys.path.insert(0, str(DATA.parent))
+    from support.browser import browser
+    from support.perfetto_ui import opened_in_perfetto
+
+    (folder / "ddp.sqlite.xz").symlink_to(DATA / "ddp.rank0-2024.2.sqlite.xz")
+    run(folder, "export", "ddp.sqlite.xz", "--step", "2", "-o", "step.json")
+    with browser() as started, opened_in_perfetto(started, folder / "step.json") as ui:
+        ui.page.set_viewport_size({"width": 1200, "height": 640})
+        ui.expand()
+        save("perfetto.png", ui.page.screenshot())
 
 
 def main() -> None:
     """Take every picture."""
     with tempfile.TemporaryDirectory() as folder:
         report_pictures(Path(folder))
+        memory_pictures(Path(folder))
         plot_pictures(Path(folder))
+        perfetto_picture(Path(folder))
 
 
 if __name__ == "__main__":
