@@ -167,7 +167,8 @@ def _block_place(fields: Sequence[str], behind: int) -> int | None:
 # ---------------------------------------------------------------- the two pages
 
 Cells = dict[str, list[str]]
-Units = dict[str, tuple[str, float]]
+Units = dict[str, tuple[str, list[float]]]
+"""Base unit of each metric, and what its cells are to be multiplied by: one factor for all of them, or one for each."""
 
 
 def _raw(page: _Page) -> tuple[list[list[str]], Cells, Units]:
@@ -179,12 +180,13 @@ def _raw(page: _Page) -> tuple[list[list[str]], Cells, Units]:
         if name in _IDENTITY or name.startswith((_PUSH_POP, _START_STOP)):
             continue
         cells[name] = [row[place] for row in page.rows]
-        base[name] = base_unit(units[place])
+        unit, factor = base_unit(units[place])
+        base[name] = unit, [factor]
     return page.rows, cells, base
 
 
 def _details(page: _Page) -> tuple[list[list[str]], Cells, Units]:
-    """The same from a page with a row per metric; its rows of rules hold no metric."""
+    """The same from a page with a row per metric, each row in a unit of its own; its rows of rules hold no metric."""
     name_at, unit_at, value_at = (page.column(name) or 0 for name in _DETAILS[1:])
     place: dict[tuple[str, ...], int] = {}
     results: list[list[str]] = []
@@ -200,13 +202,16 @@ def _details(page: _Page) -> tuple[list[list[str]], Cells, Units]:
             continue
         unit, factor = base_unit(row[unit_at])
         name = metric_name(row[name_at], unit)
-        column = cells.setdefault(name, [])
+        column, factors = cells.setdefault(name, []), base.setdefault(name, (unit, []))[1]
         column += [""] * (place[key] + 1 - len(column))
+        factors += [1.0] * (place[key] + 1 - len(factors))
         if column[place[key]] == "":  # a metric may stand in more than one section
-            column[place[key]] = row[value_at]
-        base.setdefault(name, (unit, factor))
-    padded = {name: column + [""] * (len(results) - len(column)) for name, column in cells.items()}
-    return results, padded, base
+            column[place[key]], factors[place[key]] = row[value_at], factor
+    for name, column in cells.items():
+        missing = len(results) - len(column)
+        column.extend([""] * missing)
+        base[name][1].extend([1.0] * missing)
+    return results, cells, base
 
 
 def _values(cells: Cells, units: Units, style: NumberStyle) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -221,7 +226,7 @@ def _values(cells: Cells, units: Units, style: NumberStyle) -> tuple[dict[str, A
         if any(value is None for value in values):
             texts[name] = column
         else:
-            metrics[name] = np.array(values, dtype=np.float64) * units[name][1]
+            metrics[name] = np.array(values, dtype=np.float64) * np.array(units[name][1])
     return metrics, texts
 
 

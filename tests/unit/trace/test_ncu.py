@@ -256,6 +256,21 @@ def test_details_page(tmp_path: Path) -> None:
     assert report.metrics["dram__bytes.sum.per_second"][0] == pytest.approx(204.36e9)
 
 
+def test_each_row_of_a_details_page_has_its_own_unit(tmp_path: Path) -> None:
+    head = [*IDENTITY, *BEHIND, "Section Name", "Metric Name", "Metric Unit", "Metric Value"]
+    rows = [("0", "Duration", "usecond", "2.50"), ("1", "Duration", "msecond", "1.25"), ("2", "Duration", "ns", "640")]
+    rows += [("2", "DRAM Frequency", "Ghz", "1.50")]
+    text = line(head) + "".join(
+        line([id_, "557", "python3", "127.0.0.1", "gemm(int)", *OURS, "GPU Speed Of Light Throughput", *metric])
+        for id_, *metric in rows
+    )
+    report = read(tmp_path, text)
+    # 2.5 us, 1.25 ms and 640 ns
+    assert report.metrics["gpu__time_duration.sum"].tolist() == pytest.approx([2500.0, 1_250_000.0, 640.0])
+    assert report.metrics["dram__cycles_elapsed.avg.per_second"].tolist()[2] == pytest.approx(1.5e9)
+    assert report.units["gpu__time_duration.sum"] == "ns"
+
+
 def refusal(tmp_path: Path, text: str) -> str:
     with pytest.raises(NvprofKitError) as error:
         read(tmp_path, text)
