@@ -13,12 +13,15 @@ note() { # MESSAGE
   printf '%s: %s\n' "$me" "$1" >&2
 }
 
+# older ones take an empty list for an unset variable
+[[ ${BASH_VERSINFO[0]}${BASH_VERSINFO[1]} -ge 44 ]] || fail 3 "needed bash 4.4 or newer, this is $BASH_VERSION"
+
 need_value() { # OPTION NUMBER-OF-WORDS
   [ "$2" -ge 2 ] || fail 2 "$1 needs a value; see $me --help"
 }
 
 need_number() { # OPTION VALUE
-  case $2 in '' | *[!0-9]*) fail 2 "$1 needs a whole number, not '$2'" ;; esac
+  [[ $2 =~ ^[0-9]{1,12}$ ]] || fail 2 "$1 needs a whole number, not '$2'"
 }
 
 one_of() { # OPTION VALUE CHOICE...
@@ -51,7 +54,8 @@ print_command() { # WORD...; one line that can be pasted
 check_disk() { # FOLDER, there or not yet; MEGABYTES
   local folder=$1 free
   until [ -d "$folder" ]; do folder=$(dirname -- "$folder"); done
-  free=$(df -Pm -- "$folder" 2>/dev/null | awk 'NR == 2 { print $4 }')
+  # the number before the percentage: names may have spaces, and file systems that cannot tell have no percentage
+  free=$(df -Pm -- "$folder" 2>/dev/null | sed -n '2s/.* \([0-9][0-9]*\)  *[0-9]*% .*/\1/p') || free=''
   [ -z "$free" ] || [ "$free" -ge "$2" ] ||
     fail 2 "$folder has $free MB left and a report may need more; needed $2 MB: free some, or lower it with --min-free MB"
 }

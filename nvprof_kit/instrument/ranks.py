@@ -6,10 +6,10 @@ import os
 import sys
 from typing import Any
 
-_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-"""Set by torchrun, srun and mpirun."""
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+"""Set by torchrun, mpirun and srun; Slurm's last, since a batch script has it too, and so what mpirun starts there."""
 
-_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 """The same of the number of ranks."""
 
 

@@ -83,20 +83,28 @@ find_arch() {
 }
 
 read_set() { # NAME, or a file
-  local file=$1 kind name only there
-  [ -f "$file" ] || file=$here/sets/$1.txt
+  local file=$here/sets/$1.txt kind name only there
+  case $1 in */*) file=$1 ;; esac
+  [ -f "$file" ] || file=$1
   if [ ! -f "$file" ]; then
     there=("$here"/sets/*.txt)
     there=("${there[@]##*/}")
     fail 2 "no set '$1'; there are: ${there[*]%.txt}"
   fi
-  while read -r kind name only || [ -n "$kind" ]; do
-    case " $only " in '  ' | *" $arch "*) ;; *) continue ;; esac
+  while IFS=$' \t\r' read -r kind name only || [ -n "$kind" ]; do
+    only=${only%%#*}
+    case $kind,$name in
+      '#'* | ,) continue ;;
+      section,[!#]* | metric,[!#]*) ;;
+      *) fail 2 "$file: '$kind${name:+ $name}' is neither 'section NAME' nor 'metric NAME'" ;;
+    esac
+    for there in $only; do
+      case $there in sm_80 | sm_90 | sm_100) ;; *) fail 2 "$file: $name is for '$there', which is none of sm_80, sm_90, sm_100" ;; esac
+    done
+    case " $only " in *[!\ ]*) [[ " $only " == *" $arch "* ]] || continue ;; esac
     case $kind in
-      '' | '#'*) ;;
       section) [[ " ${sections[*]} " == *" $name "* ]] || sections+=("$name") ;;
       metric) [[ " ${metrics[*]} " == *" $name "* ]] || metrics+=("$name") ;;
-      *) fail 2 "$file: '$kind $name' is neither 'section NAME' nor 'metric NAME'" ;;
     esac
   done <"$file"
 }
@@ -135,6 +143,11 @@ need_filter_by_configuration() {
 }
 
 # --- the run ---
+
+# The filter of a range that was pushed, anywhere in the stack: the slash behind it says so.
+nvtx_range() { # DOMAIN, '' for the default one; TEXT
+  printf -- '--nvtx-include=%s%s/' "${1:+$(nvtx_text "$1")@}" "$(nvtx_text "$2")"
+}
 
 # A text as an NVTX filter takes it: the signs it has a meaning for with a backslash before.
 nvtx_text() { # TEXT

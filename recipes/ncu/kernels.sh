@@ -27,7 +27,7 @@ while [ $# -gt 0 ]; do
     --*=*)
       set -- "${1%%=*}" "${1#*=}" "${@:2}"
       continue ;;
-    -k | --kernel) need_value "$1" $#; names+=("$2"); shift 2 ;;
+    -k | --kernel) need_value "$1" $#; [ -n "$2" ] || fail 2 "$1 '' names no kernel"; names+=("$2"); shift 2 ;;
     --each) each=yes; shift ;;
     *) common_option "$@"; shift "$taken" ;;
   esac

@@ -16,7 +16,7 @@ Measure the kernels that one layer of an annotated model launches, with everythi
 Options:
   -l, --layer LAYER   the layer's path, as nvprof-kit layers prints it
   -p, --phase PHASE   forward, backward or recompute (default: forward)
-      --domain NAME   NVTX domain of the ranges (default: nvprof_kit)
+      --domain NAME   NVTX domain of the ranges (default: nvprof_kit; '' is the default domain)
 HELP
   common_help
 }
@@ -39,5 +39,4 @@ done
 output=${output:-layer}
 range=$layer
 [ "$phase" = forward ] || range="$layer $phase"
-# the slash behind it says: a range that was pushed, anywhere in the stack
-measure "--nvtx-include=$(nvtx_text "$domain")@$(nvtx_text "$range")/" -- "$@"
+measure "$(nvtx_range "$domain" "$range")" -- "$@"

@@ -15,7 +15,7 @@ Measure operations, bytes and peaks, of one layer or of every launch:
 
 Options:
   -l, --layer LAYER   only this layer, forward, by its NVTX range
-      --domain NAME   NVTX domain of the ranges (default: nvprof_kit)
+      --domain NAME   NVTX domain of the ranges (default: nvprof_kit; '' is the default domain)
 HELP
   common_help
 }
@@ -35,5 +35,5 @@ done
 sets+=(roofline)
 output=${output:-roofline}
 filter=()
-[ -z "$layer" ] || filter=("--nvtx-include=$(nvtx_text "$domain")@$(nvtx_text "$layer")/")
+[ -z "$layer" ] || filter=("$(nvtx_range "$domain" "$layer")")
 measure "${filter[@]}" -- "$@"

@@ -37,6 +37,7 @@ done
 [ -f "$capture" ] || fail 2 "$capture: no such file"
 [ ${#sets[@]} -gt 0 ] || sets=(speed-of-light memory tensor occupancy stalls)
 output=${output:-top}
+command -v python3 >/dev/null || fail 3 "no python3 on PATH, which reads the capture; kernels.sh -k NAME goes without"
 # linker names: nothing in them needs a quote, and no two kernels share one
 names=$(python3 - "$capture" "$top" <<'PYTHON'
 import re, sqlite3, sys

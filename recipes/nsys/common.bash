@@ -16,14 +16,16 @@ need_nsys() {
 settings=()
 
 read_preset() { # NAME, or a file
-  local file=$1 line presets
-  [ -f "$file" ] || file=$here/presets/$1
+  local file=$here/presets/$1 line presets
+  case $1 in */*) file=$1 ;; esac
+  [ -f "$file" ] || file=$1
   if [ ! -f "$file" ]; then
     presets=("$here"/presets/*)
     fail 2 "no preset '$1'; there are: ${presets[*]##*/}"
   fi
   while IFS= read -r line || [ -n "$line" ]; do
     line=${line%%#*}
+    line=${line#"${line%%[![:space:]]*}"}
     line=${line%"${line##*[![:space:]]}"}
     case $line in
       '') ;;

@@ -60,7 +60,11 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$image" ] || fail 2 "no image; needed: container.sh --image IMAGE -- COMMAND"
 [ $# -gt 0 ] || fail 2 "no command to run; needed: container.sh --image IMAGE -- COMMAND"
-[ -z "$nsight" ] || [ -x "$nsight/bin/nsys" ] || fail 2 "--nsight $nsight: there is no bin/nsys in it"
+[ -n "$gpus" ] || fail 2 "--gpus '': needed all, none, or numbers such as 0,1"
+if [ -n "$nsight" ]; then
+  [ -x "$nsight/bin/nsys" ] || fail 2 "--nsight $nsight: there is no bin/nsys in it"
+  nsight=$(cd -- "$nsight" && pwd)
+fi
 if [ -z "$engine" ]; then
   for engine in docker podman apptainer none; do
     ! command -v "$engine" >/dev/null || break
@@ -91,7 +95,9 @@ case $engine in
     command+=(--interactive)
     [ ! -t 0 ] || [ ! -t 1 ] || [ -n "$dry_run" ] || command+=(--tty)
     ;;
-  apptainer) # shares network, shared memory and user with the host; capabilities are the administrator's to grant
+  apptainer)
+    case $root$PWD$nsight in *,*) fail 2 "apptainer cannot mount a folder with a comma in its name: $root, $PWD${nsight:+, $nsight}" ;; esac
+    # shares network, shared memory and user with the host; capabilities are the administrator's to grant
     command=(apptainer exec)
     [ "$gpus" = none ] || command+=(--nv)
     case $gpus in all | none) ;; *) command+=("--env=CUDA_VISIBLE_DEVICES=$gpus") ;; esac

@@ -48,6 +48,16 @@ output=run preset=train trace='' force='' dry_run='' min_free=1024
 window='' window_value='' delay='' duration='' keep_running=''
 extra=()
 
+need_seconds() { # OPTION VALUE
+  [[ $2 =~ ^[0-9]{1,9}(\.[0-9]+)?$ ]] || fail 2 "$1 needs a number of seconds, not '$2'"
+}
+
+need_schedule() { # VALUE; what nvprof_kit.scheduled() takes
+  local field='(skip_first|wait|warmup|active|repeat)=[0-9]+'
+  [[ $1 =~ ^(early|stable|periodic|[0-9]+:[0-9]+|$field(,$field)*)$ ]] ||
+    fail 2 "--schedule '$1' is none of early, stable, periodic, no 50:60 and no list such as skip_first=50,active=10,repeat=2"
+}
+
 choose_window() { # KIND VALUE
   [ -z "$window" ] || fail 2 "--$window and --$1 exclude each other: each says what to capture"
   window=$1 window_value=$2
@@ -71,9 +81,10 @@ while [ $# -gt 0 ]; do
         --min-free) need_number "$1" "$2"; min_free=$2 ;;
         --step) need_number "$1" "$2"; choose_window step "$2" ;;
         --windows) need_number "$1" "$2"; choose_window windows "$2" ;;
-        --range | --schedule) choose_window "${1#--}" "$2" ;;
-        --delay) delay=$2 ;;
-        --duration) duration=$2 ;;
+        --range) [ -n "${2%%@*}" ] || fail 2 "--range '$2' names no range"; choose_window range "$2" ;;
+        --schedule) need_schedule "${2//[[:space:]]/}"; choose_window schedule "${2//[[:space:]]/}" ;;
+        --delay) need_seconds "$1" "$2"; delay=$2 ;;
+        --duration) need_seconds "$1" "$2"; duration=$2 ;;
       esac
       shift ;;
     --*=*) # --output=NAME is --output NAME
@@ -144,7 +155,7 @@ need_nsys
 # .1 is the first of several windows
 refuse_existing "$force" "$output".{nsys-rep,sqlite} "$output".1.{nsys-rep,sqlite}
 need_program "$1"
-[ "${duration%%.*}" = '' ] || [ "${duration%%.*}" -le 60 ] ||
+[ -z "$duration" ] || [ "${duration%%.*}" -le 60 ] ||
   note "--duration $duration: beyond 60 s reports grow unwieldy and nsys may drop events; a few steps answer the question"
 folder=${stage%"${stage##*/}"}
 check_disk "${folder:-.}" "$min_free"

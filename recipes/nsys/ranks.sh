@@ -28,7 +28,7 @@ Options:
 Every other option is profile.sh's (see profile.sh --help): --step 12, --preset metrics, ... With --preset metrics each
 rank samples the GPU of its own local rank, since a GPU can be sampled only once.
 
-The rank is taken from RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK, PMIX_RANK or PMI_RANK, the first that is set.
+The rank is taken from RANK, OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK or SLURM_PROCID, the first that is set.
 Exit status: the program's own; 2 for a wrong call or where no rank is known, 3 where there is no nsys.
 HELP
 }
@@ -36,22 +36,23 @@ HELP
 first_number() { # VARIABLE...; the value of the first that is set to a number
   local variable
   for variable in "$@"; do
-    case ${!variable-} in '' | *[!0-9]*) ;; *) echo "${!variable}"; return ;; esac
+    case ${!variable-} in '' | *[!0-9]*) ;; *) echo "$((10#${!variable}))"; return ;; esac
   done
 }
 
 # Whether a number is in a list such as 0,3,8-15,0-31:8.
 in_list() { # NUMBER LIST
-  local part parts first last stride
+  local part rest="${2%,}," first last stride found=1 number='0*(0|[1-9][0-9]{0,8})'
   [ "$2" != all ] || return 0
-  IFS=, read -ra parts <<<"$2"
-  for part in "${parts[@]}"; do
-    [[ $part =~ ^([0-9]+)(-([0-9]+)(:([1-9][0-9]*))?)?$ ]] ||
+  while [ -n "$rest" ]; do
+    part=${rest%%,*} rest=${rest#*,}
+    [[ $part =~ ^$number(-$number(:0*([1-9][0-9]{0,8}))?)?$ ]] ||
       fail 2 "--ranks $2: '$part' is no rank, no range 0-7 and no stride 0-31:8"
     first=${BASH_REMATCH[1]} last=${BASH_REMATCH[3]:-${BASH_REMATCH[1]}} stride=${BASH_REMATCH[5]:-1}
-    [ "$1" -lt "$first" ] || [ "$1" -gt "$last" ] || [ $((($1 - first) % stride)) -ne 0 ] || return 0
+    [ "$first" -le "$last" ] || fail 2 "--ranks $2: no rank lies from $first to $last"
+    [ "$1" -lt "$first" ] || [ "$1" -gt "$last" ] || [ $((($1 - first) % stride)) -ne 0 ] || found=0
   done
-  return 1
+  return "$found"
 }
 
 ranks=0 local='' output=run dry_run='' metrics='' options=()
@@ -74,14 +75,16 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
+need_name "${output%.nsys-rep}"
 [ $# -gt 0 ] || fail 2 "no program to run; needed: torchrun ... --no-python ranks.sh [OPTION]... -- python train.py"
 
-rank=$(first_number RANK SLURM_PROCID OMPI_COMM_WORLD_RANK PMIX_RANK PMI_RANK)
-[ -n "$rank" ] || fail 2 "no rank is known: none of RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK is set; \
+# Slurm's last: whatever a batch script starts has its number, 0, in the environment
+rank=$(first_number RANK OMPI_COMM_WORLD_RANK PMIX_RANK PMI_RANK SLURM_PROCID)
+[ -n "$rank" ] || fail 2 "no rank is known: none of RANK, OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK, SLURM_PROCID is set; \
 start it through torchrun, accelerate, deepspeed, srun or mpirun"
-local_rank=$(first_number LOCAL_RANK SLURM_LOCALID OMPI_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID)
+local_rank=$(first_number LOCAL_RANK OMPI_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID SLURM_LOCALID)
 [ -z "$local" ] || [ -n "$local_rank" ] ||
-  fail 2 "--local: no local rank is known: none of LOCAL_RANK, SLURM_LOCALID, OMPI_COMM_WORLD_LOCAL_RANK, MPI_LOCALRANKID is set"
+  fail 2 "--local: no local rank is known: none of LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK, MPI_LOCALRANKID, SLURM_LOCALID is set"
 
 chosen=$rank
 [ -z "$local" ] || chosen=$local_rank

@@ -77,8 +77,10 @@ check_disk "$(dirname -- "$stage")" "$min_free"
 open_stage "$stage" "$force"
 folder=$(cd "$(dirname -- "$stage")" && pwd)/
 state=$(state_file "$session")
-mkdir -p "$(dirname "$state")"
-printf '%s\n' "$folder${stage##*/}" "$folder" "$force" >"$state"
+{ mkdir -p "${state%/*}" && printf '%s\n' "$folder${stage##*/}" "$folder" "$force" >"$state"; } 2>/dev/null || {
+  rm -rf -- "$stage"
+  fail 2 "cannot write $state, where stop.sh looks; set XDG_RUNTIME_DIR to a folder that can be written to"
+}
 "${command[@]}" || {
   status=$?
   rm -rf -- "$stage" "$state"

@@ -54,6 +54,7 @@ def test_any_subset_of_ranks(ranks: str, chosen: list[int], tmp_path: Path) -> N
         {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},  # mpirun of Open MPI
         {"PMI_RANK": "3", "MPI_LOCALRANKID": "1"},  # mpirun of MPICH and Intel MPI
         {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "RANK": "3", "LOCAL_RANK": "1"},  # torchrun below srun
+        {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
     ],
 )
 def test_every_launcher(variables: dict[str, str], tmp_path: Path) -> None:

@@ -115,6 +115,15 @@ def test_the_rank_is_the_launchers(variable: str, monkeypatch: pytest.MonkeyPatc
     assert path.read_text().startswith("[RANK 3] forward, ")
 
 
+def test_a_batch_script_has_slurms_variables_too(monkeypatch: pytest.MonkeyPatch, timer: GlobalTimer) -> None:
+    """What mpirun starts there finds the script's own number, 0."""
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    with timer.stage("forward"):
+        pass
+    assert timer.dump().name == "timer_rank3.log"
+
+
 def test_a_killed_rank_leaves_what_it_had(tmp_path: Path) -> None:
     program = (
         "import os, signal\nfrom nvprof_kit import global_timer\n"

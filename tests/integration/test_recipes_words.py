@@ -1,0 +1,152 @@
+"""What the recipes make of words that are nearly right: lists, schedules, presets and sets edited by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.recipes import RECIPES, run
+
+PROFILE = "profile.sh -n"
+
+
+def said(call: str, *argv: str, cwd: Path, **environment: str) -> tuple[int, str]:
+    """Exit status, and the one line that is said."""
+    script, *words = call.split()
+    done = run(script, *words, *argv, "--", "true", cwd=cwd, **{"NSYS": "nsys", "NCU": "/no/ncu", **environment})
+    assert not done.stdout or not done.stderr
+    return done.returncode, done.stderr or done.stdout.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--delay", "soon", "--delay needs a number of seconds, not 'soon'"),
+        ("--duration", "1e2", "--duration needs a number of seconds, not '1e2'"),
+        ("--range", "@torch", "--range '@torch' names no range"),
+        ("--step", "99999999999999999999", "--step needs a whole number, not '99999999999999999999'"),
+        ("--schedule", "stabl", "--schedule 'stabl' is none of early, stable, periodic"),
+        ("--schedule", "active=3,repeat=x", "--schedule 'active=3,repeat=x' is none of early, stable, periodic"),
+    ],
+)
+def test_what_to_capture_is_checked(option: str, value: str, message: str, tmp_path: Path) -> None:
+    status, text = said(PROFILE, option, value, cwd=tmp_path)
+    assert status == 2 and text.startswith(f"profile.sh: {message}") and text.count("\n") == 1
+
+
+def test_spaces_in_a_schedule(tmp_path: Path) -> None:
+    """The program takes it with spaces too, and the windows would be miscounted."""
+    _, text = said(PROFILE, "--schedule", " active=3, repeat = 2", cwd=tmp_path)
+    assert text.startswith("NVPROF_KIT_SCHEDULE=active=3,repeat=2 nsys profile") and "=repeat:2 " in text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ("", "'' is no rank"),
+        ("7-0", "no rank lies from 7 to 0"),
+        ("3,x", "'x' is no rank"),
+        ("99999999999999999999", "is no rank"),
+    ],
+)
+def test_a_list_without_ranks(ranks: str, message: str, tmp_path: Path) -> None:
+    status, text = said("ranks.sh -n", "--ranks", ranks, cwd=tmp_path, RANK="3")
+    assert status == 2 and message in text and text.count("\n") == 1
+
+
+@pytest.mark.parametrize(("ranks", "rank"), [("08", "8"), ("0-31:08", "8"), ("8", "08"), ("0,8,", "8")])
+def test_numbers_with_a_nought_before(ranks: str, rank: str, tmp_path: Path) -> None:
+    status, text = said("ranks.sh -n", "--ranks", ranks, cwd=tmp_path, RANK=rank)
+    assert status == 0 and "-rank8-" in text
+
+
+def test_a_file_named_as_a_preset_or_set(tmp_path: Path) -> None:
+    for name in ("train", "base", "tensor"):
+        (tmp_path / name).write_text("a program of that name")
+    assert "--trace=cuda,nvtx" in said(PROFILE, cwd=tmp_path)[1]
+    assert "--section=LaunchStats" in said("../ncu/layer.sh -n -l a -s tensor", cwd=tmp_path)[1]
+    assert said(f"{PROFILE} -p ./train", cwd=tmp_path)[0] == 2
+
+
+def test_a_preset_edited_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"# a comment\r\n  --trace=nvtx # why\r\n\r\n\t--sample=cpu")
+    assert " --trace=nvtx --sample=cpu --export" in said(f"{PROFILE} -p mine", cwd=tmp_path)[1]
+
+
+def test_a_set_edited_elsewhere(tmp_path: Path) -> None:
+    text = b"metric a.sum # why\r\n\r\nmetric b.sum sm_80 # not here\r\n  metric c.sum sm_90"
+    (tmp_path / "mine").write_bytes(text)
+    _, command = said("../ncu/layer.sh -n -l a -s mine --arch sm_90", cwd=tmp_path)
+    assert "=gpu__time_duration.sum,a.sum,c.sum " in command
+
+
+@pytest.mark.parametrize("line", ["metric", "section # which", "sections SpeedOfLight x", "metric a.sum sm90"])
+def test_a_line_of_a_set_that_is_none(line: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text(line)
+    status, text = said("../ncu/layer.sh -n -l a -s mine", cwd=tmp_path)
+    assert status == 2 and text.startswith("layer.sh: mine: ") and text.count("\n") == 1
+
+
+def test_the_default_domain_has_no_name(tmp_path: Path) -> None:
+    assert " --nvtx-include=a/ " in said("../ncu/layer.sh -n -l a --domain", "", cwd=tmp_path)[1]
+
+
+def test_nsight_and_folders_in_a_container(tmp_path: Path) -> None:
+    program = tmp_path / "nsight" / "bin" / "nsys"
+    program.parent.mkdir(parents=True)
+    program.touch(0o755)
+    call = "container.sh -n -i image -e"
+    text = said(f"{call} docker --nsight nsight", cwd=tmp_path)[1]
+    assert f"--volume={tmp_path}/nsight:{tmp_path}/nsight:ro" in text and f"--env=NSYS={program}" in text
+    place = tmp_path / "a,b"
+    place.mkdir()
+    assert said(f"{call} docker", cwd=place)[0] == 0
+    assert "cannot mount a folder with a comma" in said(f"{call} apptainer", cwd=place)[1]
+    assert said(f"{call} docker --gpus", "", cwd=tmp_path) == (
+        2,
+        "container.sh: --gpus '': needed all, none, or numbers such as 0,1\n",
+    )
+
+
+DF = "#!/bin/sh\necho 'Filesystem 1048576-blocks Used Available Capacity Mounted on'\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "asked"),
+    [
+        (DF + "echo '//server/my share of all 4000 3995 5 99% /mnt'\n", "refused"),
+        (DF + "echo 'fuse 0 0 0 - /mnt'\n", "taken"),  # a file system that cannot tell
+        ("#!/bin/sh\nexit 1\n", "taken"),
+    ],
+)
+def test_every_df(script: str, asked: str, tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, text in (("df", script), ("nsys", "#!/bin/sh\nexit 0\n")):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    done = run("profile.sh", "--", "true", cwd=tmp_path, PATH=f"{tools}:/usr/bin:/bin", NSYS=str(tools / "nsys"))
+    said = {"refused": ". has 5 MB left", "taken": "no report: nothing was captured"}[asked]
+    assert done.stderr.startswith(f"profile.sh: {said}") and done.stderr.count("\n") == 1
+
+
+def test_no_place_for_what_stop_reads(tmp_path: Path) -> None:
+    nsys = tmp_path / "nsys"
+    nsys.write_text('#!/bin/sh\n[ "$1" != sessions ] || echo "1 00:01 Launched 1 nvprof_kit"\n')
+    nsys.chmod(0o755)
+    done = run("start.sh", cwd=tmp_path, NSYS=str(nsys), XDG_RUNTIME_DIR="/proc/none")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("start.sh: cannot write /proc/none/nvprof_kit/nvprof_kit.capture")
+    assert [path.name for path in tmp_path.iterdir()] == ["nsys"]
+
+
+def test_a_bash_that_is_too_old(tmp_path: Path) -> None:
+    folder = tmp_path / "recipes"
+    (folder / "nsys").mkdir(parents=True)
+    text = (RECIPES.parent / "common.bash").read_text()
+    (folder / "common.bash").write_text(text.replace("BASH_VERSINFO", "OLD"))
+    for name in ("common.bash", "status.sh"):
+        (folder / "nsys" / name).write_text((RECIPES / name).read_text().replace("set -euo pipefail", "OLD=(4 2)"))
+        (folder / "nsys" / name).chmod(0o755)
+    done = run(str(folder / "nsys" / "status.sh"), cwd=tmp_path)
+    assert done.returncode == 3 and done.stderr.startswith("status.sh: needed bash 4.4 or newer, this is ")
