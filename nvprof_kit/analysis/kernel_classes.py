@@ -121,19 +121,30 @@ def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
     return tuple(_rule(table, f"{source}: rule {number}") for number, table in enumerate(tables, 1))
 
 
-def _rule(table: Mapping[str, Any], where: str) -> Rule:
+def _rule(table: Any, where: str) -> Rule:
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{where}: no table; write each rule below a line [[rule]]")
     if missing := _FIELDS - {"example"} - table.keys():
         raise UsageError(f"{where}: lacks {', '.join(sorted(missing))}")
     if unknown := table.keys() - _FIELDS:
         raise UsageError(f"{where}: unknown {', '.join(sorted(unknown))}; known are {', '.join(sorted(_FIELDS))}")
-    if table["class"] not in CLASSES:
+    if table["class"] not in list(CLASSES):
         raise UsageError(f"{where}: no class {table['class']!r}; needed one of {', '.join(CLASSES)}")
-    match = table["match"]
+    match, example = (_texts(table, key, where) for key in ("match", "example"))
     try:
-        pattern = re.compile("|".join([match] if isinstance(match, str) else map(str, match)), re.IGNORECASE)
+        pattern = re.compile("|".join(match), re.IGNORECASE)
     except re.error as error:
-        raise UsageError(f"{where}: {match!r} is no regular expression: {error}") from None
-    return Rule(str(table["name"]), str(table["class"]), pattern, tuple(table.get("example", ())))
+        raise UsageError(f"{where}: {table['match']!r} is no regular expression: {error}") from None
+    return Rule(str(table["name"]), table["class"], pattern, example)
+
+
+def _texts(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    """A text or a list of texts of a rule; none where the rule lacks the key."""
+    value = table.get(key, [])
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts) or (key in table and not texts):
+        raise UsageError(f"{where}: {key} = {value!r}; needed a text in quotes or a list of them")
+    return tuple(texts)
 
 
 @lru_cache(maxsize=1)

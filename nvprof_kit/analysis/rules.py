@@ -82,7 +82,7 @@ class Rule:
         if self.operator:
             sequence = groups.get("sequence", "")
             name = RangeName(layer if layer is not None else text, Category.USER)
-            return Meaning(name, self.operator, int(sequence) if sequence else -1)
+            return Meaning(name, self.operator, int(sequence) if sequence.isdecimal() else -1)
         if self.plain is not None:
             return Meaning(parse_range(self.plain.format_map(groups), category), ruled=False)
         if step is not None:
@@ -159,6 +159,13 @@ def parse_rules(text: str, source: str) -> Rules:
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{source}: not TOML: {error}") from None
     _check_keys(document, _HEAD, source)
+    for key in ("title", "domain"):
+        if not isinstance(document.get(key, ""), str):
+            raise UsageError(f"{source}: {key} = {document[key]!r}; needed a text in quotes")
+    for key in ("sources", "include"):
+        listed = document.get(key, [])
+        if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+            raise UsageError(f'{source}: {key} = {listed!r}; needed a list of texts: {key} = ["…"]')
     otherwise = document.get("otherwise", "nothing")
     if otherwise not in _OTHERWISE:
         raise UsageError(f"{source}: otherwise = {otherwise!r}; needed one of {', '.join(_OTHERWISE)}")
@@ -171,7 +178,7 @@ def parse_rules(text: str, source: str) -> Rules:
     if not rules:
         raise UsageError(f"{source}: no [[rule]] in it; needed at least one with match and layer, phase or step")
     return Rules(
-        title=str(document.get("title", source)),
+        title=document.get("title", source),
         sources=tuple(document.get("sources", ())),
         domain=document.get("domain"),
         otherwise=otherwise,
@@ -192,7 +199,7 @@ def _rule(entry: Mapping[str, Any], named: str) -> Rule:
     for key, template in said.items():
         try:
             (template or "").format_map(groups)
-        except (KeyError, ValueError, IndexError) as error:
+        except (KeyError, ValueError, IndexError, AttributeError) as error:
             raise UsageError(f"{named}: {key} = {template!r} names no group of the expression ({error})") from None
     if entry.get("layer") and "phase" in entry and "{" not in entry["phase"] and entry["phase"] not in _LAYER_PHASES:
         raise UsageError(f"{named}: phase = {entry['phase']!r}; a layer's is one of {', '.join(_LAYER_PHASES)}")

@@ -96,6 +96,11 @@ def test_every_kernel_of_a_real_capture_is_recognised(capture: Path) -> None:
         ("[[rule]]\nname = 'a'\nclass = 'gem'\nmatch = 'x'", "no class 'gem'"),
         ("[[rule]]\nname = 'a'\nclass = 'gemm'\nmatch = '('", "no regular expression"),
         ("[[rule]]\nname = 'a'\nclass = 'gemm'\nmatch = 'x'\nkind = 'y'", "unknown kind"),
+        ("rule = [1]", "rule 1: no table"),
+        ("[[rule]]\nname = 'a'\nclass = ['gemm']\nmatch = 'x'", "no class ['gemm']"),
+        ("[[rule]]\nname = 'a'\nclass = 'gemm'\nmatch = 5", "match = 5; needed a text"),
+        ("[[rule]]\nname = 'a'\nclass = 'gemm'\nmatch = []", "match = []; needed a text"),
+        ("[[rule]]\nname = 'a'\nclass = 'gemm'\nmatch = 'x'\nexample = 5", "example = 5; needed a text"),
     ],
 )
 def test_a_wrong_rule_is_one_clear_line(text: str, complaint: str) -> None:

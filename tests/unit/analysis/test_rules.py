@@ -74,6 +74,11 @@ def test_operators_have_a_number() -> None:
     assert parse_rules(OWN, "own.toml").meaning("op 17") == Meaning(RangeName("op 17", NOTHING), "forward", 17)
 
 
+def test_what_is_no_number_is_no_sequence_number() -> None:
+    loose = parse_rules("[[rule]]\nmatch = 'op (?P<sequence>.*)'\noperator = 'forward'", "own.toml")
+    assert loose.meaning("op x") == Meaning(RangeName("op x", NOTHING), "forward", -1)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -88,6 +93,10 @@ def test_operators_have_a_number() -> None:
         ("[[rule]]\nmatch = '.'\noperator = 'x'", "rule 1: operator = 'x'"),
         ("otherwise = 'x'\n[[rule]]\nmatch = '.'", "otherwise = 'x'"),
         ("include = ['x']", "no preset 'x'; there are deepspeed, emit-nvtx"),
+        ("include = 'vllm'", "include = 'vllm'; needed a list of texts"),
+        ("sources = 5\n[[rule]]\nmatch = '.'", "sources = 5; needed a list of texts"),
+        ("domain = 5\n[[rule]]\nmatch = '.'", "domain = 5; needed a text in quotes"),
+        ("[[rule]]\nmatch = '(?P<a>.)'\nlayer = '{a.b}'", "rule 1: layer = '{a.b}' names no group"),
     ],
 )
 def test_a_wrong_file_is_told_in_one_line(text: str, complaint: str) -> None:
