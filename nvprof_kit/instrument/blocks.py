@@ -1,9 +1,9 @@
 """Which modules of a model are its layers: found by structure, not by name.
 
 A *block* is what a model repeats: an element of a list of modules of one class that hold more than plain weights (a
-norm and a projection, say), or such modules side by side as attributes. Of lists inside lists the outer one gives the
-blocks (the experts of a mixture are no blocks), unless its elements are mere stages, most of whose weights lie in a
-list of their own.
+norm and a projection, say, or an attention and a feed-forward part), or such modules side by side as attributes. Of
+lists inside lists the outer one gives the blocks (the experts of a mixture are no blocks), unless its elements are mere
+stages, most of whose weights lie in a list of their own.
 """
 
 from __future__ import annotations
@@ -84,13 +84,14 @@ def _groups(part: Part) -> list[_Group]:
 def _blocks_below(part: Part, at_least: int) -> list[Part]:
     """Blocks below a module, where a list repeats from so many modules of one class on."""
     groups = _groups(part)
+    enough = at_least
     if any(group.holder is not None and _repeated(group, at_least) for group in groups):
-        at_least = 1  # beside a list of blocks, a list of one is one of blocks too
+        enough = 1  # beside a list of blocks, a list of one is one of blocks too
     blocks: list[Part] = []
     for group in groups:
-        repeated = _repeated(group, at_least)
+        repeated = _repeated(group, enough)
         for element in group.elements:
-            inner = _blocks_below(element, max(at_least, 2))
+            inner = _blocks_below(element, at_least)
             if element not in repeated or (inner and (group.holder is None or _is_stage(element, inner))):
                 blocks += inner
             else:
@@ -107,9 +108,12 @@ def _repeated(group: _Group, at_least: int) -> list[Part]:
 
 
 def _is_composite(module: nn.Module) -> bool:
-    """Whether a module holds weights of more than one kind, as a block of a projection and a norm does."""
+    """Whether a module holds weights of more than one kind, as a block of a projection and a norm does, or, where norms
+    have no weights, several parts that hold theirs in modules of their own, as attention and feed-forward do.
+    """
     kinds = {type(part) for part in module.modules() if next(part.parameters(recurse=False), None) is not None}
-    return len(kinds) > 1
+    parts = {type(part) for part in module.children() if any(_weights(inner) for inner in part.children())}
+    return len(kinds) > 1 or len(parts) > 1
 
 
 def _is_stage(element: Part, blocks: list[Part]) -> bool:

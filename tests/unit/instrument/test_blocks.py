@@ -121,3 +121,30 @@ def test_wrappers_are_looked_through() -> None:
     assert [part.path for part in children(Part("", wrapped))] == ["module.layers.0", "module.layers.1"]
     compiled = Holder(layers=nn.ModuleList(torch.compile(Block()) for _ in range(2)))
     assert blocks_of(compiled) == ["layers.0", "layers.1"]
+
+
+class Parts(nn.Module):
+    """A block whose norms have no weights: an attention and a feed-forward part of plain projections."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8, elementwise_affine=False)
+        self.attention = Holder(qkv=nn.Linear(8, 24), out=nn.Linear(8, 8))
+        self.mlp = Expert()
+
+
+def test_blocks_whose_norms_have_no_weights() -> None:
+    model = Holder(model=Holder(layers=nn.ModuleList(Parts() for _ in range(2))), head=nn.Linear(8, 8))
+    assert blocks_of(model) == ["model.layers.0", "model.layers.1"]
+
+
+def test_perceptrons_in_a_list_are_no_blocks() -> None:
+    assert blocks_of(Holder(heads=nn.ModuleList(Expert() for _ in range(2)))) == []
+
+
+@pytest.mark.parametrize("make_block", [Block, Parts])
+def test_a_model_of_one_block(make_block: type[nn.Module]) -> None:
+    model = Holder(model=Holder(layers=nn.ModuleList([make_block()])), head=nn.Linear(8, 8))
+    assert blocks_of(model) == ["model.layers.0"]
+    shared = Holder(encoder=Holder(groups=nn.ModuleList([Holder(layers=nn.ModuleList([make_block()]))])))
+    assert blocks_of(shared) == ["encoder.groups.0.layers.0"]
