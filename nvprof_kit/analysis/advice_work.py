@@ -40,9 +40,9 @@ def copies(found: Evidence) -> Iterator[Finding]:
         f"{bad['bytes'].sum() / 1e6:.1f} MB, "
         f"{ms(spent)} exposed; {worst['copy']} in {worst['layer']} {worst['phase']} at {worst['gb_per_s']:.1f} GB/s"
     )
-    memory = found.trace.ops["host_memory"].astype(str).to_numpy() == "pageable"
-    kind = found.trace.ops["kind"].to_numpy() == OP_KINDS.index("memcpy")
-    place = found.longest(np.flatnonzero(memory if memory.any() else kind))
+    memory = (found.trace.ops["host_memory"] == "pageable").to_numpy()
+    moves = np.isin(found.trace.ops["kind"].to_numpy(), [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")])
+    place = found.longest(np.flatnonzero(memory if memory.any() else moves))
     advice = "DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy the next batch on another stream"
     yield Finding("copies", "Copies that block", evidence, worst["layer"], worst["phase"], *place, spent, advice)
 
@@ -105,9 +105,10 @@ def unfused_chains(found: Evidence) -> Iterator[Finding]:
     total = int(saved.sum())
     if total < CHAIN_SHARE * found.wall_ns:
         return
-    by_place = np.bincount(layer[first].astype(np.int64) * 1000 + phase[first], weights=saved)
+    phases = ops["phase"].cat.categories
+    by_place = np.bincount(layer[first].astype(np.int64) * len(phases) + phase[first], weights=saved)
     place = int(by_place.argmax())
-    name, where = str(ops["layer"].cat.categories[place // 1000]), str(ops["phase"].cat.categories[place % 1000])
+    name, where = str(names[place // len(phases)]), str(phases[place % len(phases)])
     worst = int(saved.argmax())
     start = int(ops["start_ns"].iloc[first[worst]])
     evidence = (

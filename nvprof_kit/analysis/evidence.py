@@ -69,7 +69,7 @@ class Evidence(Operations):
 
     @cached_property
     def ops(self) -> pd.DataFrame:
-        """A row per operation: layer, phase, kernel_class (code), kind, start_ns, end_ns, ns."""
+        """A row per operation: layer, phase, code (of its kernel class), kind, start_ns, end_ns, ns."""
         import pandas as pd
 
         layer, phase = op_owners(self.owned)

@@ -202,6 +202,24 @@ def test_what_it_could_save(tmp_path: Path, rule: str, saves: int) -> None:
     assert findings(tmp_path, rule, bad=True)[0].saves_ns == saves
 
 
+def test_a_memset_that_blocks_needs_no_copy_beside_it(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file)
+    file.kernel(1_000, 50_000, launched=(0, 500))
+    file.kernel(50_000, 60_000, correlation=file.call("cudaMemset_v3020", 600, 61_000), table="MEMSET")
+    (finding,) = [one for one in found(file.write()).findings if one.rule == "copies"]
+    assert (finding.start_ns, finding.end_ns, finding.saves_ns) == (50_000, 60_000, 10_000)
+
+
+def test_more_than_a_thousand_phases_are_not_mixed_up(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for number in range(1100):
+        file.range_(f"batch {number:04}", number - 1200, number - 1199, category="phase")
+    unfused_chains(file, bad=True)
+    (finding,) = [one for one in found(file.write()).findings if one.rule == "unfused-chains"]
+    assert (finding.layer, finding.phase) == ("layers.0", "forward")
+
+
 def test_every_finding_has_a_real_capture() -> None:
     (mark,) = [one for one in test_real_captures.pytestmark if one.name == "parametrize"]
     assert set(RULES) == set().union(*(has for _, has, _ in mark.args[1]))
