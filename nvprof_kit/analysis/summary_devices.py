@@ -40,13 +40,9 @@ def device_view(facts: Facts) -> pd.DataFrame:
 
 
 def _gpus(facts: Facts) -> pd.DataFrame:
-    steps, gpus = facts.states(("process", "device")), facts.trace.info.gpus
+    steps = facts.states(("process", "device"))
     steps["busy_ns"] = steps["wall_ns"] - steps["idle_ns"]
-    ordinals = sorted({one.device for one in facts.windows.devices})
-    steps["name"] = [
-        gpus[ordinals.index(device)] if ordinals.index(device) < len(gpus) else ""
-        for device in steps["device"].tolist()
-    ]
+    steps["name"] = [facts.trace.info.gpu_name(device) for device in steps["device"].tolist()]
     return steps
 
 

@@ -129,12 +129,9 @@ def copy_table(trace: Trace, owned: Attribution, active: Activity, bare: Int64Ar
 
 def _links(trace: Trace, rows: Int64Array) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.float64]]:
     """Name and peak in 10⁹ bytes per second of the link that each of some copies goes over."""
-    device, ordinal = np.unique(trace.ops["device"].to_numpy(), return_inverse=True)
-    names, gpus = trace.ops["name"].cat, (*trace.info.gpus, *[""] * len(device))
-    pairs, which = np.unique(
-        np.stack([ordinal[rows], names.codes.to_numpy()[rows]], axis=1), axis=0, return_inverse=True
-    )
-    found = [link_of(gpus[gpu], str(names.categories[name])) for gpu, name in pairs.tolist()]
+    device, names = trace.ops["device"].to_numpy()[rows], trace.ops["name"].cat
+    pairs, which = np.unique(np.stack([device, names.codes.to_numpy()[rows]], axis=1), axis=0, return_inverse=True)
+    found = [link_of(trace.info.gpu_name(gpu), str(names.categories[name])) for gpu, name in pairs.tolist()]
     peak = np.array([link.gb_per_s for link in found], dtype=np.float64)
     return np.array([link.name for link in found], dtype=object)[which.ravel()], peak[which.ravel()]
 

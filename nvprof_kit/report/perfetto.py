@@ -85,8 +85,8 @@ def _threads(shown: Timeline) -> list[tuple[int, int]]:
 def _track_names(shown: Timeline, info: CaptureInfo) -> Iterator[dict[str, Any]]:
     """The names and the order of processes and tracks."""
     for place, device in enumerate(_devices(shown)):
-        name = info.gpus[device] if device < len(info.gpus) else ""
-        yield from _process(place + 1, place, f"GPU {device} {name}".strip() if info.on_gpu else "CPU operators")
+        name = f"GPU {device} {info.gpu_name(device)}".strip() if info.on_gpu else "CPU operators"
+        yield from _process(place + 1, place, name)
         if (shown.idle["device"] == device).any():
             yield from _track(place + 1, 1, "idle")
     with_layers = set(shown.spans["lane"].tolist())

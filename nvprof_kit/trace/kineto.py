@@ -40,7 +40,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
     Args:
         path: The file.
         domain: Must name our own domain or the default one: Kineto knows no NVTX domains.
-        optional: Optional columns wanted.
+        optional: Optional columns and tables wanted.
         named: The path to name in messages.
 
     Raises:
@@ -68,6 +68,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
             schema=str(whole.get("schemaVersion", "")),
             domain=DOMAIN,
             gpus=_gpu_names(whole, np.unique(ops["device"])) if on_gpu else (),
+            ordinals=tuple(np.unique(ops["device"]).tolist()) if on_gpu else (),
             on_gpu=on_gpu,
             doubts=()
             if on_gpu

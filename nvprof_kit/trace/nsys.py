@@ -1,9 +1,8 @@
 """An nsys SQLite export of any schema (2021 to 2026) as a `Trace`.
 
-Tables and columns are probed, never assumed: an exporter leaves out what has no rows, renames between versions,
-    and puts columns in
-the middle. The two large tables are read by worker threads while pandas is still being imported, which is a third
-of the whole time.
+Tables and columns are probed, never assumed: an exporter leaves out what has no rows, renames between versions, and
+puts columns in the middle. The two large tables are read by worker threads while pandas is still being imported, which
+is a third of the whole time.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
     Args:
         path: The SQLite file.
         domain: NVTX domain to take the ranges from, or several by commas; '' is the default domain.
-        optional: Optional columns wanted.
+        optional: Optional columns and tables wanted.
         named: The path to name in messages.
 
     Raises:
@@ -138,12 +137,14 @@ def _info(
     meta = next((table for table in _EXPORT_METADATA if db.has(table, "name", "value")), None)
     said = {str(name): str(value) for name, value in db.rows(f"SELECT name, value FROM {meta}")} if meta else {}
     version = said.get("EXPORT_PRODUCT_VERSION", "")
+    devices = np.unique(ops["device"])
     return CaptureInfo(
         path=str(db.path),
         tool=f"nsys {version}".strip(),
         schema=said.get("EXPORT_SCHEMA_VERSION", ""),
         domain=domain,
-        gpus=tables.gpu_names(db, np.unique(ops["device"])),
+        gpus=tables.gpu_names(db, devices),
+        ordinals=tuple(devices.tolist()),
         on_gpu=True,
         processes=len(np.unique(np.concatenate([np.unique(ranges["pid"]), np.unique(ops["pid"])]))),
         session_ns=_session_ns(db),

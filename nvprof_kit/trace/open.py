@@ -35,8 +35,8 @@ def open_capture(path: str | Path, *, domain: str = DOMAIN, optional: Collection
         path: An nsys ``.sqlite`` or ``.nsys-rep``, a Kineto ``.json`` or ``.json.gz``, or any of them packed as
             ``.xz``.
         domain: NVTX domain to take the ranges from; '' is the default domain.
-        optional: Names of the optional columns of `nvprof_kit.trace.schema` that are wanted, and ``calls`` for
-            that table.
+        optional: Names of the optional columns of `nvprof_kit.trace.schema` that are wanted, and of the tables
+            ``calls``, ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``.
 
     Returns:
         The capture's tables. `CaptureInfo.path` is the path as it was given.

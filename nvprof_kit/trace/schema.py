@@ -206,7 +206,8 @@ class CaptureInfo:
         tool: What wrote it, with its version: ``nsys 2023.4.4.54``, ``PyTorch profiler (Kineto)``.
         schema: Version of the export schema, '' where there is none.
         domain: NVTX domain that `Trace.ranges` was read from.
-        gpus: Names of the GPUs that ran something, by device ordinal.
+        gpus: Names of the GPUs that ran something, by device ordinal, ascending.
+        ordinals: These ordinals.
         on_gpu: False where the operations are CPU operators.
         processes: Number of processes with ranges or operations.
         session_ns: How long the profiled program ran, before and after the collected window too; 0 where the capture
@@ -220,20 +221,25 @@ class CaptureInfo:
     schema: str = ""
     domain: str = ""
     gpus: tuple[str, ...] = ()
+    ordinals: tuple[int, ...] = ()
     on_gpu: bool = True
     processes: int = 1
     session_ns: int = 0
     own_window: bool = False
     doubts: tuple[str, ...] = ()
 
+    def gpu_name(self, device: int) -> str:
+        """Name of the GPU with this ordinal, '' where the capture does not tell it."""
+        return dict(zip(self.ordinals, self.gpus, strict=False)).get(device, "")
+
 
 @dataclass(frozen=True)
 class Trace:
     """One capture: tables with the columns of `TABLES`, and what the capture says of itself.
 
-    Rows come in no promised order. An optional column, `calls`, `samples`, `collectives` and `scheduled` are there only
-    when asked for. `operators` is None where the capture has none, or where its ranges tell the backward pass
-    themselves.
+    Rows come in no promised order. An optional column and the tables `calls`, `samples`, `marks`, `allocations`,
+    `collectives` and `scheduled` are there only when asked for. `operators` is None where the capture has none, or
+    where its ranges tell the backward pass themselves.
     """
 
     info: CaptureInfo

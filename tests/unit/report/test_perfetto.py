@@ -155,3 +155,13 @@ def test_letters_are_not_escaped_and_half_ones_do_no_harm(tmp_path: Path) -> Non
     trace = open_capture(path, optional=OPTIONAL)
     packed = perfetto_trace(timeline(trace, attribute(trace)), trace.info, "json").decode()
     assert '"name":"Ω\ufffd"' in packed and " · operations" in packed and "\\u" not in packed
+
+
+def test_a_gpu_is_named_whatever_its_ordinal(tmp_path: Path) -> None:
+    """A rank's own capture holds one GPU, which need not be the first."""
+    file = NsysFile(tmp_path / "rank1.sqlite")
+    file.range_("layers.0", 0, 100)
+    file.kernel(200, 300, launched=(10, 20), device=1)
+    document = exported(open_capture(file.write(), optional=OPTIONAL))
+    names = [event["args"]["name"] for event in document["traceEvents"] if event["name"] == "process_name"]
+    assert names == ["GPU 1 Test GPU", "Process 0: ranges on the CPU"]
