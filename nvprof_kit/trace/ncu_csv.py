@@ -79,10 +79,10 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
     if details and any(page.column(name) is None for name in _DETAILS):
         raise CaptureError(f"{named}: a summary page of ncu; needed the raw page: ncu --import FILE --page raw --csv")
     if not page.rows:
-        raise CaptureError(_nothing(page.said, named))
+        raise CaptureError(_nothing(page.said, named, page=True))
     results, cells, units = _details(page) if details else _raw(page)
     style = number_style(cell for cell in {cell for row in cells.values() for cell in row})
-    metrics, texts = _values(cells, units, style)
+    metrics, texts, unread = _values(cells, units, style)
     import pandas as pd
 
     return NcuReport(
@@ -91,7 +91,7 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
         metrics=pd.DataFrame(metrics),
         texts=pd.DataFrame(texts, index=range(len(results))),
         units={name: unit for name, (unit, _) in units.items() if name in metrics},
-        doubts=_doubts(page, style, details),
+        doubts=(*_doubts(page, style, details), *unread),
         invocations=page.launches,
     )
 
@@ -120,8 +120,8 @@ def _read_page(lines: Sequence[str], named: str) -> _Page:
     return page
 
 
-def _nothing(said: dict[str, list[str]], named: str) -> str:
-    """Why there is no result."""
+def _nothing(said: dict[str, list[str]], named: str, page: bool = False) -> str:
+    """Why there is no result; `page` says whether there is a page at least."""
     errors = said.get("ERROR", [])
     if any(_NO_PERMISSION in line for line in errors):
         return (
@@ -132,6 +132,8 @@ def _nothing(said: dict[str, list[str]], named: str) -> str:
         return f"{named}: ncu failed: {errors[0]}"
     if any("No kernels were profiled" in line for lines in said.values() for line in lines):
         return f"{named}: ncu measured no kernel; check the names and ranges it was given (an NVTX filter needs --nvtx)"
+    if page:
+        return f"{named}: a page of ncu without a result; the file was cut off, or ncu measured no kernel"
     return f"{named}: no page of ncu in it; needed what `ncu --import FILE.ncu-rep --page raw --csv` prints"
 
 
@@ -214,20 +216,24 @@ def _details(page: _Page) -> tuple[list[list[str]], Cells, Units]:
     return results, cells, base
 
 
-def _values(cells: Cells, units: Units, style: NumberStyle) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Metrics as numbers in base units, and those that hold words as words."""
+def _values(cells: Cells, units: Units, style: NumberStyle) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
+    """Metrics as numbers in base units, those that hold words as words, and doubts about words among numbers."""
     metrics: dict[str, Any] = {}
     texts: dict[str, Any] = {}
+    doubts: list[str] = []
     known: dict[str, float | None] = {}
     for name, column in cells.items():
         for cell in set(column) - known.keys():
             known[cell] = parse_number(cell, style)
-        values = [known[cell] for cell in column]
-        if any(value is None for value in values):
+        words = [cell for cell in column if known[cell] is None]
+        values = np.array([known[cell] for cell in column], dtype=np.float64)
+        if len(words) > np.count_nonzero(~np.isnan(values)):
             texts[name] = column
-        else:
-            metrics[name] = np.array(values, dtype=np.float64) * np.array(units[name][1])
-    return metrics, texts
+            continue
+        metrics[name] = values * np.array(units[name][1])
+        if words:
+            doubts.append(f"{len(words)} of {len(column)} values of {name} are no numbers, as {words[0]!r}: left out")
+    return metrics, texts, tuple(doubts)
 
 
 # ---------------------------------------------------------------- the results

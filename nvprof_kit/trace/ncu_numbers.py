@@ -11,7 +11,7 @@ _SCALED = {"byte": "byte", "hz": "hz", "Hz": "hz", "cycle": "cycle", "inst": "in
 _TIME = re.compile(r"([num]?)(second|s)")
 _AMOUNT = re.compile(r"([KkMGTP]?)(byte|hz|Hz|cycle|inst|sector)s?")
 
-_SPACES = " \u00a0\u202f'"  # between groups of digits in some locales
+_SPACES = " \u00a0\u202f'\u2019"  # between groups of digits in some locales
 _INSTANCES = re.compile(rf"(?P<number>[-+\d.,{_SPACES}]+) \(.*\)", re.DOTALL)
 _NUMBER = re.compile(rf"[-+]?\d[\d.,{_SPACES}]*(?:[eE][-+]?\d+)?")
 _SCALED_BY_NCU = re.compile(r"[-+]?\d+\.\d{6}")

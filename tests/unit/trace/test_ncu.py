@@ -149,6 +149,7 @@ def test_the_style_of_numbers_is_told_by_consistency(cells: list[str], decimal: 
         ("7,537,349,397.59", ".", 7537349397.59),
         ("941.929.548,55", ",", 941929548.55),
         ("7\u202f537,5", ",", 7537.5),
+        ("7\u2019537.5", ".", 7537.5),  # de_CH
         ("31.872000", ",", 31.872),
         ("12 (3; 4)", ".", 12.0),
         ("12.5 (0: 3; 1: 4)", ".", 12.5),
@@ -168,6 +169,15 @@ def test_nothing_is_not_a_number(nothing: str, tmp_path: Path) -> None:
     report = read(tmp_path, raw({**TIME, "dram__bytes.sum": ("byte", nothing)}))
     assert report.metrics["dram__bytes.sum"].isna().all()
     assert report.texts.shape == (1, 0)
+
+
+def test_a_word_among_numbers_costs_its_own_cell(tmp_path: Path) -> None:
+    rows = [raw({**TIME, "sm__x.sum": ("%", value)}) for value in ("4", "(!) n/a", "6")]
+    text = rows[0] + "".join(row.splitlines(keepends=True)[-1] for row in rows[1:])
+    report = read(tmp_path, text)
+    assert report.metrics["sm__x.sum"].to_list() == pytest.approx([4, float("nan"), 6], nan_ok=True)
+    assert report.doubts == ("1 of 3 values of sm__x.sum are no numbers, as '(!) n/a': left out",)
+    assert list(report.texts) == []
 
 
 @given(value=st.floats(-1e15, 1e15), german=st.booleans())
@@ -289,7 +299,7 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n", "NVreg_RestrictProfilingToAdminUsers=0"),
         ("==ERROR== Failed to prepare kernel\n", "ncu failed: Failed to prepare kernel"),
         (line([*IDENTITY, *BEHIND, "Section Name", "Metric Name", "Metric Unit", "Minimum"]), "a summary page"),
-        (line([*IDENTITY, *BEHIND]), "no page of ncu"),
+        (line([*IDENTITY, *BEHIND]), "a page of ncu without a result"),
     ],
 )
 def test_bad_input_is_one_line(text: str, message: str, tmp_path: Path) -> None:
