@@ -19,9 +19,6 @@ WAITS = re.compile(r"Synchronize|^cu(da)?Memcpy(?!.*Async)|^cu(da)?Memset(?!.*As
 ALLOCATES = re.compile(r"(Malloc|MemAlloc|MemFree|HostAlloc|HostRegister|MemMap|MemCreate|^cudaFree)", re.IGNORECASE)
 """Calls that allocate or free memory."""
 
-LAUNCHES = re.compile(r"Launch", re.IGNORECASE)
-"""Calls that launch a kernel or a graph."""
-
 
 class HostCalls:
     """The calls of a capture, by thread and start; shape ``(c + 1,)`` each, a place for `NONE` behind the last.

@@ -58,7 +58,7 @@ def _cut_circle(layer: str, parent: dict[str, str]) -> None:
 
 def model_order(ranges: Ranges, layers: list[str], parent: dict[str, str]) -> dict[str, int]:
     """The place of each layer in the model: a walk down from the top, a layer before those it holds."""
-    first = _first_seen(ranges, layers)
+    first = _first_seen(ranges)
     children: dict[str, list[str]] = {}
     for layer in layers:
         children.setdefault(parent[layer], []).append(layer)
@@ -92,7 +92,7 @@ def _siblings(layers: list[str], first: dict[str, int]) -> list[str]:
     return sorted(layers, key=place)
 
 
-def _first_seen(ranges: Ranges, layers: list[str]) -> dict[str, int]:
+def _first_seen(ranges: Ranges) -> dict[str, int]:
     """When each layer first ran: its forward where the capture has one, which all come before those that were only
     seen backward.
     """

@@ -16,14 +16,13 @@ import numpy.typing as npt
 from nvprof_kit.analysis.kernels import Kernels, Signature, read_kernels
 from nvprof_kit.analysis.ncu_invocations import choose_invocations, measured_by
 from nvprof_kit.errors import CaptureError, UsageError
-from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
+from nvprof_kit.names import NO_LAYER
 from nvprof_kit.trace.schema import CaptureInfo, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Int64Array = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 COLUMNS = {
     "kernel": "the kernel's name",
@@ -37,8 +36,6 @@ COLUMNS = {
     "covered": "share of this row and the rows above it, 0 to 1",
 }
 """The columns of `Plan.rows` and what they mean."""
-
-LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ where it is of single things (operator, kernel, memory, user), each thing counts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -219,8 +219,3 @@ def _note(name: str, table: pd.DataFrame) -> str:
     if name == "distributed" and not int(table["comm_ns"].sum()):
         return "no communication kernels in this capture: one GPU, or collectives outside the window"
     return _NOTES[name]
-
-
-def view_names() -> Sequence[str]:
-    """The names of the views."""
-    return tuple(VIEWS)

@@ -29,14 +29,6 @@ class NcuScript:
     report: str = "plan"
 
 
-def kernel_id(names: Sequence[str], invocations: Sequence[int] = (1,)) -> str:
-    """Ncu's filter for these launches of each of these kernels; with ``per-launch-config`` of each configuration.
-
-    The numbers are a regular expression that must match as a whole.
-    """
-    return f"::regex:^({'|'.join(map(re.escape, names))})$:{'|'.join(map(str, invocations))}"
-
-
 def ncu_arguments(script: NcuScript) -> list[str]:
     """The arguments of ncu, without the kernel filter and the report."""
     return [

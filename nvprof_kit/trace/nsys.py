@@ -60,10 +60,10 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
             ops, api = ops_job.result(), api_job.result()
         api = tables.with_missed_launches(db, api, ops)
         _check_has_ranges(ranges, domain, named)
-        tables.close_open_ranges(ranges, api, ops)
+        tables.close_open_ranges(db, ranges, api, ops)
         handed_over = handed_over_doubts(tables.handed_over(db, domains, domain))
         return Trace(
-            info=_info(db, domain, ranges, api, ops, more_doubts=handed_over),
+            info=_info(db, domain, ranges, ops, more_doubts=handed_over),
             ranges=make_frame("ranges", ranges),
             api=make_frame("api", api),
             ops=make_frame("ops", ops),
@@ -129,7 +129,6 @@ def _info(
     db: Database,
     domain: str,
     ranges: dict[str, Any],
-    api: dict[str, Any],
     ops: dict[str, Any],
     *,
     more_doubts: tuple[str, ...],
@@ -149,7 +148,7 @@ def _info(
         processes=len(np.unique(np.concatenate([np.unique(ranges["pid"]), np.unique(ops["pid"])]))),
         session_ns=_session_ns(db),
         own_window=_own_window(db),
-        doubts=(*capture_doubts(db, api, ops), *more_doubts),
+        doubts=(*capture_doubts(db, ops), *more_doubts),
     )
 
 

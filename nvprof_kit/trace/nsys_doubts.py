@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from nvprof_kit.trace.sqlite import Database, integer_list
 
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -14,7 +12,7 @@ _WARNING, _ERROR = 2, 3
 _OVERHEAD_SHARE = 0.01
 
 
-def capture_doubts(db: Database, api: dict[str, Any], ops: dict[str, Any]) -> tuple[str, ...]:
+def capture_doubts(db: Database, ops: dict[str, Any]) -> tuple[str, ...]:
     """Every doubt that the export's own tables give reason for."""
     return (*_whole_graphs(db, ops), *_overhead(db, ops), *_diagnostics(db))
 
@@ -91,8 +89,3 @@ def _diagnostics(db: Database) -> list[str]:
         f"nsys warns: {' '.join(str(text).split())}" + (f" ({count} times)" if count > 1 else "")
         for text, count in found
     ]
-
-
-def share_of(part: Any, whole: Any) -> float:
-    """A share that is 0 of nothing."""
-    return float(np.sum(part)) / float(np.sum(whole)) if np.sum(whole) else 0.0

@@ -8,7 +8,7 @@ made beside a capture.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -68,10 +68,6 @@ class Database:
     def has(self, table: str, *columns: str) -> bool:
         """Whether the file has the table, and all of these columns in it."""
         return table in self.tables and self.tables[table].issuperset(columns)
-
-    def first_column(self, table: str, candidates: Sequence[str]) -> str | None:
-        """The first of these columns that the table has, None where it has none of them."""
-        return next((column for column in candidates if self.has(table, column)), None)
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """The rows of a small query.
