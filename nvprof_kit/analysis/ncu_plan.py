@@ -115,7 +115,7 @@ def plan(trace: Trace, options: PlanOptions | None = None) -> Plan:
     if chosen is None:
         best = goals[0, :-1][name >= 0].sum() / goals[0].sum()
         raise UsageError(
-            f"--share {options.share:g} cannot be reached: kernels that can be measured take {best:.1%} of the GPU "
+            f"--share {options.share:g} cannot be reached: kernels that can be measured take {best:.2%} of the GPU "
             f"time {_of_what(options)}, copies the rest; ask for less"
         )
     wanted = np.isin(name, chosen) & (times.sum(axis=0) > 0)

@@ -42,11 +42,12 @@ def ncu_arguments(script: NcuScript) -> list[str]:
 
 def ncu_script(script: NcuScript) -> str:
     """The script's text."""
-    about = "".join(f"# {line}\n" for line in script.about)
+    about = "".join(f"# {' '.join(line.split())}\n" for line in script.about)
     names = "".join(f"  {shlex.quote(re.escape(name))}\n" for name in script.names)
     numbers = "|".join(map(str, script.invocations))
     arguments = shlex.join(ncu_arguments(script))
-    return _TEXT.format(about=about, report=script.report, arguments=arguments, names=names, numbers=numbers)
+    report = shlex.quote(script.report)
+    return _TEXT.format(about=about, report=report, arguments=arguments, names=names, numbers=numbers)
 
 
 _TEXT = """\
@@ -85,7 +86,7 @@ done
 
 names=$(IFS='|'; printf '%s' "${{kernels[*]}}")
 command=("${{NCU:-ncu}}" {arguments} --kernel-id "::regex:^($names)\\$:$numbers")
-command+=("${{extra[@]}}" --force-overwrite --export "$report.partial" "$@")
+command+=(${{extra[@]+"${{extra[@]}}"}} --force-overwrite --export "$report.partial" "$@")
 if [ -n "$dry_run" ]; then
   printf '%q ' env LC_ALL=C "${{command[@]}}"
   printf '\\n'

@@ -65,7 +65,7 @@ def test_more_share_takes_the_next_name(file: NsysFile) -> None:
 
 
 def test_copies_cannot_be_measured(file: NsysFile) -> None:
-    with pytest.raises(UsageError, match=r"--share 0\.99 cannot be reached: .* take 97\.3% of the GPU time"):
+    with pytest.raises(UsageError, match=r"--share 0\.99 cannot be reached: .* take 97\.33% of the GPU time"):
         planned(file, share=0.99)
 
 
@@ -209,6 +209,16 @@ def script(tmp_path: Path) -> Path:
     path = tmp_path / "plan.sh"
     path.write_text(ncu_script(NcuScript(["a"], invocations=(1, 7))))
     return path
+
+
+def test_a_script_of_any_name(script: Path) -> None:
+    """Neither the script's name nor that of the capture becomes a command."""
+    text = ncu_script(NcuScript(["a"], about=["of a\ntouch line"], report="my plan $(touch name)"))
+    script.write_text(text)
+    running = start(script, "true")
+    assert (running.communicate(timeout=30)[1], running.returncode) == ("", 0)
+    names = {"my plan $(touch name).ncu-rep", "my plan $(touch name).csv"}
+    assert {path.name for path in script.parent.iterdir()} == {"ncu", "plan.sh", *names}
 
 
 def start(script: Path, *program: str) -> subprocess.Popen[str]:
