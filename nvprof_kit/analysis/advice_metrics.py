@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +19,7 @@ def bound(found: Evidence) -> Iterator[Finding]:
     samples = found.trace.samples
     if samples is None or not len(samples):
         return
-    rows = metrics(found.trace).rows
+    rows = metrics(replace(found.trace, ops=found.trace.ops[found.inside])).rows
     rows = rows[rows["enough"] & (rows["layer"] != NO_LAYER) & (rows["busy_ns"] >= BUSY_SHARE * found.wall_ns)]
     memory = rows["dram_read_pct"].fillna(0) + rows["dram_write_pct"].fillna(0)
     tensor = rows["tensor_active_pct"].fillna(0)
@@ -43,6 +44,6 @@ def bound(found: Evidence) -> Iterator[Finding]:
         )
         names = found.ops["layer"].cat.categories
         within = [name for name in names if name == layer or str(name).startswith(f"{layer}.")]
-        mine = np.flatnonzero(found.ops["layer"].isin(within) & (found.ops["phase"] == phase))
+        mine = np.flatnonzero(found.ops["layer"].isin(within) & (found.ops["phase"] == phase) & found.inside)
         saves = int(worst["busy_ns"] * (100 - tensor[place]) / 100) if what == "memory" else int(worst["busy_ns"] // 2)
         yield Finding("gpu-metrics", f"Bound by {what}", evidence, layer, phase, *found.longest(mine), saves, advice)

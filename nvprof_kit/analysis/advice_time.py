@@ -53,8 +53,7 @@ def sync_points(found: Evidence) -> Iterator[Finding]:
 
 def dataloader(found: Evidence) -> Iterator[Finding]:
     """The GPU waits for data."""
-    spent = int(found.times.steps["idle_dataloader_ns"].sum())  # loading lies between steps as often as in them
-    rows = found.idle("dataloader")
+    spent, rows = found.loading_ns, found.idle("dataloader")
     if spent < DATA_SHARE * found.wall_ns or not len(rows):
         return
     worst = rows.iloc[0]

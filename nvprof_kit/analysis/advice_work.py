@@ -30,7 +30,9 @@ def copies(found: Evidence) -> Iterator[Finding]:
     """Copies that go through pageable memory or block the host."""
     rows = found.times.copies
     bad = rows[(rows["memory"] == "pageable") | (rows["blocking"] > 0)]
-    spent = int(bad["exposed_ns"].sum())
+    kind = found.trace.ops["kind"].to_numpy()
+    moves = np.flatnonzero(np.isin(kind, [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")]) & found.inside)
+    spent = min(int(bad["exposed_ns"].sum()), found.busy_ns(moves))
     if not len(bad) or spent < COPY_SHARE * found.wall_ns:
         return
     worst = bad.iloc[0]
@@ -40,9 +42,8 @@ def copies(found: Evidence) -> Iterator[Finding]:
         f"{bad['bytes'].sum() / 1e6:.1f} MB, "
         f"{ms(spent)} exposed; {worst['copy']} in {worst['layer']} {worst['phase']} at {worst['gb_per_s']:.1f} GB/s"
     )
-    memory = (found.trace.ops["host_memory"] == "pageable").to_numpy()
-    moves = np.isin(found.trace.ops["kind"].to_numpy(), [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")])
-    place = found.longest(np.flatnonzero(memory if memory.any() else moves))
+    pages = moves[(found.trace.ops["host_memory"].iloc[moves] == "pageable").to_numpy()]
+    place = found.longest(pages if len(pages) else moves)
     advice = "DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy the next batch on another stream"
     yield Finding("copies", "Copies that block", evidence, worst["layer"], worst["phase"], *place, spent, advice)
 
@@ -50,7 +51,7 @@ def copies(found: Evidence) -> Iterator[Finding]:
 def small_kernels(found: Evidence) -> Iterator[Finding]:
     """A layer that is mostly a storm of small kernels."""
     ops, steps = found.ops, max(len(found.owned.ranges.steps), 1)
-    kernels = ops[ops["kind"] == OP_KINDS.index("kernel")]
+    kernels = ops[(ops["kind"] == OP_KINDS.index("kernel")) & found.inside]
     small = kernels["ns"] < SMALL_NS
     table = kernels.assign(small=small, small_ns=kernels["ns"].where(small, 0)).groupby(
         ["layer", "phase"], observed=True
@@ -59,8 +60,9 @@ def small_kernels(found: Evidence) -> Iterator[Finding]:
     storms = sums[(sums["small"] >= STORM_COUNT * steps) & (sums["small"] >= STORM_SHARE * sums["count"])]
     launches = found.times.launches.set_index(["layer", "phase"])["idle_ns"]
     for (layer, phase), row in storms.iterrows():
-        lost = int(launches.get((layer, phase), 0)) + int(row["small_ns"])
-        mine = np.flatnonzero((ops["layer"] == layer) & (ops["phase"] == phase))
+        mine = np.flatnonzero((ops["layer"] == layer) & (ops["phase"] == phase) & found.inside)
+        short = kernels.index[small & (kernels["layer"] == layer) & (kernels["phase"] == phase)]
+        lost = int(launches.get((layer, phase), 0)) + found.busy_ns(short.to_numpy())
         evidence = (
             f"{int(row['small']) // steps} of {int(row['count']) // steps} kernels per step are "
             f"shorter than {SMALL_NS // 1000} µs, "
@@ -85,6 +87,7 @@ def unfused_chains(found: Evidence) -> Iterator[Finding]:
         (ops["start_ns"].to_numpy(), stream, found.trace.ops["device"].to_numpy(), found.trace.ops["pid"].to_numpy())
     )
     light = np.isin(ops["code"].to_numpy(), _POINTWISE) & (ops["kind"].to_numpy() == OP_KINDS.index("kernel"))
+    light &= found.inside
     layer, phase, same = (
         ops["layer"].cat.codes.to_numpy(),
         ops["phase"].cat.codes.to_numpy(),
@@ -102,7 +105,7 @@ def unfused_chains(found: Evidence) -> Iterator[Finding]:
     outside = names.get_loc(NO_LAYER) if NO_LAYER in names else -1
     first = np.append(0, order[np.flatnonzero(fresh)])  # the operation that each chain begins with; chain 0 is empty
     saved[layer[first] == outside] = 0
-    total = int(saved.sum())
+    total = min(int(saved.sum()), found.busy_ns(order[(saved > 0)[chain]]))
     if total < CHAIN_SHARE * found.wall_ns:
         return
     phases = ops["phase"].cat.categories
@@ -117,7 +120,7 @@ def unfused_chains(found: Evidence) -> Iterator[Finding]:
         f"{name} {where}; the longest has {int(length[saved > 0].max())} kernels"
     )
     advice = "torch.compile fuses them; or a fused norm, rotary embedding or activation from a library"
-    end = start + int(spent[worst])
+    end = int(ops["end_ns"].to_numpy()[order[chain == worst]].max())
     yield Finding(
         "unfused-chains", "Chains of small memory-bound kernels", evidence, name, where, start, end, total, advice
     )
@@ -127,8 +130,8 @@ def fp32_gemms(found: Evidence) -> Iterator[Finding]:
     """Matrix products that do not use the tensor cores."""
     names = found.trace.ops["name"].cat
     told = np.array([bool(_FP32.search(str(name))) for name in names.categories])
-    rows = np.flatnonzero(told[names.codes.to_numpy()] & found.classes.is_a("gemm"))
-    spent = int(found.ops["ns"].to_numpy()[rows].sum())
+    rows = np.flatnonzero(told[names.codes.to_numpy()] & found.classes.is_a("gemm") & found.inside)
+    spent = found.busy_ns(rows)
     if not len(rows) or spent < FP32_SHARE * found.wall_ns:
         return
     worst = rows[np.argmax(found.ops["ns"].to_numpy()[rows])]
@@ -147,9 +150,9 @@ def fp32_gemms(found: Evidence) -> Iterator[Finding]:
 
 def recompute(found: Evidence) -> Iterator[Finding]:
     """What activation checkpointing costs."""
-    rows = np.flatnonzero(found.ops["phase"] == "recompute")
+    rows = np.flatnonzero((found.ops["phase"] == "recompute") & found.inside)
     spent = int(found.ops["ns"].to_numpy()[rows].sum())
-    total = int(found.ops["ns"].sum())
+    total = int(found.ops["ns"].to_numpy()[found.inside].sum())
     if not len(rows) or spent < RECOMPUTE_SHARE * total:
         return
     by_layer = found.ops.iloc[rows].groupby("layer", observed=True)["ns"].sum().sort_values(ascending=False)
@@ -159,14 +162,13 @@ def recompute(found: Evidence) -> Iterator[Finding]:
     )
     advice = "checkpoint fewer layers, or only what is cheap to compute and large to keep, if memory allows"
     place = found.longest(rows)
-    yield Finding(
-        "recompute", "Recomputed activations", evidence, str(by_layer.index[0]), "recompute", *place, spent, advice
-    )
+    layer, saves = str(by_layer.index[0]), found.busy_ns(rows)
+    yield Finding("recompute", "Recomputed activations", evidence, layer, "recompute", *place, saves, advice)
 
 
 def outlier_layers(found: Evidence) -> Iterator[Finding]:
     """A layer that takes much longer than the others of its kind."""
-    ops = found.ops[(found.ops["layer"] != NO_LAYER) & found.ops["phase"].isin(_LAYER_PHASES)]
+    ops = found.ops[(found.ops["layer"] != NO_LAYER) & found.ops["phase"].isin(_LAYER_PHASES) & found.inside]
     sums = ops.groupby(["layer", "phase"], observed=True)["ns"].sum().reset_index()
     sums["kind"] = [_INDEX.sub("N", str(layer)) for layer in sums["layer"]]
     for (_, phase), mine in sums[sums["kind"] != sums["layer"].astype(str)].groupby(["kind", "phase"], observed=True):
@@ -176,13 +178,13 @@ def outlier_layers(found: Evidence) -> Iterator[Finding]:
         if len(values) < SIBLINGS or values.max() <= max(OUTLIER * middle, middle + 5 * spread):
             continue
         layer = str(mine["layer"].iloc[int(values.argmax())])
-        rows = np.flatnonzero((found.ops["layer"] == layer) & (found.ops["phase"] == phase))
+        rows = np.flatnonzero((found.ops["layer"] == layer) & (found.ops["phase"] == phase) & found.inside)
         evidence = f"{ms(values.max())} of its own, while the median of its {len(values)} equals is {ms(middle)}"
         advice = (
             "compare its kernels with a sister's (nvprof-kit summary --view kernel --by step): another "
             "shape, dtype or algorithm"
         )
-        lost = int(values.max() - middle)
+        lost = min(int(values.max() - middle), found.busy_ns(rows))
         if lost < 0.002 * found.wall_ns:
             continue
         yield Finding(

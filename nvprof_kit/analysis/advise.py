@@ -53,7 +53,7 @@ COLUMNS = {
     "start_ns": "where to look in Nsight: begin, in ns since the capture's zero",
     "end_ns": "its end",
     "saves_ns": "the most that doing something about it could save, in ns over the whole capture; findings overlap",
-    "saves": "the same as a share of the steps' wall time",
+    "saves": "the same as a share of the wall time of the steps and of the waits for data between them",
     "advice": "the change to try",
 }
 """The columns of `AdviseResult.rows`."""
@@ -65,7 +65,7 @@ class AdviseResult:
 
     Attributes:
         findings: The most saving first.
-        wall_ns: Wall time of the steps, summed over devices.
+        wall_ns: Wall time of the steps and of the waits for data between them, summed over devices.
         steps: Number of steps.
         doubts: Sentences on what may be missing or distorted.
         info: What the capture says of itself.

@@ -117,8 +117,18 @@ def breakdown(trace: Trace, own_rules: Sequence[Rule] = ()) -> BreakdownResult:
     return replace(made, doubts=(*made.doubts, untold))
 
 
-def breakdown_of(trace: Trace, owned: Attribution, classes: KernelClasses) -> BreakdownResult:
-    """The same of a capture of which owners and classes are known already."""
+def breakdown_of(
+    trace: Trace, owned: Attribution, classes: KernelClasses, *, in_steps: bool = False
+) -> BreakdownResult:
+    """The same of a capture of which owners and classes are known already.
+
+    Args:
+        trace: The capture, opened with `OPTIONAL`.
+        owned: Who owns each operation.
+        classes: The class of each operation.
+        in_steps: Whether the tables of idle time, communication, copies and launches leave out what lies outside steps
+            where the capture has steps; waiting for data is in them wherever it lies.
+    """
     windows = step_windows(trace, owned)
     active = activity(trace, classes, windows)
     host = HostCalls(trace)
@@ -126,14 +136,17 @@ def breakdown_of(trace: Trace, owned: Attribution, classes: KernelClasses) -> Br
     bare = exposed(trace, windows, active)
     steps = _steps(trace, windows, active, idling, host)
     _check(steps)
+    counted = np.ones(len(trace.ops), dtype=bool)
+    if in_steps and windows.in_step.any():
+        counted, idling = owned.step >= 0, _in_steps(idling, windows)
     middle = median_window(windows)
     total = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
     return BreakdownResult(
         steps=steps,
         idle=_idle_table(idling),
-        communication=comm_table(trace, owned, active, bare),
-        copies=copy_table(trace, owned, active, bare, host),
-        launches=launch_table(trace, owned, host, idling),
+        communication=comm_table(trace, owned, active, bare, counted=counted),
+        copies=copy_table(trace, owned, active, bare, host, counted=counted),
+        launches=launch_table(trace, owned, host, idling, counted=counted),
         queue=queue_over_time(trace, windows, host, middle),
         critical_path=critical_path(trace, owned, windows, host, middle),
         critical_window=middle,
@@ -173,6 +186,13 @@ def _check(steps: pd.DataFrame) -> None:
     causes = steps[[f"idle_{cause}_ns" for cause in CAUSES]].sum(axis=1)
     if not (parts == steps["wall_ns"]).all() or not (causes == steps["idle_ns"]).all():
         raise AssertionError("the parts of a step do not add up to its wall time: please report this")
+
+
+def _in_steps(idling: Idle, windows: Windows) -> Idle:
+    """The idle gaps without the time outside steps, but for that in which the host was fetching data."""
+    inside = windows.in_step[idling.gaps["window"].to_numpy()]
+    data = np.array([cause == "dataloader" for cause in CAUSES])
+    return replace(idling, by_cause=np.where(inside[:, None] | data, idling.by_cause, 0))
 
 
 def _idle_table(idling: Idle) -> pd.DataFrame:

@@ -7,8 +7,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from nvprof_kit.analysis.breakdown import BreakdownResult, breakdown_of
+from nvprof_kit.analysis.intervals import union_lengths
 from nvprof_kit.analysis.nesting import Int64Array
 from nvprof_kit.analysis.operations import Operations
 from nvprof_kit.analysis.owners import op_owners
@@ -53,7 +55,7 @@ class Evidence(Operations):
     @cached_property
     def times(self) -> BreakdownResult:
         """Where the time goes."""
-        return breakdown_of(self.trace, self.owned, self.classes)
+        return breakdown_of(self.trace, self.owned, self.classes, in_steps=True)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -64,8 +66,21 @@ class Evidence(Operations):
 
     @cached_property
     def wall_ns(self) -> int:
-        """Wall time of the steps, summed over devices; never 0."""
-        return max(int(self.steps["wall_ns"].sum()), 1)
+        """Wall time of the steps and of the waits for data between them, summed over devices; never 0."""
+        return max(int(self.steps["wall_ns"].sum()) + self.loading_ns - self.idle_ns("dataloader"), 1)
+
+    @cached_property
+    def loading_ns(self) -> int:
+        """Idle time inside the data loader's ranges, in the steps and between them: it lies in one as often as in the
+        other.
+        """
+        return int(self.times.steps["idle_dataloader_ns"].sum())
+
+    @cached_property
+    def inside(self) -> npt.NDArray[np.bool_]:
+        """Which operations belong to a step, all of them where the capture has no steps, shape ``(n,)``."""
+        found: npt.NDArray[np.bool_] = self.owned.step >= 0
+        return found if self.times.steps["step"].notna().any() else np.ones_like(found)
 
     @cached_property
     def ops(self) -> pd.DataFrame:
@@ -97,6 +112,13 @@ class Evidence(Operations):
     def idle_ns(self, cause: str) -> int:
         """Idle time of one cause in the steps."""
         return int(self.steps[f"idle_{cause}_ns"].sum())
+
+    def busy_ns(self, rows: Int64Array) -> int:
+        """Time on the clock in which any of these operations runs, summed over devices: all that can go with them."""
+        start, end = (self.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+        gpus = np.stack([self.trace.ops[name].to_numpy()[rows] for name in ("pid", "device")], axis=1)
+        lane = np.unique(gpus, axis=0, return_inverse=True)[1].ravel()
+        return int(union_lengths(start, end, lane, np.zeros(len(rows), dtype=np.int64), 1)[0])
 
     def longest(self, rows: Int64Array) -> tuple[int, int]:
         """The stretch of the longest of some operations."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution import Attribution
 from nvprof_kit.analysis.host import HostCalls
@@ -32,15 +33,17 @@ LAUNCH_COLUMNS = {
 _BOUND = 0.1
 
 
-def launch_table(trace: Trace, owned: Attribution, host: HostCalls, idling: Idle) -> pd.DataFrame:
-    """Launches by layer and phase, with `LAUNCH_COLUMNS`; the longest idle first."""
+def launch_table(
+    trace: Trace, owned: Attribution, host: HostCalls, idling: Idle, *, counted: npt.NDArray[np.bool_]
+) -> pd.DataFrame:
+    """Launches of the `counted` operations by layer and phase, with `LAUNCH_COLUMNS`; the longest idle first."""
     import pandas as pd
 
     layer, phase = op_owners(owned)
     call = host.of_op
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     took = _shared_duration(host, call)
-    told = call >= 0
+    told = (call >= 0) & counted
     frame = pd.DataFrame(
         {
             "layer": layer,

@@ -76,7 +76,9 @@ def exposed(trace: Trace, windows: Windows, active: Activity) -> Int64Array:
     return found
 
 
-def comm_table(trace: Trace, owned: Attribution, active: Activity, bare: Int64Array) -> pd.DataFrame:
+def comm_table(
+    trace: Trace, owned: Attribution, active: Activity, bare: Int64Array, *, counted: npt.NDArray[np.bool_]
+) -> pd.DataFrame:
     """Communication by layer, phase and collective, with `COMM_COLUMNS`; the most exposed first.
 
     Args:
@@ -84,8 +86,9 @@ def comm_table(trace: Trace, owned: Attribution, active: Activity, bare: Int64Ar
         owned: Who owns each operation.
         active: What the devices do.
         bare: What `exposed` gives.
+        counted: Which operations are in it, shape ``(n,)``.
     """
-    rows = np.flatnonzero(active.sort == COMM)
+    rows = np.flatnonzero((active.sort == COMM) & counted)
     names = trace.ops["name"].cat
     collective = [_collective(str(name)) for name in names.categories]
     frame = _chosen(trace, owned, bare, rows)
@@ -109,9 +112,19 @@ def comm_table(trace: Trace, owned: Attribution, active: Activity, bare: Int64Ar
     return _finished(table)
 
 
-def copy_table(trace: Trace, owned: Attribution, active: Activity, bare: Int64Array, host: HostCalls) -> pd.DataFrame:
-    """Copies by direction, memory, layer and phase, with `COPY_COLUMNS`; the most exposed first."""
-    rows = np.flatnonzero(active.sort == COPY)
+def copy_table(
+    trace: Trace,
+    owned: Attribution,
+    active: Activity,
+    bare: Int64Array,
+    host: HostCalls,
+    *,
+    counted: npt.NDArray[np.bool_],
+) -> pd.DataFrame:
+    """Copies by direction, memory, layer and phase, with `COPY_COLUMNS`; the most exposed first. Of the operations that
+    are `counted`.
+    """
+    rows = np.flatnonzero((active.sort == COPY) & counted)
     frame = _chosen(trace, owned, bare, rows)
     frame["copy"], frame["memory"] = (trace.ops[name].iloc[rows].array for name in ("name", "host_memory"))
     frame["link"], peak = _links(trace, rows)

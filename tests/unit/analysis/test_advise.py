@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import lzma
+import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -218,6 +220,59 @@ def test_more_than_a_thousand_phases_are_not_mixed_up(tmp_path: Path) -> None:
     unfused_chains(file, bad=True)
     (finding,) = [one for one in found(file.write()).findings if one.rule == "unfused-chains"]
     assert (finding.layer, finding.phase) == ("layers.0", "forward")
+
+
+def without_steps(tmp_path: Path, capture: str, *kept: int) -> Path:
+    """A committed capture that knows only some of its steps: what the others ran is outside steps."""
+    path = tmp_path / "few-steps.sqlite"
+    path.write_bytes(lzma.decompress((DATA / f"{capture}.sqlite.xz").read_bytes()))
+    with sqlite3.connect(path) as db:
+        text = "coalesce(text, (SELECT value FROM StringIds WHERE id = textId))"
+        rows = db.execute(f"SELECT rowid FROM NVTX_EVENTS WHERE {text} LIKE 'step %' ORDER BY start").fetchall()
+        db.executemany("DELETE FROM NVTX_EVENTS WHERE rowid = ?", [one for n, one in enumerate(rows) if n not in kept])
+    db.close()
+    return path
+
+
+@pytest.mark.parametrize("capture", ["slow-2024.2", "generate-2024.2", "checkpoint-2023.4", "memory/uncached-2024.2"])
+def test_what_lies_outside_steps_saves_nothing(tmp_path: Path, capture: str) -> None:
+    result = found(without_steps(tmp_path, capture, 2))
+    assert result.findings
+    assert result.rows["saves"].max() <= 1
+
+
+def test_the_wait_for_data_between_steps_counts(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for number in range(2):
+        step(file, 100_000 * number, 100_000 * number + 30_000, number)
+        file.kernel(
+            100_000 * number + 1_000, 100_000 * number + 30_000, launched=(100_000 * number, 100_000 * number + 9)
+        )
+    file.range_("data", 31_000, 99_000, category="data")
+    result = found(file.write())
+    loading = next(one for one in result.findings if one.rule == "dataloader")
+    # 68 µs between two steps of 30 µs each
+    assert (loading.saves_ns, result.wall_ns) == (68_000, 128_000)
+
+
+def test_work_that_runs_at_once_saves_its_time_once(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file)
+    for stream in range(4):
+        at = (stream, stream + 1)
+        file.kernel(10_000, 90_000, launched=at, stream=stream, name="ampere_sgemm_128x64_tn")
+    (finding,) = (one for one in found(file.write()).findings if one.rule == "fp32-gemms")
+    assert finding.saves_ns == 80_000 * 7 // 8
+
+
+def test_a_chain_is_shown_to_its_end(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file)
+    for number in range(8):  # 5 µs each, with gaps of 5 µs
+        at = (100 * number, 100 * number + 50)
+        file.kernel(10_000 * number, 10_000 * number + 5_000, launched=at, name="vectorized_elementwise_kernel")
+    (finding,) = (one for one in found(file.write()).findings if one.rule == "unfused-chains")
+    assert (finding.start_ns, finding.end_ns) == (0, 75_000)
 
 
 def test_every_finding_has_a_real_capture() -> None:
