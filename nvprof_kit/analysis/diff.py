@@ -7,6 +7,7 @@ in. Differences below `DiffOptions.noise` are none, whatever the test says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit.analysis.gates import Gate, GateOutcome, judge
+from nvprof_kit.analysis.gates import Gate, GateOutcome, corrected, judge
 from nvprof_kit.analysis.kernel_classes import Rule
 from nvprof_kit.analysis.step_sums import StepSums, step_sums
 from nvprof_kit.errors import CaptureError
@@ -38,6 +39,7 @@ COLUMNS = {
     "low": "lower end of the 95 % bootstrap interval of `change`; missing for `layer class`",
     "high": "its upper end",
     "p": "Mann-Whitney's p over the steps, corrected for the number of rows of its level",
+    "p_alone": "the same before the correction",
     "verdict": "`slower`, `faster`, `same`, `new`, `gone`",
 }
 """The columns of `DiffResult.rows`."""
@@ -111,27 +113,22 @@ def diff(base: Trace, new: Trace, gates: Sequence[Gate] = (), options: DiffOptio
         UsageError: A gate limits nothing that is there.
     """
     options = options or DiffOptions()
-    before, after = (_without(step_sums(one, options.own_rules), options.skip_steps) for one in (base, new))
+    before, after = (step_sums(one, options.own_rules, options.skip_steps) for one in (base, new))
     reasons = [*_unlike(base.info, new.info, before, after), *_too_few(base.info, new.info, before, after, options)]
-    if reasons and not options.anyway:
+    none = not (len(before.steps) and len(after.steps))
+    if reasons and (none or not options.anyway):
         raise CaptureError(f"{base.info.path} and {new.info.path} cannot be compared: {'; '.join(reasons)}")
     rows = _rows(before, after, options)
     return DiffResult(
         rows=rows,
         kernels=_kernels(before.kernels, after.kernels),
-        gates=tuple(judge(gate, rows) for gate in gates),
+        gates=tuple(judge(gate, rows, options.level, options.noise) for gate in gates),
         base_steps=len(before.steps),
         new_steps=len(after.steps),
-        doubts=tuple(f"compared in spite of this: {reason}" for reason in reasons),
+        doubts=(*(f"compared in spite of this: {reason}" for reason in reasons), *_blind(before, after, rows, options)),
         base=base.info,
         new=new.info,
     )
-
-
-def _without(sums: StepSums, skipped: int) -> StepSums:
-    devices = max(len(sums.wall) // max(len(sums.steps), 1), 1)
-    wall = sums.wall.reshape(devices, -1)[:, skipped:].ravel() if len(sums.wall) % devices == 0 else sums.wall
-    return StepSums(sums.steps[skipped:], wall, {key: row[skipped:] for key, row in sums.by_key.items()}, sums.kernels)
 
 
 def _unlike(base: CaptureInfo, new: CaptureInfo, before: StepSums, after: StepSums) -> list[str]:
@@ -153,6 +150,19 @@ def _too_few(base: CaptureInfo, new: CaptureInfo, before: StepSums, after: StepS
         "them with nvprof_kit.step(...)"
         for info, sums in ((base, before), (new, after))
         if len(sums.steps) < options.min_steps
+    ]
+
+
+def _blind(before: StepSums, after: StepSums, rows: pd.DataFrame, options: DiffOptions) -> list[str]:
+    """That the steps are too few to tell a change of one layer among so many, whatever its size."""
+    left, right = len(before.steps), len(after.steps)
+    layers = int((rows["level"] == "layer").sum())
+    if not layers or 2 * layers / math.comb(left + right, left) < options.level:
+        return []
+    needed = next(n for n in range(2, 1000) if 2 * layers / math.comb(2 * n, n) < options.level)
+    return [
+        f"{left} and {right} steps are too few to tell a change of one layer among {layers} rows of layers, however "
+        f"large: capture {needed} or more of each, or name the layer in --fail-on"
     ]
 
 
@@ -193,7 +203,8 @@ def _level(keys: list[tuple[str, str, str, str]], left: Samples, right: Samples,
     sides = [_matrix(keys, samples) for samples in (left, right)]
     medians = [np.median(side, axis=1) if side.shape[1] else np.zeros(len(keys)) for side in sides]
     change = np.divide(medians[1] - medians[0], medians[0], out=np.full(len(keys), np.nan), where=medians[0] > 0)
-    p = _p_values(*sides)
+    alone = _p_values(*sides)
+    p = corrected(alone)
     low, high = _intervals(*sides) if keys[0][0] != "layer class" else (np.full(len(keys), np.nan),) * 2
     told = (p < options.level) & ~(np.abs(change) < options.noise)
     verdict = np.select(
@@ -210,7 +221,7 @@ def _level(keys: list[tuple[str, str, str, str]], left: Samples, right: Samples,
         zip(("level", "layer", "phase", "kernel_class"), zip(*keys, strict=True), strict=True)
     )
     columns |= {"base_ns": medians[0], "new_ns": medians[1], "change_ns": medians[1] - medians[0]}
-    columns |= {"change": change, "low": low, "high": high, "p": p, "verdict": verdict}
+    columns |= {"change": change, "low": low, "high": high, "p": p, "p_alone": alone, "verdict": verdict}
     table = pd.DataFrame(columns).astype({name: "int64" for name in ("base_ns", "new_ns", "change_ns")})
     ordered: pd.DataFrame = table.iloc[np.argsort(-table["change_ns"].abs().to_numpy(), kind="stable")]
     return ordered
@@ -222,7 +233,7 @@ def _matrix(keys: list[tuple[str, str, str, str]], samples: Samples) -> npt.NDAr
 
 
 def _p_values(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Mann-Whitney's p of each row, corrected for their number."""
+    """Mann-Whitney's p of each row."""
     from scipy import stats
 
     if min(left.shape[1], right.shape[1]) < 2:
@@ -238,8 +249,7 @@ def _p_values(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> 
     for rows, method in ((~constant & ~tied, "exact"), (~constant & tied, "asymptotic")):
         if rows.any():
             p[rows] = stats.mannwhitneyu(left[rows], right[rows], axis=1, method=method).pvalue
-    corrected: npt.NDArray[np.float64] = stats.false_discovery_control(p)
-    return corrected
+    return p
 
 
 def _intervals(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> tuple[Any, Any]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
 
 _FORM = re.compile(r"(?P<target>.+):\+(?P<percent>\d+(?:\.\d+)?)%")
@@ -66,12 +68,23 @@ def parse_gate(text: str) -> Gate:
     return Gate(text, "layer", target, limit)
 
 
-def judge(gate: Gate, rows: pd.DataFrame) -> GateOutcome:
-    """Whether a gate holds; it fails where something became slower by the limit, beyond step-to-step variation.
+def corrected(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The p of questions that are asked together, corrected for their number (Benjamini-Hochberg)."""
+    from scipy import stats
+
+    found: npt.NDArray[np.float64] = stats.false_discovery_control(p)
+    return found
+
+
+def judge(gate: Gate, rows: pd.DataFrame, level: float, noise: float) -> GateOutcome:
+    """Whether a gate holds; it fails where something became slower by the limit, beyond step-to-step variation. That is
+    asked of the rows it names alone, so p is corrected for their number.
 
     Args:
         gate: The gate.
         rows: `nvprof_kit.analysis.diff.DiffResult.rows`.
+        level: As in `nvprof_kit.analysis.diff.DiffOptions`.
+        noise: The same.
 
     Raises:
         UsageError: It limits nothing that either capture has.
@@ -84,14 +97,18 @@ def judge(gate: Gate, rows: pd.DataFrame) -> GateOutcome:
         mine = mine[[any(fnmatchcase(text, gate.target) for text in pair) for pair in texts]]
     if not len(mine):
         raise UsageError(f"--fail-on {gate.text!r}: neither capture has such a {gate.level}")
-    over = mine[(mine["change"] >= gate.limit) | (mine["verdict"] == "new")]
-    slower = over[over["verdict"].isin(["slower", "new"])]
+    mine = mine.assign(told=corrected(mine["p_alone"].to_numpy()) < level)
+    grown = (mine["base_ns"] == 0) & (mine["new_ns"] > 0)
+    over = mine[(mine["change"] >= gate.limit) | grown | (mine["verdict"] == "new")]
+    slower = over[(over["told"] & ~(over["change"] < noise)) | (over["verdict"] == "new")]
     if len(slower):
         worst = slower.sort_values("change_ns", ascending=False).iloc[0]
         return GateOutcome(gate, False, f"{named(worst)} {_change(worst)}, the limit is +{100 * gate.limit:g} %")
     if len(over):
         worst = over.sort_values("change_ns", ascending=False).iloc[0]
-        return GateOutcome(gate, True, f"{named(worst)} {_change(worst)}, but within step-to-step variation")
+        alone = worst["p_alone"] < level
+        why = f"too few steps to tell it among {len(mine)} rows" if alone else "within step-to-step variation"
+        return GateOutcome(gate, True, f"{named(worst)} {_change(worst)}, but {why}")
     worst = mine.sort_values("change", ascending=False).iloc[0]
     return GateOutcome(gate, True, f"at most {_change(worst)} ({named(worst)})")
 
@@ -105,4 +122,8 @@ def named(row: pd.Series) -> str:
 
 
 def _change(row: pd.Series) -> str:
-    return "is new" if row["verdict"] == "new" else f"{100 * row['change']:+.1f} %"
+    if row["verdict"] == "new":
+        return "is new"
+    if row["base_ns"]:
+        return f"{100 * row['change']:+.1f} %"
+    return "ran in fewer than half of the steps before and runs in most now" if row["new_ns"] else "+0.0 %"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit.analysis.attribution import Attribution, attribute
+from nvprof_kit.analysis.attribution import attribute
 from nvprof_kit.analysis.intervals import exact_sums
 from nvprof_kit.analysis.kernel_classes import CLASSES, KernelClasses, Rule, classify
 from nvprof_kit.analysis.owners import op_owners
@@ -41,28 +41,29 @@ class StepSums:
     kernels: pd.DataFrame
 
 
-def step_sums(trace: Trace, own_rules: Sequence[Rule] = ()) -> StepSums:
-    """Sum a capture's operations by step and by layer, phase and class; what lies outside steps is left out.
+def step_sums(trace: Trace, own_rules: Sequence[Rule] = (), skipped: int = 0) -> StepSums:
+    """Sum a capture's operations by step and by layer, phase and class; what lies outside these steps is left out.
 
     Args:
         trace: The capture, with the column ``name``.
         own_rules: Rules for kernel classes, asked before the package's.
+        skipped: First steps left out.
     """
     owned, classes = attribute(trace), classify(trace.ops, own_rules)
     windows = step_windows(trace, owned)
-    steps = owned.ranges.steps
+    steps = owned.ranges.steps[skipped:]
     layer, phase = op_owners(owned)
-    inside = np.flatnonzero(owned.step >= 0)
+    inside = np.flatnonzero(owned.step >= skipped)
     phases = len(phase.categories)
     code = classes.code.astype(np.int64)
     pair = (layer.codes.astype(np.int64) * phases + phase.codes.astype(np.int64)) * len(CLASSES) + code
     keys, which = np.unique(pair[inside], return_inverse=True)
     duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()[inside]
-    cells = exact_sums(which * len(steps) + owned.step[inside], duration, len(keys) * len(steps))
+    cells = exact_sums(which * len(steps) + owned.step[inside] - skipped, duration, len(keys) * len(steps))
     names = tuple(CLASSES)
     return StepSums(
         steps=steps,
-        wall=(windows.end - windows.start)[windows.in_step],
+        wall=(windows.end - windows.start)[windows.in_step & np.isin(windows.step, steps)],
         by_key={
             (
                 str(layer.categories[key // len(CLASSES) // phases]),
@@ -71,15 +72,17 @@ def step_sums(trace: Trace, own_rules: Sequence[Rule] = ()) -> StepSums:
             ): row
             for key, row in zip(keys.tolist(), cells.reshape(len(keys), len(steps)), strict=True)
         },
-        kernels=_kernels(trace, owned, classes, pair),
+        kernels=_kernels(trace, classes, pair, inside, max(len(steps), 1)),
     )
 
 
-def _kernels(trace: Trace, owned: Attribution, classes: KernelClasses, pair: npt.NDArray[np.int64]) -> pd.DataFrame:
-    """Kernels by name, per step."""
+def _kernels(
+    trace: Trace, classes: KernelClasses, pair: npt.NDArray[np.int64], inside: npt.NDArray[np.int64], steps: int
+) -> pd.DataFrame:
+    """Kernels among the operations inside the steps, by name, per step."""
     import pandas as pd
 
-    rows = np.flatnonzero((owned.step >= 0) & (trace.ops["kind"].to_numpy() == OP_KINDS.index("kernel")))
+    rows = inside[trace.ops["kind"].to_numpy()[inside] == OP_KINDS.index("kernel")]
     names = trace.ops["name"].cat
     frame = pd.DataFrame(
         {
@@ -90,7 +93,6 @@ def _kernels(trace: Trace, owned: Attribution, classes: KernelClasses, pair: npt
             "gpu_ns": (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()[rows],
         }
     )
-    steps = max(len(owned.ranges.steps), 1)
     by_place = frame.groupby(["name", "code", "key"], sort=True)["count"].sum().reset_index()
     where = by_place.groupby("name").apply(
         lambda group: (len(group), int(group["count"].sum()), tuple(sorted(group["count"] / steps))),

@@ -119,6 +119,66 @@ def test_first_steps_can_be_left_out(tmp_path: Path) -> None:
     base = opened(capture(tmp_path / "base.sqlite", (900, *STEADY)))
     result = diff(base, base, options=DiffOptions(skip_steps=1))
     assert result.base_steps == 6
+    with pytest.raises(CaptureError, match="has 0 steps"):
+        diff(base, base, options=DiffOptions(skip_steps=9, anyway=True))
+
+
+def test_what_ran_only_in_steps_left_out_is_neither_new_nor_gone(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "warm.sqlite")
+    for number in range(7):
+        begin = 1000 * number
+        file.range_(f"step {number}", begin, begin + 600, category="step", payload=number)
+        file.range_("layers.0", begin + 10, begin + 20)
+        file.kernel(begin + 100, begin + 200 + number, launched=(begin + 11, begin + 12), name="nvjet_a")
+        if number == 0:
+            file.range_("warm", begin + 30, begin + 40)
+            file.kernel(begin + 300, begin + 350, launched=(begin + 31, begin + 32), name="sort_autotune")
+    warm = opened(file.write())
+    options = DiffOptions(skip_steps=1)
+    steady = opened(capture(tmp_path / "base.sqlite"))
+    for pair in ((warm, steady), (steady, warm)):
+        result = diff(*pair, options=options)
+        assert "sort_autotune" not in {*result.kernels["name"]}
+        assert "warm" not in {*result.rows["layer"]}
+        assert len(result.rows[result.rows["level"] == "step"]) == 1
+    assert diff(warm, warm, options=options).base_steps == 6
+
+
+def many_layers(path: Path, steps: int, slow: int = 1, late: int = 99) -> Trace:
+    """Twelve layers of 100 ns in each step, of which layers.3 takes longer, and a layer of some steps alone."""
+    file = NsysFile(path)
+    for number in range(steps):
+        begin = 10_000 * number
+        file.range_(f"step {number}", begin, begin + 9_000, category="step", payload=number)
+        for layer in range(12):
+            at, length = begin + 400 * layer, (100 + number) * (slow if layer == 3 else 1)
+            file.range_(f"layers.{layer}", at, at + 20)
+            file.kernel(at + 30, at + 30 + length, launched=(at + 1, at + 2), name="nvjet")
+        if number >= late:
+            file.range_("eval", begin + 5_000, begin + 5_010)
+            file.kernel(begin + 5_100, begin + 5_200 + number, launched=(begin + 5_001, begin + 5_002), name="nvjet")
+    return opened(file.write())
+
+
+def test_few_steps_tell_a_layer_that_a_gate_names(tmp_path: Path) -> None:
+    base, new = many_layers(tmp_path / "base.sqlite", 4), many_layers(tmp_path / "new.sqlite", 4, slow=2)
+    result = diff(base, new, [parse_gate("layers.3:+10%"), parse_gate("layers.*:+10%")])
+    # the smallest p of four steps against four is 2 / 70; times twelve layers it is none below 5 %
+    assert row(result, level="layer", layer="layers.3")["verdict"] == "same"
+    assert "4 and 4 steps are too few to tell a change of one layer among 12" in result.doubts[0]
+    assert [one.held for one in result.gates] == [False, True]
+    assert result.gates[1].reason.endswith("but too few steps to tell it among 12 rows")
+    enough = diff(many_layers(tmp_path / "a.sqlite", 6), many_layers(tmp_path / "b.sqlite", 6, slow=2))
+    assert row(enough, level="layer", layer="layers.3")["verdict"] == "slower"
+    assert not enough.doubts
+
+
+def test_a_gate_on_a_layer_that_most_steps_of_base_lack(tmp_path: Path) -> None:
+    base, new = many_layers(tmp_path / "base.sqlite", 10, late=9), many_layers(tmp_path / "new.sqlite", 10, late=0)
+    gates = diff(base, new, [parse_gate("eval:+10%")]).gates
+    assert not gates[0].held and gates[0].reason.startswith("eval forward ran in fewer than half of the steps before")
+    gates = diff(base, base, [parse_gate("eval:+10%")]).gates
+    assert gates[0].held and gates[0].reason == "at most +0.0 % (eval forward)"
 
 
 @pytest.mark.parametrize(
