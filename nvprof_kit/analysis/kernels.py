@@ -177,8 +177,8 @@ def _early(launched: npt.NDArray[np.intp], step: npt.NDArray[np.int32]) -> npt.N
 def _roles(owners: tuple[tuple[str, str], ...], owner: npt.NDArray[np.intp]) -> tuple[list[Role], Int64Array]:
     """The distinct roles, and which of them each launch has."""
     of_owner = [role_of(one) for one in owners]
-    roles = list(dict.fromkeys(of_owner))
-    return roles, np.array([roles.index(one) for one in of_owner], dtype=np.int64)[owner]
+    place = {role: number for number, role in enumerate(dict.fromkeys(of_owner))}
+    return list(place), np.array([place[one] for one in of_owner], dtype=np.int64)[owner]
 
 
 def _divided(
@@ -209,8 +209,9 @@ def _owners(owned: Attribution, start: Int64Array) -> tuple[tuple[tuple[str, str
         (NO_LAYER if layer == NONE else owned.ranges.names[layer].text, owned.phases[phase])
         for layer, phase in zip(layers, phases, strict=True)
     ]
-    distinct = list(dict.fromkeys(pairs[place] for place in np.argsort(first, kind="stable").tolist()))
-    return tuple(distinct), np.array([distinct.index(pair) for pair in pairs], dtype=np.intp)[index]
+    by_start = dict.fromkeys(pairs[place] for place in np.argsort(first, kind="stable").tolist())
+    number = {pair: place for place, pair in enumerate(by_start)}
+    return tuple(number), np.array([number[pair] for pair in pairs], dtype=np.intp)[index]
 
 
 def _signatures(trace: Trace, kernel: Int64Array) -> tuple[tuple[Signature, ...], npt.NDArray[np.intp]]:

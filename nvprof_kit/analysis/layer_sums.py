@@ -67,7 +67,8 @@ class LayerSums:
 
     def over_phases(self, values: Int64Array, layer: str) -> dict[str, int]:
         """One of the arrays summed over steps, for each phase that the layer has."""
-        return {phase: int(values[self._index[layer, phase]].sum()) for one, phase in self.keys if one == layer}
+        keys = {category.value: self._index.get((layer, category.value)) for category in LAYER_CATEGORIES}
+        return {phase: int(values[key].sum()) for phase, key in keys.items() if key is not None}
 
     def outside(self, phase: str) -> Outside:
         """What lies outside every layer in one phase."""

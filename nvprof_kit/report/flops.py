@@ -53,8 +53,7 @@ def flops_lines(result: FlopsResult, notes: dict[str, str], depth: int | None = 
     known = set(result.rows["layer"]) - {NO_LAYER}
     lines = []
     for row in result.rows.to_dict("records"):
-        level = sum(row["layer"].startswith(f"{other}.") for other in known)
-        if depth is not None and level >= depth:
+        if depth is not None and _level(row["layer"], known) >= depth:
             continue
         marks = [notes.setdefault(note, str(len(notes) + 1)) for note in _sentences(row)]
         lines.append(
@@ -72,6 +71,12 @@ def flops_lines(result: FlopsResult, notes: dict[str, str], depth: int | None = 
             }
         )
     return lines
+
+
+def _level(layer: str, known: set[str]) -> int:
+    """How many of the known layers a layer's path extends."""
+    parts = layer.split(".")
+    return sum(".".join(parts[:length]) in known for length in range(1, len(parts)))
 
 
 def _sentences(row: dict[Any, Any]) -> list[str]:
