@@ -57,6 +57,26 @@ def test_tied_weights_and_layers_chosen_at_run_time(sink) -> None:
     assert bare(sink) == ["Tied", "embed", "layers.0", "head"]
 
 
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_keyboard_interrupt_leaves_nothing_open_in_the_next_step(places: int, sink) -> None:
+    """PyTorch runs no hooks after what is no Exception."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2))
+    annotate_model(model, depth="leaf")
+
+    def interrupt(*_call) -> None:
+        raise KeyboardInterrupt
+
+    for place in (model[0][1], model[1])[:places]:
+        hook = place.register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.ones(1, 2))
+        hook.remove()
+        sink.lines.clear()
+    model(torch.ones(1, 2)).sum().backward()
+    assert sink.open_count() == 0
+    assert sink.lines[-1].strip() == "0.0 backward"
+
+
 def test_a_module_inside_itself(sink) -> None:
     class Recursive(nn.Linear):
         def forward(self, x: torch.Tensor, times: int = 2) -> torch.Tensor:
