@@ -93,7 +93,7 @@ class _Walk:
         start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
         self._low, self._high = int(windows.start[window]), int(windows.end[window])
         here = (windows.of_op == windows.device[window]) & (start < self._high) & (end > self._low)
-        rows = np.flatnonzero(here)
+        rows = np.flatnonzero(here & (end > start))  # what took no time held nothing up, and leads nowhere back
         self._ops = rows[np.argsort(end[rows], kind="stable")]
         self._start, self._end = start[self._ops], end[self._ops]
         self._stream = trace.ops["stream"].to_numpy()[self._ops]

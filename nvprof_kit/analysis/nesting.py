@@ -54,7 +54,7 @@ class Nesting:
         Returns:
             Indices of ranges, `NONE` where no range is open, shape ``(n,)``.
         """
-        if not len(self.threads):
+        if not len(self.change):  # no range, or none that lasts
             return np.full(len(tid), NONE, dtype=np.int64)
         thread = np.searchsorted(self.threads, tid)
         known = self.threads[np.minimum(thread, len(self.threads) - 1)] == tid
