@@ -13,6 +13,7 @@ from nvprof_kit.analysis.flops_counted import Counted, Key, Work, add, is_again
 from nvprof_kit.analysis.gpu_peaks import Peaks
 from nvprof_kit.analysis.intervals import union_lengths
 from nvprof_kit.analysis.steps import step_times
+from nvprof_kit.analysis.windows import devices_of
 from nvprof_kit.trace.schema import Trace
 
 
@@ -61,14 +62,15 @@ def whole(trace: Trace, owned: Attribution, counted: Counted, times: Mapping[Key
         peaks: The GPU's peaks.
     """
     steps = step_times(trace, owned)
+    lanes, of_op = devices_of(trace)
+    devices = max(len(lanes), 1)
     if len(steps):
         length = int(np.maximum(steps["range_ns"], steps["span_ns"]).sum())
         busy = int(steps["busy_ns"].sum())
     else:
-        start, end, device = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns", "device"))
+        start, end = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))
         length = int(end.max(initial=0) - start.min(initial=end.max(initial=0)))
-        busy = int(union_lengths(start, end, device, np.zeros(len(start), dtype=np.int64), 1)[0])
-    devices = max(int(trace.ops["device"].nunique()), 1)
+        busy = int(union_lengths(start, end, of_op, np.zeros(len(start), dtype=np.int64), 1)[0])
     total, model = _captured(counted, times)
     many = max(len(steps), 1)
     return Whole(

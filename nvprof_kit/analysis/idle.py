@@ -100,9 +100,9 @@ def _following(trace: Trace, windows: Windows, active: Activity, host: HostCalls
     order = np.argsort(key, kind="stable")
     lane = windows.device[active.gap_window]
     place = np.searchsorted(key[order], lane * span + (active.gap_end - origin))
-    op = np.append(order, NONE)[place]
-    op = np.where((op >= 0) & (np.append(windows.of_op, NONE)[op] == lane), op, NONE)
-    before = np.where(place > 0, order[np.maximum(place - 1, 0)], NONE)
+    around = np.concatenate(([NONE], order, [NONE]))
+    of_op = np.append(windows.of_op, NONE)
+    before, op = (np.where(of_op[one] == lane, one, NONE) for one in (around[place], around[place + 1]))
     call = host.of_op
     mine, previous = np.append(call, NONE)[op], np.append(call, NONE)[before]
     is_graph = (trace.ops["graph_node"].to_numpy() >= 0) | (trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))

@@ -17,6 +17,7 @@ from nvprof_kit.analysis.attribution import Attribution
 from nvprof_kit.analysis.intervals import alone, exact_sums, union_lengths
 from nvprof_kit.analysis.nesting import NONE, Int64Array, Integers, inherit
 from nvprof_kit.analysis.ranges import Ranges, steps_around
+from nvprof_kit.analysis.windows import devices_of
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES
 from nvprof_kit.trace.schema import Trace
 
@@ -88,7 +89,8 @@ def sum_layers(trace: Trace, owned: Attribution, *, by_step: bool) -> LayerSums:
     columns = len(ranges.steps) + 1 if by_step else 1
     cells = (len(keyed.keys), columns)
     count = len(keyed.keys) * columns
-    start, end, device = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns", "device"))
+    start, end = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))
+    device = devices_of(trace)[1]
     duration = end - start
     column: Integers = owned.step + 1 if by_step else np.zeros(len(duration), dtype=np.int64)
     inside = owned.layer_range >= 0

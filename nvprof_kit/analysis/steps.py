@@ -9,6 +9,7 @@ import numpy as np
 from nvprof_kit.analysis.attribution import Attribution
 from nvprof_kit.analysis.intervals import exact_sums, union_lengths
 from nvprof_kit.analysis.nesting import NONE, Int64Array
+from nvprof_kit.analysis.windows import devices_of
 from nvprof_kit.errors import UsageError
 from nvprof_kit.trace.schema import Trace
 
@@ -64,7 +65,8 @@ def step_times(trace: Trace, owned: Attribution) -> pd.DataFrame:
 
     found, count = occurrences(trace, owned), len(owned.ranges.steps)
     inside = np.flatnonzero(found.of_ops >= 0)
-    start, end, device = (trace.ops[name].to_numpy()[inside] for name in ("start_ns", "end_ns", "device"))
+    start, end = (trace.ops[name].to_numpy()[inside] for name in ("start_ns", "end_ns"))
+    device = devices_of(trace)[1][inside]
     step, occurrence = owned.step[inside].astype(np.int64), found.of_ops[inside]
     first = np.full(len(found.step), int(end.max(initial=0)), dtype=np.int64)
     last = np.zeros(len(found.step), dtype=np.int64)

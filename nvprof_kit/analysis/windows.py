@@ -50,9 +50,8 @@ class Windows:
 
 def step_windows(trace: Trace, owned: Attribution) -> Windows:
     """Cut the time of every device into steps; one stretch outside steps where the capture has none."""
-    pid, device = trace.ops["pid"].to_numpy(), trace.ops["device"].to_numpy()
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    devices, of_op = _devices(pid, device)
+    devices, of_op = devices_of(trace)
     instances = _instances(trace, owned)
     parts = []
     for number, lane in enumerate(devices):
@@ -62,10 +61,13 @@ def step_windows(trace: Trace, owned: Attribution) -> Windows:
     return Windows(devices, of_op, *columns)
 
 
-def _devices(pid: Int64Array, device: Int64Array) -> tuple[tuple[Device, ...], Int64Array]:
-    """The devices by process and ordinal, and which of them each operation ran on."""
+def devices_of(trace: Trace) -> tuple[tuple[Device, ...], Int64Array]:
+    """The devices by process and ordinal, and which of them each operation ran on: the ordinals of two processes may
+    name two GPUs.
+    """
     import pandas as pd
 
+    pid, device = trace.ops["pid"].to_numpy(), trace.ops["device"].to_numpy()
     place, processes = pd.factorize(pid, sort=True)
     ordinals = int(device.max(initial=0)) + 1
     key = place.astype(np.int64) * ordinals + device

@@ -136,12 +136,12 @@ def handed_over(db: Database, domains: Domains, domain: str) -> int:
     """Number of ranges of the domain that ended on another thread than they began on."""
     if not db.has("NVTX_EVENTS", "endGlobalTid"):
         return 0
-    sql = (
-        f"SELECT count(*) FROM NVTX_EVENTS WHERE eventType IN ({integer_list(_START_END)}) "
-        "AND endGlobalTid <> globalTid AND "
-        f"coalesce(domainId, 0) IN ({integer_list(_domain_ids(domains, domain))})"
+    ids, pairs = _domain_ids(domains, domain), _pairs_of(domains, domain)
+    found = db.rows(
+        f"SELECT globalTid, coalesce(domainId, 0) FROM NVTX_EVENTS WHERE eventType IN ({integer_list(_START_END)}) "
+        f"AND endGlobalTid <> globalTid AND coalesce(domainId, 0) IN ({integer_list(ids)})"
     )
-    return int(db.rows(sql)[0][0])
+    return sum(id_ == _DEFAULT_DOMAIN or (tid & _PID_MASK, id_) in pairs for tid, id_ in found)
 
 
 def _payload_sql(db: Database) -> str:
@@ -173,7 +173,7 @@ def _range_texts(db: Database, text_id: Int64Array, text: npt.NDArray[Any]) -> A
     return pd.Categorical(np.where(text_id < 0, pd.Series(text, dtype=object).fillna(""), registered))
 
 
-def close_open_ranges(ranges: Columns, api: Columns, ops: Columns) -> None:
+def close_open_ranges(db: Database, ranges: Columns, api: Columns, ops: Columns) -> None:
     """Give the ranges that were left open the end of the capture: the last moment anything in it speaks of."""
     still_open = ranges["left_open"]
     if still_open.any():
@@ -182,6 +182,8 @@ def close_open_ranges(ranges: Columns, api: Columns, ops: Columns) -> None:
             for values in (ranges["end_ns"], ranges["start_ns"], api["start_ns"], ops["end_ns"])
             if len(values)
         ]
+        if db.has(RUNTIME, "end"):
+            ends += [int(last) for (last,) in db.rows(f'SELECT max("end") FROM {RUNTIME}') if last is not None]
         ranges["end_ns"][still_open] = max(ends)
 
 
@@ -212,12 +214,20 @@ def _read_api(db: Database, where: str) -> Columns:
 
 def with_missed_launches(db: Database, api: Columns, ops: Columns) -> Columns:
     """The launches, with those calls added whose names said nothing but whose correlation id an operation carries."""
-    orphans = _not_in(ops["correlation"][ops["correlation"] >= 0], api["correlation"])
-    if not len(orphans) or RUNTIME not in db.tables:
+    orphans = {process: _orphans(process, ops, api) for process in np.unique(ops["pid"]).tolist()}
+    if not any(map(len, orphans.values())) or RUNTIME not in db.tables:
         return api
     others = _read_api(db, f"nameId NOT IN ({integer_list(_launching_names(db))})")
-    keep = np.isin(others["correlation"], orphans)
+    keep = np.zeros(len(others["pid"]), dtype=bool)
+    for process, ids in orphans.items():
+        keep |= (others["pid"] == process) & np.isin(others["correlation"], ids)
     return {name: np.concatenate([api[name], others[name][keep]]) for name in api} if keep.any() else api
+
+
+def _orphans(process: int, ops: Columns, api: Columns) -> Int64Array:
+    """The correlation ids of a process's operations that none of its calls has."""
+    mine = (ops["pid"] == process) & (ops["correlation"] >= 0)
+    return _not_in(ops["correlation"][mine], api["correlation"][api["pid"] == process])
 
 
 def _not_in(ids: Int64Array, known: Int64Array) -> Int64Array:

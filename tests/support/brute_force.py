@@ -141,6 +141,7 @@ class BruteForce:
             "ns": end - start,
             "start": start,
             "end": end,
+            "pid": pid,
             "device": device,
             "layers": layers,
             "phase": phase or "other",
@@ -189,7 +190,7 @@ class BruteForce:
             for key in set(layers):
                 row = rows[((op["step"],) if by_step else ()) + key]
                 row["gpu_total_ns"] += op["ns"]
-                row["busy"].append((op["device"], op["start"], op["end"]))
+                row["busy"].append(((op["pid"], op["device"]), op["start"], op["end"]))
                 if op["replay"] and op["layers"]:
                     row["replays"].add(op["replay"])
         self._add_ranges(rows, by_step)

@@ -97,6 +97,16 @@ def test_idle_before_a_late_launch_is_the_hosts(file: NsysFile) -> None:
     assert found.tolist() == ["launch", "layers.4", "forward", "", 1, 100, 100, 200]
 
 
+def test_idle_before_a_devices_first_replay_is_not_between_replays(file: NsysFile) -> None:
+    file.range_("step 1", 0, 500, category="step", payload=1)
+    file.call("cudaGraphLaunch_v10000", 10, 20, correlation=1)
+    file.call("cudaGraphLaunch_v10000", 390, 395, correlation=2)
+    file.kernel(20, 500, correlation=1, node=1 << 32, device=0)  # the device before in the table, all the step long
+    file.kernel(400, 500, correlation=2, node=2 << 32, device=1)
+    # the first device waits 20 for its launch; the second 400, and had no replay before
+    assert idle_of(analysed(file)) == {"launch": 420}
+
+
 def test_idle_before_an_operation_launched_long_ago_is_the_devices(file: NsysFile) -> None:
     assert idle_of(analysed(gap(file, (10, 12)))) == {"queued": 100}
 
@@ -265,6 +275,17 @@ def test_the_critical_path_stays_on_a_busy_device(file: NsysFile) -> None:
     row = analysed(file).critical_path.iloc[0]
     # 190 and 150 on the device, 10 between, 15-50 launch to start, 0-15 on the host
     assert row[["gpu_ns", "wait_ns", "host_ns"]].tolist() == [340, 45, 15]
+
+
+def test_the_critical_path_passes_an_operation_that_took_no_time(file: NsysFile) -> None:
+    file.range_("step 1", 0, 400, category="step", payload=1)
+    file.range_("layers.0", 0, 100)
+    file.kernel(50, 200, launched=(10, 15))
+    file.kernel(300, 300, launched=(20, 25), stream=9)
+    file.kernel(300, 400, launched=(30, 35))
+    row = analysed(file).critical_path.iloc[0]
+    # 100 and 150 on the device, 200-300 and 15-50 before them, 0-15 on the host
+    assert row[["gpu_ns", "wait_ns", "host_ns"]].tolist() == [250, 135, 15]
 
 
 MOMENT = st.integers(0, 400)

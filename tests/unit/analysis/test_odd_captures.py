@@ -109,6 +109,38 @@ def test_a_range_that_ends_on_another_thread(file: NsysFile) -> None:
     assert any("1 ranges ended on another thread than they began on" in doubt for doubt in result.doubts)
 
 
+def test_ranges_of_another_programs_domain_under_the_same_id_are_not_counted(file: NsysFile) -> None:
+    file.range_("layers.0", 100, 300, pid=1)
+    file.kernel(500, 501, launched=(150, 151), pid=1)
+    file.range_("theirs", 100, 300, pid=2, domain="other", style=START_END)  # id 1 there, as ours is here
+    file.rows["NVTX_EVENTS"][-1]["endGlobalTid"] = thread(9, 2)
+    assert not any("ended on another thread" in doubt for doubt in table(file).doubts)
+
+
+def test_a_call_that_is_not_named_a_launch_where_another_process_has_its_id(file: NsysFile) -> None:
+    """Loading a module copies its constants: the call's name does not say so, its correlation id does."""
+    file.range_("layers.0", 0, 100, pid=1)
+    file.range_("layers.1", 0, 100, pid=2)
+    file.kernel(200, 210, launched=(50, 51), pid=1, correlation=77)
+    file.call("cuModuleLoadData", 50, 51, pid=2, correlation=77)
+    file.kernel(300, 330, pid=2, correlation=77, table="MEMCPY")
+    assert sums(table(file)) == {("layers.0", "forward"): 10, ("layers.1", "forward"): 30}
+
+
+def test_a_phase_that_took_no_time_on_another_thread(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    file.range_("forward", 50, 50, category="phase", tid=9)
+    file.kernel(500, 510, launched=(150, 151))
+    assert sums(table(file)) == {("(none)", "other"): 10}
+
+
+def test_two_processes_with_a_first_gpu_each_are_busy_apart(file: NsysFile) -> None:
+    for pid in (1, 2):
+        file.range_("layers.0", 0, 100, pid=pid)
+        file.kernel(200, 300, launched=(50, 51), pid=pid, device=0)
+    assert table(file).rows["gpu_busy_ns"].tolist() == [200]
+
+
 def test_start_end_ranges_around_push_pop_ranges(file: NsysFile) -> None:
     """A step that ends a little late holds the next step's first layer only until it ends."""
     file.range_("step 0", 0, 120, category="step", payload=0, style=START_END)

@@ -190,3 +190,10 @@ def test_left_open_ranges_end_with_the_capture(tmp_path: Path) -> None:
     ranges = open_capture(file.write()).ranges
     assert ranges["left_open"].tolist() == [False, True]
     assert np.array_equal(ranges["end_ns"], [200, 310])
+
+
+def test_a_call_that_waits_to_the_end_is_part_of_the_capture(tmp_path: Path) -> None:
+    file = small(tmp_path / "a.sqlite")
+    file.range_("layers.1", 150, None)
+    file.call("cudaDeviceSynchronize", 160, 900)
+    assert np.array_equal(open_capture(file.write()).ranges["end_ns"], [200, 900])
