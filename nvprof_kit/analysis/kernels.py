@@ -9,6 +9,7 @@ times of its roles are apart, and by the launch's place in its layer's call.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +18,10 @@ import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution import Attribution, attribute
 from nvprof_kit.analysis.kernel_roles import PLACES, Role, divide_by_role, role_of
+from nvprof_kit.analysis.layer_order import layer_parents
 from nvprof_kit.analysis.nesting import NONE, Int64Array
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.names import NO_LAYER, RangeName
+from nvprof_kit.names import NO_LAYER
 from nvprof_kit.trace.schema import OP_KINDS, Trace
 
 CONFIG = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "registers", "shared_bytes")
@@ -65,7 +67,7 @@ class Kernels:
         owner: Index into `owners`.
         other_ns: Time of copies, memsets and whole-graph replays by owner, shape of `owners`: no profiler counts for
             them.
-        range_names: Every range of the capture, by text and category.
+        parents: The layer that holds each layer, '' at the top.
     """
 
     signatures: tuple[Signature, ...]
@@ -76,7 +78,7 @@ class Kernels:
     owners: tuple[tuple[str, str], ...]
     owner: npt.NDArray[np.intp]
     other_ns: Int64Array
-    range_names: tuple[RangeName, ...]
+    parents: Mapping[str, str]
 
     def by_owner(self) -> Int64Array:
         """Time by owner and signature in ns, shape ``(owners, signatures)``."""
@@ -127,7 +129,7 @@ def read_kernels(trace: Trace) -> Kernels:
         owners=owners,
         owner=owner[kernel],
         other_ns=other_ns,
-        range_names=owned.ranges.names,
+        parents=layer_parents(owned.ranges),
     )
 
 

@@ -5,6 +5,7 @@ first ran.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -19,11 +20,22 @@ def parents(ranges: Ranges, layers: list[str]) -> dict[str, str]:
     That is the layer whose forward most often encloses its forward; where nothing encloses it, the longest other
     layer whose path it extends. Circles, which a module called from two places can make, are cut.
     """
-    seen: dict[str, Counter[str]] = {}
     inner, outer = _enclosed_forwards(ranges)
     pairs, counts = np.unique(np.stack([inner, outer]), axis=1, return_counts=True)
-    for (one, around), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
-        child, holder = ranges.names[one].text, ranges.names[around].text if around >= 0 else ""
+    return parents_of(
+        layers,
+        (
+            (ranges.names[one].text, ranges.names[around].text if around >= 0 else "", count)
+            for (one, around), count in zip(pairs.T.tolist(), counts.tolist(), strict=True)
+        ),
+    )
+
+
+def parents_of(layers: Iterable[str], enclosed: Iterable[tuple[str, str, int]]) -> dict[str, str]:
+    """The same from how often each layer was seen within another: (layer, the one around it or '', times)."""
+    layers = list(layers)
+    seen: dict[str, Counter[str]] = {}
+    for child, holder, count in enclosed:
         if child != holder:
             seen.setdefault(child, Counter())[holder] += count
     known = set(layers)
@@ -36,6 +48,19 @@ def parents(ranges: Ranges, layers: list[str]) -> dict[str, str]:
     for layer in layers:
         _cut_circle(layer, parent)
     return parent
+
+
+def with_holders(layer: str, parent: Mapping[str, str]) -> list[str]:
+    """A layer with those that hold it, the outermost first."""
+    found = [layer]
+    while holder := parent.get(found[-1], ""):
+        found.append(holder)
+    return found[::-1]
+
+
+def layer_parents(ranges: Ranges) -> dict[str, str]:
+    """`parents` of every layer that has a range."""
+    return parents(ranges, list(dict.fromkeys(name.text for name in ranges.names if name.category in LAYER_CATEGORIES)))
 
 
 def _enclosed_forwards(ranges: Ranges) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ few do not: below a floor there is no figure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution import Attribution, attribute
+from nvprof_kit.analysis.layer_order import layer_parents, with_holders
 from nvprof_kit.analysis.nesting import NONE
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
+from nvprof_kit.names import NO_LAYER
 from nvprof_kit.trace.schema import CaptureInfo, Trace
 
 if TYPE_CHECKING:
@@ -63,13 +64,15 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class MetricsOptions:
-    """What counts as enough.
+    """What a row is about.
 
     Attributes:
         floor: Samples below which a row has no figures.
+        own: Only a layer's own operations, without those of the layers in it.
     """
 
     floor: float = 20.0
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class MetricsResult:
         whole: The same figures over all busy time, by column.
         info: What the capture says of itself.
         options: What counted as enough.
+        parents: The layer that holds each layer, '' at the top.
     """
 
     rows: pd.DataFrame
@@ -93,6 +97,7 @@ class MetricsResult:
     whole: dict[str, float]
     info: CaptureInfo
     options: MetricsOptions = field(default_factory=MetricsOptions)
+    parents: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Samples(NamedTuple):
@@ -126,9 +131,10 @@ def metrics(trace: Trace, options: MetricsOptions | None = None) -> MetricsResul
     by_device = {device: _of_device(trace, device) for device in sorted(set(trace.samples["device"]))}
     interval = int(np.median(np.concatenate([one.end - one.begin for one in by_device.values()])))
     owned = attribute(trace)
+    parent = {} if options.own else layer_parents(owned.ranges)
     records = [
         {"layer": layer, "phase": phase, **_means(trace, chosen, by_device, options.floor)}
-        for (layer, phase), chosen in _rows(trace, owned)
+        for (layer, phase), chosen in _rows(trace, owned, parent)
     ]
     everything = _means(trace, np.arange(len(trace.ops)), by_device, 0)
     return MetricsResult(
@@ -139,6 +145,7 @@ def metrics(trace: Trace, options: MetricsOptions | None = None) -> MetricsResul
         whole={name: float(everything[name]) for name in METRICS},
         info=trace.info,
         options=options,
+        parents=parent,
     )
 
 
@@ -162,17 +169,14 @@ def _of_device(trace: Trace, device: int) -> _Samples:
     return _Samples(begin, end, values)
 
 
-def _rows(trace: Trace, owned: Attribution) -> Iterator[tuple[tuple[str, str], npt.NDArray[np.intp]]]:
+def _rows(
+    trace: Trace, owned: Attribution, parent: Mapping[str, str]
+) -> Iterator[tuple[tuple[str, str], npt.NDArray[np.intp]]]:
     """The (layer, phase) pairs with the operations of each and of everything nested in it."""
-    ranges = owned.ranges
-    known = {named.text for named in ranges.names if named.category in LAYER_CATEGORIES}
     own: dict[tuple[str, str], list[npt.NDArray[np.intp]]] = {}
     for (layer, phase), chosen in _owners(owned, trace):
-        parts = layer.split(".")
-        paths = [".".join(parts[: length + 1]) for length in range(len(parts))]
-        for path in paths:
-            if path in known or path == layer:
-                own.setdefault((path, phase), []).append(chosen)
+        for holder in with_holders(layer, parent):
+            own.setdefault((holder, phase), []).append(chosen)
     first = {layer: place for place, layer in enumerate(dict.fromkeys(layer for layer, _ in own))}
     for key in sorted(own, key=lambda key: (key[0] == NO_LAYER, first[key[0]])):
         yield key, np.concatenate(own[key])

@@ -7,19 +7,21 @@ amounts as they are. What no measured launch stands for is the uncovered share, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit.analysis.kernels import Kernels, read_kernels
+from nvprof_kit.analysis.layer_order import with_holders
 from nvprof_kit.analysis.ncu_counters import AMOUNT_NAMES, PERCENTAGES, counters
 from nvprof_kit.analysis.ncu_match import measured_signatures
 from nvprof_kit.analysis.ncu_owners import Owner, own_layers
 from nvprof_kit.analysis.ncu_sums import Pairs, Sums
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
+from nvprof_kit.names import NO_LAYER
 from nvprof_kit.trace.ncu_schema import NcuReport
 from nvprof_kit.trace.schema import Trace
 
@@ -75,6 +77,7 @@ class NcuLayersResult:
         doubts: Sentences on what may be missing or misread.
         path: The ncu report.
         capture: The nsys capture, '' where there is none.
+        parents: The layer that holds each layer, '' at the top.
     """
 
     rows: pd.DataFrame
@@ -86,6 +89,7 @@ class NcuLayersResult:
     doubts: tuple[str, ...]
     path: str
     capture: str = ""
+    parents: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class _Work:
 
     Attributes:
         owners: The distinct (layer, phase) pairs, in the model's order.
-        known: Every layer there is.
+        parents: The layer that holds each layer, '' at the top.
         owner, item: Indices of `owners` and of `counted`; item -1 for what cannot be measured.
         ns, launches: Time and launches.
         counted: Counters by item; a row of NaN where none was measured.
@@ -103,7 +107,7 @@ class _Work:
     """
 
     owners: tuple[Owner, ...]
-    known: frozenset[str]
+    parents: Mapping[str, str]
     owner: Ints
     item: Ints
     ns: Floats
@@ -145,6 +149,7 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayersResult
         doubts=(*report.doubts, *doubts),
         path=report.path,
         capture=trace.info.path if trace is not None else "",
+        parents=work.parents,
     )
 
 
@@ -156,7 +161,7 @@ def _measured_work(report: NcuReport, counted: pd.DataFrame) -> tuple[_Work, tup
     duration = counted["duration_ns"].to_numpy()
     work = _Work(
         owners=owners,
-        known=owned.known,
+        parents=owned.parents,
         owner=np.array([place[owner] for owner in owned.owners], dtype=np.int64),
         item=np.arange(len(counted)),
         ns=np.nan_to_num(duration),
@@ -180,10 +185,9 @@ def _spread_work(report: NcuReport, counted: pd.DataFrame, kernels: Kernels, tra
     times, launches = kernels.by_owner(), kernels.launches()
     owner, item = np.nonzero(launches)
     others = np.flatnonzero(kernels.other_ns)
-    known = frozenset(named.text for named in kernels.range_names if named.category in LAYER_CATEGORIES)
     work = _Work(
         owners=kernels.owners,
-        known=known,
+        parents=kernels.parents,
         owner=np.append(owner, others),
         item=np.append(item, np.full(len(others), -1)),
         ns=np.append(times[owner, item], kernels.other_ns[others]).astype(np.float64),
@@ -240,9 +244,7 @@ def _keys(work: _Work) -> tuple[list[Owner], list[list[int]]]:
     place: dict[Owner, int] = {}
     of_owner = []
     for layer, phase in sorted(work.owners, key=lambda owner: owner[0] == NO_LAYER):
-        parts = layer.split(".")
-        paths = [".".join(parts[: length + 1]) for length in range(len(parts))]
-        mine = [path for path in paths if path in work.known or path == layer]
+        mine = with_holders(layer, work.parents)
         of_owner.append(((layer, phase), [place.setdefault((path, phase), len(place)) for path in mine]))
     order = _by_layer(list(place))
     rank = {key: index for index, key in enumerate(order)}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from nvprof_kit.analysis.layer_order import parents_of
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES, Category, RangeName, parse_range
 
 if TYPE_CHECKING:
@@ -22,12 +26,12 @@ class Owned:
 
     Attributes:
         owners: (layer, phase) of each kernel.
-        known: Every layer that a range of the report names.
+        parents: For every layer that a range of the report names the layer that holds it, '' at the top.
         doubts: Sentences on what had to be guessed.
     """
 
     owners: tuple[Owner, ...]
-    known: frozenset[str]
+    parents: Mapping[str, str]
     doubts: tuple[str, ...] = ()
 
 
@@ -50,7 +54,7 @@ def own_layers(kernels: pd.DataFrame) -> Owned:
             phase = Category.BACKWARD.value
             guessed += 1
         owners.append((layer, phase))
-    known = frozenset(named.text for stack in stacks for named in stack if named.category in LAYER_CATEGORIES)
+    parents = _parents(stacks)
     doubts = [
         f"{guessed} kernels are taken for backward: their ranges do not say so, but their thread has no phase while "
         "another has"
@@ -61,7 +65,20 @@ def own_layers(kernels: pd.DataFrame) -> Owned:
             "no kernel has a range of the domain: measure with --nvtx, call nvprof_kit.annotate_model(model), or name "
             "another with --domain; with --with CAPTURE the layers come from the capture"
         )
-    return Owned(tuple(owners), known, tuple(doubts if guessed else doubts[1:]))
+    return Owned(tuple(owners), parents, tuple(doubts if guessed else doubts[1:]))
+
+
+def _parents(stacks: list[tuple[RangeName, ...]]) -> dict[str, str]:
+    """The layer that holds each layer, by the forward ranges; of a report of backward alone by its own."""
+    layers = [[named for named in stack if named.category in LAYER_CATEGORIES] for stack in stacks]
+    forward = [stack for stack in layers if all(named.category is Category.FORWARD for named in stack)]
+    pairs = Counter(
+        pair
+        for stack in (forward if any(forward) else layers)
+        for pair in pairwise([*(named.text for named in reversed(stack)), ""])
+    )
+    known = dict.fromkeys(named.text for stack in layers for named in stack)
+    return parents_of(known, ((inner, outer, count) for (inner, outer), count in pairs.items()))
 
 
 def _owner(stack: tuple[RangeName, ...]) -> Owner:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit.analysis.kernels import Kernels, Signature, read_kernels
+from nvprof_kit.analysis.layer_order import with_holders
 from nvprof_kit.analysis.ncu_invocations import choose_invocations, measured_by
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.names import NO_LAYER
@@ -150,7 +151,7 @@ def _asked(kernels: Kernels, options: PlanOptions) -> npt.NDArray[np.bool_]:
     """Which owners the plan is for."""
     return np.array(
         [
-            (not options.layer or layer == options.layer or layer.startswith(f"{options.layer}."))
+            (not options.layer or options.layer in with_holders(layer, kernels.parents))
             and (not options.phase or phase == options.phase)
             for layer, phase in kernels.owners
         ],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit.names import NO_LAYER
+from nvprof_kit.analysis.layer_order import with_holders
 from nvprof_kit.report.terminal import capture_line, doubt_lines, table
 from nvprof_kit.report.units import Milliseconds
 
@@ -52,11 +52,9 @@ def metrics_report(result: MetricsResult, depth: int | None = None) -> list[Rend
 def metrics_lines(result: MetricsResult, columns: list[str], depth: int | None = None) -> list[list[str]]:
     """The table's cells, of the first levels of the model only where a depth is given."""
     ms = Milliseconds.for_total(max(int(result.rows["busy_ns"].max() if len(result.rows) else 1), 1))
-    known = set(result.rows["layer"]) - {NO_LAYER}
     lines = []
     for row in result.rows.to_dict("records"):
-        level = sum(row["layer"].startswith(f"{other}.") for other in known)
-        if depth is None or level < depth:
+        if depth is None or len(with_holders(row["layer"], result.parents)) <= depth:
             lines.append(
                 [row["layer"], row["phase"], ms(row["busy_ns"]), f"{row['samples']:,.0f}", *_figures(row, columns)]
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit.names import NO_LAYER
+from nvprof_kit.analysis.layer_order import with_holders
 from nvprof_kit.report.terminal import doubt_lines, table
 from nvprof_kit.report.units import Milliseconds, percent
 
@@ -81,11 +81,7 @@ def ncu_layers_lines(result: NcuLayersResult, depth: int | None = None) -> list[
 
 def _levels(result: NcuLayersResult) -> dict[str, int]:
     """How many of the table's layers each layer is nested in."""
-    known = set(result.rows["layer"]) - {NO_LAYER}
-    return {
-        layer: sum(layer.startswith(f"{other}.") for other in known) if layer != NO_LAYER else 0
-        for layer in result.rows["layer"]
-    }
+    return {layer: len(with_holders(layer, result.parents)) - 1 for layer in result.rows["layer"]}
 
 
 def _cells(row: dict[Any, Any], ms: Milliseconds, spread: bool) -> dict[str, str]:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.nsys_file import NsysFile
 
+from nvprof_kit.analysis.layers import layers
 from nvprof_kit.analysis.metrics import COLUMNS, MetricsOptions, MetricsResult, _busy_until, _union, metrics
 from nvprof_kit.cli import main
 from nvprof_kit.errors import CaptureError
@@ -132,6 +133,13 @@ def test_h200() -> None:
     assert result.interval_ns == pytest.approx(50_000, rel=0.01)
     figures = rows[[name for name in rows if name.endswith("_pct")]].to_numpy()
     assert ((figures >= 0) & (figures <= 100) | np.isnan(figures)).all()
+
+
+def test_busy_times_are_those_of_layers() -> None:
+    """Also of the outermost module, which is named by its class: no path begins with that."""
+    busy = {(row.layer, row.phase): row.busy_ns for row in measured(H200).rows.itertuples()}
+    table = layers(open_capture(H200)).rows
+    assert busy == {(row.layer, row.phase): row.gpu_busy_ns for row in table.itertuples() if row.gpu_busy_ns}
 
 
 def test_a_samples_interval_begins_at_its_time() -> None:

@@ -10,6 +10,7 @@ import pytest
 from support.nsys_file import NsysFile
 
 from nvprof_kit.analysis.kernels import NEEDED
+from nvprof_kit.analysis.layers import layers
 from nvprof_kit.analysis.ncu_bound import BUSY
 from nvprof_kit.analysis.ncu_counters import PERCENTAGES, counters, tensor_bases
 from nvprof_kit.analysis.ncu_layers import COLUMNS, ncu_layers
@@ -59,6 +60,22 @@ def report(*kernels: dict[str, object], path: str = "a.csv") -> NcuReport:
 
 def rows(result, *columns: str) -> list[list[object]]:
     return result.rows[["layer", "phase", *columns]].values.tolist()
+
+
+@pytest.mark.parametrize(("capture", "csv"), [("run-2023.4", "plan-2025.3"), ("encoder-2024.2", "encoder-plan-2025.3")])
+def test_times_are_those_of_layers(capture: str, csv: str) -> None:
+    """Also of the outermost module, which is named by its class: no path begins with that."""
+    trace = open_capture(DATA / f"{capture}.sqlite.xz", optional=NEEDED)
+    table = layers(trace).rows
+    known = {(row.layer, row.phase): row.gpu_total_ns for row in table.itertuples() if row.gpu_total_ns}
+    made = ncu_layers(open_ncu(DATA / f"{csv}.csv.xz"), trace).rows
+    assert {(row.layer, row.phase): row.gpu_ns for row in made.itertuples()} == known
+
+
+def test_the_outermost_module_holds_all(tmp_path: Path) -> None:
+    stack = ("step 1", "Llama", "model", "model.0")
+    made = ncu_layers(report({"stack": stack, "ns": 30}, {"stack": stack[:2], "ns": 10}))
+    assert rows(made, "gpu_ns") == [["Llama", "forward", 40], ["model", "forward", 30], ["model.0", "forward", 30]]
 
 
 def test_a_layer_holds_what_is_nested_in_it() -> None:

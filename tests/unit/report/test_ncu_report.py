@@ -35,6 +35,7 @@ def result(capture: str = "run.sqlite", **more: object) -> NcuLayersResult:
         doubts=("look out",),
         path="plan.csv",
         capture=capture,
+        parents={"m.0": "", "m.0.mlp": "m.0"},
     )
 
 
