@@ -23,7 +23,6 @@ OWNER = ".owner"
 """File in a claimed folder, locked by its process and removed when that ends."""
 
 _claimed: dict[tuple[int, Path], Path] = {}
-_held: list[TextIO] = []
 
 
 def claim(folder: Path) -> Path:
@@ -118,11 +117,12 @@ def _keep(owner: Path, file: TextIO) -> None:
     file.truncate()
     file.write(f"{socket.gethostname()} {os.getpid()}\n")
     file.flush()
-    _held.append(file)
-    atexit.register(_release, owner, os.getpid())
+    atexit.register(_release, owner, file, os.getpid())
 
 
-def _release(owner: Path, process: int) -> None:
+def _release(owner: Path, file: TextIO, process: int) -> None:
+    """At the process's end: take the owner's file away while it is locked still, then let go of it."""
     if os.getpid() == process:  # and not a child that was forked
         with suppress(OSError):
             owner.unlink()
+    file.close()

@@ -115,7 +115,8 @@ class GlobalTimer:
             state.backend.close(call)
         with self._lock:
             self._waiting.append(call)
-            self._write_done()
+            if self.enabled:  # and has not been closed meanwhile
+                self._write_done()
 
     def stage(self, name: str) -> Stage:
         """A stage around a block or around each call of a function: ``with global_timer.stage("forward"):``."""
@@ -182,8 +183,16 @@ class GlobalTimer:
                 warnings.warn(f"{self._path()}: cannot write it ({error.strerror}); nothing is timed", stacklevel=2)
                 self.enabled = False
                 self._file = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-            atexit.register(self.dump)
+            atexit.register(self._close)
         return self._file
+
+    def _close(self) -> None:
+        """The program ends: write what is left, and time nothing any more."""
+        self.dump()
+        with self._lock:
+            self.enabled = False
+            if self._file is not None:
+                self._file.close()
 
     def _path(self) -> Path:
         """The log, where it is open; else what it would be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -38,7 +39,9 @@ def exported(report: Path, *, beside: Path) -> Path:
             fresh = Path(folder) / target.name
             _export(nsys, report, fresh, beside)
             os.replace(fresh, target)
-    except PermissionError:
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
         raise CaptureError(
             f"{beside}: its export is kept beside it, and {target.parent} is not writable; "
             f"run `nsys export --type sqlite --output FOLDER/{target.name} {beside}` and give that file"

@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Collection
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,10 +90,10 @@ def scrub(source: Path, target: Path, options: ScrubOptions = ScrubOptions()) ->
     partial = target.with_name(f".{target.name}.partial")
     try:
         _unpack(source, partial)
-        with sqlite3.connect(partial) as db:
-            removed = _take_out(db, pattern)
-        db.execute("VACUUM")
-        db.close()
+        with closing(sqlite3.connect(partial)) as db:
+            with db:
+                removed = _take_out(db, pattern)
+            db.execute("VACUUM")
         _pack(partial, target)
     except sqlite3.Error as error:
         raise CaptureError(f"{source}: not a whole SQLite export ({error}); export the .nsys-rep again") from None

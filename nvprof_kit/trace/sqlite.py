@@ -52,9 +52,13 @@ class Database:
         self._uri = f"file:{quote(str(path.resolve()))}?mode=ro" + ("" if journal else "&immutable=1")
         try:
             self._small = sqlite3.connect(self._uri, uri=True, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise self._broken(error) from None
+        try:
             tables = [name for (name,) in self._small.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             self.tables: Mapping[str, frozenset[str]] = {table: self._columns(table) for table in tables}
         except sqlite3.Error as error:
+            self.close()
             raise self._broken(error) from None
 
     def _columns(self, table: str) -> frozenset[str]:

@@ -45,7 +45,7 @@ def test_layers_as_csv(capsys: pytest.CaptureFixture[str]) -> None:
 def test_kernels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "kernels.csv"
     answer(capsys, "kernels", PLAN, "-o", path)
-    rows = list(csv.DictReader(path.open()))
+    rows = list(csv.DictReader(path.read_text().splitlines()))
     assert len(rows) == 71
     assert {row["phase"] for row in rows} == {"forward", "backward", "data", "optimizer"}
     assert float(rows[0]["gpu__time_duration.sum"]) > 0

@@ -23,7 +23,7 @@ sys.stdin.readline()
 """
 
 BUSY = """
-import os, sys, time
+import atexit, os, sys, time
 from pathlib import Path
 from nvprof_kit.instrument.rank_claim import claim
 for turn in range(6):
@@ -35,8 +35,7 @@ for turn in range(6):
         time.sleep(0.02)
         same = (folder / "log").read_text() == mine
         if turn % 2:
-            from nvprof_kit.instrument.rank_claim import _release, OWNER
-            _release(folder / OWNER, os.getpid())
+            atexit._run_exitfuncs()
         os._exit(0 if same else 3)
     if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
         sys.exit("two had one folder")
@@ -152,3 +151,17 @@ def test_a_forked_child_is_another_process(tmp_path: Path) -> None:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert (folder / OWNER).read_text().split()[1] == str(os.getpid())
+
+
+def test_nothing_is_left_open_at_the_end(tmp_path: Path) -> None:
+    """Python warns at its end of files that nobody closed: the owner's, and a timer's log."""
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom nvprof_kit.instrument.rank_claim import claim\n"
+        "from nvprof_kit.instrument.timers import GlobalTimer\nfolder = claim(Path(sys.argv[1]))\n"
+        "timer = GlobalTimer(folder)\nwith timer.stage('load'):\n    pass\n"
+    )
+    command = [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", program, str(tmp_path / "rank0")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert [path.name for path in (tmp_path / "rank0").iterdir()] == ["timer_rank0.log"]
+    assert "load, start=" in (tmp_path / "rank0" / "timer_rank0.log").read_text()
