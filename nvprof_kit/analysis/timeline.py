@@ -65,6 +65,25 @@ class Timeline:
     ranges: pd.DataFrame
     idle: pd.DataFrame
 
+    def own_window(self, device: int | None = None) -> tuple[int, int]:
+        """From the first to the last operation of the step itself, on one device or on all. Before and behind it, in
+        the time that the step was open on the CPU, others may run.
+        """
+        lanes = [place for place, lane in enumerate(self.lanes) if device in (None, lane.device)]
+        own = self.ops["lane"].isin(lanes)
+        if self.step is not None:
+            own &= self.ops["step"] == self.step
+        mine = self.ops[own]
+        return (int(mine["start_ns"].min()), int(mine["end_ns"].max())) if len(mine) else (0, 0)
+
+    def idle_in_step(self, device: int) -> Int64Array:
+        """How much of each of a device's gaps lies in that window, in ns, without those that lie outside it."""
+        begin, end = self.own_window(device)
+        gaps = self.idle[self.idle["device"] == device]
+        start, stop = (gaps[name].clip(begin, end).to_numpy() for name in ("start_ns", "end_ns"))
+        found: Int64Array = (stop - start)[stop > start]
+        return found
+
 
 def timeline(trace: Trace, owned: Attribution, step: int | None = None) -> Timeline:
     """What ran in one step, or in the whole capture.

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 MAX_BARS = 40
 """Without a depth asked for, the plot goes as deep into the model as this many bars allow."""
 
+_LONGEST = 60
+"""Letters of a label; more would leave no room for the bars."""
+
 _PHASES = list(PHASE_COLOURS)
 
 
@@ -66,6 +69,11 @@ def _cut(tree: pd.DataFrame, levels: int) -> pd.DataFrame:
     return bars
 
 
+def _readable(label: str) -> str:
+    """A label by its end, which tells it from others, where it is too long."""
+    return label if len(label) <= _LONGEST else f"…{label[1 - _LONGEST :]}"
+
+
 def _draw(axes: Axes, bars: pd.DataFrame, steps: int) -> None:
     times = bars[_PHASES].to_numpy() / steps / 1e6
     places = range(len(bars))
@@ -77,7 +85,7 @@ def _draw(axes: Axes, bars: pd.DataFrame, steps: int) -> None:
     longest = left.max(initial=0) or 1.0
     for place, length in enumerate(left):
         axes.text(length + 0.006 * longest, place, percent(length / left.sum()), va="center", fontsize=10)
-    axes.set_yticks(places, bars["label"], fontsize=11)
+    axes.set_yticks(places, bars["label"].map(_readable), fontsize=11)
     axes.tick_params(axis="x", labelsize=11)
     axes.invert_yaxis()
     axes.margins(y=0.01)

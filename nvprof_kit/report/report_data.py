@@ -145,12 +145,11 @@ def _idle_headline(shown: Timeline) -> Headline:
 
 
 def idle_share(shown: Timeline) -> tuple[int, int]:
-    """Idle time of a timeline's devices, and the time from their first to their last operation, in ns."""
-    device = np.array([lane.device for lane in shown.lanes], dtype=np.int64)[shown.ops["lane"].to_numpy()]
-    window = shown.ops.groupby(device).agg({"start_ns": "min", "end_ns": "max"})
-    return int((shown.idle["end_ns"] - shown.idle["start_ns"]).sum()), int(
-        (window["end_ns"] - window["start_ns"]).sum()
-    )
+    """Idle time of a timeline's devices, and the time from their first to their last operation in the step, in ns."""
+    devices = sorted({lane.device for lane in shown.lanes})
+    windows = [shown.own_window(device) for device in devices]
+    idle = sum(int(shown.idle_in_step(device).sum()) for device in devices)
+    return idle, sum(end - begin for begin, end in windows)
 
 
 def phase_split(result: LayersResult) -> list[tuple[str, int]]:

@@ -98,13 +98,9 @@ def _phase_numbers(phases: pd.Series[Any]) -> list[int]:
 
 
 def _idle_label(shown: Timeline, device: int) -> str:
-    gaps = shown.idle[shown.idle["device"] == device]
-    mine = shown.ops[shown.ops["lane"].isin([i for i, lane in enumerate(shown.lanes) if lane.device == device])]
-    window = int(mine["end_ns"].max() - mine["start_ns"].min()) if len(mine) else 0
-    idle = int((gaps["end_ns"] - gaps["start_ns"]).sum())
-    return (
-        f"GPU {device}: idle {percent(idle / max(window, 1))} of the time, in {len(gaps):,} gap{'s' * (len(gaps) != 1)}"
-    )
+    gaps, (begin, end) = shown.idle_in_step(device), shown.own_window(device)
+    share = percent(int(gaps.sum()) / max(end - begin, 1))
+    return f"GPU {device}: idle {share} of the time, in {len(gaps):,} gap{'s' * (len(gaps) != 1)}"
 
 
 def _idle_group(shown: Timeline, device: int, label: str, texts: _Texts) -> dict[str, Any]:

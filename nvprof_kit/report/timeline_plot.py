@@ -49,7 +49,7 @@ def timeline_figure(shown: Timeline, gpus: Sequence[str] = (), depth: int | None
     bands = timeline_bands(shown, depth)
     figure = Figure(figsize=(10, 1.75 + 0.36 * len(bands)), layout="constrained")
     axes = figure.add_subplot()
-    begin, end = _window(shown)
+    begin, end = shown.own_window()
     for place, band in enumerate(bands):
         _draw(axes, place, band, begin, (end - begin) / 1e6)
     axes.set_yticks(range(len(bands)), [band.name for band in bands], fontsize=11)
@@ -71,15 +71,14 @@ def timeline_bands(shown: Timeline, depth: int | None = None) -> list[Band]:
     """The lines of the plot, from top to bottom: for each GPU its idle gaps, for each stream layers and operations."""
     bands = []
     for device in sorted({lane.device for lane in shown.lanes}):
+        begin, end = shown.own_window(device)
+        share = int(shown.idle_in_step(device).sum()) / max(end - begin, 1)
         gaps = shown.idle[shown.idle["device"] == device]
-        begin, end = _window(shown)
-        idle = int((gaps["end_ns"] - gaps["start_ns"]).sum())
-        boxes = gaps[["start_ns", "end_ns"]].assign(colour=IDLE, label="")
         if any(lane.on_gpu for lane in shown.lanes if lane.device == device):
-            bands.append(Band(f"GPU {device} idle, {percent(idle / max(end - begin, 1))}", boxes))
+            bands.append(Band(f"GPU {device} idle, {percent(share)}", _boxes(shown, gaps, IDLE, "")))
         for place, lane in enumerate(shown.lanes):
             if lane.device == device:
-                bands += _stream(shown, place, lane_label(lane, shown), depth)
+                bands += [band for band in _stream(shown, place, lane_label(lane, shown), depth) if len(band.boxes)]
     return bands
 
 
@@ -90,29 +89,26 @@ def _stream(shown: Timeline, place: int, name: str, depth: int | None) -> list[B
         if depth is None or int(level) < depth:
             label = mine["layer"].astype(str).map(last_words)
             colour = mine["phase"].map(lambda phase: PHASE_COLOURS.get(phase, PHASE_COLOURS["other"]))
-            bands.append(Band("layers" if level == 0 else "", _boxes(mine, colour.to_numpy(), label.to_numpy())))
+            bands.append(Band("layers" if level == 0 else "", _boxes(shown, mine, colour.to_numpy(), label.to_numpy())))
     ops = shown.ops[shown.ops["lane"] == place]
     colours = [PHASE_COLOURS.get(phase, PHASE_COLOURS["other"]) for phase in ops["phase"].cat.categories]
-    bands.append(Band(name, _boxes(ops, np.array(colours, dtype=object)[ops["phase"].cat.codes], "")))
+    bands.append(Band(name, _boxes(shown, ops, np.array(colours, dtype=object)[ops["phase"].cat.codes], "")))
     return bands
 
 
-def _boxes(frame: pd.DataFrame, colour: np.ndarray, label: np.ndarray | str) -> pd.DataFrame:
-    boxes: pd.DataFrame = frame[["start_ns", "end_ns"]].assign(colour=colour, label=label)
-    return boxes
+def _boxes(shown: Timeline, frame: pd.DataFrame, colour: np.ndarray | str, label: np.ndarray | str) -> pd.DataFrame:
+    """What of the boxes lies in the step: before and behind it others may run."""
+    begin, end = shown.own_window()
+    boxes = frame[["start_ns", "end_ns"]].assign(colour=colour, label=label)
+    inside = boxes[(boxes["end_ns"] > begin) & (boxes["start_ns"] < end)]
+    clipped: pd.DataFrame = inside.assign(**{name: inside[name].clip(begin, end) for name in ("start_ns", "end_ns")})
+    return clipped
 
 
 def last_words(path: str) -> str:
     """A layer by the end of its path: ``self_attn``, ``layers.3``."""
     parts = path.split(".")
     return ".".join(parts[-2:]) if parts[-1].isdecimal() else parts[-1]
-
-
-def _window(shown: Timeline) -> tuple[int, int]:
-    """The time that is drawn: from the first to the last operation."""
-    if not len(shown.ops):
-        return shown.start_ns, shown.end_ns
-    return int(shown.ops["start_ns"].min()), int(shown.ops["end_ns"].max())
 
 
 def _draw(axes: Axes, place: int, band: Band, begin: int, whole_ms: float) -> None:

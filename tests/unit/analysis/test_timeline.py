@@ -51,6 +51,22 @@ def test_layers_are_runs_of_operations(opened: tuple[Trace, Attribution]) -> Non
     assert set(spans["phase"]) == {"forward"}
 
 
+def test_idle_time_of_a_step_whose_range_begins_while_another_step_still_runs(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 1", 0, 100, category="step", payload=1)
+    file.kernel(100, 200, launched=(10, 11))
+    file.kernel(250, 900, launched=(20, 21))  # still running in step 2, which is open from 110 on
+    file.range_("step 2", 110, 1000, category="step", payload=2)
+    file.kernel(1000, 1100, launched=(120, 121))
+    file.kernel(1200, 1400, launched=(130, 131))
+    trace = open_capture(file.write(), optional=OPTIONAL)
+    shown = timeline(trace, attribute(trace), step=2)
+    assert shown.idle[["start_ns", "end_ns"]].values.tolist() == [[200, 250], [900, 1000], [1100, 1200]]
+    assert shown.own_window() == shown.own_window(0) == (1000, 1400)
+    assert shown.idle_in_step(0).tolist() == [100]  # from 1100 to 1200 of these 400 ns
+    assert shown.own_window(7) == (0, 0)
+
+
 def test_operations_of_one_step(opened: tuple[Trace, Attribution]) -> None:
     shown = timeline(*opened, step=1)
     assert (shown.start_ns, shown.end_ns) == (0, 200)
