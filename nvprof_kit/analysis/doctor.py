@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from nvprof_kit.findings import Finding, by_gravity
@@ -122,7 +123,7 @@ def _ranges(capture: CaptureHealth) -> Iterator[Finding]:
             "ranges",
             f"no range of our domain, but {sum(others.values()):,} of others, most in {most or 'the default domain'!r}",
             "the layers are read from one domain",
-            f"read them with --domain '{most}', or annotate the model: nvprof_kit.annotate_model(model)",
+            f"read them with --domain {shlex.quote(most)}, or annotate the model: nvprof_kit.annotate_model(model)",
         )
     else:
         yield Finding(
@@ -214,5 +215,5 @@ def _secrets(capture: CaptureHealth) -> Iterator[Finding]:
         "privacy",
         f"{len(capture.environment)} environment variables with their values{named}",
         "whoever is given the file can read them, and the command line and the machine's name; the .nsys-rep too",
-        f"nvprof-kit scrub {capture.path}",
+        f"nvprof-kit scrub {shlex.quote(capture.path)}",
     )

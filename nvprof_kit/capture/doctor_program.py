@@ -12,7 +12,20 @@ from nvprof_kit.findings import Finding
 
 def examine_program(program: Program, machine: Machine) -> list[Finding]:
     """Every finding on the program, in the order of the checks."""
-    return [*_python(program, machine), *_source(program)]
+    if program.missing and program.interpreter is None:
+        return [*_missing(program)]
+    return [*_missing(program), *_python(program, machine), *_source(program)]
+
+
+def _missing(program: Program) -> Iterator[Finding]:
+    for word in program.missing:
+        yield Finding(
+            "warning" if word.endswith(".py") else "error",
+            "program",
+            f"'{word}' is not found, or cannot be run",
+            "here the program would not start",
+            "run this where the program will run, from its folder; a capture's name ends in .sqlite or .nsys-rep",
+        )
 
 
 def _python(program: Program, machine: Machine) -> Iterator[Finding]:

@@ -59,11 +59,13 @@ class Program:
         found: Version of ``torch``, ``nvtx``, ``nvprof-kit``, ``python``; ``cuda`` of the torch build; ``broken`` is
             why torch cannot be imported. None where the interpreter does not start.
         source: Text of its script, empty where it is none or cannot be read.
+        missing: The program and the script, as the command names them, where they are not there.
     """
 
     interpreter: str | None = None
     found: Mapping[str, str | None] | None = None
     source: str = ""
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -223,10 +225,13 @@ def _program(command: Sequence[str], run: Run) -> Program:
     script = next((word for word in command if word.endswith(".py")), None)
     source = _text(Path(script)) if script else ""
     python = next((word for word in command if _PYTHON.fullmatch(Path(word).name)), None) or _shebang(command[0])
+    missing = () if shutil.which(command[0]) else (command[0],)
+    if script and script != command[0] and not Path(script).exists():
+        missing += (script,)
     if python is None:
-        return Program(source=source)
+        return Program(source=source, missing=missing)
     try:
         found = json.loads(run([python, "-c", _PROBE]) or "null")
     except ValueError:
         found = None
-    return Program(python, found, source)
+    return Program(python, found, source, missing)

@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 _CAPTURES = (".sqlite", ".sqlite.xz", ".nsys-rep", ".nsys-rep.xz")
 
 
+class _Doctor(click.Command):
+    """Options may stand behind captures too; behind a command's name they are the command's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.allow_interspersed_args = "--" in args or any(word.endswith(_CAPTURES) for word in args)
+        return super().parse_args(ctx, args)
+
+
 @click.command(
+    cls=_Doctor,
     short_help="Check a machine before a run, or a capture after it.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )

@@ -82,7 +82,7 @@ def test_what_was_not_recorded_is_said() -> None:
 
 def test_the_others_domain_is_named() -> None:
     finding = examine_captures([replace(WELL, domains={"Megatron": 30}, registered=("Megatron",))])["run.sqlite"][0]
-    assert "--domain 'Megatron'" in finding.mend
+    assert "--domain Megatron," in finding.mend
 
 
 def export(path: Path) -> Path:
@@ -143,6 +143,20 @@ def test_the_verb(tmp_path: Path) -> None:
     assert set(rows[0]) == {"subject", "level", "check", "seen", "why", "mend"}
     status, said = ask(path)
     assert status == 0 and "processes: 1 of 2 processes ran no kernel: 8" in said
+
+
+def test_options_behind_a_capture_and_of_a_command(tmp_path: Path) -> None:
+    path = str(export(tmp_path / "my run.sqlite"))
+    status, said = ask(path, "--format", "json")
+    assert status == 0 and {row["subject"] for row in json.loads(said)} == {path}
+    _, said = ask("--format", "json", "--", "python", "nope.py", "--format", "table")
+    assert "'nope.py' is not found, or cannot be run" in {row["seen"] for row in json.loads(said)}
+
+
+def test_a_command_to_paste_has_its_path_quoted() -> None:
+    health = replace(WELL, path="my run.sqlite", environment={"USER": "me"})
+    (finding,) = (one for one in examine_captures([health])[health.path] if one.check == "privacy")
+    assert finding.mend == "nvprof-kit scrub 'my run.sqlite'"
 
 
 def test_an_error_is_an_exit_status(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_reading_a_machine(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     script = tmp_path / "train.py"
     script.write_text("import torch")
-    command = ["torchrun", "--no-python", "python3", str(script)]
+    command = ["env", "torchrun", "--no-python", "python3", str(script)]
     environ = {"NVPROF_KIT": "on", "SECRET": "x", "TMPDIR": str(tmp_path)}
     machine = read_machine(command, root=tmp_path, run=fake_run, environ=environ)
     assert (machine.nsys, machine.ncu, machine.driver_cuda) == ("2023.4.4.54", "2025.3.1.0", "13.0")
@@ -222,12 +222,13 @@ def test_the_python_of_a_launcher(tmp_path: Path) -> None:
     launcher.write_text("#!/usr/bin/env python3\n")
     launcher.chmod(0o755)
     program = read_machine([str(launcher), "train.py"], root=tmp_path, run=fake_run, environ={}).program
-    assert program == Program("python3", GOOD_PYTHON)
+    assert program == Program("python3", GOOD_PYTHON, missing=("train.py",))
 
 
 def test_a_machine_without_anything(tmp_path: Path) -> None:
     machine = read_machine(["./serve"], root=tmp_path, run=lambda _: None, environ={})
-    assert machine == Machine(free_bytes=machine.free_bytes, program=Program())
+    assert machine == Machine(free_bytes=machine.free_bytes, program=Program(missing=("./serve",)))
+    assert found(machine)["program"] == "error"
     assert found(machine)["GPU"] == found(machine)["nsys"] == "error"
 
 
