@@ -155,7 +155,8 @@ def recompute(found: Evidence) -> Iterator[Finding]:
     total = int(found.ops["ns"].to_numpy()[found.inside].sum())
     if not len(rows) or spent < RECOMPUTE_SHARE * total:
         return
-    by_layer = found.ops.iloc[rows].groupby("layer", observed=True)["ns"].sum().sort_values(ascending=False)
+    by_layer = found.ops.iloc[rows].groupby("layer", observed=True)["ns"].sum()
+    by_layer = by_layer.sort_values(ascending=False, kind="stable")
     evidence = (
         f"{ms(spent)} of GPU time ({share(spent, total)}) is forward work done again; most in "
         f"{by_layer.index[0]}: {ms(by_layer.iloc[0])}"

@@ -281,8 +281,10 @@ def _kernels(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
     """Kernels that only one capture has; two that do the same work are one that was renamed."""
     import pandas as pd
 
-    gone = before[~before["name"].isin(after["name"])].sort_values("gpu_ns", ascending=False)
-    fresh = after[~after["name"].isin(before["name"])].sort_values("gpu_ns", ascending=False)
+    gone, fresh = (
+        one[~one["name"].isin(other["name"])].sort_values("gpu_ns", ascending=False, kind="stable")
+        for one, other in ((before, after), (after, before))
+    )
     left = fresh.to_dict("records")
     rows = []
     for old in gone.to_dict("records"):

@@ -102,14 +102,14 @@ def judge(gate: Gate, rows: pd.DataFrame, level: float, noise: float) -> GateOut
     over = mine[(mine["change"] >= gate.limit) | grown | (mine["verdict"] == "new")]
     slower = over[(over["told"] & ~(over["change"] < noise)) | (over["verdict"] == "new")]
     if len(slower):
-        worst = slower.sort_values("change_ns", ascending=False).iloc[0]
+        worst = slower.sort_values("change_ns", ascending=False, kind="stable").iloc[0]
         return GateOutcome(gate, False, f"{named(worst)} {_change(worst)}, the limit is +{100 * gate.limit:g} %")
     if len(over):
-        worst = over.sort_values("change_ns", ascending=False).iloc[0]
+        worst = over.sort_values("change_ns", ascending=False, kind="stable").iloc[0]
         alone = worst["p_alone"] < level
         why = f"too few steps to tell it among {len(mine)} rows" if alone else "within step-to-step variation"
         return GateOutcome(gate, True, f"{named(worst)} {_change(worst)}, but {why}")
-    worst = mine.sort_values("change", ascending=False).iloc[0]
+    worst = mine.sort_values("change", ascending=False, kind="stable").iloc[0]
     return GateOutcome(gate, True, f"at most {_change(worst)} ({named(worst)})")
 
 

@@ -247,7 +247,8 @@ def _leaks(left: pd.DataFrame) -> pd.DataFrame:
     made = groups.agg(steps=("step", "nunique"), blocks=("step", "size"), bytes=("size_bytes", "sum")).reset_index()
     made = made[made["steps"] >= _LEAK_STEPS]
     made["bytes_per_step"] = (made["bytes"] // made["steps"].clip(lower=1)).astype("int64")
-    in_order: pd.DataFrame = made.sort_values("bytes", ascending=False, ignore_index=True)[list(LEAKS)]
+    made = made.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
+    in_order: pd.DataFrame = made[list(LEAKS)]
     return in_order
 
 

@@ -87,7 +87,7 @@ def holder_table(held: pd.DataFrame, keys: Mapping[str, object], before: int) ->
     table = pd.DataFrame({**keys, "size_bytes": held["size_bytes"].to_numpy()})
     groups = table.groupby(names, observed=True, sort=False)["size_bytes"]
     made = groups.agg(bytes="sum", blocks="size", largest_bytes="max").reset_index().astype(dict.fromkeys(names, "str"))
-    made = made.sort_values("bytes", ascending=False)
+    made = made.sort_values("bytes", ascending=False, kind="stable")
     if before:
         first = {name: BEFORE if name == names[0] else "" for name in names}
         row = pd.DataFrame([{**first, "bytes": before, "blocks": 0, "largest_bytes": 0}])

@@ -43,5 +43,6 @@ def segment_table(segments: pd.DataFrame, blocks: pd.DataFrame, device: int) -> 
     table = segments.join(sums)[(segments["device"] == device).to_numpy()]
     whole = 1 - table["largest_free_bytes"] / table["free_bytes"].where(table["free_bytes"] > 0)
     table = table.assign(fragmentation=whole.fillna(0.0)).astype({"kind": "str", "pool": "str"})
-    in_order: pd.DataFrame = table.sort_values("free_bytes", ascending=False, ignore_index=True)[list(SEGMENTS)]
+    table = table.sort_values("free_bytes", ascending=False, kind="stable", ignore_index=True)
+    in_order: pd.DataFrame = table[list(SEGMENTS)]
     return in_order

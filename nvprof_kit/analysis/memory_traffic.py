@@ -39,7 +39,7 @@ def traffic_table(held: pd.DataFrame, events: int) -> pd.DataFrame:
     kept = own["size_bytes"].where(own["end"] == events, 0)
     made["kept_bytes"] = kept.groupby([own["layer"], own["phase"]], observed=True, sort=False).sum()
     typed = made.reset_index().astype({"layer": "str", "phase": "str"})[list(TRAFFIC)]
-    in_order: pd.DataFrame = typed.sort_values("peak_bytes", ascending=False, ignore_index=True)
+    in_order: pd.DataFrame = typed.sort_values("peak_bytes", ascending=False, kind="stable", ignore_index=True)
     return in_order
 
 

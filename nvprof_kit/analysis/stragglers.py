@@ -100,7 +100,7 @@ def _shared_times(calls: pd.DataFrame, warm_up: int) -> pd.DataFrame:
 
 
 def _judge(times: pd.DataFrame, waits: pd.DataFrame, chosen: tuple[str, ...], outermost: list[str]) -> Verdict:
-    means = waits.mean().sort_values()
+    means = waits.mean().sort_values(kind="stable")
     culprit, victim = int(means.index[0]), int(means.index[len(means) // 2])
     gap = float(means.loc[victim] - means.loc[culprit])
     whole = _step_time(times, outermost, victim)

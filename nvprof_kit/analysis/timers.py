@@ -105,7 +105,7 @@ def timers(logs: TimerLogs, options: TimersOptions = TimersOptions()) -> TimersR
 
 
 def _with_places(stages: pd.DataFrame) -> pd.DataFrame:
-    order = stages.groupby("stage", observed=True)["start_ns"].min().sort_values().index
+    order = stages.groupby("stage", observed=True)["start_ns"].min().sort_values(kind="stable").index
     calls = stages.assign(
         stage=stages["stage"].cat.reorder_categories(list(order), ordered=True),
         offset_ns=stages["start_ns"] - stages["start_ns"].min(),

@@ -71,8 +71,9 @@ def _bands(result: MemoryResult, at: npt.NDArray[np.int64]) -> dict[str, npt.NDA
 
     held = result.held[result.held["start"] >= 0]
     layers = held["layer"].astype("str")
-    order = [name for name in result.by_layer.groupby("layer")["bytes"].sum().sort_values().index[::-1]]
-    chosen = [name for name in order if name in set(layers)][:_LAYERS]
+    order = result.by_layer.groupby("layer", sort=False)["bytes"].sum().sort_values(ascending=False, kind="stable")
+    present = set(layers)
+    chosen = [name for name in order.index if name in present][:_LAYERS]
     bands = {}
     left = result.level_bytes[at].copy()
     groups = {name: layers == name for name in chosen} | {"other layers": ~layers.isin(chosen)}

@@ -156,7 +156,8 @@ def phase_split(result: LayersResult) -> list[tuple[str, int]]:
     """The total by phase of the loop, in ns, without the phases that took nothing."""
     by_phase = result.rows.groupby("phase")["gpu_self_ns"].sum()
     known = [phase for phase in PHASES if phase in by_phase]
-    others = [str(phase) for phase in by_phase.sort_values(ascending=False).index if phase not in PHASES]
+    by_time = by_phase.sort_values(ascending=False, kind="stable").index
+    others = [str(phase) for phase in by_time if phase not in PHASES]
     return [(phase, int(by_phase[phase])) for phase in (*known, *others) if by_phase[phase] > 0]
 
 

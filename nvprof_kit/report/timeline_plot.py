@@ -140,7 +140,7 @@ def _merged(boxes: pd.DataFrame, grain_ns: float) -> pd.DataFrame:
     """Boxes without a label that lie closer than the eye can tell, and are of one colour, as one."""
     if len(boxes) < _GRAINS or boxes["label"].astype(bool).any():
         return boxes
-    boxes = boxes.sort_values("start_ns")
+    boxes = boxes.sort_values("start_ns", kind="stable")
     colour = boxes["colour"].to_numpy()
     near = boxes["start_ns"].to_numpy()[1:] - boxes["end_ns"].to_numpy()[:-1] < grain_ns
     first = np.flatnonzero(np.concatenate(([True], ~(near & (colour[1:] == colour[:-1])))))

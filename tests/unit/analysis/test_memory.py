@@ -68,6 +68,16 @@ def test_who_held_the_peak(tmp_path: Path) -> None:
     assert weight
 
 
+def test_layers_that_hold_as_much_stand_as_they_came(tmp_path: Path) -> None:
+    file = SnapshotFile()
+    for layer in range(40):
+        file.alloc(1 << 20 if layer % 2 else 1 << 10, f"nvprof_kit:forward:layers.{layer}")
+    result = analysed(file, tmp_path)
+    by_size = [f"layers.{layer}" for layer in (*range(1, 40, 2), *range(0, 40, 2))]
+    assert result.by_layer["layer"].tolist() == by_size
+    assert result.traffic["layer"].tolist() == by_size
+
+
 def test_growth_and_leaks(tmp_path: Path) -> None:
     file = SnapshotFile()
     for step in range(4):
