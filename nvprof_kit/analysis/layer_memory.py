@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from nvprof_kit.analysis.attribution import Attribution
 from nvprof_kit.analysis.nesting import NONE, Int64Array
@@ -31,6 +31,9 @@ from nvprof_kit.names import (
     Category,
 )
 from nvprof_kit.trace.schema import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CARRIED: Mapping[str, str] = MappingProxyType(
     {
@@ -149,6 +152,8 @@ def memory_tree(memory: LayerMemory, tree: pd.DataFrame) -> pd.DataFrame:
         Columns `kept_bytes`, what a call of its forward leaves allocated, `peak_bytes`, the most in any of its phases,
         and `cuda_bytes`, what CUDA handed out in it and in all layers in it; missing where that is not told.
     """
+    import pandas as pd
+
     rows = memory.rows.astype({"layer": object, "phase": object})
     inside = tree["layer"] != NO_LAYER
     forward = rows[rows["phase"] == Category.FORWARD.value].groupby("layer")["memory_retained_bytes"].median()
@@ -230,6 +235,8 @@ def _by_text(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 def _keyed(ranges: Ranges, layer: Int64Array, step: Int64Array, phase: Int64Array | None = None) -> pd.DataFrame:
     """Step, layer and phase of ranges; the phase is that of another range where that is given."""
+    import pandas as pd
+
     texts = np.append(ranges.phase, NO_PHASE).astype(object)[layer if phase is None else phase]
     numbers = np.append(ranges.steps, 0)[step]
     keyed: pd.DataFrame = pd.DataFrame(

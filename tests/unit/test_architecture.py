@@ -176,6 +176,13 @@ def test_reading_never_imports_torch_nor_nvtx(tmp_path: Path) -> None:
     assert loaded(run) & {"torch", "nvtx", "matplotlib"} == set()
 
 
+def test_a_capture_is_opened_before_pandas_is_loaded() -> None:
+    """pandas is imported while threads read the file: what a verb imports before it opens a capture must not."""
+    needed = ("layers", "breakdown", "advise", "summary", "metrics", "flops", "kernels", "diff", "foreign", "timeline")
+    run = f"import nvprof_kit.trace.open\nfrom nvprof_kit.analysis import {', '.join(needed)}"
+    assert "pandas" not in loaded(run)
+
+
 @pytest.mark.parametrize("path", FILES, ids=module_name)
 def test_a_file_holds_one_thing(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
