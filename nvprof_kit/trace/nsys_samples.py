@@ -23,7 +23,8 @@ def read_samples(db: Database) -> Columns:
     """Columns of the schema's ``samples``, empty where the capture has none."""
     read = _table(db) if db.has("GPU_METRICS", "timestamp", "typeId", "metricId", "value") else _events(db)
     devices = _ordinals(db)
-    read["device"] = np.array([devices.get(gpu, gpu) for gpu in (read["device"] & _GPU).tolist()], dtype=np.int64)
+    gpus, which = np.unique(read["device"] & _GPU, return_inverse=True)
+    read["device"] = np.array([devices.get(gpu, gpu) for gpu in gpus.tolist()], dtype=np.int64)[which]
     return read
 
 
@@ -37,13 +38,14 @@ def _table(db: Database) -> Columns:
         "SELECT timestamp AS time, typeId AS type, metricId AS metric, value FROM GPU_METRICS "
         "WHERE timestamp IS NOT NULL"
     )
-    keys, index = np.unique(np.stack([read["type"], read["metric"]], axis=1), axis=0, return_inverse=True)
-    names = [named.get((type_, metric), "") for type_, metric in keys.tolist()]
-    keep = np.array([bool(name) for name in names], dtype=bool)[index.ravel()]
+    (types, type_at), (metrics, metric_at) = (np.unique(read[one], return_inverse=True) for one in ("type", "metric"))
+    names = [named.get((type_, metric), "") for type_ in types.tolist() for metric in metrics.tolist()]
+    index = type_at * len(metrics) + metric_at
+    keep = np.array([bool(name) for name in names], dtype=bool)[index]
     return {
         "time_ns": read["time"][keep],
         "device": read["type"][keep],
-        "metric": labels(index.ravel()[keep], [_UNIT.sub("", name) for name in names]),
+        "metric": labels(index[keep], [_UNIT.sub("", name) for name in names]),
         "value": read["value"][keep].astype(np.float64),
     }
 
