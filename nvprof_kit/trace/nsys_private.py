@@ -26,10 +26,12 @@ _OWNER = (
     "name LIKE '%:ARGUMENT\\_%' ESCAPE '\\' OR name LIKE '%:COMMAND' OR name LIKE '%:WORKING_DIR' "
     "OR name LIKE '%:USER_NAME' OR name IN ('DEVICE_DISPLAY_NAME', 'DEVICE_ID')"
 )
+_EXPORT = "name LIKE '%PATH%' OR name LIKE '%\\_FILE' ESCAPE '\\' OR name IN ('EXPORT_HOST', 'EXPORT_USER')"
 _MACHINE = "name IN ('DeviceEnvironment', 'Hostname', 'NicInfo')"
 _SECRET = re.compile(
     r"(?<!tik)token(?!iz)|secret|passw|credential|api_?key|private_?key|access_?key|auth(?!or)", re.IGNORECASE
 )
+_PATH = re.compile(r"(?<![\w/.:])/\w.*", re.DOTALL)
 _CAPTURE_TABLES = ("META_DATA_CAPTURE", "CAPTURE_META_DATA")
 
 
@@ -140,9 +142,10 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None) -> dict[s
         ).rowcount
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
         if {"name", "value"} <= columns.get(table, set()):
-            removed["paths of the export"] += db.execute(
-                f"UPDATE {table} SET value = '{GONE}' WHERE name LIKE '%PATH%'"
+            removed["facts of the export"] += db.execute(
+                f"UPDATE {table} SET value = '{GONE}' WHERE {_EXPORT}"
             ).rowcount
+    removed["paths that nsys told"] += _told_paths(db, columns.get("DIAGNOSTIC_EVENT", set()))
     removed["logs of nsys"] += _logs(db, columns.get("ANALYSIS_FILE", set()))
     if "ProcessStreams" in columns:
         removed["printed output"] += db.execute(
@@ -154,6 +157,15 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None) -> dict[s
     if pattern is not None:
         removed["texts that --also matches"] += _matching(db, columns, pattern)
     return dict(removed)
+
+
+def _told_paths(db: sqlite3.Connection, columns: set[str]) -> int:
+    """Cut nsys's messages where a path begins, such as that of its own folder for what the program prints."""
+    if "text" not in columns:
+        return 0
+    texts = [text for (text,) in db.execute("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE typeof(text) = 'text'")]
+    cut = [(_PATH.sub(GONE, text), text) for text in texts if _PATH.search(text)]
+    return sum(db.execute("UPDATE DIAGNOSTIC_EVENT SET text = ? WHERE text = ?", one).rowcount for one in cut)
 
 
 def _logs(db: sqlite3.Connection, columns: set[str]) -> int:

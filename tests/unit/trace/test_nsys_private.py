@@ -17,7 +17,20 @@ from nvprof_kit.trace.nsys_private import ScrubOptions, environment_names, scrub
 from nvprof_kit.trace.open import open_capture
 from nvprof_kit.trace.sqlite import Database
 
-PRIVATE = ["hf_SECRET123", "--api-key=K99", "/home/alice", "alice-box", "printed-by-the-program", "firefox-of-alice"]
+TOLD = [
+    "Process was launched by the profiler, see /home/alice smith/tmp/pid_7_stdout.log and stderr.log",
+    "only the first pair of cudaProfilerStart/Stop APIs",
+]
+PRIVATE = [
+    "smith",
+    "user-alice",
+    "hf_SECRET123",
+    "--api-key=K99",
+    "/home/alice",
+    "alice-box",
+    "printed-by-the-program",
+    "firefox-of-alice",
+]
 
 
 @pytest.fixture
@@ -43,6 +56,18 @@ def capture(tmp_path: Path) -> Path:
             "INSERT INTO TARGET_INFO_SYSTEM_ENV (name, value) VALUES ('DeviceEnvironment', 'HF_TOKEN=hf_SECRET123;A=b')"
         )
         db.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV (name, value) VALUES ('Hostname', 'alice-box')")
+        db.execute("CREATE TABLE IF NOT EXISTS META_DATA_EXPORT (name TEXT, value TEXT)")
+        db.executemany(
+            "INSERT INTO META_DATA_EXPORT (name, value) VALUES (?, ?)",
+            [
+                ("EXPORT_HOST", "alice-box"),
+                ("EXPORT_USER", "user-alice"),
+                ("EXPORT_PARAM_INPUT_FILE", "run-alice-box-rank0.nsys-rep"),
+                ("EXPORT_PARAM_INPUT_PATH_ABS", "/home/alice/run.nsys-rep"),
+            ],
+        )
+        db.execute("CREATE TABLE IF NOT EXISTS DIAGNOSTIC_EVENT (text TEXT)")
+        db.executemany("INSERT INTO DIAGNOSTIC_EVENT (text) VALUES (?)", [(text,) for text in TOLD])
         db.execute(
             "INSERT INTO StringIds (id, value) VALUES (9001, 'printed-by-the-program'), (9002, '/home/alice/out')"
         )
@@ -67,6 +92,8 @@ def test_nothing_private_is_left_in_any_byte(capture: Path, tmp_path: Path) -> N
     with sqlite3.connect(tmp_path / "clean.sqlite") as db:
         kept = dict(db.execute("SELECT name, value FROM META_DATA_CAPTURE"))
         assert db.execute("SELECT name FROM PROCESSES").fetchall() == [("python",)]
+        told = [text for (text,) in db.execute("SELECT text FROM DIAGNOSTIC_EVENT")]
+    assert told == ["Process was launched by the profiler, see (scrubbed)", TOLD[1]]
     assert kept["CUDA_GRAPH_TRACE_OPTIONS:MODE"] == "node"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clean.sqlite", "run.sqlite"]
 
