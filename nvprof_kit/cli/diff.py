@@ -9,10 +9,9 @@ import click
 
 from nvprof_kit.cli.kernel_rules import kernel_rules, read_kernel_rules
 from nvprof_kit.cli.opening import opened
-from nvprof_kit.cli.output import Output, writing
+from nvprof_kit.cli.output import Output, domain_option, writing
 from nvprof_kit.cli.progress import each, progress
 from nvprof_kit.cli.rules import rules_option
-from nvprof_kit.names import DOMAIN
 from nvprof_kit.report import plots, tables
 
 if TYPE_CHECKING:
@@ -29,9 +28,7 @@ if TYPE_CHECKING:
 @click.option("--view", type=click.Choice(["rows", "kernels"]), default="rows", help="Table for csv, json and parquet.")
 @click.option("--top", type=click.IntRange(min=1), default=15, show_default=True, help="Lines of a table for reading.")
 @click.option("--anyway", is_flag=True, help="Compare captures that should not be compared.")
-@click.option(
-    "--domain", default=DOMAIN, show_default=True, help="NVTX domain of the ranges; '' is the default domain."
-)
+@domain_option
 @rules_option
 @kernel_rules
 def diff(

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 _DOMAIN = click.option(
-    "--domain", default=DOMAIN, show_default=True, help="NVTX domain of the ranges; '' is the default."
+    "--domain",
+    default=DOMAIN,
+    show_default=True,
+    help="NVTX domain of the ranges; '' or default is the default domain.",
 )
 
 
@@ -88,9 +91,7 @@ def plan(
 @ncu.command(short_help="What each layer did to the GPU.")
 @click.argument("reports", metavar="REPORT...", nargs=-1, required=True)
 @click.option("--with", "capture", metavar="CAPTURE", help="nsys capture of the same program to spread it over.")
-@click.option(
-    "--domain", default=DOMAIN, show_default=True, help="NVTX domain of the ranges; '' is the default domain."
-)
+@_DOMAIN
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model in the table; default: all.")
 @rules_option
 @writing()
@@ -126,9 +127,7 @@ def layers(output: Output, reports: tuple[str, ...], depth: int | None, rules: R
 
 @ncu.command(short_help="What each measured kernel did.")
 @click.argument("report", metavar="REPORT")
-@click.option(
-    "--domain", default=DOMAIN, show_default=True, help="NVTX domain of the ranges; '' is the default domain."
-)
+@_DOMAIN
 @writing()
 def kernels(output: Output, report: str, domain: str) -> None:
     """Every metric of every measured kernel, a row each, with its layer and phase; in base units: ns, byte, hz, %.

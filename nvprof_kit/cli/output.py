@@ -143,7 +143,7 @@ def reading(verb: Callable[..., None]) -> Callable[..., None]:
         verb(Reading(captures, domain, Output.of(form, path)), **options)
 
     decorated: Callable[..., None] = parsed
-    for option in (_DOMAIN, _FILE, _FORMAT, _CAPTURES):
+    for option in (domain_option, _FILE, _FORMAT, _CAPTURES):
         decorated = option(decorated)
     return decorated
 
@@ -156,7 +156,7 @@ def reading_into(by_suffix: Mapping[str, str]) -> Callable[[Callable[..., None]]
         def parsed(captures: tuple[str, ...], domain: str, path: Path | None, **options: Any) -> None:
             verb(Reading(captures, domain, Output.among(by_suffix, path)), **options)
 
-        return _CAPTURES(_FILE(_DOMAIN(parsed)))
+        return _CAPTURES(_FILE(domain_option(parsed)))
 
     return decorate
 
@@ -176,9 +176,10 @@ _FILE = click.option(
     type=click.Path(path_type=Path),
     help="Write to FILE; its suffix decides the format.",
 )
-_DOMAIN = click.option(
+domain_option = click.option(
     "--domain",
     default=DOMAIN,
     show_default=True,
     help="NVTX domain of the ranges, several by commas; '' or default is the default domain.",
 )
+"""Gives a verb ``--domain``."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
+from nvprof_kit.trace.domains import DEFAULT
 from nvprof_kit.trace.ncu_schema import NcuReport
 
 _XZ, _REPORT = b"\xfd7zXZ\x00", b"NVR\x00"
@@ -20,13 +21,14 @@ def open_ncu(path: str | Path, *, domain: str = DOMAIN) -> NcuReport:
     Args:
         path: The raw or details page as csv (``ncu --import FILE --page raw --csv``), or an ``.ncu-rep``; each also
             packed as ``.xz``.
-        domain: NVTX domain to take the ranges from; '' is the default domain.
+        domain: NVTX domain to take the ranges from; '' or ``default`` is the default domain.
 
     Raises:
         CaptureError: The file cannot be read, is another page, or holds no result.
         ToolError: An ``.ncu-rep`` needs the ncu-report package or an ncu, and there is neither.
     """
     path = Path(path)
+    domain = "" if domain == DEFAULT else domain
     try:
         data = path.read_bytes()
         if data.startswith(_XZ):
