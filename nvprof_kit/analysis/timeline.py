@@ -6,6 +6,7 @@ are all inside one call of it. Spans nest as the layers do, and what lies on one
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +17,7 @@ from nvprof_kit.analysis.attribution import Attribution
 from nvprof_kit.analysis.nesting import NONE, Int64Array
 from nvprof_kit.analysis.ranges import Ranges
 from nvprof_kit.analysis.steps import occurrences
+from nvprof_kit.analysis.windows import step_windows
 from nvprof_kit.names import NO_LAYER
 from nvprof_kit.trace.schema import Trace
 
@@ -54,6 +56,7 @@ class Timeline:
         ranges: On the CPU: start_ns, end_ns, pid, tid, level, text, category; by thread and start.
         idle: Gaps in which a device ran nothing: device, start_ns, end_ns, after (layer before the gap), before
             (layer behind it).
+        windows: Begin and end of the step by device.
     """
 
     step: int | None
@@ -64,17 +67,14 @@ class Timeline:
     spans: pd.DataFrame
     ranges: pd.DataFrame
     idle: pd.DataFrame
+    windows: Mapping[int, tuple[int, int]]
 
     def own_window(self, device: int | None = None) -> tuple[int, int]:
-        """From the first to the last operation of the step itself, on one device or on all. Before and behind it, in
-        the time that the step was open on the CPU, others may run.
+        """When the step ran, on one device or on all, as `nvprof_kit.analysis.windows` cuts it; of the whole capture
+        from the first operation to the last. Before and behind it other steps may run while it is open on the CPU.
         """
-        lanes = [place for place, lane in enumerate(self.lanes) if device in (None, lane.device)]
-        own = self.ops["lane"].isin(lanes)
-        if self.step is not None:
-            own &= self.ops["step"] == self.step
-        mine = self.ops[own]
-        return (int(mine["start_ns"].min()), int(mine["end_ns"].max())) if len(mine) else (0, 0)
+        mine = [window for one, window in self.windows.items() if device in (None, one)]
+        return (min(begin for begin, _ in mine), max(end for _, end in mine)) if mine else (0, 0)
 
     def idle_in_step(self, device: int) -> Int64Array:
         """How much of each of a device's gaps lies in that window, in ns, without those that lie outside it."""
@@ -100,6 +100,7 @@ def timeline(trace: Trace, owned: Attribution, step: int | None = None) -> Timel
     starts, ends = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     rows = np.flatnonzero((starts < end) & (ends > begin) | (starts >= begin) & (starts < end))
     lanes, lane = _lanes(trace, rows)
+    windows = _by_device(trace, owned, step, rows)
     order = np.lexsort((starts[rows], lane))
     rows, lane = rows[order], lane[order]
     return Timeline(
@@ -110,7 +111,8 @@ def timeline(trace: Trace, owned: Attribution, step: int | None = None) -> Timel
         ops=_ops(trace, owned, rows, lane),
         spans=_spans(owned, rows, lane, starts[rows], ends[rows]),
         ranges=_cpu_ranges(owned.ranges, begin, end),
-        idle=_idle(trace, owned, rows),
+        idle=_idle(trace, owned, rows, windows),
+        windows=windows,
     )
 
 
@@ -129,6 +131,24 @@ def _window(trace: Trace, owned: Attribution, step: int | None) -> tuple[int, in
     starts = np.concatenate([trace.ops["start_ns"].to_numpy()[ops], owned.ranges.start[ranges]])
     ends = np.concatenate([trace.ops["end_ns"].to_numpy()[ops], owned.ranges.end[ranges]])
     return (int(starts.min()), int(ends.max())) if len(starts) else (0, 0)
+
+
+def _by_device(trace: Trace, owned: Attribution, step: int | None, rows: Int64Array) -> dict[int, tuple[int, int]]:
+    """When the step ran on each device that some operations ran on, where it ran several times the first one; of the
+    whole capture from the first operation to the last.
+    """
+    device, start, end = (trace.ops[name].to_numpy()[rows] for name in ("device", "start_ns", "end_ns"))
+    found: dict[int, tuple[int, int]] = {}
+    if step is None:
+        here = {one: device == one for one in np.unique(device).tolist()}
+        return {one: (int(start[mine].min()), int(end[mine].max())) for one, mine in here.items()}
+    cut = step_windows(trace, owned)
+    chosen = np.flatnonzero(cut.in_step & (cut.step == step))
+    for place in chosen[np.unique(cut.device[chosen], return_index=True)[1]].tolist():
+        one, begin, finish = cut.devices[cut.device[place]].device, int(cut.start[place]), int(cut.end[place])
+        first, last = found.get(one, (begin, finish))
+        found[one] = (min(first, begin), max(last, finish))
+    return found
 
 
 def _lanes(trace: Trace, rows: Int64Array) -> tuple[tuple[Lane, ...], Int64Array]:
@@ -256,25 +276,28 @@ def _cpu_ranges(ranges: Ranges, begin: int, end: int) -> pd.DataFrame:
     return made
 
 
-def _idle(trace: Trace, owned: Attribution, rows: Int64Array) -> pd.DataFrame:
-    """Gaps between the operations of each device, whatever their stream or process."""
+def _idle(trace: Trace, owned: Attribution, rows: Int64Array, windows: Mapping[int, tuple[int, int]]) -> pd.DataFrame:
+    """Gaps between the operations of each device, whatever their stream or process, and at the edges of its window."""
     import pandas as pd
 
     device, start, end = (trace.ops[name].to_numpy()[rows] for name in ("device", "start_ns", "end_ns"))
     found: list[pd.DataFrame] = []
-    for one in np.unique(device):
-        here = np.flatnonzero(device == one)
-        here = here[np.argsort(start[here], kind="stable")]
-        reach = np.maximum.accumulate(end[here])
+    for one in np.unique(device).tolist():
+        mine = np.flatnonzero(device == one)
+        edges = (*windows.get(one, ()), int(start[mine].min()), int(end[mine].max()))
+        edge = np.array([min(edges), max(edges)])  # as operations without length of no layer
+        starts, ends = np.append(start[mine], edge), np.append(end[mine], edge)
+        layer = np.append(owned.layer_range[rows[mine]], [NONE, NONE])
+        order = np.argsort(starts, kind="stable")
+        reach = np.maximum.accumulate(ends[order])
         # the operation that was the last to end before each
-        latest = here[np.maximum.accumulate(np.where(end[here] == reach, np.arange(len(here)), 0))]
-        gap = np.flatnonzero(start[here][1:] > reach[:-1])
-        before, after = here[gap + 1], latest[gap]
-        columns = {"device": np.full(len(gap), one), "start_ns": reach[gap], "end_ns": start[before]}
+        latest = order[np.maximum.accumulate(np.where(ends[order] == reach, np.arange(len(order)), 0))]
+        gap = np.flatnonzero(starts[order][1:] > reach[:-1])
+        before, after = order[gap + 1], latest[gap]
+        columns = {"device": np.full(len(gap), one), "start_ns": reach[gap], "end_ns": starts[before]}
         found.append(
             pd.DataFrame(columns).assign(
-                after=_layer_names(owned, owned.layer_range[rows[after]]),
-                before=_layer_names(owned, owned.layer_range[rows[before]]),
+                after=_layer_names(owned, layer[after]), before=_layer_names(owned, layer[before])
             )
         )
     empty = pd.DataFrame({name: [] for name in ("device", "start_ns", "end_ns", "after", "before")})

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from support.nsys_file import NsysFile
 
 from nvprof_kit.analysis.attribution import Attribution, attribute
+from nvprof_kit.analysis.breakdown import OPTIONAL as BREAKDOWN
+from nvprof_kit.analysis.breakdown import breakdown
 from nvprof_kit.analysis.steps import slowest_step, step_times, typical_step
 from nvprof_kit.analysis.timeline import OPTIONAL, _parts, timeline
 from nvprof_kit.trace.open import open_capture
@@ -62,9 +64,22 @@ def test_idle_time_of_a_step_whose_range_begins_while_another_step_still_runs(tm
     trace = open_capture(file.write(), optional=OPTIONAL)
     shown = timeline(trace, attribute(trace), step=2)
     assert shown.idle[["start_ns", "end_ns"]].values.tolist() == [[200, 250], [900, 1000], [1100, 1200]]
-    assert shown.own_window() == shown.own_window(0) == (1000, 1400)
-    assert shown.idle_in_step(0).tolist() == [100]  # from 1100 to 1200 of these 400 ns
+    # from the end of step 1 to the end of the last operation
+    assert shown.own_window() == shown.own_window(0) == (900, 1400)
+    assert shown.idle_in_step(0).tolist() == [100, 100]
     assert shown.own_window(7) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["slow-2024.2", "ddp.rank0-2024.2", "llama-2023.4", "generate-2024.2"])
+def test_idle_time_is_that_of_the_breakdown(name: str) -> None:
+    trace = open_capture(DATA / f"{name}.sqlite.xz", optional=(*OPTIONAL, *BREAKDOWN))
+    owned = attribute(trace)
+    steps = breakdown(trace).steps
+    for number in owned.ranges.steps.tolist():
+        shown, row = timeline(trace, owned, number), steps[steps["step"] == number].iloc[0]
+        begin, end = shown.own_window(int(row["device"]))
+        assert (begin, end - begin) == (row["start_ns"], row["wall_ns"])
+        assert shown.idle_in_step(int(row["device"])).sum() == row["idle_ns"]
 
 
 def test_operations_of_one_step(opened: tuple[Trace, Attribution]) -> None:
@@ -82,7 +97,11 @@ def test_operations_of_one_step(opened: tuple[Trace, Attribution]) -> None:
 
 
 def test_idle_is_what_no_stream_fills(opened: tuple[Trace, Attribution]) -> None:
-    assert timeline(*opened, step=1).idle.values.tolist() == [[0, 130, 140, "a", "a"]]
+    assert timeline(*opened, step=1).idle.values.tolist() == [
+        [0, 0, 100, "(none)", "model"],  # the step begins on the CPU
+        [0, 130, 140, "a", "a"],
+        [0, 190, 200, "(none)", "(none)"],  # and ends there
+    ]
     # over the whole capture also from the copy's end to step 2
     assert timeline(*opened).idle.values.tolist() == [[0, 130, 140, "a", "a"], [0, 190, 300, "(none)", "model"]]
 

@@ -50,7 +50,7 @@ def test_bands_of_a_timeline(shown: Timeline) -> None:
     ]
 
 
-def test_a_step_is_drawn_from_its_first_operation_to_its_last(tmp_path: Path) -> None:
+def test_a_step_is_drawn_from_its_begin_to_its_end(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 1", 0, 100, category="step", payload=1)
     file.kernel(250, 1050, launched=(20, 21), stream=8)  # runs into step 2, which is open from 110 on
@@ -62,9 +62,8 @@ def test_a_step_is_drawn_from_its_first_operation_to_its_last(tmp_path: Path) ->
     assert [
         (band.name, band.boxes.values.tolist()) for band in timeline_bands(timeline(trace, attribute(trace), 2))
     ] == [
-        ("GPU 0 idle, 25.0 %", [[1100, 1200, IDLE, ""]]),  # of the 400 ns from 1000 to 1400
-        ("GPU 0 · stream 8", [[1000, 1050, other, ""]]),
-        ("GPU 0 · stream 7", [[1000, 1100, other, ""], [1200, 1400, other, ""]]),
+        ("GPU 0 idle, 28.6 %", [[1100, 1200, IDLE, ""]]),  # of the 350 ns from the end of step 1
+        ("GPU 0 · stream 7", [[1050, 1100, other, ""], [1200, 1400, other, ""]]),
     ]
 
 

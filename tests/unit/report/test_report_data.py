@@ -62,8 +62,9 @@ def test_headlines(sheet: Sheet) -> None:
     ]
 
 
-def test_idle_is_of_the_time_from_the_first_to_the_last_operation(real: Sheet) -> None:
-    assert Headline("GPU idle", "11.1 %", "of step 1") in headlines(real)  # 100 of 900 ns
+def test_idle_is_of_the_time_of_the_step(real: Sheet) -> None:
+    # 1000 ns before the first operation and 100 between, of 1900
+    assert Headline("GPU idle", "57.9 %", "of step 1") in headlines(real)
 
 
 def test_phases_in_order_then_by_time(sheet: Sheet) -> None:
@@ -104,8 +105,8 @@ def test_the_drawn_timeline(real: Sheet) -> None:
     data = drawn_timeline(shown)
     assert (data["start"], data["length"]) == (0, 1900)
     idle, stream, thread = data["groups"]
-    assert idle["label"] == "GPU 0: idle 11.1 % of the time, in 1 gap"
-    assert (idle["rows"][0]["start"], idle["rows"][0]["length"]) == ([1700], [100])
+    assert idle["label"] == "GPU 0: idle 57.9 % of the time, in 2 gaps"
+    assert (idle["rows"][0]["start"], idle["rows"][0]["length"]) == ([0, 1700], [1000, 100])
     rows = [(row["kind"], row["start"], [data["texts"][text] for text in row["text"]]) for row in stream["rows"]]
     assert rows == [
         ("layer", [1000], ["a"]),
