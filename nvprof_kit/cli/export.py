@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nvprof_kit.cli.opening import opened
 from nvprof_kit.cli.output import Reading, reading_into
 from nvprof_kit.cli.progress import progress
-from nvprof_kit.cli.rules import domain_for, rules_option
+from nvprof_kit.cli.rules import rules_option
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,17 +29,14 @@ def export(asked: Reading, to: str, step: int | None, rules: Rules | None) -> No
     if len(asked.captures) > 1:
         raise UsageError(f"a trace shows one capture, not {len(asked.captures)}; export them one by one")
     from nvprof_kit.analysis.attribution import attribute
-    from nvprof_kit.analysis.foreign import translate
     from nvprof_kit.analysis.steps import require_step, step_times
     from nvprof_kit.analysis.timeline import OPTIONAL, timeline
     from nvprof_kit.report.perfetto import perfetto_trace
-    from nvprof_kit.trace.open import open_capture
 
     (capture,) = asked.captures
     with progress() as say:
         say(f"reading {capture}")
-        read = open_capture(capture, domain=domain_for(asked.domain, rules), optional=OPTIONAL)
-        trace = translate(read, rules)
+        trace = opened(capture, asked.domain, rules, OPTIONAL)
         say(f"attributing {len(trace.ops):,} operations")
         owned = attribute(trace)
         if step is not None:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nvprof_kit.cli.opening import opened
 from nvprof_kit.cli.output import Reading, reading
 from nvprof_kit.cli.progress import each
-from nvprof_kit.cli.rules import domain_for, rules_option
+from nvprof_kit.cli.rules import rules_option
 from nvprof_kit.errors import UsageError
 from nvprof_kit.report import plots, tables
 
 if TYPE_CHECKING:
-    from nvprof_kit.analysis.metrics import MetricsResult
     from nvprof_kit.analysis.rules import Rules
 
 
@@ -34,19 +34,13 @@ def metrics(asked: Reading, floor: float, depth: int | None, rules: Rules | None
     A CAPTURE is an nsys .sqlite or .nsys-rep recorded with --gpu-metrics-device, also packed as .xz. FILE ends in .csv,
     .json, .md, .parquet or .txt.
     """
-    from nvprof_kit.analysis.foreign import translate
     from nvprof_kit.analysis.metrics import MetricsOptions
     from nvprof_kit.analysis.metrics import metrics as analyse
-    from nvprof_kit.trace.open import open_capture
 
     if asked.output.form in plots.FORMATS:
         raise UsageError("metrics are a table; -o FILE ends in .csv, .json, .md, .parquet or .txt")
-    domain, options = domain_for(asked.domain, rules), MetricsOptions(floor)
-
-    def result_of(capture: str) -> MetricsResult:
-        return analyse(translate(open_capture(capture, domain=domain, optional=("samples",)), rules), options)
-
-    results = each(asked.captures, result_of)
+    options = MetricsOptions(floor)
+    results = each(asked.captures, lambda one: analyse(opened(one, asked.domain, rules, ("samples",)), options))
     if asked.output.form in tables.FORMATS:
         named = [(result.info.path, result.rows) for result in results]
         asked.output.write(

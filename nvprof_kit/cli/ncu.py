@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nvprof_kit.cli.opening import opened
 from nvprof_kit.cli.output import Output, Reading, reading, writing
 from nvprof_kit.cli.progress import each
 from nvprof_kit.cli.rules import domain_for, rules_option
@@ -66,19 +67,16 @@ def plan(
 
     Then: bash FILE -- python train.py, and nvprof-kit ncu layers plan.csv --with CAPTURE.
     """
-    from nvprof_kit.analysis.foreign import translate
     from nvprof_kit.analysis.kernels import NEEDED
     from nvprof_kit.analysis.ncu_plan import PlanOptions
     from nvprof_kit.analysis.ncu_plan import plan as choose
     from nvprof_kit.report.ncu_plan import plan_lines, plan_report
-    from nvprof_kit.trace.open import open_capture
 
     if asked.output.form in plots.FORMATS:
         raise UsageError("a plan is a table; -o FILE ends in .csv, .json, .md, .parquet or .txt")
     if len(asked.captures) > 1:
         raise UsageError(f"a plan is for one capture, not {len(asked.captures)}")
-    domain = domain_for(asked.domain, rules)
-    (trace,) = each(asked.captures, lambda one: translate(open_capture(one, domain=domain, optional=NEEDED), rules))
+    (trace,) = each(asked.captures, lambda one: opened(one, asked.domain, rules, NEEDED))
     made = choose(trace, PlanOptions(**options))
     if script is not None:
         _write_script(script, made, section_set, plan_lines(made, section_set, memory_gb))
@@ -101,17 +99,14 @@ def layers(output: Output, reports: tuple[str, ...], depth: int | None, rules: R
     A REPORT is ncu's raw or details page as .csv, or an .ncu-rep, each also packed as .xz; several are taken together.
     FILE ends in .csv, .json, .md, .parquet or .txt for the table, in .png, .svg or .pdf for a roofline.
     """
-    from nvprof_kit.analysis.foreign import translate
     from nvprof_kit.analysis.kernels import NEEDED
     from nvprof_kit.analysis.ncu_layers import ncu_layers
     from nvprof_kit.trace.ncu import open_ncu, together
-    from nvprof_kit.trace.open import open_capture
 
     capture, domain = source["capture"], domain_for(source["domain"], rules)
     report = together(each(reports, lambda one: open_ncu(one, domain=domain)))
-    traces = each([capture] if capture else [], lambda one: open_capture(one, domain=domain, optional=NEEDED))
-    trace = translate(traces[0], rules) if traces else None
-    result = ncu_layers(report, trace)
+    traces = each([capture] if capture else [], lambda one: opened(one, source["domain"], rules, NEEDED))
+    result = ncu_layers(report, traces[0] if traces else None)
     if output.form in tables.FORMATS:
         output.write(tables.encode(result.rows, output.form))
     elif output.form in plots.FORMATS:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nvprof_kit.cli.opening import opened
 from nvprof_kit.cli.output import Reading, reading_into
 from nvprof_kit.cli.progress import progress
-from nvprof_kit.cli.rules import domain_for, rules_option
+from nvprof_kit.cli.rules import rules_option
 from nvprof_kit.errors import UsageError
 from nvprof_kit.report import plots
 
@@ -39,15 +40,12 @@ def plot(asked: Reading, view: str, depth: int | None, step: int | None, rules: 
     if step is not None and view != "timeline":
         raise UsageError(f"--step is for --view timeline; {view} shows every step")
     from nvprof_kit.analysis import breakdown, timeline
-    from nvprof_kit.analysis.foreign import translate
-    from nvprof_kit.trace.open import open_capture
 
     (capture,) = asked.captures
     with progress() as say:
         say(f"reading {capture}")
         optional = {"timeline": timeline.OPTIONAL, "queue": breakdown.OPTIONAL}.get(view, ())
-        read = open_capture(capture, domain=domain_for(asked.domain, rules), optional=optional)
-        trace = translate(read, rules)
+        trace = opened(capture, asked.domain, rules, optional)
         say(f"drawing {len(trace.ops):,} operations")
         made = plots.encode(_figure(trace, view, depth, step), asked.output.form)
     asked.output.write(made)

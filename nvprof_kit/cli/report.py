@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nvprof_kit.cli.opening import opened
 from nvprof_kit.cli.output import Reading, reading_into
 from nvprof_kit.cli.progress import progress
-from nvprof_kit.cli.rules import domain_for, rules_option
+from nvprof_kit.cli.rules import rules_option
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ MANY_OPERATIONS = 200_000
 
 @click.command(short_help="One page with everything, to open in a browser.")
 @reading_into({".html": "html", ".htm": "html"})
-@click.option("--step", type=int, help="Step to show in time; default: the typical one and the slowest.")
+@click.option(
+    "--step", type=int, help="Step to show in time; default: the typical one, the slowest, those of findings."
+)
 @click.option(
     "--findings/--no-findings",
     default=None,
@@ -37,11 +40,14 @@ def report(asked: Reading, step: int | None, findings: bool | None, rules: Rules
     With several CAPTUREs the page holds each and compares them with the first. FILE ends in .html. The page loads
     nothing from any network.
     """
+    from nvprof_kit.analysis.breakdown import OPTIONAL
+    from nvprof_kit.trace.schema import MEMORY_TABLES
+
     with progress() as say:
         sheets = []
         for capture in asked.captures:
             say(f"reading {capture}")
-            trace = _read(capture, domain_for(asked.domain, rules), rules)
+            trace = opened(capture, asked.domain, rules, (*OPTIONAL, *MEMORY_TABLES))
             say(f"analysing {capture}: {len(trace.ops):,} operations")
             sheets.append(_sheet(trace, step, findings))
         from nvprof_kit.report.report_page import report_page
@@ -49,15 +55,6 @@ def report(asked: Reading, step: int | None, findings: bool | None, rules: Rules
         say("writing the page")
         made = report_page(sheets)
     asked.output.write(made)
-
-
-def _read(capture: str, domain: str, rules: Rules | None) -> Trace:
-    from nvprof_kit.analysis.breakdown import OPTIONAL
-    from nvprof_kit.analysis.foreign import translate
-    from nvprof_kit.trace.open import open_capture
-    from nvprof_kit.trace.schema import MEMORY_TABLES
-
-    return translate(open_capture(capture, domain=domain, optional=(*OPTIONAL, *MEMORY_TABLES)), rules)
 
 
 def _sheet(trace: Trace, step: int | None, findings: bool | None) -> Sheet:

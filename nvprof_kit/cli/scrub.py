@@ -13,7 +13,12 @@ from nvprof_kit.errors import UsageError
 @click.command(short_help="Copy a capture without what it says about you and the machine.")
 @click.argument("capture", metavar="CAPTURE", type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--output", "target", metavar="FILE", type=click.Path(path_type=Path), help="[default: NAME.scrubbed.sqlite]"
+    "-o",
+    "--output",
+    "target",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the copy to FILE. [default: NAME.scrubbed.sqlite]",
 )
 @click.option("-f", "--force", is_flag=True, help="Overwrite FILE.")
 @click.option("--also", metavar="REGEX", help="Replace every text in which REGEX is found, such as a project's name.")
