@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
-from ..names import WRAPPER_PARTS, layer_index, strip_wrappers
+from ..names import layer_index, strip_wrappers
 from . import state
 from .annotation import Annotation
 from .blocks import Part, children, descendants, find_blocks, is_list
 from .calls import Calls
 from .compiling import keep_out
 from .inductor import range_kernels
-from .kinds import class_name
+from .kinds import class_name, unwrapped
 from .layer import Family, Layer
 from .memory_marks import Read, read_cuda
 from .ranged import Compiled, Ranged, annotated
@@ -216,16 +216,8 @@ def annotate_model(
         parts = [top, *descendants(top, _levels(depth))]
     else:
         parts = _by_structure(top)
-    root = root or class_name(_unwrapped(model))
+    root = root or class_name(unwrapped(model))
     return ModelAnnotation(model, parts, backward=backward, root=root, compiled_parts=compiled_parts)
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The module that wrappers (DDP, torch.compile, …) wrap."""
-    for name, child in model.named_children():
-        if name in WRAPPER_PARTS:
-            return _unwrapped(child)
-    return model
 
 
 def _levels(depth: int | str) -> int:

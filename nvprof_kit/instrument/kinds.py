@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from ..names import strip_wrappers
+from ..names import WRAPPER_PARTS, strip_wrappers
 from .blocks import Part, find_blocks
 
 
@@ -41,6 +41,14 @@ def class_name(module: nn.Module) -> str:
     cls = type(module)
     last = cls.__bases__[-1]
     return last.__name__ if cls.__name__ == f"FSDP{last.__name__}" else cls.__name__
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module that wrappers (DDP, torch.compile, …) wrap."""
+    for name, child in model.named_children():
+        if name in WRAPPER_PARTS:
+            return unwrapped(child)
+    return model
 
 
 def _holder(path: str) -> str:

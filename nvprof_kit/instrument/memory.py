@@ -24,7 +24,7 @@ from .memory_history import History
 from .memory_points import ROUNDING, MemoryOptions, TimePoint
 from .memory_saved import SavedTensors
 from .memory_tensors import Held, Ledger, model_rows, optimizer_rows, value_rows
-from .ranks import rank_folder
+from .ranks import mesh_of, rank_folder
 from .watch import Watch
 
 
@@ -60,7 +60,7 @@ class MemoryProfiler:
     def __init__(self, model: nn.Module, optimizer: Any = None, options: MemoryOptions = MemoryOptions()) -> None:
         self.options = options
         self.points: list[TimePoint] = []
-        self.folder = Path(options.folder) / rank_folder(options.mesh or _mesh(model))
+        self.folder = Path(options.folder) / rank_folder(options.mesh or mesh_of(model))
         self._model = weakref.ref(model)
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
         self._device = _device(model)
@@ -200,9 +200,3 @@ def _device(model: nn.Module) -> torch.device:
 
 def _ordinal(device: torch.device) -> int:
     return int(torch.cuda.current_device() if device.index is None else device.index)
-
-
-def _mesh(model: nn.Module) -> Any:
-    """The mesh that some parameter is spread over."""
-    meshes = (getattr(parameter, "device_mesh", None) for parameter in model.parameters())
-    return next((mesh for mesh in meshes if mesh is not None), None)

@@ -18,14 +18,14 @@ from nvprof_kit.capture.scheduled import Nothing, OnTraceReady, Tool
 from nvprof_kit.errors import UsageError
 from nvprof_kit.instrument.annotate import annotate_model
 from nvprof_kit.instrument.backends import Range
-from nvprof_kit.instrument.kinds import block_kinds, class_name
+from nvprof_kit.instrument.kinds import block_kinds, class_name, unwrapped
 from nvprof_kit.instrument.memory_boundaries import Allocator, Boundaries, CudaAllocator
 from nvprof_kit.instrument.rank_claim import claim
 from nvprof_kit.instrument.ranks import mesh_of, rank, rank_folder
 from nvprof_kit.instrument.schedule import Window
 from nvprof_kit.instrument.step_clock import StepClock
 from nvprof_kit.instrument.watch import Watch
-from nvprof_kit.names import WRAPPER_PARTS, Category
+from nvprof_kit.names import Category
 from nvprof_kit.profiler.files import WindowFiles
 from nvprof_kit.profiler.own_cost import OwnCost
 
@@ -120,7 +120,7 @@ class WindowRecorder(Nothing):
         if self._tool is not None or model is None:
             return
         with self._timed("set_up_ns"):
-            name = self._options.name or class_name(_unwrapped(model))
+            name = self._options.name or class_name(unwrapped(model))
             folder = Path(self._options.folder) / rank_folder(self._options.mesh or mesh_of(model))
             number = f"_window{window.number + 1}" if self._several else ""
             self._files = WindowFiles(claim(folder), f"{name}{number}", rank())
@@ -220,11 +220,3 @@ def _sampler() -> Utilisation:
 def _cuda_device(model: nn.Module) -> torch.device | None:
     """The CUDA device that some parameter of a model is on."""
     return next((weight.device for weight in model.parameters() if weight.is_cuda), None)
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The module that wrappers (DDP, torch.compile, …) wrap."""
-    for name, child in model.named_children():
-        if name in WRAPPER_PARTS:
-            return _unwrapped(child)
-    return model
