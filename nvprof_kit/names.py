@@ -69,7 +69,7 @@ KNOWN_PHASES = frozenset(
 )
 """Texts taken for a phase where a range bears no category."""
 
-_STEP = re.compile(r"(?:step|iteration|iter|ProfilerStep)[ _#:]*(-?\d+)", re.IGNORECASE)
+_STEP = re.compile(r"(?:step|iteration|iter|ProfilerStep)[ _#:]*(-?\d{1,18})", re.IGNORECASE)  # what fits 64 bits
 _INDEX = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
@@ -118,10 +118,10 @@ def parse_range(text: str, category: str | None = None) -> RangeName:
     Returns:
         The text without the phase's suffix, and the category. A text without a category is a step (``step 3``), a
         phase (one of `KNOWN_PHASES`), or else a layer: of the phase in its suffix, of forward where it has none.
-        An empty text is no layer.
+        An empty text is neither layer nor phase.
     """
     known = Category(category) if category in Category._value2member_map_ else None
-    if not text and (known is None or known in LAYER_CATEGORIES):
+    if not text and (known is None or known in (*LAYER_CATEGORIES, *PHASE_CATEGORIES)):
         return RangeName(text, Category.USER)
     if known is not None:
         return RangeName(_without_suffix(text, known), known)

@@ -7,6 +7,8 @@ import numpy.typing as npt
 
 from nvprof_kit.analysis.nesting import Int64Array, Integers
 
+_FITS = 1 << 62
+
 
 def alone(start: Int64Array, end: Int64Array, lane: Int64Array) -> npt.NDArray[np.bool_]:
     """Which intervals overlap no other interval of their lane (shape ``(n,)`` each, and of the result)."""
@@ -49,6 +51,8 @@ def _in_lanes(start: Int64Array, end: Int64Array, lane: Int64Array) -> tuple[Int
     """The order by lane and start, and starts and ends in it, shifted so that lanes lie one behind the other."""
     origin = int(start.min(initial=0))
     span = int(end.max(initial=0)) - origin + 1
+    if int(lane.max(initial=0)) * span > _FITS:
+        lane = np.unique(lane, return_inverse=True)[1]  # only the lanes that are there, in their order
     shift = lane * span - origin if lane.any() else np.int64(-origin)
     begins = start + shift
     order = np.argsort(begins, kind="stable")

@@ -163,7 +163,7 @@ def _keyed(ranges: Ranges, owned: Attribution) -> _Keyed:
     outside = np.full(len(owned.phases), NONE, dtype=np.int64)
     for phase in dict.fromkeys((*loop_phases, *owned.phases, NO_PHASE)):
         if phase:
-            merged[NO_LAYER, phase] = outside[phase_code[phase]] = len(merged)
+            outside[phase_code[phase]] = merged.setdefault((NO_LAYER, phase), len(merged))  # a range may be called so
     of_range[is_phase] = outside[_codes(ranges.phase[is_phase], phase_code)]
     return _Keyed(
         keys=list(merged),

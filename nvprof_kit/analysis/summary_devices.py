@@ -63,7 +63,8 @@ def _cpus(facts: Facts) -> pd.DataFrame:
                     windows.step[mine], windows.in_step[mine], (windows.end - windows.start)[mine], spent, strict=True
                 )
             ]
-    frame = pd.DataFrame(rows, columns=["step", "process", "device", "name", "wall_ns", "busy_ns"])
+    # as objects, since floats, which pandas takes for numbers beside None, do not hold every step's number
+    frame = pd.DataFrame(rows, columns=["step", "process", "device", "name", "wall_ns", "busy_ns"], dtype=object)
     frame = frame.astype({"step": "Int64", "process": "Int64", "device": "Int64"})
     summed = frame.groupby([*facts.step_columns, "process", "device", "name"], dropna=False, sort=False)
     table = summed[["wall_ns", "busy_ns"]].sum().reset_index()

@@ -68,12 +68,13 @@ def devices_of(trace: Trace) -> tuple[tuple[Device, ...], Int64Array]:
     import pandas as pd
 
     pid, device = trace.ops["pid"].to_numpy(), trace.ops["device"].to_numpy()
-    place, processes = pd.factorize(pid, sort=True)
-    ordinals = int(device.max(initial=0)) + 1
-    key = place.astype(np.int64) * ordinals + device
-    present = np.flatnonzero(np.bincount(key, minlength=len(processes) * ordinals))
-    found = tuple(Device(int(processes[one // ordinals]), one // ordinals, one % ordinals) for one in present.tolist())
-    number = np.zeros(len(processes) * ordinals, dtype=np.int64)
+    (process, processes), (ordinal, ordinals) = (pd.factorize(one, sort=True) for one in (pid, device))
+    many = len(ordinals)
+    key = process.astype(np.int64) * many + ordinal
+    present = np.flatnonzero(np.bincount(key, minlength=len(processes) * many))
+    pairs = (divmod(one, many) for one in present.tolist())
+    found = tuple(Device(int(processes[place]), place, int(ordinals[one])) for place, one in pairs)
+    number = np.zeros(len(processes) * many, dtype=np.int64)
     number[present] = np.arange(len(present))
     return found, number[key]
 

@@ -30,6 +30,8 @@ from nvprof_kit.trace.schema import CaptureInfo, Trace
 from nvprof_kit.trace.sqlite import Database
 
 _DAY_NS = 86_400 * 10**9
+_LONGEST_DAYS = 100
+"""No capture is as long; sums of nanoseconds are exact up to there."""
 _EXPORT_METADATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 
 
@@ -45,7 +47,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
     Raises:
         CaptureError: Not an nsys export, damaged, or without ranges of the domain or operations.
     """
-    with closing(Database(path)) as db:
+    with closing(Database(path, named)) as db:
         _check_is_nsys(db, named)
         _check_has_operations(db, named)
         domains = tables.nvtx_domains(db)
@@ -61,6 +63,8 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
         api = tables.with_missed_launches(db, api, ops)
         _check_has_ranges(ranges, domain, named)
         tables.close_open_ranges(db, ranges, api, ops)
+        calls = read_calls(db) if "calls" in optional else None
+        _check_times(named, ops, [ranges, api, ops, *([calls] if calls else [])])
         handed_over = handed_over_doubts(tables.handed_over(db, domains, domain))
         return Trace(
             info=_info(db, domain, ranges, ops, more_doubts=handed_over),
@@ -68,7 +72,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
             api=make_frame("api", api),
             ops=make_frame("ops", ops),
             graph_nodes=make_frame("graph_nodes", nodes),
-            calls=make_frame("calls", read_calls(db)) if "calls" in optional else None,
+            calls=make_frame("calls", calls) if calls else None,
             samples=make_frame("samples", read_samples(db)) if "samples" in optional else None,
             marks=make_frame("marks", read_marks(db, domains, domain)) if "marks" in optional else None,
             allocations=make_frame("allocations", read_allocations(db)) if "allocations" in optional else None,
@@ -123,6 +127,20 @@ def _check_has_ranges(ranges: dict[str, Any], domain: str, named: Path) -> None:
         "let the window hold a step, and with nvtx 0.2.12 or newer under nsys 2024.2 or older make the ranges "
         "with nvprof_kit"
     )
+
+
+def _check_times(named: Path, ops: dict[str, Any], timed: list[dict[str, Any]]) -> None:
+    """Refuse what no profiler writes and no sum survives: operations backwards in time, and moments years apart."""
+    again = "the file is damaged: copy it again, or export the .nsys-rep again"
+    backwards = int(np.count_nonzero(ops["end_ns"] < ops["start_ns"]))
+    if backwards:
+        raise CaptureError(f"{named}: {backwards} operations end before they begin; {again}")
+    edges = [table["start_ns"] for table in timed] + [table["end_ns"] for table in timed if "end_ns" in table]
+    lows, highs = ([int(one(values)) for values in edges if len(values)] for one in (np.min, np.max))
+    if max(highs) - min(lows) > _LONGEST_DAYS * _DAY_NS:
+        raise CaptureError(
+            f"{named}: moments from {min(lows)} to {max(highs)} ns, more than {_LONGEST_DAYS} days apart; {again}"
+        )
 
 
 def _info(

@@ -48,7 +48,7 @@ def _read(db: Database, kind: str, sql: str) -> dict[str, Any]:
     read = db.columns(sql)
     known, code = np.unique(read.pop("name"), return_inverse=True)
     strings = dict(db.rows(f"SELECT id, value FROM StringIds WHERE id IN ({integer_list(known)})"))
-    texts = [_plain(str(strings.get(one, ""))) for one in known.tolist()]
+    texts = [_plain(str(strings.get(one) or "(unnamed call)")) for one in known.tolist()]
     return {**read, "kind": np.full(len(code), CALL_KINDS.index(kind), dtype=np.int8), "code": code, "texts": texts}
 
 

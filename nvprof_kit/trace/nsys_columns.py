@@ -15,7 +15,8 @@ def null_safe(db: Database, table: str, column: str, name: str, default: str = "
 def strings_of(db: Database, ids: Int64Array) -> dict[int, str]:
     """The strings of the file by their ids, those that are there."""
     wanted = [int(id_) for id_ in ids if id_ >= 0]
-    return dict(db.rows(f"SELECT id, value FROM StringIds WHERE id IN ({integer_list(wanted)})")) if wanted else {}
+    sql = f"SELECT id, CAST(value AS TEXT) FROM StringIds WHERE id IN ({integer_list(wanted)}) AND value IS NOT NULL"
+    return dict(db.rows(sql)) if wanted else {}
 
 
 def zero_is_missing(ids: Int64Array) -> Int64Array:

@@ -34,11 +34,15 @@ def _whole_graphs(db: Database, ops: dict[str, Any]) -> list[str]:
     names = [
         row[0]
         for row in db.rows(
-            "SELECT id FROM StringIds WHERE value LIKE 'cudaGraphLaunch%' OR value LIKE 'cuGraphLaunch%'"
+            "SELECT id FROM StringIds WHERE typeof(id) = 'integer' "
+            "AND (value LIKE 'cudaGraphLaunch%' OR value LIKE 'cuGraphLaunch%')"
         )
     ]
     launches = (
-        db.rows(f"SELECT correlationId, globalTid FROM {_RUNTIME} WHERE nameId IN ({integer_list(names)})")
+        db.rows(
+            f"SELECT correlationId, globalTid FROM {_RUNTIME} WHERE nameId IN ({integer_list(names)}) "
+            "AND typeof(globalTid) = 'integer'"
+        )
         if names
         else []
     )

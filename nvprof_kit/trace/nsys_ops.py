@@ -52,7 +52,9 @@ def op_tables(db: Database) -> list[str]:
 
 def read_ops(db: Database, optional: Collection[str]) -> Columns:
     """Columns of the schema's ``ops``, all kinds one behind the other."""
-    read = db.columns(" UNION ALL ".join(_op_select(db, table, optional) for table in op_tables(db)))
+    read = db.columns(
+        " UNION ALL ".join(_op_select(db, table, optional) for table in op_tables(db)), needed=("start_ns", "end_ns")
+    )
     ops: Columns = {
         **{name: values for name, values in read.items() if name not in ("name", "mangled")},
         "correlation": zero_is_missing(read["correlation"]),
@@ -72,7 +74,7 @@ def _op_select(db: Database, table: str, optional: Collection[str]) -> str:
     kind = _OP_TABLES[table]
     items = [
         "start AS start_ns",
-        '"end" AS end_ns',
+        "[end] AS end_ns",
         null_safe(db, table, "deviceId", "device", "0"),
         null_safe(db, table, "correlationId", "correlation"),
         null_safe(db, table, "globalPid", "pid"),

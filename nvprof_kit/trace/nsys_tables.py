@@ -50,7 +50,8 @@ def nvtx_domains(db: Database) -> Domains:
     label = _label_sql(db)
     found = db.rows(
         f"SELECT n.eventType, n.globalTid, coalesce(n.domainId, 0), n.category, {label} FROM NVTX_EVENTS AS n "
-        f"{_string_join(db)} WHERE n.eventType IN ({_CATEGORY}, {_DOMAIN_CREATE})"
+        f"{_string_join(db)} WHERE n.eventType IN ({_CATEGORY}, {_DOMAIN_CREATE}) AND typeof(n.globalTid) = 'integer' "
+        "AND typeof(coalesce(n.domainId, 0)) = 'integer'"
     )
     names: dict[str, set[tuple[int, int]]] = {}
     categories: dict[tuple[int, int, int], str] = {}
@@ -67,7 +68,7 @@ def _label_sql(db: Database) -> str:
     parts = (["s.value"] if db.has("NVTX_EVENTS", "textId") else []) + (
         ["n.text"] if db.has("NVTX_EVENTS", "text") else []
     )
-    return f"coalesce({', '.join([*parts, repr('')])})"
+    return f"CAST(coalesce({', '.join([*parts, repr('')])}) AS TEXT)"
 
 
 def _string_join(db: Database) -> str:
@@ -75,15 +76,15 @@ def _string_join(db: Database) -> str:
 
 
 def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
-    """Columns of the schema's ``ranges`` for one domain, or several by commas; `end_ns` is `MISSING_PAYLOAD` where
-    the range was left open.
+    """Columns of the schema's ``ranges`` for one domain, or several by commas. A range was left open where it has no
+    end, or one before its start: exporters before 2022 wrote 0.
     """
     read = read_nvtx(db, domains, domain, _NESTED + _START_END)
     return {
         "start_ns": read["start"],
         "end_ns": read["end"].copy(),
         "nested": np.isin(read["kind"], _NESTED),
-        "left_open": read["end"] == MISSING_PAYLOAD,
+        "left_open": read["end"] < read["start"],  # so is `MISSING_PAYLOAD`
         **{name: read[name] for name in ("pid", "tid", "category", "text", "payload")},
     }
 
@@ -95,7 +96,7 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
     pairs = _pairs_of(domains, domain)
     wanted = f"coalesce(domainId, 0) IN ({integer_list(_domain_ids(domains, domain))})"
     read = db.columns(
-        'SELECT start, "end" AS end, eventType AS kind, globalTid AS tid, '
+        'SELECT start, [end] AS "end", eventType AS kind, globalTid AS tid, '
         + ", ".join(
             [
                 "coalesce(domainId, 0) AS domain",
@@ -107,6 +108,8 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
         )
         + f" FROM NVTX_EVENTS WHERE eventType IN ({integer_list(kinds)}) AND {wanted}",
         missing=MISSING_PAYLOAD,
+        texts=("text",),
+        needed=("start",),
     )
     pid = process_of(read["tid"])
     keep = _of_domain(pid, read["domain"], pairs) | (read["domain"] == _DEFAULT_DOMAIN)
@@ -170,7 +173,7 @@ def _range_texts(db: Database, text_id: Int64Array, text: npt.NDArray[Any]) -> A
     if not (text_id < 0).any():
         return labels(index, [strings.get(int(id_), "") for id_ in ids])
     registered = np.array([strings.get(int(id_), "") for id_ in ids], dtype=object)[index]
-    return pd.Categorical(np.where(text_id < 0, pd.Series(text, dtype=object).fillna(""), registered))
+    return pd.Categorical(np.where(text_id < 0, text, registered))
 
 
 def close_open_ranges(db: Database, ranges: Columns, api: Columns, ops: Columns) -> None:
@@ -197,13 +200,16 @@ def read_launches(db: Database) -> Columns:
 
 def _launching_names(db: Database) -> list[int]:
     likes = " OR ".join(f"value LIKE '{pattern}'" for pattern in _LAUNCHING)
-    return [id_ for (id_,) in db.rows(f"SELECT id FROM StringIds WHERE {likes}")]
+    return [id_ for (id_,) in db.rows(f"SELECT id FROM StringIds WHERE typeof(id) = 'integer' AND ({likes})")]
 
 
 def _read_api(db: Database, where: str) -> Columns:
     if not db.has(RUNTIME, "start", "globalTid", "correlationId"):
         return {name: np.empty(0, dtype=np.int64) for name in ("start_ns", "tid", "pid", "correlation")}
-    read = db.columns(f"SELECT start, globalTid AS tid, correlationId AS correlation FROM {RUNTIME} WHERE {where}")
+    read = db.columns(
+        f"SELECT start, globalTid AS tid, correlationId AS correlation FROM {RUNTIME} WHERE {where}",
+        needed=("start",),
+    )
     return {
         "start_ns": read["start"],
         "tid": read["tid"],

@@ -8,7 +8,7 @@ made beside a capture.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -41,13 +41,14 @@ class Database:
 
     Args:
         path: The file.
+        named: The path to name in messages, where it is another.
 
     Raises:
         CaptureError: The file is not SQLite, is truncated, or cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, named: Path | None = None) -> None:
+        self.path, self._named = path, named or path
         journal = any(path.with_name(path.name + end).exists() for end in ("-wal", "-journal"))
         self._uri = f"file:{quote(str(path.resolve()))}?mode=ro" + ("" if journal else "&immutable=1")
         try:
@@ -57,16 +58,17 @@ class Database:
         try:
             tables = [name for (name,) in self._small.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             self.tables: Mapping[str, frozenset[str]] = {table: self._columns(table) for table in tables}
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             self.close()
             raise self._broken(error) from None
 
     def _columns(self, table: str) -> frozenset[str]:
         return frozenset(row[1] for row in self._small.execute(f'PRAGMA table_info("{table}")'))
 
-    def _broken(self, error: Exception) -> CaptureError:
+    def _broken(self, error: Exception | str) -> CaptureError:
+        what = str(error).partition("\n")[0]  # the driver adds the query
         return CaptureError(
-            f"{self.path}: not a whole SQLite file ({error}); copy it again, or export the .nsys-rep again"
+            f"{self._named}: not a whole SQLite file ({what}); copy it again, or export the .nsys-rep again"
         )
 
     def has(self, table: str, *columns: str) -> bool:
@@ -81,19 +83,23 @@ class Database:
         """
         try:
             return self._small.execute(sql).fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise self._broken(error) from None
 
-    def columns(self, sql: str, *, missing: int = -1) -> dict[str, npt.NDArray[Any]]:
-        """The columns of a query over many rows; integers come as int64, text as object arrays. Callable from any
+    def columns(
+        self, sql: str, *, missing: int = -1, texts: Collection[str] = (), needed: Collection[str] = ()
+    ) -> dict[str, npt.NDArray[Any]]:
+        """The columns of a query over many rows; whole numbers come as int64, text as object arrays. Callable from any
         thread.
 
         Args:
             sql: The query, with a name for every column.
-            missing: What stands for NULL in an integer column.
+            missing: What stands for NULL in a column of whole numbers.
+            texts: Columns of text, in which NULL is ''; all others are whole numbers.
+            needed: Columns in which no row may lack a value.
 
         Raises:
-            CaptureError: The file is damaged.
+            CaptureError: The file is damaged, or a column holds what it should not.
         """
         try:
             with (
@@ -104,7 +110,10 @@ class Database:
                 table = _fetch(connection, sql)
         except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError) as error:
             raise self._broken(error) from None
-        return {name: _as_numpy(table.column(name), missing) for name in table.column_names}
+        for name in table.column_names:
+            if wrong := _wrong(table.column(name), text=name in texts, needed=name in needed):
+                raise self._broken(f"{wrong} for {name}")
+        return {name: _as_numpy(table.column(name), "" if name in texts else missing) for name in table.column_names}
 
     def close(self) -> None:
         """Close the file; it may be called twice."""
@@ -120,8 +129,20 @@ def _fetch(connection: Any, sql: str) -> Any:
         return pyarrow.RecordBatchReader._import_from_c(stream.address).read_all()
 
 
-def _as_numpy(column: Any, missing: int) -> npt.NDArray[Any]:
-    if column.null_count and pyarrow.types.is_integer(column.type):
+def _wrong(column: Any, *, text: bool, needed: bool) -> str:
+    """What is wrong with a column, '' for nothing."""
+    if needed and column.null_count:
+        return f"{column.null_count} rows without a value"
+    fits = pyarrow.types.is_string(column.type) if text else pyarrow.types.is_integer(column.type)
+    if fits or column.null_count == len(column):
+        return ""
+    return f"values that are not {'text' if text else 'whole numbers'}"
+
+
+def _as_numpy(column: Any, missing: int | str) -> npt.NDArray[Any]:
+    if column.null_count == len(column):  # the driver cannot tell the type of nothing
+        return np.full(len(column), missing, dtype=object if isinstance(missing, str) else np.int64)
+    if column.null_count:
         column = column.fill_null(missing)
     values: npt.NDArray[Any] = column.to_numpy()
     return values

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from support.nsys_file import MARK, START_END, NsysFile, thread
 
+from nvprof_kit.analysis.intervals import union_lengths
 from nvprof_kit.analysis.layers import LayersOptions, LayersResult, layers
 from nvprof_kit.trace.open import open_capture
 
@@ -132,6 +134,42 @@ def test_a_phase_that_took_no_time_on_another_thread(file: NsysFile) -> None:
     file.range_("forward", 50, 50, category="phase", tid=9)
     file.kernel(500, 510, launched=(150, 151))
     assert sums(table(file)) == {("(none)", "other"): 10}
+
+
+def test_a_phase_without_a_text_is_none(file: NsysFile) -> None:
+    file.range_("", 0, 100, category="phase")
+    file.kernel(500, 510, launched=(50, 51))
+    assert sums(table(file)) == {("(none)", "other"): 10}
+
+
+def test_a_layer_called_as_what_lies_outside_layers(file: NsysFile) -> None:
+    file.range_("(none)", 0, 100)
+    file.range_("forward", 200, 300, category="phase")
+    for n, start in enumerate((50, 250, 350)):
+        file.kernel(500 + 100 * n, 510 + 100 * n + n, launched=(start, start + 1))
+    assert sums(table(file)) == {("(none)", "forward"): 10 + 11, ("(none)", "other"): 12}
+
+
+def test_a_step_whose_number_fits_no_integer(file: NsysFile) -> None:
+    file.range_("step 99999999999999999999", 0, 100, category="step")
+    file.kernel(500, 510, launched=(50, 51))
+    assert sums(table(file, by_step=True)) == {(0, "(none)", "other"): 10}
+
+
+def test_operations_of_a_device_that_is_not_told(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    for n, device in enumerate((0, None)):
+        file.kernel(500, 510, launched=(50 + 2 * n, 51 + 2 * n), device=device)  # type: ignore[arg-type]
+    assert table(file).rows["gpu_busy_ns"].tolist() == [20]
+
+
+def test_busy_time_of_many_steps_on_many_devices_in_a_long_capture() -> None:
+    hour, groups, lanes = 3600 * 10**9, 1_000_000, 8
+    start = np.array([0, 10, hour])
+    lengths = union_lengths(start, start + 20, np.array([7, 7, 0]), np.array([5, 5, groups - 1]), groups)
+    assert lengths[[5, groups - 1]].tolist() == [30, 20]
+    assert lengths.sum() == 50
+    assert groups * lanes * hour > np.iinfo(np.int64).max  # what one number for group, lane and moment would need
 
 
 def test_two_processes_with_a_first_gpu_each_are_busy_apart(file: NsysFile) -> None:

@@ -6,7 +6,9 @@ import gzip
 import json
 import lzma
 import os
+import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +184,50 @@ def test_refusals_are_capture_errors(tmp_path: Path) -> None:
         open_capture(tmp_path / "none")
     assert CaptureError.exit_code == 2
     assert ToolError.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("sql", "found"),
+    [
+        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'abc'", "not whole numbers for start_ns"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = 1.5", "not whole numbers for device"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET [end] = NULL", "1 rows without a value for end_ns"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET [end] = 299", "1 operations end before they begin"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET [end] = 9223372036854775807", "more than 100 days apart"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET globalTid = x'ff00'", "not whole numbers for tid"),
+        ("UPDATE NVTX_EVENTS SET start = NULL WHERE eventType = 59", "1 rows without a value for start"),
+        ("UPDATE NVTX_EVENTS SET text = 3, textId = NULL WHERE eventType = 59", "not text for text"),
+        ("UPDATE StringIds SET value = CAST(x'ff00' AS TEXT)", "Could not decode to UTF-8"),
+        ("ALTER TABLE NVTX_EVENTS DROP COLUMN [end]", "no such column: end"),
+    ],
+)
+def test_tables_that_hold_what_they_should_not(tmp_path: Path, sql: str, found: str) -> None:
+    path = small(tmp_path / "a.sqlite").write()
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(sql)
+    assert found in refusal(path)
+
+
+def test_the_message_names_the_packed_file(tmp_path: Path) -> None:
+    plain = small(tmp_path / "a.sqlite").write()
+    packed = tmp_path / "packed.sqlite.xz"
+    packed.write_bytes(lzma.compress(plain.read_bytes()[:5000]))
+    assert refusal(packed).startswith(str(packed))
+
+
+def test_ranges_without_a_text_among_registered_ones(tmp_path: Path) -> None:
+    file = small(tmp_path / "a.sqlite")
+    file.range_("", 120, 130, category=None)
+    file.rows["NVTX_EVENTS"][-1]["textId"] = None
+    assert open_capture(file.write()).ranges["text"].tolist() == ["layers.0", ""]
+
+
+def test_an_end_of_0_is_a_missing_one(tmp_path: Path) -> None:
+    file = small(tmp_path / "a.sqlite")
+    file.range_("layers.1", 150, 0)
+    ranges = open_capture(file.write()).ranges
+    assert ranges["left_open"].tolist() == [False, True]
+    assert np.array_equal(ranges["end_ns"], [200, 310])
 
 
 def test_left_open_ranges_end_with_the_capture(tmp_path: Path) -> None:
