@@ -2,7 +2,7 @@
 # shellcheck shell=bash
 # Sourced, never run. A recipe takes its own options, hands the others to `common_option`, and ends with `measure`.
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../common.bash
 . "$here/../common.bash"
 ncu=${NCU:-ncu}

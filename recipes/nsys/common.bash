@@ -2,7 +2,7 @@
 # shellcheck shell=bash
 # Sourced, never run. A recipe sets its options and calls these functions and those of ../common.bash.
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../common.bash
 . "$here/../common.bash"
 nsys=${NSYS:-nsys}

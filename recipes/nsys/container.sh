@@ -63,7 +63,7 @@ done
 [ -n "$gpus" ] || fail 2 "--gpus '': needed all, none, or numbers such as 0,1"
 if [ -n "$nsight" ]; then
   [ -x "$nsight/bin/nsys" ] || fail 2 "--nsight $nsight: there is no bin/nsys in it"
-  nsight=$(cd -- "$nsight" && pwd)
+  nsight=$(CDPATH='' cd -- "$nsight" && pwd)
 fi
 if [ -z "$engine" ]; then
   for engine in docker podman apptainer none; do

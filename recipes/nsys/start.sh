@@ -75,7 +75,7 @@ case $(session_state "$session") in
 esac
 check_disk "$(dirname -- "$stage")" "$min_free"
 open_stage "$stage" "$force"
-folder=$(cd "$(dirname -- "$stage")" && pwd)/
+folder=$(CDPATH='' cd -- "$(dirname -- "$stage")" && pwd)/
 state=$(state_file "$session")
 { mkdir -p "${state%/*}" && printf '%s\n' "$folder${stage##*/}" "$folder" "$force" >"$state"; } 2>/dev/null || {
   rm -rf -- "$stage"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
-from support.recipes import RECIPES, run
+from support.recipes import RECIPES, environment, run
 
 PROFILE = "profile.sh -n"
 
@@ -128,6 +130,23 @@ def test_every_df(script: str, asked: str, tmp_path: Path) -> None:
     done = run("profile.sh", "--", "true", cwd=tmp_path, PATH=f"{tools}:/usr/bin:/bin", NSYS=str(tools / "nsys"))
     said = {"refused": ". has 5 MB left", "taken": "no report: nothing was captured"}[asked]
     assert done.stderr.startswith(f"profile.sh: {said}") and done.stderr.count("\n") == 1
+
+
+def test_a_cdpath_of_the_users(tmp_path: Path) -> None:
+    """Then bash's cd prints where it went, or goes elsewhere."""
+    for folder in ("recipes/nsys", "recipes/ncu", "elsewhere/recipes/ncu", "elsewhere/recipes/nsys"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copytree(RECIPES.parent, tmp_path / "recipes", dirs_exist_ok=True)
+    for recipe, words in (("nsys/profile.sh", ["-n"]), ("ncu/layer.sh", ["-n", "-l", "a"])):
+        done = subprocess.run(
+            ["bash", f"recipes/{recipe}", *words, "--", "true"],
+            cwd=tmp_path,
+            env=environment(NSYS="nsys", NCU="/no/ncu", CDPATH=str(tmp_path / "elsewhere")),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, ""), recipe
 
 
 def test_no_place_for_what_stop_reads(tmp_path: Path) -> None:
