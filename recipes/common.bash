@@ -16,6 +16,8 @@ note() { # MESSAGE
 # older ones take an empty list for an unset variable
 [[ ${BASH_VERSINFO[0]}${BASH_VERSINFO[1]} -ge 44 ]] || fail 3 "needed bash 4.4 or newer, this is $BASH_VERSION"
 
+set +o posix # a mode, from POSIXLY_CORRECT, in which the status of a process that has ended is told once only
+
 need_value() { # OPTION NUMBER-OF-WORDS
   [ "$2" -ge 2 ] || fail 2 "$1 needs a value; see $me --help"
 }

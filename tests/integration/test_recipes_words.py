@@ -149,6 +149,15 @@ def test_a_cdpath_of_the_users(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, ""), recipe
 
 
+@pytest.mark.parametrize("variables", [{}, {"POSIXLY_CORRECT": "1"}])
+def test_the_status_in_any_mode(variables: dict[str, str], tmp_path: Path) -> None:
+    nsys = tmp_path / "nsys"
+    nsys.write_text('#!/bin/sh\n[ "$1" != profile ] || [ "$2" = --help ] || exit 7\n')
+    nsys.chmod(0o755)
+    done = run("profile.sh", "--", "true", cwd=tmp_path, NSYS=str(nsys), **variables)
+    assert (done.returncode, done.stderr) == (7, "profile.sh: no report: nothing was captured\n")
+
+
 def test_no_place_for_what_stop_reads(tmp_path: Path) -> None:
     nsys = tmp_path / "nsys"
     nsys.write_text('#!/bin/sh\n[ "$1" != sessions ] || echo "1 00:01 Launched 1 nvprof_kit"\n')
