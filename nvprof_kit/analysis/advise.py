@@ -52,7 +52,7 @@ COLUMNS = {
     "phase": "phase there",
     "start_ns": "where to look in Nsight: begin, in ns since the capture's zero",
     "end_ns": "its end",
-    "saves_ns": "the most that doing something about it could save, in ns over the whole capture; findings overlap",
+    "saves_ns": "the most that a change could save, in ns over the whole capture and all GPUs; findings overlap",
     "saves": "the same as a share of the wall time of the steps and of the waits for data between them",
     "advice": "the change to try",
 }
@@ -67,6 +67,7 @@ class AdviseResult:
         findings: The most saving first.
         wall_ns: Wall time of the steps and of the waits for data between them, summed over devices.
         steps: Number of steps.
+        gpus: Number of GPUs, counted for each process that uses them; times are summed over them.
         doubts: Sentences on what may be missing or distorted.
         info: What the capture says of itself.
     """
@@ -74,6 +75,7 @@ class AdviseResult:
     findings: tuple[Finding, ...]
     wall_ns: int
     steps: int
+    gpus: int
     doubts: tuple[str, ...]
     info: CaptureInfo
 
@@ -102,6 +104,7 @@ def advise(trace: Trace, own_rules: tuple[Rule, ...] = ()) -> AdviseResult:
         findings=tuple(sorted(found, key=lambda one: -one.saves_ns)),
         wall_ns=evidence.wall_ns,
         steps=len(evidence.owned.ranges.steps),
+        gpus=len(evidence.times.steps[["process", "device"]].drop_duplicates()),
         doubts=evidence.times.doubts,
         info=trace.info,
     )

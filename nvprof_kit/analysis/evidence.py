@@ -29,7 +29,7 @@ class Finding:
         evidence: The numbers from the capture, a sentence.
         layer, phase: Where, '' for no one place.
         start_ns, end_ns: The stretch to look at in Nsight, since the capture's zero.
-        saves_ns: The most that doing something about it could save, over the whole capture.
+        saves_ns: The most that doing something about it could save, over the whole capture and all GPUs.
         advice: The change to try.
     """
 

@@ -40,7 +40,7 @@ def report(asked: Reading, step: int | None, findings: bool | None, rules: Rules
     With several CAPTUREs the page holds each and compares them with the first. FILE ends in .html. The page loads
     nothing from any network.
     """
-    from nvprof_kit.analysis.breakdown import OPTIONAL
+    from nvprof_kit.analysis.advise import OPTIONAL
     from nvprof_kit.trace.schema import MEMORY_TABLES
 
     with progress() as say:

@@ -31,7 +31,8 @@ def advise_report(result: AdviseResult, top: int) -> list[RenderableType]:
         parts += [Text("No rule found anything in this capture."), ""]
     if len(result.findings) > top:
         parts += [Text(f"… and {len(result.findings) - top} more; --top shows them", "dim"), ""]
-    note = "What a finding saves is at most that, over the whole capture; findings overlap and do not add up."
+    whole = f"the whole capture{f' and its {result.gpus} GPUs' if result.gpus > 1 else ''}"
+    note = f"What a finding saves is at most that, over {whole}; findings overlap and do not add up."
     return [*parts, Text(note, "dim"), *doubt_lines(result.doubts)]
 
 

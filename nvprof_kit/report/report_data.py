@@ -255,19 +255,20 @@ def _steps_of(found: AdviseResult, trace: Trace, owned: Attribution) -> list[int
 
 def _findings(found: AdviseResult, result: LayersResult, timelines: Sequence[Timeline]) -> list[Finding]:
     """The findings as the page shows them, each with a link to where it can be seen on it."""
-    rows, steps = set(row_names(result.tree)), max(found.steps, 1)
+    rows, parts = set(row_names(result.tree)), max(found.steps, 1) * found.gpus
+    of = " and ".join(name for name, number in (("step", found.steps), ("GPU", found.gpus)) if number > 1)
     made = []
     for one in found.findings:
         layer = f"{NO_LAYER} {one.phase}" if one.layer == NO_LAYER else one.layer
         seen = any(shown.start_ns <= one.start_ns and one.end_ns <= shown.end_ns for shown in timelines)
-        saves = Milliseconds.for_total(one.saves_ns, steps)(one.saves_ns)
+        saves = Milliseconds.for_total(one.saves_ns, parts)(one.saves_ns)
         share = percent(one.saves_ns / max(found.wall_ns, 1))
         made.append(
             Finding(
                 title=one.title,
                 detail=one.evidence,
                 advice=one.advice,
-                saving=f"at most {saves} ms{' per step' if steps > 1 else ''}, {share}",
+                saving=f"at most {saves} ms{f' per {of}' if of else ''}, {share}",
                 layer=layer if layer in rows else "",
                 window=(one.start_ns, one.end_ns) if seen else None,
             )

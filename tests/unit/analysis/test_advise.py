@@ -275,6 +275,16 @@ def test_a_chain_is_shown_to_its_end(tmp_path: Path) -> None:
     assert (finding.start_ns, finding.end_ns) == (0, 75_000)
 
 
+def test_what_is_saved_is_summed_over_gpus(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for pid in (7, 8):
+        file.range_("step 0", 0, 100_000, category="step", payload=0, pid=pid)
+        file.kernel(0, 80_000, launched=(0, 1), name="ampere_sgemm_128x64_tn", pid=pid, device=pid - 7)
+    result = found(file.write())
+    (finding,) = (one for one in result.findings if one.rule == "fp32-gemms")
+    assert (finding.saves_ns, result.wall_ns, result.gpus) == (140_000, 200_000, 2)
+
+
 def test_every_finding_has_a_real_capture() -> None:
     (mark,) = [one for one in test_real_captures.pytestmark if one.name == "parametrize"]
     assert set(RULES) == set().union(*(has for _, has, _ in mark.args[1]))

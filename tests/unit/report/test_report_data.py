@@ -13,7 +13,8 @@ from support.layers_result import MS, layers_result
 from support.nsys_file import NsysFile
 
 from nvprof_kit.analysis import evidence as analysed
-from nvprof_kit.analysis.advise import AdviseResult
+from nvprof_kit.analysis.advise import OPTIONAL, AdviseResult, advise
+from nvprof_kit.cli import main
 from nvprof_kit.errors import UsageError
 from nvprof_kit.report.report_data import (
     MAX_TEXT,
@@ -147,7 +148,7 @@ def test_findings_link_to_what_the_page_shows(tmp_path: Path) -> None:
         analysed.Finding("rule", f"title {layer}", "numbers", layer, phase, start, end, 5_000_000, "do it")
         for layer, phase, start, end in kinds
     )
-    found = AdviseResult(findings, 50_000_000, 5, (), trace.info)
+    found = AdviseResult(findings, 50_000_000, 5, 1, (), trace.info)
     sheet = sheet_of(trace, None, found)
     # lengths 900, 900, 900, 950, 5000: the median is step 2's; findings are in steps 1 and 4, and outside every step
     assert [title for title, _ in sheet.timelines] == [
@@ -163,6 +164,19 @@ def test_findings_link_to_what_the_page_shows(tmp_path: Path) -> None:
     ]
     first = sheet.findings[0]
     assert (first.saving, first.detail, first.advice) == ("at most 1.000 ms per step, 10.0 %", "numbers", "do it")
+    # over two GPUs the same is half of it for each
+    of_two = sheet_of(trace, None, replace(found, gpus=2)).findings[0]
+    assert of_two.saving == "at most 0.500 ms per step and GPU, 10.0 %"
+
+
+def test_the_page_finds_what_advise_finds(tmp_path: Path) -> None:
+    capture = Path(__file__).parents[2] / "data" / "metrics" / "llama-2023.4.sqlite.xz"
+    with pytest.raises(SystemExit):
+        main(["report", str(capture), "-o", str(tmp_path / "page.html")])
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    findings = advise(open_capture(capture, optional=OPTIONAL)).findings
+    assert "gpu-metrics" in {one.rule for one in findings}
+    assert all(one.title in page for one in findings)
 
 
 def test_long_names_say_how_long_they_were() -> None:
