@@ -53,6 +53,15 @@ class Ranges:
     step: Int64Array
     steps: Int64Array
 
+    @property
+    def whole_end(self) -> Int64Array:
+        """The end of the whole range that each is, or is a piece of, shape ``(r,)``; its pieces follow one another."""
+        begins = np.flatnonzero(self.first)
+        if len(begins) == len(self.end):
+            return self.end
+        ends: Int64Array = np.maximum.reduceat(self.end, begins)[np.cumsum(self.first) - 1]
+        return ends
+
     def is_one_of(self, categories: tuple[Category, ...]) -> npt.NDArray[np.bool_]:
         """Which ranges are of one of these categories, shape ``(r,)``."""
         return _is_one_of(self.names, self.name, categories)

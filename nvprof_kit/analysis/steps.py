@@ -35,13 +35,13 @@ class Occurrences(NamedTuple):
 def occurrences(trace: Trace, owned: Attribution) -> Occurrences:
     """The times each step ran; an operation belongs to the last one of its step that had begun before it."""
     ranges = owned.ranges
-    rows = np.flatnonzero(ranges.step >= 0)
+    rows, end = np.flatnonzero((ranges.step >= 0) & ranges.first), ranges.whole_end
     rows = rows[np.lexsort((ranges.start[rows], ranges.step[rows]))]
     op_start = trace.ops["start_ns"].to_numpy()
-    latest = int(max(ranges.end[rows].max(initial=0), op_start.max(initial=0)))
+    latest = int(max(end[rows].max(initial=0), op_start.max(initial=0)))
     earliest = int(min(ranges.start[rows].min(initial=0), op_start.min(initial=0)))
     shift = ranges.step[rows] * (latest - earliest + 1) - earliest  # steps one behind the other
-    begins, reach = ranges.start[rows] + shift, np.maximum.accumulate(ranges.end[rows] + shift)
+    begins, reach = ranges.start[rows] + shift, np.maximum.accumulate(end[rows] + shift)
     fresh = np.concatenate(([True], begins[1:] >= reach[:-1])) if len(rows) else np.zeros(0, dtype=bool)
     first = np.flatnonzero(fresh)
     last = np.append(first[1:], len(rows)) - 1 if len(first) else first

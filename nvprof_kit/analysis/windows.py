@@ -89,6 +89,7 @@ class _Instances(NamedTuple):
     """The times that a step ran: ranges of steps that follow one another within their process, by process and start."""
 
     range: Int64Array
+    end: Int64Array
     pid: Int64Array
     of_op: Int64Array
 
@@ -96,12 +97,12 @@ class _Instances(NamedTuple):
 def _instances(trace: Trace, owned: Attribution) -> _Instances:
     """The runs of steps, and which of them launched each operation."""
     ranges = owned.ranges
-    rows = np.flatnonzero(ranges.step >= 0)
+    rows, end = np.flatnonzero((ranges.step >= 0) & ranges.first), ranges.whole_end
     rows = rows[np.lexsort((ranges.start[rows], ranges.pid[rows]))]
     kept = []
     for process in np.unique(ranges.pid[rows]):
         mine = rows[ranges.pid[rows] == process]
-        reach = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(ranges.end[mine])[:-1]))
+        reach = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(end[mine])[:-1]))
         kept.append(mine[ranges.start[mine] >= reach])
     chosen = np.concatenate(kept) if kept else rows
     pid, correlation, start = (trace.ops[name].to_numpy() for name in ("pid", "correlation", "start_ns"))
@@ -117,7 +118,7 @@ def _instances(trace: Trace, owned: Attribution) -> _Instances:
             found = mine[np.maximum(place, 0)]
             fits = (place >= 0) & (ranges.step[chosen[found]] == owned.step[ops])
             of_op[ops] = np.where(fits, found, NONE)
-    return _Instances(chosen, ranges.pid[chosen], of_op)
+    return _Instances(chosen, end[chosen], ranges.pid[chosen], of_op)
 
 
 def _tile(
@@ -130,7 +131,7 @@ def _tile(
     latest = np.full(len(instances.range), np.iinfo(np.int64).min)
     told = ops.instance >= 0
     np.maximum.at(latest, ops.instance[told], ops.end[told])
-    begins, ends = ranges.start[instances.range[mine]], ranges.end[instances.range[mine]]
+    begins, ends = ranges.start[instances.range[mine]], instances.end[mine]
     finish = np.maximum.accumulate(np.maximum(ends, latest[mine])) if len(mine) else ends
     start = np.maximum(begins, np.concatenate((begins[:1], finish[:-1])))
     # between them, before the first and after the last

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support import breakdown_brute_force as brute
-from support.nsys_file import NsysFile
+from support.nsys_file import START_END, NsysFile
 
 from nvprof_kit.analysis.breakdown import OPTIONAL, BreakdownResult, breakdown
 from nvprof_kit.analysis.gpu_links import UNKNOWN, link_of
@@ -252,40 +252,14 @@ def test_launches_of_a_layer(file: NsysFile) -> None:
     ]  # fmt: skip
 
 
-def test_the_critical_path_goes_through_the_host_and_the_device(file: NsysFile) -> None:
-    file.range_("step 1", 0, 400, category="step", payload=1)
-    file.range_("layers.0", 0, 100)
-    file.range_("layers.1", 100, 300)
-    file.kernel(50, 150, launched=(40, 45))
-    file.kernel(150, 200, launched=(60, 65))
-    file.kernel(290, 400, launched=(270, 280))
-    path = analysed(file).critical_path.set_index("layer")
-    # backwards: the kernel 290-400; 280-290 its launch's way to the device; the host from there to the step's begin,
-    # since it never waited: layers.1 from 280 back to 60, where it is layers.0's call that begins
-    assert path.loc["layers.1", ["gpu_ns", "wait_ns", "host_ns"]].tolist() == [110, 10, 220]
-    assert path.loc["layers.0", "host_ns"] == 60
-    assert path["share"].sum() == pytest.approx(1)
-
-
-def test_the_critical_path_stays_on_a_busy_device(file: NsysFile) -> None:
-    file.range_("step 1", 0, 400, category="step", payload=1)
-    file.range_("layers.0", 0, 100)
-    file.kernel(50, 200, launched=(10, 15))
-    file.kernel(210, 400, launched=(20, 25))
-    row = analysed(file).critical_path.iloc[0]
-    # 190 and 150 on the device, 10 between, 15-50 launch to start, 0-15 on the host
-    assert row[["gpu_ns", "wait_ns", "host_ns"]].tolist() == [340, 45, 15]
-
-
-def test_the_critical_path_passes_an_operation_that_took_no_time(file: NsysFile) -> None:
-    file.range_("step 1", 0, 400, category="step", payload=1)
-    file.range_("layers.0", 0, 100)
-    file.kernel(50, 200, launched=(10, 15))
-    file.kernel(300, 300, launched=(20, 25), stream=9)
-    file.kernel(300, 400, launched=(30, 35))
-    row = analysed(file).critical_path.iloc[0]
-    # 100 and 150 on the device, 200-300 and 15-50 before them, 0-15 on the host
-    assert row[["gpu_ns", "wait_ns", "host_ns"]].tolist() == [250, 135, 15]
+def test_a_step_that_another_range_crosses_is_one_step(file: NsysFile) -> None:
+    file.range_("step 1", 100, 300, category="step", payload=1)
+    file.range_("cross", 50, 200, category="user", style=START_END)  # ends while step 1 is open
+    file.range_("step 2", 300, 400, category="step", payload=2)
+    for start in (150, 250, 350):
+        file.kernel(start + 10, start + 20, launched=(start, start + 5))
+    result = analysed(file)
+    assert result.steps[["step", "wall_ns"]].to_numpy().tolist() == [[1, 200], [2, 100]]
 
 
 MOMENT = st.integers(0, 400)
