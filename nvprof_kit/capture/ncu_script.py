@@ -55,7 +55,7 @@ _TEXT = """\
 {about}#   bash THIS_SCRIPT [-o NAME] [-f] [-n] [-x OPTION]... -- PROGRAM [ARGUMENT]...
 # leaves NAME.ncu-rep and NAME.csv. -f overwrites them, -n prints the command, -x adds an option of ncu;
 # NCU is the ncu to run. Exit status: the program's own; 2 for a wrong call, 3 where there is no ncu.
-set -euo pipefail
+set -euo pipefail +o posix
 
 # of each of these kernels in each grid, block and shared memory it comes with, the launches of these numbers
 numbers='{numbers}'
