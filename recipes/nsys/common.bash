@@ -24,8 +24,9 @@ read_preset() { # NAME, or a file
     fail 2 "no preset '$1'; there are: ${presets[*]##*/}"
   fi
   while IFS= read -r line || [ -n "$line" ]; do
-    line=${line%%#*}
     line=${line#"${line%%[![:space:]]*}"}
+    case $line in '#'*) continue ;; esac
+    line=${line%%[[:space:]]#*} # a value may have a # in it
     line=${line%"${line##*[![:space:]]}"}
     case $line in
       '') ;;

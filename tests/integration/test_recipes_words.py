@@ -71,8 +71,8 @@ def test_a_file_named_as_a_preset_or_set(tmp_path: Path) -> None:
 
 
 def test_a_preset_edited_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_bytes(b"# a comment\r\n  --trace=nvtx # why\r\n\r\n\t--sample=cpu")
-    assert " --trace=nvtx --sample=cpu --export" in said(f"{PROFILE} -p mine", cwd=tmp_path)[1]
+    (tmp_path / "mine").write_bytes(b"# a comment\r\n  --trace=nvtx # why\r\n\r\n\t--env-var=A=#1\t# this")
+    assert " --trace=nvtx '--env-var=A=#1' --export" in said(f"{PROFILE} -p mine", cwd=tmp_path)[1]
 
 
 def test_a_set_edited_elsewhere(tmp_path: Path) -> None:
