@@ -60,6 +60,7 @@ class record(ContextDecorator):
         self.options = options
         self.written = False
         self._profiler: Any = None
+        self._process = os.getpid()
         self._listener: Backend | None = None
 
     def warm_up(self) -> None:
@@ -75,7 +76,7 @@ class record(ContextDecorator):
             raise UsageError(f"cannot record {self.path}: {_running.path} is being recorded; end that recording first")
         profiler = _new_profiler(self.options)
         profiler.prepare_trace()
-        _running, self._profiler = self, profiler
+        _running, self._profiler, self._process = self, profiler, os.getpid()
 
     def cancel(self) -> None:
         """End a warm-up that no recording followed; nothing is written."""
@@ -104,7 +105,7 @@ class record(ContextDecorator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop and write the trace."""
+        """Stop and write the trace; a process forked meanwhile leaves that to its parent."""
         global _running
         if self._profiler is None:
             return
@@ -113,6 +114,15 @@ class record(ContextDecorator):
         if isinstance(listener, Watch) and listener.attached:  # a memory profiler around the recording
             state.activate(listener)
         profiler, self._profiler, _running = self._profiler, None, None
+        if os.getpid() != self._process:
+            return
+        if not _is_enabled():
+            warnings.warn(
+                f"{self.path.name} is not written: the program's own use of PyTorch's profiler ended the recording, as "
+                "there can be one only; run without it",
+                stacklevel=2,
+            )
+            return
         profiler.stop_trace()
         _export(profiler, self.path)
         self.written = True
@@ -144,7 +154,7 @@ def _new_profiler(options: RecordOptions) -> Any:
         from torch.profiler import ProfilerActivity, profile
     except ImportError as error:
         raise ToolError(f"recording needs PyTorch, which cannot be imported ({error}); pip install torch") from None
-    if torch.autograd._profiler_enabled():
+    if _is_enabled():
         raise UsageError("PyTorch's profiler is running already and there can be one only; end it first")
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
@@ -156,6 +166,13 @@ def _new_profiler(options: RecordOptions) -> Any:
         profile_memory=options.memory,
         acc_events=True,
     )
+
+
+def _is_enabled() -> bool:
+    """Whether PyTorch's profiler runs on this thread."""
+    import torch
+
+    return bool(torch.autograd._profiler_enabled())
 
 
 def _export(profiler: Any, path: Path) -> None:

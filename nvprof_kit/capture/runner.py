@@ -8,17 +8,21 @@ it sets up before, as ``CUDA_VISIBLE_DEVICES`` in ``os.environ``, still counts.
 
 from __future__ import annotations
 
+import atexit
+import builtins
 import json
 import os
 import runpy
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import find_spec
 from types import FrameType, ModuleType, TracebackType
+from typing import NoReturn
+from zipfile import is_zipfile
 
 from nvprof_kit.capture.record import RecordOptions, record
 from nvprof_kit.errors import NvprofKitError
@@ -94,11 +98,22 @@ def _run(command: Sequence[str]) -> None:
         sys.argv = ["-c", *command[2:]]
         sys.path[:1] = sys.path[:1] if safe_path else [""]
         main_module = sys.modules["__main__"] = ModuleType("__main__")
-        exec(compile(command[1], "<string>", "exec"), main_module.__dict__)
+        exec(compile(command[1], "<string>", "exec", dont_inherit=True), main_module.__dict__)
     else:
         sys.argv = list(command)
         sys.path[:1] = sys.path[:1] if safe_path else [os.path.dirname(os.path.realpath(command[0]))]
-        runpy.run_path(command[0], run_name="__main__")
+        _run_script(command[0])
+
+
+def _run_script(path: str) -> None:
+    """Run a script; its ``__file__`` is absolute, unlike ``sys.argv[0]``, so that it holds when the program moves."""
+    if os.path.isdir(path) or path.endswith(".pyc") or is_zipfile(path):
+        runpy.run_path(path, run_name="__main__")
+        return
+    loader = SourceFileLoader("__main__", os.path.abspath(path))
+    main_module = sys.modules["__main__"] = ModuleType("__main__")
+    main_module.__dict__.update(__file__=loader.path, __loader__=loader, __builtins__=builtins, __cached__=None)
+    exec(compile(loader.get_data(path), loader.path, "exec", dont_inherit=True), main_module.__dict__)
 
 
 def _unwind_on_sigterm() -> None:
@@ -128,8 +143,27 @@ def _report(recorder: record, shown: str) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"nvprof-kit record: {text}", file=sys.stderr)
+    with suppress(OSError):  # a program whose standard error is closed has the same exit status as without us
+        print(f"nvprof-kit record: {text}", file=sys.stderr)
+
+
+def _end_fork(left: SystemExit) -> NoReturn:
+    """End a process that the program forked, in which the interpreter cannot: PyTorch's profiler runs in it still."""
+    status = left.code if isinstance(left.code, int) else int(left.code is not None)
+    if left.code is not None and not isinstance(left.code, int):
+        print(left.code, file=sys.stderr)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status & 0xFF)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    process = os.getpid()
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SystemExit as left:
+        if os.getpid() == process:
+            raise
+        _end_fork(left)

@@ -99,6 +99,26 @@ class TestRecording:
         assert done.stderr == "nvprof-kit record: wrote run.json; next: nvprof-kit layers run.json\n"
         assert "nvprof_kit:step:step 0" in (tmp_path / "run.json").read_text()
 
+    def test_a_scripts_file_holds_when_the_program_moves(self, tmp_path: Path) -> None:
+        (tmp_path / "train.py").write_text(WORK + "import os, sys\nos.chdir('/')\nprint(__file__, sys.argv[0])")
+        done = record(tmp_path, "train.py")
+        assert f"{tmp_path}/train.py train.py" in done.stdout, done.stderr
+
+    def test_a_forked_process_ends_as_without_the_recorder(self, tmp_path: Path) -> None:
+        (tmp_path / "train.py").write_text(
+            WORK + "import os, sys\nif os.fork() == 0:\n    print('child')\n    sys.exit(3)\nprint(os.wait()[1] >> 8)"
+        )
+        done = record(tmp_path, "train.py")
+        assert done.stdout.splitlines()[-2:] == ["child", "3"], done.stderr
+        assert done.stderr.count("wrote run.json") == 1
+
+    def test_a_program_that_uses_the_profiler_itself(self, tmp_path: Path) -> None:
+        done = record(tmp_path, "-c", WORK + "\nimport torch\nwith torch.profiler.profile():\n    pass\nprint('end')")
+        assert done.returncode == 0
+        assert done.stdout.endswith("end\n")
+        assert "run.json is not written: the program's own use of PyTorch's profiler" in done.stderr
+        assert not (tmp_path / "run.json").exists()
+
     def test_a_module(self, tmp_path: Path) -> None:
         (tmp_path / "pkg").mkdir()
         (tmp_path / "pkg" / "__init__.py").write_text("")
