@@ -56,6 +56,25 @@ def shown(page: Any, table: str = "c0-layers") -> list[str]:
     return page.eval_on_selector_all(f"#{table} tbody tr:not([hidden])", "rows => rows.map(row => row.dataset.path)")
 
 
+def test_a_narrow_layer_of_the_timeline_shows_its_number(chromium: Any, llama: Path) -> None:
+    with opened(chromium, llama) as page:
+        page.evaluate("""() => {
+            window.written = [];
+            const write = CanvasRenderingContext2D.prototype.fillText;
+            CanvasRenderingContext2D.prototype.fillText = function (text, ...more) {
+                window.written.push(text);
+                write.call(this, text, ...more);
+            };
+        }""")
+        widths = {500: {"0", "1", "2", "3"}, 1280: {"layers.0", "layers.1", "layers.2", "layers.3"}}
+        for width, labels in widths.items():
+            page.evaluate("window.written = []")
+            page.set_viewport_size({"width": width, "height": 900})
+            page.wait_for_function("window.written.length > 0")
+            page.wait_for_timeout(200)
+            assert labels <= set(page.evaluate("window.written"))
+
+
 def test_a_click_on_a_head_sorts(chromium: Any, llama: Path) -> None:
     with opened(chromium, llama) as page:
         model_order = shown(page)

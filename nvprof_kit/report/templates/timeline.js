@@ -142,14 +142,16 @@ class Timeline {
     ink.rect(x, y, wide - 3, LINE);
     ink.clip();
     ink.fillStyle = ["backward", "recompute"].includes(PHASES[row.phase[one]]) || document.documentElement.dataset.theme === "dark" ? "#101214" : "#ffffff";
-    ink.fillText(this.label(row, one), x + 3, y + (LINE - 3) / 2 + 0.5);
+    ink.fillText(this.label(row, one, wide - 6), x + 3, y + (LINE - 3) / 2 + 0.5);
     ink.restore();
   }
 
-  // a layer by its last words: its parent is drawn above it
-  label(row, one) {
+  // a layer by its last words: its parent is drawn above it; by its number where there is no room for more
+  label(row, one, room) {
     const text = this.data.texts[row.text[one]].slice(0, 120);
-    return row.kind === "op" ? text.replace(/^void /, "") : lastWords(text);
+    if (row.kind === "op") return text.replace(/^void /, "");
+    const words = lastWords(text);
+    return this.ink.measureText(words).width <= room ? words : words.split(".").at(-1);
   }
 
   // ---- finding
