@@ -172,11 +172,11 @@ def test_who_listened_before_a_recording_listens_again_after_it(tmp_path: Path) 
 
 
 def test_a_profiler_of_the_programs_own_ends_the_recording_with_a_warning(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"run\.json is not written"), record(tmp_path / "run.json") as recording:
-        with torch.profiler.profile():
-            torch.ones(1)
+    recording = record(tmp_path / "run.json")
+    with pytest.warns(UserWarning, match=r"run\.json is not written"), recording, torch.profiler.profile():
+        torch.ones(1)
     assert not recording.written
     assert list(tmp_path.iterdir()) == []
-    with record(tmp_path / "run.json"):
+    with recording:
         torch.ones(1)
     assert (tmp_path / "run.json").exists()
