@@ -61,8 +61,9 @@ def _parse_range(entry: str) -> tuple[str, str]:
 
 def _before(head: str, name: str) -> str | None:
     """The domain in front of a name that payload and colour follow, None where the name is not followed by these."""
-    for found in re.finditer(re.escape(f":{name}:"), head):
-        if _PAYLOAD_AND_COLOUR.fullmatch(head[found.end() :]):
+    sought = f":{name}:"
+    for found in re.finditer(f"(?={re.escape(sought)})", head):  # a look ahead: one may begin within another
+        if _PAYLOAD_AND_COLOUR.fullmatch(head[found.start() + len(sought) :]):
             return head[: found.start()]
     return None
 

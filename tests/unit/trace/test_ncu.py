@@ -200,6 +200,7 @@ def test_a_number_in_any_locale_is_the_same_number(value: float, german: bool) -
         ),
         # colons in domain and name; quotes and colons in a JSON payload
         ('1  "a:b:c:d:Json:{"x":"y:none:none"}:none:none:ASCII:c:d" ', 1, (("a:b", "c:d"),)),
+        ('1  "a:b:b:none:none:none:none:ASCII:b" ', 1, (("a:b", "b"),)),
         ('1  "d:na"me:none:none:none:none:ASCII:na"me" ', 1, (("d", 'na"me'),)),
         # no message: six fields from the right
         ('1  "d:foo:bar:none:none:none:none:none:none" ', 1, (("d", "foo:bar"),)),
