@@ -61,7 +61,7 @@ class SummaryResult:
 
     Attributes:
         views: Tables by the name of the view. Columns ``cpu_*`` and ``gpu_*`` are ns: total, avg, max, min, p50, p95;
-            ``cpu_ratio`` and ``gpu_ratio`` are shares of the capture's (with ``step``, the step's) whole.
+            ``cpu_ratio`` and ``gpu_ratio`` are shares of the capture's whole, with ``step`` as well.
         notes: By view, what the reader must know: why it is empty, what its ratios are of.
         steps: Number of steps.
         doubts: Sentences on what may be missing or distorted.

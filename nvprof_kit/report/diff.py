@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from nvprof_kit.analysis.diff import DiffResult
 
 _MS = Milliseconds(1, 3)
+_MARKUP = re.compile(r"[\\|*`\[\]]")
 _HEAD = ("", "base", "new", "change", "95 % interval", "verdict")
 
 
@@ -118,6 +120,6 @@ def _gate_lines(result: DiffResult) -> list[tuple[bool, str]]:
 
 
 def _escaped(text: str) -> str:
-    return (
-        str(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("\n", " ")
-    )
+    """A text in which markdown finds neither markup nor a link."""
+    plain = str(text).replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")
+    return _MARKUP.sub(r"\\\g<0>", plain)

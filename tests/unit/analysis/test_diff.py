@@ -243,8 +243,10 @@ def test_the_command_line(tmp_path: Path) -> None:
 
 def test_markdown_for_a_pull_request(tmp_path: Path) -> None:
     base = opened(capture(tmp_path / "base.sqlite"))
-    slow = opened(capture(tmp_path / "new.sqlite", tuple(2 * length for length in STEADY), gemm="nvjet_<b>|*"))
+    slow = opened(
+        capture(tmp_path / "new.sqlite", tuple(2 * length for length in STEADY), gemm="nvjet_<b>|*`[x](y)&lt;")
+    )
     text = diff_markdown(diff(base, slow, [parse_gate("step:+5%")]), 10)
     assert text.startswith("**The step is slower by 16.7 %")
     assert "- ❌ FAILS: step:+5%" in text
-    assert "nvjet_&lt;b>\\|\\*" in text
+    assert "nvjet_&lt;b>\\|\\*\\`\\[x\\](y)&amp;lt;" in text
