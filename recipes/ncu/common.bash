@@ -91,6 +91,7 @@ read_set() { # NAME, or a file
     there=("${there[@]##*/}")
     fail 2 "no set '$1'; there are: ${there[*]%.txt}"
   fi
+  [ -r "$file" ] || fail 2 "$file: no permission to read it"
   while IFS=$' \t\r' read -r kind name only || [ -n "$kind" ]; do
     only=${only%%#*}
     case $kind,$name in

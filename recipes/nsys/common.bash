@@ -23,6 +23,7 @@ read_preset() { # NAME, or a file
     presets=("$here"/presets/*)
     fail 2 "no preset '$1'; there are: ${presets[*]##*/}"
   fi
+  [ -r "$file" ] || fail 2 "$file: no permission to read it"
   while IFS= read -r line || [ -n "$line" ]; do
     line=${line#"${line%%[![:space:]]*}"}
     case $line in '#'*) continue ;; esac

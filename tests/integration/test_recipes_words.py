@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -80,6 +81,14 @@ def test_a_set_edited_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "mine").write_bytes(text)
     _, command = said("../ncu/layer.sh -n -l a -s mine --arch sm_90", cwd=tmp_path)
     assert "=gpu__time_duration.sum,a.sum,c.sum " in command
+
+
+@pytest.mark.skipif(os.access("/etc/shadow", os.R_OK), reason="root reads everything")
+@pytest.mark.parametrize("call", [f"{PROFILE} -p mine", "../ncu/layer.sh -n -l a -s mine"])
+def test_a_file_that_may_not_be_read(call: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").touch(0o200)
+    status, text = said(call, cwd=tmp_path)
+    assert status == 2 and text.endswith(": mine: no permission to read it\n")
 
 
 @pytest.mark.parametrize("line", ["metric", "section # which", "sections SpeedOfLight x", "metric a.sum sm90"])
