@@ -81,15 +81,16 @@ def nest(start: Int64Array, end: Int64Array, tid: Int64Array) -> Nesting:
     origin = int(start.min()) if len(start) else 0
     span = int(end.max()) - origin + 2 if len(end) else 1
     begins, finishes = thread * span + (start - origin), thread * span + (end - origin)
-    parent, depth = _peel(begins, finishes)
-    torn = finishes > np.append(finishes, np.iinfo(np.int64).max)[parent]
-    if not torn.any():
-        change, owner = _changes(begins, finishes, parent, depth)
-        return Nesting(parent, depth, threads, change, owner, origin, span)
+    found = _peel(begins, finishes)
+    if found is not None:
+        change, owner = _changes(begins, finishes, *found)
+        return Nesting(*found, threads, change, owner, origin, span)
     pieces = cut(start, end, tid)
     shift = thread[pieces.range] * span - origin
     begins, finishes = pieces.start + shift, pieces.end + shift
-    parent, depth = _peel(begins, finishes)
+    found = _peel(begins, finishes)
+    assert found is not None, "pieces nest"
+    parent, depth = found
     change, owner = _changes(begins, finishes, parent, depth)
     of_piece = np.append(pieces.range, NONE)
     first = np.empty(len(start), dtype=np.int64)
@@ -156,8 +157,11 @@ def _cut_thread(
         del open_ranges[place]
 
 
-def _peel(begins: Int64Array, finishes: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Parent and depth level by level: what starts before everything earlier has ended is inside something earlier."""
+def _peel(begins: Int64Array, finishes: Int64Array) -> tuple[Int64Array, Int64Array] | None:
+    """Parent and depth level by level: what starts before everything earlier has ended is inside something earlier.
+
+    None where something outlasts what it is inside of: then ranges cross, and there may be as many levels as ranges.
+    """
     parent, depth = np.full(len(begins), NONE, dtype=np.int64), np.zeros(len(begins), dtype=np.int64)
     left = np.lexsort((-finishes, begins))
     above = np.full(len(left), NONE, dtype=np.int64)
@@ -167,6 +171,8 @@ def _peel(begins: Int64Array, finishes: Int64Array) -> tuple[Int64Array, Int64Ar
         outermost = np.concatenate(([True], begins[left][1:] >= reach[:-1]))
         parent[left[outermost]], depth[left[outermost]] = above[outermost], level
         last = np.maximum.accumulate(np.where(outermost, np.arange(len(left)), 0))
+        if (finishes[left] > finishes[left[last]]).any():
+            return None
         left, above = left[~outermost], left[last[~outermost]]
         level += 1
     return parent, depth
