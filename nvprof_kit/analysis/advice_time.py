@@ -138,34 +138,36 @@ def _communication(found: Evidence) -> tuple[int, int]:
 def unstable_step(found: Evidence) -> Iterator[Finding]:
     """Some steps take much longer than the median."""
     rows = found.steps[found.steps["step"].notna()]
+    unstable = []
     for _, mine in rows.groupby(["process", "device"]):
         wall = mine["wall_ns"].to_numpy()
-        if len(wall) < STEPS_TO_JUDGE:
-            continue
         middle = float(np.median(wall))
         slow = np.flatnonzero(wall > UNSTABLE * middle)
-        if not len(slow):
-            continue
-        worst = mine.iloc[int(wall.argmax())]
-        lost = int((wall[slow] - middle).sum())
-        evidence = (
-            f"{len(slow)} of {len(wall)} steps take more than {UNSTABLE} times the median of "
-            f"{ms(middle)}; step {int(worst['step'])} "
-            f"takes {ms(worst['wall_ns'])}"
-        )
-        start = int(worst["start_ns"])
-        advice = (
-            "leave warm-up out of the window; else look there for allocation, logging, checkpoints, "
-            "garbage collection, a slow rank"
-        )
-        yield Finding(
-            "unstable-step",
-            "Steps of unequal length",
-            evidence,
-            "",
-            "",
-            start,
-            start + int(worst["wall_ns"]),
-            lost,
-            advice,
-        )
+        if len(wall) >= STEPS_TO_JUDGE and len(slow):
+            unstable.append((int((wall[slow] - middle).sum()), middle, len(slow), mine))
+    if not unstable:
+        return
+    _, middle, count, mine = max(unstable, key=lambda one: one[0])
+    worst = mine.iloc[int(mine["wall_ns"].to_numpy().argmax())]
+    evidence = (
+        f"{count} of {len(mine)} steps take more than {UNSTABLE} times the median of {ms(middle)}; "
+        f"step {int(worst['step'])} takes {ms(worst['wall_ns'])}"
+    )
+    if len(unstable) > 1:
+        evidence += f"; on {len(unstable)} GPUs, this one loses most"
+    start = int(worst["start_ns"])
+    advice = (
+        "leave warm-up out of the window; else look there for allocation, logging, checkpoints, "
+        "garbage collection, a slow rank"
+    )
+    yield Finding(
+        "unstable-step",
+        "Steps of unequal length",
+        evidence,
+        "",
+        "",
+        start,
+        start + int(worst["wall_ns"]),
+        sum(lost for lost, *_ in unstable),
+        advice,
+    )

@@ -285,6 +285,18 @@ def test_what_is_saved_is_summed_over_gpus(tmp_path: Path) -> None:
     assert (finding.saves_ns, result.wall_ns, result.gpus) == (140_000, 200_000, 2)
 
 
+def test_unequal_steps_of_several_gpus_are_one_finding(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for pid in (7, 8):
+        for number in range(5):
+            begin, length = 100_000 * number, 50_000 + (pid * 5_000 if number == 2 else 0)
+            file.range_(f"step {number}", begin, begin + length, category="step", payload=number, pid=pid)
+            file.kernel(begin + 1_000, begin + 40_000, launched=(begin, begin + 500), pid=pid, device=pid - 7)
+    (finding,) = (one for one in found(file.write()).findings if one.rule == "unstable-step")
+    assert finding.saves_ns == 35_000 + 40_000
+    assert finding.evidence.endswith("step 2 takes 0.090 ms; on 2 GPUs, this one loses most")
+
+
 def test_every_finding_has_a_real_capture() -> None:
     (mark,) = [one for one in test_real_captures.pytestmark if one.name == "parametrize"]
     assert set(RULES) == set().union(*(has for _, has, _ in mark.args[1]))
