@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from nvprof_kit.trace.sqlite import Database, integer_list
 
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -48,14 +50,12 @@ def _whole_graphs(db: Database, ops: dict[str, Any]) -> list[str]:
     )
     if not launches:
         return []
-    seen = set(
-        zip(
-            ops["pid"][ops["graph_node"] >= 0].tolist(),
-            ops["correlation"][ops["graph_node"] >= 0].tolist(),
-            strict=True,
-        )
-    )
-    unseen = sum((tid & _PID_MASK, correlation) not in seen for correlation, tid in launches)
+    correlation, tid = (np.array(column, dtype=np.int64) for column in zip(*launches, strict=True))
+    pid, node = tid & _PID_MASK, ops["graph_node"] >= 0
+    unseen = 0
+    for process in np.unique(pid).tolist():
+        seen = ops["correlation"][node & (ops["pid"] == process)]
+        unseen += int(np.count_nonzero(~np.isin(correlation[pid == process], seen)))
     if not unseen:
         return []
     return [
