@@ -19,7 +19,9 @@ FP32_SHARE, RECOMPUTE_SHARE = 0.01, 0.05
 OUTLIER, SIBLINGS = 1.2, 4
 
 _FP32 = re.compile(
-    r"(?<!tf32_)\bsgemm|_sgemm_|simt_sgemm|simt_s884|f32f32_f32f32_f32(?!.*tf32)|gemmSN|magma_sgemm", re.IGNORECASE
+    r"(?<!tf32_)\bsgemm|_sgemm_|simt_sgemm|simt_s884|f32f32_f32f32_f32(?!.*tf32)|gemmSN(?!.*(?:half|bfloat16))|"
+    r"magma_sgemm",
+    re.IGNORECASE,
 )
 _POINTWISE = tuple(list(CLASSES).index(name) for name in ("elementwise", "norm", "reduction", "copy", "softmax"))
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")

@@ -285,6 +285,23 @@ def test_what_is_saved_is_summed_over_gpus(tmp_path: Path) -> None:
     assert (finding.saves_ns, result.wall_ns, result.gpus) == (140_000, 200_000, 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("void gemmSN_TN_kernel<float, 128, 16, 2, 4, cublasGemvTensorStridedBatched<float const>>", True),
+        ("void gemmSN_TN_kernel<float, 128, 16, 2, 4, cublasGemvTensorStridedBatched<__nv_bfloat16 const>>", False),
+        ("void gemmSN_TN_kernel<float, 128, 16, 2, 4, cublasGemvTensorStridedBatched<__half const>>", False),
+        ("volta_s884gemm_fp16_128x128_ldg8_f2f_tn", False),
+        ("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16", False),
+    ],
+)
+def test_a_matrix_product_is_of_fp32_by_its_name(tmp_path: Path, name: str, told: bool) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file)
+    file.kernel(1_000, 90_000, launched=(0, 500), name=name)
+    assert ("fp32-gemms" in {one.rule for one in found(file.write()).findings}) == told
+
+
 def test_unequal_steps_of_several_gpus_are_one_finding(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
     for pid in (7, 8):
