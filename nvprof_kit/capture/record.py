@@ -6,6 +6,7 @@ it. Annotated models are silent until a recording starts and fall silent again w
 
 from __future__ import annotations
 
+import gzip
 import os
 import warnings
 from contextlib import ContextDecorator
@@ -41,7 +42,8 @@ class record(ContextDecorator):
     """Record a stretch of the program into a Kineto trace; a context manager and a decorator.
 
     The trace is written when the stretch ends, by an exception too, and appears under its name only when it is
-    complete. A decorated function writes it anew at each call.
+    complete. Where it cannot be written then (a full disk) that is a warning, and `written` stays False. A decorated
+    function writes it anew at each call.
 
     Args:
         path: File to write, ``.json`` or ``.json.gz``; one that exists is replaced.
@@ -124,7 +126,11 @@ class record(ContextDecorator):
             )
             return
         profiler.stop_trace()
-        _export(profiler, self.path)
+        try:
+            _export(profiler, self.path)
+        except OSError as failure:  # the program does not die of its recording
+            warnings.warn(f"{self.path} is not written: {failure.strerror or failure}", stacklevel=2)
+            return
         self.written = True
 
 
@@ -181,6 +187,17 @@ def _export(profiler: Any, path: Path) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}{suffix}")
     try:
         profiler.export_chrome_trace(str(partial))
+        if _is_empty(partial):
+            raise OSError("PyTorch could not write it; is the disk full, or that of temporary files?")
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+        partial.with_name(f"{partial.name}.tmp").unlink(missing_ok=True)  # what PyTorch leaves where it fails
+
+
+def _is_empty(trace: Path) -> bool:
+    """Whether PyTorch, which does not say so, failed to write a trace."""
+    if not trace.exists():
+        return True
+    with gzip.open(trace) if trace.name.endswith(".gz") else trace.open("rb") as file:
+        return not file.read(1)

@@ -5,6 +5,7 @@ and state, and what autograd keeps; reconciled with the allocator.
 from __future__ import annotations
 
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -112,7 +113,10 @@ class MemoryProfiler:
         files, self._files = self._files, None
         if files is not None:
             MemoryProfiler._running = None
-            files.finish(self.points, self.boundaries)
+            try:
+                files.finish(self.points, self.boundaries)
+            except OSError as error:
+                self._cannot_write(error)
         self._saved = None
 
     def point(self, name: str) -> None:
@@ -134,7 +138,17 @@ class MemoryProfiler:
         seconds = time.perf_counter() - self._began
         taken = TimePoint(len(self.points), name, seconds, str(self._device), tuple(rows), allocator)
         self.points.append(taken)
-        self._files.write(taken)
+        try:
+            self._files.write(taken)
+        except OSError as error:
+            self._cannot_write(error)
+
+    def _cannot_write(self, error: OSError) -> None:
+        """The disk is full, say: a training run does not die of it, and nothing more is accounted for."""
+        warnings.warn(f"{self.folder}: cannot write there ({error.strerror}); the memory profile ends", stacklevel=3)
+        if self._files is not None:
+            self._files.abandon()
+            self._files = MemoryProfiler._running = None
 
     def _unexplained(self, ledger: Ledger, count: int) -> Iterable[Held]:
         """Rows for what nothing accounts for: by what it can be, where the allocator lists its blocks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,12 @@ class MemoryFiles:
             write_sunbursts(self.folder, [(point.name, point.device, point.rows) for point in points])
             if boundaries:
                 write_curve(self.folder / "memory_usage_line_chart.png", boundaries)
+
+    def abandon(self) -> None:
+        """Close, after a failure to write: what is not in the files yet is lost."""
+        for file in (self._log, self._table):
+            with suppress(OSError):
+                file.close()
 
     def _write_boundaries(self, boundaries: Iterable[Boundary]) -> None:
         with (self.folder / "layers.csv").open("w", encoding="utf-8", newline="") as file:

@@ -35,7 +35,7 @@ def claim(folder: Path) -> Path:
         OSError: The folder cannot be made or written to.
     """
     key = (os.getpid(), folder.absolute())
-    if key not in _claimed:
+    if key not in _claimed or not (_claimed[key] / OWNER).exists():  # else the folder was deleted meanwhile
         _claimed[key] = next(one for one in _names(folder) if _take(one))
         _warn(folder, _claimed[key])
     return _claimed[key]

@@ -185,6 +185,8 @@ class memory_snapshot(ContextDecorator):
         watch.detach()
         try:
             self._write(path)
+        except OSError as error:  # the program does not die of it
+            warnings.warn(f"{path} is not written: {error.strerror}", stacklevel=3)
         finally:
             self._record(None)
             getattr(self._memory, "_set_memory_metadata", _ignore)("")

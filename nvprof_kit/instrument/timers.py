@@ -148,8 +148,11 @@ class GlobalTimer:
             f"cpu_dur={cpu_ns / 1e9:.6f}s, cuda_dur={self._gpu_ms(call):.3f}ms\n"
         )
         file = self._log()
-        file.write(line)
-        file.flush()
+        try:
+            file.write(line)
+            file.flush()
+        except OSError as error:
+            self._give_up(error)
 
     def _mark_gpu(self) -> Any:
         """An event on the current stream; None without CUDA, and while a CUDA graph is captured."""
@@ -173,16 +176,24 @@ class GlobalTimer:
         self._log()
         return self._rank
 
+    def _give_up(self, error: OSError) -> None:
+        """The log cannot be written, and a training run does not die of its timers."""
+        warnings.warn(f"{self._path()}: cannot write it ({error.strerror}); nothing more is timed", stacklevel=2)
+        self.enabled = False
+        if self._file is not None:
+            with suppress(OSError):  # what it still holds cannot be written either
+                self._file.close()
+            self._file = _nowhere()
+
     def _log(self) -> TextIO:
         if self._file is None:
             self._rank = rank()
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._file = claim_file(self._path())
-            except OSError as error:  # a training run does not die of its timers
-                warnings.warn(f"{self._path()}: cannot write it ({error.strerror}); nothing is timed", stacklevel=2)
-                self.enabled = False
-                self._file = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+            except OSError as error:
+                self._give_up(error)
+            self._file = self._file or _nowhere()
             atexit.register(self._close)
         return self._file
 
@@ -199,6 +210,10 @@ class GlobalTimer:
         if self._file is not None and self.enabled:
             return Path(self._file.name)
         return self.folder / f"timer_rank{rank()}.log"
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w", encoding="utf-8")
 
 
 def _capturing() -> bool:

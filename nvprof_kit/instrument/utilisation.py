@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -87,7 +88,11 @@ class Utilisation:
     def __exit__(self, *_exception: object) -> None:
         self.stop()
         if self._folder is not None and self.samples:
-            self.write(claim(Path(self._folder) / rank_folder(self._mesh)) / "utilisation.csv")
+            folder = Path(self._folder) / rank_folder(self._mesh)
+            try:
+                self.write(claim(folder) / "utilisation.csv")
+            except OSError as error:  # the program does not die of it
+                warnings.warn(f"{folder}: cannot write utilisation.csv there ({error.strerror})", stacklevel=2)
 
     def start(self) -> None:
         """Forget earlier samples and begin."""

@@ -121,7 +121,7 @@ def test_a_failing_export_leaves_no_half_file_and_keeps_the_old_one(
         raise OSError("disk full")
 
     monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", fail)
-    with pytest.raises(OSError, match="disk full"), nvprof_kit.record(path):
+    with pytest.warns(UserWarning, match="a.json is not written: disk full"), nvprof_kit.record(path):
         pass
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.json", "old")]
 
