@@ -83,6 +83,21 @@ def test_a_slow_rank_that_rotates_is_no_straggler(tmp_path: Path) -> None:
     assert log_verdict.severity == "none"  # every rank is slow in a third of the steps: the means are equal
 
 
+def test_a_rank_that_is_slow_in_less_than_half_of_the_steps_is_a_warning(tmp_path: Path) -> None:
+    # behind the warm-up rank 0 is slow in 9 of 20 steps, rank 1 in 6, rank 2 in 5: who is slow waits 5 ms, else 80 ms
+    slow = [0, *[0] * 9, *[1] * 6, *[2] * 5]
+    for rank in range(3):
+        waits = [5 if one == rank else 80 for one in slow]
+        log(tmp_path, rank, [("forward", 100 * s, 95 - w, 95 - w) for s, w in enumerate(waits)]
+            + [("backward", 100 * s + 95 - w, w, w) for s, w in enumerate(waits)]
+            + [("optimizer", 100 * s + 95, 5, 5) for s in range(len(waits))])  # fmt: skip
+    verdict = timers(read_timer_logs([tmp_path])).verdict
+    assert (verdict.severity, verdict.rank, verdict.recurrence) == ("warning", 0, 0.45)
+    assert verdict.gap_ns == 11_250_000  # 80 - 75 * 6 / 20 less 80 - 75 * 9 / 20, of a step of 100 ms
+    assert verdict.reason.startswith("the slow rank rotates: rank 0 waits least in backward, 11.2 %")
+    assert verdict.reason.endswith("but only in 45 % of 20 steps")
+
+
 def test_a_cause_needs_to_explain_the_gap(tmp_path: Path) -> None:
     for rank, (work, wait) in enumerate([(10, 50), (10, 20)]):  # the gap is nowhere to be seen
         log(

@@ -41,6 +41,24 @@ def test_tables(tmp_path: Path) -> None:
     assert snapshot.blocks["state"].tolist() == ["inactive", "active_allocated"]
 
 
+def test_blocks_without_addresses_are_counted_up(tmp_path: Path) -> None:
+    """PyTorch up to 2.1 gives the address of a segment only."""
+    file = SnapshotFile()
+    for size in (1024, 512, 4096):
+        file.alloc(size)
+    plain = file.snapshot()
+    second = {**plain["segments"][0], "address": BASE + (1 << 30)}
+    plain["segments"].append({**second, "blocks": [dict(block) for block in second["blocks"]]})
+    for segment in plain["segments"]:
+        for block in segment["blocks"]:
+            del block["address"]
+    (tmp_path / "old.pickle").write_bytes(pickle.dumps(plain))
+    blocks = read_snapshot(tmp_path / "old.pickle").blocks
+    assert (blocks["address"] - BASE).tolist()[:3] == [0, 1024, 1536]
+    assert (blocks["address"] - BASE - (1 << 30)).tolist()[3:] == [0, 1024, 1536]
+    assert blocks["segment"].tolist() == [0, 0, 0, 1, 1, 1]
+
+
 def test_what_bears_no_label_is_told_by_time(tmp_path: Path) -> None:
     file = SnapshotFile()
     file.alloc(1)  # before every stretch
