@@ -61,6 +61,8 @@ TRACED: Mapping[str, str] = MappingProxyType(
 MEMORY: Mapping[str, str] = MappingProxyType({**CARRIED, **TRACED})
 
 _ON_DEVICE = ("device", "array", "managed")
+_MOST_BYTES = 1 << 50
+"""No machine has as many: a mark that says more speaks of something else."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,8 @@ def memory_tree(memory: LayerMemory, tree: pd.DataFrame) -> pd.DataFrame:
 
 def _carried(marks: pd.DataFrame, ranges: Ranges, keys: list[str]) -> pd.DataFrame:
     """What layers' ranges carry, by keys."""
-    mine = marks[(marks["category"] == Category.MEMORY.value) & marks["payload"].notna()]
+    bytes_ = marks["payload"].notna() & (marks["payload"] < _MOST_BYTES)
+    mine = marks[(marks["category"] == Category.MEMORY.value) & bytes_.fillna(False)]
     inner = ranges.nesting.innermost(mine["tid"].to_numpy(), mine["time_ns"].to_numpy())
     owner = np.append(ranges.layer_range, NONE)[inner]
     told = owner >= 0

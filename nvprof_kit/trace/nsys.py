@@ -181,5 +181,5 @@ def _session_ns(db: Database) -> int:
     """The session's end on its own clock, which began with the program; its length, where that is a clock time."""
     if not db.has("ANALYSIS_DETAILS", "duration", "stopTime"):
         return 0
-    lengths = db.rows("SELECT coalesce(max(duration), 0), coalesce(max(stopTime), 0) FROM ANALYSIS_DETAILS")[0]
-    return max(int(length) for length in lengths if length < _DAY_NS)
+    lengths = db.rows("SELECT max(CAST(duration AS INTEGER)), max(CAST(stopTime AS INTEGER)) FROM ANALYSIS_DETAILS")[0]
+    return max((length for length in lengths if length is not None and length < _DAY_NS), default=0)

@@ -15,6 +15,8 @@ Columns = dict[str, Any]
 
 _EVENTS = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 _MARK = 34
+_MOST_BYTES = 1 << 50
+"""No machine has as many."""
 _KINDS = ("pageable", "pinned", "device", "array", "managed", "static", "managed static", "unknown")
 """By the numbers of ENUM_CUDA_MEM_KIND."""
 
@@ -41,6 +43,9 @@ def read_allocations(db: Database) -> Columns:
         null_safe(db, _EVENTS, "correlationId", "correlation"),
     ]
     read = db.columns(f"SELECT {', '.join(items)} FROM {_EVENTS}")
+    most = int(read["bytes"].max(initial=0))
+    if most > _MOST_BYTES:
+        raise db.broken(f"an allocation of {most} bytes")
     tid, call = _calls(db, read["pid"], read["correlation"])
     return {
         "time_ns": read["time"],

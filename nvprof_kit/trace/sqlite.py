@@ -54,18 +54,19 @@ class Database:
         try:
             self._small = sqlite3.connect(self._uri, uri=True, check_same_thread=False)
         except sqlite3.Error as error:
-            raise self._broken(error) from None
+            raise self.broken(error) from None
         try:
             tables = [name for (name,) in self._small.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             self.tables: Mapping[str, frozenset[str]] = {table: self._columns(table) for table in tables}
         except (sqlite3.Error, UnicodeDecodeError) as error:
             self.close()
-            raise self._broken(error) from None
+            raise self.broken(error) from None
 
     def _columns(self, table: str) -> frozenset[str]:
         return frozenset(row[1] for row in self._small.execute(f'PRAGMA table_info("{table}")'))
 
-    def _broken(self, error: Exception | str) -> CaptureError:
+    def broken(self, error: Exception | str) -> CaptureError:
+        """The error that says what is wrong with the file."""
         what = str(error).partition("\n")[0]  # the driver adds the query
         return CaptureError(
             f"{self._named}: not a whole SQLite file ({what}); copy it again, or export the .nsys-rep again"
@@ -84,7 +85,7 @@ class Database:
         try:
             return self._small.execute(sql).fetchall()
         except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise self._broken(error) from None
+            raise self.broken(error) from None
 
     def columns(
         self, sql: str, *, missing: int = -1, texts: Collection[str] = (), needed: Collection[str] = ()
@@ -109,10 +110,10 @@ class Database:
                 _fetch(connection, f"PRAGMA mmap_size = {_MAP_BYTES}")
                 table = _fetch(connection, sql)
         except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError) as error:
-            raise self._broken(error) from None
+            raise self.broken(error) from None
         for name in table.column_names:
             if wrong := _wrong(table.column(name), text=name in texts, needed=name in needed):
-                raise self._broken(f"{wrong} for {name}")
+                raise self.broken(f"{wrong} for {name}")
         return {name: _as_numpy(table.column(name), "" if name in texts else missing) for name in table.column_names}
 
     def close(self) -> None:

@@ -118,6 +118,14 @@ def test_cuda_s_own_allocations_belong_to_the_layer_that_called(tmp_path: Path) 
     assert memory.doubts == ()
 
 
+def test_more_bytes_than_a_machine_has_are_refused(tmp_path: Path) -> None:
+    file = two_steps(NsysFile(tmp_path / "a.sqlite"))
+    events = Allocations()
+    events.add(125, 2**63 - 1, file.call("cudaMalloc_v3020", 122, 126))
+    with pytest.raises(CaptureError, match="an allocation of 9223372036854775807 bytes"):
+        table(events.into(file.write()))
+
+
 def test_the_tree_holds_what_is_in_it(tmp_path: Path) -> None:
     file = two_steps(NsysFile(tmp_path / "a.sqlite"))
     events = Allocations()
@@ -146,6 +154,7 @@ def test_marks_outside_every_layer_and_without_bytes_are_harmless(tmp_path: Path
     carry(file, (3000, 5), (3001, 6))
     file.range_("allocated at begin", 105, None, category="memory", style=34)
     file.range_("something else", 106, None, category="memory", payload=1 << 62, style=34)
+    file.range_("allocated at end", 107, None, category="memory", payload=(1 << 63) - 1, style=34)
     assert numbers(table(file.write()), "memory_begin_bytes")["model.layers.0", "forward"] == (1100,)
 
 

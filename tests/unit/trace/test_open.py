@@ -208,6 +208,12 @@ def test_tables_that_hold_what_they_should_not(tmp_path: Path, sql: str, found: 
     assert found in refusal(path)
 
 
+def test_a_length_of_the_session_that_is_no_number(tmp_path: Path) -> None:
+    file = small(tmp_path / "a.sqlite")
+    file.rows["ANALYSIS_DETAILS"] = [{"duration": "abc", "stopTime": 500}]
+    assert open_capture(file.write()).info.session_ns == 500
+
+
 def test_the_message_names_the_packed_file(tmp_path: Path) -> None:
     plain = small(tmp_path / "a.sqlite").write()
     packed = tmp_path / "packed.sqlite.xz"
