@@ -14,7 +14,7 @@ from nvprof_kit.report.layers import LayersView, heading, layers_report, time_na
 from nvprof_kit.report.layers_by_step import steps_table
 from nvprof_kit.report.plots import PALETTE
 from nvprof_kit.report.terminal import table
-from nvprof_kit.report.units import Milliseconds, count_per_step, mib
+from nvprof_kit.report.units import Milliseconds, count_per_step, counted, mib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,7 +97,7 @@ def time_figure(profile: LayerProfile) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     if len(blocks):
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False, fontsize=11)
-    gpus = f" on {profile.layers.info.gpus[0]}" if profile.layers.info.gpus else ""
+    gpus = f" on {counted(profile.layers.info.gpus)}" if profile.layers.info.gpus else ""
     figure.suptitle(f"{heading(time_name(profile.layers))} of each layer{gpus}, all phases", fontsize=15)
     return figure
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nvprof_kit.names import NO_LAYER
 from nvprof_kit.report.layers import heading, time_name
 from nvprof_kit.report.plots import PHASE_COLOURS
-from nvprof_kit.report.units import percent
+from nvprof_kit.report.units import counted, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ def layers_figure(result: LayersResult, depth: int | None = None) -> Figure:
     axes = figure.add_subplot()
     _draw(axes, bars, steps)
     axes.set_xlabel(f"{heading(time_name(result))}, ms{' per step' if steps > 1 else ''}", fontsize=13)
-    gpu = f" on {result.info.gpus[0]}" if result.info.gpus else ""
+    gpu = f" on {counted(result.info.gpus)}" if result.info.gpus else ""
     figure.suptitle(f"{heading(time_name(result))} by layer{gpu}", fontsize=15)
     return figure
 

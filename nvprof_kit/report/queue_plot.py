@@ -55,7 +55,8 @@ def queue_figure(result: BreakdownResult) -> Figure:
         one.tick_params(labelsize=11)
         one.spines[["top", "right"]].set_visible(False)
     step = result.steps["step"].iloc[result.critical_window]
-    where = f" on {result.info.gpus[0]}" if result.info.gpus else ""
+    names = dict(zip(sorted(set(result.steps["device"])), result.info.gpus, strict=False))
+    where = f" on {names.get(window['device'], result.info.gpus[0])}" if result.info.gpus else ""
     figure.suptitle(f"Queue of launched operations, {_named(step)}{where}", fontsize=15)
     return figure
 

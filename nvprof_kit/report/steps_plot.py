@@ -8,6 +8,7 @@ import numpy as np
 
 from nvprof_kit.report.layers import heading, time_name
 from nvprof_kit.report.plots import PHASE_COLOURS
+from nvprof_kit.report.units import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +50,7 @@ def steps_figure(result: LayersResult, lengths: pd.DataFrame) -> Figure:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, frameon=False, fontsize=12)
-    gpu = f" on {result.info.gpus[0]}" if result.info.gpus else ""
+    gpu = f" on {counted(result.info.gpus)}" if result.info.gpus else ""
     figure.suptitle(f"Time per step{gpu}", fontsize=15)
     return figure
 

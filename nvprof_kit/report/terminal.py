@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable
 from typing import TextIO
 
@@ -15,6 +14,7 @@ from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
+from nvprof_kit.report.units import counted
 from nvprof_kit.trace.schema import CaptureInfo
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -123,10 +123,9 @@ def capture_line(info: CaptureInfo, steps: int) -> Text:
 
 def capture_facts(info: CaptureInfo, steps: int) -> list[str]:
     """What made a capture and where: tool, GPUs, processes and steps."""
-    gpus = [f"{count} x {name}" if count > 1 else name for name, count in Counter(info.gpus).items()]
     facts = [
         info.tool,
-        ", ".join(gpus) if info.on_gpu else "no GPU",
+        counted(info.gpus) if info.on_gpu else "no GPU",
         f"{info.processes} processes" if info.processes > 1 else "",
         f"{steps or 'no'} step{'s' * (steps != 1)}",
     ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from nvprof_kit.report.plots import PHASE_COLOURS
 from nvprof_kit.report.report_timeline import lane_label
-from nvprof_kit.report.units import percent
+from nvprof_kit.report.units import counted, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +63,7 @@ def timeline_figure(shown: Timeline, gpus: Sequence[str] = (), depth: int | None
     axes.spines[["top", "right", "left"]].set_visible(False)
     _legend(axes, bands)
     step = f"Step {shown.step}" if shown.step is not None else "The capture"
-    figure.suptitle(f"{step} in time{f' on {gpus[0]}' if gpus else ''}", fontsize=15)
+    figure.suptitle(f"{step} in time{f' on {counted(gpus)}' if gpus else ''}", fontsize=15)
     return figure
 
 

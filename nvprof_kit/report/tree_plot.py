@@ -8,6 +8,7 @@ from nvprof_kit.names import NO_LAYER
 from nvprof_kit.report.layers import heading, time_name
 from nvprof_kit.report.plots import PHASE_COLOURS
 from nvprof_kit.report.timeline_plot import last_words
+from nvprof_kit.report.units import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +63,7 @@ def tree_figure(result: LayersResult, depth: int | None = None) -> Figure:
     present = [phase for phase in PHASE_COLOURS if any(box.times[phase] for box in boxes)]
     marks = [Patch(color=PHASE_COLOURS[phase], label=phase) for phase in present]
     axes.legend(handles=marks, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False, fontsize=12)
-    gpu = f" on {result.info.gpus[0]}" if result.info.gpus else ""
+    gpu = f" on {counted(result.info.gpus)}" if result.info.gpus else ""
     figure.suptitle(f"{heading(time_name(result))} by part of the model{gpu}", fontsize=15)
     return figure
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _NS_PER_MS = 1_000_000
@@ -64,3 +65,8 @@ def percents(parts: Sequence[int]) -> list[str]:
     return [
         "<0.1 %" if part and not tenth else percent(tenth / 1000) for part, tenth in zip(parts, tenths, strict=True)
     ]
+
+
+def counted(names: Iterable[str]) -> str:
+    """Names with how often each occurs: ``2 x NVIDIA H100, NVIDIA A100``."""
+    return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in Counter(names).items())

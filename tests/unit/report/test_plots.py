@@ -50,6 +50,11 @@ def test_bands_of_a_timeline(shown: Timeline) -> None:
     ]
 
 
+def test_a_title_names_every_gpu(shown: Timeline) -> None:
+    figure = timeline_figure(shown, ("NVIDIA H100", "NVIDIA H100", "NVIDIA A100"))
+    assert figure.get_suptitle() == "The capture in time on 2 x NVIDIA H100, NVIDIA A100"
+
+
 def test_a_step_is_drawn_from_its_begin_to_its_end(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 1", 0, 100, category="step", payload=1)
