@@ -14,6 +14,9 @@ from .loop import phase, step
 from .scope import Scope
 from .uncompiled import leave_to_python
 
+_TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+"""Arguments that hold a call's tokens, by the names of transformers."""
+
 PhaseOf = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
 """Tells the phase of a call from its positional and keyword arguments."""
 
@@ -85,7 +88,10 @@ class generation:
 
 
 def prefill_or_decode(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """``prefill`` for a call with more than one token a sequence (``(batch, tokens, …)``), ``decode`` for any other."""
-    tokens = kwargs.get("input_ids", kwargs.get("inputs_embeds", args[0] if args else None))
+    """``prefill`` for a call with more than one token a sequence (``(batch, tokens, …)``), ``decode`` for any other; of
+    an encoder-decoder, the decoder's tokens count.
+    """
+    given = (kwargs.get(name) for name in _TOKENS)
+    tokens = next((value for value in given if value is not None), args[0] if args else None)
     several = isinstance(tokens, torch.Tensor) and tokens.dim() > 1 and tokens.shape[1] > 1
     return "prefill" if several else "decode"

@@ -45,6 +45,28 @@ def test_generate_gives_a_prefill_and_decode_steps(sink, llama, cache: str) -> N
     assert sum("backward" in line or "recompute" in line for line in sink.lines) == 0
 
 
+def test_a_prompt_of_embeddings_is_a_prefill(sink, llama) -> None:
+    embeddings = llama.get_input_embeddings()(torch.randint(0, 50, (1, 7)))
+    with annotate_model(llama), generation(llama):
+        llama.generate(inputs_embeds=embeddings.detach(), max_new_tokens=2, do_sample=False)
+    assert [line for line in top(sink) if "Llama" not in line] == ["step 0", "  prefill", "step 1", "  decode"]
+
+
+@pytest.mark.parametrize(("prompt", "first"), [([[0, 5, 6]], "prefill"), ([[0]], "decode")])
+def test_of_an_encoder_decoder_the_decoders_prompt_counts(sink, prompt: list[list[int]], first: str) -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(
+        T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0)
+    ).eval()
+    with generation(model):
+        model.generate(
+            torch.ones(1, 9).long(), decoder_input_ids=torch.tensor(prompt), max_new_tokens=2, min_new_tokens=2
+        )
+    assert [line for line in sink.lines if "step" not in line] == [f"  {first}", "  decode"]
+
+
 def test_a_scheduler_that_batches_tells_its_own_phases(sink, llama) -> None:
     waves = [("mixed", torch.zeros(1, 9, dtype=torch.long)), ("decode", torch.zeros(4, 1, dtype=torch.long))]
     names = iter([name for name, _ in waves])
