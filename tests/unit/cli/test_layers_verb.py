@@ -85,8 +85,9 @@ def test_several_captures_table_after_table(capture: str, capsys: pytest.Capture
 
 @pytest.mark.parametrize("suffix", ["csv", "json", "md", "txt"])
 def test_the_file_holds_what_stdout_would(
-    suffix: str, capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    suffix: str, capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # the width of stdout alone
     form = "table" if suffix == "txt" else suffix
     printed = answer(capsys, capture, "--format", form)
     path = tmp_path / f"out.{suffix}"
