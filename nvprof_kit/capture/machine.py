@@ -225,7 +225,7 @@ def _program(command: Sequence[str], run: Run) -> Program:
     script = next((word for word in command if word.endswith(".py")), None)
     source = _text(Path(script)) if script else ""
     python = next((word for word in command if _PYTHON.fullmatch(Path(word).name)), None) or _shebang(command[0])
-    missing = () if shutil.which(command[0]) else (command[0],)
+    missing: tuple[str, ...] = () if shutil.which(command[0]) else (command[0],)
     if script and script != command[0] and not Path(script).exists():
         missing += (script,)
     if python is None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from nvprof_kit.cli.kernel_rules import kernel_rules, read_kernel_rules
 from nvprof_kit.cli.opening import opened
 from nvprof_kit.cli.output import Reading, reading_into
 from nvprof_kit.cli.progress import progress
@@ -15,6 +17,7 @@ from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
     from nvprof_kit.analysis.flops import FlopsResult
+    from nvprof_kit.analysis.kernel_classes import Rule
     from nvprof_kit.analysis.rules import Rules
     from nvprof_kit.report.report_data import Sheet
     from nvprof_kit.trace.schema import Trace
@@ -34,7 +37,10 @@ MANY_OPERATIONS = 200_000
     help=f"Look for what to do about it; default: in a capture of up to {MANY_OPERATIONS:,} operations.",
 )
 @rules_option
-def report(asked: Reading, step: int | None, findings: bool | None, rules: Rules | None) -> None:
+@kernel_rules
+def report(
+    asked: Reading, *, step: int | None, findings: bool | None, rules: Rules | None, rules_path: Path | None
+) -> None:
     """One self-contained page: what to do, layers, timeline of a step, time per step, doubts, to open in a browser.
 
     With several CAPTUREs the page holds each and compares them with the first. FILE ends in .html. The page loads
@@ -43,13 +49,14 @@ def report(asked: Reading, step: int | None, findings: bool | None, rules: Rules
     from nvprof_kit.analysis.advise import OPTIONAL
     from nvprof_kit.trace.schema import MEMORY_TABLES
 
+    kernels = read_kernel_rules(rules_path)
     with progress() as say:
         sheets = []
         for capture in asked.captures:
             say(f"reading {capture}")
             trace = opened(capture, asked.domain, rules, (*OPTIONAL, *MEMORY_TABLES))
             say(f"analysing {capture}: {len(trace.ops):,} operations")
-            sheets.append(_sheet(trace, step, findings))
+            sheets.append(_sheet(trace, step, findings, kernels))
         from nvprof_kit.report.report_page import report_page
 
         say("writing the page")
@@ -57,12 +64,12 @@ def report(asked: Reading, step: int | None, findings: bool | None, rules: Rules
     asked.output.write(made)
 
 
-def _sheet(trace: Trace, step: int | None, findings: bool | None) -> Sheet:
+def _sheet(trace: Trace, step: int | None, findings: bool | None, kernels: tuple[Rule, ...]) -> Sheet:
     from nvprof_kit.analysis.advise import advise
     from nvprof_kit.report.report_data import sheet_of
 
     wanted = trace.info.on_gpu and (len(trace.ops) <= MANY_OPERATIONS if findings is None else findings)
-    sheet = sheet_of(trace, step, advise(trace) if wanted else None)
+    sheet = sheet_of(trace, step, advise(trace, kernels) if wanted else None, kernels)
     return replace(sheet, flops=_flops(trace))
 
 

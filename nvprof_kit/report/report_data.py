@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvprof_kit.analysis.attribution import Attribution, attribute
-from nvprof_kit.analysis.intervals import exact_sums
-from nvprof_kit.analysis.kernel_classes import CLASSES, classify
+from nvprof_kit.analysis.kernel_classes import Rule
 from nvprof_kit.analysis.layer_memory import layer_memory, memory_tree, tells_memory
 from nvprof_kit.analysis.layers import LayersOptions, layers
 from nvprof_kit.analysis.nesting import Int64Array
@@ -19,6 +18,7 @@ from nvprof_kit.analysis.steps import occurrences, require_step, slowest_step, s
 from nvprof_kit.analysis.timeline import timeline
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 from nvprof_kit.report.layers import heading, time_name
+from nvprof_kit.report.report_classes import ClassTimes, class_times
 from nvprof_kit.report.units import Milliseconds, percent
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Sheet:
         layers: The per-layer table by step.
         steps: Lengths of the steps (`nvprof_kit.analysis.steps.step_times`).
         timelines: Steps to show in time, each with its title.
-        classes: Time by class of kernel: class, gpu_ns; None where there is none.
+        classes: Time by class of kernel; None where there is none.
         findings: What to do about it, the weightiest first.
         memory: The memory of each row of the tree (`nvprof_kit.analysis.layer_memory.memory_tree`); None where the
             capture tells nothing of it.
@@ -58,7 +58,7 @@ class Sheet:
     layers: LayersResult
     steps: pd.DataFrame
     timelines: Sequence[tuple[str, Timeline]] = ()
-    classes: pd.DataFrame | None = None
+    classes: ClassTimes | None = None
     findings: Sequence[Finding] = ()
     memory: pd.DataFrame | None = None
     flops: FlopsResult | None = None
@@ -215,7 +215,9 @@ def short_text(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text):,} characters)"
 
 
-def sheet_of(trace: Trace, step: int | None = None, found: AdviseResult | None = None) -> Sheet:
+def sheet_of(
+    trace: Trace, step: int | None = None, found: AdviseResult | None = None, own_rules: tuple[Rule, ...] = ()
+) -> Sheet:
     """Everything the page shows of a capture.
 
     Args:
@@ -223,6 +225,7 @@ def sheet_of(trace: Trace, step: int | None = None, found: AdviseResult | None =
             `nvprof_kit.trace.schema.MEMORY_TABLES` if the memory is to be shown.
         step: The step to show in time, None for the typical one, the slowest, and those that findings point to.
         found: What to do about it, None where nobody looked.
+        own_rules: Rules for kernel classes, asked before the package's.
 
     Raises:
         UsageError: The capture has no such step.
@@ -237,7 +240,7 @@ def sheet_of(trace: Trace, step: int | None = None, found: AdviseResult | None =
         layers=result,
         steps=times,
         timelines=timelines,
-        classes=classes_of(trace),
+        classes=class_times(trace, own_rules),
         findings=[] if found is None else _findings(found, result, [shown for _, shown in timelines]),
         memory=memory_tree(layer_memory(trace, owned), result.tree) if tells_memory(trace) else None,
     )
@@ -292,15 +295,3 @@ def _chosen_steps(
         if len(titles) < MAX_TIMELINES:
             titles.setdefault(one, f"step {one}, of a finding")
     return [(title, one) for one, title in titles.items()]
-
-
-def classes_of(trace: Trace) -> pd.DataFrame | None:
-    """Time by class of kernel: class, gpu_ns; None where the capture has no kernels."""
-    import pandas as pd
-
-    if not trace.info.on_gpu:
-        return None
-    length = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
-    sums = exact_sums(classify(trace.ops).code.astype(np.int64), length, len(CLASSES))
-    by_class: pd.DataFrame = pd.DataFrame({"class": list(CLASSES), "gpu_ns": sums})
-    return by_class

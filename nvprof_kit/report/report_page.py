@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit.report.layers import MEMORY_COLUMNS, LayersView, layers_lines, time_name, total_line
+from nvprof_kit.report.report_classes import class_bars
 from nvprof_kit.report.report_data import (
     PHASES,
     Change,
@@ -102,7 +103,8 @@ def _shown(sheet: Sheet) -> dict[str, Any]:
         "timelines": [title for title, _ in sheet.timelines],
         "timeline_title": "One step in time" if steps else "The capture in time",
         "has_steps": steps > 0,
-        "classes": _classes(sheet),
+        "classes": class_bars(sheet.classes, sheet.layers.summary.steps),
+        "unmatched": [] if sheet.classes is None else sheet.classes.doubts,
     }
 
 
@@ -208,15 +210,3 @@ def _change_cells(change: Change) -> list[dict[str, Any]]:
     mark = "" if part is None or abs(part) < MARKED_CHANGE else "worse" if part > 0 else "better"
     cells.append(_cell(f"{difference / 1e6:+,.3f}", difference, mark=mark))
     return [*cells, _cell("" if part is None else f"{100 * part:+.1f} %", part, mark=mark)]
-
-
-def _classes(sheet: Sheet) -> list[dict[str, Any]]:
-    if sheet.classes is None:
-        return []
-    rows = sheet.classes[sheet.classes["gpu_ns"] > 0].sort_values("gpu_ns", ascending=False, kind="stable")
-    whole, steps = max(int(rows["gpu_ns"].sum()), 1), max(sheet.layers.summary.steps, 1)
-    ms, longest = Milliseconds.for_total(whole, steps), max(int(rows["gpu_ns"].max()) if len(rows) else 1, 1)
-    return [
-        {"name": name, "time": ms(ns), "percent": percent(ns / whole), "width": f"{100 * ns / longest:.2f}"}
-        for name, ns in zip(rows["class"].tolist(), rows["gpu_ns"].tolist(), strict=True)
-    ]

@@ -16,6 +16,7 @@ from nvprof_kit.analysis import evidence as analysed
 from nvprof_kit.analysis.advise import OPTIONAL, AdviseResult, advise
 from nvprof_kit.cli import main
 from nvprof_kit.errors import UsageError
+from nvprof_kit.report.report_classes import ClassTimes
 from nvprof_kit.report.report_data import (
     MAX_TEXT,
     Finding,
@@ -187,13 +188,29 @@ def test_long_names_say_how_long_they_were() -> None:
 def test_the_page_is_one_file_whose_own_script_alone_may_run(sheet: Sheet) -> None:
     evil = "</script><script>alert(1)</script>"
     finding = Finding(evil, detail='"><img>', saving="3 ms", layer="model.layers.0", window=(12, 34))
-    page = report_page([replace(sheet, findings=[finding], classes=pd.DataFrame({"class": [evil], "gpu_ns": [5]}))])
+    page = report_page([replace(sheet, findings=[finding], classes=ClassTimes({evil: 5}, (evil,)))])
     text = page.decode()
     assert re.findall("<script[^>]*>", text) == ['<script type="application/json" id="data">', "<script>"]
     assert "default-src 'none'" in text and "script-src 'sha256-" in text
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//|@import|url\(""", text)
     assert 'href="#c0/time/12-34"' in text and 'href="#c0/layer/model.layers.0"' in text
     assert "! nsys" not in text and "nsys dropped 3 events; record less at once" in text
+
+
+def test_kernels_that_no_rule_matched_are_told_below_their_class(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 0", 0, 900, category="step", payload=0)
+    file.kernel(1000, 1300, launched=(30, 31), name="ampere_sgemm")
+    file.kernel(1400, 1500, launched=(40, 41), name="frobnicate")
+    capture, page, own = str(file.write()), tmp_path / "page.html", tmp_path / "own.toml"
+    with pytest.raises(SystemExit, match="0"):
+        main(["report", capture, "-o", str(page)])
+    assert "1 kernel names, 25.0 % of the GPU time, matched no class rule" in page.read_text("utf-8")
+    own.write_text('[[rule]]\nname = "own"\nclass = "softmax"\nmatch = "frob"\n')
+    with pytest.raises(SystemExit, match="0"):
+        main(["report", capture, "-o", str(page), "--kernel-rules", str(own)])
+    text = page.read_text("utf-8")
+    assert "matched no class rule" not in text and '<th scope="row">softmax</th>' in text
 
 
 def test_without_a_gpu_nothing_is_called_one(tmp_path: Path) -> None:
