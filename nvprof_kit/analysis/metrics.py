@@ -109,6 +109,14 @@ class _Samples(NamedTuple):
     end: Int64Array
     values: dict[str, Floats]
 
+    def met_by(self, begins: Int64Array, ends: Int64Array) -> _Samples:
+        """Those whose intervals meet some of these, which are apart from one another and in order."""
+        first = np.maximum(np.searchsorted(self.begin, begins, side="right") - 1, 0)
+        counts = np.maximum(np.searchsorted(self.begin, ends, side="left") - first, 0)
+        shift = first - (np.cumsum(counts) - counts)
+        which = np.unique(np.arange(counts.sum()) + np.repeat(shift, counts))
+        return _Samples(self.begin[which], self.end[which], {name: of[which] for name, of in self.values.items()})
+
 
 def metrics(trace: Trace, options: MetricsOptions | None = None) -> MetricsResult:
     """GPU metrics of each layer.
@@ -207,7 +215,7 @@ def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Sam
         busy += int((ends - begins).sum())
         if one not in by_device:
             continue
-        samples = by_device[one]
+        samples = by_device[one].met_by(begins, ends)
         overlap = _overlap(begins, ends, samples.begin, samples.end)
         length = np.maximum(samples.end - samples.begin, 1)
         count += float((overlap / length).sum())

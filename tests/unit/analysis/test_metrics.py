@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from support.nsys_file import NsysFile
 
 from nvprof_kit.analysis.layers import layers
-from nvprof_kit.analysis.metrics import COLUMNS, MetricsOptions, MetricsResult, _busy_until, _union, metrics
+from nvprof_kit.analysis.metrics import (
+    COLUMNS,
+    MetricsOptions,
+    MetricsResult,
+    _busy_until,
+    _Samples,
+    _union,
+    metrics,
+)
 from nvprof_kit.cli import main
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.report.metrics import metrics_lines
@@ -121,6 +129,19 @@ def test_busy_time_until_a_moment(intervals: list[tuple[int, int]], moment: int)
     begins, ends = _union(start, end)
     assert (ends - begins).sum() == len(busy)
     assert _busy_until(begins, ends, np.array([moment]))[0] == sum(tick < moment for tick in busy)
+
+
+@given(intervals=_INTERVALS, steps=st.lists(st.integers(1, 20), min_size=1, max_size=8))
+def test_the_samples_that_intervals_meet_hold_all_of_their_time(
+    intervals: list[tuple[int, int]], steps: list[int]
+) -> None:
+    begins, ends = _union(np.array([begin for begin, _ in intervals]), np.array([sum(one) for one in intervals]))
+    edges = np.cumsum([-3, *steps])
+    samples = _Samples(edges[:-1], edges[1:], {"sm_active_pct": np.arange(len(steps), dtype=float)})
+    met = samples.met_by(begins, ends)
+    shared = _busy_until(begins, ends, samples.end) - _busy_until(begins, ends, samples.begin)
+    assert set(np.flatnonzero(shared)) <= set(met.values["sm_active_pct"].astype(int))
+    assert (_busy_until(begins, ends, met.end) - _busy_until(begins, ends, met.begin)).sum() == shared.sum()
 
 
 def test_h200() -> None:
