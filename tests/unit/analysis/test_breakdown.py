@@ -271,7 +271,6 @@ MOMENT = st.integers(0, 400)
 )
 @settings(
     max_examples=25,
-    deadline=None,
     phases=(Phase.generate,),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -171,7 +171,7 @@ def test_marks_outside_every_layer_and_without_bytes_are_harmless(tmp_path: Path
     ),
     by_step=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_nothing_that_cuda_handed_out_is_lost(
     tmp_path_factory: pytest.TempPathFactory, ranges: list[Any], events: list[Any], by_step: bool
 ) -> None:

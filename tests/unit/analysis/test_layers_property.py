@@ -54,7 +54,7 @@ launches = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.dictionaries(threads, trees(), min_size=1, max_size=4), launches)
 def test_any_capture(
     by_thread: dict[tuple[int, int], list[object]], launched: list[tuple[tuple[int, int], int, int, int, int]]
@@ -85,7 +85,7 @@ crossing = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(crossing, st.lists(st.tuples(st.integers(0, 130), st.integers(1, 9)), min_size=1, max_size=12))
 def test_ranges_that_cross(
     ranges: list[tuple[int, tuple[str, str], int, int]], launched: list[tuple[int, int]]

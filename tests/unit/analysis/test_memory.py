@@ -159,7 +159,7 @@ def test_without_history_the_segments_remain(tmp_path: Path) -> None:
     assert b"<svg" in encode(timeline_figure(result), "svg")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.booleans()), max_size=40), st.integers(0, 3))
 def test_nothing_is_lost(tmp_path_factory: pytest.TempPathFactory, actions: list, early: int) -> None:
     """At the peak, and at every moment, blocks by layer and what was before add up to the level."""

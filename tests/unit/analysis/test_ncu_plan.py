@@ -101,7 +101,7 @@ def test_block_of(layer: str, block: str) -> None:
     assert block_of(layer) == block
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     times=st.lists(st.integers(1, 50), min_size=1, max_size=9),
     owners=st.data(),
