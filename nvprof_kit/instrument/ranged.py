@@ -40,13 +40,15 @@ class Ranged:
         self.module = weakref.ref(module)
 
     def install(self, compiled: Compiled) -> list[Any]:
-        """Range the module's calls; returns the removable handles of the hooks."""
+        """Range the module's calls; returns the removable handles of the hooks.
+
+        Inside what is compiled, a module with hooks of the program's own gets none: the compiler has looked at those,
+        guards on their number, and would compile anew for one more.
+        """
         module = self.module()
-        return (
-            [hook for place in compiled.places(module) for hook in hook_module(place, self.calls)]
-            if module is not None
-            else []
-        )
+        if module is None or (module in compiled.inside and _has_hooks(module)):
+            return []
+        return [hook for place in compiled.places(module) for hook in hook_module(place, self.calls)]
 
 
 class Compiled:
@@ -93,6 +95,12 @@ def _runs_hooks(wrapper: Any) -> bool:
     """Whether a wrapper leaves the call of its module to Python and compiles the module's ``forward`` only."""
     call = getattr(wrapper.forward, "_torchdynamo_orig_callable", None)
     return getattr(call, "__self__", None) is wrapper._orig_mod
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    )
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -234,6 +234,36 @@ def test_generation_of_a_compiled_model(way, sink) -> None:
     ]
 
 
+def hook_forward(module: nn.Module) -> None:
+    module.register_forward_hook(lambda _module, _args, output: output * 1)
+
+
+def hook_before(module: nn.Module) -> None:
+    module.register_forward_pre_hook(lambda _module, args: None)
+
+
+@pytest.mark.parametrize("hook", [hook_forward, hook_before])
+@pytest.mark.parametrize("place", ["embed", "layers.1.norm", "layers.1"])
+@pytest.mark.parametrize("way", WAYS)
+def test_hooks_of_the_programs_own(way, place: str, hook, sink) -> None:
+    """The compiler guards on how many hooks a module has where it found any."""
+
+    def compiled_calls(annotated: bool) -> tuple[int, int, dict[str, int]]:
+        dynamo.reset()
+        counters.clear()
+        net = Net(blocks=3)
+        hook(net.get_submodule(place))
+        if annotated:
+            annotate_model(net)
+        model = way(net, backend="aot_eager")
+        for _ in range(3):
+            train(model)
+        return compiles()
+
+    assert compiled_calls(annotated=True) == compiled_calls(annotated=False)
+    assert sink.open_count() == 0
+
+
 def test_a_compiled_function_that_calls_the_model(sink) -> None:
     net = Net()
     handle = annotate_model(net)
