@@ -16,6 +16,7 @@ from . import state
 from .annotation import Annotation
 from .blocks import Part, children, descendants, find_blocks, is_list
 from .calls import Calls
+from .checkpointing import range_recomputes
 from .compiling import keep_out
 from .inductor import range_kernels
 from .kinds import class_name, unwrapped
@@ -101,6 +102,7 @@ class ModelAnnotation(Annotation):
 
     def _install(self, owner: Any) -> list[Any]:
         keep_out(self)
+        range_recomputes()
         compiled = Compiled(owner)
         self._warn_of_lost(compiled)
         return [hook for ranged in self._ranged.values() for hook in ranged.install(compiled)]

@@ -9,6 +9,7 @@ from torch.autograd import Variable
 
 from . import state
 from .backends import Backend
+from .checkpointing import range_recomputes
 from .ranges import OUTSIDE, Frame, Here, follow
 from .tensors import grad_nodes, plain
 from .uncompiled import uncompiled
@@ -73,3 +74,4 @@ def begin_task() -> None:
 
 
 follow(begin_task, grad_nodes, plain, torch.Tensor, torch.nn.Parameter)
+range_recomputes()
