@@ -10,6 +10,7 @@ import shutil
 import socket
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -53,7 +54,7 @@ def chrome_trace(folder: str | Path = "traces", mesh: Any = None) -> OnTraceRead
 
     def handle(trace: Path, window: Window) -> None:
         steps = str(window.first_step) + (f"-{window.last_step}" if window.last_step > window.first_step else "")
-        _place(trace, _folder(folder, mesh), f"trace_step_{steps}{_suffix(trace)}")
+        _keep(trace, folder, mesh, f"trace_step_{steps}{_suffix(trace)}")
 
     return handle
 
@@ -69,7 +70,7 @@ def tensorboard(folder: str | Path = "traces", mesh: Any = None) -> OnTraceReady
 
     def handle(trace: Path, _window: Window) -> None:
         name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace{_suffix(trace)}"
-        _place(trace, _folder(folder, mesh), name)
+        _keep(trace, folder, mesh, name)
 
     return handle
 
@@ -84,8 +85,11 @@ def together(*handlers: OnTraceReady) -> OnTraceReady:
     return handle
 
 
-def _folder(folder: str | Path, mesh: Any) -> Path:
-    return claim(Path(folder) / rank_folder(mesh))
+def _keep(trace: Path, folder: str | Path, mesh: Any, name: str) -> None:
+    try:
+        _place(trace, claim(Path(folder) / rank_folder(mesh)), name)
+    except OSError as error:  # a full disk, say: the program does not die of it
+        warnings.warn(f"{folder}: cannot keep {name} there ({error.strerror})", stacklevel=3)
 
 
 def _suffix(trace: Path) -> str:
@@ -97,8 +101,10 @@ def _place(trace: Path, folder: Path, name: str) -> None:
     partial = folder / f".{name}.{os.getpid()}"
     partial.unlink(missing_ok=True)
     try:
-        os.link(trace, partial)
-    except OSError:
-        shutil.copyfile(trace, partial)
-    partial.replace(folder / name)
-    partial.unlink(missing_ok=True)  # a rename between two names of one file does nothing
+        try:
+            os.link(trace, partial)
+        except OSError:
+            shutil.copyfile(trace, partial)
+        partial.replace(folder / name)
+    finally:
+        partial.unlink(missing_ok=True)  # a rename between two names of one file does nothing

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
+import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,3 +79,16 @@ def test_a_kept_trace_outlives_the_next_one(tmp_path: Path) -> None:
     keep(trace, Window(0, 2, 2))  # again, of the same file
     assert files(tmp_path) == ["trace_step_1.json.gz", "trace_step_2.json.gz"]
     assert (tmp_path / RANK / "trace_step_1.json.gz").read_text() == "1"
+
+
+@pytest.mark.parametrize("handler", [handlers.chrome_trace, handlers.tensorboard])
+def test_a_full_disk_ends_in_a_warning(handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "run.json").write_text("{}")
+    monkeypatch.setattr(os, "link", full)
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.warns(UserWarning, match="No space left on device"):
+        handler(tmp_path / "traces")(tmp_path / "run.json", Window(1, 1))
+    assert files(tmp_path / "traces") == []
