@@ -21,8 +21,8 @@ take() { # NAME PROGRAM [ARGUMENT]...
 }
 
 if [ $# -ge 3 ]; then names=("${@:3}"); else
-  names=(llama gpt2 encoder eager checkpoint checkpoint-reentrant graph graphed-callables compile-blocks compile-model
-    inductor-graphs generate)
+  names=(llama gpt2 encoder eager checkpoint checkpoint-reentrant checkpoint-inside graph graphed-callables
+    compile-blocks compile-model inductor-graphs generate)
 fi
 for name in "${names[@]}"; do
   case $name in

@@ -1,7 +1,7 @@
 """One Llama-shaped model trained in the ways people train it, so that each way can be compared with the eager one.
 
 python variants.py
-eager|checkpoint|checkpoint-reentrant|graph|graphed-callables|compile-blocks|compile-model|inductor-graphs|generate
+eager|checkpoint|checkpoint-reentrant|checkpoint-inside|graph|graphed-callables|compile-blocks|compile-model|inductor-graphs|generate
 python variants.py compile-blocks-parts|compile-model-parts|compile-graphs-parts
 
 The last three are annotated with ``compiled_parts=True``.
@@ -12,9 +12,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from train import VOCABULARY, Size, llama
 
 import nvprof_kit
@@ -72,6 +74,14 @@ def checkpointed(reentrant: bool) -> Callable[[nn.Module], nn.Module]:
         return model.train()
 
     return prepare
+
+
+def checkpointed_inside(model: nn.Module) -> nn.Module:
+    """Each block checkpoints all that it does, as those of transformers 5 do, instead of being called again."""
+    for block in model.model.layers:  # type: ignore[union-attr]
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    model.enable_input_require_grads()  # type: ignore[operator]
+    return model.train()
 
 
 def graph() -> None:
@@ -153,6 +163,7 @@ VARIANTS: dict[str, Callable[[], None]] = {
     "eager": eager,
     "checkpoint": lambda: eager(checkpointed(reentrant=False)),
     "checkpoint-reentrant": lambda: eager(checkpointed(reentrant=True)),
+    "checkpoint-inside": lambda: eager(checkpointed_inside),
     "graph": graph,
     "graphed-callables": graphed_callables,
     "compile-blocks": lambda: eager(compile_blocks),
