@@ -13,20 +13,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit.analysis.memory_labels import holder_table, read_labels, size_class, stack_texts
 from nvprof_kit.analysis.memory_segments import segment_table
 from nvprof_kit.analysis.memory_steps import step_table
 from nvprof_kit.analysis.memory_traffic import traffic_table
+from nvprof_kit.analysis.nesting import Int64Array
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
     from nvprof_kit.trace.snapshot import Snapshot
 
-Int64Array = npt.NDArray[np.int64]
 
 _RESERVING = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-Int64Array = npt.NDArray[np.int64]
+from nvprof_kit.analysis.nesting import Int64Array
 
 STEPS: Mapping[str, str] = MappingProxyType(
     {

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution import Attribution, attribute
 from nvprof_kit.analysis.layer_order import layer_parents, with_holders
-from nvprof_kit.analysis.nesting import NONE
+from nvprof_kit.analysis.nesting import NONE, Int64Array
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER
 from nvprof_kit.trace.schema import CaptureInfo, Trace
@@ -25,7 +25,6 @@ from nvprof_kit.trace.schema import CaptureInfo, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-Int64Array = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 METRICS: dict[str, tuple[str, ...]] = {

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from nvprof_kit.analysis.kernels import Kernels, Signature, read_kernels
 from nvprof_kit.analysis.layer_order import with_holders
 from nvprof_kit.analysis.ncu_invocations import choose_invocations, measured_by
+from nvprof_kit.analysis.nesting import Int64Array
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.names import NO_LAYER
 from nvprof_kit.trace.schema import CaptureInfo, Trace
@@ -23,7 +24,6 @@ from nvprof_kit.trace.schema import CaptureInfo, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-Int64Array = npt.NDArray[np.int64]
 
 COLUMNS = {
     "kernel": "the kernel's name",
