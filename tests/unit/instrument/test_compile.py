@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch._dynamo as dynamo
+from compiled_models import Stack, blocks_in_place, blocks_wrapped, whole
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -26,21 +27,9 @@ class Block(nn.Module):
         return x + self.linear(self.norm(x)).relu()
 
 
-class Net(nn.Module):
+class Net(Stack):
     def __init__(self, blocks: int = BLOCKS) -> None:
-        super().__init__()
-        self.embed = nn.Linear(4, 4)
-        self.layers = nn.ModuleList(Block() for _ in range(blocks))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.embed(x)
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-def whole(net: nn.Module, **options) -> nn.Module:
-    return torch.compile(net, **options)
+        super().__init__(nn.Linear(4, 4), (Block() for _ in range(blocks)))
 
 
 def whole_in_place(net: nn.Module, **options) -> nn.Module:
@@ -50,18 +39,6 @@ def whole_in_place(net: nn.Module, **options) -> nn.Module:
 
 def by_forward(net: nn.Module, **options) -> nn.Module:
     net.forward = torch.compile(net.forward, **options)
-    return net
-
-
-def blocks_in_place(net: nn.Module, **options) -> nn.Module:
-    for block in net.layers:
-        block.compile(**options)
-    return net
-
-
-def blocks_wrapped(net: nn.Module, **options) -> nn.Module:
-    for index, block in enumerate(net.layers):
-        net.layers[index] = torch.compile(block, **options)
     return net
 
 

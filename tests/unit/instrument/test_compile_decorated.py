@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch._dynamo as dynamo
+from compiled_models import blocks_in_place, blocks_wrapped, whole
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -73,29 +74,13 @@ def make_net(decorated: Callable[[type], type]) -> nn.Module:
     return Net()
 
 
-def whole(net: nn.Module, **options) -> nn.Module:
-    return torch.compile(net, **options)
-
-
-def in_place(net: nn.Module, **options) -> nn.Module:
-    for block in net.layers:
-        block.compile(**options)
-    return net
-
-
-def wrapped(net: nn.Module, **options) -> nn.Module:
-    for index, block in enumerate(net.layers):
-        net.layers[index] = torch.compile(block, **options)
-    return net
-
-
 def by_forward(net: nn.Module, **options) -> nn.Module:
     for block in net.layers:
         block.forward = torch.compile(block.forward, **options)
     return net
 
 
-WAYS = [whole, in_place, wrapped, by_forward]
+WAYS = [whole, blocks_in_place, blocks_wrapped, by_forward]
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +124,7 @@ def test_compiled_once_and_ranged_from_outside(way, decorated, fullgraph: bool, 
     state.activate(sink)
     sink.lines.clear()
     train(compiled)
-    inside = way is whole or (decorated is below_another_decorator and way is not in_place)
+    inside = way is whole or (decorated is below_another_decorator and way is not blocks_in_place)
     assert sink.lines == ([] if inside else ["block"] * BLOCKS + ["block backward"] * BLOCKS)
     state.deactivate()
     train(compiled)
@@ -174,7 +159,7 @@ def test_a_range_around_a_compiled_function(sink) -> None:
 
 
 def test_the_range_closes_when_compiled_code_raises(sink) -> None:
-    net = in_place(make_net(method), backend="aot_eager")
+    net = blocks_in_place(make_net(method), backend="aot_eager")
     with pytest.raises(Exception, match=r"shape|size|mat"):
         net.layers[0](torch.ones(2, 3))
     assert sink.open_count() == 0

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch._dynamo as dynamo
+from compiled_models import Stack
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
@@ -38,17 +39,9 @@ class Block(nn.Module):
         return x + self.mlp(self.norm(x))
 
 
-class Net(nn.Module):
+class Net(Stack):
     def __init__(self, blocks: int = 2) -> None:
-        super().__init__()
-        self.embed = nn.Linear(16, 16)
-        self.layers = nn.ModuleList(Block() for _ in range(blocks))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.embed(x)
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        super().__init__(nn.Linear(16, 16), (Block() for _ in range(blocks)))
 
 
 def whole(net: Net) -> nn.Module:
