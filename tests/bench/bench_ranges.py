@@ -18,7 +18,7 @@ import tempfile
 import time
 import timeit
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ from nvprof_kit.instrument import ranges, state
 from nvprof_kit.instrument.backends import nvtx_domain
 
 ROUNDS, CALLS, LAYERS = 405, 200, 20  # short rounds, so that few of them are interrupted
+STEPS, MODEL_ROUNDS = 10, 60
 ORDER = random.Random(0)
 TEXT = "model.layers.3.self_attn"
 
@@ -214,6 +215,77 @@ def modules() -> None:
     report("module, forward and backward, each of 20 layers", ranged - plain, least - empty + hooks - plain, LAYERS)
 
 
+def least_hooks(module: nn.Module) -> list[Any]:
+    """Hooks that push and pop a range around a module's forward and at the node of its output, and do nothing else."""
+
+    def before(_module: object, _args: object, _kwargs: object) -> None:
+        DOMAIN.push_range(ATTRIBUTES)
+
+    def after(_module: object, _args: object, outputs: Any) -> None:
+        DOMAIN.pop_range()
+        output = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+        if output.grad_fn is not None:
+            output.grad_fn.register_prehook(lambda _grads: pair())
+
+    return [
+        module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+        module.register_forward_hook(after, always_call=True),
+    ]
+
+
+def llama() -> None:
+    """A whole model, whose work between the ranges leaves nothing of them in the caches."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=12,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        use_cache=False,
+    )
+    torch.set_num_threads(1)  # others would wait for work in a busy loop
+    model, tokens = LlamaForCausalLM(config), torch.zeros(1, 4, dtype=torch.long)
+
+    def step() -> None:
+        model(input_ids=tokens, labels=tokens)[0].backward()
+        model.zero_grad()
+
+    def plain() -> float:
+        step()  # in which ranges get their names
+        begin = time.process_time()  # the threads of autograd included
+        for _ in range(STEPS):
+            step()
+        return (time.process_time() - begin) / STEPS * 1e9
+
+    def least() -> float:
+        hooks = [hook for module in ranged for hook in least_hooks(module)]
+        cost = plain()
+        for hook in hooks:
+            hook.remove()
+        return cost
+
+    def annotated() -> float:
+        with annotate_model(model):
+            return plain()
+
+    with annotate_model(model) as annotation:
+        ranged = [model if path == "LlamaForCausalLM" else model.get_submodule(path) for path in annotation.paths]
+    kinds: list[Callable[[], float]] = [plain, least, annotated]
+    seen: dict[str, list[float]] = {kind.__name__: [] for kind in kinds}
+    for _ in range(MODEL_ROUNDS):
+        ORDER.shuffle(kinds)
+        for kind in kinds:
+            seen[kind.__name__].append(kind())
+    bare, floor, cost = seen.values()
+    added = [
+        Cost(statistics.median(map(float.__sub__, times, bare)), min(times) - min(bare)) for times in (cost, floor)
+    ]
+    report(f"module of a Llama, each of {len(ranged)}, a training step", *added, len(ranged))
+
+
 def under(nsys: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         options = ["-t", "nvtx,osrt", "-s", "none", "--cpuctxsw=none", "-o", f"{folder}/report"]
@@ -227,6 +299,7 @@ def main() -> None:
         blocks()
         calls()
         modules()
+        llama()
         return
     print(f"ranges by {'the extension in C' if ranges.compiled else 'Python'}")
     idle()
