@@ -100,11 +100,11 @@ def counters(report: NcuReport) -> pd.DataFrame:
 def tensor_bases(names: Iterable[object]) -> list[str]:
     """The tensor cores' counters of operations among some metrics: one level of them, so that none counts twice.
 
-    Ampere and Hopper count by source type; newer ones by pipe and source type only. Splits by sparsity and, beside the
-    whole, by destination are left out.
+    By source type where that is there, else by pipe and source type. Splits by sparsity and, beside the
+    whole, by destination are left out, and what Blackwell samples besides (``_realtime``).
     """
     bases = {str(name).split(".")[0] for name in names}
-    bases = {base for base in bases if "sparsity" not in base}
+    bases = {base for base in bases if "sparsity" not in base and not base.endswith("_realtime")}
     for level in (_TENSOR, _TENSOR_BY_PIPE):
         found = sorted(base for base in bases if level.fullmatch(base))
         if found:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from nvprof_kit.analysis.roofline import Roofline
 
+_SAME = 1.02
 _LARGEST = 600.0  # square points of the dot of the kernel that takes most time
 
 
@@ -41,15 +42,27 @@ def _ceilings(axes: Axes, roofline: Roofline) -> None:
     points = roofline.points["intensity"]
     highest = max(roofline.peaks.values())
     span = np.array([points.min() / 4, max(points.max() * 4, 4 * highest / roofline.bandwidth)])
-    for name, peak in roofline.peaks.items():
+    for names, peak in _heights(roofline.peaks):
         knee = peak / roofline.bandwidth
         if knee < span[1]:
             axes.plot([max(knee, span[0]), span[1]], [peak, peak], color="#444444", linewidth=1.2)
-            axes.text(span[1], peak, f"{name} {peak / 1e12:,.0f} T/s ", ha="right", va="bottom", fontsize=10)
+            axes.text(span[1], peak, f"{names} {peak / 1e12:,.0f} T/s ", ha="right", va="bottom", fontsize=10)
     slope = np.array([span[0], highest / roofline.bandwidth])
     axes.plot(slope, slope * roofline.bandwidth, color="#444444", linewidth=1.2)
-    what = f"DRAM {roofline.bandwidth / 1e12:.1f} TB/s"
-    axes.text(slope[0], 1.5 * slope[0] * roofline.bandwidth, what, fontsize=10, va="bottom")
+    middle = float(np.sqrt(slope.prod()))
+    what = f"DRAM {roofline.bandwidth / 1e12:.1f} TB/s "
+    axes.text(middle, middle * roofline.bandwidth, what, ha="right", va="bottom", fontsize=10)
+
+
+def _heights(peaks: dict[str, float]) -> list[tuple[str, float]]:
+    """Ceilings with their names; the same height is one line with all their names."""
+    heights: list[tuple[str, float]] = []
+    for name, peak in sorted(peaks.items(), key=lambda one: one[1]):
+        if heights and peak < _SAME * heights[-1][1]:
+            heights[-1] = (f"{heights[-1][0]}, {name}", heights[-1][1])
+        else:
+            heights.append((name, peak))
+    return heights
 
 
 def _dots(axes: Axes, roofline: Roofline) -> None:

@@ -301,6 +301,42 @@ def test_roofline() -> None:
     assert (made.peaks, made.bandwidth) == ({"FP32": 32e9}, 6e9)
 
 
+TENSOR = "sm__ops_path_tensor_src_bf16_dst_fp32"
+SPLIT = "sm__ops_path_tensor_op_hgmma_src_bf16_dst_fp32_sparsity"
+
+
+@pytest.mark.parametrize(
+    ("more", "tensor"),
+    [
+        ({}, {"tensor bf16 to fp32": 8192e9}),  # as the report states it
+        ({f"{SPLIT}_off.sum.peak_sustained": 4096, f"{SPLIT}_on.sum": 0}, {"tensor bf16 to fp32": 4096e9}),
+        (
+            {f"{SPLIT}_off.sum.peak_sustained": 4096, f"{SPLIT}_on.sum": 7},
+            {"tensor bf16 to fp32": 4096e9, "tensor bf16 to fp32, sparse": 8192e9},
+        ),
+    ],
+)
+def test_ceilings_of_tensor_cores_are_dense(more: dict[str, float], tensor: dict[str, float]) -> None:
+    """Of the types that were used, here one of two; with sparsity only where a kernel used it."""
+    measured = report(
+        {
+            "ns": 1000,
+            "dram": 100,
+            f"{TENSOR}.sum": 200,
+            f"{TENSOR}.sum.peak_sustained": 8192,
+            "sm__ops_path_tensor_src_fp8.sum": 0,
+            "sm__ops_path_tensor_src_fp8.sum.peak_sustained": 16384,
+            "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained": 16,
+            "sm__sass_thread_inst_executed_op_dfma_pred_on.sum.peak_sustained": 8,
+            "dram__bytes.sum.peak_sustained": 2,
+            "sm__cycles_elapsed.avg.per_second": 1e9,
+            "dram__cycles_elapsed.avg.per_second": 3e9,
+            **more,
+        }
+    )
+    assert roofline(measured, ncu_layers(measured)).peaks == {"FP32": 32e9, **tensor}
+
+
 def test_roofline_without_operations() -> None:
     measured = report({"ns": 1000, "dram": 100})
     with pytest.raises(CaptureError, match=r"no kernel with both operations and bytes.*roofline\.sh"):
@@ -308,6 +344,30 @@ def test_roofline_without_operations() -> None:
 
 
 # ---------------------------------------------------------------- the H200
+
+
+@pytest.mark.parametrize("page", ["roofline-details-2025.3", "roofline-details-units-2025.3"])
+def test_the_pages_of_one_report_give_one_table(page: str) -> None:
+    """Raw, details in base units, and details in units that ncu chose row by row, to the two digits behind the point
+    that pages have.
+    """
+    raw = ncu_layers(open_ncu(DATA / "roofline-2025.3.csv.xz"))
+    details = ncu_layers(open_ncu(DATA / f"{page}.csv.xz"))
+    assert (raw.measured, details.measured, raw.doubts, details.doubts) == (38, 38, (), ())
+    # occupancy is on the raw page only, which names it in a reason
+    shared = [name for name in raw.rows if details.rows[name].notna().any() and name != "reason"]
+    assert {"compute_pct", "memory_pct", "dram_pct", "l2_pct", "dram_bytes", "flop", "tensor_flop"} < set(shared)
+    pd.testing.assert_frame_equal(raw.rows[shared], details.rows[shared], rtol=2e-3, check_dtype=False)
+
+
+def test_the_roofline_of_a_report() -> None:
+    """The ceilings of an H200 at the clocks it ran at: 132 SMs at 1.92 GHz, 4,096 dense bf16 operations a cycle each."""
+    report_ = open_ncu(DATA / "roofline-2025.3.csv.xz")
+    made = roofline(report_, ncu_layers(report_))
+    assert made.peaks == pytest.approx({"FP32": 64.8e12, "tensor bf16 to fp32": 1037e12}, rel=1e-3)
+    assert made.bandwidth == pytest.approx(4.8e12, rel=0.01)
+    products = made.points[made.points["kernel"].str.contains("nvjet")]
+    assert len(products) == 7 and (products["rate"] < 0.5 * made.peaks["tensor bf16 to fp32"]).all()
 
 
 def test_first_launches_alone_cover_what_their_role_does() -> None:

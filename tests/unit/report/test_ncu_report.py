@@ -110,8 +110,14 @@ def test_roofline_figure_holds_every_dot_and_ceiling() -> None:
             "rate": [1e14, 1e12, 2e12],
         }
     )
-    figure = roofline_figure(Roofline(points, {"FP32": 6e13, "tensor bf16": 9e14}, 4.8e12, "a.csv"))
+    figure = roofline_figure(
+        Roofline(points, {"FP32": 6e13, "tensor bf16": 9e14, "tensor fp16": 9e14}, 4.8e12, "a.csv")
+    )
     (axes,) = figure.axes
     assert [len(dots.get_offsets()) for dots in axes.collections] == [1, 1, 1]
-    assert [text.get_text().strip() for text in axes.texts] == ["FP32 60 T/s", "tensor bf16 900 T/s", "DRAM 4.8 TB/s"]
+    assert [text.get_text().strip() for text in axes.texts] == [
+        "FP32 60 T/s",
+        "tensor bf16, tensor fp16 900 T/s",
+        "DRAM 4.8 TB/s",
+    ]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["forward", "backward", "other"]
