@@ -128,7 +128,8 @@ supervise() { # WORD...
   NVPROF_KIT_RUN=$$.$(date +%s%N)
   export NVPROF_KIT_RUN
   set -m # a process group of its own: Ctrl-C comes to this script only
-  if [ -t 0 ]; then "$@" </dev/null & else "$@" <&0 & fi
+  # 3 may be a log of the recipe's, which would not end while the program's children have it open
+  if [ -t 0 ]; then "$@" </dev/null 3>&- & else "$@" <&0 3>&- & fi
   child=$!
   set +m
   # shellcheck disable=SC2064  # the child's number as it is now

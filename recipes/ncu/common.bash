@@ -169,7 +169,7 @@ choose_measurements() {
 }
 
 measure() { # FILTER... -- PROGRAM...
-  local filter=() command import name joined stage
+  local filter=() command import name stage log refused
   while [ "$1" != -- ]; do filter+=("$1"); shift; done
   shift
   [ $# -gt 0 ] || fail 2 "no program to run; needed: $me [OPTION]... -- python train.py"
@@ -177,14 +177,7 @@ measure() { # FILTER... -- PROGRAM...
   choose_measurements
   stage=$(stage_of "$output")
   name=$stage/${output##*/}
-  command=("$ncu" --target-processes all --nvtx "--replay-mode=$replay" "--clock-control=$clock" "--cache-control=$cache")
-  [ -z "$window" ] || command+=(--profile-from-start=off)
-  command+=("${filter[@]}")
-  [ -z "$skip" ] || command+=("--launch-skip=$skip")
-  [ -z "$count" ] || command+=("--launch-count=$count")
-  command+=("${sections[@]/#/--section=}")
-  joined=$(IFS=, && printf '%s' "${metrics[*]}")
-  command+=("--metrics=$joined" "${extra[@]}" "--export=$name" "$@")
+  ncu_command "$@"
   import=("$ncu" "--import=$name.ncu-rep" --page=raw --csv --print-units=base)
   if [ -n "$dry_run" ]; then
     print_command env LC_ALL=C "${command[@]}"
@@ -197,7 +190,15 @@ measure() { # FILTER... -- PROGRAM...
   check_disk "$(dirname -- "$stage")" "$min_free"
   open_stage "$stage" "$force"
   export LC_ALL=C # numbers without the locale's marks
-  supervise "${command[@]}"
+  log=$stage/.said
+  run_logged "$log"
+  if [ ! -e "$name.ncu-rep" ] && refused=$(refused_metrics "$log") && leave_out "$refused"; then
+    end_orphans
+    note "this GPU does not give what was left out: once more, without"
+    ncu_command "$@"
+    run_logged "$log"
+  fi
+  rm -f -- "$log"
   { [ "$status" -le 128 ] && [ -e "$name.ncu-rep" ]; } || end_orphans
   if [ ! -e "$name.ncu-rep" ]; then
     rm -rf -- "$stage"
@@ -207,4 +208,56 @@ measure() { # FILTER... -- PROGRAM...
     fail "$((status ? status : 1))" "ncu cannot read what it wrote; what there is stays in $stage"
   publish "$stage" "$(folder_of "$output")" "$force"
   exit "$status"
+}
+
+# Sets `command` to the run of a program under `filter`, with what is measured.
+ncu_command() { # PROGRAM...
+  local joined
+  command=("$ncu" --target-processes all --nvtx "--replay-mode=$replay" "--clock-control=$clock" "--cache-control=$cache")
+  [ -z "$window" ] || command+=(--profile-from-start=off)
+  command+=("${filter[@]}")
+  [ -z "$skip" ] || command+=("--launch-skip=$skip")
+  [ -z "$count" ] || command+=("--launch-count=$count")
+  command+=("${sections[@]/#/--section=}")
+  joined=$(IFS=, && printf '%s' "${metrics[*]}")
+  command+=("--metrics=$joined" "${extra[@]}" "--export=$name" "$@")
+}
+
+# --- metrics that ncu knows and this GPU does not give: NVLink where there is none, or in a virtual machine ---
+
+# Runs `command`. What ncu itself says is seen as always, and kept; the program keeps its own output.
+run_logged() { # FILE
+  local patience logging
+  exec 3> >(trap '' INT TERM HUP && exec tee -- "$1")
+  logging=$!
+  supervise "${command[@]::1}" "--log-file=/proc/$$/fd/3" "${command[@]:1}"
+  exec 3>&-
+  for patience in 1 2 3 4 5 6 7 8 9 10; do # what ncu left running might have it open
+    kill -0 "$logging" 2>/dev/null || break
+    sleep "0.$patience"
+  done
+}
+
+refused_metrics() { # FILE; the names that ncu asked the GPU for in vain, without .sum and the like
+  local names
+  names=$(sed -n 's/^==ERROR== Unable to access the following [0-9]* metrics*: \(.*\)$/\1/p' "$1" | tr ',' '\n' |
+    sed 's/^ *//; s/\..*//' | sort -u)
+  [ -n "$names" ] && printf '%s\n' "$names"
+}
+
+# Takes these metrics, and the sections that ask for them, out of what is measured; fails where that changes nothing.
+leave_out() { # NAMES, a line each
+  local name kept=() before="${sections[*]} ${metrics[*]}"
+  for name in "${sections[@]}"; do
+    if grep -qxFf <("$ncu" --list-metrics --section "$name" 2>/dev/null | sed 's/^ *-*//; s/\..*//') <<<"$1"; then
+      note "section $name: left out"
+    else kept+=("$name"); fi
+  done
+  sections=("${kept[@]}")
+  kept=()
+  for name in "${metrics[@]}"; do
+    if grep -qxF -- "${name%%.*}" <<<"$1"; then note "metric $name: left out"; else kept+=("$name"); fi
+  done
+  metrics=("${kept[@]}")
+  [ "$before" != "${sections[*]} ${metrics[*]}" ]
 }

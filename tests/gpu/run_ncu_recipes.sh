@@ -2,8 +2,8 @@
 # Run every ncu recipe for real and say in a line each what it left. On a machine with a GPU, nsys, ncu and PyTorch, from the
 # repository's root:
 #   tests/gpu/run_ncu_recipes.sh FOLDER
-# Leaves FOLDER/NAME.csv.xz of each recipe and status.txt. With 2 layers and few launches each takes about half a minute, the
-# one that runs the program again for each pass two. Exits 1 if anything is not as it should be.
+# Leaves FOLDER/NAME.csv.xz of each recipe and status.txt. With 2 layers and few launches each takes 20 to 50 s, the
+# one that runs the program again for each pass more. Exits 1 if anything is not as it should be.
 set -euo pipefail
 out=${1:?usage: run_ncu_recipes.sh FOLDER}
 mkdir -p "$out"
@@ -21,7 +21,7 @@ say() { # NAME OK TEXT
 try() { # NAME LEAST-RESULTS RECIPE [OPTION]...
   local name=$1 least=$2 status=0 began=$SECONDS results rows
   shift 2
-  timeout --signal=TERM --kill-after=30 150 "recipes/ncu/$1" "${@:2}" --window -o "$work/$name" -- "${program[@]}" \
+  timeout --signal=TERM --kill-after=30 240 "recipes/ncu/$1" "${@:2}" --window -o "$work/$name" -- "${program[@]}" \
     >"$work/log" 2>&1 || status=$?
   results=$(grep -c '^"[0-9]' "$work/$name.csv" 2>/dev/null) || results=${results:-0}
   rows=$("$python" -m nvprof_kit ncu layers "$work/$name.csv" --format csv 2>/dev/null | tail -n +2 | wc -l) || rows=none
@@ -58,5 +58,6 @@ if [ "$left" -eq 0 ] && [ "$status" -ne 0 ]; then say interrupted yes "status $s
 else say interrupted NO "status $status, $left processes go on, left: $found: $(tail -1 "$work/log")"; fi
 
 "$python" -m nvprof_kit ncu layers "$work/roofline.csv" -o "$out/roofline.png" && say roofline-plot yes "$(stat -c %s "$out/roofline.png") bytes"
-ncu --import "$work/layer-forward.ncu-rep" --page details --csv --print-units base | xz -6 >"$out/layer-details.csv.xz"
+ncu --import "$work/roofline.ncu-rep" --page details --csv --print-units base | xz -9e >"$out/roofline-details.csv.xz"
+ncu --import "$work/roofline.ncu-rep" --page details --csv | xz -9e >"$out/roofline-details-units.csv.xz"
 exit $failed

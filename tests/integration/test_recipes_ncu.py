@@ -150,6 +150,57 @@ def test_every_set_is_commented_and_well_formed(path: Path) -> None:
     assert len(names) == len(set(names))
 
 
+REFUSING = """#!/bin/bash
+# What ncu 2025.3.1 did on an H200 in a virtual machine, whose NVLink counters cannot be read.
+for word in "$@"; do
+  case $word in
+    --version) echo "Version 2025.3.1.0"; exit ;;
+    --list-sections | --query-metrics) exit ;;
+    --list-metrics)
+      case "$*" in *Nvlink*) printf '%s\\n' nvltx__bytes.sum ' -nvltx__bytes.sum' ;; *) echo sm__throughput.avg ;; esac
+      exit ;;
+    --import=*) echo '"ID","Kernel Name"'; exit ;;
+    --log-file=*) log=${word#*=} ;;
+    --export=*) report=${word#*=} ;;
+  esac
+done
+echo "$*" >>ran
+case "$*" in
+  *nvl* | *=Nvlink*)
+    names='nvlrx__bytes.avg, nvlrx__bytes.sum'
+    names+=', nvltx__bytes.sum, nvlrx__bytes_data_user.sum, nvltx__bytes_data_user.sum'
+    echo "==ERROR== Unable to access the following 5 metrics: $names." >"$log"
+    exit 9 ;;
+esac
+echo "==PROF== Profiling" >"$log"
+touch "$report.ncu-rep"
+exit 7
+"""
+
+
+def test_what_the_gpu_does_not_give_is_left_out(tmp_path: Path) -> None:
+    ncu = tmp_path / "ncu"
+    ncu.write_text(REFUSING)
+    ncu.chmod(0o755)
+    done = run("layer.sh", "-l", "a", "-s", "communication", "--", "true", cwd=tmp_path, NCU=str(ncu))
+    assert done.returncode == 7  # the program's own
+    assert [line.partition(": ")[2] for line in done.stderr.splitlines()] == [
+        "section Nvlink: left out",
+        "metric nvlrx__bytes.sum: left out",
+        "metric nvltx__bytes.sum: left out",
+        "metric nvlrx__bytes_data_user.sum: left out",
+        "metric nvltx__bytes_data_user.sum: left out",
+        "this GPU does not give what was left out: once more, without",
+        "wrote layer.csv layer.ncu-rep",
+    ]
+    first, second = (tmp_path / "ran").read_text().splitlines()
+    assert set(second.split()) - set(first.split()) == {
+        word for word in second.split() if word.startswith("--metrics=")
+    }
+    assert "==ERROR== Unable" in done.stdout and done.stdout.endswith("==PROF== Profiling\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["layer.csv", "layer.ncu-rep", "ncu", "ran"]
+
+
 # ---------------------------------------------------------------- the real ncu
 
 
