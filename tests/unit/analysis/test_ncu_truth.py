@@ -1,12 +1,11 @@
 """What a plan says of each layer, against every launch measured one by one on an H200.
 
-An encoder of 28 layers, one training step of 1,280 launches. ncu measured every launch in order until it was ended
-after 410 s, which was after 846: all of the forward, and the backward of the last 15 layers. The plan took 42.5 s.
+An encoder of 28 layers, one training step of 1,280 launches. ncu measured each of them in 642.1 s, and in another run the
+67 of the plan in 42.3 s (`tests/gpu/take_ncu.sh`).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,13 +32,13 @@ def trace() -> Trace:
 
 
 def truth(kernels: Kernels, trace: Trace) -> pd.DataFrame:
-    """The blocks of which every launch was measured: means over the capture's times, launch by launch."""
+    """Each block as every launch by itself says: means over the capture's times of its first step, launch by launch."""
     measured = open_ncu(DATA / "encoder-full-2025.3.csv.xz")
     ops = trace.ops[trace.ops["kind"] == 0]
     order = np.lexsort((ops["start_ns"], ops["correlation"]))[: len(measured.kernels)]
     names = [_plain(kernels.signatures[one].name) for one in kernels.signature[order]]
     same = [one == _plain(other) for one, other in zip(names, measured.kernels["kernel"], strict=True)]
-    assert (len(same), sum(same)) == (846, 845)  # the launches are the same; of one the tools write the name otherwise
+    assert (len(same), sum(same)) == (1280, 1279)
     table = counters(measured)[PERCENTAGES].assign(
         ns=kernels.duration[order],
         layer=[kernels.owners[one][0] for one in kernels.owner[order]],
@@ -47,24 +46,22 @@ def truth(kernels: Kernels, trace: Trace) -> pd.DataFrame:
     )
     table["block"] = table["layer"].str.extract(BLOCK)
     blocks = {
-        key: [np.average(rows[name], weights=rows["ns"]) for name in PERCENTAGES] + [len(rows)]
+        key: [np.average(rows[name], weights=rows["ns"]) for name in PERCENTAGES]
         for key, rows in table.groupby(["block", "phase"])
     }
-    found = pd.DataFrame(blocks, index=[*PERCENTAGES, "launches"]).T
-    whole = found["launches"] == found["launches"].groupby(level=1).transform("max")
-    return found.loc[whole, PERCENTAGES]
+    return pd.DataFrame(blocks, index=PERCENTAGES).T
 
 
 def test_a_plan_is_within_a_few_percent_of_every_launch_one_by_one(trace: Trace) -> None:
     expected = truth(read_kernels(trace), trace)
-    assert expected.groupby(level=1).size().to_dict() == {"backward": 15, "forward": 28}
-    # the script that made it wrote no numbers yet
-    planned = replace(open_ncu(DATA / "encoder-plan-2025.3.csv.xz"), invocations=(1, 56, 85))
+    assert expected.groupby(level=1).size().to_dict() == {"backward": 28, "forward": 28}
+    planned = open_ncu(DATA / "encoder-plan-2025.3.csv.xz")
+    assert (len(planned.kernels), planned.invocations) == (67, (1, 56, 84, 85))
     made = ncu_layers(planned, trace).rows.set_index(["layer", "phase"]).loc[expected.index]
     apart = (made[PERCENTAGES] / expected - 1).abs()
-    assert apart.median().max() < 0.015
-    assert apart.max().max() < 0.05
-    assert made["covered"].min() > 0.88
+    assert apart.median().max() < 0.02
+    assert apart.max().max() < 0.04
+    assert made["covered"].min() > 0.92
 
 
 def test_the_plan_of_today(trace: Trace) -> None:
@@ -72,7 +69,6 @@ def test_the_plan_of_today(trace: Trace) -> None:
     assert made.covered >= 0.9 and made.least_covered[1] > 0.9
     assert made.invocations == (1, 56, 84, 85)
     assert made.measurements == 67  # of 1,280
-    # 63 launches took 42.5 s, of which the program alone 11.1 s
     seconds = predicted_seconds(made, "basic", memory_gb=1.18)
     assert seconds is not None
-    assert seconds[0] == pytest.approx(42.5 + 4 * 0.47, rel=0.15)
+    assert seconds[0] == pytest.approx(42.3, rel=0.15)
