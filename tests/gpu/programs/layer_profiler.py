@@ -1,12 +1,13 @@
 """`LayerProfiler` on a model of two kinds of blocks, held against CUDA events, and what it costs.
 
     python layer_profiler.py FOLDER [--pairs 4] [--width 2048]
-    torchrun --nproc-per-node 2 layer_profiler.py FOLDER
+    torchrun --nproc-per-node 2 layer_profiler.py FOLDER [--fsdp]
 
 Trains eight blocks, spatial and temporal in turn, bf16, flash attention. Prints the profiler's own output, then what is
 found without it: each block's forward by CUDA events in the same steps, step times of a loop without a profiler, the
 same results or not, and what the throughput meter costs a step. Runs out of memory inside a window, and says whether
-the program goes on. Under torchrun the ranks train under DDP. Leaves FOLDER/found.rank0.json beside the profile.
+the program goes on. Under torchrun the ranks train under DDP, or FSDP2 with --fsdp. Leaves FOLDER/found.rank0.json
+beside the profile.
 """
 
 from __future__ import annotations
@@ -80,7 +81,13 @@ class Run:
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
         self.model: nn.Module = Video(options.width, options.pairs).to("cuda", torch.bfloat16)
-        if dist.is_initialized():
+        if options.fsdp:
+            from torch.distributed.fsdp import fully_shard
+
+            for block in [module for module in self.model.modules() if isinstance(module, Block)]:
+                fully_shard(block)
+            fully_shard(self.model)
+        elif dist.is_initialized():
             self.model = nn.parallel.DistributedDataParallel(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.batch = torch.randn(options.frames, options.pixels, options.width, device="cuda", dtype=torch.bfloat16)
@@ -140,7 +147,8 @@ def same_results(options: argparse.Namespace) -> dict[str, bool]:
             for _ in range(6):
                 run.step()
                 p.step()
-        return [*run.losses, *(weight.detach() for weight in run.model.parameters())]
+        weights = [weight.detach() for weight in run.model.parameters()]
+        return [*run.losses, *(weight.to_local() if options.fsdp else weight for weight in weights)]
 
     plain, again, recorded = trained("off"), trained("off"), trained("2:4")
     torch.use_deterministic_algorithms(False)
@@ -207,6 +215,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=16)
     parser.add_argument("--pixels", type=int, default=1024)
     parser.add_argument("--utilisation", action="store_true")
+    parser.add_argument("--fsdp", action="store_true", help="shard every block, under torchrun")
     parser.add_argument("--no-memory", action="store_true", help="do not read the allocator")
     options = parser.parse_args()
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
