@@ -10,16 +10,17 @@ import pytest
 from nvprof_kit import layer_range
 from nvprof_kit.instrument import state
 
-ALLOWED_NS = 60
+ALLOWED = 1.0
+"""So much of what a bare call costs may be added: about 0.5, which is 30 to 40 ns where a call is fast."""
 
 
-def added_ns(bare, decorated, call) -> float:
-    """Median of the differences of paired runs, in nanoseconds per call."""
-    differences = []
+def added(bare, decorated, call) -> float:
+    """Median of what paired runs of decorated calls take more than bare ones, by what these take."""
+    shares = []
     for _ in range(31):
         times = [min(timeit.repeat(lambda f=f: call(f), number=2000, repeat=3)) for f in (bare, decorated)]
-        differences.append((times[1] - times[0]) / 2000 * 1e9)
-    return statistics.median(differences)
+        shares.append(times[1] / times[0] - 1)
+    return statistics.median(shares)
 
 
 class Block:
@@ -33,8 +34,8 @@ class Block:
 def test_idle_calls_cost_nothing() -> None:
     assert state.backend is None
     block = Block()
-    method = added_ns(Block.bare, Block.decorated, lambda f: f(block, 1, scale=2.0))
-    function = added_ns(lambda x, y=1: x, layer_range(lambda x, y=1: x), lambda f: f(1))
-    print(f"decorated idle: method +{method:.0f} ns, function +{function:.0f} ns")
-    assert method < ALLOWED_NS
-    assert function < ALLOWED_NS
+    method = added(Block.bare, Block.decorated, lambda f: f(block, 1, scale=2.0))
+    function = added(lambda x, y=1: x, layer_range(lambda x, y=1: x), lambda f: f(1))
+    print(f"decorated idle: method +{method:.2f} of a bare call, function +{function:.2f}")
+    assert method < ALLOWED
+    assert function < ALLOWED
