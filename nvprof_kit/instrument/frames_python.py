@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import importlib
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .uncompiled import uncompiled
 
 _LEFT = "nvprof_kit"
 """Key in the metadata of a node whose tensor left a call that no other call was around."""
+
+NONE: Mapping[int, Any] = {}
 
 _GATHERS = 2**64 - 1
 """Number of the nodes that add up a leaf's gradient: of no call, they run right after the node before them."""
@@ -59,18 +61,24 @@ class Frame:
         edges: Autograd sequence numbers at which control changed hands while the call ran: its begin, then begin and
             end of each call in it. Nodes numbered from an odd edge on are the call's own, from an even one on a call's
             in it.
+        given: By identity the nodes that made what the thread's outermost call was given, while the call runs. They
+            are not its own, whatever their numbers: each thread numbers its nodes from zero on, and these may be
+            another thread's, above all where autograd's thread runs a checkpoint again.
         seen: Numbers of the call's own nodes that were looked at, while it runs.
         marked: Numbers of those that were marked.
     """
 
-    __slots__ = ("backward", "depth", "edges", "layer", "marked", "parent", "seen")
+    __slots__ = ("backward", "depth", "edges", "given", "layer", "marked", "parent", "seen")
 
-    def __init__(self, layer: object, backward: Any, parent: Frame | None, begin: int) -> None:
+    def __init__(
+        self, layer: object, backward: Any, parent: Frame | None, begin: int, given: Mapping[int, Any] = NONE
+    ) -> None:
         self.layer = layer
         self.backward = backward
         self.parent: Frame = parent or self
         self.depth: int = parent.depth + 1 if parent else 0
         self.edges = [begin]
+        self.given = given
         self.seen: set[int] = set()
         self.marked: set[int] = set()
 
@@ -82,7 +90,9 @@ class Frame:
         searched for such places.
         """
         for node in nodes:
-            if not bisect_right(self.edges, node._sequence_nr()) & 1 or (self is OUTSIDE and _LEFT in node.metadata):
+            if not bisect_right(self.edges, node._sequence_nr()) & 1 or id(node) in self.given:
+                continue
+            if self is OUTSIDE and _LEFT in node.metadata:
                 continue
             if self is OUTSIDE or (ends and len(self.edges) == 1):
                 node.register_prehook(self.reach)
@@ -95,7 +105,7 @@ class Frame:
             node, origin = pending.pop()
             number = node._sequence_nr()
             stretch = bisect_right(self.edges, number)
-            if not stretch & 1 or number == _GATHERS:
+            if not stretch & 1 or number == _GATHERS or id(node) in self.given:
                 continue
             if stretch != origin and number not in self.marked:
                 self.marked.add(number)
@@ -107,7 +117,7 @@ class Frame:
     def end(self, nodes: list[Any]) -> None:
         """The call ends, and these nodes made what it returns."""
         self.mark(nodes, ends=True)
-        self.seen, self.marked = set(), set()
+        self.seen, self.marked, self.given = set(), set(), NONE
         if self.parent is not OUTSIDE:
             self.parent.edges.append(now.sequence())
         else:

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from .frames_python import OUTSIDE, Frame, now
+from .frames_python import NONE, OUTSIDE, Frame, now
 from .uncompiled import uncompiled, uncompiled_itself
 
-INTERFACE = 1
+INTERFACE = 2
 """Changes whenever what this module and its twin offer does, so that one built earlier is not taken for today's."""
 
 
@@ -128,11 +128,14 @@ class Here:
 
     def begin(self, block: Block, values: list[Any], recomputes: bool) -> None:
         """The block's range has just been opened for a call whose arguments are these: follow it."""
+        given = NONE
         if nodes := now.nodes(values):
             outer = self._frame(len(self._calls) - 1)
             if not (recomputes and outer is OUTSIDE):  # else they are of the graph that is run backward
                 outer.mark(nodes, ends=False)
-        self._calls.append(_Call(len(self.owners) - 1, block.owner, block.backward, now.sequence()))
+            if outer is OUTSIDE:
+                given = {id(node): node for node in nodes}
+        self._calls.append(_Call(len(self.owners) - 1, block.owner, block.backward, now.sequence(), given))
 
     def end(self, block: Block, outputs: Any) -> None:
         """The call of the block ends, where one is followed, and so do the calls left open in it."""
@@ -155,22 +158,25 @@ class Here:
             known -= 1
         frame = (self._calls[known].frame if known >= 0 else None) or OUTSIDE
         for call in self._calls[known + 1 : place + 1]:
+            given = call.given
             if frame is not OUTSIDE:
                 frame.edges.append(call.begin)
-            call.frame = frame = Frame(call.layer, call.backward, frame, call.begin)
+                given = frame.given
+            call.frame = frame = Frame(call.layer, call.backward, frame, call.begin, given)
         return frame
 
 
 class _Call:
     """A call that runs and is followed: the place of its range in `Here.owners`, and its frame once that matters."""
 
-    __slots__ = ("backward", "begin", "frame", "index", "layer")
+    __slots__ = ("backward", "begin", "frame", "given", "index", "layer")
 
-    def __init__(self, index: int, layer: object, backward: Range | None, begin: int) -> None:
+    def __init__(self, index: int, layer: object, backward: Range | None, begin: int, given: Mapping[int, Any]) -> None:
         self.index = index
         self.layer = layer
         self.backward = backward
         self.begin = begin
+        self.given = given
         self.frame: Frame | None = None
 
 

@@ -87,7 +87,7 @@ static PyObject *Block_exit(PyObject *self, PyObject *const *Py_UNUSED(args), Py
 
 static int follow_call(Here *here, Block *self, PyObject *const *values, Py_ssize_t count, PyObject *more,
                        bool recomputes) {
-    PyObject *nodes = NULL, *value;
+    PyObject *nodes = NULL, *given = NULL, *value;
     Py_ssize_t place = 0;
     int done = import_frames();
     for (Py_ssize_t index = 0; done == 0 && index < count; index++) {
@@ -105,6 +105,9 @@ static int follow_call(Here *here, Block *self, PyObject *const *values, Py_ssiz
         } else if (!(recomputes && outer == outside)) { /* else they are of the graph that is run backward */
             done = mark(outer, nodes, false);
         }
+        if (done == 0 && outer == outside && (given = by_identity(nodes)) == NULL) {
+            done = -1;
+        }
         Py_XDECREF(outer);
     }
     Py_XDECREF(nodes);
@@ -116,8 +119,10 @@ static int follow_call(Here *here, Block *self, PyObject *const *values, Py_ssiz
             open->begin = begin;
             open->follows = true;
             Py_XSETREF(open->backward, Py_NewRef(self->backward));
+            Py_XSETREF(open->given, Py_XNewRef(given));
         }
     }
+    Py_XDECREF(given);
     return done;
 }
 

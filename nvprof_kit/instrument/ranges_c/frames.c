@@ -3,7 +3,7 @@
 
 Frame *outside;
 
-Frame *Frame_new(PyObject *layer, PyObject *backward, Frame *parent, uint64_t begin) {
+Frame *Frame_new(PyObject *layer, PyObject *backward, Frame *parent, uint64_t begin, PyObject *given) {
     Frame *self = PyObject_GC_New(Frame, &FrameType);
     if (self == NULL) {
         return NULL;
@@ -17,6 +17,7 @@ Frame *Frame_new(PyObject *layer, PyObject *backward, Frame *parent, uint64_t be
     self->count = 1;
     self->room = FEW;
     self->seen = self->marked = NULL;
+    self->given = Py_XNewRef(given);
     PyObject_GC_Track(self);
     return self;
 }
@@ -25,6 +26,7 @@ static int Frame_traverse(Frame *self, visitproc visit, void *arg) {
     Py_VISIT(self->layer);
     Py_VISIT(self->backward);
     Py_VISIT(self->parent);
+    Py_VISIT(self->given);
     return 0;
 }
 
@@ -33,6 +35,7 @@ static int Frame_clear(Frame *self) {
     Py_CLEAR(self->backward);
     Py_CLEAR(self->seen);
     Py_CLEAR(self->marked);
+    Py_CLEAR(self->given);
     return 0;
 }
 
@@ -72,6 +75,7 @@ int end_frame(Frame *self, PyObject *nodes, uint64_t sequence) {
     }
     Py_CLEAR(self->seen);
     Py_CLEAR(self->marked);
+    Py_CLEAR(self->given);
     if (self->parent != outside) {
         return add_edge(self->parent, sequence);
     }

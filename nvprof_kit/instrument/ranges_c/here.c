@@ -23,6 +23,7 @@ static int Here_traverse(Here *self, visitproc visit, void *arg) {
         Py_VISIT(self->open[index].owner);
         Py_VISIT(self->open[index].backward);
         Py_VISIT(self->open[index].frame);
+        Py_VISIT(self->open[index].given);
     }
     Py_VISIT(self->task);
     Py_VISIT(self->at);
@@ -33,6 +34,7 @@ static void drop(Here *self) {
     Open top = self->open[--self->count];
     Py_XDECREF(top.frame);
     Py_XDECREF(top.backward);
+    Py_XDECREF(top.given);
     Py_DECREF(top.owner);
 }
 
@@ -232,15 +234,18 @@ Frame *frame_at(Here *here, Py_ssize_t index) {
     }
     Py_INCREF(call.owner); /* what is made may set off a collection of garbage, and that close the call */
     Py_INCREF(call.backward);
+    Py_XINCREF(call.given);
     Frame *outer = frame_at(here, index - 1);
     if (outer != NULL && (outer == outside || add_edge(outer, call.begin) == 0)) {
-        call.frame = Frame_new(call.owner, call.backward, outer, call.begin);
+        PyObject *given = outer == outside ? call.given : outer->given;
+        call.frame = Frame_new(call.owner, call.backward, outer, call.begin, given);
     }
     Py_XDECREF(outer);
     Open *open = &here->open[index];
     if (call.frame != NULL && index < here->count && open->owner == call.owner && open->frame == NULL) {
         open->frame = (Frame *)Py_NewRef(call.frame);
     }
+    Py_XDECREF(call.given);
     Py_DECREF(call.backward);
     Py_DECREF(call.owner);
     return call.frame;

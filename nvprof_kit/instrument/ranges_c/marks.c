@@ -27,6 +27,30 @@ static int number_of(PyObject *node, uint64_t *number) {
     return *number == UINT64_MAX && PyErr_Occurred() ? -1 : 0;
 }
 
+/* Whether a node made what the thread's outermost call was given; see frames_python.py. */
+static int is_given(const Frame *self, PyObject *node) {
+    PyObject *key = self->given == NULL ? NULL : PyLong_FromVoidPtr(node);
+    if (key == NULL) {
+        return self->given == NULL ? 0 : -1;
+    }
+    int given = PyDict_Contains(self->given, key);
+    Py_DECREF(key);
+    return given;
+}
+
+/* Nodes, which may be of any Python class, by what is always theirs alone; they are held, so that it stays so. */
+PyObject *by_identity(PyObject *nodes) {
+    PyObject *found = PyDict_New();
+    for (Py_ssize_t index = 0; found != NULL && index < PyList_GET_SIZE(nodes); index++) {
+        PyObject *node = PyList_GET_ITEM(nodes, index), *key = PyLong_FromVoidPtr(node);
+        if (key == NULL || PyDict_SetItem(found, key, node) < 0) {
+            Py_CLEAR(found);
+        }
+        Py_XDECREF(key);
+    }
+    return found;
+}
+
 static int mark_node(Frame *self, PyObject *node) {
     PyObject *reach = PyObject_GetAttr((PyObject *)self, names.reach);
     if (reach == NULL) {
@@ -103,6 +127,10 @@ static int search_node(Frame *self, Search *search, PyObject *node, Py_ssize_t o
     if (!(stretch & 1) || number == GATHERS) {
         return 0;
     }
+    int given = is_given(self, node);
+    if (given != 0) {
+        return given < 0 ? -1 : 0;
+    }
     if (stretch != origin && ((fresh = is_new(&self->marked, number)) < 0 || (fresh && mark_node(self, node) < 0))) {
         return -1;
     }
@@ -146,11 +174,14 @@ int mark(Frame *self, PyObject *nodes, bool ends) {
         if (number_of(node, &number) < 0) {
             return -1;
         }
-        int left = self == outside ? has_left(node, false) : 0;
-        if (left < 0) {
-            return -1;
+        if (!(stretch_of(self, number) & 1)) {
+            continue;
         }
-        if (left || !(stretch_of(self, number) & 1)) {
+        int other = self == outside ? has_left(node, false) : is_given(self, node);
+        if (other != 0) {
+            if (other < 0) {
+                return -1;
+            }
             continue;
         }
         bool direct = self == outside || (ends && self->count == 1);

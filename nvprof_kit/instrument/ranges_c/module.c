@@ -95,7 +95,7 @@ static int fill(PyObject *module) {
             return -1;
         }
     }
-    if (outside == NULL && (outside = Frame_new(Py_None, Py_None, NULL, 0)) == NULL) {
+    if (outside == NULL && (outside = Frame_new(Py_None, Py_None, NULL, 0, NULL)) == NULL) {
         return -1;
     }
     if (PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0 ||

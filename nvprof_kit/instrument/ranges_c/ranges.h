@@ -17,7 +17,7 @@
 #error "the lists of open ranges rely on the GIL"
 #endif
 
-#define INTERFACE 1 /* as in ranges_python.py */
+#define INTERFACE 2 /* as in ranges_python.py */
 #define MEMBER(type, name, flags) {#name, T_OBJECT, offsetof(type, name), flags, NULL}
 
 /* module.c: where ranges go now, NULL: nowhere; `serial` tells one switch from another. And names of attributes. */
@@ -72,24 +72,27 @@ typedef struct Frame {
     uint64_t *edges, few[FEW];
     Py_ssize_t count, room;
     PyObject *seen, *marked; /* sets, made when needed */
+    PyObject *given;         /* nodes by identity, or NULL */
 } Frame;
 
 extern PyTypeObject FrameType;
 extern Frame *outside;
 
-Frame *Frame_new(PyObject *layer, PyObject *backward, Frame *parent, uint64_t begin);
+Frame *Frame_new(PyObject *layer, PyObject *backward, Frame *parent, uint64_t begin, PyObject *given);
 PyObject *Frame_reach(Frame *self, PyObject *grads); /* here.c */
 int add_edge(Frame *self, uint64_t number);
 int end_frame(Frame *self, PyObject *nodes, uint64_t sequence);
 
 /* marks.c: mark where the backward pass, coming to these nodes, enters the call's own ones. */
 int mark(Frame *self, PyObject *nodes, bool ends);
+PyObject *by_identity(PyObject *nodes);
 int has_left(PyObject *node, bool leaves); /* whether it left a call with none around; with `leaves`, from now on */
 
 /* here.c: where a thread is. */
 typedef struct {
     PyObject *owner, *backward;
     Frame *frame; /* of a call that is followed, made once it matters */
+    PyObject *given; /* of an outermost call: the nodes that made its arguments, by identity, or NULL */
     uint64_t begin;
     bool follows;
 } Open;

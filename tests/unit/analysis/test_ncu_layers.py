@@ -361,7 +361,7 @@ def test_the_pages_of_one_report_give_one_table(page: str) -> None:
 
 
 def test_the_roofline_of_a_report() -> None:
-    """The ceilings of an H200 at the clocks it ran at: 132 SMs at 1.92 GHz, 4,096 dense bf16 operations a cycle each."""
+    """The ceilings of an H200 at the clocks it ran at: 132 SMs at 1.92 GHz, 4,096 dense bf16 operations a cycle."""
     report_ = open_ncu(DATA / "roofline-2025.3.csv.xz")
     made = roofline(report_, ncu_layers(report_))
     assert made.peaks == pytest.approx({"FP32": 64.8e12, "tensor bf16 to fp32": 1037e12}, rel=1e-3)

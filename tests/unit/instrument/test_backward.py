@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
 from model_zoo import make
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from nvprof_kit import annotate_model, layer_range, phase, step
 
@@ -175,6 +177,74 @@ def test_forward_and_backward_on_different_threads(sink) -> None:
     thread.join()
     assert sink.threads["other"] == 0
     assert sink.lines[3:] == ["Sequential backward", "  1 backward", "  0 backward"]
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(2), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.linear(self.norm(x)).tanh()
+
+
+class Checkpointed(nn.Module):
+    """Calls its blocks under activation checkpointing."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.layers = nn.ModuleList(Residual() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x * 2, use_reentrant=self.reentrant)
+        return x.sin()
+
+
+def on_a_thread(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("nodes_before", [0, 7, 40])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputes_on_a_thread_that_counts_nodes_by_itself(reentrant: bool, nodes_before: int, sink) -> None:
+    """Autograd's threads, one for each GPU, number what is run again there from their own zero on, so that these
+    numbers say nothing about the nodes that were made where the forward ran.
+    """
+
+    def backward(loss: torch.Tensor) -> None:
+        for _ in range(nodes_before):
+            torch.ones(1, requires_grad=True).sin()
+        loss.backward()
+
+    model = Checkpointed(reentrant)
+    annotate_model(model)
+    x = torch.ones(3, 2, requires_grad=True)
+    model(x).sum().backward()
+    expected = list(sink.lines)
+    sink.lines.clear()
+    loss = model(x).sum()
+    on_a_thread(lambda: backward(loss))
+    assert sink.lines == expected
+
+
+def test_a_call_on_a_thread_with_what_another_made(sink) -> None:
+    model, head = nn.Sequential(Residual(), Residual()), Residual()
+    annotate_model(model)
+    annotate_model(head, root="head")
+
+    def lines(run: Callable[[Callable[[], object]], object]) -> list[str]:
+        sink.lines.clear()
+        made = model(torch.ones(3, 2)).sin()
+        losses: list[torch.Tensor] = []
+        run(lambda: losses.append(head(made).sum()))
+        losses[0].backward()
+        return list(sink.lines)
+
+    assert lines(on_a_thread) == lines(lambda function: function())
 
 
 def test_a_gradient_inside_a_forward(sink) -> None:
