@@ -54,6 +54,7 @@ PROGRAMS = {
     "eager-2024.2": "Llama, eager, another machine and nsys 2024.2",
     "checkpoint-2023.4": "activation checkpointing, non-reentrant",
     "checkpoint-reentrant-2023.4": "activation checkpointing, reentrant",
+    "checkpoint-inside-2024.2": "activation checkpointing inside the block's own forward",
     "graph-2023.4": "the whole step captured in a CUDA graph and replayed",
     "graph-2024.2": "the same, nsys 2024.2",
     "graph-whole-2024.2": "the same, traced as a whole (the default of nsys)",
