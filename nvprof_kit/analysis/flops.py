@@ -137,6 +137,7 @@ class _Records:
     ) -> None:
         self._work, self._model = counted.nested(), counted.nested(model=True)
         self._unknown, self._attention = counted.nested_unknown(), counted.attention
+        self._of_others = counted.of_others()
         self._own_peak = own_peak
         self._times, self._peaks, self._uncounted = times, peaks, uncounted
 
@@ -169,6 +170,8 @@ class _Records:
             notes.append(f"no peak for {', '.join(missing)}")
         if self._unknown.get(row.key):
             notes.append("at least: operators of unknown work")
+        if row.key in self._of_others:
+            notes.append(f"{self._of_others[row.key]:.0%} of its operations are another layer's recompute inside it")
         if row.key in self._uncounted:
             notes.append(f"{self._uncounted[row.key]:.0%} of its own time is in matrix kernels that were not counted")
         if hfu > 1:

@@ -57,6 +57,29 @@ class Counted:
                 names.setdefault(key, set()).update(unknown)
         return names
 
+    def of_others(self) -> dict[Key, float]:
+        """Each (layer, phase) inside which a layer was computed again that it does not hold: the part of the operations
+        nested there that is such a recompute.
+
+        A backward pass computes a checkpointed block again when it comes to the block's last module, inside that one's
+        range.
+        """
+        held = {
+            (inner, outer)
+            for chain in self.work
+            for place, (inner, phase) in enumerate(chain)
+            for outer, around in chain[place:]
+            if phase == around == Category.FORWARD.value
+        }
+        nested, others = self.nested(), dict[Key, Work]()
+        for chain, work in self.work.items():
+            again = next((layer for layer, phase in reversed(chain) if phase == Category.RECOMPUTE.value), None)
+            for key in dict.fromkeys(chain) if again is not None else ():
+                if key[1] != Category.RECOMPUTE.value and (again, key[0]) not in held:
+                    add(others.setdefault(key, {}), work)
+        sums = {key: sum(work.values()) for key, work in others.items()}
+        return {key: part / sum(nested[key].values()) for key, part in sums.items() if part}
+
     def told(self, rows: Container[Key]) -> set[Key]:
         """Those of some rows that any operation, known or not, belongs to: it ran in none of the rows further in."""
         chains = [chain for chain, work in self.work.items() if any(work.values())]

@@ -127,6 +127,24 @@ def test_operations_and_time_of_each_row(tmp_path: Path) -> None:
     assert not result.rows["note"].any() and not result.doubts
 
 
+def test_the_recompute_of_a_block_inside_its_last_module(tmp_path: Path) -> None:
+    ranges = [
+        ("m", "forward", None, 1),
+        ("block", "forward", 0, 1),
+        ("block.mlp", "forward", 1, 1),
+        ("m", "backward", None, 1),
+        ("block", "backward", 3, 1),
+        ("block.mlp", "backward", 4, 1),
+        ("block", "recompute", 5, 1),
+        ("block.mlp", "recompute", 6, 1),
+        ("block.attn", "backward", 4, 1),
+    ]
+    work = [(2, "bf16", 10), (5, "bf16", 20), (6, "bf16", 5), (7, "bf16", 10), (8, "bf16", 30)]
+    counted = read_counted(read_flops(counts(tmp_path / "run.flops.json", ranges, work)))
+    # the block and the model hold the block; of the 35 in the MLP's backward 15 are not its own
+    assert counted.of_others() == {("block.mlp", "backward"): 15 / 35}
+
+
 def test_a_step_altogether(tmp_path: Path) -> None:
     whole = joined(tmp_path, [(1, "bf16", 50), (3, "bf16", 50), (4, "bf16", 100)]).whole
     # a step: 200 operations, 50 of them again; it lasts 1000 ns, in 100 + 20 + 100 + 200 + 50 of which the GPU works
