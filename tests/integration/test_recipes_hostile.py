@@ -35,8 +35,8 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
+trap 'kill -TERM $!' TERM INT # before the program, which may be interrupted as soon as it runs
 "$@" &
-trap 'kill -TERM $!' TERM INT
 while kill -0 $! 2>/dev/null; do wait $!; done
 wait $!
 status=$?
