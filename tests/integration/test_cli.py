@@ -153,7 +153,7 @@ class TestRecording:
             assert process.poll() is None
         time.sleep(0.1)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=180)
+        _, errors = process.communicate(timeout=60)
         assert process.returncode == -number
         assert "wrote run.json" in errors
         assert "nvprof_kit:step:step 0" in (tmp_path / "run.json").read_text()

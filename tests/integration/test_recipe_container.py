@@ -43,7 +43,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for choice in ({}, {"CONTAINERS_CONF": str(config)}):
         limits = [word for word in LIMITS if word != "-x"]
         tried = ["podman", "run", "--rm", "--init", "--network=host", *limits, "--rootfs", "/:O", "true"]
-        done = subprocess.run(tried, env={**os.environ, **choice}, capture_output=True, check=False, timeout=180)
+        done = subprocess.run(tried, env={**os.environ, **choice}, capture_output=True, check=False, timeout=60)
         if done.returncode == 0:
             return choice
     pytest.skip("podman may not start a container here")

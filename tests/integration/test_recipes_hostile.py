@@ -94,7 +94,7 @@ def ask(recipe: str, *argv: str, place: Path, tool: Path) -> subprocess.Complete
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,
+        timeout=60,
     )
 
 
@@ -147,7 +147,7 @@ def test_a_folder_in_the_reports_place(tool: Path, place: Path) -> None:
 def test_runs_at_once_in_one_folder(tool: Path, place: Path) -> None:
     command = [str(RECIPES / "profile.sh"), "-o", "same", "--", "sh", "-c", "sleep 1; exit 7"]
     running = [start(command, place, NSYS=str(tool / "nsys")) for _ in range(3)]
-    said = [each.communicate(timeout=180)[0] for each in running]
+    said = [each.communicate(timeout=60)[0] for each in running]
     assert sorted(each.returncode for each in running) == [2, 2, 7]
     assert sum(".same.partial exists: a run writes there now" in text for text in said) == 2
     assert files(place) == ["same.nsys-rep", "same.sqlite"]
@@ -170,7 +170,7 @@ def test_ncu_that_is_interrupted(tool: Path, place: Path, number: signal.Signals
     running = start(command, place, NCU=str(tool / "ncu"))
     pid = int(wait_for(place / "pid"))
     running.send_signal(number)
-    said, _ = running.communicate(timeout=180)
+    said, _ = running.communicate(timeout=60)
     assert running.returncode == 128 + signal.SIGTERM, said  # what the stand-in gives of its program
     assert gone(pid)
     assert files(place) == ["pid", "roofline.csv", "roofline.ncu-rep"]
@@ -181,7 +181,7 @@ def test_ncu_that_is_killed(tool: Path, place: Path) -> None:
     running = start(command, place, NCU=str(tool / "ncu"))
     pid = int(wait_for(place / "pid"))
     os.kill(_parent(pid), signal.SIGKILL)
-    said, _ = running.communicate(timeout=180)
+    said, _ = running.communicate(timeout=60)
     assert running.returncode == 128 + signal.SIGKILL, said
     assert gone(pid)
     assert files(place) == ["pid"]

@@ -46,7 +46,7 @@ def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     finally:
         ended = run("stop.sh", "-s", name, "--shutdown", **here)
-        said, _ = running.communicate(timeout=180)
+        said, _ = running.communicate(timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert gone(pid), said
     for number in (1, 2):
@@ -64,7 +64,7 @@ def test_a_program_that_ends_while_it_is_captured(nsys: str, tmp_path: Path) -> 
     assert run("start.sh", "-s", name, "-o", "cut", **here).returncode == 0
     time.sleep(2)  # some steps
     running.send_signal(signal.SIGTERM)
-    said, _ = running.communicate(timeout=180)
+    said, _ = running.communicate(timeout=60)
     assert gone(pid), said
     ended = run("stop.sh", "-s", name, **here)
     assert ended.returncode == 0, ended.stderr

@@ -62,7 +62,7 @@ def test_a_run_that_is_interrupted(nsys: str, number: signal.Signals, whom: str,
         running.send_signal(number)
     else:
         os.killpg(running.pid, number)
-    said, _ = running.communicate(timeout=180)
+    said, _ = running.communicate(timeout=60)
     assert gone(pid), said
     assert running.returncode == 128 + (signal.SIGTERM if number is signal.SIGHUP else number), said
     assert readable(tmp_path / "run.sqlite")
@@ -81,7 +81,7 @@ def test_nsys_that_is_killed_leaves_no_orphan_and_no_report_that_is_none(nsys: s
     running = start([*PROFILE, *python(PROGRAM, tmp_path, "time.sleep(100)")], tmp_path, NSYS=nsys)
     pid = int(wait_for(tmp_path / "pid"))
     os.kill(child_of(running.pid, " profile "), signal.SIGKILL)
-    said, _ = running.communicate(timeout=180)
+    said, _ = running.communicate(timeout=60)
     assert running.returncode == 128 + signal.SIGKILL, said
     assert gone(pid, 1), said
     left = tmp_path / "run.sqlite"
@@ -95,7 +95,7 @@ def test_a_run_killed_as_a_whole_leaves_nothing_under_the_reports_name(nsys: str
     wait_for(tmp_path / "pid")
     time.sleep(0.5)
     end_all("KILLED", str(tmp_path))
-    running.communicate(timeout=180)
+    running.communicate(timeout=60)
     assert [path.name for path in tmp_path.glob("run.*")] == []
     again = run("profile.sh", "-t", "nvtx", "--", sys.executable, "-c", "0", cwd=tmp_path, NSYS=nsys)
     assert again.returncode == 2 and ".run.partial" in again.stderr and again.stderr.count("\n") == 1
@@ -130,6 +130,6 @@ def test_the_program_reads_its_input_and_keeps_its_output_apart(nsys: str, tmp_p
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,
+        timeout=60,
     )
     assert "WORDS" in done.stdout and "aside" in done.stderr

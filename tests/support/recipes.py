@@ -80,7 +80,7 @@ def start(command: list[str], cwd: Path, **more: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(path: Path, seconds: float = 180) -> str:
+def wait_for(path: Path, seconds: float = 60) -> str:
     """The text of a file, as soon as it has any."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -112,7 +112,7 @@ def end_all(name: str, value: str) -> None:
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
-def gone(pid: int, seconds: float = 60) -> bool:
+def gone(pid: int, seconds: float = 20) -> bool:
     """Whether a process ends within some time; if not it is ended."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
