@@ -9,7 +9,6 @@ import pytest
 import torch
 from model_zoo import make
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from nvprof_kit import annotate_model, layer_range, phase, step
 
@@ -188,20 +187,6 @@ class Residual(nn.Module):
         return x + self.linear(self.norm(x)).tanh()
 
 
-class Checkpointed(nn.Module):
-    """Calls its blocks under activation checkpointing."""
-
-    def __init__(self, reentrant: bool) -> None:
-        super().__init__()
-        self.reentrant = reentrant
-        self.layers = nn.ModuleList(Residual() for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = checkpoint(layer, x * 2, use_reentrant=self.reentrant)
-        return x.sin()
-
-
 def on_a_thread(function: Callable[[], object]) -> None:
     thread = threading.Thread(target=function)
     thread.start()
@@ -209,8 +194,8 @@ def on_a_thread(function: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("nodes_before", [0, 7, 40])
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_recomputes_on_a_thread_that_counts_nodes_by_itself(reentrant: bool, nodes_before: int, sink) -> None:
+@pytest.mark.parametrize("name", ["checkpoint_reentrant", "checkpoint_non_reentrant"])
+def test_recomputes_on_a_thread_that_counts_nodes_by_itself(name: str, nodes_before: int, sink) -> None:
     """Autograd's threads, one for each GPU, number what is run again there from their own zero on, so that these
     numbers say nothing about the nodes that were made where the forward ran.
     """
@@ -220,13 +205,12 @@ def test_recomputes_on_a_thread_that_counts_nodes_by_itself(reentrant: bool, nod
             torch.ones(1, requires_grad=True).sin()
         loss.backward()
 
-    model = Checkpointed(reentrant)
+    model, loss_of = make(name)
     annotate_model(model)
-    x = torch.ones(3, 2, requires_grad=True)
-    model(x).sum().backward()
+    loss_of(model).backward()
     expected = list(sink.lines)
     sink.lines.clear()
-    loss = model(x).sum()
+    loss = loss_of(model)
     on_a_thread(lambda: backward(loss))
     assert sink.lines == expected
 
