@@ -192,7 +192,7 @@ measure() { # FILTER... -- PROGRAM...
   export LC_ALL=C # numbers without the locale's marks
   log=$stage/.said
   run_logged "$log"
-  if [ ! -e "$name.ncu-rep" ] && refused=$(refused_metrics "$log") && leave_out "$refused"; then
+  if [ ! -e "$name.ncu-rep" ] && [ "$status" -le 128 ] && refused=$(refused_metrics "$log") && leave_out "$refused"; then
     end_orphans
     note "this GPU does not give what was left out: once more, without"
     ncu_command "$@"
