@@ -3,15 +3,15 @@
 # time and in what they say of each layer; and take the captures that the tests read. Run on a machine with a GPU, nsys, ncu
 # and PyTorch, from the repository's root:
 #   tests/gpu/take_ncu.sh FOLDER [SCRUB [ARGUMENT-OF-train.py...]]
-# The default model needs about 8 minutes in all, most of it the full run, which FULL_LIMIT (seconds) ends early; WITHOUT_METRICS=1
-# leaves the last capture out. Leaves in FOLDER: times.txt, compare.txt, and packed with xz run.sqlite (nsys), full.csv, plan.csv, plan.ncu-rep (ncu), metrics.sqlite
-# (nsys with GPU metric samples). SCRUB is a command `SCRUB IN.sqlite OUT.sqlite` that removes private facts.
+# The default model needs about 13 minutes in all, most of it the full run, which FULL_LIMIT (seconds) ends early; WITHOUT_METRICS=1
+# leaves the last capture out. Leaves in FOLDER: times.txt, compare.txt, and packed with xz run.sqlite (nsys), full.csv (of ncu, the
+# columns that tables of layers are made of), plan.csv, plan.ncu-rep (ncu), metrics.sqlite (nsys with GPU metric samples). SCRUB is a command `SCRUB IN.sqlite OUT.sqlite` that removes private facts.
 set -euo pipefail
 out=${1:?usage: take_ncu.sh FOLDER [SCRUB [ARGUMENT...]]}
 scrub=${2:-cp}
 model=("${@:3}")
 [ ${#model[@]} -gt 0 ] || model=(encoder --layers 28 --width 512 --vocabulary 4096 --batch 2)
-full_limit=${FULL_LIMIT:-400}
+full_limit=${FULL_LIMIT:-1000}
 python=${PYTHON:-python3}
 mkdir -p "$out"
 work=$(mktemp -d)
@@ -59,6 +59,8 @@ ncu --import "$work/full.ncu-rep" --page raw --csv --print-units base > "$work/f
 say "full results: $(results_in "$work/full.csv")"
 say "the plan's run took $(awk "BEGIN { printf \"%.1f %%\", 100 * $plan_took / $full_took }") of the full run's time"
 "$python" tests/gpu/programs/compare_ncu.py "$work/full.csv" "$work/plan.csv" "$work/run.sqlite" | tee "$out/compare.txt"
+"$python" tests/gpu/programs/shorten_ncu.py "$work/full.csv" > "$work/short.csv"
+mv "$work/short.csv" "$work/full.csv"
 keep full.csv
 
 [ -z "${WITHOUT_METRICS-}" ] || exit 0
