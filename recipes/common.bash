@@ -42,6 +42,21 @@ need_program() { # PROGRAM
   [ -n "$(type -P -- "$1")" ] || fail 127 "'$1' is not found, or is no program that can be run"
 }
 
+first_number() { # VARIABLE...; the value of the first that is set to a number
+  local variable
+  for variable in "$@"; do
+    case ${!variable-} in '' | *[!0-9]*) ;; *) echo "$((10#${!variable}))"; return ;; esac
+  done
+}
+
+# Sets `rank` to the number that a launcher gave this process.
+find_rank() {
+  # Slurm's last: whatever a batch script starts has its number, 0, in the environment
+  rank=$(first_number RANK OMPI_COMM_WORLD_RANK PMIX_RANK PMI_RANK SLURM_PROCID)
+  [ -n "$rank" ] || fail 2 "no rank is known: none of RANK, OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK, SLURM_PROCID is set; \
+start it through torchrun, accelerate, deepspeed, srun or mpirun"
+}
+
 print_command() { # WORD...; one line that can be pasted
   local word line=
   for word in "$@"; do

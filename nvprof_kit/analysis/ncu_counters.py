@@ -53,6 +53,8 @@ AMOUNTS: dict[str, tuple[tuple[tuple[str, float], ...], ...]] = {
     "l2_bytes": ((("lts__t_bytes", 1.0),), (("lts__t_sectors", 32.0),)),
     "l1_bytes": ((("l1tex__t_bytes", 1.0),), (("l1tex__t_sectors", 32.0),)),
     "nvlink_bytes": ((("nvlrx__bytes", 1.0), ("nvltx__bytes", 1.0)),),
+    "nvlink_sent_bytes": ((("nvltx__bytes_data_user", 1.0),),),
+    "nvlink_received_bytes": ((("nvlrx__bytes_data_user", 1.0),),),
 }
 """Quantities that add up, and the sums of metrics that give them, the best first. An L1 or L2 sector is 32 bytes."""
 
@@ -95,6 +97,21 @@ def counters(report: NcuReport) -> pd.DataFrame:
             made[f"{STALL_PREFIX}{stall['reason']}"] = metrics[title].to_numpy()
     table: pd.DataFrame = pd.DataFrame(made)
     return table
+
+
+def missed_links(metrics: pd.DataFrame) -> tuple[str, ...]:
+    """A doubt where ncu counted fewer NVLinks than the GPU has: a sum over its mean is the number it counted."""
+    if "nvlink__count_physical" not in metrics:
+        return ()
+    there = metrics["nvlink__count_physical"].to_numpy()
+    for base in ("nvltx__bytes", "nvlrx__bytes"):
+        whole, mean = _first(metrics, (f"{base}.sum",)), _first(metrics, (f"{base}.avg",))
+        counted = np.round(np.divide(whole, mean, out=np.full(len(metrics), np.nan), where=mean > 0))
+        fewer = counted < there
+        if fewer.any():
+            of, has = counted[fewer][0], there[fewer][0]
+            return (f"ncu counted {of:.0f} of the {has:.0f} NVLinks that the GPU has: its bytes are of these alone",)
+    return ()
 
 
 def tensor_bases(names: Iterable[object]) -> list[str]:

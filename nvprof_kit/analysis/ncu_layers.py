@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nvprof_kit.analysis.kernels import Kernels, read_kernels
 from nvprof_kit.analysis.layer_order import with_holders
-from nvprof_kit.analysis.ncu_counters import AMOUNT_NAMES, PERCENTAGES, counters
+from nvprof_kit.analysis.ncu_counters import AMOUNT_NAMES, PERCENTAGES, counters, missed_links
 from nvprof_kit.analysis.ncu_match import measured_signatures
 from nvprof_kit.analysis.ncu_owners import Owner, own_layers
 from nvprof_kit.analysis.ncu_sums import Pairs, Sums
@@ -49,7 +49,9 @@ COLUMNS = {
     "dram_bytes": "bytes between DRAM and L2 in the covered launches",
     "l2_bytes": "bytes between L2 and the SMs, in these",
     "l1_bytes": "bytes through the L1 caches, in these",
-    "nvlink_bytes": "bytes over NVLink, both ways, in these",
+    "nvlink_bytes": "bytes over NVLink, both ways, in these, the protocol's own included",
+    "nvlink_sent_bytes": "what was sent in these, without the protocol",
+    "nvlink_received_bytes": "what was received, less what a peer sent before the launch began",
     "flop": "floating point operations of the CUDA cores, in these",
     "tensor_flop": "operations of the tensor cores, in these",
     "intensity": "all operations by byte of DRAM",
@@ -146,7 +148,7 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayersResult
         covered=float(work.ns[hit].sum() / whole) if whole else 0.0,
         measured=len(counted),
         unused=unused,
-        doubts=(*report.doubts, *doubts),
+        doubts=(*report.doubts, *doubts, *missed_links(report.metrics)),
         path=report.path,
         capture=trace.info.path if trace is not None else "",
         parents=work.parents,

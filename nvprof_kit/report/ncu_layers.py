@@ -88,6 +88,8 @@ def _cells(row: dict[Any, Any], ms: Milliseconds, spread: bool) -> dict[str, str
     cells = {"ms": ms(row["gpu_ns"]), "covered": percent(row["covered"]) if spread else ""}
     cells |= {name: _whole(row[column]) for name, column in _PERCENTAGES.items()}
     cells["DRAM bytes"] = scaled(row["dram_bytes"])
+    cells["NVLink out"] = scaled(row["nvlink_sent_bytes"])
+    cells["NVLink in"] = scaled(row["nvlink_received_bytes"])
     cells["op/byte"] = "" if math.isnan(row["intensity"]) else f"{row['intensity']:.1f}"
     cells["stall"] = row["stall"] if isinstance(row["stall"], str) else ""
     cells["bound"] = row["bound"]

@@ -7,7 +7,7 @@ here=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 . "$here/../common.bash"
 ncu=${NCU:-ncu}
 
-output='' force='' min_free=1024 dry_run='' arch='' window='' count='' skip='' clock=none cache=all replay=''
+output='' force='' min_free=1024 dry_run='' arch='' window='' count='' skip='' clock=none cache=all replay='' rank=''
 sets=() extra=()
 sections=() metrics=()
 
@@ -19,13 +19,15 @@ common_help() {
   -f, --force         overwrite these
       --min-free MB   refuse to start with less disk left (default: 1024)
       --window        measure only between the program's cudaProfilerStart and cudaProfilerStop
-      --count N       at most N launches
+      --count N       at most N launches; where ranges are run again, N ranges (default with app-range and a layer: 1)
       --skip N        pass over the first N launches that match
       --arch ARCH     sm_80, sm_90 or sm_100, where metrics differ (default: that of the first GPU, else sm_90)
       --clock MODE    base: fixed clocks, numbers that repeat; none: as the program runs, as nsys sees it (default: none)
       --cache MODE    all: empty caches before each pass, numbers that repeat; none: as they are (default: all)
       --replay MODE   kernel, application, range or app-range: what is run again for each pass (default: kernel;
-                      application with the set communication, whose kernels hang when they are run again alone)
+                      application with --rank or the set communication: what waits for another GPU hangs when run again alone)
+      --rank N        of a program of several ranks measure rank N alone, since under one ncu they would wait for each other;
+                      the launcher starts rank.sh on each: -- torchrun --nproc-per-node 8 --no-python rank.sh python train.py
   -x, --ncu OPTION    one more word for ncu, as it stands: -x --devices -x 0; may be given again
   -n, --dry-run       print the command and run nothing
   -h, --help          print this and exit
@@ -46,7 +48,7 @@ common_option() { # WORD...
     -f | --force) force=yes ;;
     -n | --dry-run) dry_run=yes ;;
     --window) window=yes ;;
-    -s | --set | -o | --output | --min-free | --count | --skip | --arch | --clock | --cache | --replay | -x | --ncu)
+    -s | --set | -o | --output | --min-free | --count | --skip | --arch | --clock | --cache | --replay | --rank | -x | --ncu)
       need_value "$1" $#
       # shellcheck disable=SC2034
       taken=2
@@ -62,6 +64,7 @@ common_option() { # WORD...
         --clock) one_of "$1" "$2" base none; clock=$2 ;;
         --cache) one_of "$1" "$2" all none; cache=$2 ;;
         --replay) one_of "$1" "$2" kernel application range app-range; replay=$2 ;;
+        --rank) need_number "$1" "$2"; rank=$2 ;;
         -x | --ncu) extra+=("$2") ;;
       esac ;;
     -*) fail 2 "no option $1; see $me --help" ;;
@@ -136,11 +139,33 @@ probe() {
   metrics=("${kept[@]}")
 }
 
-# Launches are told apart by configuration only since ncu 2022.4, and not where ranges are run again.
+# For all recipes but layer.sh.
+refuse_ranges() { # WHY
+  case $replay in range | app-range) fail 2 "with --replay $replay $1; layer.sh takes it" ;; esac
+}
+
+# Launches are told apart by configuration only since ncu 2022.4.
 need_filter_by_configuration() {
-  case $replay in range | app-range) fail 2 "with --replay $replay ncu cannot tell launches apart by configuration" ;; esac
   ! command -v "$ncu" >/dev/null || grep -q per-launch-config <<<"$("$ncu" --help 2>&1)" ||
     fail 3 "this ncu cannot tell launches apart by configuration; needed 2022.4 or newer"
+}
+
+# Processes below one of this name are out of ncu's sight: rank.sh gives it to all ranks but one.
+hidden=other-rank
+
+# Of ranks that one ncu sees, it lets one launch a kernel at a time: those that wait for each other would wait for ever.
+check_ranks() { # PROGRAM...
+  local launcher=''
+  case ${1##*/} in torchrun | accelerate | deepspeed | srun | mpirun | mpiexec) launcher=$1 ;; esac
+  if [ -z "$rank" ]; then
+    [ -z "$launcher" ] || [ "$replay" = kernel ] ||
+      note "ranks that wait for each other hang under one ncu; with --rank N it measures one of them (see $me --help)"
+    return 0
+  fi
+  [ -z "$launcher" ] || [[ " $* " == *[\ /]rank.sh\ * ]] ||
+    fail 2 "--rank $rank: the launcher has to start rank.sh on each rank: -- ${launcher##*/} ... --no-python $here/rank.sh python train.py"
+  ! command -v "$ncu" >/dev/null || grep -q exclude-tree <<<"$("$ncu" --help 2>&1)" ||
+    fail 3 "this ncu cannot leave a process out; 2024.1 can"
 }
 
 # --- the run ---
@@ -163,7 +188,7 @@ choose_measurements() {
   for name in "${sets[@]}"; do read_set "$name"; done
   if [ -z "$replay" ]; then
     replay=kernel
-    [[ " ${sets[*]} " != *" communication "* ]] || replay=application
+    [[ -z $rank && " ${sets[*]} " != *" communication "* ]] || replay=application
   fi
   probe
 }
@@ -175,12 +200,13 @@ measure() { # FILTER... -- PROGRAM...
   [ $# -gt 0 ] || fail 2 "no program to run; needed: $me [OPTION]... -- python train.py"
   need_name "$output"
   choose_measurements
+  check_ranks "$@"
   stage=$(stage_of "$output")
   name=$stage/${output##*/}
   ncu_command "$@"
   import=("$ncu" "--import=$name.ncu-rep" --page=raw --csv --print-units=base)
   if [ -n "$dry_run" ]; then
-    print_command env LC_ALL=C "${command[@]}"
+    print_command env LC_ALL=C ${rank:+"NVPROF_KIT_NCU_RANK=$rank"} "${command[@]}"
     print_command env LC_ALL=C "${import[@]}"
     exit 0
   fi
@@ -190,14 +216,16 @@ measure() { # FILTER... -- PROGRAM...
   check_disk "$(dirname -- "$stage")" "$min_free"
   open_stage "$stage" "$force"
   export LC_ALL=C # numbers without the locale's marks
+  [ -z "$rank" ] || export NVPROF_KIT_NCU_RANK="$rank" # for rank.sh
   log=$stage/.said
   run_logged "$log"
-  if [ ! -e "$name.ncu-rep" ] && [ "$status" -le 128 ] && refused=$(refused_metrics "$log") && leave_out "$refused"; then
+  # no second time after a signal; 255 is an older ncu's own
+  while [ ! -e "$name.ncu-rep" ] && ((status <= 128 || status == 255)) && refused=$(refused_metrics "$log") && leave_out "$refused"; do
     end_orphans
-    note "this GPU does not give what was left out: once more, without"
+    note "ncu does not give what was left out here: once more, without"
     ncu_command "$@"
     run_logged "$log"
-  fi
+  done
   rm -f -- "$log"
   { [ "$status" -le 128 ] && [ -e "$name.ncu-rep" ]; } || end_orphans
   if [ ! -e "$name.ncu-rep" ]; then
@@ -214,6 +242,7 @@ measure() { # FILTER... -- PROGRAM...
 ncu_command() { # PROGRAM...
   local joined
   command=("$ncu" --target-processes all --nvtx "--replay-mode=$replay" "--clock-control=$clock" "--cache-control=$cache")
+  [ -z "$rank" ] || command+=("--target-processes-filter=exclude-tree:$hidden")
   [ -z "$window" ] || command+=(--profile-from-start=off)
   command+=("${filter[@]}")
   [ -z "$skip" ] || command+=("--launch-skip=$skip")
@@ -223,7 +252,7 @@ ncu_command() { # PROGRAM...
   command+=("--metrics=$joined" "${extra[@]}" "--export=$name" "$@")
 }
 
-# --- metrics that ncu knows and this GPU does not give: NVLink where there is none, or in a virtual machine ---
+# --- metrics that ncu knows and does not give: NVLink's where there is none, or in a virtual machine; some of a range ---
 
 # Runs `command`. What ncu itself says is seen as always, and kept; the program keeps its own output.
 run_logged() { # FILE
@@ -238,9 +267,10 @@ run_logged() { # FILE
   done
 }
 
-refused_metrics() { # FILE; the names that ncu asked the GPU for in vain, without .sum and the like
+refused_metrics() { # FILE; the names that ncu refuses in it, without .sum and the like
   local names
-  names=$(sed -n 's/^==ERROR== Unable to access the following [0-9]* metrics*: \(.*\)$/\1/p' "$1" | tr ',' '\n' |
+  names=$(sed -n 's/^==ERROR== Unable to access the following [0-9]* metrics*: \(.*\)$/\1/p
+    s/^==ERROR== Metric \([^ ]*\) is not supported in range replay.*/\1/p' "$1" | tr ',' '\n' |
     sed 's/^ *//; s/\..*//' | sort -u)
   [ -n "$names" ] && printf '%s\n' "$names"
 }

@@ -13,6 +13,10 @@ Measure the first launches of the kernels whose names match:
   kernels.sh -k flash_fwd --count 3 -- python train.py
   nvprof-kit ncu kernels kernels.csv
 
+Those of NCCL, of one rank (see rank.sh --help):
+
+  kernels.sh -k nccl -s communication --window --rank 0 -- torchrun --nproc-per-node 8 --no-python rank.sh python train.py
+
 Options:
   -k, --kernel NAME   a regular expression for the function's name, without parameters; may be given again
       --each          the first launch of every grid, block and shared memory it comes with, instead of --count
@@ -32,6 +36,7 @@ while [ $# -gt 0 ]; do
     *) common_option "$@"; shift "$taken" ;;
   esac
 done
+refuse_ranges "ncu measures ranges, and no kernels by their names"
 [ ${#names[@]} -gt 0 ] || fail 2 "no kernel; needed: kernels.sh -k NAME -- python train.py"
 [ ${#sets[@]} -gt 0 ] || sets=(speed-of-light memory tensor occupancy stalls)
 output=${output:-kernels}

@@ -36,6 +36,11 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$layer" ] || fail 2 "no layer; needed: layer.sh -l model.layers.3 -- python train.py"
 [ ${#sets[@]} -gt 0 ] || sets=(speed-of-light memory tensor occupancy stalls)
+case $replay in range | app-range)
+  [ -z "$window" ] || fail 2 "with --replay $replay the layer's ranges are all there is; leave out --window, or choose by --skip and --count"
+  # ncu 2025.3.1 hangs in the second one of a pass
+  [ "$replay" = range ] || count=${count:-1} ;;
+esac
 output=${output:-layer}
 range=$layer
 [ "$phase" = forward ] || range="$layer $phase"

@@ -32,6 +32,7 @@ while [ $# -gt 0 ]; do
     *) common_option "$@"; shift "$taken" ;;
   esac
 done
+refuse_ranges "ncu gives no peaks"
 sets+=(roofline)
 output=${output:-roofline}
 filter=()

@@ -53,5 +53,6 @@ print("|".join(re.escape(name) for (name,) in rows))
 PYTHON
 ) || exit 2
 [ -n "$names" ] || fail 2 "$capture: no kernel in it"
+refuse_ranges "ncu measures ranges, and no kernels by their names"
 need_filter_by_configuration
 measure --filter-mode=per-launch-config --kernel-name-base=mangled "--kernel-id=::regex:^($names)\$:1" -- "$@"

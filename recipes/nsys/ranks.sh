@@ -33,13 +33,6 @@ Exit status: the program's own; 2 for a wrong call or where no rank is known, 3 
 HELP
 }
 
-first_number() { # VARIABLE...; the value of the first that is set to a number
-  local variable
-  for variable in "$@"; do
-    case ${!variable-} in '' | *[!0-9]*) ;; *) echo "$((10#${!variable}))"; return ;; esac
-  done
-}
-
 # Whether a number is in a list such as 0,3,8-15,0-31:8.
 in_list() { # NUMBER LIST
   local part rest="${2%,}," first last stride found=1 number='0*(0|[1-9][0-9]{0,8})'
@@ -78,10 +71,7 @@ done
 need_name "${output%.nsys-rep}"
 [ $# -gt 0 ] || fail 2 "no program to run; needed: torchrun ... --no-python ranks.sh [OPTION]... -- python train.py"
 
-# Slurm's last: whatever a batch script starts has its number, 0, in the environment
-rank=$(first_number RANK OMPI_COMM_WORLD_RANK PMIX_RANK PMI_RANK SLURM_PROCID)
-[ -n "$rank" ] || fail 2 "no rank is known: none of RANK, OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK, SLURM_PROCID is set; \
-start it through torchrun, accelerate, deepspeed, srun or mpirun"
+find_rank
 local_rank=$(first_number LOCAL_RANK OMPI_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID SLURM_LOCALID)
 [ -z "$local" ] || [ -n "$local_rank" ] ||
   fail 2 "--local: no local rank is known: none of LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK, MPI_LOCALRANKID, SLURM_LOCALID is set"

@@ -25,13 +25,17 @@ CALLS = [
     "layer.sh -l model.layers.3 --arch sm_90 -- python train.py --lr 3",
     "layer.sh -l model.layers.3 -p backward -s tensor --window --arch sm_80 -o out/l3 -f -- python train.py",
     "layer.sh --layer='a[0]/b@c' --phase=recompute --domain=my@own -s occupancy --arch sm_100 -- python -c 'print(1)'",
-    "layer.sh -l model.layers.0 -s communication --arch sm_90 -- torchrun train.py",
+    "layer.sh -l model.layers.0 -s communication --arch sm_90 -- python train.py",
     "kernels.sh -k flash_fwd -k nvjet --arch sm_90 -s speed-of-light -- python train.py",
     "kernels.sh -k flash_fwd --each --arch sm_90 -s memory --clock base --cache none --replay application -- ./x",
     "kernels.sh -k adam --count 3 --skip 5 --arch sm_90 -s stalls -x --devices -x 0 -- python train.py",
     "top.sh -c CAPTURE --top 2 --arch sm_90 -s tensor -- python train.py",
     "roofline.sh --arch sm_90 --window -- python train.py",
     "roofline.sh -l lm_head --arch sm_100 -s memory -- python train.py",
+    "kernels.sh -k nccl -s communication --rank 0 --window --arch sm_90 -- torchrun --no-python rank.sh ./train.py",
+    "layer.sh -l lm_head -s communication --rank 3 --replay kernel --arch sm_90 -- ./job.sh",
+    "layer.sh -l lm_head -s communication --replay app-range --arch sm_90 -- python train.py",
+    "layer.sh -l lm_head --replay range --arch sm_90 -- python train.py",
 ]
 
 
@@ -108,8 +112,34 @@ def test_help(recipe: str, tmp_path: Path) -> None:
         (
             "kernels.sh -k a --each --replay range -- x",
             2,
-            "with --replay range ncu cannot tell launches apart by configuration",
+            "with --replay range ncu measures ranges, and no kernels by their names; layer.sh takes it",
         ),
+        (
+            "kernels.sh -k a --replay app-range -- x",
+            2,
+            "with --replay app-range ncu measures ranges, and no kernels by their names; layer.sh takes it",
+        ),
+        (
+            "layer.sh -l a --replay app-range --window -- x",
+            2,
+            "with --replay app-range the layer's ranges are all there is; leave out --window, or choose by --skip and "
+            "--count",
+        ),
+        (
+            "roofline.sh --replay range -l a -- x",
+            2,
+            "with --replay range ncu gives no peaks; layer.sh takes it",
+        ),
+        ("layer.sh -l a --rank first -- x", 2, "--rank needs a whole number, not 'first'"),
+        (
+            "layer.sh -l a --rank 0 -- /bin/torchrun train.py",
+            2,
+            "--rank 0: the launcher has to start rank.sh on each rank: "
+            f"-- torchrun ... --no-python {RECIPES}/rank.sh python train.py",
+        ),
+        ("rank.sh", 2, "no program to run; needed: LAUNCHER... rank.sh python train.py"),
+        ("rank.sh --ranks 0 x", 2, "no option --ranks; see rank.sh --help"),
+        ("rank.sh no-such-program", 127, "'no-such-program' is not found, or is no program that can be run"),
         ("top.sh -- x", 2, "no capture; needed: top.sh -c run.sqlite -- python train.py"),
         ("top.sh -c none.sqlite -- x", 2, "none.sqlite: no such file"),
         (
@@ -138,6 +168,68 @@ def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"layer.{suffix} exists; choose another name with -o NAME, or overwrite it with --force" in done.stderr
     assert (tmp_path / f"layer.{suffix}").read_text() == "precious"
+
+
+def test_ranks_that_would_hang_are_said(tmp_path: Path) -> None:
+    call = "kernels.sh -n -k nccl -s communication --arch sm_90 -- torchrun train.py"
+    done = run(*shlex.split(call), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        0,
+        "kernels.sh: ranks that wait for each other hang under one ncu; with --rank N it measures one of them "
+        "(see kernels.sh --help)\n",
+    )
+
+
+# ---------------------------------------------------------------- rank.sh
+
+SHOW = 'echo "$RANK|$1|$2|${NVTX_INJECTION64_PATH-}|$(cat /proc/$PPID/comm)"; exit 3'
+UNDER_NCU = {"NVPROF_KIT_NCU_RANK": "1", "NVTX_INJECTION64_PATH": "libcuda-injection.so"}
+
+
+@pytest.mark.parametrize(("rank", "seen"), [("1", "libcuda-injection.so"), ("01", "libcuda-injection.so"), ("0", "")])
+def test_a_rank_becomes_its_program(rank: str, seen: str, tmp_path: Path) -> None:
+    """Out of ncu's sight or not: its words as they are, in one process, with its status, and nothing left behind."""
+    argv = ["rank.sh", "bash", "-c", SHOW, "me", "a  b", "*"]
+    done = run(*argv, cwd=tmp_path, RANK=rank, TMPDIR=str(tmp_path), **UNDER_NCU)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout.rpartition("|")[0] == f"{rank}|a  b|*|{seen}"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_other_ranks_come_of_a_process_that_ncu_leaves_out(tmp_path: Path) -> None:
+    """Its executable has the name that the recipes give ncu; it becomes the program."""
+    (tmp_path / "rm").write_text("#!/bin/bash\nreadlink /proc/$PPID/exe\n")
+    (tmp_path / "rm").chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = run("rank.sh", "true", cwd=tmp_path, RANK="0", TMPDIR=str(tmp_path), PATH=path, **UNDER_NCU)
+    name = Path(done.stdout.strip()).name
+    dry = run("layer.sh", "-n", "-l", "a", "--rank", "1", "--", "./job.sh", cwd=tmp_path)
+    assert f" --target-processes-filter=exclude-tree:{name} " in dry.stdout
+    assert dry.stdout.startswith("env LC_ALL=C NVPROF_KIT_NCU_RANK=1 ")
+    assert len(name) <= 15  # what Linux keeps of a process's name
+
+
+def test_a_rank_with_no_recipe_around_it(tmp_path: Path) -> None:
+    done = run("rank.sh", "--", "echo", "-n", "here", cwd=tmp_path, RANK="0")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "here", "")
+    forgotten = run("rank.sh", "true", cwd=tmp_path, RANK="0", NV_COMPUTE_PROFILER_PERFWORKS_DIR="/opt/ncu")
+    assert (forgotten.returncode, forgotten.stdout) == (2, "")
+    assert "needed: layer.sh --rank 0 ... -- LAUNCHER... rank.sh true" in forgotten.stderr
+
+
+def test_a_rank_that_is_not_known(tmp_path: Path) -> None:
+    variables = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+    done = run("rank.sh", "true", cwd=tmp_path, **UNDER_NCU, **dict.fromkeys(variables, ""))
+    assert done.returncode == 2 and "rank.sh: no rank is known" in done.stderr
+
+
+def test_a_folder_in_which_no_program_may_run(tmp_path: Path) -> None:
+    done = run("rank.sh", "true", cwd=tmp_path, RANK="0", TMPDIR="/no/folder", **UNDER_NCU)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.endswith("rank.sh: cannot write to /no/folder; set TMPDIR to a folder that can be written\n")
+
+
+# ---------------------------------------------------------------- sets
 
 
 @pytest.mark.parametrize("path", SETS, ids=lambda path: path.stem)
@@ -190,7 +282,7 @@ def test_what_the_gpu_does_not_give_is_left_out(tmp_path: Path) -> None:
         "metric nvltx__bytes.sum: left out",
         "metric nvlrx__bytes_data_user.sum: left out",
         "metric nvltx__bytes_data_user.sum: left out",
-        "this GPU does not give what was left out: once more, without",
+        "ncu does not give what was left out here: once more, without",
         "wrote layer.csv layer.ncu-rep",
     ]
     first, second = (tmp_path / "ran").read_text().splitlines()
@@ -232,14 +324,23 @@ def test_the_sets_are_probed(ncu: str, arch: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", [call for call in CALLS if "CAPTURE" not in call and "sm_100" not in call])
 def test_it_takes_every_option(ncu: str, call: str, tmp_path: Path) -> None:
-    """Without a kernel there is no report, and ncu says so and not that it does not know an option."""
+    """Without a kernel there is no report, and ncu says so and not that it does not know an option.
+
+    Of a range it refuses some metrics, one after the other, until the recipe has left them all out.
+    """
     recipe, *words = shlex.split(call.partition(" -- ")[0])
     done = run(recipe, *words, "-o", "a", "--", "true", cwd=tmp_path, NCU=ncu)
     version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=True).stdout
     if "--each" in words and "2022.3" in version:
         assert "needed 2022.4 or newer" in done.stderr
         return
-    assert "No kernels were profiled" in done.stdout + done.stderr, done.stdout + done.stderr
+    if "2022.3" in version and "--rank" in words:
+        assert done.stderr == f"{recipe}: this ncu cannot leave a process out; 2024.1 can\n"
+        return
+    if "2022.3" in version and "app-range" in words:
+        assert "the argument for option '--replay-mode' is invalid" in done.stdout + done.stderr
+        return
+    assert re.search("No (kernels|ranges) were profiled", done.stdout + done.stderr), done.stdout + done.stderr
     assert "no report: ncu measured no kernel" in done.stderr
     assert not (tmp_path / "a.csv").exists()
 

@@ -370,6 +370,34 @@ def test_the_roofline_of_a_report() -> None:
     assert len(products) == 7 and (products["rate"] < 0.5 * made.peaks["tensor bf16 to fp32"]).all()
 
 
+def test_the_bytes_of_collectives() -> None:
+    """What DDP's all-reduces sent on rank 0 of 2: the gradients' bytes, of the 17 of 18 links that ncu counted there.
+
+    A ring of two sends each byte once. The first bucket is lm_head's weight alone, the next ones a whole layer and the
+    one above's down_proj; both in bf16.
+    """
+    report_ = open_ncu(DATA / "communication-2025.3.csv.xz")
+    made = ncu_layers(report_)
+    assert made.measured == 4
+    assert made.doubts == ("ncu counted 17 of the 18 NVLinks that the GPU has: its bytes are of these alone",)
+    width, inner, vocabulary = 1024, 1024 * 11 // 4, 32_000
+    layer = 2 * (4 * width * width + 3 * width * inner + 2 * width)
+    sent = made.rows.set_index(["layer", "phase"])["nvlink_sent_bytes"]
+    assert sent["lm_head", "backward"] == pytest.approx(2 * vocabulary * width * 17 / 18, rel=1e-3)
+    assert sent["model.layers.2.mlp", "backward"] == pytest.approx((layer + 2 * width * inner) * 17 / 18, rel=1e-3)
+    assert sent["model", "backward"] == sent["model.layers.1", "backward"] + sent["model.layers.2", "backward"]
+    received = made.rows["nvlink_received_bytes"]
+    assert (received < made.rows["nvlink_sent_bytes"]).all()  # the peer began before
+    assert (made.rows["nvlink_bytes"] > made.rows["nvlink_sent_bytes"] + received).all()
+
+
+def test_a_range_that_was_run_again_as_one() -> None:
+    """Application range replay has one row for all that a layer launched, and no links were used."""
+    made = ncu_layers(open_ncu(DATA / "range-2025.3.csv.xz"))
+    assert rows(made, "launches", "gpu_ns", "nvlink_sent_bytes")[-1] == ["model.layers.0", "forward", 1, 560954272, 0]
+    assert made.doubts == ()
+
+
 def test_first_launches_alone_cover_what_their_role_does() -> None:
     """Of each launch only the first was measured: those of the MLP's products that are launched like the attention's
     stay open, which is a tenth of the GPU time.
