@@ -37,9 +37,7 @@ def advise(asked: Reading, *, top: int, rules: Rules | None, rules_path: Path | 
     kernels = read_kernel_rules(rules_path)
     results = each(asked.captures, lambda one: analyse(opened(one, asked.domain, rules, OPTIONAL), kernels))
     if asked.output.form in tables.FORMATS:
-        named = [(result.info.path, result.rows) for result in results]
-        chosen = tables.with_capture(named) if len(named) > 1 else named[0][1]
-        asked.output.write(tables.encode(chosen, asked.output.form))
+        asked.output.write_tables([(result.info.path, result.rows, result.doubts) for result in results])
         return
     from nvprof_kit.report.advise import advise_report
 

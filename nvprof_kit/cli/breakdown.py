@@ -41,9 +41,8 @@ def breakdown(asked: Reading, view: str | None, top: int, rules: Rules | None, r
     kernels = read_kernel_rules(rules_path)
     results = each(asked.captures, lambda one: analyse(opened(one, asked.domain, rules, OPTIONAL), kernels))
     if asked.output.form in tables.FORMATS:
-        named = [(result.info.path, result.table(view or "steps")) for result in results]
-        chosen = tables.with_capture(named) if len(named) > 1 else named[0][1]
-        asked.output.write(tables.encode(chosen, asked.output.form))
+        view = view or "steps"
+        asked.output.write_tables([(result.info.path, result.table(view), result.doubts) for result in results])
         return
     from nvprof_kit.report.breakdown import breakdown_report
 

@@ -69,7 +69,7 @@ def diff(
     if output.form == "md":
         output.write(diff_markdown(result, top).encode())
     elif output.form in tables.FORMATS:
-        output.write(tables.encode(getattr(result, view), output.form))
+        output.write(tables.encode(getattr(result, view), output.form), result.doubts)
     else:
         output.print(diff_report(result, top))
     if not all(outcome.held for outcome in result.gates):

@@ -63,9 +63,7 @@ def flops(asked: Reading, counts: str | None, peaks: dict[str, float], depth: in
 
     results = each(asked.captures, join)
     if asked.output.form in tables.FORMATS:
-        named = [(result.info.path, result.rows) for result in results]
-        rows = tables.with_capture(named) if len(named) > 1 else results[0].rows
-        asked.output.write(tables.encode(rows, asked.output.form))
+        asked.output.write_tables([(result.info.path, result.rows, result.doubts) for result in results])
         return
     from nvprof_kit.report.flops import flops_report
 

@@ -48,12 +48,11 @@ def layers(asked: Reading, by: str | None, depth: int | None, memory: bool, rule
 
 def _write(results: list[LayersResult], output: Output, depth: int | None) -> None:
     if output.form in tables.FORMATS:
-        named = [(result.info.path, result.rows) for result in results]
-        output.write(tables.encode(tables.with_capture(named) if len(named) > 1 else results[0].rows, output.form))
+        output.write_tables([(result.info.path, result.rows, result.doubts) for result in results])
     elif output.form in plots.FORMATS:
         from nvprof_kit.report.layers_plot import layers_figure
 
-        output.write(plots.encode(layers_figure(results[0], depth), output.form))
+        output.write(plots.encode(layers_figure(results[0], depth), output.form), results[0].doubts)
     else:
         _print(results, output, depth)
 

@@ -42,11 +42,11 @@ def memory(output: Output, snapshot: Path, by: str | None, device: int | None) -
     if output.form == "html":
         output.write(report.memory_page(result, read))
     elif output.form in tables.FORMATS:
-        output.write(tables.encode(report.view(result, by or "layer"), output.form))
+        output.write(tables.encode(report.view(result, by or "layer"), output.form), result.doubts)
     elif output.form in plots.FORMATS:
         from nvprof_kit.report.memory_plots import segments_figure, timeline_figure
 
         figure = segments_figure(read, result.summary.device) if by == "segment" else timeline_figure(result)
-        output.write(plots.encode(figure, output.form))
+        output.write(plots.encode(figure, output.form), result.doubts)
     else:
         output.print(report.memory_report(result, (by,) if by else _VIEWS))

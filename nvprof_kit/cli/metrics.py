@@ -42,10 +42,7 @@ def metrics(asked: Reading, floor: float, depth: int | None, rules: Rules | None
     options = MetricsOptions(floor)
     results = each(asked.captures, lambda one: analyse(opened(one, asked.domain, rules, ("samples",)), options))
     if asked.output.form in tables.FORMATS:
-        named = [(result.info.path, result.rows) for result in results]
-        asked.output.write(
-            tables.encode(tables.with_capture(named) if len(named) > 1 else results[0].rows, asked.output.form)
-        )
+        asked.output.write_tables([(result.info.path, result.rows, result.info.doubts) for result in results])
         return
     from nvprof_kit.report.metrics import metrics_report
 

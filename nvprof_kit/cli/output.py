@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from nvprof_kit.names import DOMAIN
 from nvprof_kit.report import plots, tables
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import RenderableType
 
 _BY_SUFFIX = {".txt": "table"} | {f".{name}": name for name in (*tables.FORMATS, *plots.FORMATS)}
@@ -70,19 +71,38 @@ class Output:
             raise UsageError(f"{path}: no format has this suffix; needed one of {suffixes}")
         return cls(form, path)
 
-    def write(self, data: bytes) -> None:
-        """Write an answer that is data or a picture.
+    def write(self, data: bytes, doubts: Iterable[str] = ()) -> None:
+        """Write an answer that is data or a picture, and to stderr what is doubtful about it: it has no place for that.
 
         Raises:
             UsageError: The file cannot be written.
         """
         if self.path is None:
             sys.stdout.buffer.write(data)
-            return
-        try:
-            self.path.write_bytes(data)
-        except OSError as error:
-            raise UsageError(f"{self.path}: cannot write it: {error.strerror}") from None
+            sys.stdout.buffer.flush()
+        else:
+            try:
+                self.path.write_bytes(data)
+            except OSError as error:
+                raise UsageError(f"{self.path}: cannot write it: {error.strerror}") from None
+        for doubt in doubts:
+            print("!", doubt, file=sys.stderr)
+
+    def write_tables(self, told: Sequence[tuple[str, pd.DataFrame, Iterable[str]]]) -> None:
+        """Write the tables of captures as data, with a column ``capture`` if there are several, and their doubts.
+
+        Args:
+            told: For each capture its path, its table and what is doubtful about it.
+
+        Raises:
+            UsageError: The file cannot be written.
+        """
+        if len(told) == 1:
+            _, rows, doubts = told[0]
+        else:
+            rows = tables.with_capture([(path, rows) for path, rows, _ in told])
+            doubts = [f"{path}: {doubt}" for path, _, doubts in told for doubt in doubts]
+        self.write(tables.encode(rows, self.form), doubts)
 
     def print(self, parts: Iterable[RenderableType]) -> None:
         """Print an answer that is text for a person.

@@ -47,18 +47,21 @@ def plot(asked: Reading, view: str, depth: int | None, step: int | None, rules: 
         optional = {"timeline": timeline.OPTIONAL, "queue": breakdown.OPTIONAL}.get(view, ())
         trace = opened(capture, asked.domain, rules, optional)
         say(f"drawing {len(trace.ops):,} operations")
-        made = plots.encode(_figure(trace, view, depth, step), asked.output.form)
-    asked.output.write(made)
+        figure, doubts = _figure(trace, view, depth, step)
+        made = plots.encode(figure, asked.output.form)
+    asked.output.write(made, doubts)
 
 
-def _figure(trace: Trace, view: str, depth: int | None, step: int | None) -> Figure:
+def _figure(trace: Trace, view: str, depth: int | None, step: int | None) -> tuple[Figure, tuple[str, ...]]:
+    """The picture, and what is doubtful about it."""
     if view == "timeline":
-        return _timeline(trace, depth, step)
+        return _timeline(trace, depth, step), trace.info.doubts
     if view == "queue":
         from nvprof_kit.analysis.breakdown import breakdown
         from nvprof_kit.report.queue_plot import queue_figure
 
-        return queue_figure(breakdown(trace))
+        made = breakdown(trace)
+        return queue_figure(made), made.doubts
     from nvprof_kit.analysis.attribution import attribute
     from nvprof_kit.analysis.layers import LayersOptions, layers
 
@@ -67,17 +70,17 @@ def _figure(trace: Trace, view: str, depth: int | None, step: int | None) -> Fig
     if view == "layers":
         from nvprof_kit.report.layers_plot import layers_figure
 
-        return layers_figure(result, depth)
+        return layers_figure(result, depth), result.doubts
     if view == "tree":
         from nvprof_kit.report.tree_plot import tree_figure
 
-        return tree_figure(result, depth)
+        return tree_figure(result, depth), result.doubts
     from nvprof_kit.analysis.steps import step_times
     from nvprof_kit.report.steps_plot import steps_figure
 
     if not result.summary.steps:
         raise UsageError(f"{trace.info.path}: no steps; put nvprof_kit.step(number) around each step of the loop")
-    return steps_figure(result, step_times(trace, owned))
+    return steps_figure(result, step_times(trace, owned)), result.doubts
 
 
 def _timeline(trace: Trace, depth: int | None, step: int | None) -> Figure:

@@ -58,9 +58,7 @@ def summary(
         columns = dict.fromkeys(name for result in results for view in result.views.values() for name in map(str, view))
         raise UsageError(f"--sort {sort}: no such column; there are {', '.join(columns)}")
     if asked.output.form in tables.FORMATS:
-        named = [(result.info.path, result.views[views[0]]) for result in results]
-        chosen = tables.with_capture(named) if len(named) > 1 else named[0][1]
-        asked.output.write(tables.encode(chosen, asked.output.form))
+        asked.output.write_tables([(result.info.path, result.views[views[0]], result.doubts) for result in results])
         return
     from nvprof_kit.report.summary import summary_report
 

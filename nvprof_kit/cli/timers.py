@@ -49,11 +49,11 @@ def timers(output: Output, logs: tuple[Path, ...], by: str | None, collective: t
         say("comparing ranks")
         result = analyse(read, TimersOptions(by == "rank", collective, warm_up))
     if output.form in tables.FORMATS:
-        output.write(tables.encode(result.calls if by == "call" else result.rows, output.form))
+        output.write(tables.encode(result.calls if by == "call" else result.rows, output.form), result.doubts)
     elif output.form in plots.FORMATS:
         from nvprof_kit.report.timers import timeline_figure
 
-        output.write(plots.encode(timeline_figure(result), output.form))
+        output.write(plots.encode(timeline_figure(result), output.form), result.doubts)
     else:
         from nvprof_kit.report.timers import timers_report
 

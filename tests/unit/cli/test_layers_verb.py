@@ -39,7 +39,7 @@ def run(*argv: object) -> int:
 def answer(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
     assert run("layers", *argv) == 0
     captured = capsys.readouterr()
-    assert captured.err == ""
+    assert all(line.startswith("! ") for line in captured.err.splitlines())
     return captured.out
 
 
@@ -105,6 +105,22 @@ def test_parquet(capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_plots(suffix: str, start: bytes, capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer(capsys, capture, "-o", tmp_path / f"out.{suffix}")
     assert (tmp_path / f"out.{suffix}").read_bytes().startswith(start)
+
+
+def test_what_has_no_place_for_doubts_leaves_them_on_stderr(
+    capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table ends with them; data and pictures are data and pictures alone."""
+    run("layers", capture)
+    table = capsys.readouterr()
+    doubts = [line for line in table.out.splitlines() if line.startswith("! ")]
+    assert len(doubts) == 1 and table.err == ""
+    for argv in (("--format", "csv"), ("--format", "json"), ("-o", tmp_path / "a.parquet"), ("-o", tmp_path / "a.svg")):
+        run("layers", capture, *argv)
+        data = capsys.readouterr()
+        assert data.err.splitlines() == doubts and "! " not in data.out
+    run("layers", capture, capture, "--format", "csv")
+    assert capsys.readouterr().err.splitlines() == [f"! {capture}: {doubts[0][2:]}"] * 2
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
