@@ -2,7 +2,7 @@
 # Measure one layer of a model with ncu, in one phase, by its NVTX range.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.bash
-. "$(dirname "${BASH_SOURCE[0]}")/common.bash"
+. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/common.bash"
 
 usage() {
   cat <<'HELP'

@@ -2,7 +2,7 @@
 # Measure with ncu what a roofline needs: operations, bytes, and the peaks of the GPU.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.bash
-. "$(dirname "${BASH_SOURCE[0]}")/common.bash"
+. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/common.bash"
 
 usage() {
   cat <<'HELP'

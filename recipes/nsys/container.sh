@@ -3,7 +3,7 @@
 # capabilities that CPU sampling and hardware counters need.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.bash
-. "$(dirname "${BASH_SOURCE[0]}")/common.bash"
+. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/common.bash"
 
 usage() {
   cat <<'HELP'

@@ -2,7 +2,7 @@
 # Begin a capture of the program that launch.sh started.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.bash
-. "$(dirname "${BASH_SOURCE[0]}")/common.bash"
+. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/common.bash"
 
 usage() {
   cat <<'HELP'

@@ -2,7 +2,7 @@
 # Which nsys sessions there are, what they do, and whether this machine lets nsys do all it can.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.bash
-. "$(dirname "${BASH_SOURCE[0]}")/common.bash"
+. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/common.bash"
 
 usage() {
   cat <<'HELP'

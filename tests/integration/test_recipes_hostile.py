@@ -108,6 +108,17 @@ def test_a_program_that_is_none(tool: Path, place: Path, recipe: str, program: s
     assert files(place) == ["text"]
 
 
+@pytest.mark.parametrize("script", sorted(RECIPES.parent.glob("*/*.sh")), ids=lambda path: path.name)
+def test_a_link_to_a_recipe(script: Path, place: Path, tmp_path: Path) -> None:
+    """In a folder on PATH, say, from whatever folder it is called."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "a link").symlink_to(script)
+    done = subprocess.run(
+        [tmp_path / "bin" / "a link", "--help"], cwd=place, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "") and "Usage: " in done.stdout
+
+
 @pytest.mark.parametrize("recipe", ["nsys/profile.sh", "ncu/roofline.sh"])
 def test_a_tool_that_does_not_run(tool: Path, place: Path, recipe: str) -> None:
     for name in ("nsys", "ncu"):
