@@ -2,7 +2,8 @@
 
 The operations were counted in a run of the same program (`nvprof_kit.count_flops`), the time was captured in this one.
 What joins the two is the layer's call: operations of a call as counted, times the calls captured. A row holds what is
-nested in its ranges, in operations as in time, and both are those of the steps, where the capture has steps.
+nested in its ranges, in operations as in time, and both are those of the steps, where the capture has steps. Only the
+recompute of a layer is in no row of another one that does not hold it, wherever a backward pass came to do it.
 
 Utilisation is the time that the operations would take at the peak of their types of number, over the time they took.
 HFU takes all of them, MFU leaves out what activation checkpointing computes again (Korthikanti et al., "Reducing
@@ -33,7 +34,8 @@ COLUMNS = {
     "layer": "module path, with everything nested in it; or `(none)` for work outside every layer",
     "phase": "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`",
     "calls": "times it ran in the capture's steps, as in `layers`; in all of a capture without steps",
-    "gpu_busy_ns": "length of the union of its operations' intervals there, in ns, summed over devices",
+    "gpu_busy_ns": "length of the union of its operations' intervals there, in ns, summed over devices, without the "
+    "recompute of a layer that it does not hold",
     "dtype": "types of number of a hundredth of its operations and more, most first: `bf16`, `bf16+fp32`",
     "flops": "its floating point operations in that time: those counted of a call, times the calls",
     "model_flops": "these without what activation checkpointing computes again",
@@ -94,7 +96,7 @@ def flops(trace: Trace, counts: FlopsFile, options: FlopsOptions | None = None) 
     options = options or FlopsOptions()
     operations = Operations(trace)
     counted = read_counted(counts)
-    rows = captured_rows(trace, operations.owned)
+    rows = captured_rows(trace, operations.owned, counted.around_others())
     steps = len(operations.owned.ranges.steps)
     peaks = peaks_of(trace.info.gpus if trace.info.on_gpu else (), options.peaks)
     times = {row.key: _times(row, counted, steps) for row in rows}
@@ -135,9 +137,10 @@ class _Records:
         uncounted: Mapping[Key, float],
         own_peak: bool,
     ) -> None:
-        self._work, self._model = counted.nested(), counted.nested(model=True)
+        self._model = counted.nested(model=True)
+        around = counted.around_others()
+        self._work = {key: self._model[key] if key in around else work for key, work in counted.nested().items()}
         self._unknown, self._attention = counted.nested_unknown(), counted.attention
-        self._of_others = counted.of_others()
         self._own_peak = own_peak
         self._times, self._peaks, self._uncounted = times, peaks, uncounted
 
@@ -170,8 +173,6 @@ class _Records:
             notes.append(f"no peak for {', '.join(missing)}")
         if self._unknown.get(row.key):
             notes.append("at least: operators of unknown work")
-        if row.key in self._of_others:
-            notes.append(f"{self._of_others[row.key]:.0%} of its operations are another layer's recompute inside it")
         if row.key in self._uncounted:
             notes.append(f"{self._uncounted[row.key]:.0%} of its own time is in matrix kernels that were not counted")
         if hfu > 1:

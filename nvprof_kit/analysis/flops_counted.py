@@ -57,9 +57,8 @@ class Counted:
                 names.setdefault(key, set()).update(unknown)
         return names
 
-    def of_others(self) -> dict[Key, float]:
-        """Each (layer, phase) inside which a layer was computed again that it does not hold: the part of the operations
-        nested there that is such a recompute.
+    def around_others(self) -> frozenset[Key]:
+        """Each (layer, phase) inside which a layer was computed again that it does not hold.
 
         A backward pass computes a checkpointed block again when it comes to the block's last module, inside that one's
         range.
@@ -71,14 +70,13 @@ class Counted:
             for outer, around in chain[place:]
             if phase == around == Category.FORWARD.value
         }
-        nested, others = self.nested(), dict[Key, Work]()
-        for chain, work in self.work.items():
+        around: set[Key] = set()
+        for chain in self.work:
             again = next((layer for layer, phase in reversed(chain) if phase == Category.RECOMPUTE.value), None)
-            for key in dict.fromkeys(chain) if again is not None else ():
-                if key[1] != Category.RECOMPUTE.value and (again, key[0]) not in held:
-                    add(others.setdefault(key, {}), work)
-        sums = {key: sum(work.values()) for key, work in others.items()}
-        return {key: part / sum(nested[key].values()) for key, part in sums.items() if part}
+            if again is not None:
+                others = (key for key in chain if key[1] != Category.RECOMPUTE.value and (again, key[0]) not in held)
+                around.update(others)
+        return frozenset(around)
 
     def told(self, rows: Container[Key]) -> set[Key]:
         """Those of some rows that any operation, known or not, belongs to: it ran in none of the rows further in."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from nvprof_kit.analysis.layer_sums import sum_layers
 from nvprof_kit.analysis.layers import LAYER_PHASES
 from nvprof_kit.analysis.operations import Operations
 from nvprof_kit.analysis.owners import op_owners
-from nvprof_kit.names import NO_LAYER
+from nvprof_kit.names import NO_LAYER, Category
 from nvprof_kit.trace.schema import Trace
 
 _MATRIX_KERNELS = ("gemm", "attention")
@@ -28,7 +29,8 @@ class Row(NamedTuple):
     Attributes:
         key: Both.
         calls: Times it ran.
-        busy_ns: Length of the union of its operations' intervals, summed over devices.
+        busy_ns: Length of the union of its operations' intervals, summed over devices, without another layer's
+            recompute.
     """
 
     key: Key
@@ -36,12 +38,22 @@ class Row(NamedTuple):
     busy_ns: int
 
 
-def captured_rows(trace: Trace, owned: Attribution) -> list[Row]:
-    """The rows in the capture's steps, or in all of a capture without steps; in the model's order, `(none)` last."""
+def captured_rows(trace: Trace, owned: Attribution, around_others: Collection[Key] = ()) -> list[Row]:
+    """The rows in the capture's steps, or in all of a capture without steps; in the model's order, `(none)` last.
+
+    Args:
+        trace: The capture.
+        owned: Who owns its operations.
+        around_others: Rows inside which another layer was computed again.
+    """
     sums = sum_layers(trace, owned, by_step=True)
     order = model_order(owned.ranges, sums.layers, parents(owned.ranges, sums.layers))
     inside = slice(1 if len(sums.steps) else 0, None)  # column 0 is outside the steps
     calls, ops, busy = (values[:, inside].sum(axis=1) for values in (sums.calls, sums.ops, sums.busy_ns))
+    apart = np.array([key in around_others for key in sums.keys], dtype=bool)
+    if apart.any():
+        own = sum_layers(*_without_recompute(trace, owned), by_step=True).busy_ns
+        busy[apart] = own[:, inside].sum(axis=1)[apart]
     seen = np.flatnonzero((calls > 0) | (ops > 0) | (busy > 0)).tolist()
     rows = [Row(sums.keys[index], int(calls[index]), int(busy[index])) for index in seen]
     loop = {phase: place for place, phase in enumerate(sums.loop_phases)}
@@ -53,6 +65,15 @@ def captured_rows(trace: Trace, owned: Attribution) -> list[Row]:
         return order[layer], LAYER_PHASES.index(phase)
 
     return sorted(rows, key=place)
+
+
+def _without_recompute(trace: Trace, owned: Attribution) -> tuple[Trace, Attribution]:
+    again = Category.RECOMPUTE.value
+    keep = np.ones(len(trace.ops), dtype=bool)
+    if again in owned.phases:
+        keep = owned.phase != owned.phases.index(again)
+    kept = {name: getattr(owned, name)[keep] for name in ("layer_range", "phase", "step", "how", "replay")}
+    return replace(trace, ops=trace.ops[keep].reset_index(drop=True)), replace(owned, **kept)
 
 
 def uncounted_rows(operations: Operations, counted: Counted, rows: Sequence[Row]) -> dict[Key, float]:

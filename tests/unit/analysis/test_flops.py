@@ -142,7 +142,21 @@ def test_the_recompute_of_a_block_inside_its_last_module(tmp_path: Path) -> None
     work = [(2, "bf16", 10), (5, "bf16", 20), (6, "bf16", 5), (7, "bf16", 10), (8, "bf16", 30)]
     counted = read_counted(read_flops(counts(tmp_path / "run.flops.json", ranges, work)))
     # the block and the model hold the block; of the 35 in the MLP's backward 15 are not its own
-    assert counted.of_others() == {("block.mlp", "backward"): 15 / 35}
+    assert counted.around_others() == {("block.mlp", "backward")}
+    file = NsysFile(tmp_path / "run.sqlite")
+    times = [(0, 90), (10, 80), (20, 70), (100, 300), (110, 290), (120, 220), (130, 200), (150, 180), (230, 280)]
+    for (text, phase, *_), (start, end) in zip(ranges, times, strict=True):
+        file.range_(text if phase == "forward" else f"{text} {phase}", start, end, category=phase)
+    for number, (launch, length) in enumerate([(30, 10), (210, 40), (140, 5), (160, 10), (240, 60)]):
+        begin = 1000 + 100 * number
+        file.kernel(begin, begin + length, launched=(launch, launch + 1), name="gemm")
+    result = flops(open_capture(file.write(), optional=("name",)), read_flops(tmp_path / "run.flops.json"), ONE)
+    figures = {key: (row["gpu_busy_ns"], row["flops"], row["hfu"], row["mfu"]) for key, row in table(result).items()}
+    assert figures["block.mlp", "backward"] == (40, 20, 0.5, 0.5)
+    assert figures["block", "recompute"] == pytest.approx((15, 15, 1, 0))
+    assert figures["block", "backward"] == pytest.approx((115, 65, 65 / 115, 50 / 115)) == figures["m", "backward"]
+    assert (result.whole.flops, result.whole.model_flops) == (75, 60)
+    assert not result.rows["note"].any()
 
 
 def test_a_step_altogether(tmp_path: Path) -> None:
@@ -381,6 +395,10 @@ def test_a_real_capture_with_checkpointing(request: pytest.FixtureRequest) -> No
     assert result.whole.flops == result.whole.model_flops + again
     assert result.whole.hfu > 1.16 * result.whole.mfu
     assert set(result.rows["calls"]) == {2}  # two steps
+    # the last module of a block, inside which the block is run again, is as fast as its forward
+    mfu = result.rows.set_index(["layer", "phase"])["mfu"]
+    assert mfu["model.layers.0.mlp", "backward"] > 0.7 * mfu["model.layers.0.mlp", "forward"]
+    assert not result.rows["note"].any()
 
 
 GOOD = {"format": "nvprof_kit flops", "version": 1, "steps": 1, "ranges": [], "operators": [], "unknown": []}
