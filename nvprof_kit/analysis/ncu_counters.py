@@ -101,16 +101,16 @@ def counters(report: NcuReport) -> pd.DataFrame:
 
 def missed_links(metrics: pd.DataFrame) -> tuple[str, ...]:
     """A doubt where ncu counted fewer NVLinks than the GPU has: a sum over its mean is the number it counted."""
-    if "nvlink__count_physical" not in metrics:
+    if not len(metrics) or "nvlink__count_physical" not in metrics:
         return ()
-    there = metrics["nvlink__count_physical"].to_numpy()
     for base in ("nvltx__bytes", "nvlrx__bytes"):
         whole, mean = _first(metrics, (f"{base}.sum",)), _first(metrics, (f"{base}.avg",))
-        counted = np.round(np.divide(whole, mean, out=np.full(len(metrics), np.nan), where=mean > 0))
-        fewer = counted < there
-        if fewer.any():
-            of, has = counted[fewer][0], there[fewer][0]
-            return (f"ncu counted {of:.0f} of the {has:.0f} NVLinks that the GPU has: its bytes are of these alone",)
+        most = int(np.argmax(np.nan_to_num(mean)))  # where the digits of a page tell the number best
+        there = metrics["nvlink__count_physical"].iloc[most]
+        if mean[most] > 0 and (counted := np.round(whole[most] / mean[most])) < there:
+            return (
+                f"ncu counted {counted:.0f} of the {there:.0f} NVLinks that the GPU has: its bytes are of these alone",
+            )
     return ()
 
 

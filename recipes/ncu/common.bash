@@ -19,15 +19,16 @@ common_help() {
   -f, --force         overwrite these
       --min-free MB   refuse to start with less disk left (default: 1024)
       --window        measure only between the program's cudaProfilerStart and cudaProfilerStop
-      --count N       at most N launches; where ranges are run again, N ranges (default with app-range and a layer: 1)
+      --count N       at most N launches, or with --replay range and app-range N ranges
       --skip N        pass over the first N launches that match
       --arch ARCH     sm_80, sm_90 or sm_100, where metrics differ (default: that of the first GPU, else sm_90)
       --clock MODE    base: fixed clocks, numbers that repeat; none: as the program runs, as nsys sees it (default: none)
       --cache MODE    all: empty caches before each pass, numbers that repeat; none: as they are (default: all)
-      --replay MODE   kernel, application, range or app-range: what is run again for each pass (default: kernel;
-                      application with --rank or the set communication: what waits for another GPU hangs when run again alone)
+      --replay MODE   kernel or application, in layer.sh range and app-range too: what is run again for each pass
+                      (default: kernel; application, the whole program, with --rank or where NVLink is measured, since what
+                      waits for another GPU hangs when it is run again alone)
       --rank N        of a program of several ranks measure rank N alone, since under one ncu they would wait for each other;
-                      the launcher starts rank.sh on each: -- torchrun --nproc-per-node 8 --no-python rank.sh python train.py
+                      its launcher has to start rank.sh on each (see rank.sh --help)
   -x, --ncu OPTION    one more word for ncu, as it stands: -x --devices -x 0; may be given again
   -n, --dry-run       print the command and run nothing
   -h, --help          print this and exit
@@ -153,19 +154,31 @@ need_filter_by_configuration() {
 # Processes below one of this name are out of ncu's sight: rank.sh gives it to all ranks but one.
 hidden=other-rank
 
-# Of ranks that one ncu sees, it lets one launch a kernel at a time: those that wait for each other would wait for ever.
+# Of the ranks that one ncu sees, one at a time launches a kernel: those that wait for each other would wait for ever.
 check_ranks() { # PROGRAM...
-  local launcher=''
-  case ${1##*/} in torchrun | accelerate | deepspeed | srun | mpirun | mpiexec) launcher=$1 ;; esac
+  local launcher=${1##*/} option='' needed
+  case $launcher in
+    torchrun) option=--no-python ;;
+    accelerate | deepspeed) option=--no_python ;;
+    mpirun | mpiexec) ;;
+    *) launcher='' ;;
+  esac
+  [[ " $* " != *" torch.distributed."* ]] || launcher=torchrun option=--no-python
   if [ -z "$rank" ]; then
-    [ -z "$launcher" ] || [ "$replay" = kernel ] ||
+    [ -z "$launcher" ] ||
       note "ranks that wait for each other hang under one ncu; with --rank N it measures one of them (see $me --help)"
     return 0
   fi
-  [ -z "$launcher" ] || [[ " $* " == *[\ /]rank.sh\ * ]] ||
-    fail 2 "--rank $rank: the launcher has to start rank.sh on each rank: -- ${launcher##*/} ... --no-python $here/rank.sh python train.py"
   ! command -v "$ncu" >/dev/null || grep -q exclude-tree <<<"$("$ncu" --help 2>&1)" ||
     fail 3 "this ncu cannot leave a process out; 2024.1 can"
+  needed="-- ${launcher:-LAUNCHER} ... ${option:+$option }${here@Q}/rank.sh python train.py"
+  if [[ " $* " != *rank.sh\ * ]]; then
+    [ -z "$launcher" ] || [[ " $* " == *.sh\ * ]] ||
+      fail 2 "--rank $rank: the launcher has to start rank.sh on each rank: $needed"
+    note "--rank $rank: no word is rank.sh; unless the program starts it on each rank, ncu measures all, and they may hang"
+  elif [ -n "$option" ] && [[ " ${*//_/-} " != *" --no-python "* ]]; then
+    fail 2 "--rank $rank: without $option the launcher takes rank.sh for Python: $needed"
+  fi
 }
 
 # --- the run ---
@@ -188,7 +201,7 @@ choose_measurements() {
   for name in "${sets[@]}"; do read_set "$name"; done
   if [ -z "$replay" ]; then
     replay=kernel
-    [[ -z $rank && " ${sets[*]} " != *" communication "* ]] || replay=application
+    [[ -z $rank && "${sections[*]} ${metrics[*]}" != *[Nn]vl* ]] || replay=application
   fi
   probe
 }
@@ -230,7 +243,8 @@ measure() { # FILTER... -- PROGRAM...
   { [ "$status" -le 128 ] && [ -e "$name.ncu-rep" ]; } || end_orphans
   if [ ! -e "$name.ncu-rep" ]; then
     rm -rf -- "$stage"
-    fail "$((status ? status : 1))" "no report: ncu measured no kernel; see what it said above"
+    fail "$((status ? status : 1))" "no report: ncu measured no kernel; see what it said above${rank:+; is there a rank \
+$rank on this host, started by rank.sh?}"
   fi
   "${import[@]}" >"$name.csv" ||
     fail "$((status ? status : 1))" "ncu cannot read what it wrote; what there is stays in $stage"

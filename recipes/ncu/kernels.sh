@@ -15,7 +15,8 @@ Measure the first launches of the kernels whose names match:
 
 Those of NCCL, of one rank (see rank.sh --help):
 
-  kernels.sh -k nccl -s communication --window --rank 0 -- torchrun --nproc-per-node 8 --no-python rank.sh python train.py
+  kernels.sh -k nccl -s communication --window --rank 0 -- \
+    torchrun --nproc-per-node 8 --no-python /path/to/rank.sh python train.py
 
 Options:
   -k, --kernel NAME   a regular expression for the function's name, without parameters; may be given again

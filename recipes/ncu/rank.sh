@@ -11,15 +11,18 @@ Usage: RECIPE --rank N [OPTION]... -- LAUNCHER... rank.sh PROGRAM [ARGUMENT]...
 Under one ncu, ranks launch their kernels one after the other, and those that wait for each other hang, as NCCL's do. The
 launcher starts rank.sh on every rank; it becomes the program, on all ranks but N out of ncu's sight:
 
-  kernels.sh -k nccl -s communication --window --rank 0 -- torchrun --nproc-per-node 8 --no-python rank.sh python train.py
-  layer.sh -l model.layers.3 --rank 0 -- accelerate launch --no_python rank.sh python train.py
-  layer.sh -l model.layers.3 --rank 0 -- srun rank.sh python train.py
+  kernels.sh -k nccl -s communication --window --rank 0 -- \
+    torchrun --nproc-per-node 8 --no-python /path/to/rank.sh python train.py
+  layer.sh -l model.layers.3 -s communication --rank 0 -- accelerate launch --no_python /path/to/rank.sh python train.py
+  layer.sh -l model.layers.3 --rank 0 --replay kernel -- mpirun -np 8 /path/to/rank.sh python train.py
 
-For each pass ncu runs the launcher again, so every rank takes part in it.
+For each pass ncu runs the launcher again, so that every rank takes part in it: 3 times with the set communication, many
+times with others. What does not communicate is measured in one run with --replay kernel.
 
 The rank is taken from RANK, OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK or SLURM_PROCID, the first that is set. Where no
 recipe is around it, on other hosts for one, rank.sh becomes the program and nothing more.
-Exit status: the program's own; 2 where no rank is known or the recipe has no --rank, 127 no program.
+Exit status: the program's own; 2 where no rank is known or the recipe has no --rank, 3 where nothing can run in TMPDIR,
+127 no program.
 HELP
 }
 
@@ -41,11 +44,14 @@ find_rank
 
 # ncu leaves out what runs below an executable of that name, whatever the environment says; but NVTX would load it all the same
 unset NVTX_INJECTION{32,64}_PATH CUDA_INJECTION{32,64}_PATH
-folder=$(mktemp -d) || fail 3 "cannot write to ${TMPDIR:-/tmp}; set TMPDIR to a folder that can be written"
+shell=/bin/bash # one that finds its libraries wherever it lies
+[ -x "$shell" ] || shell=$BASH
+folder=$(mktemp -d -- "${TMPDIR:-/tmp}/nvprof_kit.XXXXXXXX") ||
+  fail 3 "cannot write to ${TMPDIR:-/tmp}; set TMPDIR to a folder that can be written"
 program=$folder/$hidden
-if ! cp -- "$BASH" "$program" || ! "$program" -c :; then
+if ! cp -- "$shell" "$program" || ! "$program" -p -c :; then
   rm -rf -- "$folder"
   fail 3 "nothing can run in ${TMPDIR:-/tmp}; set TMPDIR to a folder with room, whose programs may run"
 fi
-# shellcheck disable=SC2016  # for the other shell
-exec "$program" -c 'rm -rf -- "${0%/*}"; exec -- "$@"' "$program" "$@"
+# shellcheck disable=SC2016  # for the other shell, which reads no BASH_ENV
+exec "$program" -p -c 'rm -rf -- "${0%/*}"; exec -- "$@"' "$program" "$@"

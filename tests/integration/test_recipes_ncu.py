@@ -33,7 +33,7 @@ CALLS = [
     "roofline.sh --arch sm_90 --window -- python train.py",
     "roofline.sh -l lm_head --arch sm_100 -s memory -- python train.py",
     "kernels.sh -k nccl -s communication --rank 0 --window --arch sm_90 -- torchrun --no-python rank.sh ./train.py",
-    "layer.sh -l lm_head -s communication --rank 3 --replay kernel --arch sm_90 -- ./job.sh",
+    "layer.sh -l lm_head -s communication --rank 3 --replay kernel --arch sm_90 -- ./rank.sh ./job",
     "layer.sh -l lm_head -s communication --replay app-range --arch sm_90 -- python train.py",
     "layer.sh -l lm_head --replay range --arch sm_90 -- python train.py",
 ]
@@ -135,7 +135,19 @@ def test_help(recipe: str, tmp_path: Path) -> None:
             "layer.sh -l a --rank 0 -- /bin/torchrun train.py",
             2,
             "--rank 0: the launcher has to start rank.sh on each rank: "
-            f"-- torchrun ... --no-python {RECIPES}/rank.sh python train.py",
+            f"-- torchrun ... --no-python '{RECIPES}'/rank.sh python train.py",
+        ),
+        (
+            "layer.sh -l a --rank 0 -- mpirun -np 8 python train.py",
+            2,
+            "--rank 0: the launcher has to start rank.sh on each rank: "
+            f"-- mpirun ... '{RECIPES}'/rank.sh python train.py",
+        ),
+        (
+            "layer.sh -l a --rank 0 -- accelerate launch rank.sh train.py",
+            2,
+            "--rank 0: without --no_python the launcher takes rank.sh for Python: "
+            f"-- accelerate ... --no_python '{RECIPES}'/rank.sh python train.py",
         ),
         ("rank.sh", 2, "no program to run; needed: LAUNCHER... rank.sh python train.py"),
         ("rank.sh --ranks 0 x", 2, "no option --ranks; see rank.sh --help"),
@@ -170,13 +182,63 @@ def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
     assert (tmp_path / f"layer.{suffix}").read_text() == "precious"
 
 
-def test_ranks_that_would_hang_are_said(tmp_path: Path) -> None:
-    call = "kernels.sh -n -k nccl -s communication --arch sm_90 -- torchrun train.py"
-    done = run(*shlex.split(call), cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (
-        0,
-        "kernels.sh: ranks that wait for each other hang under one ncu; with --rank N it measures one of them "
-        "(see kernels.sh --help)\n",
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            "-- torchrun train.py",
+            "ranks that wait for each other hang under one ncu; with --rank N it measures one of them "
+            "(see kernels.sh --help)",
+        ),
+        (
+            "-- python -m torch.distributed.run train.py",
+            "ranks that wait for each other hang under one ncu; with --rank N it measures one of them "
+            "(see kernels.sh --help)",
+        ),
+        *(
+            (
+                f"--rank 0 -- {program}",
+                "--rank 0: no word is rank.sh; unless the program starts it on each rank, ncu measures all, "
+                "and they may hang",
+            )
+            for program in ("torchrun --no-python ./mine.sh train.py", "env A=1 torchrun train.py", "./job")
+        ),
+        ("-- python train.py", ""),
+        ("--rank 0 -- torchrun --no_python rank.sh ./train.py", ""),
+        ("--rank 0 -- python -m torch.distributed.run --no-python /a/rank.sh ./train.py", ""),
+    ],
+)
+def test_ranks_that_would_hang_are_said(call: str, message: str, tmp_path: Path) -> None:
+    done = run(*shlex.split(f"kernels.sh -n -k nccl --arch sm_90 {call}"), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, f"kernels.sh: {message}\n" if message else "")
+
+
+def test_what_measures_links_runs_the_program_again(tmp_path: Path) -> None:
+    """Also a set of one's own."""
+    (tmp_path / "own.txt").write_text("metric nvltx__bytes.sum\n")
+    done = run("kernels.sh", "-n", "-k", "x", "-s", "./own.txt", "--arch", "sm_90", "--", "x", cwd=tmp_path)
+    assert "--replay-mode=application" in done.stdout
+
+
+def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "ncu").write_text("#!/bin/bash\ncase $1 in --help) echo exclude-tree ;; esac\n")
+    (tmp_path / "ncu").chmod(0o755)
+    done = run(
+        "layer.sh",
+        "-l",
+        "a",
+        "--rank",
+        "7",
+        "--",
+        str(RECIPES / "rank.sh"),
+        "true",
+        cwd=tmp_path,
+        NCU=str(tmp_path / "ncu"),
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "no report: ncu measured no kernel; see what it said above; "
+        "is there a rank 7 on this host, started by rank.sh?\n"
     )
 
 
@@ -198,7 +260,7 @@ def test_a_rank_becomes_its_program(rank: str, seen: str, tmp_path: Path) -> Non
 
 def test_the_other_ranks_come_of_a_process_that_ncu_leaves_out(tmp_path: Path) -> None:
     """Its executable has the name that the recipes give ncu; it becomes the program."""
-    (tmp_path / "rm").write_text("#!/bin/bash\nreadlink /proc/$PPID/exe\n")
+    (tmp_path / "rm").write_text('#!/bin/bash\nreadlink /proc/$PPID/exe\n/bin/rm "$@"\n')
     (tmp_path / "rm").chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     done = run("rank.sh", "true", cwd=tmp_path, RANK="0", TMPDIR=str(tmp_path), PATH=path, **UNDER_NCU)
@@ -223,10 +285,33 @@ def test_a_rank_that_is_not_known(tmp_path: Path) -> None:
     assert done.returncode == 2 and "rank.sh: no rank is known" in done.stderr
 
 
-def test_a_folder_in_which_no_program_may_run(tmp_path: Path) -> None:
+def test_a_folder_in_which_no_program_can_run(tmp_path: Path) -> None:
     done = run("rank.sh", "true", cwd=tmp_path, RANK="0", TMPDIR="/no/folder", **UNDER_NCU)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.endswith("rank.sh: cannot write to /no/folder; set TMPDIR to a folder that can be written\n")
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 10; trap '' XFSZ; exec {RECIPES}/rank.sh true"],
+        env={**os.environ, "RANK": "0", "TMPDIR": str(tmp_path), **UNDER_NCU},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert done.stderr.endswith(
+        f"rank.sh: nothing can run in {tmp_path}; set TMPDIR to a folder with room, whose programs may run\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shell_with_habits_of_its_own(tmp_path: Path) -> None:
+    """A file that every bash reads first, and a function in the way: the program gets both, and nothing is left."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "env").write_text("echo read >&2; rm() { :; }; export -f rm; export NVTX_INJECTION64_PATH=again\n")
+    habits = {"BASH_ENV": str(tmp_path / "env"), "TMPDIR": str(tmp_path / "tmp")}
+    done = run("rank.sh", "env", cwd=tmp_path, RANK="0", **habits, **UNDER_NCU)
+    assert (done.returncode, done.stderr) == (0, "read\n")
+    assert "NVTX_INJECTION64_PATH" not in done.stdout and "BASH_FUNC_rm%%" in done.stdout
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 # ---------------------------------------------------------------- sets
