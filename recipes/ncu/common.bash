@@ -166,7 +166,7 @@ check_ranks() { # PROGRAM...
   [[ " $* " != *" torch.distributed."* ]] || launcher=torchrun option=--no-python
   if [ -z "$rank" ]; then
     [ -z "$launcher" ] ||
-      note "ranks that wait for each other hang under one ncu; with --rank N it measures one of them (see $me --help)"
+      note "ranks that wait for each other may hang under one ncu; with --rank N it measures one of them (see $me --help)"
     return 0
   fi
   ! command -v "$ncu" >/dev/null || grep -q exclude-tree <<<"$("$ncu" --help 2>&1)" ||

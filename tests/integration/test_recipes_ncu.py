@@ -187,12 +187,12 @@ def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
     [
         (
             "-- torchrun train.py",
-            "ranks that wait for each other hang under one ncu; with --rank N it measures one of them "
+            "ranks that wait for each other may hang under one ncu; with --rank N it measures one of them "
             "(see kernels.sh --help)",
         ),
         (
             "-- python -m torch.distributed.run train.py",
-            "ranks that wait for each other hang under one ncu; with --rank N it measures one of them "
+            "ranks that wait for each other may hang under one ncu; with --rank N it measures one of them "
             "(see kernels.sh --help)",
         ),
         *(
