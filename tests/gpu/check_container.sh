@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Run container.sh for real: podman over this machine's own files, which needs no image, with its GPUs. As root on a machine with a
+# GPU, podman, nsys, ncu and PyTorch, from the repository's root:
+#   tests/gpu/check_container.sh FOLDER
+# Leaves FOLDER/status.txt and a line for each of: a profile, GPU metrics, one GPU of several, ncu, the exit status.
+# Takes about 2 minutes. Exits 1 if anything is not as it should be.
+set -euo pipefail
+out=${1:?usage: check_container.sh FOLDER}
+mkdir -p "$out"
+python=${PYTHON:-python3}
+nsight=${NSIGHT:-$(dirname -- "$(dirname -- "$(readlink -f -- "$(command -v nsys)")")")}
+work=$(mktemp -d "$PWD/.container.XXXXXX") # in the folder that the container shares
+spec=/etc/cdi/nvidia-as-it-is.yaml
+trap 'rm -rf "$work" "$spec"' EXIT
+failed=0
+
+say() { # NAME OK TEXT
+  [ "$2" = yes ] || failed=1
+  printf '%-12s %-3s %s\n' "$1" "$2" "$3" | tee -a "$out/status.txt"
+}
+
+# What NVIDIA's toolkit writes for podman, less the driver's libraries, which are among this machine's files.
+write_spec() {
+  local node gpu common=()
+  for node in /dev/nvidiactl /dev/nvidia-uvm /dev/nvidia-uvm-tools /dev/nvidia-modeset /dev/nvidia-caps/*; do
+    [ ! -c "$node" ] || common+=("$node")
+  done
+  mkdir -p "${spec%/*}"
+  {
+    printf 'cdiVersion: "0.5.0"\nkind: nvidia.com/gpu\ncontainerEdits:\n  deviceNodes:\n'
+    printf '    - path: %s\n' "${common[@]}"
+    printf 'devices:\n'
+    for gpu in /dev/nvidia[0-9]*; do
+      printf -- '  - name: "%s"\n    containerEdits:\n      deviceNodes:\n        - path: %s\n' "${gpu#/dev/nvidia}" "$gpu"
+    done
+    printf '  - name: all\n    containerEdits:\n      deviceNodes:\n'
+    printf '        - path: %s\n' /dev/nvidia[0-9]*
+  } >"$spec"
+}
+
+inside() { # [OPTION]... -- COMMAND...
+  local passed=() name
+  for name in PATH LD_LIBRARY_PATH PYTHONPATH; do passed+=(-x "--env=$name=${!name-}"); done
+  # shellcheck disable=SC2086  # words
+  recipes/nsys/container.sh -e podman -i /:O -x --rootfs "${passed[@]}" ${CONTAINER_OPTIONS-} --nsight "$nsight" "$@"
+}
+
+rows() { # FILE VERB...; rows of a table that the package makes of a capture
+  "$python" -m nvprof_kit "${@:2}" "$1" --format csv 2>/dev/null | tail -n +2 | grep -c . || :
+}
+
+[ -e /etc/cdi/nvidia.yaml ] || [ -e /var/run/cdi/nvidia.yaml ] || write_spec
+program=("$python" tests/gpu/programs/train.py llama --layers 2 --width 512 --vocabulary 4096 --steps 2 --warm-up 1)
+podman --version | tee "$out/status.txt"
+
+began=$SECONDS status=0
+inside -- /recipes/nsys/profile.sh -o "$work/run" --cuda-profiler -- "${program[@]}" >"$work/log" 2>&1 || status=$?
+found=$("$python" -m nvprof_kit layers "$work/run.sqlite" 2>/dev/null | sed -n 2,3p | tr '\n' ' ') || :
+if [ "$status" = 0 ] && [ "$(rows "$work/run.sqlite" layers)" -gt 20 ]; then say profile yes "$((SECONDS - began)) s: $found"
+else say profile NO "status $status: $(tail -3 "$work/log")"; fi
+
+began=$SECONDS status=0
+inside -- /recipes/nsys/profile.sh -o "$work/metrics" --preset metrics --cuda-profiler -- "${program[@]}" >"$work/log" 2>&1 || status=$?
+count=$(rows "$work/metrics.sqlite" metrics)
+if [ "$status" = 0 ] && [ "$count" -gt 0 ]; then say metrics yes "$((SECONDS - began)) s: $count rows of layers with GPU metrics"
+else say metrics NO "status $status, $count rows: $(tail -3 "$work/log")"; fi
+
+seen=$(inside -g 0 -- "$python" -c 'import torch; print(torch.cuda.device_count())' 2>"$work/log") || :
+here=$("$python" -c 'import torch; print(torch.cuda.device_count())')
+if [ "$seen" = 1 ]; then say one-gpu yes "1 of $here"; else say one-gpu NO "sees '$seen' of $here: $(tail -3 "$work/log")"; fi
+seen=$(inside -- "$python" -c 'import torch; print(torch.cuda.device_count())' 2>"$work/log") || :
+if [ "$seen" = "$here" ] && [ "$here" -gt 0 ]; then say all-gpus yes "$seen of $here"; else say all-gpus NO "sees '$seen' of $here: $(tail -3 "$work/log")"; fi
+
+began=$SECONDS status=0
+inside -- /recipes/ncu/kernels.sh -k 'nvjet|gemm' --count 2 -s tensor --window -o "$work/kernels" -- "${program[@]}" >"$work/log" 2>&1 ||
+  status=$?
+count=$(grep -c '^"[0-9]' "$work/kernels.csv" 2>/dev/null) || count=0
+if [ "$status" = 0 ] && [ "$count" = 2 ]; then say ncu yes "$((SECONDS - began)) s: $count kernels measured"
+else say ncu NO "status $status, $count kernels: $(tail -3 "$work/log")"; fi
+
+status=0
+inside -- bash -c 'exit 7' >"$work/log" 2>&1 || status=$?
+if [ "$status" = 7 ]; then say status yes "$status"; else say status NO "$status: $(tail -3 "$work/log")"; fi
+exit $failed
