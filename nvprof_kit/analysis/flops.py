@@ -96,7 +96,7 @@ def flops(trace: Trace, counts: FlopsFile, options: FlopsOptions | None = None) 
     options = options or FlopsOptions()
     operations = Operations(trace)
     counted = read_counted(counts)
-    rows = captured_rows(trace, operations.owned, counted.around_others())
+    rows = captured_rows(trace, operations.owned)
     steps = len(operations.owned.ranges.steps)
     peaks = peaks_of(trace.info.gpus if trace.info.on_gpu else (), options.peaks)
     times = {row.key: _times(row, counted, steps) for row in rows}
@@ -137,10 +137,8 @@ class _Records:
         uncounted: Mapping[Key, float],
         own_peak: bool,
     ) -> None:
-        self._model = counted.nested(model=True)
-        around = counted.around_others()
-        self._work = {key: self._model[key] if key in around else work for key, work in counted.nested().items()}
-        self._unknown, self._attention = counted.nested_unknown(), counted.attention
+        self._work, self._model = counted.nested(), counted.nested(model=True)
+        self._unknown, self._attention = counted.nested_unknown(), counted.nested_attention()
         self._own_peak = own_peak
         self._times, self._peaks, self._uncounted = times, peaks, uncounted
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from nvprof_kit.names import Category
 from nvprof_kit.trace.flops_file import FlopsFile
@@ -28,55 +29,64 @@ class Counted:
         calls: How often each (layer, phase) ran.
         work: Every operation once, by the ranges that it ran in.
         unknown: Names of operators whose work is not known, the same way.
-        attention: Each (layer, phase) that fused attention was counted in.
+        attention: The ranges that fused attention was counted in.
+        chains: All ranges, also those without an operation.
     """
 
     steps: int
     calls: Mapping[Key, int]
     work: Mapping[Chain, Work]
     unknown: Mapping[Chain, set[str]]
-    attention: frozenset[Key] = frozenset()
+    attention: frozenset[Chain] = frozenset()
+    chains: frozenset[Chain] = frozenset()
+
+    @cached_property
+    def _held(self) -> frozenset[tuple[str, str]]:
+        """Each layer with each that holds it, itself too."""
+        return frozenset(
+            (inner, outer)
+            for chain in self.chains
+            for place, (inner, phase) in enumerate(chain)
+            for outer, around in chain[place:]
+            if phase == around == Category.FORWARD.value
+        )
+
+    def rows_of(self, chain: Chain) -> list[Key]:
+        """The rows that what ran in these ranges counts for: those around it, each once.
+
+        A backward pass computes a checkpointed block again when it comes to the block's last module, inside that one's
+        range. So what is computed again counts, further out, for layers alone that hold what was checkpointed.
+        """
+        again = computed_again(chain)
+        return [
+            (layer, phase)
+            for layer, phase in dict.fromkeys(chain)
+            if again is None or phase == Category.RECOMPUTE.value or (again, layer) in self._held
+        ]
 
     def nested(self, *, model: bool = False) -> dict[Key, Work]:
-        """Operations of each (layer, phase) with everything nested in its ranges, each once.
+        """Operations of each (layer, phase) with everything nested in its ranges, each once; see `rows_of`.
 
         Args:
             model: Without what ran in a recompute.
         """
         sums: dict[Key, Work] = {}
         for chain, work in self.work.items():
-            for key in dict.fromkeys(chain):
-                add(sums.setdefault(key, {}), {} if model and is_again(chain) else work)
+            for key in self.rows_of(chain):
+                add(sums.setdefault(key, {}), {} if model and computed_again(chain) is not None else work)
         return sums
 
     def nested_unknown(self) -> dict[Key, set[str]]:
         """Names of the operators in each (layer, phase) whose work is not known."""
         names: dict[Key, set[str]] = {}
         for chain, unknown in self.unknown.items():
-            for key in chain:
+            for key in self.rows_of(chain):
                 names.setdefault(key, set()).update(unknown)
         return names
 
-    def around_others(self) -> frozenset[Key]:
-        """Each (layer, phase) inside which a layer was computed again that it does not hold.
-
-        A backward pass computes a checkpointed block again when it comes to the block's last module, inside that one's
-        range.
-        """
-        held = {
-            (inner, outer)
-            for chain in self.work
-            for place, (inner, phase) in enumerate(chain)
-            for outer, around in chain[place:]
-            if phase == around == Category.FORWARD.value
-        }
-        around: set[Key] = set()
-        for chain in self.work:
-            again = next((layer for layer, phase in reversed(chain) if phase == Category.RECOMPUTE.value), None)
-            if again is not None:
-                others = (key for key in chain if key[1] != Category.RECOMPUTE.value and (again, key[0]) not in held)
-                around.update(others)
-        return frozenset(around)
+    def nested_attention(self) -> frozenset[Key]:
+        """Each (layer, phase) that fused attention was counted in."""
+        return frozenset(key for chain in self.attention for key in self.rows_of(chain))
 
     def told(self, rows: Container[Key]) -> set[Key]:
         """Those of some rows that any operation, known or not, belongs to: it ran in none of the rows further in."""
@@ -91,21 +101,21 @@ def read_counted(counts: FlopsFile) -> Counted:
     for chain, count in zip(chains, counts.ranges["calls"].tolist(), strict=True):
         calls[chain[0]] = calls.get(chain[0], 0) + count
     work: dict[Chain, Work] = {}
-    attention: set[Key] = set()
+    attention: set[Chain] = set()
     columns = ("range", "name", "dtype", "flops")
     for number, name, dtype, flops in zip(*(counts.operators[one].tolist() for one in columns), strict=True):
         add(work.setdefault(chains[number], {}), {dtype: flops})
         if "attention" in name:
-            attention.update(chains[number])
+            attention.add(chains[number])
     unknown: dict[Chain, set[str]] = {}
     for number, name in zip(counts.unknown["range"].tolist(), counts.unknown["name"].tolist(), strict=True):
         unknown.setdefault(chains[number], set()).add(name)
-    return Counted(counts.steps, calls, work, unknown, frozenset(attention))
+    return Counted(counts.steps, calls, work, unknown, frozenset(attention), frozenset(chains))
 
 
-def is_again(chain: Chain) -> bool:
-    """Whether what ran in these ranges was computed again by activation checkpointing."""
-    return any(phase == Category.RECOMPUTE.value for _, phase in chain)
+def computed_again(chain: Chain) -> str | None:
+    """The layer that activation checkpointing computed again when it came to these ranges, the outermost one."""
+    return next((layer for layer, phase in reversed(chain) if phase == Category.RECOMPUTE.value), None)
 
 
 def add(work: Work, more: Work, times: float = 1.0) -> None:

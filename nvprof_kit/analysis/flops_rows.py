@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,11 +10,13 @@ import numpy as np
 
 from nvprof_kit.analysis.attribution import Attribution
 from nvprof_kit.analysis.flops_counted import Counted, Key
-from nvprof_kit.analysis.layer_order import model_order, parents
+from nvprof_kit.analysis.layer_order import model_order, parents, with_holders
 from nvprof_kit.analysis.layer_sums import sum_layers
 from nvprof_kit.analysis.layers import LAYER_PHASES
+from nvprof_kit.analysis.nesting import NONE
 from nvprof_kit.analysis.operations import Operations
 from nvprof_kit.analysis.owners import op_owners
+from nvprof_kit.analysis.ranges import Ranges
 from nvprof_kit.names import NO_LAYER, Category
 from nvprof_kit.trace.schema import Trace
 
@@ -38,22 +40,17 @@ class Row(NamedTuple):
     busy_ns: int
 
 
-def captured_rows(trace: Trace, owned: Attribution, around_others: Collection[Key] = ()) -> list[Row]:
-    """The rows in the capture's steps, or in all of a capture without steps; in the model's order, `(none)` last.
-
-    Args:
-        trace: The capture.
-        owned: Who owns its operations.
-        around_others: Rows inside which another layer was computed again.
-    """
+def captured_rows(trace: Trace, owned: Attribution) -> list[Row]:
+    """The rows in the capture's steps, or in all of a capture without steps; in the model's order, `(none)` last."""
     sums = sum_layers(trace, owned, by_step=True)
-    order = model_order(owned.ranges, sums.layers, parents(owned.ranges, sums.layers))
+    parent = parents(owned.ranges, sums.layers)
+    order = model_order(owned.ranges, sums.layers, parent)
+    apart = _with_recomputes_apart(owned.ranges, parent)
+    busy_ns = sums.busy_ns
+    if apart is not owned.ranges:
+        busy_ns = sum_layers(trace, replace(owned, ranges=apart), by_step=True).busy_ns
     inside = slice(1 if len(sums.steps) else 0, None)  # column 0 is outside the steps
-    calls, ops, busy = (values[:, inside].sum(axis=1) for values in (sums.calls, sums.ops, sums.busy_ns))
-    apart = np.array([key in around_others for key in sums.keys], dtype=bool)
-    if apart.any():
-        own = sum_layers(*_without_recompute(trace, owned), by_step=True).busy_ns
-        busy[apart] = own[:, inside].sum(axis=1)[apart]
+    calls, ops, busy = (values[:, inside].sum(axis=1) for values in (sums.calls, sums.ops, busy_ns))
     seen = np.flatnonzero((calls > 0) | (ops > 0) | (busy > 0)).tolist()
     rows = [Row(sums.keys[index], int(calls[index]), int(busy[index])) for index in seen]
     loop = {phase: place for place, phase in enumerate(sums.loop_phases)}
@@ -67,13 +64,34 @@ def captured_rows(trace: Trace, owned: Attribution, around_others: Collection[Ke
     return sorted(rows, key=place)
 
 
-def _without_recompute(trace: Trace, owned: Attribution) -> tuple[Trace, Attribution]:
-    again = Category.RECOMPUTE.value
-    keep = np.ones(len(trace.ops), dtype=bool)
-    if again in owned.phases:
-        keep = owned.phase != owned.phases.index(again)
-    kept = {name: getattr(owned, name)[keep] for name in ("layer_range", "phase", "step", "how", "replay")}
-    return replace(trace, ops=trace.ops[keep].reset_index(drop=True)), replace(owned, **kept)
+def _with_recomputes_apart(ranges: Ranges, parent: Mapping[str, str]) -> Ranges:
+    """The ranges as if each recompute lay in ranges of those layers alone that hold its layer, as with operations
+    (`nvprof_kit.analysis.flops_counted.Counted.rows_of`).
+
+    Args:
+        ranges: All ranges.
+        parent: The layer that holds each layer, '' at the top.
+    """
+    again = ranges.phase == Category.RECOMPUTE.value
+    outer = np.append(np.append(ranges.layer_range, NONE)[ranges.nesting.parent], NONE)  # the next layer's range around
+    around = outer[:-1].copy()
+    outermost = again.copy()
+    while (current := np.flatnonzero(outermost & (around != NONE))).size:
+        outermost[current] &= ~again[around[current]]
+        around = outer[around]
+    holder, held = outer[:-1].copy(), dict[tuple[int, int], bool]()
+    pending = np.flatnonzero(outermost & (holder != NONE))
+    while pending.size:
+        pairs = list(zip(ranges.name[pending].tolist(), ranges.name[holder[pending]].tolist(), strict=True))
+        for inner, one in set(pairs) - held.keys():
+            held[inner, one] = ranges.names[one].text in with_holders(ranges.names[inner].text, parent)
+        pending = pending[[not held[pair] for pair in pairs]]
+        holder[pending] = outer[holder[pending]]
+        pending = pending[holder[pending] != NONE]
+    moved = holder != outer[:-1]
+    if not moved.any():
+        return ranges
+    return replace(ranges, nesting=replace(ranges.nesting, parent=np.where(moved, holder, ranges.nesting.parent)))
 
 
 def uncounted_rows(operations: Operations, counted: Counted, rows: Sequence[Row]) -> dict[Key, float]:

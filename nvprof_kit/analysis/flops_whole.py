@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nvprof_kit.analysis.attribution import Attribution
-from nvprof_kit.analysis.flops_counted import Counted, Key, Work, add, is_again
+from nvprof_kit.analysis.flops_counted import Counted, Key, Work, add, computed_again
 from nvprof_kit.analysis.gpu_peaks import Peaks
 from nvprof_kit.analysis.intervals import union_lengths
 from nvprof_kit.analysis.steps import step_times
@@ -111,5 +111,5 @@ def _captured(counted: Counted, times: Mapping[Key, float]) -> tuple[Work, Work]
         told = (times[key] for key in chain if not math.isnan(times.get(key, math.nan)))
         often = next(told, 0.0)
         add(total, work, often)
-        add(model, {} if is_again(chain) else work, often)
+        add(model, {} if computed_again(chain) is not None else work, often)
     return total, model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,8 +86,11 @@ class Output:
                 self.path.write_bytes(data)
             except OSError as error:
                 raise UsageError(f"{self.path}: cannot write it: {error.strerror}") from None
-        for doubt in doubts:
-            print("!", doubt, file=sys.stderr)
+        try:
+            for doubt in doubts:
+                print("!", doubt, file=sys.stderr)
+        except OSError:  # nobody reads stderr: the answer is written, and its status stays
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def write_tables(self, told: Sequence[tuple[str, pd.DataFrame, Iterable[str]]]) -> None:
         """Write the tables of captures as data, with a column ``capture`` if there are several, and their doubts.

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from nvprof_kit.analysis.ncu_plan import predicted_seconds
 from nvprof_kit.report.kernel_names import short_kernel
-from nvprof_kit.report.terminal import table
+from nvprof_kit.report.terminal import doubt_lines, table
 from nvprof_kit.report.units import Milliseconds, percent
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ def plan_report(plan: Plan, section_set: str, memory_gb: float) -> list[Renderab
             short_kernel(row["kernel"]), row["grid"], row["block"], f"{row['launches']:,}", ms(row["gpu_ns"]),
             percent(row["share"]), percent(row["covered"]),
         )  # fmt: skip
-    return [*(Text(line) for line in plan_lines(plan, section_set, memory_gb)), "", made]
+    lines = (Text(line) for line in plan_lines(plan, section_set, memory_gb))
+    return [*lines, "", made, *doubt_lines(plan.info.doubts)]
 
 
 _COLUMNS = ("kernel", "grid", "block", "launches", "ms", "share", "covered")

@@ -138,25 +138,54 @@ def test_the_recompute_of_a_block_inside_its_last_module(tmp_path: Path) -> None
         ("block", "recompute", 5, 1),
         ("block.mlp", "recompute", 6, 1),
         ("block.attn", "backward", 4, 1),
+        ("block.mlp", "recompute", 5, 1),  # a checkpoint of its own inside the block's
     ]
-    work = [(2, "bf16", 10), (5, "bf16", 20), (6, "bf16", 5), (7, "bf16", 10), (8, "bf16", 30)]
+    work = [(2, "bf16", 10), (5, "bf16", 20), (6, "bf16", 5), (7, "bf16", 10), (8, "bf16", 30), (9, "bf16", 7)]
     counted = read_counted(read_flops(counts(tmp_path / "run.flops.json", ranges, work)))
-    # the block and the model hold the block; of the 35 in the MLP's backward 15 are not its own
-    assert counted.around_others() == {("block.mlp", "backward")}
+    # the block and the model hold the block; of the 42 in the MLP's backward 15 are not its own
+    assert sum(counted.nested()["block.mlp", "backward"].values()) == 27
     file = NsysFile(tmp_path / "run.sqlite")
     times = [(0, 90), (10, 80), (20, 70), (100, 300), (110, 290), (120, 220), (130, 200), (150, 180), (230, 280)]
+    times.append((202, 208))
     for (text, phase, *_), (start, end) in zip(ranges, times, strict=True):
         file.range_(text if phase == "forward" else f"{text} {phase}", start, end, category=phase)
-    for number, (launch, length) in enumerate([(30, 10), (210, 40), (140, 5), (160, 10), (240, 60)]):
+    for number, (launch, length) in enumerate([(30, 10), (210, 40), (140, 5), (160, 10), (240, 60), (204, 7)]):
         begin = 1000 + 100 * number
         file.kernel(begin, begin + length, launched=(launch, launch + 1), name="gemm")
     result = flops(open_capture(file.write(), optional=("name",)), read_flops(tmp_path / "run.flops.json"), ONE)
     figures = {key: (row["gpu_busy_ns"], row["flops"], row["hfu"], row["mfu"]) for key, row in table(result).items()}
-    assert figures["block.mlp", "backward"] == (40, 20, 0.5, 0.5)
+    assert figures["block.mlp", "backward"] == pytest.approx((47, 27, 27 / 47, 20 / 47))
+    assert figures["block.mlp", "recompute"] == pytest.approx((17, 17, 1, 0))
     assert figures["block", "recompute"] == pytest.approx((15, 15, 1, 0))
-    assert figures["block", "backward"] == pytest.approx((115, 65, 65 / 115, 50 / 115)) == figures["m", "backward"]
-    assert (result.whole.flops, result.whole.model_flops) == (75, 60)
+    assert figures["block", "backward"] == pytest.approx((122, 72, 72 / 122, 50 / 122)) == figures["m", "backward"]
+    assert (result.whole.flops, result.whole.model_flops) == (82, 60)
     assert not result.rows["note"].any()
+
+
+def test_the_recompute_of_a_block_without_a_counted_operation(tmp_path: Path) -> None:
+    """Time is where it belongs all the same, and an unknown operator of the recompute is no one else's."""
+    ranges = [
+        ("block", "forward", None, 1),
+        ("block.act", "forward", 0, 1),
+        ("block", "backward", None, 1),
+        ("block.act", "backward", 2, 1),
+        ("block", "recompute", 3, 1),
+    ]
+    path = counts(tmp_path / "run.flops.json", ranges, [(3, "bf16", 10)], unknown=[(4, "lib::op")])
+    file = NsysFile(tmp_path / "run.sqlite")
+    for (text, phase, *_), (start, end) in zip(
+        ranges, [(0, 90), (10, 80), (100, 300), (110, 290), (120, 220)], strict=True
+    ):
+        file.range_(text if phase == "forward" else f"{text} {phase}", start, end, category=phase)
+    for number, (launch, length) in enumerate([(30, 10), (150, 40), (250, 20)]):
+        file.kernel(1000 + 100 * number, 1000 + 100 * number + length, launched=(launch, launch + 1), name="gemm")
+    rows = table(flops(open_capture(file.write(), optional=("name",)), read_flops(path), ONE))
+    assert (rows["block.act", "backward"]["gpu_busy_ns"], rows["block.act", "backward"]["mfu"]) == (20, 0.5)
+    assert rows["block", "backward"]["gpu_busy_ns"] == 60
+    assert [key for key, row in rows.items() if "lib::op" in row["unknown"]] == [
+        ("block", "backward"),
+        ("block", "recompute"),
+    ]
 
 
 def test_a_step_altogether(tmp_path: Path) -> None:
@@ -492,7 +521,7 @@ def test_what_is_nested_is_counted_once_wherever_it_lies(
     assert sum(sum(part.values()) for part in counted.work.values()) == total
     nested, model = counted.nested(), counted.nested(model=True)
     for key in nested:
-        inside = sum(sum(part.values()) for chain, part in counted.work.items() if key in chain)
+        inside = sum(sum(part.values()) for chain, part in counted.work.items() if key in counted.rows_of(chain))
         assert sum(nested[key].values()) == inside <= total
         assert sum(model[key].values()) <= inside
         assert key[1] != "recompute" or sum(model[key].values()) == 0

@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -121,6 +124,15 @@ def test_what_has_no_place_for_doubts_leaves_them_on_stderr(
         assert data.err.splitlines() == doubts and "! " not in data.out
     run("layers", capture, capture, "--format", "csv")
     assert capsys.readouterr().err.splitlines() == [f"! {capture}: {doubts[0][2:]}"] * 2
+
+
+@pytest.mark.parametrize("stderr", ["/dev/full", "|true"])
+def test_a_stderr_that_takes_nothing_changes_no_status(stderr: str, capture: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "nvprof_kit", "layers", capture, "-o", str(tmp_path / "a.csv")]
+    where = f"2>&1 >/dev/null {stderr}" if stderr.startswith("|") else f"2>{stderr}"
+    done = subprocess.run(["bash", "-c", f"{shlex.join(words)} {where}; exit ${{PIPESTATUS[0]}}"], check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "a.csv").stat().st_size
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
