@@ -6,7 +6,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from nvprof_kit.names import Category
+from nvprof_kit.analysis.layer_order import parents_of, with_holders
+from nvprof_kit.names import NO_LAYER, Category
 from nvprof_kit.trace.flops_file import FlopsFile
 
 Key = tuple[str, str]
@@ -38,18 +39,18 @@ class Counted:
     work: Mapping[Chain, Work]
     unknown: Mapping[Chain, set[str]]
     attention: frozenset[Chain] = frozenset()
-    chains: frozenset[Chain] = frozenset()
+    chains: tuple[Chain, ...] = ()
 
     @cached_property
-    def _held(self) -> frozenset[tuple[str, str]]:
-        """Each layer with each that holds it, itself too."""
-        return frozenset(
-            (inner, outer)
+    def _parent(self) -> dict[str, str]:
+        """The layer that holds each layer, '' at the top; `nvprof_kit.analysis.layer_order.parents` of what was counted."""
+        forward = Category.FORWARD.value
+        enclosed = (
+            (chain[0][0], chain[1][0] if len(chain) > 1 and chain[1][1] == forward else "", 1)
             for chain in self.chains
-            for place, (inner, phase) in enumerate(chain)
-            for outer, around in chain[place:]
-            if phase == around == Category.FORWARD.value
+            if chain[0][1] == forward and chain[0][0] != NO_LAYER
         )
+        return parents_of(dict.fromkeys(layer for chain in self.chains for layer, _ in chain), enclosed)
 
     def rows_of(self, chain: Chain) -> list[Key]:
         """The rows that what ran in these ranges counts for: those around it, each once.
@@ -57,12 +58,11 @@ class Counted:
         A backward pass computes a checkpointed block again when it comes to the block's last module, inside that one's
         range. So what is computed again counts, further out, for layers alone that hold what was checkpointed.
         """
-        again = computed_again(chain)
-        return [
-            (layer, phase)
-            for layer, phase in dict.fromkeys(chain)
-            if again is None or phase == Category.RECOMPUTE.value or (again, layer) in self._held
-        ]
+        again, keys = computed_again(chain), dict.fromkeys(chain)
+        if again is None:
+            return list(keys)
+        holders = with_holders(again, self._parent)
+        return [(layer, phase) for layer, phase in keys if phase == Category.RECOMPUTE.value or layer in holders]
 
     def nested(self, *, model: bool = False) -> dict[Key, Work]:
         """Operations of each (layer, phase) with everything nested in its ranges, each once; see `rows_of`.
@@ -110,7 +110,7 @@ def read_counted(counts: FlopsFile) -> Counted:
     unknown: dict[Chain, set[str]] = {}
     for number, name in zip(counts.unknown["range"].tolist(), counts.unknown["name"].tolist(), strict=True):
         unknown.setdefault(chains[number], set()).add(name)
-    return Counted(counts.steps, calls, work, unknown, frozenset(attention), frozenset(chains))
+    return Counted(counts.steps, calls, work, unknown, frozenset(attention), tuple(chains))
 
 
 def computed_again(chain: Chain) -> str | None:

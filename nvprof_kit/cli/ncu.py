@@ -81,7 +81,7 @@ def plan(
     if script is not None:
         _write_script(script, made, section_set, plan_lines(made, section_set, memory_gb))
     if asked.output.form in tables.FORMATS:
-        asked.output.write_tables([(made.info.path, made.rows, made.info.doubts)])
+        asked.output.write(tables.encode(made.rows, asked.output.form), made.info.doubts)
     else:
         asked.output.print(plan_report(made, section_set, memory_gb))
 
