@@ -43,7 +43,7 @@ class Counted:
 
     @cached_property
     def _parent(self) -> dict[str, str]:
-        """The layer that holds each layer, '' at the top; `nvprof_kit.analysis.layer_order.parents` of what was counted."""
+        """The layer that holds each layer, '' at the top: what `layer_order.parents` is for a capture."""
         forward = Category.FORWARD.value
         enclosed = (
             (chain[0][0], chain[1][0] if len(chain) > 1 and chain[1][1] == forward else "", 1)

@@ -17,6 +17,11 @@ Options:
   -l, --layer LAYER   the layer's path, as nvprof-kit layers prints it
   -p, --phase PHASE   forward, backward or recompute (default: forward)
       --domain NAME   NVTX domain of the ranges (default: nvprof_kit; '' is the default domain)
+
+With --replay range and app-range the layer's ranges are measured as a whole each; with app-range one of them, unless
+--count says otherwise, since ncu 2025.3.1 hung in the second.
+
+Common options:
 HELP
   common_help
 }

@@ -3,7 +3,7 @@
 # GPU, podman, nsys, ncu and PyTorch, from the repository's root:
 #   tests/gpu/check_container.sh FOLDER
 # Leaves FOLDER/status.txt and a line for each of: a profile, GPU metrics, one GPU of several, ncu, the exit status.
-# Takes about 2 minutes. Exits 1 if anything is not as it should be.
+# Exits 1 if anything is not as it should be.
 set -euo pipefail
 out=${1:?usage: check_container.sh FOLDER}
 mkdir -p "$out"
