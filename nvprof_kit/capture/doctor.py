@@ -152,11 +152,12 @@ def _clocks(machine: Machine) -> Iterator[Finding]:
 
 def _setting(machine: Machine) -> Iterator[Finding]:
     if machine.container and not machine.capabilities & _CAP_SYS_ADMIN:
+        unsure = "CPU samples" if machine.counters_for_admin is not None else "hardware counters and CPU samples"
         yield Finding(
             "note",
             "container",
             f"in a container ({machine.container}) without CAP_SYS_ADMIN",
-            "kernels and ranges are recorded as always; hardware counters and CPU samples may be refused",
+            f"kernels and ranges are recorded as always; {unsure} may be refused",
             "start it as recipes/nsys/container.sh does",
         )
     if machine.wsl:

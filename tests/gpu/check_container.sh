@@ -2,10 +2,16 @@
 # Run container.sh for real: podman over this machine's own files, which needs no image, with its GPUs. As root on a machine with a
 # GPU, podman, nsys, ncu and PyTorch, from the repository's root:
 #   tests/gpu/check_container.sh FOLDER
-# Leaves FOLDER/status.txt and a line for each of: a profile, GPU metrics, one GPU of several, ncu, the exit status.
+# ROOTFS is another folder to run in than / with an overlay (/:O), which lacks what is mounted below it; CONTAINER_OPTIONS are
+# more words for container.sh, such as -v=/usr/local/nvidia:/usr/local/nvidia where the driver's libraries are mounted there.
+# Leaves FOLDER/status.txt and a line for each of: a profile, GPU metrics, without the capabilities, one GPU of several,
+# ncu, the exit status.
 # Exits 1 if anything is not as it should be.
 set -euo pipefail
 out=${1:?usage: check_container.sh FOLDER}
+for name in podman nsys ncu; do
+  command -v $name >/dev/null || { echo "check_container.sh: no $name on PATH" >&2; exit 2; }
+done
 mkdir -p "$out"
 python=${PYTHON:-python3}
 nsight=${NSIGHT:-$(dirname -- "$(dirname -- "$(readlink -f -- "$(command -v nsys)")")")}
@@ -42,7 +48,7 @@ inside() { # [OPTION]... -- COMMAND...
   local passed=() name
   for name in PATH LD_LIBRARY_PATH PYTHONPATH; do passed+=(-x "--env=$name=${!name-}"); done
   # shellcheck disable=SC2086  # words
-  recipes/nsys/container.sh -e podman -i /:O -x --rootfs "${passed[@]}" ${CONTAINER_OPTIONS-} --nsight "$nsight" "$@"
+  recipes/nsys/container.sh -e podman -i "${ROOTFS:-/:O}" -x --rootfs "${passed[@]}" ${CONTAINER_OPTIONS-} --nsight "$nsight" "$@"
 }
 
 rows() { # FILE VERB...; rows of a table that the package makes of a capture
@@ -53,17 +59,19 @@ rows() { # FILE VERB...; rows of a table that the package makes of a capture
 program=("$python" tests/gpu/programs/train.py llama --layers 2 --width 512 --vocabulary 4096 --steps 2 --warm-up 1)
 podman --version | tee "$out/status.txt"
 
-began=$SECONDS status=0
-inside -- /recipes/nsys/profile.sh -o "$work/run" --cuda-profiler -- "${program[@]}" >"$work/log" 2>&1 || status=$?
-found=$("$python" -m nvprof_kit layers "$work/run.sqlite" 2>/dev/null | sed -n 2,3p | tr '\n' ' ') || :
-if [ "$status" = 0 ] && [ "$(rows "$work/run.sqlite" layers)" -gt 20 ]; then say profile yes "$((SECONDS - began)) s: $found"
-else say profile NO "status $status: $(tail -3 "$work/log")"; fi
+profile() { # NAME LEAST-ROWS VERB OF-CONTAINER... -- OF-PROFILE...
+  local name=$1 least=$2 verb=$3 began=$SECONDS status=0 count found
+  shift 3
+  inside "$@" -o "$work/$name" --cuda-profiler -- "${program[@]}" >"$work/log" 2>&1 || status=$?
+  count=$(rows "$work/$name.sqlite" "$verb")
+  found=$("$python" -m nvprof_kit "$verb" "$work/$name.sqlite" 2>/dev/null | sed -n 2,3p | tr '\n' ' ') || :
+  if [ "$status" = 0 ] && [ "$count" -ge "$least" ]; then say "$name" yes "$((SECONDS - began)) s, $count rows: $found"
+  else say "$name" NO "status $status, $count rows: $(tail -3 "$work/log")"; fi
+}
 
-began=$SECONDS status=0
-inside -- /recipes/nsys/profile.sh -o "$work/metrics" --preset metrics --cuda-profiler -- "${program[@]}" >"$work/log" 2>&1 || status=$?
-count=$(rows "$work/metrics.sqlite" metrics)
-if [ "$status" = 0 ] && [ "$count" -gt 0 ]; then say metrics yes "$((SECONDS - began)) s: $count rows of layers with GPU metrics"
-else say metrics NO "status $status, $count rows: $(tail -3 "$work/log")"; fi
+profile profile 20 layers -- /recipes/nsys/profile.sh
+profile metrics 20 metrics -- /recipes/nsys/profile.sh --preset metrics
+profile unprivileged 20 layers --unprivileged -- /recipes/nsys/profile.sh
 
 seen=$(inside -g 0 -- "$python" -c 'import torch; print(torch.cuda.device_count())' 2>"$work/log") || :
 here=$("$python" -c 'import torch; print(torch.cuda.device_count())')

@@ -391,6 +391,16 @@ def test_the_bytes_of_collectives() -> None:
     assert (made.rows["nvlink_bytes"] > made.rows["nvlink_sent_bytes"] + received).all()
 
 
+def test_the_bytes_of_collectives_over_every_link() -> None:
+    """Another machine's ncu counted all 18 links: three steps' gradients as they are, in a layer's backward."""
+    made = ncu_layers(open_ncu(DATA / "communication-layer-2025.3.csv.xz"))
+    assert (made.measured, made.doubts) == (42, ())
+    width, inner = 1024, 1024 * 11 // 4
+    bucket = 2 * (4 * width * width + 4 * width * inner + 2 * width)
+    sent = made.rows.set_index(["layer", "phase"])["nvlink_sent_bytes"]
+    assert sent["model.layers.1.mlp", "backward"] == pytest.approx(3 * bucket, rel=1e-3)
+
+
 def test_a_range_that_was_run_again_as_one() -> None:
     """Application range replay has one row for all that a layer launched, and no links were used."""
     made = ncu_layers(open_ncu(DATA / "range-2025.3.csv.xz"))

@@ -111,6 +111,15 @@ def test_permission_is_a_matter_of_capabilities_and_of_where_one_is() -> None:
     assert "sysctl -w kernel.perf_event_paranoid=2" in seen(closed, "CPU samples")
 
 
+def test_a_container_s_note_does_not_doubt_counters_that_are_known() -> None:
+    def why(machine: Machine) -> str:
+        return next(finding.why for finding in examine_machine(machine) if finding.check == "container")
+
+    inside = replace(WELL, container="podman")
+    assert "counters" not in why(inside)  # open to everyone, as another finding says
+    assert "hardware counters" in why(replace(inside, counters_for_admin=None))
+
+
 def test_gravest_first() -> None:
     levels = [finding.level for finding in examine_machine(Machine(nsys="2023.4", driver_cuda="13.0", wsl=True))]
     assert levels == sorted(levels, key=LEVELS.index) and levels[0] == "error"
