@@ -1,23 +1,33 @@
 #!/usr/bin/env bash
-# Run container.sh for real: podman over this machine's own files, which needs no image, with its GPUs. As root on a machine with a
-# GPU, podman, nsys, ncu and PyTorch, from the repository's root:
+# Run container.sh for real, over this machine's own files, which needs no image, with its GPUs. As root on a machine with a GPU,
+# podman or apptainer, nsys, ncu and PyTorch, from the repository's root:
 #   tests/gpu/check_container.sh FOLDER
-# ROOTFS is another folder to run in than / with an overlay (/:O), which lacks what is mounted below it; CONTAINER_OPTIONS are
-# more words for container.sh, such as -v=/usr/local/nvidia:/usr/local/nvidia where the driver's libraries are mounted there.
-# Leaves FOLDER/status.txt and a line for each of: a profile, GPU metrics, without the capabilities, one GPU of several,
+#   ENGINE=apptainer RUN_AS=nobody tests/gpu/check_container.sh FOLDER
+# An overlay of / lacks what is mounted below it: CONTAINER_OPTIONS are more words for container.sh, such as
+# -v=/usr/local/nvidia:/usr/local/nvidia where the driver's libraries are mounted there; apptainer finds them itself.
+# Leaves FOLDER/status.txt and a line for each of: a profile, GPU metrics, without the capabilities, one GPU of several, all,
 # ncu, the exit status.
 # Exits 1 if anything is not as it should be.
 set -euo pipefail
 out=${1:?usage: check_container.sh FOLDER}
-for name in podman nsys ncu; do
-  command -v $name >/dev/null || { echo "check_container.sh: no $name on PATH" >&2; exit 2; }
+engine=${ENGINE:-podman} as=()
+[ -z "${RUN_AS-}" ] || as=(runuser -u "$RUN_AS" -- env HOME=/tmp)
+for name in "$engine" nsys ncu; do
+  command -v "$name" >/dev/null || { echo "check_container.sh: no $name on PATH" >&2; exit 2; }
 done
 mkdir -p "$out"
 python=${PYTHON:-python3}
 nsight=${NSIGHT:-$(dirname -- "$(dirname -- "$(readlink -f -- "$(command -v nsys)")")")}
 work=$(mktemp -d "$PWD/.container.XXXXXX") # in the folder that the container shares
 spec=/etc/cdi/nvidia-as-it-is.yaml
-trap 'rm -rf "$work" "$spec"' EXIT
+root='' # of apptainer, which takes a folder as it is
+# shellcheck disable=SC2329  # by the trap
+end() {
+  rm -rf "$work" "$spec"
+  [ -z "$root" ] || { umount "$root/all" && rm -rf "$root"; }
+}
+trap end EXIT
+chmod 777 "$work"
 failed=0
 
 say() { # NAME OK TEXT
@@ -47,17 +57,28 @@ write_spec() {
 inside() { # [OPTION]... -- COMMAND...
   local passed=() name
   for name in PATH LD_LIBRARY_PATH PYTHONPATH; do passed+=(-x "--env=$name=${!name-}"); done
+  case $engine in
+    podman) passed+=(-i /:O -x --rootfs) ;;
+    apptainer) passed+=(-i "$root/all") ;;
+  esac
   # shellcheck disable=SC2086  # words
-  recipes/nsys/container.sh -e podman -i "${ROOTFS:-/:O}" -x --rootfs "${passed[@]}" ${CONTAINER_OPTIONS-} --nsight "$nsight" "$@"
+  "${as[@]}" recipes/nsys/container.sh -e "$engine" "${passed[@]}" ${CONTAINER_OPTIONS-} --nsight "$nsight" "$@"
 }
 
 rows() { # FILE VERB...; rows of a table that the package makes of a capture
   "$python" -m nvprof_kit "${@:2}" "$1" --format csv 2>/dev/null | tail -n +2 | grep -c . || :
 }
 
-[ -e /etc/cdi/nvidia.yaml ] || [ -e /var/run/cdi/nvidia.yaml ] || write_spec
+if [ "$engine" = apptainer ]; then
+  root=$(mktemp -d)
+  mkdir "$root/all" "$root/upper" "$root/work"
+  chmod 755 "$root"
+  mount -t overlay overlay -o "lowerdir=/,upperdir=$root/upper,workdir=$root/work" "$root/all"
+elif [ ! -e /etc/cdi/nvidia.yaml ] && [ ! -e /var/run/cdi/nvidia.yaml ]; then
+  write_spec
+fi
 program=("$python" tests/gpu/programs/train.py llama --layers 2 --width 512 --vocabulary 4096 --steps 2 --warm-up 1)
-podman --version | tee "$out/status.txt"
+"$engine" --version | tee "$out/status.txt"
 
 profile() { # NAME LEAST-ROWS VERB OF-CONTAINER... -- OF-PROFILE...
   local name=$1 least=$2 verb=$3 began=$SECONDS status=0 count found
