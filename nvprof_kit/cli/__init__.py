@@ -80,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
     Whatever goes wrong on purpose is one line on stderr; a traceback is a defect of this package.
     """
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         _replace_unencodable(stream)
     try:
@@ -114,6 +115,13 @@ def _usage(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     where = context.command_path if context else "nvprof-kit"
     return f"{error.format_message().rstrip('.')} (see {where} --help)"
+
+
+def _open_closed_streams() -> None:
+    """Let a closed stdout or stderr (``2>&-``) be the null device, lest a file that is opened take its place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # as long as the process
 
 
 def _replace_unencodable(stream: TextIO) -> None:

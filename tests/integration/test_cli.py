@@ -62,6 +62,19 @@ class TestReading:
         os.close(writer)
         assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
+    @pytest.mark.parametrize(("verb", "status"), [("layers", 0), ("no-such-verb", 2)])
+    def test_with_stderr_closed(self, verb: str, status: int, capture: Path, tmp_path: Path) -> None:
+        command = [*COMMAND, verb, str(capture)]
+        done = subprocess.run(
+            ["sh", "-c", 'exec "$@" 2>&-', "sh", *command],
+            env=ENVIRONMENT,
+            cwd=tmp_path,
+            capture_output=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (status, b"")
+        assert (b"layers.499" in done.stdout) == (status == 0)
+
     def test_a_terminal_that_knows_only_ascii(self, capture: Path, tmp_path: Path) -> None:
         environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
         done = subprocess.run(
