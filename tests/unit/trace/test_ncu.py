@@ -6,6 +6,7 @@ import importlib.util
 import lzma
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,9 @@ from nvprof_kit.trace.ncu import open_ncu
 from nvprof_kit.trace.ncu_numbers import NumberStyle, base_unit, number_style, parse_number
 from nvprof_kit.trace.ncu_nvtx import parse_cell
 from nvprof_kit.trace.ncu_schema import KERNELS, NcuReport
+
+DATA = Path(__file__).parents[2] / "data/ncu"
+NEEDS_READER = pytest.mark.skipif(importlib.util.find_spec("ncu_report") is None, reason="no ncu-report")
 
 PUSH = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
 STOP = "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
@@ -329,9 +333,22 @@ def test_a_report_needs_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         open_ncu(path)
 
 
+@NEEDS_READER
+def test_a_report_by_nvidia_s_reader() -> None:
+    """The same run as its raw page: launches, ranges, units, and every number to the digits that the page has."""
+    report, page = (open_ncu(DATA / f"own-2025.3.{form}.xz") for form in ("ncu-rep", "csv"))
+    assert report.kernels["stack"].tolist() == [("step 0", "Model", f"layers.{number}") for number in (0, 1)]
+    told = [name for name in KERNELS if name not in ("pid", "tid")]  # these are not in the reader's interface
+    assert report.kernels[told].to_dict("list") == page.kernels[told].to_dict("list")
+    assert report.metrics["gpu__time_duration.sum"].tolist() == [86_752, 11_904]
+    both = [name for name in page.metrics if name in report.metrics]
+    assert len(both) == 561 and set(report.metrics) == set(both)
+    assert {name: report.units[name] for name in both} == {name: page.units[name] for name in both}
+    np.testing.assert_allclose(report.metrics[both], page.metrics[both], rtol=1e-6, atol=0.0051)
+
+
+@NEEDS_READER
 def test_a_damaged_report(tmp_path: Path) -> None:
-    if importlib.util.find_spec("ncu_report") is None:
-        pytest.skip("no ncu-report")
     path = tmp_path / "a.ncu-rep"
     path.write_bytes(b"NVR\x00damaged")
     with pytest.raises(CaptureError, match="no result in it"):
