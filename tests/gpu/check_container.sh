@@ -4,7 +4,7 @@
 #   tests/gpu/check_container.sh FOLDER
 #   ENGINE=apptainer RUN_AS=nobody tests/gpu/check_container.sh FOLDER
 # An overlay of / lacks what is mounted below it: CONTAINER_OPTIONS are more words for container.sh, such as
-# -v=/usr/local/nvidia:/usr/local/nvidia where the driver's libraries are mounted there; apptainer finds them itself.
+# --volume=/usr/local/nvidia:/usr/local/nvidia where the driver's libraries are mounted there; apptainer finds them itself.
 # Leaves FOLDER/status.txt and a line for each of: a profile, GPU metrics, without the capabilities, one GPU of several, all,
 # ncu, the exit status.
 # Exits 1 if anything is not as it should be.
