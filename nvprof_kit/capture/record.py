@@ -170,7 +170,8 @@ def _new_profiler(options: RecordOptions) -> Any:
         with_stack=options.stacks,
         record_shapes=options.shapes,
         profile_memory=options.memory,
-        acc_events=True,
+        # without acc_events: PyTorch would read all events into Python as it stops, which nobody asks for here and
+        # which fails where a stack holds a name that is no text (UnicodeDecodeError in PyTorch 2.13)
     )
 
 
