@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from nvprof_kit.findings import Finding, by_gravity
 from nvprof_kit.names import DOMAIN
-from nvprof_kit.trace.nsys_health import CaptureHealth
-from nvprof_kit.trace.nsys_private import secret_names
+from nvprof_kit.trace.nsys.health import CaptureHealth
+from nvprof_kit.trace.nsys.scrub import secret_names
 
 OVERHEAD_SHARE = 0.01
 """Share of the window from which the profiler's own time is a finding."""

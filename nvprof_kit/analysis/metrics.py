@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit.analysis.attribution import Attribution, attribute
-from nvprof_kit.analysis.layer_order import layer_parents, with_holders
-from nvprof_kit.analysis.nesting import NONE, Int64Array
+from nvprof_kit.analysis.attribution.attribution import Attribution, attribute
+from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit.analysis.layers.order import layer_parents, with_holders
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER
 from nvprof_kit.trace.schema import CaptureInfo, Trace

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit.analysis.attribution import Attribution
-from nvprof_kit.analysis.nesting import NONE, Int64Array
-from nvprof_kit.analysis.ranges import Ranges
-from nvprof_kit.analysis.steps import occurrences
-from nvprof_kit.analysis.windows import step_windows
+from nvprof_kit.analysis.attribution.attribution import Attribution
+from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit.analysis.attribution.ranges import Ranges
+from nvprof_kit.analysis.attribution.steps import occurrences
+from nvprof_kit.analysis.attribution.windows import step_windows
 from nvprof_kit.names import NO_LAYER
 from nvprof_kit.trace.schema import Trace
 
@@ -70,8 +70,9 @@ class Timeline:
     windows: Mapping[int, tuple[int, int]]
 
     def own_window(self, device: int | None = None) -> tuple[int, int]:
-        """When the step ran, on one device or on all, as `nvprof_kit.analysis.windows` cuts it; of the whole capture
-        from the first operation to the last. Before and behind it other steps may run while it is open on the CPU.
+        """When the step ran, on one device or on all, as `nvprof_kit.analysis.attribution.windows` cuts it;
+        of the whole capture from the first operation to the last. Before and after it other steps may run while it is
+        open on the CPU.
         """
         mine = [window for one, window in self.windows.items() if device in (None, one)]
         return (min(begin for begin, _ in mine), max(end for _, end in mine)) if mine else (0, 0)

@@ -14,7 +14,8 @@ import click
 
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import DOMAIN
-from nvprof_kit.report import plots, tables
+from nvprof_kit.report.export import tables
+from nvprof_kit.report.plots import plots
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +29,7 @@ class Output:
     """Where an answer goes.
 
     Attributes:
-        form: ``table``, or one of the formats of `nvprof_kit.report.tables` and `nvprof_kit.report.plots`.
+        form: ``table``, or one of the formats of `nvprof_kit.report.export.tables` and `nvprof_kit.report.plots.plots`.
         path: The file to write, None for stdout.
     """
 
@@ -114,7 +115,7 @@ class Output:
         Raises:
             UsageError: The file cannot be written.
         """
-        from nvprof_kit.report.terminal import print_to
+        from nvprof_kit.report.text.terminal import print_to
 
         if self.path is None:
             print_to(sys.stdout, parts)

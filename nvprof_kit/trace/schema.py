@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # readers start reading before pandas is loaded: see `nvprof_kit.trace.nsys`
+if TYPE_CHECKING:  # readers start reading before pandas is loaded: see `nvprof_kit.trace.nsys.read`
     import pandas as pd
 
 

@@ -14,8 +14,8 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import nvprof_kit  # noqa: E402
-from nvprof_kit.analysis.attribution import attribute  # noqa: E402
-from nvprof_kit.analysis.layers import layers  # noqa: E402
+from nvprof_kit.analysis.attribution.attribution import attribute  # noqa: E402
+from nvprof_kit.analysis.layers.layers import layers  # noqa: E402
 from nvprof_kit.trace.open import open_capture  # noqa: E402
 
 PATHS = {"M_0": "M", "M_0.Embedding_0": "embed", "M_0.Linear_4": "head"} | {

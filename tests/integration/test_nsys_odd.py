@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit.analysis.layers import LayersResult, layers
+from nvprof_kit.analysis.layers.layers import LayersResult, layers
 from nvprof_kit.trace.open import open_capture
 
 pytestmark = pytest.mark.nsys

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from nvprof_kit.analysis.layers import LayersResult, Summary
+from nvprof_kit.analysis.layers.layers import LayersResult, Summary
 from nvprof_kit.trace.schema import CaptureInfo
 
 MS = 1_000_000

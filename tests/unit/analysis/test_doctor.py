@@ -13,7 +13,7 @@ from support.nsys_file import NsysFile
 
 from nvprof_kit.analysis.doctor import examine_captures
 from nvprof_kit.cli import group
-from nvprof_kit.trace.nsys_health import CaptureHealth, read_health
+from nvprof_kit.trace.nsys.health import CaptureHealth, read_health
 
 DATA = Path(__file__).parents[2] / "data"
 KERNELS, CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"

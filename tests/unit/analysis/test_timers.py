@@ -10,7 +10,7 @@ from rich.console import Console
 
 from nvprof_kit.analysis.timers import COLUMNS, TimersOptions, TimersResult, timers
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.report.timers import timeline_figure, timers_report
+from nvprof_kit.report.text.timers import timeline_figure, timers_report
 from nvprof_kit.trace.timer_log import STAGES, read_timer_logs
 
 

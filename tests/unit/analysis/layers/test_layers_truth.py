@@ -1,0 +1,45 @@
+"""Every number of the per-layer table of real captures, against an independent computation."""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+
+import pytest
+from support.brute_force import BruteForce
+
+from nvprof_kit.analysis.layers.layers import LayersOptions, layers
+from nvprof_kit.trace.open import open_capture
+
+DATA = Path(__file__).parents[3] / "data"
+CAPTURES = sorted(DATA.glob("*.sqlite.xz"))
+NUMBERS = ["calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "gpu_busy_ns", "cpu_ns"]
+
+
+@pytest.fixture(scope="module", params=CAPTURES, ids=lambda path: path.name.removesuffix(".sqlite.xz"))
+def capture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    plain = tmp_path_factory.mktemp("captures") / request.param.stem
+    plain.write_bytes(lzma.decompress(request.param.read_bytes()))
+    return plain
+
+
+@pytest.mark.parametrize("by_step", [False, True], ids=["all", "by-step"])
+def test_every_number_equals_the_brute_force(capture: Path, by_step: bool) -> None:
+    rows = layers(open_capture(capture), LayersOptions(by_step=by_step)).rows
+    expected = BruteForce(capture).table(by_step)
+    keys = ["step", "layer", "phase"] if by_step else ["layer", "phase"]
+    plain = rows.astype(object).where(rows.notna(), None)
+    ours = {tuple(row[key] for key in keys): row for row in plain.to_dict("records")}
+    assert set(ours) == {key for key, row in expected.items() if row["calls"] or row["gpu_ops"]}
+    for key, row in ours.items():
+        assert {name: row[name] for name in NUMBERS} == {name: expected[key][name] for name in NUMBERS}, key
+        assert row["share"] == pytest.approx(expected[key]["share"], abs=1e-12)
+
+
+def test_it_adds_up(capture: Path) -> None:
+    result = layers(open_capture(capture))
+    expected = sum(op["ns"] for op in BruteForce(capture).operations())
+    assert result.rows["gpu_self_ns"].sum() == result.summary.total_ns == expected
+    assert sum(result.summary.by_how.values()) == expected
+    top = result.tree[result.tree["depth"] == 0]
+    assert top["total_ns"].sum() == expected
