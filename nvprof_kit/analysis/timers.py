@@ -209,7 +209,7 @@ class TimersResult:
         calls: Every stage run, as read, with ``offset_ns``, its start since the first of all, and ``depth``, the number
             of stages of its rank that hold it.
         verdict: Which rank the others wait for.
-        doubts: What may be wrong with the figures.
+        warnings: What may be wrong with the figures.
     """
 
     path: str
@@ -218,7 +218,7 @@ class TimersResult:
     wall_ns: int
     calls: pd.DataFrame
     verdict: Verdict
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def timers(logs: TimerLogs, options: TimersOptions = TimersOptions()) -> TimersResult:
@@ -238,7 +238,7 @@ def timers(logs: TimerLogs, options: TimersOptions = TimersOptions()) -> TimersR
         wall_ns,
         calls,
         find_straggler(calls, options.collective, options.warm_up),
-        (*logs.doubts, *_doubts(calls)),
+        (*logs.warnings, *_warnings(calls)),
     )
 
 
@@ -291,17 +291,17 @@ def _skew(calls: pd.DataFrame) -> pd.DataFrame:
     return joined
 
 
-def _doubts(calls: pd.DataFrame) -> list[str]:
+def _warnings(calls: pd.DataFrame) -> list[str]:
     counts = calls.groupby(["stage", "rank"], observed=True).size().unstack(fill_value=0)
     uneven = counts.index[counts.min(axis=1) != counts.max(axis=1)]
-    doubts = [
+    warnings = [
         f"stage {stage} ran {counts.loc[stage].min()} to {counts.loc[stage].max()} times, not as often on every rank: "
         "a rank may have been killed; skew is taken over the calls that ranks share"
         for stage in uneven
     ]
     ranks = set(calls["rank"].tolist())
     if missing := sorted(set(range(max(ranks))) - ranks):
-        doubts.append(f"no log of rank {', '.join(map(str, missing))}: it is in none of the figures")
+        warnings.append(f"no log of rank {', '.join(map(str, missing))}: it is in none of the figures")
     if calls["cuda_ns"].isna().any() and calls["cuda_ns"].notna().any():
-        doubts.append("some calls have no GPU time; ranks are compared by the CPU clock")
-    return doubts
+        warnings.append("some calls have no GPU time; ranks are compared by the CPU clock")
+    return warnings

@@ -73,8 +73,8 @@ class Output:
             raise UsageError(f"{path}: no format has this suffix; needed one of {suffixes}")
         return cls(form, path)
 
-    def write(self, data: bytes, doubts: Iterable[str] = ()) -> None:
-        """Write an answer that is data or a picture, and to stderr what is doubtful about it: it has no place for that.
+    def write(self, data: bytes, warnings: Iterable[str] = ()) -> None:
+        """Write an answer that is data or a picture, and its warnings to stderr: it has no place for them.
 
         Raises:
             UsageError: The file cannot be written.
@@ -88,26 +88,26 @@ class Output:
             except OSError as error:
                 raise UsageError(f"{self.path}: cannot write it: {error.strerror}") from None
         try:
-            for doubt in doubts:
-                print("!", doubt, file=sys.stderr)
+            for warning in warnings:
+                print("!", warning, file=sys.stderr)
         except OSError:  # nobody reads stderr: the answer is written, and its status stays
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def write_tables(self, told: Sequence[tuple[str, pd.DataFrame, Iterable[str]]]) -> None:
-        """Write the tables of captures as data, with a column ``capture`` if there are several, and their doubts.
+        """Write the tables of captures as data, with a column ``capture`` if there are several, and their warnings.
 
         Args:
-            told: For each capture its path, its table and what is doubtful about it.
+            told: For each capture its path, its table and what is uncertain about it.
 
         Raises:
             UsageError: The file cannot be written.
         """
         if len(told) == 1:
-            _, rows, doubts = told[0]
+            _, rows, warnings = told[0]
         else:
             rows = tables.with_capture([(path, rows) for path, rows, _ in told])
-            doubts = [f"{path}: {doubt}" for path, _, doubts in told for doubt in doubts]
-        self.write(tables.encode(rows, self.form), doubts)
+            warnings = [f"{path}: {warning}" for path, _, warnings in told for warning in warnings]
+        self.write(tables.encode(rows, self.form), warnings)
 
     def print(self, parts: Iterable[RenderableType]) -> None:
         """Print an answer that is text for a person.

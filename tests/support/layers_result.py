@@ -76,7 +76,7 @@ def layers_result(**changes: Any) -> LayersResult:
             by_how={"launch": 40 * MS},
             loop_layer_share=0.9375,
         ),
-        doubts=("nsys dropped 3 events; record less at once",),
+        warnings=("nsys dropped 3 events; record less at once",),
         info=CaptureInfo(path="run.sqlite", tool="nsys 2023.4.4.54", gpus=("NVIDIA H200",)),
     )
     return replace(result, **changes)

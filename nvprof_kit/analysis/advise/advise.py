@@ -70,7 +70,7 @@ class AdviseResult:
         wall_ns: Wall time of the steps and of the waits for data between them, summed over devices.
         steps: Number of steps.
         gpus: Number of GPUs, counted for each process that uses them; times are summed over them.
-        doubts: Sentences on what may be missing or distorted.
+        warnings: Sentences on what may be missing or distorted.
         info: What the capture says of itself.
     """
 
@@ -78,7 +78,7 @@ class AdviseResult:
     wall_ns: int
     steps: int
     gpus: int
-    doubts: tuple[str, ...]
+    warnings: tuple[str, ...]
     info: CaptureInfo
 
     @property
@@ -105,8 +105,8 @@ def advise(trace: Trace, own_rules: tuple[Rule, ...] = ()) -> AdviseResult:
     return AdviseResult(
         findings=tuple(sorted(found, key=lambda one: -one.saves_ns)),
         wall_ns=evidence.wall_ns,
-        steps=len(evidence.owned.ranges.steps),
+        steps=len(evidence.attribution.ranges.steps),
         gpus=len(evidence.times.steps[["process", "device"]].drop_duplicates()),
-        doubts=evidence.times.doubts,
+        warnings=evidence.times.warnings,
         info=trace.info,
     )

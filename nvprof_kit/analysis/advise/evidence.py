@@ -54,7 +54,7 @@ class Evidence(Operations):
     @cached_property
     def times(self) -> BreakdownResult:
         """Where the time goes."""
-        return breakdown_of(self.trace, self.owned, self.classes, in_steps=True)
+        return breakdown_of(self.trace, self.attribution, self.classes, in_steps=True)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -78,7 +78,7 @@ class Evidence(Operations):
     @cached_property
     def inside(self) -> npt.NDArray[np.bool_]:
         """Which operations belong to a step, all of them where the capture has no steps, shape ``(n,)``."""
-        found: npt.NDArray[np.bool_] = self.owned.step >= 0
+        found: npt.NDArray[np.bool_] = self.attribution.step >= 0
         return found if self.times.steps["step"].notna().any() else np.ones_like(found)
 
     @cached_property
@@ -86,7 +86,7 @@ class Evidence(Operations):
         """A row per operation: layer, phase, code (of its kernel class), kind, start_ns, end_ns, ns."""
         import pandas as pd
 
-        layer, phase = op_owners(self.owned)
+        layer, phase = op_owners(self.attribution)
         start, end = self.trace.ops["start_ns"].to_numpy(), self.trace.ops["end_ns"].to_numpy()
         made: pd.DataFrame = pd.DataFrame(
             {

@@ -52,7 +52,7 @@ def copies(found: Evidence) -> Iterator[Finding]:
 
 def small_kernels(found: Evidence) -> Iterator[Finding]:
     """A layer that is mostly a storm of small kernels."""
-    ops, steps = found.ops, max(len(found.owned.ranges.steps), 1)
+    ops, steps = found.ops, max(len(found.attribution.ranges.steps), 1)
     kernels = ops[(ops["kind"] == OP_KINDS.index("kernel")) & found.inside]
     small = kernels["ns"] < SMALL_NS
     table = kernels.assign(small=small, small_ns=kernels["ns"].where(small, 0)).groupby(
@@ -95,7 +95,7 @@ def unfused_chains(found: Evidence) -> Iterator[Finding]:
         ops["phase"].cat.codes.to_numpy(),
         np.ones(len(ops), dtype=bool),
     )
-    for values in (layer, phase, stream, found.owned.layer_range):
+    for values in (layer, phase, stream, found.attribution.layer_range):
         same[1:] &= values[order][1:] == values[order][:-1]
     fresh = ~(same & light[order] & np.concatenate(([False], light[order][:-1])))
     chain = np.cumsum(fresh)

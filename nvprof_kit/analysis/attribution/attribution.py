@@ -26,7 +26,7 @@ Int32Array = npt.NDArray[np.int32]
 HOW = ("launch", "graph node", "other thread", "none")
 """How an operation was attributed; values of `Attribution.how`."""
 
-_LAUNCH, _GRAPH_NODE, _OTHER_THREAD, _UNTOLD = range(4)
+_LAUNCH, _GRAPH_NODE, _OTHER_THREAD, _UNATTRIBUTED = range(4)
 _BLOCK = 1 << 16
 
 
@@ -123,8 +123,10 @@ class _Owners:
         owner = self.ranges.nesting.innermost(launch.tid, launch.time)
         layer_range, phase_range, how = self._at(launch, owner)
         step = self.ranges.step_at(owner)
-        untold = np.flatnonzero(step == NONE)
-        step[untold] = np.append(self.ranges.step, NONE)[self._steps.open_at(*(values[untold] for values in launch))]
+        unattributed = np.flatnonzero(step == NONE)
+        step[unattributed] = np.append(self.ranges.step, NONE)[
+            self._steps.open_at(*(values[unattributed] for values in launch))
+        ]
 
         replay = np.full(len(pid), NONE, dtype=np.int64)
         uncreated = node >= 0
@@ -155,8 +157,8 @@ class _Owners:
         layer_range = np.append(self.ranges.layer_range, NONE)[owner]  # NONE finds the last, NONE
         phase_range = np.where(layer_range >= 0, layer_range, np.append(self.ranges.phase_range, NONE)[owner])
         how = np.full(len(owner), _LAUNCH, dtype=np.int8)
-        untold = np.flatnonzero(phase_range == NONE)
-        found = self._phases.open_at(*(values[untold] for values in moments))
-        phase_range[untold] = found
-        how[untold] = np.where(found >= 0, _OTHER_THREAD, _UNTOLD)
+        unattributed = np.flatnonzero(phase_range == NONE)
+        found = self._phases.open_at(*(values[unattributed] for values in moments))
+        phase_range[unattributed] = found
+        how[unattributed] = np.where(found >= 0, _OTHER_THREAD, _UNATTRIBUTED)
         return layer_range, phase_range, how

@@ -85,9 +85,9 @@ def makers(operators: Operators) -> Int64Array:
     forward = np.flatnonzero(~operators.backward & (operators.sequence >= 0))
     told = operators.forward_tid[nodes] != NONE
     found[nodes[told]] = _last_before(operators, forward, nodes[told], operators.forward_tid[nodes[told]])
-    untold = nodes[~told]
-    if len(untold):
-        found[untold] = _makers_on_any_thread(operators, forward, untold)
+    unresolved = nodes[~told]
+    if len(unresolved):
+        found[unresolved] = _makers_on_any_thread(operators, forward, unresolved)
     return found
 
 

@@ -31,7 +31,7 @@ class Operations:
         self.trace, self._own_rules = trace, own_rules
 
     @cached_property
-    def owned(self) -> Attribution:
+    def attribution(self) -> Attribution:
         """Who owns each operation."""
         return attribute(self.trace)
 
@@ -48,9 +48,11 @@ def layer_column(ranges: Ranges, layer_range: Integers) -> pd.Categorical:
     return _categorical(name, [*texts, NO_LAYER])
 
 
-def op_owners(owned: Attribution) -> tuple[pd.Categorical, pd.Categorical]:
+def op_owners(attribution: Attribution) -> tuple[pd.Categorical, pd.Categorical]:
     """Layer and phase of each operation."""
-    return layer_column(owned.ranges, owned.layer_range), _categorical(owned.phase, owned.phases)
+    return layer_column(attribution.ranges, attribution.layer_range), _categorical(
+        attribution.phase, attribution.phases
+    )
 
 
 def owners_at(ranges: Ranges, tid: Int64Array, moment: Int64Array) -> tuple[pd.Categorical, pd.Categorical]:

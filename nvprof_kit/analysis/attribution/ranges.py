@@ -200,8 +200,8 @@ def steps_around(ranges: Ranges, which: Int64Array) -> Int64Array:
     thread, else the one that another thread is in when it begins.
     """
     step = ranges.step_at(which)
-    untold = np.flatnonzero(step == NONE)
-    asked = which[untold]
+    unattributed = np.flatnonzero(step == NONE)
+    asked = which[unattributed]
     found = Elsewhere(ranges, ranges.step >= 0).open_at(ranges.pid[asked], ranges.tid[asked], ranges.start[asked])
-    step[untold] = np.append(ranges.step, NONE)[found]
+    step[unattributed] = np.append(ranges.step, NONE)[found]
     return step

@@ -32,9 +32,9 @@ class Occurrences(NamedTuple):
     of_ops: Int64Array
 
 
-def occurrences(trace: Trace, owned: Attribution) -> Occurrences:
+def occurrences(trace: Trace, attribution: Attribution) -> Occurrences:
     """The times each step ran; an operation belongs to the last one of its step that had begun before it."""
-    ranges = owned.ranges
+    ranges = attribution.ranges
     rows, end = np.flatnonzero((ranges.step >= 0) & ranges.first), ranges.whole_end
     rows = rows[np.lexsort((ranges.start[rows], ranges.step[rows]))]
     op_start = trace.ops["start_ns"].to_numpy()
@@ -46,14 +46,14 @@ def occurrences(trace: Trace, owned: Attribution) -> Occurrences:
     first = np.flatnonzero(fresh)
     last = np.append(first[1:], len(rows)) - 1 if len(first) else first
     step = ranges.step[rows[first]]
-    op_step = owned.step.astype(np.int64)
+    op_step = attribution.step.astype(np.int64)
     found = np.searchsorted(begins[first], op_step * (latest - earliest + 1) + op_start - earliest, side="right") - 1
     # an operation before its step's first range, by the clocks' error, belongs to that one
     found = np.maximum(found, np.searchsorted(step, op_step))
     return Occurrences(step, ranges.start[rows[first]], (reach - shift)[last], np.where(op_step >= 0, found, NONE))
 
 
-def step_times(trace: Trace, owned: Attribution) -> pd.DataFrame:
+def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
     """A row for each step, in order, all times int64 ns; of a step that ran several times the sum.
 
     Returns:
@@ -63,18 +63,18 @@ def step_times(trace: Trace, owned: Attribution) -> pd.DataFrame:
     """
     import pandas as pd
 
-    found, count = occurrences(trace, owned), len(owned.ranges.steps)
+    found, count = occurrences(trace, attribution), len(attribution.ranges.steps)
     inside = np.flatnonzero(found.of_ops >= 0)
     start, end = (trace.ops[name].to_numpy()[inside] for name in ("start_ns", "end_ns"))
     device = devices_of(trace)[1][inside]
-    step, occurrence = owned.step[inside].astype(np.int64), found.of_ops[inside]
+    step, occurrence = attribution.step[inside].astype(np.int64), found.of_ops[inside]
     first = np.full(len(found.step), int(end.max(initial=0)), dtype=np.int64)
     last = np.zeros(len(found.step), dtype=np.int64)
     np.minimum.at(first, occurrence, start)
     np.maximum.at(last, occurrence, end)
     times: pd.DataFrame = pd.DataFrame(
         {
-            "step": owned.ranges.steps,
+            "step": attribution.ranges.steps,
             "range_ns": exact_sums(found.step, found.end - found.start, count),
             "gpu_ns": exact_sums(step, end - start, count),
             "busy_ns": union_lengths(start, end, device, step, count),

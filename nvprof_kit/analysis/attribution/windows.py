@@ -48,15 +48,17 @@ class Windows:
     end: Int64Array
 
 
-def step_windows(trace: Trace, owned: Attribution) -> Windows:
+def step_windows(trace: Trace, attribution: Attribution) -> Windows:
     """Cut the time of every device into steps; one stretch outside steps where the capture has none."""
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     devices, of_op = devices_of(trace)
-    instances = _instances(trace, owned)
+    instances = _instances(trace, attribution)
     parts = []
     for number, lane in enumerate(devices):
         mine = np.flatnonzero(of_op == number) if len(devices) > 1 else slice(None)
-        parts.append(_tile(instances, lane.pid, owned, _Ops(start[mine], end[mine], instances.of_op[mine]), number))
+        parts.append(
+            _tile(instances, lane.pid, attribution, _Ops(start[mine], end[mine], instances.of_op[mine]), number)
+        )
     columns = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Windows(devices, of_op, *columns)
 
@@ -94,9 +96,9 @@ class _Instances(NamedTuple):
     of_op: Int64Array
 
 
-def _instances(trace: Trace, owned: Attribution) -> _Instances:
+def _instances(trace: Trace, attribution: Attribution) -> _Instances:
     """The runs of steps, and which of them launched each operation."""
-    ranges = owned.ranges
+    ranges = attribution.ranges
     rows, end = np.flatnonzero((ranges.step >= 0) & ranges.first), ranges.whole_end
     rows = rows[np.lexsort((ranges.start[rows], ranges.pid[rows]))]
     kept = []
@@ -113,19 +115,19 @@ def _instances(trace: Trace, owned: Attribution) -> _Instances:
         moment = np.where(call >= 0, calls.time[call], start)
         for process in np.unique(ranges.pid[chosen]).tolist():
             mine = np.flatnonzero(ranges.pid[chosen] == process)
-            ops = np.flatnonzero((pid == process) & (owned.step >= 0))
+            ops = np.flatnonzero((pid == process) & (attribution.step >= 0))
             place = np.searchsorted(ranges.start[chosen[mine]], moment[ops], side="right") - 1
             found = mine[np.maximum(place, 0)]
-            fits = (place >= 0) & (ranges.step[chosen[found]] == owned.step[ops])
+            fits = (place >= 0) & (ranges.step[chosen[found]] == attribution.step[ops])
             of_op[ops] = np.where(fits, found, NONE)
     return _Instances(chosen, end[chosen], ranges.pid[chosen], of_op)
 
 
 def _tile(
-    instances: _Instances, pid: int, owned: Attribution, ops: _Ops, device: int
+    instances: _Instances, pid: int, attribution: Attribution, ops: _Ops, device: int
 ) -> tuple[Int64Array, Int64Array, np.ndarray, Int64Array, Int64Array]:
     """Device, step, in_step, start and end of one device's stretches."""
-    ranges = owned.ranges
+    ranges = attribution.ranges
     first, last = int(ops.start.min()), int(ops.end.max())
     mine = np.flatnonzero(instances.pid == pid)
     latest = np.full(len(instances.range), np.iinfo(np.int64).min)

@@ -75,7 +75,7 @@ class BreakdownResult:
             `nvprof_kit.analysis.breakdown.critical_path.PATH_COLUMNS`.
         critical_window: Which row of `steps` the median step is.
         gaps: A row per idle gap, see `nvprof_kit.analysis.breakdown.idle.Idle.gaps`; `window` is a row of `steps`.
-        doubts: Sentences on what may be missing or distorted, each with what to do.
+        warnings: Sentences on what may be missing or distorted, each with what to do.
         info: What the capture says of itself.
     """
 
@@ -88,7 +88,7 @@ class BreakdownResult:
     critical_path: pd.DataFrame
     critical_window: int
     gaps: pd.DataFrame
-    doubts: tuple[str, ...]
+    warnings: tuple[str, ...]
     info: CaptureInfo
 
     def table(self, view: str) -> pd.DataFrame:
@@ -110,48 +110,48 @@ def breakdown(trace: Trace, own_rules: Sequence[Rule] = ()) -> BreakdownResult:
     made = breakdown_of(trace, attribute(trace), classify(trace.ops, own_rules))
     if made.communication["bytes"].notna().all():
         return made
-    untold = (
+    unattributed = (
         "the bytes of collectives are not all in this capture: a PyTorch trace tells them of NCCL's kernels (record "
         "the steps with nvprof_kit.record), an nsys export newer than 2024.2 of those outside CUDA graphs"
     )
-    return replace(made, doubts=(*made.doubts, untold))
+    return replace(made, warnings=(*made.warnings, unattributed))
 
 
 def breakdown_of(
-    trace: Trace, owned: Attribution, classes: KernelClasses, *, in_steps: bool = False
+    trace: Trace, attribution: Attribution, classes: KernelClasses, *, in_steps: bool = False
 ) -> BreakdownResult:
     """The same of a capture of which owners and classes are known already.
 
     Args:
         trace: The capture, opened with `OPTIONAL`.
-        owned: Who owns each operation.
+        attribution: Who owns each operation.
         classes: The class of each operation.
         in_steps: Whether the tables of idle time, communication, copies and launches leave out what lies outside steps
             where the capture has steps; waiting for data is in them wherever it lies.
     """
-    windows = step_windows(trace, owned)
+    windows = step_windows(trace, attribution)
     active = activity(trace, classes, windows)
     host = HostCalls(trace)
-    idling = idle(trace, owned, windows, active, host)
+    idling = idle(trace, attribution, windows, active, host)
     bare = exposed(trace, windows, active)
     steps = _steps(trace, windows, active, idling, host)
     _check(steps)
     counted = np.ones(len(trace.ops), dtype=bool)
     if in_steps and windows.in_step.any():
-        counted, idling = owned.step >= 0, _in_steps(idling, windows)
+        counted, idling = attribution.step >= 0, _in_steps(idling, windows)
     middle = median_window(windows)
     total = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
     return BreakdownResult(
         steps=steps,
         idle=_idle_table(idling),
-        communication=comm_table(trace, owned, active, bare, counted=counted),
-        copies=copy_table(trace, owned, active, bare, host, counted=counted),
-        launches=launch_table(trace, owned, host, idling, counted=counted),
+        communication=comm_table(trace, attribution, active, bare, counted=counted),
+        copies=copy_table(trace, attribution, active, bare, host, counted=counted),
+        launches=launch_table(trace, attribution, host, idling, counted=counted),
         queue=queue_over_time(trace, windows, host, middle),
-        critical_path=critical_path(trace, owned, windows, host, middle),
+        critical_path=critical_path(trace, attribution, windows, host, middle),
         critical_window=middle,
         gaps=idling.gaps,
-        doubts=(*trace.info.doubts, *classes.doubts(total), *_doubts(trace, steps)),
+        warnings=(*trace.info.warnings, *classes.warnings(total), *_warnings(trace, steps)),
         info=trace.info,
     )
 
@@ -223,14 +223,14 @@ def _idle_table(idling: Idle) -> pd.DataFrame:
     return table
 
 
-def _doubts(trace: Trace, steps: pd.DataFrame) -> list[str]:
-    doubts = []
+def _warnings(trace: Trace, steps: pd.DataFrame) -> list[str]:
+    warnings = []
     if trace.calls is None or not len(trace.calls):
-        doubts.append(
+        warnings.append(
             "the capture has no CUDA API calls, so the causes of idle time are unknown; record with --trace=cuda,nvtx"
         )
     if not steps["step"].notna().any():
-        doubts.append("no steps in this capture: its whole time is one stretch; wrap the loop in nvprof_kit.step(...)")
+        warnings.append("no steps in this capture: its whole time is one stretch; wrap the loop in nvprof_kit.step")
     if not trace.info.on_gpu:
-        doubts.append("no GPU in this capture: `compute` is the time in which some CPU operator ran")
-    return doubts
+        warnings.append("no GPU in this capture: `compute` is the time in which some CPU operator ran")
+    return warnings

@@ -58,9 +58,9 @@ def messages(trace: Trace, rows: Int64Array) -> Messages:
         owner[~linked] = _by_time(trace, rows, {name: values[~linked] for name, values in calls.items()})
         given = np.flatnonzero((owner >= 0) & (calls["ends_group"] == 0))
         told = np.bincount(owner[given], minlength=len(rows)) > 0
-        untold = np.bincount(owner[given], weights=calls["bytes"][given] < 0, minlength=len(rows)) > 0
+        unknown = np.bincount(owner[given], weights=calls["bytes"][given] < 0, minlength=len(rows)) > 0
         summed = np.bincount(owner[given], weights=calls["bytes"][given], minlength=len(rows)).astype(np.int64)
-        size = np.where(told & ~untold, summed, -1)
+        size = np.where(told & ~unknown, summed, -1)
         np.maximum.at(ranks, owner[given], calls["ranks"][given])
     return Messages(size, ranks)
 

@@ -56,12 +56,14 @@ def median_window(windows: Windows) -> int:
     return int(steps[np.argsort(length[steps], kind="stable")[(len(steps) - 1) // 2]])
 
 
-def critical_path(trace: Trace, owned: Attribution, windows: Windows, host: HostCalls, window: int) -> pd.DataFrame:
+def critical_path(
+    trace: Trace, attribution: Attribution, windows: Windows, host: HostCalls, window: int
+) -> pd.DataFrame:
     """The critical path of one step on one device, by layer and phase, with `PATH_COLUMNS`, the longest first.
 
     Args:
         trace: The capture, with the column ``stream`` and the table ``calls``.
-        owned: Who owns each operation.
+        attribution: Who owns each operation.
         windows: The steps.
         host: The calls.
         window: The step, an index of `windows`.
@@ -70,8 +72,8 @@ def critical_path(trace: Trace, owned: Attribution, windows: Windows, host: Host
 
     pieces = _Walk(trace, windows, host, window).pieces()
     sort, start, end, op, tid = (np.array(column, dtype=np.int64) for column in zip(*pieces, strict=True))
-    layers, phases = op_owners(owned)
-    on_host = owners_at(owned.ranges, tid, end - 1)
+    layers, phases = op_owners(attribution)
+    on_host = owners_at(attribution.ranges, tid, end - 1)
     names = []
     for of_op, of_host in zip((layers, phases), on_host, strict=True):
         mine = np.asarray(of_op)[np.maximum(op, 0)] if len(of_op) else np.zeros(len(op), dtype=object)

@@ -64,14 +64,14 @@ class _Next(NamedTuple):
     graph: np.ndarray
 
 
-def idle(trace: Trace, owned: Attribution, windows: Windows, active: Activity, host: HostCalls) -> Idle:
+def idle(trace: Trace, attribution: Attribution, windows: Windows, active: Activity, host: HostCalls) -> Idle:
     """Tell the cause of every idle gap; without the table `calls` every cause is `other`."""
     import pandas as pd
 
     start, end = active.gap_start, active.gap_end
     following = _following(trace, windows, active, host)
-    by_cause = _split(owned, host, start, end, following)
-    layer, phase = owners_at(owned.ranges, following.tid, start)
+    by_cause = _split(attribution, host, start, end, following)
+    layer, phase = owners_at(attribution.ranges, following.tid, start)
     gaps = pd.DataFrame(
         {
             "window": active.gap_window,
@@ -105,13 +105,15 @@ def _following(trace: Trace, windows: Windows, active: Activity, host: HostCalls
     return _Next(host.tid[mine], host.start[mine], host.end[mine], both & (mine != previous))
 
 
-def _split(owned: Attribution, host: HostCalls, start: Int64Array, end: Int64Array, following: _Next) -> Int64Array:
+def _split(
+    attribution: Attribution, host: HostCalls, start: Int64Array, end: Int64Array, following: _Next
+) -> Int64Array:
     """Time of each gap by cause."""
     by_cause = np.zeros((len(start), len(CAUSES)), dtype=np.int64)
     known = following.tid != NONE
     late = known & (following.end > start)
     covered = np.zeros(len(start), dtype=np.int64)
-    for cause, cover in _covers(owned, host):
+    for cause, cover in _covers(attribution, host):
         total = np.where(late, cover.inside(following.tid, start, end), 0)
         by_cause[:, _NAMES.index(cause)] = total - covered
         covered = total
@@ -125,9 +127,9 @@ def _split(owned: Attribution, host: HostCalls, start: Int64Array, end: Int64Arr
     return by_cause
 
 
-def _covers(owned: Attribution, host: HostCalls) -> list[tuple[str, Cover]]:
+def _covers(attribution: Attribution, host: HostCalls) -> list[tuple[str, Cover]]:
     """What the threads were in, each cover holding the ones before it: their differences do not overlap."""
-    ranges = owned.ranges
+    ranges = attribution.ranges
     loads = ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase, _DATA_TEXTS)
     data = np.stack([ranges.tid[loads], ranges.start[loads], ranges.end[loads]])
     stretches = [("profiler", host.overheads()), ("allocation", host.of(ALLOCATES)), ("dataloader", data)]
@@ -156,12 +158,12 @@ _BOUND = 0.1
 
 
 def launch_table(
-    trace: Trace, owned: Attribution, host: HostCalls, idling: Idle, *, counted: npt.NDArray[np.bool_]
+    trace: Trace, attribution: Attribution, host: HostCalls, idling: Idle, *, counted: npt.NDArray[np.bool_]
 ) -> pd.DataFrame:
     """Launches of the `counted` operations by layer and phase, with `LAUNCH_COLUMNS`; the longest idle first."""
     import pandas as pd
 
-    layer, phase = op_owners(owned)
+    layer, phase = op_owners(attribution)
     call = host.of_op
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     took = _shared_duration(host, call)

@@ -77,13 +77,13 @@ def exposed(trace: Trace, windows: Windows, active: Activity) -> Int64Array:
 
 
 def comm_table(
-    trace: Trace, owned: Attribution, active: Activity, bare: Int64Array, *, counted: npt.NDArray[np.bool_]
+    trace: Trace, attribution: Attribution, active: Activity, bare: Int64Array, *, counted: npt.NDArray[np.bool_]
 ) -> pd.DataFrame:
     """Communication by layer, phase and collective, with `COMM_COLUMNS`; the most exposed first.
 
     Args:
         trace: The capture, with the columns ``name`` and ``bytes``, and the table ``collectives`` where bytes matter.
-        owned: Who owns each operation.
+        attribution: Who owns each operation.
         active: What the devices do.
         bare: What `exposed` gives.
         counted: Which operations are in it, shape ``(n,)``.
@@ -91,7 +91,7 @@ def comm_table(
     rows = np.flatnonzero((active.sort == COMM) & counted)
     names = trace.ops["name"].cat
     collective = [_collective(str(name)) for name in names.categories]
-    frame = _chosen(trace, owned, bare, rows)
+    frame = _chosen(trace, attribution, bare, rows)
     frame["collective"] = np.array([*collective, ""], dtype=object)[names.codes.to_numpy()[rows]]
     moved = messages(trace, rows)
     size = np.where(moved.bytes >= 0, moved.bytes, np.nan)
@@ -114,7 +114,7 @@ def comm_table(
 
 def copy_table(
     trace: Trace,
-    owned: Attribution,
+    attribution: Attribution,
     active: Activity,
     bare: Int64Array,
     host: HostCalls,
@@ -125,7 +125,7 @@ def copy_table(
     are `counted`.
     """
     rows = np.flatnonzero((active.sort == COPY) & counted)
-    frame = _chosen(trace, owned, bare, rows)
+    frame = _chosen(trace, attribution, bare, rows)
     frame["copy"], frame["memory"] = (trace.ops[name].iloc[rows].array for name in ("name", "host_memory"))
     frame["link"], peak = _links(trace, rows)
     frame["at_peak_ns"] = frame["bytes"].to_numpy() / peak
@@ -149,10 +149,10 @@ def _links(trace: Trace, rows: Int64Array) -> tuple[npt.NDArray[np.object_], npt
     return np.array([link.name for link in found], dtype=object)[which.ravel()], peak[which.ravel()]
 
 
-def _chosen(trace: Trace, owned: Attribution, bare: Int64Array, rows: Int64Array) -> pd.DataFrame:
+def _chosen(trace: Trace, attribution: Attribution, bare: Int64Array, rows: Int64Array) -> pd.DataFrame:
     import pandas as pd
 
-    layer, phase = op_owners(owned)
+    layer, phase = op_owners(attribution)
     ops = trace.ops
     made: pd.DataFrame = pd.DataFrame(
         {

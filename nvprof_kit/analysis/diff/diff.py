@@ -70,7 +70,7 @@ class DiffOptions:
         min_steps: Fewest steps of each that can be compared; below four no rank test can tell anything at 5 %.
         level: Probability of calling a difference one that is none.
         noise: Relative change below which nothing is a change.
-        anyway: Compare what should not be compared, with the reason as a doubt.
+        anyway: Compare what should not be compared, with the reason as a warning.
         own_rules: Rules for kernel classes, asked before the package's.
     """
 
@@ -91,7 +91,7 @@ class DiffResult:
         kernels: Kernels that are new, gone or renamed, the costliest first, with `KERNEL_COLUMNS`.
         gates: What became of each gate.
         base_steps, new_steps: Number of steps compared.
-        doubts: Sentences on what may be wrong with the comparison.
+        warnings: Sentences on what may be wrong with the comparison.
         base, new: What the captures say of themselves.
     """
 
@@ -100,7 +100,7 @@ class DiffResult:
     gates: tuple[GateOutcome, ...]
     base_steps: int
     new_steps: int
-    doubts: tuple[str, ...]
+    warnings: tuple[str, ...]
     base: CaptureInfo
     new: CaptureInfo
 
@@ -125,7 +125,10 @@ def diff(base: Trace, new: Trace, gates: Sequence[Gate] = (), options: DiffOptio
         gates=tuple(judge(gate, rows, options.level, options.noise) for gate in gates),
         base_steps=len(before.steps),
         new_steps=len(after.steps),
-        doubts=(*(f"compared in spite of this: {reason}" for reason in reasons), *_blind(before, after, rows, options)),
+        warnings=(
+            *(f"compared in spite of this: {reason}" for reason in reasons),
+            *_blind(before, after, rows, options),
+        ),
         base=base.info,
         new=new.info,
     )

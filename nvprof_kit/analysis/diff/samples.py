@@ -49,17 +49,17 @@ def step_sums(trace: Trace, own_rules: Sequence[Rule] = (), skipped: int = 0) ->
         own_rules: Rules for kernel classes, asked before the package's.
         skipped: First steps left out.
     """
-    owned, classes = attribute(trace), classify(trace.ops, own_rules)
-    windows = step_windows(trace, owned)
-    steps = owned.ranges.steps[skipped:]
-    layer, phase = op_owners(owned)
-    inside = np.flatnonzero(owned.step >= skipped)
+    attribution, classes = attribute(trace), classify(trace.ops, own_rules)
+    windows = step_windows(trace, attribution)
+    steps = attribution.ranges.steps[skipped:]
+    layer, phase = op_owners(attribution)
+    inside = np.flatnonzero(attribution.step >= skipped)
     phases = len(phase.categories)
     code = classes.code.astype(np.int64)
     pair = (layer.codes.astype(np.int64) * phases + phase.codes.astype(np.int64)) * len(CLASSES) + code
     keys, which = np.unique(pair[inside], return_inverse=True)
     duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()[inside]
-    cells = exact_sums(which * len(steps) + owned.step[inside] - skipped, duration, len(keys) * len(steps))
+    cells = exact_sums(which * len(steps) + attribution.step[inside] - skipped, duration, len(keys) * len(steps))
     names = tuple(CLASSES)
     return StepSums(
         steps=steps,

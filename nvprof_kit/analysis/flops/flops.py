@@ -98,7 +98,7 @@ class FlopsResult:
         peaks: The GPU's peaks, None where they are not known.
         counts: The file of counts.
         info: What the capture says of itself.
-        doubts: Sentences on what the figures lack.
+        warnings: Sentences on what the figures lack.
     """
 
     rows: pd.DataFrame
@@ -106,7 +106,7 @@ class FlopsResult:
     peaks: Peaks | None
     counts: str
     info: CaptureInfo
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def flops(trace: Trace, counts: FlopsFile, options: FlopsOptions | None = None) -> FlopsResult:
@@ -122,12 +122,12 @@ def flops(trace: Trace, counts: FlopsFile, options: FlopsOptions | None = None) 
     options = options or FlopsOptions()
     operations = Operations(trace)
     counted = read_counted(counts)
-    rows = captured_rows(trace, operations.owned)
-    steps = len(operations.owned.ranges.steps)
+    rows = captured_rows(trace, operations.attribution)
+    steps = len(operations.attribution.ranges.steps)
     peaks = peaks_of(trace.info.gpus if trace.info.on_gpu else (), options.peaks)
     times = {row.key: _times(row, counted, steps) for row in rows}
     records = _Records(counted, times, peaks, uncounted_rows(operations, counted, rows), bool(options.peaks))
-    together = whole(trace, operations.owned, counted, times, peaks)
+    together = whole(trace, operations.attribution, counted, times, peaks)
     above = [f"the steps together are {records.why_above(together.busy_hfu)}"] if together.above_the_peak else []
     return FlopsResult(
         rows=pd.DataFrame([records.of(row) for row in rows], columns=list(COLUMNS)),
@@ -135,11 +135,11 @@ def flops(trace: Trace, counts: FlopsFile, options: FlopsOptions | None = None) 
         peaks=peaks,
         counts=counts.path,
         info=trace.info,
-        doubts=(
-            *trace.info.doubts,
+        warnings=(
+            *trace.info.warnings,
             *above,
-            *_doubts(counted, times, counts),
-            *_doubts_of_gpu(trace.info, peaks, counts),
+            *_warnings(counted, times, counts),
+            *_warnings_of_gpu(trace.info, peaks, counts),
         ),
     )
 
@@ -220,7 +220,7 @@ def _types(work: Work) -> list[str]:
     return sorted((dtype for dtype in work if 100 * work[dtype] >= total), key=lambda dtype: -work[dtype])
 
 
-def _doubts(counted: Counted, times: Mapping[Key, float], counts: FlopsFile) -> list[str]:
+def _warnings(counted: Counted, times: Mapping[Key, float], counts: FlopsFile) -> list[str]:
     """What the counts lack, or have and the capture lacks."""
     everything = sum(sum(work.values()) for work in counted.work.values())
     if not everything:
@@ -244,7 +244,7 @@ def _doubts(counted: Counted, times: Mapping[Key, float], counts: FlopsFile) -> 
     return said
 
 
-def _doubts_of_gpu(info: CaptureInfo, peaks: Peaks | None, counts: FlopsFile) -> list[str]:
+def _warnings_of_gpu(info: CaptureInfo, peaks: Peaks | None, counts: FlopsFile) -> list[str]:
     said = []
     names = ", ".join(sorted(set(info.gpus)))
     if peaks is None and info.on_gpu:

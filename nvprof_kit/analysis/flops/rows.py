@@ -44,15 +44,15 @@ class Row(NamedTuple):
     busy_ns: int
 
 
-def captured_rows(trace: Trace, owned: Attribution) -> list[Row]:
+def captured_rows(trace: Trace, attribution: Attribution) -> list[Row]:
     """The rows in the capture's steps, or in all of a capture without steps; in the model's order, `(none)` last."""
-    sums = sum_layers(trace, owned, by_step=True)
-    parent = parents(owned.ranges, sums.layers)
-    order = model_order(owned.ranges, sums.layers, parent)
-    apart = _with_recomputes_apart(owned.ranges, parent)
+    sums = sum_layers(trace, attribution, by_step=True)
+    parent = parents(attribution.ranges, sums.layers)
+    order = model_order(attribution.ranges, sums.layers, parent)
+    apart = _with_recomputes_apart(attribution.ranges, parent)
     busy_ns = sums.busy_ns
-    if apart is not owned.ranges:
-        busy_ns = sum_layers(trace, replace(owned, ranges=apart), by_step=True).busy_ns
+    if apart is not attribution.ranges:
+        busy_ns = sum_layers(trace, replace(attribution, ranges=apart), by_step=True).busy_ns
     inside = slice(1 if len(sums.steps) else 0, None)  # column 0 is outside the steps
     calls, ops, busy = (values[:, inside].sum(axis=1) for values in (sums.calls, sums.ops, busy_ns))
     seen = np.flatnonzero((calls > 0) | (ops > 0) | (busy > 0)).tolist()
@@ -107,7 +107,7 @@ def uncounted_rows(operations: Operations, counted: Counted, rows: Sequence[Row]
     trace = operations.trace
     if "name" not in trace.ops or not trace.info.on_gpu:
         return {}
-    layer, phase = op_owners(operations.owned)
+    layer, phase = op_owners(operations.attribution)
     is_matrix = np.any([operations.classes.is_a(one) for one in _MATRIX_KERNELS], axis=0)
     ns = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
     frame = pd.DataFrame({"layer": layer, "phase": phase, "ns": ns, "matrix": np.where(is_matrix, ns, 0)})
@@ -154,17 +154,19 @@ class Whole:
         return self.hfu > 1 or self.busy_hfu > 1
 
 
-def whole(trace: Trace, owned: Attribution, counted: Counted, times: Mapping[Key, float], peaks: Peaks | None) -> Whole:
+def whole(
+    trace: Trace, attribution: Attribution, counted: Counted, times: Mapping[Key, float], peaks: Peaks | None
+) -> Whole:
     """The steps of a capture together.
 
     Args:
         trace: The capture.
-        owned: Who owns each operation.
+        attribution: Who owns each operation.
         counted: What was counted.
         times: How often what was counted of each row happened.
         peaks: The GPU's peaks.
     """
-    steps = step_times(trace, owned)
+    steps = step_times(trace, attribution)
     lanes, of_op = devices_of(trace)
     devices = max(len(lanes), 1)
     if len(steps):

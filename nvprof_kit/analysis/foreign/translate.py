@@ -34,23 +34,26 @@ def translate(trace: Trace, rules: Rules | None = None) -> Trace:
     Returns:
         The capture with a range for every layer's forward and backward that the rules and the operators tell. Each
         range of the backward pass told by operators is a stretch in which the layer's nodes ran one after another.
-        `CaptureInfo.doubts` says how many could be told. A capture that needs no translation comes back as it is.
+        `CaptureInfo.warnings` says how many could be told. A capture that needs no translation comes back as it is.
     """
     if rules is None and trace.operators is None:
         return trace
     ranges = _Renamed(trace, rules)
-    doubts = [*ranges.doubts()]
+    warnings = [*ranges.warnings()]
     operators = ranges.operators() if trace.operators is None else _operators_of(trace.operators)
     if len(operators) and not ranges.tell_backward():
         if not ranges.is_a(_FORWARD).any():
             ranges.add_operators(trace.operators)
-            doubts.append(
+            warnings.append(
                 "no module's range beside the operators, so each operator stands for a layer; record with stacks "
                 "(with_stack=True), or range the modules: nvprof_kit.annotate_model(model, backward=False)"
             )
-        doubts += ranges.link(operators)
+        warnings += ranges.link(operators)
     return replace(
-        trace, info=replace(trace.info, doubts=(*trace.info.doubts, *doubts)), ranges=ranges.frame(), operators=None
+        trace,
+        info=replace(trace.info, warnings=(*trace.info.warnings, *warnings)),
+        ranges=ranges.frame(),
+        operators=None,
     )
 
 
@@ -78,7 +81,7 @@ class _Renamed:
         said = _flags(self._meanings, lambda one: not one.ruled and one.name.category is Category.BACKWARD)
         return bool(said[self._meaning].any())
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """How many ranges no rule is for."""
         if self._rules is None or self._rules.otherwise == "layer":
             return []
@@ -139,7 +142,7 @@ class _Renamed:
             [RangeName("backward", Category.PHASE)],
             np.zeros(len(loose), dtype=np.int64),
         )
-        return _link_doubts(operators, made_by, told)
+        return _link_warnings(operators, made_by, told)
 
     def frame(self) -> Any:
         """The translated ranges as a table of the schema."""
@@ -215,7 +218,7 @@ def _operators_of(frame: Any) -> Operators:
     return Operators(*(frame[column].to_numpy() for column in columns))
 
 
-def _link_doubts(operators: Operators, made_by: Int64Array, owner: Int64Array) -> list[str]:
+def _link_warnings(operators: Operators, made_by: Int64Array, owner: Int64Array) -> list[str]:
     numbered = operators.backward & (operators.sequence >= 0)
     nodes, linked, in_layers = (
         int(np.count_nonzero(numbered & which)) for which in (True, made_by != NONE, owner != NONE)

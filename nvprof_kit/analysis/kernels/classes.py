@@ -89,7 +89,7 @@ class KernelClasses:
         found: npt.NDArray[np.bool_] = self.code == _CODE[kernel_class]
         return found
 
-    def doubts(self, total_ns: int) -> tuple[str, ...]:
+    def warnings(self, total_ns: int) -> tuple[str, ...]:
         """That some kernels matched no rule, said aloud; nothing where every one matched."""
         if not len(self.unmatched):
             return ()

@@ -126,7 +126,7 @@ class Kernels:
     Attributes:
         signatures: The distinct signatures.
         signature: Index into `signatures`.
-        invocation: The how manieth launch of its name, grid, block and shared memory it is in its process, from 1.
+        invocation: Which instance of its name, grid, block and shared memory it is in its process, from 1.
         early: Whether it is of the first captured step, or before; all are where there are no steps.
         duration: Time on the GPU in ns.
         owners: The distinct (layer, phase) pairs that launches and other operations belong to, by their first start.
@@ -174,8 +174,8 @@ def read_kernels(trace: Trace) -> Kernels:
             f"{trace.info.path}: it does not say how its kernels were launched (grid, block, registers); needed a "
             "capture of nsys"
         )
-    owned = attribute(trace)
-    owners, owner = _owners(owned, ops["start_ns"].to_numpy())
+    attribution = attribute(trace)
+    owners, owner = _owners(attribution, ops["start_ns"].to_numpy())
     duration = (ops["end_ns"] - ops["start_ns"]).to_numpy()
     kernel = np.flatnonzero(ops["kind"].to_numpy() == OP_KINDS.index("kernel"))
     other = np.ones(len(ops), dtype=bool)
@@ -184,18 +184,18 @@ def read_kernels(trace: Trace) -> Kernels:
     signatures, signature = _signatures(trace, kernel)
     launched = _launched(trace, kernel)
     invocation = _numbered(launched, signature, ops["pid"].to_numpy()[kernel]) + 1
-    place = _places(trace, owned, kernel, launched, signature)
+    place = _places(trace, attribution, kernel, launched, signature)
     signatures, signature = _divided(signatures, signature, duration[kernel], _roles(owners, owner[kernel]), place)
     return Kernels(
         signatures=signatures,
         signature=signature,
         invocation=invocation,
-        early=_early(launched, owned.step[kernel]),
+        early=_early(launched, attribution.step[kernel]),
         duration=duration[kernel],
         owners=owners,
         owner=owner[kernel],
         other_ns=other_ns,
-        parents=layer_parents(owned.ranges),
+        parents=layer_parents(attribution.ranges),
     )
 
 
@@ -220,13 +220,13 @@ def _numbered(order: npt.NDArray[np.intp], *keys: npt.NDArray[np.integer[Any]]) 
 
 def _places(
     trace: Trace,
-    owned: Attribution,
+    attribution: Attribution,
     kernel: Int64Array,
     launched: npt.NDArray[np.intp],
     signature: npt.NDArray[np.intp],
 ) -> Int64Array:
-    """The how manieth launch of its signature each is in its call of the layer; 0 outside layers."""
-    layer = owned.layer_range[kernel]
+    """Which instance of its signature each launch is in its call of the layer; 0 outside layers."""
+    layer = attribution.layer_range[kernel]
     node, call = (trace.ops[name].to_numpy()[kernel] for name in ("graph_node", "correlation"))
     replay = np.where(node >= 0, call, -1)  # replays of a graph share the range in which it was captured
     number = _numbered(launched, signature, layer, replay)
@@ -266,15 +266,15 @@ def _divided(
     return tuple(divided), index.astype(np.intp)
 
 
-def _owners(owned: Attribution, start: Int64Array) -> tuple[tuple[tuple[str, str], ...], npt.NDArray[np.intp]]:
+def _owners(attribution: Attribution, start: Int64Array) -> tuple[tuple[tuple[str, str], ...], npt.NDArray[np.intp]]:
     """The distinct (layer, phase) pairs by their first start, and which of them each operation belongs to."""
-    name = np.append(owned.ranges.name, NONE)[owned.layer_range]
-    codes, index = np.unique(name.astype(np.int64) * len(owned.phases) + owned.phase, return_inverse=True)
+    name = np.append(attribution.ranges.name, NONE)[attribution.layer_range]
+    codes, index = np.unique(name.astype(np.int64) * len(attribution.phases) + attribution.phase, return_inverse=True)
     first = np.full(len(codes), np.iinfo(np.int64).max)
     np.minimum.at(first, index, start)
-    layers, phases = (part.tolist() for part in np.divmod(codes, len(owned.phases)))
+    layers, phases = (part.tolist() for part in np.divmod(codes, len(attribution.phases)))
     pairs = [
-        (NO_LAYER if layer == NONE else owned.ranges.names[layer].text, owned.phases[phase])
+        (NO_LAYER if layer == NONE else attribution.ranges.names[layer].text, attribution.phases[phase])
         for layer, phase in zip(layers, phases, strict=True)
     ]
     by_start = dict.fromkeys(pairs[place] for place in np.argsort(first, kind="stable").tolist())

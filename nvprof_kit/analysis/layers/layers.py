@@ -17,7 +17,7 @@ from nvprof_kit.analysis.foreign.translate import translate
 from nvprof_kit.analysis.layers.memory import LayerMemory, layer_memory, with_memory
 from nvprof_kit.analysis.layers.order import model_order, parents
 from nvprof_kit.analysis.layers.sums import LayerSums, sum_layers
-from nvprof_kit.analysis.layers.warnings import layer_doubts
+from nvprof_kit.analysis.layers.warnings import layer_warnings
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE
 from nvprof_kit.trace.schema import CaptureInfo, Trace
 
@@ -99,7 +99,7 @@ class LayersResult:
             for a layer), parent ('' at the top), depth, calls, forward_ns, backward_ns, recompute_ns, other_ns,
             total_ns, cpu_ns. Times of a layer hold those of the layers in it, each in its own phase.
         summary: The capture in a few numbers.
-        doubts: Sentences on what may be missing or distorted, each with what to do.
+        warnings: Sentences on what may be missing or distorted, each with what to do.
         info: What the capture says of itself.
         memory: The memory, where it was asked for.
     """
@@ -107,44 +107,44 @@ class LayersResult:
     rows: pd.DataFrame
     tree: pd.DataFrame
     summary: Summary
-    doubts: tuple[str, ...]
+    warnings: tuple[str, ...]
     info: CaptureInfo
     memory: LayerMemory | None = None
 
 
-def layers(trace: Trace, options: LayersOptions | None = None, owned: Attribution | None = None) -> LayersResult:
+def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attribution | None = None) -> LayersResult:
     """What each layer of a capture costs.
 
     Args:
         trace: The capture.
         options: What to tell apart; per (layer, phase) by default.
-        owned: Who owns each operation, where that is known already; then the rules have been applied.
+        attribution: Who owns each operation, where that is known already; then the rules have been applied.
 
     Raises:
         AssertionError: The rows do not add up to the operations: a defect of this package.
         CaptureError: The memory was asked for, and the capture tells nothing of it.
     """
     options = options or LayersOptions()
-    trace = translate(trace, options.rules if owned is None else None)
-    owned = owned or attribute(trace)
-    sums = sum_layers(trace, owned, by_step=options.by_step)
-    parent = parents(owned.ranges, sums.layers)
-    order = model_order(owned.ranges, sums.layers, parent)
+    trace = translate(trace, options.rules if attribution is None else None)
+    attribution = attribution or attribute(trace)
+    sums = sum_layers(trace, attribution, by_step=options.by_step)
+    parent = parents(attribution.ranges, sums.layers)
+    order = model_order(attribution.ranges, sums.layers, parent)
     rows = _rows(sums, order, options)
-    summary = _summary(trace, owned, sums)
+    summary = _summary(trace, attribution, sums)
     if int(rows["gpu_self_ns"].sum()) != summary.total_ns:
         raise AssertionError(
             f"{rows['gpu_self_ns'].sum()} ns in the rows, {summary.total_ns} ns in the operations: please report this"
         )
-    memory = layer_memory(trace, owned, by_step=options.by_step) if options.memory else None
+    memory = layer_memory(trace, attribution, by_step=options.by_step) if options.memory else None
     return LayersResult(
         rows=rows if memory is None else with_memory(rows, memory),
         tree=_tree(sums, order, parent),
         summary=summary,
-        doubts=(
-            *trace.info.doubts,
-            *layer_doubts(trace, owned, summary.total_ns),
-            *(() if memory is None else memory.doubts),
+        warnings=(
+            *trace.info.warnings,
+            *layer_warnings(trace, attribution, summary.total_ns),
+            *(() if memory is None else memory.warnings),
         ),
         info=trace.info,
         memory=memory,
@@ -236,9 +236,9 @@ def _held(sums: LayerSums, order: dict[str, int], parent: dict[str, str]) -> dic
     return held
 
 
-def _summary(trace: Trace, owned: Attribution, sums: LayerSums) -> Summary:
+def _summary(trace: Trace, attribution: Attribution, sums: LayerSums) -> Summary:
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    by_how = np.bincount(owned.how, weights=end - start, minlength=len(HOW)).astype(np.int64)
+    by_how = np.bincount(attribution.how, weights=end - start, minlength=len(HOW)).astype(np.int64)
     by_key = sums.self_ns.sum(axis=1)
     in_layers = sum(int(ns) for (layer, _), ns in zip(sums.keys, by_key, strict=True) if layer != NO_LAYER)
     in_loop = sum(int(ns) for (_, phase), ns in zip(sums.keys, by_key, strict=True) if phase in LAYER_PHASES)
@@ -247,7 +247,7 @@ def _summary(trace: Trace, owned: Attribution, sums: LayerSums) -> Summary:
         layer_ns=in_layers,
         wall_ns=int(end.max() - start.min()) if len(end) else 0,
         ops=len(start),
-        steps=len(owned.ranges.steps),
+        steps=len(attribution.ranges.steps),
         layers=len(sums.layers),
         by_how={how: int(ns) for how, ns in zip(HOW, by_how, strict=True) if ns},
         loop_layer_share=in_layers / in_loop if in_loop else 0.0,

@@ -74,13 +74,13 @@ class LayerMemory:
             `cuda_alloc_bytes` is that of all allocations in the window.
         traced: Whether CUDA's own allocations were traced.
         before_bytes: What CUDA had handed out when the capture began, as far as it lists that.
-        doubts: What is missing, and how to get it.
+        warnings: What is missing, and how to get it.
     """
 
     rows: pd.DataFrame
     traced: bool
     before_bytes: int
-    doubts: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def tells_memory(trace: Trace) -> bool:
@@ -96,12 +96,12 @@ def _has_allocations(trace: Trace) -> bool:
     return trace.allocations is not None and len(trace.allocations) > 0
 
 
-def layer_memory(trace: Trace, owned: Attribution, *, by_step: bool = False) -> LayerMemory:
+def layer_memory(trace: Trace, attribution: Attribution, *, by_step: bool = False) -> LayerMemory:
     """The memory of each layer.
 
     Args:
         trace: The capture, with the tables of `nvprof_kit.trace.schema.MEMORY_TABLES`.
-        owned: Its ranges.
+        attribution: Its ranges.
         by_step: Tell steps apart.
 
     Raises:
@@ -118,18 +118,18 @@ def layer_memory(trace: Trace, owned: Attribution, *, by_step: bool = False) -> 
     keys = ["step", "layer", "phase"] if by_step else ["layer", "phase"]
     parts = []
     if carried and marks is not None:
-        parts.append(_carried(marks, owned.ranges, keys))
+        parts.append(_carried(marks, attribution.ranges, keys))
     before = 0
     if traced and allocations is not None:
         on_device = allocations[allocations["kind"].isin(_ON_DEVICE)]
         early = (on_device["tid"] == NONE) & (on_device["time_ns"] <= 0)
         before = int(on_device["bytes"][early].sum())
-        parts.append(_traced(on_device[~early], owned.ranges, keys))
+        parts.append(_traced(on_device[~early], attribution.ranges, keys))
     rows = parts[0] if len(parts) == 1 else parts[0].join(parts[1], how="outer")
     if traced:
         rows[list(TRACED)] = rows[list(TRACED)].fillna(0)
     rows = rows.reindex(columns=list(MEMORY)).astype("Int64").reset_index()
-    return LayerMemory(rows, traced, before, tuple(_doubts(rows, carried=carried, traced=traced)))
+    return LayerMemory(rows, traced, before, tuple(_warnings(rows, carried=carried, traced=traced)))
 
 
 def with_memory(rows: pd.DataFrame, memory: LayerMemory) -> pd.DataFrame:
@@ -215,13 +215,13 @@ def _traced(allocations: pd.DataFrame, ranges: Ranges, keys: list[str]) -> pd.Da
     inner = ranges.nesting.innermost(tid, moment)
     layer = np.append(ranges.layer_range, NONE)[inner]
     around = np.where(layer >= 0, layer, np.append(ranges.phase_range, NONE)[inner])
-    untold = np.flatnonzero(around == NONE)
+    unattributed = np.flatnonzero(around == NONE)
     phases = Elsewhere(ranges, ranges.is_one_of(PHASE_CATEGORIES))
-    around[untold] = phases.open_at(pid[untold], tid[untold], moment[untold])
+    around[unattributed] = phases.open_at(pid[unattributed], tid[unattributed], moment[unattributed])
     step = ranges.step_at(inner)
-    untold = np.flatnonzero(step == NONE)
-    steps = Elsewhere(ranges, ranges.step >= 0).open_at(pid[untold], tid[untold], moment[untold])
-    step[untold] = np.append(ranges.step, NONE)[steps]
+    unattributed = np.flatnonzero(step == NONE)
+    steps = Elsewhere(ranges, ranges.step >= 0).open_at(pid[unattributed], tid[unattributed], moment[unattributed])
+    step[unattributed] = np.append(ranges.step, NONE)[steps]
     count = allocations["bytes"].to_numpy()
     table = _keyed(ranges, layer, step, around).assign(
         cuda_alloc_bytes=np.maximum(count, 0), cuda_free_bytes=np.maximum(-count, 0)
@@ -257,16 +257,16 @@ def _missing(step: Int64Array) -> npt.NDArray[np.bool_]:
     return absent
 
 
-def _doubts(rows: pd.DataFrame, *, carried: bool, traced: bool) -> list[str]:
-    doubts = []
+def _warnings(rows: pd.DataFrame, *, carried: bool, traced: bool) -> list[str]:
+    warnings = []
     if not carried:
-        doubts.append(
+        warnings.append(
             "the layers' ranges carry no memory, only CUDA's own allocations are told: call annotate_model(model, "
             "memory=True), or run the program with NVPROF_KIT_MEMORY=1"
         )
     if traced and not rows["cuda_alloc_bytes"].sum():
-        doubts.append(
+        warnings.append(
             "CUDA handed out no memory in the window: PyTorch's allocator used what it had; let the window hold the "
             "first step, or run with PYTORCH_NO_CUDA_MEMORY_CACHING=1 to see every allocation"
         )
-    return doubts
+    return warnings

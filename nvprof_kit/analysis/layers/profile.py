@@ -92,7 +92,7 @@ def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame |
         memory: A row for each end of a layer's call: step, layer, phase and `MEMORY_COLUMNS`; None without CUDA.
     """
     operations = Operations(trace)
-    result = layers(trace, LayersOptions(by_step=True), operations.owned)
+    result = layers(trace, LayersOptions(by_step=True), operations.attribution)
     grid = _Grid(result)
     attention = _fused_attention(operations)
     rows = grid.rows(attention)
@@ -165,16 +165,16 @@ def _fused_attention(operations: Operations) -> pd.DataFrame:
     """The fused attention kernels: kind, layer, phase, step (missing outside steps), count and ns, a row for each."""
     import pandas as pd
 
-    classes, owned, ops = operations.classes, operations.owned, operations.trace.ops
+    classes, attribution, ops = operations.classes, operations.attribution, operations.trace.ops
     chosen = np.flatnonzero(classes.is_a(ATTENTION))
-    layer, phase = (column[chosen] for column in op_owners(owned))
-    steps = pd.array([*owned.ranges.steps.tolist(), None], dtype="Int64")
+    layer, phase = (column[chosen] for column in op_owners(attribution))
+    steps = pd.array([*attribution.ranges.steps.tolist(), None], dtype="Int64")
     kernels = pd.DataFrame(
         {
             "kind": classes.family[chosen],
             "layer": layer,
             "phase": phase,
-            "step": steps[owned.step[chosen]],  # NONE finds the last
+            "step": steps[attribution.step[chosen]],  # NONE finds the last
             "ns": (ops["end_ns"] - ops["start_ns"]).to_numpy()[chosen],
         }
     )
@@ -252,6 +252,6 @@ def _spread(each: pd.Series[int]) -> dict[str, int]:
 def _busy(trace: Trace, operations: Operations) -> float | None:
     if not trace.info.on_gpu:
         return None
-    times = step_times(trace, operations.owned)
+    times = step_times(trace, operations.attribution)
     length = int(np.maximum(times["range_ns"], times["span_ns"]).sum()) if len(times) else 0
     return float(times["busy_ns"].sum()) / length if length else None

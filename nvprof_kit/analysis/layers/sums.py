@@ -82,26 +82,28 @@ class LayerSums:
         )
 
 
-def sum_layers(trace: Trace, owned: Attribution, *, by_step: bool) -> LayerSums:
+def sum_layers(trace: Trace, attribution: Attribution, *, by_step: bool) -> LayerSums:
     """Sum a capture's operations and ranges by layer, phase and, where asked, step."""
-    ranges = owned.ranges
-    keyed = _keyed(ranges, owned)
+    ranges = attribution.ranges
+    keyed = _keyed(ranges, attribution)
     columns = len(ranges.steps) + 1 if by_step else 1
     cells = (len(keyed.keys), columns)
     count = len(keyed.keys) * columns
     start, end = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))
     device = devices_of(trace)[1]
     duration = end - start
-    column: Integers = owned.step + 1 if by_step else np.zeros(len(duration), dtype=np.int64)
-    inside = owned.layer_range >= 0
-    own_key = np.where(inside, np.append(keyed.of_range, NONE)[owned.layer_range], keyed.outside[owned.phase])
+    column: Integers = attribution.step + 1 if by_step else np.zeros(len(duration), dtype=np.int64)
+    inside = attribution.layer_range >= 0
+    own_key = np.where(
+        inside, np.append(keyed.of_range, NONE)[attribution.layer_range], keyed.outside[attribution.phase]
+    )
     cell = own_key * columns + column
     self_ns = exact_sums(cell, duration, count)
     free = alone(start, end, device)
 
     chains = _Chains(ranges, keyed, columns)
     held = chains.group(
-        owned.layer_range[inside], column[inside], duration[inside], np.where(free, duration, 0)[inside]
+        attribution.layer_range[inside], column[inside], duration[inside], np.where(free, duration, 0)[inside]
     )
     total_ns, busy_ns = chains.totals(held)
     outside_cells = ~np.repeat([layer != NO_LAYER for layer, _ in keyed.keys], columns)
@@ -109,10 +111,10 @@ def sum_layers(trace: Trace, owned: Attribution, *, by_step: bool) -> LayerSums:
     busy_ns += exact_sums(cell[~inside & free], duration[~inside & free], count)
     crowd = np.flatnonzero(~free)
     if len(crowd):
-        op, group = chains.memberships(crowd, owned.layer_range[crowd], column[crowd], own_key[crowd])
+        op, group = chains.memberships(crowd, attribution.layer_range[crowd], column[crowd], own_key[crowd])
         busy_ns += union_lengths(start[op], end[op], device[op], group, count)
     calls, cpu_ns = _range_sums(ranges, keyed, columns)
-    calls += chains.replays(owned.replay, owned.layer_range, column)
+    calls += chains.replays(attribution.replay, attribution.layer_range, column)
     return LayerSums(
         keys=keyed.keys,
         steps=ranges.steps if by_step else ranges.steps[:0],
@@ -144,24 +146,26 @@ class _Keyed:
     loop_phases: tuple[str, ...]
 
 
-def _keyed(ranges: Ranges, owned: Attribution) -> _Keyed:
+def _keyed(ranges: Ranges, attribution: Attribution) -> _Keyed:
     is_layer, is_phase = ranges.is_one_of(LAYER_CATEGORIES), ranges.is_one_of(PHASE_CATEGORIES)
     text = np.array([named.text for named in ranges.names], dtype=object)
     by_time = np.argsort(ranges.start, kind="stable")
     loop_phases = tuple(dict.fromkeys(ranges.phase[by_time[is_phase[by_time]]].tolist()))
     layer_code = np.where(is_layer, ranges.name, NONE)
-    phase_code = {phase: code for code, phase in enumerate(owned.phases)}
-    pair = layer_code * len(owned.phases) + _codes(ranges.phase, phase_code)
+    phase_code = {phase: code for code, phase in enumerate(attribution.phases)}
+    pair = layer_code * len(attribution.phases) + _codes(ranges.phase, phase_code)
     pairs = np.unique(pair[is_layer])
     merged: dict[tuple[str, str], int] = {}
     place = [
-        merged.setdefault((text[one // len(owned.phases)], owned.phases[one % len(owned.phases)]), len(merged))
+        merged.setdefault(
+            (text[one // len(attribution.phases)], attribution.phases[one % len(attribution.phases)]), len(merged)
+        )
         for one in pairs.tolist()
     ]
     of_range = np.full(len(pair), NONE, dtype=np.int64)
     of_range[is_layer] = np.array(place, dtype=np.int64)[np.searchsorted(pairs, pair[is_layer])]
-    outside = np.full(len(owned.phases), NONE, dtype=np.int64)
-    for phase in dict.fromkeys((*loop_phases, *owned.phases, NO_PHASE)):
+    outside = np.full(len(attribution.phases), NONE, dtype=np.int64)
+    for phase in dict.fromkeys((*loop_phases, *attribution.phases, NO_PHASE)):
         if phase:
             outside[phase_code[phase]] = merged.setdefault((NO_LAYER, phase), len(merged))  # a range may be called so
     of_range[is_phase] = outside[_codes(ranges.phase[is_phase], phase_code)]

@@ -1,4 +1,4 @@
-"""What the attribution itself gives reason to doubt, as sentences that tell what to do."""
+"""What the attribution itself makes uncertain, as sentences that tell what to do."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from nvprof_kit.trace.schema import OP_KINDS, Trace
 _NOTABLE = 0.01
 
 
-def layer_doubts(trace: Trace, owned: Attribution, total_ns: int) -> tuple[str, ...]:
-    """Every doubt about the owners of a capture's operations."""
+def layer_warnings(trace: Trace, attribution: Attribution, total_ns: int) -> tuple[str, ...]:
+    """Every warning about the owners of a capture's operations."""
     return (
-        *_layers(owned, total_ns),
-        *_launches(owned, len(trace.ops)),
-        *_lost(trace, owned),
-        *_graphs(trace, owned),
-        *_steps(trace, owned),
+        *_layers(attribution, total_ns),
+        *_launches(attribution, len(trace.ops)),
+        *_lost(trace, attribution),
+        *_graphs(trace, attribution),
+        *_steps(trace, attribution),
     )
 
 
-def _layers(owned: Attribution, total_ns: int) -> list[str]:
-    if not owned.ranges.is_one_of(LAYER_CATEGORIES).any():
+def _layers(attribution: Attribution, total_ns: int) -> list[str]:
+    if not attribution.ranges.is_one_of(LAYER_CATEGORIES).any():
         return [
             "no layer's range in the window, so every operation is outside layers; call "
             "nvprof_kit.annotate_model(model) before it, or say with --rules how the program names its layers"
@@ -34,23 +34,23 @@ def _layers(owned: Attribution, total_ns: int) -> list[str]:
     return []
 
 
-def _launches(owned: Attribution, ops: int) -> list[str]:
-    if not owned.unlaunched:
+def _launches(attribution: Attribution, ops: int) -> list[str]:
+    if not attribution.unlaunched:
         return []
     return [
-        f"{owned.unlaunched} of {ops} operations were launched by calls that are not in the capture (before "
+        f"{attribution.unlaunched} of {ops} operations were launched by calls that are not in the capture (before "
         "its window, or dropped), "
         "so they have no layer; begin and end the window at a synchronize"
     ]
 
 
-def _lost(trace: Trace, owned: Attribution) -> list[str]:
+def _lost(trace: Trace, attribution: Attribution) -> list[str]:
     """Layers that still ran when the last launch was over: the profiler stopped recording CUDA before the end.
 
     Seen with nsys 2023.4 under a driver of CUDA 13, in captures of a whole run: it gives up at a callback that it
     does not know.
     """
-    ranges, pid = owned.ranges, trace.api["pid"].to_numpy()
+    ranges, pid = attribution.ranges, trace.api["pid"].to_numpy()
     is_layer = ranges.is_one_of(LAYER_CATEGORIES)
     late = 0
     for process in np.unique(pid):
@@ -67,40 +67,40 @@ def _lost(trace: Trace, owned: Attribution) -> list[str]:
     ]
 
 
-def _graphs(trace: Trace, owned: Attribution) -> list[str]:
-    doubts = []
-    if owned.uncreated:
-        doubts.append(
-            f"{owned.uncreated} operations replay CUDA graphs that were built outside the collected window, "
+def _graphs(trace: Trace, attribution: Attribution) -> list[str]:
+    warnings = []
+    if attribution.uncreated:
+        warnings.append(
+            f"{attribution.uncreated} operations replay CUDA graphs that were built outside the collected window, "
             "so they belong to what launched the replay; let the window hold the graph's capture too"
         )
     whole = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
-    if whole and not any("--cuda-graph-trace" in doubt for doubt in trace.info.doubts):
-        doubts.append(
+    if whole and not any("--cuda-graph-trace" in warning for warning in trace.info.warnings):
+        warnings.append(
             f"{whole} CUDA-graph replays are one row each, whatever layers they ran; record with "
             "--cuda-graph-trace=node"
         )
-    return doubts
+    return warnings
 
 
-def _steps(trace: Trace, owned: Attribution) -> list[str]:
-    doubts = []
+def _steps(trace: Trace, attribution: Attribution) -> list[str]:
+    warnings = []
     left_open = int(trace.ranges["left_open"].sum())
     if left_open:
-        doubts.append(
+        warnings.append(
             f"{left_open} ranges were still open when the capture ended and were closed there; end the window "
             "between two steps"
         )
-    outside = int(np.count_nonzero(owned.step == NONE))
-    if len(owned.ranges.steps) and outside > _NOTABLE * len(owned.step):
-        doubts.append(
-            f"{outside} of {len(owned.step)} operations lie in no step; averages per step hold them, --by step "
+    outside = int(np.count_nonzero(attribution.step == NONE))
+    if len(attribution.ranges.steps) and outside > _NOTABLE * len(attribution.step):
+        warnings.append(
+            f"{outside} of {len(attribution.step)} operations lie in no step; averages per step hold them, --by step "
             "tells them apart"
         )
-    untold = int(np.count_nonzero(owned.how == HOW.index("none")))
-    if untold > _NOTABLE * len(owned.how):
-        doubts.append(
-            f"{untold} of {len(owned.how)} operations were launched where no layer and no phase was open; "
+    unattributed = int(np.count_nonzero(attribution.how == HOW.index("none")))
+    if unattributed > _NOTABLE * len(attribution.how):
+        warnings.append(
+            f"{unattributed} of {len(attribution.how)} operations were launched where no layer and no phase was open; "
             "wrap the rest of the loop in nvprof_kit.phase(...)"
         )
-    return doubts
+    return warnings

@@ -99,7 +99,7 @@ class MemoryResult:
         reserved_bytes: Reserved bytes after each.
         time_ns: When each was, since the first.
         held: The blocks of the history: columns start, end (event numbers), size_bytes, layer, phase.
-        doubts: What may be missing.
+        warnings: What may be missing.
     """
 
     path: str
@@ -115,7 +115,7 @@ class MemoryResult:
     reserved_bytes: Int64Array = field(repr=False)
     time_ns: Int64Array = field(repr=False)
     held: pd.DataFrame = field(repr=False)
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def memory(snapshot: Snapshot, device: int | None = None) -> MemoryResult:
@@ -159,7 +159,7 @@ def memory(snapshot: Snapshot, device: int | None = None) -> MemoryResult:
         reserved_bytes=_level(events, _RESERVING, summary.reserved_bytes),
         time_ns=events["time_ns"].to_numpy() - (int(events["time_ns"].iloc[0]) if len(events) else 0),
         held=held,
-        doubts=tuple(_doubts(summary, before, held)),
+        warnings=tuple(_warnings(summary, before, held)),
     )
 
 
@@ -249,16 +249,16 @@ def _leaks(left: pd.DataFrame) -> pd.DataFrame:
     return in_order
 
 
-def _doubts(summary: MemorySummary, before: int, held: pd.DataFrame) -> list[str]:
-    doubts = []
+def _warnings(summary: MemorySummary, before: int, held: pd.DataFrame) -> list[str]:
+    warnings = []
     if summary.peak_event < 0:
-        doubts.append(
+        warnings.append(
             "the snapshot has no history: take it inside memory_snapshot(...) to see who holds what, and when"
         )
     elif before > 0.5 * summary.peak_bytes:
-        doubts.append("most of the peak was allocated before the history began; begin it before the model is built")
+        warnings.append("most of the peak was allocated before the history began; begin it before the model is built")
     if summary.peak_event >= 0 and not (held["layer"] != NO_LAYER).any():
-        doubts.append("nothing is labelled by layer; take it by memory_snapshot(...) with the model annotated")
+        warnings.append("nothing is labelled by layer; take it by memory_snapshot(...) with the model annotated")
     if summary.ooms:
-        doubts.append(f"out of memory {len(summary.ooms)} times; the largest request was {max(summary.ooms):,} bytes")
-    return doubts
+        warnings.append(f"out of memory {len(summary.ooms)} times; the largest request was {max(summary.ooms):,} bytes")
+    return warnings

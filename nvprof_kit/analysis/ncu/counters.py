@@ -100,7 +100,7 @@ def counters(report: NcuReport) -> pd.DataFrame:
 
 
 def missed_links(metrics: pd.DataFrame) -> tuple[str, ...]:
-    """A doubt where ncu counted fewer NVLinks than the GPU has: a sum over its mean is the number it counted."""
+    """A warning where ncu counted fewer NVLinks than the GPU has: a sum over its mean is the number it counted."""
     if not len(metrics) or "nvlink__count_physical" not in metrics:
         return ()
     for base in ("nvltx__bytes", "nvlrx__bytes"):

@@ -89,7 +89,7 @@ class NcuLayersResult:
         covered: Share of it that measured kernels stand for, 0 to 1.
         measured: Number of results in the report.
         unused: Number of results that no launch of the capture is like; 0 without one.
-        doubts: Sentences on what may be missing or misread.
+        warnings: Sentences on what may be missing or misread.
         path: The ncu report.
         capture: The nsys capture, '' where there is none.
         parents: The layer that holds each layer, '' at the top.
@@ -101,7 +101,7 @@ class NcuLayersResult:
     covered: float
     measured: int
     unused: int
-    doubts: tuple[str, ...]
+    warnings: tuple[str, ...]
     path: str
     capture: str = ""
     parents: Mapping[str, str] = field(default_factory=dict)
@@ -147,10 +147,10 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayersResult
     if counted["duration_ns"].isna().all():
         raise CaptureError(f"{report.path}: no gpu__time_duration; measure with `--set basic` or section SpeedOfLight")
     if trace is None:
-        work, doubts, unused = _measured_work(report, counted)
+        work, warnings, unused = _measured_work(report, counted)
     else:
         work, unused = _spread_work(report, counted, read_kernels(trace), trace)
-        doubts = trace.info.doubts
+        warnings = trace.info.warnings
     rows = _rows(work)
     whole = float(work.ns.sum())
     hit = work.measured[work.item] & (work.item >= 0)
@@ -161,7 +161,7 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayersResult
         covered=float(work.ns[hit].sum() / whole) if whole else 0.0,
         measured=len(counted),
         unused=unused,
-        doubts=(*report.doubts, *doubts, *missed_links(report.metrics)),
+        warnings=(*report.warnings, *warnings, *missed_links(report.metrics)),
         path=report.path,
         capture=trace.info.path if trace is not None else "",
         parents=work.parents,
@@ -170,14 +170,14 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayersResult
 
 def _measured_work(report: NcuReport, counted: pd.DataFrame) -> tuple[_Work, tuple[str, ...], int]:
     """Every measured launch for itself."""
-    owned = own_layers(report.kernels)
-    owners = tuple(dict.fromkeys(owned.owners))
+    attribution = own_layers(report.kernels)
+    owners = tuple(dict.fromkeys(attribution.owners))
     place = {owner: index for index, owner in enumerate(owners)}
     duration = counted["duration_ns"].to_numpy()
     work = _Work(
         owners=owners,
-        parents=owned.parents,
-        owner=np.array([place[owner] for owner in owned.owners], dtype=np.int64),
+        parents=attribution.parents,
+        owner=np.array([place[owner] for owner in attribution.owners], dtype=np.int64),
         item=np.arange(len(counted)),
         ns=np.nan_to_num(duration),
         launches=np.ones(len(counted), dtype=np.int64),
@@ -185,7 +185,7 @@ def _measured_work(report: NcuReport, counted: pd.DataFrame) -> tuple[_Work, tup
         measured=~np.isnan(duration),
         names=tuple(report.kernels["kernel"]),
     )
-    return work, owned.doubts, 0
+    return work, attribution.warnings, 0
 
 
 def _spread_work(report: NcuReport, counted: pd.DataFrame, kernels: Kernels, trace: Trace) -> tuple[_Work, int]:

@@ -34,12 +34,12 @@ class Owned:
     Attributes:
         owners: (layer, phase) of each kernel.
         parents: For every layer that a range of the report names the layer that holds it, '' at the top.
-        doubts: Sentences on what had to be guessed.
+        warnings: Sentences on what had to be guessed.
     """
 
     owners: tuple[Owner, ...]
     parents: Mapping[str, str]
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def own_layers(kernels: pd.DataFrame) -> Owned:
@@ -62,17 +62,17 @@ def own_layers(kernels: pd.DataFrame) -> Owned:
             guessed += 1
         owners.append((layer, phase))
     parents = _parents(stacks)
-    doubts = [
+    warnings = [
         f"{guessed} kernels are taken for backward: their ranges do not say so, but their thread has no phase while "
         "another has"
     ]
     outside = sum(not stack for stack in stacks)
     if outside == len(stacks):
-        doubts.append(
+        warnings.append(
             "no kernel has a range of the domain: measure with --nvtx, call nvprof_kit.annotate_model(model), or name "
             "another with --domain; with --with CAPTURE the layers come from the capture"
         )
-    return Owned(tuple(owners), parents, tuple(doubts if guessed else doubts[1:]))
+    return Owned(tuple(owners), parents, tuple(warnings if guessed else warnings[1:]))
 
 
 def _parents(stacks: list[tuple[RangeName, ...]]) -> dict[str, str]:

@@ -105,7 +105,7 @@ class Plan:
     """The kernels to measure.
 
     Attributes:
-        rows: The columns of `COLUMNS`, a row per signature that is measured, the dearest first; where the same launch
+        rows: The columns of `COLUMNS`, a row per signature that is measured, the costliest first; where the same launch
             does different work in different roles, a row for each.
         names: Linker names of the kernels to measure.
         invocations: Which launches of each of their configurations, from 1.
@@ -239,7 +239,7 @@ def _cover(goals: Int64Array, name: Int64Array, share: float) -> list[int] | Non
 
     A goal that copies and unnamed kernels keep from its share gets what can be had; the first, which is everything,
     must reach it, else there is no answer: None. The next name is the one that brings the goals nearer by most for its
-    price; in the end every name that turned out superfluous is dropped, the dearest first. Where every name has one
+    price; in the end every name that turned out superfluous is dropped, the costliest first. Where every name has one
     signature and there is one goal, this is the optimum.
     """
     count = int(name.max()) + 1

@@ -39,7 +39,7 @@ class Facts(Operations):
     @cached_property
     def windows(self) -> Windows:
         """The time of every device, cut into steps."""
-        return step_windows(self.trace, self.owned)
+        return step_windows(self.trace, self.attribution)
 
     @cached_property
     def active(self) -> Activity:
@@ -70,25 +70,27 @@ class Facts(Operations):
     @property
     def step_of_op(self) -> Int64Array:
         """Index of the step of each operation, -1 outside steps."""
-        return self.owned.step.astype(np.int64)
+        return self.attribution.step.astype(np.int64)
 
     def step_of_calls(self, calls: Int64Array) -> Int64Array:
         """Index of the step that each of some calls of the host is in, on its thread or else on the one other thread of
         its process that is in a step; -1 for none.
         """
-        ranges, host = self.owned.ranges, self.host
+        ranges, host = self.attribution.ranges, self.host
         tid, moment = host.tid[calls], host.start[calls]
         step = ranges.step_at(ranges.nesting.innermost(tid, moment))
-        untold = np.flatnonzero(step == NONE)
-        around = Elsewhere(ranges, ranges.step >= 0).open_at(host.pid[calls[untold]], tid[untold], moment[untold])
-        step[untold] = np.append(ranges.step, NONE)[around]
+        unattributed = np.flatnonzero(step == NONE)
+        around = Elsewhere(ranges, ranges.step >= 0).open_at(
+            host.pid[calls[unattributed]], tid[unattributed], moment[unattributed]
+        )
+        step[unattributed] = np.append(ranges.step, NONE)[around]
         return step
 
     def numbers(self, step: Int64Array) -> Any:
         """Step numbers from indices, missing for -1."""
         import pandas as pd
 
-        steps = np.append(self.owned.ranges.steps, 0)
+        steps = np.append(self.attribution.ranges.steps, 0)
         return pd.arrays.IntegerArray(steps[step], step < 0)
 
     def states(self, by: Sequence[str]) -> pd.DataFrame:

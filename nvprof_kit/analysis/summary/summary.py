@@ -65,14 +65,14 @@ class SummaryResult:
             ``cpu_ratio`` and ``gpu_ratio`` are shares of the capture's whole, with ``step`` as well.
         notes: By view, what the reader must know: why it is empty, what its ratios are of.
         steps: Number of steps.
-        doubts: Sentences on what may be missing or distorted.
+        warnings: Sentences on what may be missing or distorted.
         info: What the capture says of itself.
     """
 
     views: Mapping[str, pd.DataFrame]
     notes: Mapping[str, str]
     steps: int
-    doubts: tuple[str, ...]
+    warnings: tuple[str, ...]
     info: CaptureInfo
 
 
@@ -84,8 +84,8 @@ def summary(trace: Trace, options: SummaryOptions | None = None) -> SummaryResul
     return SummaryResult(
         views=views,
         notes={name: _note(name, table) for name, table in views.items()},
-        steps=len(facts.owned.ranges.steps),
-        doubts=(*trace.info.doubts, *facts.classes.doubts(facts.gpu_ns)),
+        steps=len(facts.attribution.ranges.steps),
+        warnings=(*trace.info.warnings, *facts.classes.warnings(facts.gpu_ns)),
         info=trace.info,
     )
 
@@ -134,7 +134,7 @@ def _busy(facts: Facts, start: Any, end: Any, lane: Any, step: Any) -> list[tupl
     group = step + 1 if facts.by_step else np.zeros(len(start), dtype=np.int64)
     groups = int(group.max(initial=0)) + 1
     counts, lengths = np.bincount(group, minlength=groups), union_lengths(start, end, lane, group, groups)
-    numbers = [None, *facts.owned.ranges.steps.tolist()]
+    numbers = [None, *facts.attribution.ranges.steps.tolist()]
     return [(numbers[one], int(counts[one]), int(lengths[one])) for one in range(groups) if counts[one]]
 
 
@@ -142,8 +142,8 @@ def _model(facts: Facts) -> pd.DataFrame:
     """Data loading, forward, backward, recompute, optimizer, everything else: CPU and GPU time, on the clock."""
     import pandas as pd
 
-    ranges, ops = facts.owned.ranges, facts.trace.ops
-    part_of_phase = np.array([_part(phase) for phase in facts.owned.phases])[facts.owned.phase]
+    ranges, ops = facts.attribution.ranges, facts.trace.ops
+    part_of_phase = np.array([_part(phase) for phase in facts.attribution.phases])[facts.attribution.phase]
     chosen = np.flatnonzero(ranges.is_one_of((Category.PHASE, Category.OPTIMIZER, Category.DATA)))
     part_of_range = np.array([_part(phase) for phase in ranges.phase[chosen].tolist()], dtype=np.int64)
     whole, rows = max(int((facts.windows.end - facts.windows.start).sum()), 1), []

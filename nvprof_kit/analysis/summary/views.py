@@ -152,7 +152,7 @@ def user_view(facts: Facts) -> pd.DataFrame:
     """Ranges by text and category: calls, time on the CPU, time of the operations launched inside."""
     import pandas as pd
 
-    ranges, host = facts.owned.ranges, facts.host
+    ranges, host = facts.attribution.ranges, facts.host
     inner = ranges.nesting.innermost(host.tid[host.of_op], host.start[host.of_op])
     gpu = _nested_sums(ranges.nesting, inner, facts.duration, len(ranges.start))
     frame = pd.DataFrame(

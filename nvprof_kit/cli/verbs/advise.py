@@ -36,7 +36,7 @@ def advise(asked: Reading, *, top: int, rules: Rules | None, rules_path: Path | 
     kernels = read_kernel_rules(rules_path)
     results = each(asked.captures, lambda one: analyse(opened(one, asked.domain, rules, OPTIONAL), kernels))
     if asked.output.form in tables.FORMATS:
-        asked.output.write_tables([(result.info.path, result.rows, result.doubts) for result in results])
+        asked.output.write_tables([(result.info.path, result.rows, result.warnings) for result in results])
         return
     from nvprof_kit.report.text.advise import advise_report
 

@@ -41,7 +41,7 @@ def breakdown(asked: Reading, view: str | None, top: int, rules: Rules | None, r
     results = each(asked.captures, lambda one: analyse(opened(one, asked.domain, rules, OPTIONAL), kernels))
     if asked.output.form in tables.FORMATS:
         view = view or "steps"
-        asked.output.write_tables([(result.info.path, result.table(view), result.doubts) for result in results])
+        asked.output.write_tables([(result.info.path, result.table(view), result.warnings) for result in results])
         return
     from nvprof_kit.report.text.breakdown import breakdown_report
 

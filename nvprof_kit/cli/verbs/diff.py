@@ -68,7 +68,7 @@ def diff(
     if output.form == "md":
         output.write(diff_markdown(result, top).encode())
     elif output.form in tables.FORMATS:
-        output.write(tables.encode(getattr(result, view), output.form), result.doubts)
+        output.write(tables.encode(getattr(result, view), output.form), result.warnings)
     else:
         output.print(diff_report(result, top))
     if not all(outcome.held for outcome in result.gates):

@@ -41,7 +41,7 @@ def doctor(output: Output, words: tuple[str, ...]) -> None:
     Without a CAPTURE it examines this machine: GPU, driver, nsys, ncu, permissions, container, other profilers, disk;
     with a COMMAND also the Python, torch and script that the command runs. It starts no profile and changes nothing.
 
-    A CAPTURE is an nsys .sqlite or .nsys-rep. Each finding says what was seen, why it matters and what mends it. The
+    A CAPTURE is an nsys .sqlite or .nsys-rep. Each finding says what was seen, why it matters and how to fix it. The
     exit status is 1 if there is an error among them.
     """
     found = _examine_captures(words) if words and words[0].endswith(_CAPTURES) else _examine_machine(words)

@@ -37,9 +37,9 @@ def export(asked: Reading, to: str, step: int | None, rules: Rules | None) -> No
         say(f"reading {capture}")
         trace = opened(capture, asked.domain, rules, OPTIONAL)
         say(f"attributing {len(trace.ops):,} operations")
-        owned = attribute(trace)
+        attribution = attribute(trace)
         if step is not None:
-            require_step(step_times(trace, owned), step, capture)
+            require_step(step_times(trace, attribution), step, capture)
         say(f"writing {len(trace.ops):,} operations for {to}")
-        made = perfetto_trace(timeline(trace, owned, step), trace.info, asked.output.form)
+        made = perfetto_trace(timeline(trace, attribution, step), trace.info, asked.output.form)
     asked.output.write(made)

@@ -63,7 +63,7 @@ def flops(asked: Reading, counts: str | None, peaks: dict[str, float], depth: in
 
     results = each(asked.captures, join)
     if asked.output.form in tables.FORMATS:
-        asked.output.write_tables([(result.info.path, result.rows, result.doubts) for result in results])
+        asked.output.write_tables([(result.info.path, result.rows, result.warnings) for result in results])
         return
     from nvprof_kit.report.text.flops import flops_report
 

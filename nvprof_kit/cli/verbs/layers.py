@@ -49,11 +49,11 @@ def layers(asked: Reading, by: str | None, depth: int | None, memory: bool, rule
 
 def _write(results: list[LayersResult], output: Output, depth: int | None) -> None:
     if output.form in tables.FORMATS:
-        output.write_tables([(result.info.path, result.rows, result.doubts) for result in results])
+        output.write_tables([(result.info.path, result.rows, result.warnings) for result in results])
     elif output.form in plots.FORMATS:
         from nvprof_kit.report.plots.layers import layers_figure
 
-        output.write(plots.encode(layers_figure(results[0], depth), output.form), results[0].doubts)
+        output.write(plots.encode(layers_figure(results[0], depth), output.form), results[0].warnings)
     else:
         _print(results, output, depth)
 

@@ -43,11 +43,11 @@ def memory(output: Output, snapshot: Path, by: str | None, device: int | None) -
     if output.form == "html":
         output.write(report.memory_page(result, read))
     elif output.form in tables.FORMATS:
-        output.write(tables.encode(report.view(result, by or "layer"), output.form), result.doubts)
+        output.write(tables.encode(report.view(result, by or "layer"), output.form), result.warnings)
     elif output.form in plots.FORMATS:
         from nvprof_kit.report.plots.memory import segments_figure, timeline_figure
 
         figure = segments_figure(read, result.summary.device) if by == "segment" else timeline_figure(result)
-        output.write(plots.encode(figure, output.form), result.doubts)
+        output.write(plots.encode(figure, output.form), result.warnings)
     else:
         output.print(report.memory_report(result, (by,) if by else _VIEWS))

@@ -42,7 +42,7 @@ def metrics(asked: Reading, floor: float, depth: int | None, rules: Rules | None
     options = MetricsOptions(floor)
     results = each(asked.captures, lambda one: analyse(opened(one, asked.domain, rules, ("samples",)), options))
     if asked.output.form in tables.FORMATS:
-        asked.output.write_tables([(result.info.path, result.rows, result.info.doubts) for result in results])
+        asked.output.write_tables([(result.info.path, result.rows, result.info.warnings) for result in results])
         return
     from nvprof_kit.report.text.metrics import metrics_report
 

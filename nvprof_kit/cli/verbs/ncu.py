@@ -81,7 +81,7 @@ def plan(
     if script is not None:
         _write_script(script, made, section_set, plan_lines(made, section_set, memory_gb))
     if asked.output.form in tables.FORMATS:
-        asked.output.write(tables.encode(made.rows, asked.output.form), made.info.doubts)
+        asked.output.write(tables.encode(made.rows, asked.output.form), made.info.warnings)
     else:
         asked.output.print(plan_report(made, section_set, memory_gb))
 
@@ -108,12 +108,12 @@ def layers(output: Output, reports: tuple[str, ...], depth: int | None, rules: R
     traces = each([capture] if capture else [], lambda one: opened(one, source["domain"], rules, NEEDED))
     result = ncu_layers(report, traces[0] if traces else None)
     if output.form in tables.FORMATS:
-        output.write(tables.encode(result.rows, output.form), result.doubts)
+        output.write(tables.encode(result.rows, output.form), result.warnings)
     elif output.form in plots.FORMATS:
         from nvprof_kit.analysis.ncu.roofline import roofline
         from nvprof_kit.report.plots.roofline import roofline_figure
 
-        output.write(plots.encode(roofline_figure(roofline(report, result)), output.form), result.doubts)
+        output.write(plots.encode(roofline_figure(roofline(report, result)), output.form), result.warnings)
     else:
         from nvprof_kit.report.text.ncu import ncu_layers_report
 
@@ -135,7 +135,7 @@ def kernels(output: Output, report: str, domain: str) -> None:
     if output.form in plots.FORMATS:
         raise UsageError("a plot of kernels is the roofline: nvprof-kit ncu layers REPORT -o roofline.png")
     (measured,) = each([report], lambda one: open_ncu(one, domain=domain))
-    output.write(tables.encode(tidy(measured), output.form if output.form != "table" else "csv"), measured.doubts)
+    output.write(tables.encode(tidy(measured), output.form if output.form != "table" else "csv"), measured.warnings)
 
 
 def _write_script(path: Path, made: Plan, section_set: str, about: list[str]) -> None:

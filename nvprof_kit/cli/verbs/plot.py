@@ -47,40 +47,40 @@ def plot(asked: Reading, view: str, depth: int | None, step: int | None, rules: 
         optional = {"timeline": timeline.OPTIONAL, "queue": breakdown.OPTIONAL}.get(view, ())
         trace = opened(capture, asked.domain, rules, optional)
         say(f"drawing {len(trace.ops):,} operations")
-        figure, doubts = _figure(trace, view, depth, step)
+        figure, warnings = _figure(trace, view, depth, step)
         made = plots.encode(figure, asked.output.form)
-    asked.output.write(made, doubts)
+    asked.output.write(made, warnings)
 
 
 def _figure(trace: Trace, view: str, depth: int | None, step: int | None) -> tuple[Figure, tuple[str, ...]]:
-    """The picture, and what is doubtful about it."""
+    """The picture, and what is uncertain about it."""
     if view == "timeline":
-        return _timeline(trace, depth, step), trace.info.doubts
+        return _timeline(trace, depth, step), trace.info.warnings
     if view == "queue":
         from nvprof_kit.analysis.breakdown.breakdown import breakdown
         from nvprof_kit.report.plots.queue import queue_figure
 
         made = breakdown(trace)
-        return queue_figure(made), made.doubts
+        return queue_figure(made), made.warnings
     from nvprof_kit.analysis.attribution.attribution import attribute
     from nvprof_kit.analysis.layers.layers import LayersOptions, layers
 
-    owned = attribute(trace)
-    result = layers(trace, LayersOptions(by_step=view == "steps"), owned)
+    attribution = attribute(trace)
+    result = layers(trace, LayersOptions(by_step=view == "steps"), attribution)
     if view == "layers":
         from nvprof_kit.report.plots.layers import layers_figure
 
-        return layers_figure(result, depth), result.doubts
+        return layers_figure(result, depth), result.warnings
     if view == "tree":
         from nvprof_kit.report.plots.tree import tree_figure
 
-        return tree_figure(result, depth), result.doubts
+        return tree_figure(result, depth), result.warnings
     from nvprof_kit.analysis.attribution.steps import step_times
     from nvprof_kit.report.plots.steps import steps_figure
 
     if not result.summary.steps:
         raise UsageError(f"{trace.info.path}: no steps; put nvprof_kit.step(number) around each step of the loop")
-    return steps_figure(result, step_times(trace, owned)), result.doubts
+    return steps_figure(result, step_times(trace, attribution)), result.warnings
 
 
 def _timeline(trace: Trace, depth: int | None, step: int | None) -> Figure:
@@ -89,9 +89,9 @@ def _timeline(trace: Trace, depth: int | None, step: int | None) -> Figure:
     from nvprof_kit.analysis.timeline import timeline
     from nvprof_kit.report.plots.timeline import timeline_figure
 
-    owned = attribute(trace)
-    times = step_times(trace, owned)
+    attribution = attribute(trace)
+    times = step_times(trace, attribution)
     if step is not None:
         require_step(times, step, trace.info.path)
-    shown = timeline(trace, owned, typical_step(times) if step is None else step)
+    shown = timeline(trace, attribution, typical_step(times) if step is None else step)
     return timeline_figure(shown, trace.info.gpus, depth)

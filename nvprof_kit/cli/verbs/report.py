@@ -39,7 +39,7 @@ MANY_OPERATIONS = 200_000
 def report(
     asked: Reading, *, step: int | None, findings: bool | None, rules: Rules | None, rules_path: Path | None
 ) -> None:
-    """One self-contained page: what to do, layers, timeline of a step, time per step, doubts, to open in a browser.
+    """One self-contained page: what to do, layers, timeline of a step, time per step, warnings, to open in a browser.
 
     With several CAPTUREs the page holds each and compares them with the first. FILE ends in .html. The page loads
     nothing from any network.

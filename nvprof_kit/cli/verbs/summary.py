@@ -57,7 +57,7 @@ def summary(
         columns = dict.fromkeys(name for result in results for view in result.views.values() for name in map(str, view))
         raise UsageError(f"--sort {sort}: no such column; there are {', '.join(columns)}")
     if asked.output.form in tables.FORMATS:
-        asked.output.write_tables([(result.info.path, result.views[views[0]], result.doubts) for result in results])
+        asked.output.write_tables([(result.info.path, result.views[views[0]], result.warnings) for result in results])
         return
     from nvprof_kit.report.text.summary import summary_report
 

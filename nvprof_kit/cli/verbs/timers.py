@@ -50,11 +50,11 @@ def timers(output: Output, logs: tuple[Path, ...], by: str | None, collective: t
         say("comparing ranks")
         result = analyse(read, TimersOptions(by == "rank", collective, warm_up))
     if output.form in tables.FORMATS:
-        output.write(tables.encode(result.calls if by == "call" else result.rows, output.form), result.doubts)
+        output.write(tables.encode(result.calls if by == "call" else result.rows, output.form), result.warnings)
     elif output.form in plots.FORMATS:
         from nvprof_kit.report.text.timers import timeline_figure
 
-        output.write(plots.encode(timeline_figure(result), output.form), result.doubts)
+        output.write(plots.encode(timeline_figure(result), output.form), result.warnings)
     else:
         from nvprof_kit.report.text.timers import timers_report
 

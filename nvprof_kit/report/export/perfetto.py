@@ -60,7 +60,7 @@ def perfetto_trace(shown: Timeline, info: CaptureInfo, form: str = "json.gz") ->
 
 def _pieces(shown: Timeline, info: CaptureInfo) -> Iterator[bytes]:
     """The file from its head to its end."""
-    about = {"capture": info.path, "tool": info.tool, "gpus": list(info.gpus), "doubts": list(info.doubts)}
+    about = {"capture": info.path, "tool": info.tool, "gpus": list(info.gpus), "warnings": list(info.warnings)}
     yield f'{{"displayTimeUnit":"ns","otherData":{_quoted(about)},"traceEvents":[\n'.encode()
     names = list(_track_names(shown, info))
     yield ",\n".join(_quoted(event) for event in names).encode()

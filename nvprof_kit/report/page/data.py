@@ -38,11 +38,11 @@ class ClassTimes:
 
     Attributes:
         gpu_ns: The classes that took time, with it in ns; the costliest first.
-        doubts: That some kernels matched no rule.
+        warnings: That some kernels matched no rule.
     """
 
     gpu_ns: dict[str, int]
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def class_times(trace: Trace, own_rules: tuple[Rule, ...] = ()) -> ClassTimes | None:
@@ -58,7 +58,7 @@ def class_times(trace: Trace, own_rules: tuple[Rule, ...] = ()) -> ClassTimes | 
     length = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
     sums = exact_sums(found.code.astype(np.int64), length, len(CLASSES)).tolist()
     took = [(name, ns) for name, ns in zip(CLASSES, sums, strict=True) if ns > 0]
-    return ClassTimes(dict(sorted(took, key=lambda one: -one[1])), found.doubts(sum(sums)))
+    return ClassTimes(dict(sorted(took, key=lambda one: -one[1])), found.warnings(sum(sums)))
 
 
 def class_bars(times: ClassTimes | None, steps: int) -> list[dict[str, Any]]:
@@ -273,29 +273,29 @@ def sheet_of(
     Raises:
         UsageError: The capture has no such step.
     """
-    owned = attribute(trace)
-    times = step_times(trace, owned)
-    result = layers(trace, LayersOptions(by_step=True), owned)
-    pointed = [] if found is None or step is not None else _steps_of(found, trace, owned)
+    attribution = attribute(trace)
+    times = step_times(trace, attribution)
+    result = layers(trace, LayersOptions(by_step=True), attribution)
+    pointed = [] if found is None or step is not None else _steps_of(found, trace, attribution)
     chosen = _chosen_steps(times, step, trace.info.path, pointed)
-    timelines = [(title, timeline(trace, owned, one)) for title, one in chosen]
+    timelines = [(title, timeline(trace, attribution, one)) for title, one in chosen]
     return Sheet(
         layers=result,
         steps=times,
         timelines=timelines,
         classes=class_times(trace, own_rules),
         findings=[] if found is None else _findings(found, result, [shown for _, shown in timelines]),
-        memory=memory_tree(layer_memory(trace, owned), result.tree) if tells_memory(trace) else None,
+        memory=memory_tree(layer_memory(trace, attribution), result.tree) if tells_memory(trace) else None,
     )
 
 
-def _steps_of(found: AdviseResult, trace: Trace, owned: Attribution) -> list[int]:
+def _steps_of(found: AdviseResult, trace: Trace, attribution: Attribution) -> list[int]:
     """Numbers of the steps that findings point to, the weightiest first."""
-    ran = occurrences(trace, owned)
+    ran = occurrences(trace, attribution)
     numbers = []
     for finding in found.findings:
         here = ran.step[(ran.start <= finding.start_ns) & (finding.start_ns < ran.end)]
-        numbers += [int(owned.ranges.steps[one]) for one in here[:1]]
+        numbers += [int(attribution.ranges.steps[one]) for one in here[:1]]
     return list(dict.fromkeys(numbers))
 
 

@@ -91,7 +91,7 @@ def _shown(sheet: Sheet) -> dict[str, Any]:
         "facts": capture_facts(result.info, steps),
         "headlines": headlines(sheet),
         "split": list(_split(sheet)),
-        "doubts": result.doubts,
+        "warnings": result.warnings,
         "findings": sheet.findings,
         "unit": "Milliseconds per step" if steps > 1 else "Milliseconds",
         "time_name": time_name(result),
@@ -104,7 +104,7 @@ def _shown(sheet: Sheet) -> dict[str, Any]:
         "timeline_title": "One step in time" if steps else "The capture in time",
         "has_steps": steps > 0,
         "classes": class_bars(sheet.classes, sheet.layers.summary.steps),
-        "unmatched": [] if sheet.classes is None else sheet.classes.doubts,
+        "unmatched": [] if sheet.classes is None else sheet.classes.warnings,
     }
 
 

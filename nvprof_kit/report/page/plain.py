@@ -15,7 +15,7 @@ _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; font-size: 14px; } th, td { padding: 2px 10px; text-align: right; }
 th { border-bottom: 1px solid #888; } td:first-child, th:first-child { text-align: left; }
-tr:hover td { background: #eef4fa; } svg { max-width: 100%; height: auto; } .doubt { color: #9a6700; }
+tr:hover td { background: #eef4fa; } svg { max-width: 100%; height: auto; } .warning { color: #9a6700; }
 .scroll { overflow: auto; max-height: 34rem; }
 """
 
@@ -35,11 +35,11 @@ class Section:
     table: tuple[Sequence[str], Sequence[Sequence[str]]] | None = None
 
 
-def page(title: str, lines: Iterable[str], sections: Iterable[Section], doubts: Iterable[str] = ()) -> bytes:
+def page(title: str, lines: Iterable[str], sections: Iterable[Section], warnings: Iterable[str] = ()) -> bytes:
     """A page as UTF-8: a title, some lines, the sections, and what may be wrong with the figures."""
     body = [f"<h1>{html.escape(title)}</h1>"]
     body += [f"<p>{html.escape(line)}</p>" for line in lines]
-    body += [f'<p class="doubt">{html.escape(doubt)}</p>' for doubt in doubts]
+    body += [f'<p class="warning">{html.escape(warning)}</p>' for warning in warnings]
     for section in sections:
         body += [f"<h2>{html.escape(section.title)}</h2>", section.svg]
         if section.table:

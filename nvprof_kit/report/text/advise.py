@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit.report.text.terminal import capture_line, doubt_lines
+from nvprof_kit.report.text.terminal import capture_line, warning_lines
 from nvprof_kit.report.text.units import Milliseconds, percent
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def advise_report(result: AdviseResult, top: int) -> list[RenderableType]:
         parts += [Text(f"… and {len(result.findings) - top} more; --top shows them", "dim"), ""]
     whole = f"the whole capture{f' and its {result.gpus} GPUs' if result.gpus > 1 else ''}"
     note = f"What a finding saves is at most that, over {whole}; findings overlap and do not add up."
-    return [*parts, Text(note, "dim"), *doubt_lines(result.doubts)]
+    return [*parts, Text(note, "dim"), *warning_lines(result.warnings)]
 
 
 def _paragraph(rank: int, finding: Finding, wall_ns: int) -> list[Text]:

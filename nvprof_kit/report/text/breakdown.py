@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit.analysis.breakdown.idle import CAUSES
-from nvprof_kit.report.text.terminal import capture_line, doubt_lines, table
+from nvprof_kit.report.text.terminal import capture_line, table, warning_lines
 from nvprof_kit.report.text.units import Milliseconds, percent
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def breakdown_report(result: BreakdownResult, view: str | None, top: int) -> lis
             shown = _queue(rows) if name == "queue" else rows
             parts += [Text(heading, "bold"), _plain(_told(shown.head(top))), *_rest(len(shown) - top), ""]
     note = "Milliseconds; compute, exposed communication, exposed copies and idle add up to wall."
-    return [*parts, Text(note, "dim"), *doubt_lines(result.doubts)]
+    return [*parts, Text(note, "dim"), *warning_lines(result.warnings)]
 
 
 def _steps(steps: pd.DataFrame, top: int) -> RenderableType:

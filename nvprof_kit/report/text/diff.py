@@ -10,7 +10,7 @@ from rich.text import Text
 
 from nvprof_kit.analysis.diff.diff import LEVELS
 from nvprof_kit.analysis.diff.gates import named
-from nvprof_kit.report.text.terminal import capture_line, doubt_lines, table
+from nvprof_kit.report.text.terminal import capture_line, table, warning_lines
 from nvprof_kit.report.text.units import Milliseconds
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def diff_report(result: DiffResult, top: int) -> list[RenderableType]:
         *parts,
         "",
         Text("Median milliseconds per step; GPU time but for the step.", "dim"),
-        *doubt_lines(result.doubts),
+        *warning_lines(result.warnings),
     ]
 
 
@@ -62,7 +62,7 @@ def diff_markdown(result: DiffResult, top: int) -> str:
         lines += ["", "<details><summary>Kernels that came, went or were renamed</summary>", ""]
         lines += [f"- {_escaped(line)}" for line in _kernel_lines(result, top)]
         lines += ["", "</details>"]
-    lines += [f"\n> {_escaped(doubt)}" for doubt in result.doubts]
+    lines += [f"\n> {_escaped(warning)}" for warning in result.warnings]
     base, new = (f"`{info.path}` ({info.tool}, {', '.join(info.gpus)})" for info in (result.base, result.new))
     lines += ["", f"{base}, {result.base_steps} steps; {new}, {result.new_steps} steps. Median milliseconds per step."]
     return "\n".join(lines) + "\n"

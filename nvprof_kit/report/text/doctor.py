@@ -20,7 +20,7 @@ COLUMNS = {
     "check": "what was checked",
     "seen": "what was found",
     "why": "why it matters",
-    "mend": "the command or change that mends it",
+    "fix": "the command or change that fixes it",
 }
 """Columns of the findings as data, and their meaning."""
 
@@ -37,7 +37,7 @@ def findings_table(found: Mapping[str, Iterable[Finding]]) -> pd.DataFrame:
 
 
 def findings_report(found: Mapping[str, Sequence[Finding]]) -> list[RenderableType]:
-    """What was found on each subject, gravest first, and how many of each kind."""
+    """What was found on each subject, most severe first, and how many of each kind."""
     parts: list[RenderableType] = []
     for subject, findings in found.items():
         parts += [Text(subject, "bold")] if len(found) > 1 else []
@@ -50,5 +50,5 @@ def findings_report(found: Mapping[str, Sequence[Finding]]) -> list[RenderableTy
 
 def _lines(finding: Finding) -> list[RenderableType]:
     head = Text.assemble((f"{finding.level:8}", _STYLES[finding.level]), f"{finding.check}: {finding.seen}")
-    more = [("why", finding.why), ("mend", finding.mend)]
+    more = [("why", finding.why), ("fix", finding.fix)]
     return [head, *(Text(f"{'':8}{name:5}{text}", "dim" if name == "why" else "") for name, text in more if text)]

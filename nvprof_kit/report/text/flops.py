@@ -10,7 +10,7 @@ from rich.text import Text
 
 from nvprof_kit.analysis.flops.flops import NOTES_APART
 from nvprof_kit.names import NO_LAYER
-from nvprof_kit.report.text.terminal import capture_line, doubt_lines, table
+from nvprof_kit.report.text.terminal import capture_line, table, warning_lines
 from nvprof_kit.report.text.units import Milliseconds, count_per_step
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _TERA = 1e12
 
 
 def flops_report(result: FlopsResult, depth: int | None = None) -> list[RenderableType]:
-    """The whole report: a step altogether, the table, what its marks mean, and every doubt."""
+    """The whole report: a step altogether, the table, what its marks mean, and every warning."""
     again = result.whole.model_flops < result.whole.flops
     names = ["layer", "phase", "calls", "busy ms", "GFLOP", "TFLOP/s"]
     names += (["MFU", "HFU"] if again else ["MFU"]) if result.peaks else []
@@ -36,7 +36,7 @@ def flops_report(result: FlopsResult, depth: int | None = None) -> list[Renderab
         "",
         *(Text(f"[{mark}] {note}", "dim") for note, mark in notes.items()),
         Text(_what(result, again), "dim"),
-        *doubt_lines(result.doubts),
+        *warning_lines(result.warnings),
     ]
 
 

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
-from nvprof_kit.report.text.terminal import Bar, capture_line, doubt_lines, table
+from nvprof_kit.report.text.terminal import Bar, capture_line, table, warning_lines
 from nvprof_kit.report.text.units import Milliseconds, count_per_step, mib, percent, percents
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Line:
 
 
 def layers_report(result: LayersResult, view: LayersView) -> list[RenderableType]:
-    """The whole report: what the capture is, the table, and every doubt about it."""
+    """The whole report: what the capture is, the table, and every warning about it."""
     lines = layers_lines(result, view)
     total = total_line(result)
     columns = [name for name in _COLUMNS if name != "recompute" or total.times["recompute"]]
@@ -81,7 +81,7 @@ def layers_report(result: LayersResult, view: LayersView) -> list[RenderableType
                 made.add_row(*_cells(line, columns, longest), style="dim" if outside else "")
         made.add_section()
     made.add_row(*_cells(total, columns, longest), style="bold")
-    return [*header(result), "", made, "", *_notes(result), *doubt_lines(result.doubts)]
+    return [*header(result), "", made, "", *_notes(result), *warning_lines(result.warnings)]
 
 
 def layers_lines(result: LayersResult, view: LayersView) -> list[Line]:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from nvprof_kit.names import NO_LAYER
 from nvprof_kit.report.text.layers import LayersView, header, time_name, tree_label
-from nvprof_kit.report.text.terminal import doubt_lines, table
+from nvprof_kit.report.text.terminal import table, warning_lines
 from nvprof_kit.report.text.units import Milliseconds
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ OUTSIDE = "outside"
 
 def layers_by_step_report(result: LayersResult, view: LayersView) -> list[RenderableType]:
     """The whole report, from a result by step."""
-    return [*header(result), "", *steps_table(result, view), *doubt_lines(result.doubts)]
+    return [*header(result), "", *steps_table(result, view), *warning_lines(result.warnings)]
 
 
 def steps_table(result: LayersResult, view: LayersView) -> list[RenderableType]:

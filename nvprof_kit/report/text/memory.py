@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit.report.page.plain import Section, page, svg_of
-from nvprof_kit.report.text.terminal import Bar, doubt_lines, table
+from nvprof_kit.report.text.terminal import Bar, table, warning_lines
 from nvprof_kit.report.text.units import mib, percent
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def view(result: MemoryResult, name: str) -> pd.DataFrame:
 
 
 def memory_report(result: MemoryResult, views: tuple[str, ...]) -> list[RenderableType]:
-    """The device in a few lines, the asked tables, and every doubt."""
+    """The device in a few lines, the asked tables, and every warning."""
     parts: list[RenderableType] = [*map(Text, header(result))]
     parts[0] = Text(header(result)[0], "bold")
     for name in views:
@@ -56,7 +56,7 @@ def memory_report(result: MemoryResult, views: tuple[str, ...]) -> list[Renderab
             parts += ["", Text(VIEWS[name], "bold"), _table(rows)]
             if len(rows) > MOST_ROWS:
                 parts.append(Text(f"{len(rows) - MOST_ROWS} more; --by {name} -o FILE.csv holds every one", "dim"))
-    return [*parts, "", Text("MiB of 1,048,576 bytes.", "dim"), *doubt_lines(result.doubts)]
+    return [*parts, "", Text("MiB of 1,048,576 bytes.", "dim"), *warning_lines(result.warnings)]
 
 
 def memory_page(result: MemoryResult, snapshot: Snapshot) -> bytes:
@@ -73,7 +73,7 @@ def memory_page(result: MemoryResult, snapshot: Snapshot) -> bytes:
         Section(VIEWS["segment"], table=_plain(result.segments)),
     ]
     made = [section for section in sections if section.svg or section.table is None or section.table[1]]
-    return page(f"GPU memory: {result.path}", header(result), made, result.doubts)
+    return page(f"GPU memory: {result.path}", header(result), made, result.warnings)
 
 
 def header(result: MemoryResult) -> list[str]:

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit.analysis.layers.order import with_holders
-from nvprof_kit.report.text.terminal import capture_line, doubt_lines, table
+from nvprof_kit.report.text.terminal import capture_line, table, warning_lines
 from nvprof_kit.report.text.units import Milliseconds
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ TOO_FEW = "too few"
 
 
 def metrics_report(result: MetricsResult, depth: int | None = None) -> list[RenderableType]:
-    """The whole report: what was sampled, the table, and every doubt."""
+    """The whole report: what was sampled, the table, and every warning."""
     columns = [name for name in _TITLES if not math.isnan(result.whole[name])]
     made = table([("layer", "left"), ("phase", "left"), ("busy ms", "right"), ("samples", "right")]
                  + [(_TITLES[name], "right") for name in columns])  # fmt: skip
@@ -46,7 +46,7 @@ def metrics_report(result: MetricsResult, depth: int | None = None) -> list[Rend
         f"Means over the time in which the layer's operations ran, in percent of the peak. {TOO_FEW}: fewer than "
         f"{result.options.floor:g} samples."
     )
-    return [*lines, "", made, "", Text(note, "dim"), *doubt_lines(result.info.doubts)]
+    return [*lines, "", made, "", Text(note, "dim"), *warning_lines(result.info.warnings)]
 
 
 def metrics_lines(result: MetricsResult, columns: list[str], depth: int | None = None) -> list[list[str]]:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from nvprof_kit.analysis.layers.order import with_holders
 from nvprof_kit.analysis.ncu.plan import predicted_seconds
-from nvprof_kit.report.text.terminal import doubt_lines, table
+from nvprof_kit.report.text.terminal import table, warning_lines
 from nvprof_kit.report.text.units import Milliseconds, percent, short_kernel
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ class Line:
 
 
 def ncu_layers_report(result: NcuLayersResult, depth: int | None = None) -> list[RenderableType]:
-    """The whole report: what was measured and what it covers, the table, and every doubt."""
+    """The whole report: what was measured and what it covers, the table, and every warning."""
     lines = ncu_layers_lines(result, depth)
     columns = [name for name in lines[0].cells if any(line.cells[name] for line in lines)] if lines else []
     kinds = {"bound": "left", "why": "left", "stall": "left"}
     made = table([("layer", "left"), ("phase", "left"), *((name, kinds.get(name, "right")) for name in columns)])
     for line in lines:
         made.add_row(line.label, line.phase, *(line.cells[name] for name in columns))
-    return [*(Text(line) for line in header(result)), "", made, "", *_notes(), *doubt_lines(result.doubts)]
+    return [*(Text(line) for line in header(result)), "", made, "", *_notes(), *warning_lines(result.warnings)]
 
 
 def header(result: NcuLayersResult) -> list[str]:
@@ -127,7 +127,7 @@ def plan_report(plan: Plan, section_set: str, memory_gb: float) -> list[Renderab
             percent(row["share"]), percent(row["covered"]),
         )  # fmt: skip
     lines = (Text(line) for line in plan_lines(plan, section_set, memory_gb))
-    return [*lines, "", made, *doubt_lines(plan.info.doubts)]
+    return [*lines, "", made, *warning_lines(plan.info.warnings)]
 
 
 _COLUMNS = ("kernel", "grid", "block", "launches", "ms", "share", "covered")

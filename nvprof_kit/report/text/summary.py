@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit.report.text.terminal import capture_line, doubt_lines, table
+from nvprof_kit.report.text.terminal import capture_line, table, warning_lines
 from nvprof_kit.report.text.units import Milliseconds, percent, short_kernel
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def summary_report(result: SummaryResult, top: int) -> list[RenderableType]:
         if len(rows) > top:
             parts.append(Text(f"… and {len(rows) - top} more; --top shows them, csv has them all", "dim"))
         parts += [Text(result.notes[name], "dim"), ""]
-    return [*parts, Text("Milliseconds.", "dim"), *doubt_lines(result.doubts)]
+    return [*parts, Text("Milliseconds.", "dim"), *warning_lines(result.warnings)]
 
 
 def _readable(rows: pd.DataFrame) -> pd.DataFrame:

@@ -132,6 +132,6 @@ def capture_facts(info: CaptureInfo, steps: int) -> list[str]:
     return [fact for fact in facts if fact]
 
 
-def doubt_lines(doubts: Iterable[str]) -> list[Text]:
+def warning_lines(warnings: Iterable[str]) -> list[Text]:
     """What may be wrong with the figures, a line each."""
-    return [Text(f"! {doubt}", "yellow") for doubt in doubts]
+    return [Text(f"! {warning}", "yellow") for warning in warnings]

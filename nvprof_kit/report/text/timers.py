@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit.report.plots.plots import PALETTE
-from nvprof_kit.report.text.terminal import Bar, doubt_lines, table
+from nvprof_kit.report.text.terminal import Bar, table, warning_lines
 from nvprof_kit.report.text.units import Milliseconds, percent
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ MOST_BARS = 20_000
 
 
 def timers_report(result: TimersResult) -> list[RenderableType]:
-    """The whole report: what was read, the table, the verdict, and every doubt."""
+    """The whole report: what was read, the table, the verdict, and every warning."""
     rows = result.rows.to_dict("records")
     by_rank = result.rows["rank"].notna().any()
     clock = "cuda" if result.rows["cuda_total_ns"].notna().all() else "cpu"
@@ -40,7 +40,7 @@ def timers_report(result: TimersResult) -> list[RenderableType]:
     note = f"Milliseconds of {what}, bars the sum over all calls; CPU is the mean on the CPU clock."
     if len(result.ranks) > 1:
         note += " skew is the mean of longest less shortest among the ranks."
-    return [*_header(result), "", made, "", Text(note, "dim"), *doubt_lines(result.doubts)]
+    return [*_header(result), "", made, "", Text(note, "dim"), *warning_lines(result.warnings)]
 
 
 def verdict_line(verdict: Verdict) -> Text:

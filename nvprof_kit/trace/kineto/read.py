@@ -69,7 +69,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
             gpus=_gpu_names(whole, np.unique(ops["device"])) if on_gpu else (),
             ordinals=tuple(np.unique(ops["device"]).tolist()) if on_gpu else (),
             on_gpu=on_gpu,
-            doubts=()
+            warnings=()
             if on_gpu
             else (
                 "no GPU operations in this trace: the operations are CPU operators, each counted while none "

@@ -128,7 +128,7 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
         metrics=pd.DataFrame(metrics),
         texts=pd.DataFrame(texts, index=range(len(results))),
         units={name: unit for name, (unit, _) in units.items() if name in metrics},
-        doubts=(*_doubts(page, style, details), *unread),
+        warnings=(*_warnings(page, style, details), *unread),
         invocations=page.launches,
     )
 
@@ -254,10 +254,10 @@ def _details(page: _Page) -> tuple[list[list[str]], Cells, Units]:
 
 
 def _values(cells: Cells, units: Units, style: NumberStyle) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
-    """Metrics as numbers in base units, those that hold words as words, and doubts about words among numbers."""
+    """Metrics as numbers in base units, those that hold words as words, and warnings about words among numbers."""
     metrics: dict[str, Any] = {}
     texts: dict[str, Any] = {}
-    doubts: list[str] = []
+    warnings: list[str] = []
     known: dict[str, float | None] = {}
     for name, column in cells.items():
         for cell in set(column) - known.keys():
@@ -269,8 +269,8 @@ def _values(cells: Cells, units: Units, style: NumberStyle) -> tuple[dict[str, A
             continue
         metrics[name] = values * np.array(units[name][1])
         if words:
-            doubts.append(f"{len(words)} of {len(column)} values of {name} are no numbers, as {words[0]!r}: left out")
-    return metrics, texts, tuple(doubts)
+            warnings.append(f"{len(words)} of {len(column)} values of {name} are no numbers, as {words[0]!r}: left out")
+    return metrics, texts, tuple(warnings)
 
 
 # ---------------------------------------------------------------- the results
@@ -314,16 +314,16 @@ def _without_prefix(kernel: str, state: NvtxState) -> str:
     return next((kernel.removeprefix(f"{name}/") for _, name in state.ranges if kernel.startswith(f"{name}/")), kernel)
 
 
-def _doubts(page: _Page, style: NumberStyle, details: bool) -> tuple[str, ...]:
-    doubts = [f"ncu failed: {line}" for line in page.said.get("ERROR", ())]
+def _warnings(page: _Page, style: NumberStyle, details: bool) -> tuple[str, ...]:
+    warnings = [f"ncu failed: {line}" for line in page.said.get("ERROR", ())]
     if page.lost:
         lines = ", ".join(map(str, page.lost[:5])) + (" and more" if len(page.lost) > 5 else "")
-        doubts.append(f"{len(page.lost)} rows cannot be read (lines {lines}): their fields do not fit the header")
+        warnings.append(f"{len(page.lost)} rows cannot be read (lines {lines}): their fields do not fit the header")
     if not style.certain:
-        doubts.append(
+        warnings.append(
             f"numbers are read with {style.decimal!r} before the fraction, but the file does not tell for sure; "
             "print it with LC_ALL=C"
         )
     if page.units is None and not details:
-        doubts.append("the row of units is missing: values are taken for base units (ns, byte, hz)")
-    return tuple(doubts)
+        warnings.append("the row of units is missing: values are taken for base units (ns, byte, hz)")
+    return tuple(warnings)

@@ -65,18 +65,18 @@ def number_style(cells: Iterable[str]) -> NumberStyle:
     digits, or that four digits or a lone zero precede, is decimal.
     """
     votes = {".": 0, ",": 0}
-    doubtful = False
+    uncertain = False
     for cell in cells:
         text = cell.strip()
         if not _NUMBER.fullmatch(text) or _SCALED_BY_NCU.fullmatch(text) or not ("." in text or "," in text):
             continue
         decimal = _decimal_of(text)
         if decimal is None:
-            doubtful = True
+            uncertain = True
         else:
             votes[decimal] += 1
     if votes["."] == votes[","]:
-        return NumberStyle(".", certain=not doubtful and not votes["."])
+        return NumberStyle(".", certain=not uncertain and not votes["."])
     best = max(votes, key=votes.__getitem__)
     return NumberStyle(best, certain=min(votes.values()) == 0)
 

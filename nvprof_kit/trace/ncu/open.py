@@ -73,5 +73,5 @@ def together(reports: Sequence[NcuReport]) -> NcuReport:
         metrics=pd.concat([report.metrics for report in reports], ignore_index=True),
         texts=pd.concat([report.texts for report in reports], ignore_index=True),
         units=units,
-        doubts=tuple(doubt for report in reports for doubt in report.doubts),
+        warnings=tuple(warning for report in reports for warning in report.warnings),
     )

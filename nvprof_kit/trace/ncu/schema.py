@@ -41,7 +41,7 @@ class NcuReport:
         metrics: A float64 column per metric by its full name, a row per result; missing is NaN.
         texts: The metrics whose values are words, the same shape.
         units: Base unit of each metric: ``ns``, ``byte``, ``hz``, ``%``, ``inst``, ``''``.
-        doubts: Sentences on what may be missing or misread.
+        warnings: Sentences on what may be missing or misread.
         invocations: Which launches of each name, grid, block and shared memory were measured, from 1, where the script
             of a plan says so; else empty.
     """
@@ -51,5 +51,5 @@ class NcuReport:
     metrics: pd.DataFrame
     texts: pd.DataFrame
     units: Mapping[str, str]
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     invocations: tuple[int, ...] = ()

@@ -25,7 +25,7 @@ class CaptureHealth:
         path: The file.
         schema: Version of the export's schema, empty where it does not say.
         rows: Number of rows of each table that matters, 0 where it is absent.
-        complaints: What nsys itself warned of and how often, gravest first; errors are marked.
+        complaints: What nsys itself warned of and how often, most severe first; errors are marked.
         domains: Number of ranges in each NVTX domain; the default domain is ``''``.
         registered: Names of the NVTX domains that were made, with ranges or without.
         open_ranges: Ranges that never ended.

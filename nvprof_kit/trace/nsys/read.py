@@ -25,7 +25,7 @@ from nvprof_kit.trace.nsys.nccl import read_collectives
 from nvprof_kit.trace.nsys.ops import op_tables, read_ops
 from nvprof_kit.trace.nsys.samples import read_samples
 from nvprof_kit.trace.nsys.scheduled import read_scheduled
-from nvprof_kit.trace.nsys.warnings import capture_doubts, handed_over_doubts
+from nvprof_kit.trace.nsys.warnings import capture_warnings, handed_over_warnings
 from nvprof_kit.trace.schema import CaptureInfo, Trace
 from nvprof_kit.trace.sqlite import Database
 
@@ -65,9 +65,9 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
         tables.close_open_ranges(db, ranges, api, ops)
         calls = read_calls(db) if "calls" in optional else None
         _check_times(named, ops, [ranges, api, ops, *([calls] if calls else [])])
-        handed_over = handed_over_doubts(tables.handed_over(db, domains, domain))
+        handed_over = handed_over_warnings(tables.handed_over(db, domains, domain))
         return Trace(
-            info=_info(db, domain, ranges, ops, more_doubts=handed_over),
+            info=_info(db, domain, ranges, ops, more_warnings=handed_over),
             ranges=make_frame("ranges", ranges),
             api=make_frame("api", api),
             ops=make_frame("ops", ops),
@@ -149,7 +149,7 @@ def _info(
     ranges: dict[str, Any],
     ops: dict[str, Any],
     *,
-    more_doubts: tuple[str, ...],
+    more_warnings: tuple[str, ...],
 ) -> CaptureInfo:
     meta = next((table for table in _EXPORT_METADATA if db.has(table, "name", "value")), None)
     said = {str(name): str(value) for name, value in db.rows(f"SELECT name, value FROM {meta}")} if meta else {}
@@ -166,7 +166,7 @@ def _info(
         processes=len(np.unique(np.concatenate([np.unique(ranges["pid"]), np.unique(ops["pid"])]))),
         session_ns=_session_ns(db),
         own_window=_own_window(db),
-        doubts=(*capture_doubts(db, ops), *more_doubts),
+        warnings=(*capture_warnings(db, ops), *more_warnings),
     )
 
 

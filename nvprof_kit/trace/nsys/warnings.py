@@ -14,12 +14,12 @@ _WARNING, _ERROR = 2, 3
 _OVERHEAD_SHARE = 0.01
 
 
-def capture_doubts(db: Database, ops: dict[str, Any]) -> tuple[str, ...]:
-    """Every doubt that the export's own tables give reason for."""
+def capture_warnings(db: Database, ops: dict[str, Any]) -> tuple[str, ...]:
+    """Every warning that the export's own tables give reason for."""
     return (*_whole_graphs(db, ops), *_overhead(db, ops), *_diagnostics(db))
 
 
-def handed_over_doubts(count: int) -> tuple[str, ...]:
+def handed_over_warnings(count: int) -> tuple[str, ...]:
     """Ranges that end on another thread than they began on: what they hold on the other threads, nobody told."""
     if not count:
         return ()

@@ -76,7 +76,7 @@ def test_a_capture_that_began_inside_a_step(file: NsysFile) -> None:
         (None, "layers.7", "forward"): 2,
         (4, "layers.0", "forward"): 4,
     }
-    assert any("2 of 3 operations lie in no step" in doubt for doubt in result.doubts)
+    assert any("2 of 3 operations lie in no step" in warning for warning in result.warnings)
 
 
 def test_windows_repeated(file: NsysFile) -> None:
@@ -97,7 +97,7 @@ def test_a_range_left_open_in_one_of_two_processes(file: NsysFile) -> None:
     file.kernel(500, 502, launched=(300, 301), pid=2)
     result = table(file)
     assert sums(result) == {("layers.0", "forward"): 1, ("(none)", "other"): 2}
-    assert any("1 ranges were still open" in doubt for doubt in result.doubts)
+    assert any("1 ranges were still open" in warning for warning in result.warnings)
 
 
 def test_a_range_that_ends_on_another_thread(file: NsysFile) -> None:
@@ -108,7 +108,7 @@ def test_a_range_that_ends_on_another_thread(file: NsysFile) -> None:
     file.kernel(510, 512, launched=(160, 161), tid=9)
     result = table(file)
     assert sums(result) == {("layers.0", "forward"): 1, ("(none)", "other"): 2}
-    assert any("1 ranges ended on another thread than they began on" in doubt for doubt in result.doubts)
+    assert any("1 ranges ended on another thread than they began on" in warning for warning in result.warnings)
 
 
 def test_ranges_of_another_programs_domain_under_the_same_id_are_not_counted(file: NsysFile) -> None:
@@ -116,7 +116,7 @@ def test_ranges_of_another_programs_domain_under_the_same_id_are_not_counted(fil
     file.kernel(500, 501, launched=(150, 151), pid=1)
     file.range_("theirs", 100, 300, pid=2, domain="other", style=START_END)  # id 1 there, as ours is here
     file.rows["NVTX_EVENTS"][-1]["endGlobalTid"] = thread(9, 2)
-    assert not any("ended on another thread" in doubt for doubt in table(file).doubts)
+    assert not any("ended on another thread" in warning for warning in table(file).warnings)
 
 
 def test_a_call_that_is_not_named_a_launch_where_another_process_has_its_id(file: NsysFile) -> None:
@@ -199,7 +199,7 @@ def test_marks_hold_nothing(file: NsysFile) -> None:
     file.kernel(500, 501, launched=(150, 151))
     result = table(file)
     assert sums(result) == {("layers.0", "forward"): 1}
-    assert result.summary.layers == 1 and not any("open" in doubt for doubt in result.doubts)
+    assert result.summary.layers == 1 and not any("open" in warning for warning in result.warnings)
 
 
 def test_texts_of_any_length(file: NsysFile) -> None:

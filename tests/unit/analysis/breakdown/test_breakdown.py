@@ -69,7 +69,7 @@ def test_without_steps_the_whole_capture_is_one_stretch(file: NsysFile) -> None:
     file.kernel(180, 200, launched=(14, 16))
     result = analysed(file)
     assert result.steps[["wall_ns", *PARTS]].to_numpy().tolist() == [[100, 70, 0, 0, 30]]
-    assert any("no steps" in doubt for doubt in result.doubts)
+    assert any("no steps" in warning for warning in result.warnings)
 
 
 def test_every_gpu_has_its_own_time(file: NsysFile) -> None:
@@ -359,4 +359,4 @@ def test_a_capture_without_calls_says_so(file: NsysFile) -> None:
     gap(file, (280, 290))
     result = breakdown(open_capture(file.write(), optional=tuple(name for name in OPTIONAL if name != "calls")))
     assert idle_of(result) == {"other": 100}
-    assert any("causes of idle time are unknown" in doubt for doubt in result.doubts)
+    assert any("causes of idle time are unknown" in warning for warning in result.warnings)

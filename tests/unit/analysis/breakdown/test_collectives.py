@@ -79,7 +79,7 @@ def test_an_unknown_number_of_ranks(file: NsysFile) -> None:
     result = analysed(file.write())
     assert moved(result)["AllReduce"] == [1, 16_000, 16_000, None, 16.0, None]
     assert moved(result)["AllGather"] == [1, None, None, None, None, None]
-    assert any("bytes of collectives" in doubt for doubt in result.doubts)
+    assert any("bytes of collectives" in warning for warning in result.warnings)
 
 
 def test_a_group_is_the_kernels_that_its_end_launches(file: NsysFile) -> None:
@@ -127,8 +127,8 @@ def test_exports_without_payloads_say_so(tmp_path: Path) -> None:
     file.kernel(1_000, 2_000, launched=(210, 220), name=nccl("AllReduce_Sum_f32"))
     result = analysed(file.write())
     assert moved(result)["AllReduce"] == [1, None, None, None, None, None]
-    (doubt,) = [one for one in result.doubts if "bytes of collectives" in one]
-    assert "nvprof_kit.record" in doubt
+    (warning,) = [one for one in result.warnings if "bytes of collectives" in one]
+    assert "nvprof_kit.record" in warning
 
 
 PARAMETERS = 116_925_440

@@ -112,7 +112,7 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(tmp_path: Path) -> N
     with pytest.raises(CaptureError, match=r"other GPUs \(NVIDIA H200; Test GPU\)"):
         diff(opened(DATA / "hooks-ddp-2024.2.sqlite.xz"), base)
     result = diff(base, trained, options=DiffOptions(anyway=True))
-    assert "compared in spite of this: other windows" in result.doubts[0]
+    assert "compared in spite of this: other windows" in result.warnings[0]
 
 
 def test_first_steps_can_be_left_out(tmp_path: Path) -> None:
@@ -165,12 +165,12 @@ def test_few_steps_tell_a_layer_that_a_gate_names(tmp_path: Path) -> None:
     result = diff(base, new, [parse_gate("layers.3:+10%"), parse_gate("layers.*:+10%")])
     # the smallest p of four steps against four is 2 / 70; times twelve layers it is none below 5 %
     assert row(result, level="layer", layer="layers.3")["verdict"] == "same"
-    assert "4 and 4 steps are too few to tell a change of one layer among 12" in result.doubts[0]
+    assert "4 and 4 steps are too few to tell a change of one layer among 12" in result.warnings[0]
     assert [one.held for one in result.gates] == [False, True]
     assert result.gates[1].reason.endswith("but too few steps to tell it among 12 rows")
     enough = diff(many_layers(tmp_path / "a.sqlite", 6), many_layers(tmp_path / "b.sqlite", 6, slow=2))
     assert row(enough, level="layer", layer="layers.3")["verdict"] == "slower"
-    assert not enough.doubts
+    assert not enough.warnings
 
 
 def test_a_gate_on_a_layer_that_most_steps_of_base_lack(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_operations_and_time_of_each_row(tmp_path: Path) -> None:
     assert (backward["flops"], backward["model_flops"], backward["gpu_busy_ns"]) == (300, 200, 600)
     assert backward["hfu"] == pytest.approx((100 + 160 + 80) / 600) and backward["mfu"] == pytest.approx(240 / 600)
     assert rows["(none)", "optimizer"]["flops"] == 0
-    assert not result.rows["note"].any() and not result.doubts
+    assert not result.rows["note"].any() and not result.warnings
 
 
 def test_the_recompute_of_a_block_inside_its_last_module(tmp_path: Path) -> None:
@@ -203,9 +203,9 @@ def test_above_the_peak_never_without_saying_why(tmp_path: Path) -> None:
     assert rows["m", "forward"]["mfu"] == 1.25 and ABOVE in rows["m", "forward"]["note"]
     assert all(row["note"] for row in rows.values() if row["hfu"] > 1)
     # 150 of 1000 ns, and of 470 in which the GPU works: 600 are too many for these, 1200 for those
-    assert not joined(tmp_path, [(1, "bf16", 150)]).doubts
+    assert not joined(tmp_path, [(1, "bf16", 150)]).warnings
     for count in (600, 1200):
-        assert ABOVE in joined(tmp_path, [(1, "bf16", count)]).doubts[0]
+        assert ABOVE in joined(tmp_path, [(1, "bf16", count)]).warnings[0]
 
 
 def test_only_what_can_be_the_reason_is_given() -> None:
@@ -228,7 +228,7 @@ def test_unknown_work_makes_a_lower_bound_of_every_row_around_it(tmp_path: Path)
         assert rows[layer, "forward"]["unknown"] == "my::op"
         assert "at least" in rows[layer, "forward"]["note"]
     assert rows["m", "backward"]["unknown"] == ""
-    assert any("my::op" in doubt for doubt in result.doubts)
+    assert any("my::op" in warning for warning in result.warnings)
 
 
 def test_matrix_kernels_of_a_layer_without_operations_are_said(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_range_that_the_capture_lacks_goes_with_the_one_around_it(tmp_path: Pa
     # compiled into m.a, it is m.a's: 2 x 60 operations, whatever its own calls; a step is 60
     assert table(result)["m.a", "forward"]["flops"] == 120 and result.whole.flops == 60
     assert "not counted" not in table(result)["m.a", "forward"]["note"]
-    assert any("25.0 % of the operations counted" in doubt for doubt in result.doubts)  # 20 of 80
+    assert any("25.0 % of the operations counted" in warning for warning in result.warnings)  # 20 of 80
 
 
 def test_figures_go_by_the_call(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_figures_go_by_the_call(tmp_path: Path) -> None:
     file = counts(tmp_path / "run.flops.json", ranges, [(1, "bf16", 800)], steps=2)
     result = flops(open_capture(capture, optional=("name",)), read_flops(file), ONE)
     assert table(result)["m.a", "forward"]["flops"] == 800 * 2 / 8
-    assert any("0.25 to 0.5 times as often" in doubt for doubt in result.doubts)
+    assert any("0.25 to 0.5 times as often" in warning for warning in result.warnings)
 
 
 def test_without_steps_it_is_the_whole_capture(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_type_without_a_peak_and_a_gpu_without_peaks(tmp_path: Path) -> None:
     assert rows["m.a", "forward"]["tflops_per_s"] == 40 / 200 / 1000
     result = joined(tmp_path, [(1, "bf16", 10)], FlopsOptions())
     assert result.peaks is None and result.rows["mfu"].isna().all()
-    assert any("no peak is known of Test GPU" in doubt and "--peak bf16=" in doubt for doubt in result.doubts)
+    assert any("no peak is known of Test GPU" in warning and "--peak bf16=" in warning for warning in result.warnings)
 
 
 def named(capture: Path, gpu: str) -> Path:
@@ -317,7 +317,7 @@ def test_the_peak_is_that_of_the_captures_gpu(tmp_path: Path) -> None:
     assert result.peaks is not None and result.peaks.name == "H200 SXM"
     # 989,400 operations a call take 1 ns at 989.4e12 a second, and took 100
     assert table(result)["m.a", "forward"]["mfu"] == pytest.approx(0.01)
-    assert any("counted on NVIDIA A100-SXM4-80GB, captured on NVIDIA H200" in doubt for doubt in result.doubts)
+    assert any("counted on NVIDIA A100-SXM4-80GB, captured on NVIDIA H200" in warning for warning in result.warnings)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ layer = ".{part}"
         ("layers.1.qkv", "forward"): 1,
         ("layers.1", "forward"): 2,
     }
-    assert any("2 of 6 ranges fit no rule for own.toml" in doubt and "'who knows'" in doubt for doubt in result.doubts)
+    assert any("2 of 6 ranges fit no rule for own.toml" in one and "'who knows'" in one for one in result.warnings)
 
 
 def emit_nvtx(file: NsysFile, *, modules: bool = True) -> None:
@@ -122,7 +122,7 @@ def test_backward_by_sequence_numbers(file: NsysFile) -> None:
     # Addmm, AccumulateGrad and T ran one after another: one stretch, inside one of the model's
     assert calls["model.layers.0", "backward"] == calls["model.layers.1", "backward"] == calls["model", "backward"] == 1
     told = "of 4 backward operators 4 (100%) found the operator that made them, 3 (75%) in a layer"
-    assert any(told in doubt for doubt in result.doubts)
+    assert any(told in warning for warning in result.warnings)
 
 
 def test_backward_of_our_ranges_beside_emit_nvtx(file: NsysFile) -> None:
@@ -156,7 +156,7 @@ def test_operators_stand_for_layers_where_nothing_else_does(file: NsysFile) -> N
         ("aten::relu", "backward"): 12,
         ("aten::mean", "backward"): 13,
     }
-    assert any("each operator stands for a layer" in doubt for doubt in result.doubts)
+    assert any("each operator stands for a layer" in warning for warning in result.warnings)
 
 
 def test_a_window_that_begins_behind_the_forward(file: NsysFile) -> None:
@@ -167,7 +167,7 @@ def test_a_window_that_begins_behind_the_forward(file: NsysFile) -> None:
         file.kernel(start + 1000, start + 1000 + number, launched=(start + 1, start + 2), tid=ENGINE)
     result = table(file, "emit-nvtx")
     assert sums(result) == {("model.layers.0", "backward"): 5, ("(none)", "backward"): 4}
-    assert any("of 2 backward operators 1 (50%) found" in doubt for doubt in result.doubts)
+    assert any("of 2 backward operators 1 (50%) found" in warning for warning in result.warnings)
 
 
 def test_numbers_count_on_each_thread(file: NsysFile) -> None:
@@ -179,7 +179,7 @@ def test_numbers_count_on_each_thread(file: NsysFile) -> None:
     file.kernel(1000, 1007, launched=(510, 511), tid=ENGINE)
     result = table(file, "emit-nvtx")
     assert sums(result) == {("(none)", "backward"): 7}
-    assert any("of 1 backward operators 0 (0%) found" in doubt for doubt in result.doubts)
+    assert any("of 1 backward operators 0 (0%) found" in warning for warning in result.warnings)
 
 
 def test_reentrant_checkpointing_numbers_on_its_own_thread(file: NsysFile) -> None:

@@ -76,15 +76,15 @@ def test_classes_of_operations_and_what_matched_nothing(tmp_path: Path) -> None:
     assert [found.families[family].name for family in found.family] == ["cuBLAS nvjet", UNMATCHED, UNMATCHED, "memcpy"]
     assert found.unmatched.to_dict("list") == {"name": ["strange", "stranger"], "count": [1, 1], "gpu_ns": [20, 5]}
     # 25 of 56 ns
-    assert found.doubts(56)[0].startswith("2 kernel names, 44.6 % of the GPU time, matched no class rule")
-    assert "'strange'" in found.doubts(56)[0]
+    assert found.warnings(56)[0].startswith("2 kernel names, 44.6 % of the GPU time, matched no class rule")
+    assert "'strange'" in found.warnings(56)[0]
 
 
 @pytest.mark.parametrize("capture", sorted(DATA.glob("*.sqlite.xz")), ids=lambda path: path.name.partition(".")[0])
 def test_every_kernel_of_a_real_capture_is_recognised(capture: Path) -> None:
     found = classify(open_capture(capture, optional=("name",)).ops)
     assert found.unmatched["name"].tolist() == []
-    assert found.doubts(1) == ()
+    assert found.warnings(1) == ()
 
 
 @pytest.mark.parametrize(

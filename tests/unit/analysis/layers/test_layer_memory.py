@@ -115,7 +115,7 @@ def test_cuda_s_own_allocations_belong_to_the_layer_that_called(tmp_path: Path) 
     trace = opened(path)
     memory = layer_memory(trace, attribute(trace))
     assert memory.before_bytes == 5000
-    assert memory.doubts == ()
+    assert memory.warnings == ()
 
 
 def test_more_bytes_than_a_machine_has_are_refused(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_real_capture() -> None:
     inside = result.rows[result.rows["layer"] != "(none)"]
     assert int(inside["cuda_alloc_bytes"].sum()) == 1492 << 20, "of them, in the six layers"
     assert result.rows["memory_peak_bytes"].isna().all()
-    assert any("carry no memory" in doubt for doubt in result.doubts)
+    assert any("carry no memory" in warning for warning in result.warnings)
 
 
 @pytest.mark.parametrize("capture", ["caching-2024.2", "uncached-2024.2"])

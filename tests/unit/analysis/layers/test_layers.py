@@ -188,39 +188,39 @@ def test_a_graph_replay_belongs_to_the_layers_it_was_captured_in_and_the_step_th
     assert numbers(table(file), *columns)["layers.0", "forward"] == (3, 2, 20, 80)
 
 
-def test_a_graph_built_outside_the_window_belongs_to_its_launch_and_is_doubted(file: NsysFile) -> None:
+def test_a_graph_built_outside_the_window_belongs_to_its_launch_and_is_warninged(file: NsysFile) -> None:
     file.range_("layers.0", 0, 100)
     launch = file.call("cudaGraphLaunch_v10000", 10, 20)
     file.kernel(100, 110, correlation=launch, node=11)
     result = table(file)
     assert numbers(result, "gpu_self_ns") == {("layers.0", "forward"): 10}
-    assert any("built outside the collected window" in doubt for doubt in result.doubts)
+    assert any("built outside the collected window" in warning for warning in result.warnings)
 
 
 def test_whole_graph_tracing_names_the_flag_to_use(file: NsysFile) -> None:
     file.range_("layers.0", 0, 100)
     file.kernel(50, 60, launched=(10, 11))
     file.call("cudaGraphLaunch_v10000", 200, 210)  # its kernels are not in the capture
-    assert any("--cuda-graph-trace=node" in doubt for doubt in table(file).doubts)
+    assert any("--cuda-graph-trace=node" in warning for warning in table(file).warnings)
 
 
-def test_operations_without_a_launching_call_are_kept_and_doubted(file: NsysFile) -> None:
+def test_operations_without_a_launching_call_are_kept_and_warninged(file: NsysFile) -> None:
     file.range_("layers.0", 0, 100)
     file.kernel(50, 60, launched=(10, 11))
     file.kernel(60, 90, correlation=5)
     result = table(file)
     assert numbers(result, "gpu_self_ns") == {("layers.0", "forward"): 10, ("(none)", "other"): 30}
     assert any(
-        "1 of 2 operations were launched by calls that are not in the capture" in doubt for doubt in result.doubts
+        "1 of 2 operations were launched by calls that are not in the capture" in warning for warning in result.warnings
     )
 
 
-def test_a_range_left_open_is_closed_at_the_end_and_doubted(file: NsysFile) -> None:
+def test_a_range_left_open_is_closed_at_the_end_and_warninged(file: NsysFile) -> None:
     file.range_("layers.0", 0, None)
     file.kernel(50, 60, launched=(10, 11))
     result = table(file)
     assert numbers(result, "gpu_self_ns", "cpu_ns") == {("layers.0", "forward"): (10, 60)}
-    assert any("still open" in doubt for doubt in result.doubts)
+    assert any("still open" in warning for warning in result.warnings)
 
 
 def test_start_end_ranges_may_cross(file: NsysFile) -> None:
@@ -314,10 +314,11 @@ def test_layers_that_run_on_after_the_last_launch_tell_of_lost_ones(file: NsysFi
         file.range_(f"layers.{n}", n * 100, n * 100 + 50)
     file.kernel(5000, 5001, launched=(10, 11))
     assert any(
-        doubt.startswith("9 of 10 ranges of layers begin after the last CUDA launch") for doubt in table(file).doubts
+        warning.startswith("9 of 10 ranges of layers begin after the last CUDA launch")
+        for warning in table(file).warnings
     )
     file.kernel(5001, 5002, launched=(930, 931))
-    assert not table(file).doubts
+    assert not table(file).warnings
 
 
 def test_one_template_instantiated_twice_and_a_second_capture_stay_apart(file: NsysFile) -> None:

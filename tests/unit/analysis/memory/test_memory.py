@@ -152,7 +152,7 @@ def test_without_history_the_segments_remain(tmp_path: Path) -> None:
     file.alloc(100, event=False)
     result = analysed(file, tmp_path)
     assert result.summary.peak_bytes == 100
-    assert "no history" in result.doubts[0]
+    assert "no history" in result.warnings[0]
     assert result.by_layer["bytes"].sum() == 100
     assert b"<svg" in encode(timeline_figure(result), "svg")
 

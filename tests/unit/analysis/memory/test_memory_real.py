@@ -95,4 +95,4 @@ def test_a_snapshot_of_one_step_and_of_running_out(plain: Path) -> None:
     assert step.steps["step"].tolist() == [0, 1], "written when step 1 ended"
     oom = memory(read_snapshot(plain / "oom_oom-2.11.pickle"))
     assert oom.summary.ooms == (4 << 40,), "a float for each of 1 << 40 numbers"
-    assert any("out of memory 1 times" in doubt for doubt in oom.doubts)
+    assert any("out of memory 1 times" in warning for warning in oom.warnings)

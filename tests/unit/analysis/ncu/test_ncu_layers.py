@@ -94,7 +94,7 @@ def test_a_layer_holds_what_is_nested_in_it() -> None:
         ["m.0.mlp", "forward", 1, 30, 80.0, 20.0, 5.0, "compute"],
         ["(none)", "optimizer", 1, 40, 1.0, 2.0, 2.0, "latency"],
     ]
-    assert (made.gpu_ns, made.covered, made.measured, made.doubts) == (100, 1.0, 4, ())
+    assert (made.gpu_ns, made.covered, made.measured, made.warnings) == (100, 1.0, 4, ())
 
 
 @pytest.mark.parametrize(
@@ -115,18 +115,18 @@ def test_owners(stack: tuple[str, ...], owner: tuple[str, str]) -> None:
 
 def test_a_thread_without_phases_is_autograds_where_ranges_do_not_say() -> None:
     forward = {"stack": ("step 0", "forward", "a.0"), "tid": 1, "ns": 1}
-    owned = own_layers(report(forward, {"stack": ("a.0",), "tid": 2, "ns": 1}).kernels)
-    assert owned.owners == (("a.0", "forward"), ("a.0", "backward"))
-    assert owned.doubts[0].startswith("1 kernels are taken for backward")
+    attribution = own_layers(report(forward, {"stack": ("a.0",), "tid": 2, "ns": 1}).kernels)
+    assert attribution.owners == (("a.0", "forward"), ("a.0", "backward"))
+    assert attribution.warnings[0].startswith("1 kernels are taken for backward")
     # a suffix says it, so nothing is guessed
     told = own_layers(report(forward, {"stack": ("a.0 backward",), "tid": 2}, {"stack": ("a.0",), "tid": 3}).kernels)
     assert told.owners[2] == ("a.0", "forward")
-    assert told.doubts == ()
+    assert told.warnings == ()
 
 
-def test_without_ranges_there_is_a_doubt() -> None:
-    (doubt,) = ncu_layers(report({"ns": 1})).doubts
-    assert "no kernel has a range of the domain" in doubt
+def test_without_ranges_there_is_a_warning() -> None:
+    (warning,) = ncu_layers(report({"ns": 1})).warnings
+    assert "no kernel has a range of the domain" in warning
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_the_pages_of_one_report_give_one_table(page: str) -> None:
     """
     raw = ncu_layers(open_ncu(DATA / "roofline-2025.3.csv.xz"))
     details = ncu_layers(open_ncu(DATA / f"{page}.csv.xz"))
-    assert (raw.measured, details.measured, raw.doubts, details.doubts) == (38, 38, (), ())
+    assert (raw.measured, details.measured, raw.warnings, details.warnings) == (38, 38, (), ())
     # occupancy is on the raw page only, which names it in a reason
     shared = [name for name in raw.rows if details.rows[name].notna().any() and name != "reason"]
     assert {"compute_pct", "memory_pct", "dram_pct", "l2_pct", "dram_bytes", "flop", "tensor_flop"} < set(shared)
@@ -378,7 +378,7 @@ def test_the_bytes_of_collectives() -> None:
     report_ = open_ncu(DATA / "communication-2025.3.csv.xz")
     made = ncu_layers(report_)
     assert made.measured == 4
-    assert made.doubts == ("ncu counted 17 of the 18 NVLinks that the GPU has: its bytes are of these alone",)
+    assert made.warnings == ("ncu counted 17 of the 18 NVLinks that the GPU has: its bytes are of these alone",)
     width, inner, vocabulary = 1024, 1024 * 11 // 4, 32_000
     layer = 2 * (4 * width * width + 3 * width * inner + 2 * width)
     sent = made.rows.set_index(["layer", "phase"])["nvlink_sent_bytes"]
@@ -393,7 +393,7 @@ def test_the_bytes_of_collectives() -> None:
 def test_the_bytes_of_collectives_over_every_link() -> None:
     """Another machine's ncu counted all 18 links: three steps' gradients as they are, in a layer's backward."""
     made = ncu_layers(open_ncu(DATA / "communication-layer-2025.3.csv.xz"))
-    assert (made.measured, made.doubts) == (42, ())
+    assert (made.measured, made.warnings) == (42, ())
     width, inner = 1024, 1024 * 11 // 4
     bucket = 2 * (4 * width * width + 4 * width * inner + 2 * width)
     sent = made.rows.set_index(["layer", "phase"])["nvlink_sent_bytes"]
@@ -404,7 +404,7 @@ def test_a_range_that_was_run_again_as_one() -> None:
     """Application range replay has one row for all that a layer launched, and no links were used."""
     made = ncu_layers(open_ncu(DATA / "range-2025.3.csv.xz"))
     assert rows(made, "launches", "gpu_ns", "nvlink_sent_bytes")[-1] == ["model.layers.0", "forward", 1, 560954272, 0]
-    assert made.doubts == ()
+    assert made.warnings == ()
 
 
 def test_first_launches_alone_cover_what_their_role_does() -> None:
@@ -414,7 +414,7 @@ def test_first_launches_alone_cover_what_their_role_does() -> None:
     report_ = open_ncu(DATA / "plan-2025.3.csv.xz")
     trace = open_capture(DATA / "run-2023.4.sqlite.xz", optional=NEEDED)
     made = ncu_layers(report_, trace)
-    assert (made.measured, made.unused, made.doubts) == (71, 0, ())
+    assert (made.measured, made.unused, made.warnings) == (71, 0, ())
     assert made.covered == pytest.approx(0.808, abs=0.001)
     blocks = made.rows[made.rows["layer"].str.fullmatch(r"model\.layers\.\d+")]
     assert len(blocks) == 24  # 12 layers, forward and backward

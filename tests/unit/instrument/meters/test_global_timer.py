@@ -155,7 +155,7 @@ def test_ranks_that_nobody_told_apart_have_logs_of_their_own(tmp_path: Path) -> 
     assert "timer_rank0.log" in names and len(set(names)) == 2
     logs = read_timer_logs([tmp_path / "time_log"])
     assert len(logs.stages) == 2
-    assert len(logs.doubts) == 1 and "have the launcher set RANK" in logs.doubts[0]
+    assert len(logs.warnings) == 1 and "have the launcher set RANK" in logs.warnings[0]
 
 
 def test_the_program_s_end_dumps(tmp_path: Path) -> None:

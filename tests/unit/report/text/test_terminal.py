@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from nvprof_kit.report.text.terminal import Bar, capture_line, doubt_lines, print_to, table
+from nvprof_kit.report.text.terminal import Bar, capture_line, print_to, table, warning_lines
 from nvprof_kit.trace.schema import CaptureInfo
 
 
@@ -43,7 +43,7 @@ def test_brackets_are_no_markup() -> None:
 
 def test_a_long_line_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    assert printed(*doubt_lines(["word " * 30])) == ["! " + ("word " * 30).rstrip()]
+    assert printed(*warning_lines(["word " * 30])) == ["! " + ("word " * 30).rstrip()]
 
 
 def test_columns_decides_the_width_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_raw_page(tmp_path: Path) -> None:
     assert report.metrics.to_dict("list") == {"gpu__time_duration.sum": [9600.0]}
     assert report.texts.to_dict("list") == {"launch__func_cache_config": ["CachePreferNone"]}
     assert report.units == {"gpu__time_duration.sum": "ns"}
-    assert report.doubts == ()
+    assert report.warnings == ()
 
 
 def test_what_is_printed_around_the_page_is_not_in_it(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_word_among_numbers_costs_its_own_cell(tmp_path: Path) -> None:
     text = rows[0] + "".join(row.splitlines(keepends=True)[-1] for row in rows[1:])
     report = read(tmp_path, text)
     assert report.metrics["sm__x.sum"].to_list() == pytest.approx([4, float("nan"), 6], nan_ok=True)
-    assert report.doubts == ("1 of 3 values of sm__x.sum are no numbers, as '(!) n/a': left out",)
+    assert report.warnings == ("1 of 3 values of sm__x.sum are no numbers, as '(!) n/a': left out",)
     assert list(report.texts) == []
 
 
@@ -238,7 +238,7 @@ def test_a_row_that_cannot_be_read_is_counted(tmp_path: Path) -> None:
     text = raw(TIME) + '"1","557","python3","127.0.0.1","gemm"\n'
     report = read(tmp_path, text)
     assert len(report.kernels) == 1
-    assert report.doubts == ("1 rows cannot be read (lines 4): their fields do not fit the header",)
+    assert report.warnings == ("1 rows cannot be read (lines 4): their fields do not fit the header",)
 
 
 def test_renamed_kernels_get_their_name_back(tmp_path: Path) -> None:
