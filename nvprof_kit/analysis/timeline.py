@@ -16,7 +16,7 @@ import numpy.typing as npt
 from nvprof_kit.analysis.attribution.attribution import Attribution
 from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit.analysis.attribution.ranges import Ranges
-from nvprof_kit.analysis.attribution.steps import occurrences
+from nvprof_kit.analysis.attribution.step_times import step_times
 from nvprof_kit.analysis.attribution.windows import step_windows
 from nvprof_kit.names import NO_LAYER
 from nvprof_kit.trace.schema import Trace
@@ -48,10 +48,11 @@ class Timeline:
 
     Attributes:
         step: Number of the step that is shown, None for the whole capture.
+        instance: Which instance of a step that is (`nvprof_kit.analysis.attribution.steps`).
         start_ns, end_ns: The window: from the first to the last moment of the step, on the CPU or the GPU.
         lanes: Streams, by process, device and first operation.
-        ops: A row per operation that touches the window: start_ns, end_ns, lane (index), layer, phase, step (-1
-            outside steps), name; by lane and start.
+        ops: A row per operation that touches the window: start_ns, end_ns, lane (index), layer, phase, step (number,
+            -1 outside steps), instance (-1 outside steps), name; by lane and start.
         spans: Layers over the lanes: start_ns, end_ns, lane, level (0 is the outermost layer), layer, phase.
         ranges: On the CPU: start_ns, end_ns, pid, tid, level, text, category; by thread and start.
         idle: Gaps in which a device ran nothing: device, start_ns, end_ns, after (layer before the gap), before
@@ -60,6 +61,7 @@ class Timeline:
     """
 
     step: int | None
+    instance: int | None
     start_ns: int
     end_ns: int
     lanes: tuple[Lane, ...]
@@ -86,26 +88,27 @@ class Timeline:
         return found
 
 
-def timeline(trace: Trace, attribution: Attribution, step: int | None = None) -> Timeline:
+def timeline(trace: Trace, attribution: Attribution, instance: int | None = None) -> Timeline:
     """What ran in one step, or in the whole capture.
 
     Args:
         trace: The capture, with the columns of `OPTIONAL`.
         attribution: Who owns each operation.
-        step: Number of the step, None for the whole capture; of a step that ran several times the first one.
+        instance: Which instance of a step, None for the whole capture.
 
     Raises:
-        KeyError: The capture has no such step.
+        KeyError: The capture has no such instance.
     """
-    begin, end = _window(trace, attribution, step)
+    begin, end = _window(trace, attribution, instance)
     starts, ends = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     rows = np.flatnonzero((starts < end) & (ends > begin) | (starts >= begin) & (starts < end))
     lanes, lane = _lanes(trace, rows)
-    windows = _by_device(trace, attribution, step, rows)
+    windows = _by_device(trace, attribution, instance, rows)
     order = np.lexsort((starts[rows], lane))
     rows, lane = rows[order], lane[order]
     return Timeline(
-        step=step,
+        step=None if instance is None else int(attribution.ranges.steps[instance]),
+        instance=instance,
         start_ns=begin,
         end_ns=end,
         lanes=lanes,
@@ -117,37 +120,31 @@ def timeline(trace: Trace, attribution: Attribution, step: int | None = None) ->
     )
 
 
-def _window(trace: Trace, attribution: Attribution, step: int | None) -> tuple[int, int]:
-    """From the first to the last moment of a step, where it ran several times of the first one, or of the capture."""
-    if step is None:
-        ops, ranges = np.ones(len(trace.ops), dtype=bool), np.ones(len(attribution.ranges.start), dtype=bool)
-    else:
-        index = int(np.searchsorted(attribution.ranges.steps, step))
-        if index == len(attribution.ranges.steps) or attribution.ranges.steps[index] != step:
-            raise KeyError(step)
-        found = occurrences(trace, attribution)
-        first = int(np.searchsorted(found.step, index))
-        ops = found.of_ops == first
-        ranges = (attribution.ranges.step == index) & (attribution.ranges.start < found.end[first])
-    starts = np.concatenate([trace.ops["start_ns"].to_numpy()[ops], attribution.ranges.start[ranges]])
-    ends = np.concatenate([trace.ops["end_ns"].to_numpy()[ops], attribution.ranges.end[ranges]])
+def _window(trace: Trace, attribution: Attribution, instance: int | None) -> tuple[int, int]:
+    """From the first to the last moment of an instance, or of the capture."""
+    if instance is not None:
+        times = step_times(trace, attribution)
+        if instance not in times.index:
+            raise KeyError(instance)
+        return int(times["start_ns"][instance]), int(times["end_ns"][instance])
+    starts = np.concatenate([trace.ops["start_ns"].to_numpy(), attribution.ranges.start])
+    ends = np.concatenate([trace.ops["end_ns"].to_numpy(), attribution.ranges.end])
     return (int(starts.min()), int(ends.max())) if len(starts) else (0, 0)
 
 
 def _by_device(
-    trace: Trace, attribution: Attribution, step: int | None, rows: Int64Array
+    trace: Trace, attribution: Attribution, instance: int | None, rows: Int64Array
 ) -> dict[int, tuple[int, int]]:
-    """When the step ran on each device that some operations ran on, where it ran several times the first one; of the
-    whole capture from the first operation to the last.
+    """When the instance ran on each device that some operations ran on; of the whole capture from the first operation
+    to the last.
     """
     device, start, end = (trace.ops[name].to_numpy()[rows] for name in ("device", "start_ns", "end_ns"))
     found: dict[int, tuple[int, int]] = {}
-    if step is None:
+    if instance is None:
         here = {one: device == one for one in np.unique(device).tolist()}
         return {one: (int(start[mine].min()), int(end[mine].max())) for one, mine in here.items()}
     cut = step_windows(trace, attribution)
-    chosen = np.flatnonzero(cut.in_step & (cut.step == step))
-    for place in chosen[np.unique(cut.device[chosen], return_index=True)[1]].tolist():
+    for place in np.flatnonzero(cut.instance == instance).tolist():
         one, begin, finish = cut.devices[cut.device[place]].device, int(cut.start[place]), int(cut.end[place])
         first, last = found.get(one, (begin, finish))
         found[one] = (min(first, begin), max(last, finish))
@@ -206,6 +203,7 @@ def _ops(trace: Trace, attribution: Attribution, rows: Int64Array, lane: Int64Ar
             "layer": _layer_names(attribution, attribution.layer_range[rows]),
             "phase": pd.Categorical.from_codes(attribution.phase[rows], pd.Index(attribution.phases)),
             "step": np.append(attribution.ranges.steps, NONE)[attribution.step[rows]],
+            "instance": attribution.step[rows],
             "name": trace.ops["name"].astype("category").iloc[rows].reset_index(drop=True),
         }
     )

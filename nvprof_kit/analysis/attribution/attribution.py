@@ -39,7 +39,7 @@ class Attribution:
         layer_range: The range of the layer that owns it, or `NONE`.
         phase: Index into `phases`: the layer's phase, or outside layers the phase range's text or ``other``.
         phases: The distinct phases.
-        step: Index into `Ranges.steps`, or `NONE`.
+        step: The instance of a step that it belongs to, an index into `Ranges.steps`, or `NONE`.
         how: Index into `HOW`.
         replay: Launch of the CUDA-graph replay that ran it, an index of `Trace.api`, where its owner comes from
             the graph; else `NONE`.

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array, Nesting, cut, inherit, nest
+from nvprof_kit.analysis.attribution.steps import StepRanges, step_instances
 from nvprof_kit.analysis.foreign.translate import translate
 from nvprof_kit.names import LAYER_CATEGORIES, PHASE_CATEGORIES, Category, RangeName, parse_range, step_number
 from nvprof_kit.trace.schema import Trace
@@ -33,8 +34,9 @@ class Ranges:
         step_range: The nearest step's range, or `NONE`.
         phase: Phase of a layer's range (``forward``, ``backward``, ``recompute``), of a phase's range its text,
             else ''.
-        step: Index into `steps` of a step's range, else `NONE`.
-        steps: The step numbers, ascending.
+        step: The instance of a step's range, an index into `steps`, else `NONE`.
+        steps: The number of each instance of a step, by the moment it began
+            (`nvprof_kit.analysis.attribution.steps`); a number may come again.
     """
 
     start: Int64Array
@@ -56,20 +58,24 @@ class Ranges:
     @property
     def whole_end(self) -> Int64Array:
         """The end of the whole range that each is, or is a piece of, shape ``(r,)``; its pieces follow one another."""
-        begins = np.flatnonzero(self.first)
-        if len(begins) == len(self.end):
-            return self.end
-        ends: Int64Array = np.maximum.reduceat(self.end, begins)[np.cumsum(self.first) - 1]
-        return ends
+        return _whole_end(self.end, self.first)
 
     def is_one_of(self, categories: tuple[Category, ...]) -> npt.NDArray[np.bool_]:
         """Which ranges are of one of these categories, shape ``(r,)``."""
         return _is_one_of(self.names, self.name, categories)
 
     def step_at(self, ranges: Int64Array) -> Int64Array:
-        """Index into `steps` of the step around each of these ranges, or `NONE`; range `NONE` is in no step."""
+        """The instance of a step around each of these ranges, or `NONE`; range `NONE` is in no step."""
         steps: Int64Array = np.append(self.step, NONE)[np.append(self.step_range, NONE)[ranges]]
         return steps
+
+
+def _whole_end(end: Int64Array, first: npt.NDArray[np.bool_]) -> Int64Array:
+    begins = np.flatnonzero(first)
+    if len(begins) == len(end):
+        return end
+    ends: Int64Array = np.maximum.reduceat(end, begins)[np.cumsum(first) - 1]
+    return ends
 
 
 def _is_one_of(
@@ -107,12 +113,19 @@ def understand(trace: Trace) -> Ranges:
     )
     phase = np.where(is_layer | is_phase, phase[name] if len(names) else phase, "")
     phase[_is_one_of(names, name, (Category.FORWARD,)) & in_backward] = Category.RECOMPUTE.value
-    numbers, steps = _step_numbers(frame, names, name, is_step)
+    step_range, pid = inherit(np.where(is_step, own, NONE), nesting), frame["pid"].to_numpy()
+    rows = np.flatnonzero(is_step)
+    numbers = _step_numbers(frame, names, name, rows)
+    whole_end = _whole_end(end, first)
+    of_steps = StepRanges(rows, first[rows], numbers, start[rows], whole_end[rows], tid[rows], pid[rows])
+    instances = step_instances(of_steps, step_range, nesting)
+    step = np.full(len(frame), NONE, dtype=np.int64)
+    step[rows] = instances.of_rows
     return Ranges(
         start=start,
         end=end,
         tid=tid,
-        pid=frame["pid"].to_numpy(),
+        pid=pid,
         nested=frame["nested"].to_numpy(),
         first=first,
         nesting=nesting,
@@ -120,10 +133,10 @@ def understand(trace: Trace) -> Ranges:
         name=name,
         layer_range=inherit(np.where(is_layer, own, NONE), nesting),
         phase_range=inherit(np.where(is_phase, own, NONE), nesting),
-        step_range=inherit(np.where(is_step, own, NONE), nesting),
+        step_range=step_range,
         phase=phase,
-        step=np.where(is_step, np.searchsorted(steps, numbers), NONE),
-        steps=steps,
+        step=step,
+        steps=instances.number,
     )
 
 
@@ -139,22 +152,20 @@ def _names(frame: Any) -> tuple[tuple[RangeName, ...], npt.NDArray[np.intp]]:
 
 
 def _step_numbers(
-    frame: Any, names: tuple[RangeName, ...], name: npt.NDArray[np.intp], is_step: npt.NDArray[np.bool_]
-) -> tuple[Int64Array, Int64Array]:
-    """The number of each step's range: its payload, else the number in its text, else its place in time."""
-    numbers = np.zeros(len(frame), dtype=np.int64)
-    which = np.flatnonzero(is_step)
-    by_time = which[np.argsort(frame["start_ns"].to_numpy()[which], kind="stable")]
-    row = frame.index.to_numpy()[
-        by_time
-    ]  # the pieces of a range that crosses others bear its row, one behind the other
+    frame: Any, names: tuple[RangeName, ...], name: npt.NDArray[np.intp], which: Int64Array
+) -> Int64Array:
+    """The number of each of these ranges of steps: its payload, else the number in its text, else its place in time."""
+    by_time = np.argsort(frame["start_ns"].to_numpy()[which], kind="stable")
+    # the pieces of a range that crosses others bear its row, one behind the other
+    row = frame.index.to_numpy()[which[by_time]]
+    numbers = np.zeros(len(which), dtype=np.int64)
     numbers[by_time] = np.cumsum(np.append(False, row[1:] != row[:-1])[: len(row)])
     said = [step_number(named.text) for named in names]
     written = np.array([_NO_PAYLOAD if number is None else number for number in said], dtype=np.int64)[name[which]]
     payload = frame["payload"].to_numpy(dtype=np.int64, na_value=_NO_PAYLOAD)[which]
     for source in (written, payload):
-        numbers[which] = np.where(source == _NO_PAYLOAD, numbers[which], source)
-    return numbers, np.unique(numbers[which])
+        numbers = np.where(source == _NO_PAYLOAD, numbers, source)
+    return numbers
 
 
 class Elsewhere:
@@ -196,7 +207,7 @@ class Elsewhere:
 
 
 def steps_around(ranges: Ranges, which: Int64Array) -> Int64Array:
-    """Index into `Ranges.steps` of the step that each of these ranges is in, or `NONE`: the step around it on its
+    """The instance of a step that each of these ranges is in, or `NONE`: the step around it on its
     thread, else the one that another thread is in when it begins.
     """
     step = ranges.step_at(which)

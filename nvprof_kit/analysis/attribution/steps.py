@@ -1,114 +1,106 @@
-"""How long each step took: on the CPU, and on the GPU."""
+"""What a step is: the one definition, used by every table and picture of the package.
+
+A **step** is one run of a range of the category `step` that lies in no other such range of its thread. A range of the
+same number that another thread or process has open at that time is the same step: ranks of one capture run it
+together. So a number that returns, because each epoch counts from 0 or a validation loop has numbers of its own, is a
+step each time that it runs, and "per step" divides by these *instances*, never by distinct numbers. A step range
+inside another one (micro-batches in a step of the optimizer) is a part of the outer step.
+
+Instances are counted by the moment they began. An operation belongs to the instance that launched it; what no step
+launched is *outside steps*, in no figure per step, and a line of its own. How long a step took is told by
+`nvprof_kit.analysis.attribution.windows`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from nvprof_kit.analysis.attribution.attribution import Attribution
-from nvprof_kit.analysis.attribution.intervals import exact_sums, union_lengths
-from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array
-from nvprof_kit.analysis.attribution.windows import devices_of
-from nvprof_kit.errors import UsageError
-from nvprof_kit.trace.schema import Trace
-
-if TYPE_CHECKING:
-    import pandas as pd
+from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array, Nesting
 
 
-class Occurrences(NamedTuple):
-    """The times each step ran, by step and start: a number that two loops share, or two runs, has several.
+class StepRanges(NamedTuple):
+    """The ranges that are steps, shape ``(s,)`` each, and the nesting of all ranges.
 
     Attributes:
-        step: Index into `Ranges.steps`, shape ``(o,)``.
-        start, end: From the first to the last moment of its ranges, which overlap where several processes run it.
-        of_ops: The occurrence each operation belongs to, `NONE` outside steps, shape ``(n,)``.
+        rows: Indices of the ranges, ascending; of a range cut into pieces each piece.
+        first: Whether each is a whole range or the first piece of one.
+        number: Number of the step that each says it is.
+        start, end: Of the whole range, in ns.
+        tid, pid: Its thread and process.
     """
 
-    step: Int64Array
+    rows: Int64Array
+    first: npt.NDArray[np.bool_]
+    number: Int64Array
     start: Int64Array
     end: Int64Array
-    of_ops: Int64Array
+    tid: Int64Array
+    pid: Int64Array
 
 
-def occurrences(trace: Trace, attribution: Attribution) -> Occurrences:
-    """The times each step ran; an operation belongs to the last one of its step that had begun before it."""
-    ranges = attribution.ranges
-    rows, end = np.flatnonzero((ranges.step >= 0) & ranges.first), ranges.whole_end
-    rows = rows[np.lexsort((ranges.start[rows], ranges.step[rows]))]
-    op_start = trace.ops["start_ns"].to_numpy()
-    latest = int(max(end[rows].max(initial=0), op_start.max(initial=0)))
-    earliest = int(min(ranges.start[rows].min(initial=0), op_start.min(initial=0)))
-    shift = ranges.step[rows] * (latest - earliest + 1) - earliest  # steps one behind the other
-    begins, reach = ranges.start[rows] + shift, np.maximum.accumulate(end[rows] + shift)
-    fresh = np.concatenate(([True], begins[1:] >= reach[:-1])) if len(rows) else np.zeros(0, dtype=bool)
-    first = np.flatnonzero(fresh)
-    last = np.append(first[1:], len(rows)) - 1 if len(first) else first
-    step = ranges.step[rows[first]]
-    op_step = attribution.step.astype(np.int64)
-    found = np.searchsorted(begins[first], op_step * (latest - earliest + 1) + op_start - earliest, side="right") - 1
-    # an operation before its step's first range, by the clocks' error, belongs to that one
-    found = np.maximum(found, np.searchsorted(step, op_step))
-    return Occurrences(step, ranges.start[rows[first]], (reach - shift)[last], np.where(op_step >= 0, found, NONE))
+class Instances(NamedTuple):
+    """The instances of steps.
 
-
-def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
-    """A row for each step, in order, all times int64 ns; of a step that ran several times the sum.
-
-    Returns:
-        step: its number; range_ns: how long it was open on the CPU; gpu_ns: sum of the durations of its operations;
-        busy_ns: length of their union, summed over devices; span_ns: from the start of its first operation to the end
-        of its last, 0 where it has none.
+    Attributes:
+        number: The step number of each instance, by the moment it began, shape ``(i,)``.
+        of_rows: The instance of each step range, shape ``(s,)``.
     """
-    import pandas as pd
 
-    found, count = occurrences(trace, attribution), len(attribution.ranges.steps)
-    inside = np.flatnonzero(found.of_ops >= 0)
-    start, end = (trace.ops[name].to_numpy()[inside] for name in ("start_ns", "end_ns"))
-    device = devices_of(trace)[1][inside]
-    step, occurrence = attribution.step[inside].astype(np.int64), found.of_ops[inside]
-    first = np.full(len(found.step), int(end.max(initial=0)), dtype=np.int64)
-    last = np.zeros(len(found.step), dtype=np.int64)
-    np.minimum.at(first, occurrence, start)
-    np.maximum.at(last, occurrence, end)
-    times: pd.DataFrame = pd.DataFrame(
-        {
-            "step": attribution.ranges.steps,
-            "range_ns": exact_sums(found.step, found.end - found.start, count),
-            "gpu_ns": exact_sums(step, end - start, count),
-            "busy_ns": union_lengths(start, end, device, step, count),
-            "span_ns": exact_sums(found.step, np.maximum(last - first, 0), count),
-        }
-    )
-    return times
+    number: Int64Array
+    of_rows: Int64Array
 
 
-def typical_step(times: pd.DataFrame) -> int | None:
-    """The step whose length (the longer of `range_ns` and `span_ns`) is the median's, None where there is no step."""
-    if not len(times):
-        return None
-    return int(times["step"].iloc[_by_length(times)[(len(times) - 1) // 2]])
+def step_instances(ranges: StepRanges, step_range: Int64Array, nesting: Nesting) -> Instances:
+    """Find the instances of steps. See the module's text for the definition.
 
-
-def slowest_step(times: pd.DataFrame) -> int | None:
-    """The step that took longest, None where there is no step."""
-    return int(times["step"].iloc[_by_length(times)[-1]]) if len(times) else None
-
-
-def require_step(times: pd.DataFrame, step: int, path: str) -> None:
-    """Refuse a step that a capture does not have.
-
-    Raises:
-        UsageError: There is no such step.
+    Args:
+        ranges: The step ranges.
+        step_range: For each of all ranges the nearest step range, itself or around it, or `NONE`, shape ``(r,)``.
+        nesting: The nesting of all ranges.
     """
-    numbers = times["step"].tolist()
-    if step not in numbers:
-        there = f"it has steps {min(numbers)} to {max(numbers)}" if numbers else "it has no steps"
-        raise UsageError(f"{path}: no step {step}; {there}")
+    outermost = _outermost(ranges, step_range, nesting)
+    tops = np.flatnonzero(ranges.first & (outermost == np.arange(len(ranges.rows))))
+    tops = tops[np.argsort(ranges.start[tops], kind="stable")]
+    alone = len(np.unique(ranges.tid[tops])) < 2
+    of_top = np.arange(len(tops)) if alone else np.array(_shared(ranges, tops), dtype=np.int64)
+    begins = np.unique(of_top, return_index=True)[1]
+    place = np.full(len(ranges.rows), NONE, dtype=np.int64)
+    place[tops] = of_top
+    return Instances(ranges.number[tops[begins]], place[outermost])
 
 
-def _by_length(times: pd.DataFrame) -> list[int]:
-    length = np.maximum(times["range_ns"].to_numpy(), times["span_ns"].to_numpy())
-    order: list[int] = np.argsort(length, kind="stable").tolist()
-    return order
+def _outermost(ranges: StepRanges, step_range: Int64Array, nesting: Nesting) -> Int64Array:
+    """For each step range the first piece of the outermost step range around it, as an index of `ranges.rows`."""
+    place = np.full(len(step_range) + 1, NONE, dtype=np.int64)
+    place[ranges.rows] = np.arange(len(ranges.rows))
+    whole = np.flatnonzero(ranges.first)[np.cumsum(ranges.first) - 1] if len(ranges.rows) else ranges.rows
+    around = place[np.append(step_range, NONE)[nesting.parent[ranges.rows[whole]]]]
+    around = np.append(whole, NONE)[around]
+    # a range that outlasts the one it began in is no part of it
+    around = np.where((around >= 0) & (np.append(ranges.end, 0)[around] >= ranges.end), around, NONE)
+    current = whole
+    while ((above := np.append(around, NONE)[current]) >= 0).any():
+        current = np.where(above >= 0, above, current)
+    return current
+
+
+def _shared(ranges: StepRanges, tops: Int64Array) -> list[int]:
+    """The instance of each outermost range where several threads have some: one that begins while its number runs on
+    other threads, and not yet on its own, is the same.
+    """
+    current: dict[int, tuple[int, int, set[int]]] = {}
+    found: list[int] = []
+    count = 0
+    columns = (values[tops].tolist() for values in (ranges.number, ranges.start, ranges.end, ranges.tid))
+    for number, start, end, tid in zip(*columns, strict=True):
+        instance, reach, threads = current.get(number, (NONE, start, set()))
+        if start >= reach or tid in threads:
+            instance, reach, threads = count, end, set()
+            count += 1
+        threads.add(tid)
+        current[number] = instance, max(reach, end), threads
+        found.append(instance)
+    return found

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution.attribution import Attribution
-from nvprof_kit.analysis.attribution.launches import Launches
-from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array, Integers
+from nvprof_kit.analysis.attribution.ranges import Ranges
 from nvprof_kit.trace.schema import Trace
 
 
@@ -34,8 +35,8 @@ class Windows:
         devices: The devices that ran something.
         of_op: Device of each operation, an index into `devices`, shape ``(n,)``.
         device: Index into `devices`.
-        step: Number of the step.
-        in_step: False outside steps, where `step` means nothing.
+        step: Number of the step; 0, which means nothing, outside steps.
+        instance: The instance of a step that it is, an index into `Ranges.steps`; `NONE` outside steps.
         start, end: In ns.
     """
 
@@ -43,22 +44,26 @@ class Windows:
     of_op: Int64Array
     device: Int64Array
     step: Int64Array
-    in_step: np.ndarray
+    instance: Int64Array
     start: Int64Array
     end: Int64Array
+
+    @property
+    def in_step(self) -> npt.NDArray[np.bool_]:
+        """Which stretches are a step's."""
+        inside: npt.NDArray[np.bool_] = self.instance >= 0
+        return inside
 
 
 def step_windows(trace: Trace, attribution: Attribution) -> Windows:
     """Cut the time of every device into steps; one stretch outside steps where the capture has none."""
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     devices, of_op = devices_of(trace)
-    instances = _instances(trace, attribution)
+    runs, instance = _runs(attribution.ranges), attribution.step
     parts = []
     for number, lane in enumerate(devices):
         mine = np.flatnonzero(of_op == number) if len(devices) > 1 else slice(None)
-        parts.append(
-            _tile(instances, lane.pid, attribution, _Ops(start[mine], end[mine], instances.of_op[mine]), number)
-        )
+        parts.append(_tile(runs, lane.pid, attribution.ranges, _Ops(start[mine], end[mine], instance[mine]), number))
     columns = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Windows(devices, of_op, *columns)
 
@@ -84,69 +89,45 @@ def devices_of(trace: Trace) -> tuple[tuple[Device, ...], Int64Array]:
 class _Ops(NamedTuple):
     start: Int64Array
     end: Int64Array
+    instance: Integers
+
+
+class _Runs(NamedTuple):
+    """The instances of steps in each process, by process and start, shape ``(n,)`` each."""
+
     instance: Int64Array
-
-
-class _Instances(NamedTuple):
-    """The times that a step ran: ranges of steps that follow one another within their process, by process and start."""
-
-    range: Int64Array
+    start: Int64Array
     end: Int64Array
     pid: Int64Array
-    of_op: Int64Array
 
 
-def _instances(trace: Trace, attribution: Attribution) -> _Instances:
-    """The runs of steps, and which of them launched each operation."""
-    ranges = attribution.ranges
-    rows, end = np.flatnonzero((ranges.step >= 0) & ranges.first), ranges.whole_end
-    rows = rows[np.lexsort((ranges.start[rows], ranges.pid[rows]))]
-    kept = []
-    for process in np.unique(ranges.pid[rows]):
-        mine = rows[ranges.pid[rows] == process]
-        reach = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(end[mine])[:-1]))
-        kept.append(mine[ranges.start[mine] >= reach])
-    chosen = np.concatenate(kept) if kept else rows
-    pid, correlation, start = (trace.ops[name].to_numpy() for name in ("pid", "correlation", "start_ns"))
-    of_op = np.full(len(pid), NONE, dtype=np.int64)
-    if len(chosen):
-        calls = Launches(trace)
-        call = calls.that_launched(pid, correlation, start)
-        moment = np.where(call >= 0, calls.time[call], start)
-        for process in np.unique(ranges.pid[chosen]).tolist():
-            mine = np.flatnonzero(ranges.pid[chosen] == process)
-            ops = np.flatnonzero((pid == process) & (attribution.step >= 0))
-            place = np.searchsorted(ranges.start[chosen[mine]], moment[ops], side="right") - 1
-            found = mine[np.maximum(place, 0)]
-            fits = (place >= 0) & (ranges.step[chosen[found]] == attribution.step[ops])
-            of_op[ops] = np.where(fits, found, NONE)
-    return _Instances(chosen, end[chosen], ranges.pid[chosen], of_op)
+def _runs(ranges: Ranges) -> _Runs:
+    """When each process ran each instance: from the first to the last moment of its ranges there."""
+    rows = np.flatnonzero((ranges.step >= 0) & ranges.first)
+    rows = rows[np.lexsort((ranges.start[rows], ranges.step[rows], ranges.pid[rows]))]
+    instance, pid = ranges.step[rows], ranges.pid[rows]
+    fresh = np.flatnonzero(np.concatenate(([True], (np.diff(instance) != 0) | (np.diff(pid) != 0)))[: len(rows)])
+    end = np.maximum.reduceat(ranges.whole_end[rows], fresh) if len(fresh) else np.zeros(0, dtype=np.int64)
+    return _Runs(instance[fresh], ranges.start[rows[fresh]], end, pid[fresh])
 
 
-def _tile(
-    instances: _Instances, pid: int, attribution: Attribution, ops: _Ops, device: int
-) -> tuple[Int64Array, Int64Array, np.ndarray, Int64Array, Int64Array]:
-    """Device, step, in_step, start and end of one device's stretches."""
-    ranges = attribution.ranges
+def _tile(runs: _Runs, pid: int, ranges: Ranges, ops: _Ops, device: int) -> tuple[np.ndarray, ...]:
+    """Device, step, instance, start and end of one device's stretches."""
     first, last = int(ops.start.min()), int(ops.end.max())
-    mine = np.flatnonzero(instances.pid == pid)
-    latest = np.full(len(instances.range), np.iinfo(np.int64).min)
+    mine = np.flatnonzero(runs.pid == pid)
+    instance = runs.instance[mine]
+    latest = np.full(len(ranges.steps), np.iinfo(np.int64).min)
     told = ops.instance >= 0
     np.maximum.at(latest, ops.instance[told], ops.end[told])
-    begins, ends = ranges.start[instances.range[mine]], instances.end[mine]
-    finish = np.maximum.accumulate(np.maximum(ends, latest[mine])) if len(mine) else ends
+    finish = np.maximum.accumulate(np.maximum(runs.end[mine], latest[instance])) if len(mine) else mine
+    begins = runs.start[mine]
     start = np.maximum(begins, np.concatenate((begins[:1], finish[:-1])))
     # between them, before the first and after the last
     gap_start = np.concatenate(([min(first, int(start[0]))] if len(mine) else [first], finish))
     gap_end = np.concatenate((start, [max(last, int(finish[-1]))] if len(mine) else [last]))
-    number = ranges.steps[ranges.step[instances.range[mine]]] if len(mine) else np.zeros(0, dtype=np.int64)
-    columns = (
-        np.concatenate((number, np.zeros(len(gap_start), dtype=np.int64))),
-        np.concatenate((np.ones(len(mine), dtype=bool), np.zeros(len(gap_start), dtype=bool))),
-        np.concatenate((start, gap_start)),
-        np.concatenate((finish, gap_end)),
-    )
-    step, in_step, begin, end = columns
+    which = np.concatenate((instance, np.full(len(gap_start), NONE, dtype=np.int64)))
+    begin, end = np.concatenate((start, gap_start)), np.concatenate((finish, gap_end))
     order = np.argsort(begin, kind="stable")
     order = order[end[order] > begin[order]]
-    return np.full(len(order), device, dtype=np.int64), step[order], in_step[order], begin[order], end[order]
+    number = np.append(ranges.steps, 0)[which]
+    return np.full(len(order), device, dtype=np.int64), number[order], which[order], begin[order], end[order]

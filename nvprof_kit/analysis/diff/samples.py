@@ -28,7 +28,7 @@ class StepSums:
     """The samples of one capture.
 
     Attributes:
-        steps: Numbers of the steps, ascending.
+        steps: Number of each step, by time; a number may come again.
         wall: Length of every step on every device in ns, in no order, shape ``(s,)``.
         by_key: GPU time in ns by key, a value per step, shape ``(len(steps),)`` each.
         kernels: A row per kernel name: name, kernel_class, count and gpu_ns per step, where (owners and counts, a
@@ -63,7 +63,7 @@ def step_sums(trace: Trace, own_rules: Sequence[Rule] = (), skipped: int = 0) ->
     names = tuple(CLASSES)
     return StepSums(
         steps=steps,
-        wall=(windows.end - windows.start)[windows.in_step & np.isin(windows.step, steps)],
+        wall=(windows.end - windows.start)[windows.instance >= skipped],
         by_key={
             (
                 str(layer.categories[key // len(CLASSES) // phases]),

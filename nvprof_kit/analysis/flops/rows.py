@@ -14,7 +14,7 @@ from nvprof_kit.analysis.attribution.intervals import union_lengths
 from nvprof_kit.analysis.attribution.nesting import NONE
 from nvprof_kit.analysis.attribution.operations import Operations, op_owners
 from nvprof_kit.analysis.attribution.ranges import Ranges
-from nvprof_kit.analysis.attribution.steps import step_times
+from nvprof_kit.analysis.attribution.step_times import step_times
 from nvprof_kit.analysis.attribution.windows import devices_of
 from nvprof_kit.analysis.flops.counted import Counted, Key, Work, add, computed_again
 from nvprof_kit.analysis.hardware import Peaks
@@ -127,7 +127,7 @@ class Whole:
     Attributes:
         steps: Number of steps, 0 where there are none.
         devices: GPUs that ran something.
-        step_ns: How long a step took: the longer of its range and the span of its operations.
+        step_ns: How long a step took (`nvprof_kit.analysis.attribution.windows`).
         busy_ns: Time of a step in which a GPU worked, summed over devices.
         flops: Floating point operations of a step.
         model_flops: The same without what is computed again.
@@ -170,7 +170,7 @@ def whole(
     lanes, of_op = devices_of(trace)
     devices = max(len(lanes), 1)
     if len(steps):
-        length = int(np.maximum(steps["range_ns"], steps["span_ns"]).sum())
+        length = int(steps["wall_ns"].sum())
         busy = int(steps["busy_ns"].sum())
     else:
         start, end = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))

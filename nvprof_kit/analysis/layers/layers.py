@@ -28,6 +28,7 @@ LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 
 COLUMNS = {
     "step": "number of the step, missing outside steps (only by step)",
+    "instance": "which instance of a step, by time from 0, since numbers may return; missing outside (only by step)",
     "layer": "module path, or `(none)` for work outside every layer",
     "phase": (
         "`forward`, `backward` or `recompute`; outside layers the text of the phase's range (`optimizer`, "
@@ -46,6 +47,10 @@ COLUMNS = {
     "share": "`gpu_self_ns` over the capture's sum, 0 to 1",
 }
 """The columns of `LayersResult.rows` and what they mean."""
+
+
+BY_STEP = ("step", "instance")
+"""Columns that are there only by step."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class Summary:
         layer_ns: The part of it that is in a named layer.
         wall_ns: From the first operation's start to the last one's end.
         ops: Number of operations.
-        steps: Number of distinct steps.
+        steps: Number of steps (`nvprof_kit.analysis.attribution.steps`).
         layers: Number of distinct layers.
         by_how: Time by how its owner was told (`nvprof_kit.analysis.attribution.attribution.HOW`).
         loop_layer_share: Of the time of forward, backward and recompute, the share that is in a named layer; 0
@@ -174,6 +179,7 @@ def _rows(sums: LayerSums, order: dict[str, int], options: LayersOptions) -> pd.
     numbers = np.concatenate(([0], sums.steps))
     rows = {
         "step": pd.arrays.IntegerArray(numbers[column], column == 0),
+        "instance": pd.arrays.IntegerArray(column - 1, column == 0),
         "layer": np.array([layer for layer, _ in sums.keys], dtype=object)[key],
         "phase": np.array([phase for _, phase in sums.keys], dtype=object)[key],
         "calls": sums.calls[key, column],
@@ -184,7 +190,7 @@ def _rows(sums: LayerSums, order: dict[str, int], options: LayersOptions) -> pd.
         "cpu_ns": sums.cpu_ns[key, column],
         "share": self_ns / total if total else np.zeros(len(key)),
     }
-    table: pd.DataFrame = pd.DataFrame({name: rows[name] for name in COLUMNS if options.by_step or name != "step"})
+    table: pd.DataFrame = pd.DataFrame({name: rows[name] for name in COLUMNS if options.by_step or name not in BY_STEP})
     return table
 
 

@@ -70,8 +70,8 @@ class LayerMemory:
     """The memory of a capture.
 
     Attributes:
-        rows: A row for each (step,) layer and phase that is told of, with the columns of `MEMORY`; the sum of
-            `cuda_alloc_bytes` is that of all allocations in the window.
+        rows: A row for each (step and instance,) layer and phase that is told of, with the columns of `MEMORY`; the sum
+            of `cuda_alloc_bytes` is that of all allocations in the window.
         traced: Whether CUDA's own allocations were traced.
         before_bytes: What CUDA had handed out when the capture began, as far as it lists that.
         warnings: What is missing, and how to get it.
@@ -115,7 +115,7 @@ def layer_memory(trace: Trace, attribution: Attribution, *, by_step: bool = Fals
             "call annotate_model(model, memory=True) in the program, for CUDA's own allocations with nsys profile "
             "--cuda-memory-usage=true"
         )
-    keys = ["step", "layer", "phase"] if by_step else ["layer", "phase"]
+    keys = ["step", "instance", "layer", "phase"] if by_step else ["layer", "phase"]
     parts = []
     if carried and marks is not None:
         parts.append(_carried(marks, attribution.ranges, keys))
@@ -134,7 +134,7 @@ def layer_memory(trace: Trace, attribution: Attribution, *, by_step: bool = Fals
 
 def with_memory(rows: pd.DataFrame, memory: LayerMemory) -> pd.DataFrame:
     """The per-layer table with the columns of `MEMORY`; what no row of it has gets a row of its own at the end."""
-    keys = [name for name in ("step", "layer", "phase") if name in rows]
+    keys = [name for name in ("step", "instance", "layer", "phase") if name in rows]
     both: pd.DataFrame = rows.merge(memory.rows.astype({"layer": object, "phase": object}), on=keys, how="outer")
     order = rows[keys].reset_index(drop=True).reset_index(names="place")
     both = both.merge(order, on=keys, how="left").sort_values("place", kind="stable", ignore_index=True)
@@ -245,6 +245,7 @@ def _keyed(ranges: Ranges, layer: Int64Array, step: Int64Array, phase: Int64Arra
     keyed: pd.DataFrame = pd.DataFrame(
         {
             "step": pd.arrays.IntegerArray(numbers, _missing(step)),
+            "instance": pd.arrays.IntegerArray(step.astype(np.int64), _missing(step)),
             "layer": layer_column(ranges, layer),
             "phase": np.where(texts == "", NO_PHASE, texts),
         }

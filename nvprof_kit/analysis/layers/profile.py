@@ -15,7 +15,7 @@ import numpy as np
 from nvprof_kit.analysis.attribution.intervals import exact_sums
 from nvprof_kit.analysis.attribution.nesting import Int64Array
 from nvprof_kit.analysis.attribution.operations import Operations, op_owners
-from nvprof_kit.analysis.attribution.steps import step_times
+from nvprof_kit.analysis.attribution.step_times import step_times
 from nvprof_kit.analysis.layers.layers import LAYER_PHASES, LayersOptions, LayersResult, layers
 from nvprof_kit.names import NO_LAYER
 from nvprof_kit.trace.schema import Trace
@@ -253,5 +253,5 @@ def _busy(trace: Trace, operations: Operations) -> float | None:
     if not trace.info.on_gpu:
         return None
     times = step_times(trace, operations.attribution)
-    length = int(np.maximum(times["range_ns"], times["span_ns"]).sum()) if len(times) else 0
+    length = int(times["wall_ns"].sum()) if len(times) else 0
     return float(times["busy_ns"].sum()) / length if length else None

@@ -37,7 +37,7 @@ class LayerSums:
 
     Attributes:
         keys: The (layer, phase) pairs; those of `NO_LAYER` come last.
-        steps: Step number of each column but the first.
+        steps: Step number of each column but the first, which stand for instances of steps by time.
         loop_phases: Texts of the phase ranges, by their first start.
         calls, ops, self_ns, total_ns, busy_ns, cpu_ns: The columns of the per-layer table.
     """

@@ -64,7 +64,7 @@ class Facts(Operations):
 
     @property
     def step_columns(self) -> list[str]:
-        """``step`` where views tell steps apart."""
+        """``step``, the instance of a step, where views tell steps apart."""
         return ["step"] if self.by_step else []
 
     @property
@@ -86,13 +86,6 @@ class Facts(Operations):
         step[unattributed] = np.append(ranges.step, NONE)[around]
         return step
 
-    def numbers(self, step: Int64Array) -> Any:
-        """Step numbers from indices, missing for -1."""
-        import pandas as pd
-
-        steps = np.append(self.attribution.ranges.steps, 0)
-        return pd.arrays.IntegerArray(steps[step], step < 0)
-
     def states(self, by: Sequence[str]) -> pd.DataFrame:
         """The time in each state, summed by these columns (and step)."""
         import pandas as pd
@@ -100,7 +93,7 @@ class Facts(Operations):
         devices = [self.windows.devices[one] for one in self.windows.device.tolist()]
         frame = pd.DataFrame(
             {
-                "step": pd.arrays.IntegerArray(self.windows.step, ~self.windows.in_step),
+                "step": self.windows.instance,
                 "process": [one.process for one in devices],
                 "device": [one.device for one in devices],
                 "wall_ns": self.windows.end - self.windows.start,
@@ -134,14 +127,23 @@ class Facts(Operations):
         plain = table.reset_index()
         plain = plain.astype({name: str for name in by})
         plain = plain.sort_values("gpu_total_ns", ascending=False, kind="stable", ignore_index=True)
-        if self.by_step:
-            plain["step"] = self.numbers(plain["step"].to_numpy())
-        return self.finished(plain)
+        made: pd.DataFrame = plain
+        return made
 
     def finished(self, table: pd.DataFrame) -> pd.DataFrame:
-        """The table with its steps in order, or without the column."""
+        """A view's table, whose column ``step`` is the instance of a step, by instance, what lies outside steps last,
+        with the numbers of the steps beside it; or without the column.
+        """
+        import pandas as pd
+
         if not self.by_step:
             plain: pd.DataFrame = table.drop(columns=["step"], errors="ignore")
             return plain
-        made: pd.DataFrame = table.astype({"step": "Int64"}).sort_values("step", kind="stable", ignore_index=True)
+        instance, steps = table["step"].to_numpy().astype(np.int64), self.attribution.ranges.steps
+        order = np.argsort(np.where(instance < 0, len(steps), instance), kind="stable")
+        instance = instance[order]
+        made: pd.DataFrame = table.iloc[order].reset_index(drop=True).drop(columns="step")
+        numbers = np.append(steps, 0)[instance]
+        for place, (name, values) in enumerate({"step": numbers, "instance": instance}.items()):
+            made.insert(place, name, pd.Series(values, dtype="Int64").mask(instance < 0))
         return made

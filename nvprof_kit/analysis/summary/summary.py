@@ -62,7 +62,7 @@ class SummaryResult:
 
     Attributes:
         views: Tables by the name of the view. Columns ``cpu_*`` and ``gpu_*`` are ns: total, avg, max, min, p50, p95;
-            ``cpu_ratio`` and ``gpu_ratio`` are shares of the capture's whole, with ``step`` as well.
+            ``cpu_ratio`` and ``gpu_ratio`` are shares of the capture's whole, with ``step`` and ``instance`` as well.
         notes: By view, what the reader must know: why it is empty, what its ratios are of.
         steps: Number of steps.
         warnings: Sentences on what may be missing or distorted.
@@ -80,7 +80,7 @@ def summary(trace: Trace, options: SummaryOptions | None = None) -> SummaryResul
     """Summarise a capture, opened with `OPTIONAL`."""
     options = options or SummaryOptions()
     facts = Facts(trace, options.own_rules, options.by_step)
-    views = {name: _sorted(VIEWS[name](facts), options.sort) for name in options.views or VIEWS}
+    views = {name: _sorted(facts.finished(VIEWS[name](facts)), options.sort) for name in options.views or VIEWS}
     return SummaryResult(
         views=views,
         notes={name: _note(name, table) for name, table in views.items()},
@@ -126,16 +126,16 @@ def _overview(facts: Facts) -> pd.DataFrame:
             busy = _busy(facts, host.start[mine], host.end[mine], lane, facts.step_of_calls(mine))
             rows += [(step, name, count, ns, 0, ns / whole, 0.0) for step, count, ns in busy]
     names = ["step", "event", "calls", "cpu_total_ns", "gpu_total_ns", "cpu_ratio", "gpu_ratio"]
-    return facts.finished(pd.DataFrame(rows, columns=names))
+    made: pd.DataFrame = pd.DataFrame(rows, columns=names)
+    return made
 
 
 def _busy(facts: Facts, start: Any, end: Any, lane: Any, step: Any) -> list[tuple[Any, int, int]]:
-    """Step, number and length of the union of intervals, one for all where steps are not told apart."""
+    """Instance of a step, number and length of the union of intervals, one for all where steps are not told apart."""
     group = step + 1 if facts.by_step else np.zeros(len(start), dtype=np.int64)
     groups = int(group.max(initial=0)) + 1
     counts, lengths = np.bincount(group, minlength=groups), union_lengths(start, end, lane, group, groups)
-    numbers = [None, *facts.attribution.ranges.steps.tolist()]
-    return [(numbers[one], int(counts[one]), int(lengths[one])) for one in range(groups) if counts[one]]
+    return [(one - 1, int(counts[one]), int(lengths[one])) for one in range(groups) if counts[one]]
 
 
 def _model(facts: Facts) -> pd.DataFrame:
@@ -161,7 +161,8 @@ def _model(facts: Facts) -> pd.DataFrame:
             calls, cpu_ns = cpu.get(step, (0, 0))
             rows.append((step, part, calls, ops_count, cpu_ns, gpu_ns, cpu_ns / whole, gpu_ns / whole))
     names = ["step", "part", "calls", "gpu_ops", "cpu_total_ns", "gpu_total_ns", "cpu_ratio", "gpu_ratio"]
-    return facts.finished(pd.DataFrame(rows, columns=names))
+    made: pd.DataFrame = pd.DataFrame(rows, columns=names)
+    return made
 
 
 def _part(phase: str) -> int:

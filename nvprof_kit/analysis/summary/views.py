@@ -38,8 +38,6 @@ def device_view(facts: Facts) -> pd.DataFrame:
     table: pd.DataFrame = pd.concat([_gpus(facts), _cpus(facts)], ignore_index=True)
     table = table.astype({"process": "Int64", "device": "Int64", "wall_ns": "Int64", "busy_ns": "Int64"})
     table["utilisation"] = (table["busy_ns"] / table["wall_ns"].clip(lower=1)).astype("Float64")
-    if facts.by_step:
-        table = table.sort_values("step", kind="stable", ignore_index=True)
     made: pd.DataFrame = table[[*facts.step_columns, *_COLUMNS]]
     return made
 
@@ -63,14 +61,14 @@ def _cpus(facts: Facts) -> pd.DataFrame:
         for busy, name in ((_threads(facts, pid), "CPU"), *_others(facts, first, place)):
             spent = np.full(len(mine), -1) if busy is None else _inside(busy, windows.start[mine], windows.end[mine])
             rows += [
-                (int(step) if inside else None, process if name == "CPU" else None, None, name, wall, ns)
-                for step, inside, wall, ns in zip(
-                    windows.step[mine], windows.in_step[mine], (windows.end - windows.start)[mine], spent, strict=True
+                (step, process if name == "CPU" else None, None, name, wall, ns)
+                for step, wall, ns in zip(
+                    windows.instance[mine].tolist(), (windows.end - windows.start)[mine], spent, strict=True
                 )
             ]
     # as objects, since floats, which pandas takes for numbers beside None, do not hold every step's number
     frame = pd.DataFrame(rows, columns=["step", "process", "device", "name", "wall_ns", "busy_ns"], dtype=object)
-    frame = frame.astype({"step": "Int64", "process": "Int64", "device": "Int64"})
+    frame = frame.astype({"step": "int64", "process": "Int64", "device": "Int64"})
     summed = frame.groupby([*facts.step_columns, "process", "device", "name"], dropna=False, sort=False)
     table = summed[["wall_ns", "busy_ns"]].sum().reset_index()
     table["busy_ns"] = table["busy_ns"].astype("Int64").where(table["busy_ns"] >= 0)
@@ -140,8 +138,6 @@ def memory_view(facts: Facts) -> pd.DataFrame:
     )
     table = facts.statistics(frame, ["copy", "memory"], facts.gpu_ns)
     keys = [*facts.step_columns, "copy", "memory"]
-    if facts.by_step:
-        frame["step"] = facts.numbers(frame["step"].to_numpy())
     moved = frame.astype({"copy": str, "memory": str}).groupby(keys, dropna=False)["bytes"].sum().reset_index()
     made: pd.DataFrame = table.merge(moved, on=keys, how="left")
     made["gb_per_s"] = made["bytes"] / made["gpu_total_ns"].clip(lower=1)
@@ -204,7 +200,7 @@ def operator_view(facts: Facts) -> pd.DataFrame:
 
 def sorted_operators(table: pd.DataFrame, column: str) -> pd.DataFrame:
     """What `operator_view` gives by a column, descending: operators, and the kernels of each below it."""
-    keys = [name for name in ("step", "operator") if name in table]
+    keys = [name for name in ("instance", "operator") if name in table]
     own = table[table["kernel"] == ""].sort_values(column, ascending=False, kind="stable")
     place = own.assign(place=range(len(own)))[[*keys, "place"]]
     placed = table.assign(inner=table["kernel"] != "").merge(place, on=keys, how="left")

@@ -28,7 +28,7 @@ def export(asked: Reading, to: str, step: int | None, rules: Rules | None) -> No
     if len(asked.captures) > 1:
         raise UsageError(f"a trace shows one capture, not {len(asked.captures)}; export them one by one")
     from nvprof_kit.analysis.attribution.attribution import attribute
-    from nvprof_kit.analysis.attribution.steps import require_step, step_times
+    from nvprof_kit.analysis.attribution.step_times import instance_of, step_times
     from nvprof_kit.analysis.timeline import OPTIONAL, timeline
     from nvprof_kit.report.export.perfetto import perfetto_trace
 
@@ -38,8 +38,7 @@ def export(asked: Reading, to: str, step: int | None, rules: Rules | None) -> No
         trace = opened(capture, asked.domain, rules, OPTIONAL)
         say(f"attributing {len(trace.ops):,} operations")
         attribution = attribute(trace)
-        if step is not None:
-            require_step(step_times(trace, attribution), step, capture)
+        instance = None if step is None else instance_of(step_times(trace, attribution), step, capture)
         say(f"writing {len(trace.ops):,} operations for {to}")
-        made = perfetto_trace(timeline(trace, attribution, step), trace.info, asked.output.form)
+        made = perfetto_trace(timeline(trace, attribution, instance), trace.info, asked.output.form)
     asked.output.write(made)

@@ -75,7 +75,7 @@ def _figure(trace: Trace, view: str, depth: int | None, step: int | None) -> tup
         from nvprof_kit.report.plots.tree import tree_figure
 
         return tree_figure(result, depth), result.warnings
-    from nvprof_kit.analysis.attribution.steps import step_times
+    from nvprof_kit.analysis.attribution.step_times import step_times
     from nvprof_kit.report.plots.steps import steps_figure
 
     if not result.summary.steps:
@@ -85,13 +85,12 @@ def _figure(trace: Trace, view: str, depth: int | None, step: int | None) -> tup
 
 def _timeline(trace: Trace, depth: int | None, step: int | None) -> Figure:
     from nvprof_kit.analysis.attribution.attribution import attribute
-    from nvprof_kit.analysis.attribution.steps import require_step, step_times, typical_step
+    from nvprof_kit.analysis.attribution.step_times import instance_of, step_times, typical_step
     from nvprof_kit.analysis.timeline import timeline
     from nvprof_kit.report.plots.timeline import timeline_figure
 
     attribution = attribute(trace)
     times = step_times(trace, attribution)
-    if step is not None:
-        require_step(times, step, trace.info.path)
-    shown = timeline(trace, attribution, typical_step(times) if step is None else step)
+    instance = typical_step(times) if step is None else instance_of(times, step, trace.info.path)
+    shown = timeline(trace, attribution, instance)
     return timeline_figure(shown, trace.info.gpus, depth)

@@ -168,7 +168,7 @@ def _origin(shown: Timeline) -> int:
 def _runs(shown: Timeline) -> Iterator[tuple[pd.DataFrame, str]]:
     """Steps as runs of operations on a lane, and phases as runs inside them: start_ns, end_ns, lane, text, step."""
     ops = shown.ops
-    lane, step, phase = (ops["lane"].to_numpy(), ops["step"].to_numpy(), ops["phase"].cat.codes.to_numpy())
+    lane, step, phase = (ops["lane"].to_numpy(), ops["instance"].to_numpy(), ops["phase"].cat.codes.to_numpy())
     for category, keys in (("step", (lane, step)), ("phase", (lane, step, phase))):
         changes = np.ones(len(ops), dtype=bool)
         changes[1:] = np.any([np.diff(key) != 0 for key in keys], axis=0)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvprof_kit.analysis.attribution.attribution import Attribution, attribute
+from nvprof_kit.analysis.attribution.attribution import attribute
 from nvprof_kit.analysis.attribution.intervals import exact_sums
 from nvprof_kit.analysis.attribution.nesting import Int64Array
-from nvprof_kit.analysis.attribution.steps import occurrences, require_step, slowest_step, step_times, typical_step
+from nvprof_kit.analysis.attribution.step_times import instance_of, slowest_step, step_times, typical_step
 from nvprof_kit.analysis.kernels.classes import CLASSES, Rule, classify
 from nvprof_kit.analysis.layers.layers import LayersOptions, layers
 from nvprof_kit.analysis.layers.memory import layer_memory, memory_tree, tells_memory
@@ -89,7 +89,7 @@ class Sheet:
 
     Attributes:
         layers: The per-layer table by step.
-        steps: Lengths of the steps (`nvprof_kit.analysis.attribution.steps.step_times`).
+        steps: Lengths of the steps (`nvprof_kit.analysis.attribution.step_times.step_times`).
         timelines: Steps to show in time, each with its title.
         classes: Time by class of kernel; None where there is none.
         findings: What to do about it, the weightiest first.
@@ -146,7 +146,7 @@ def headlines(sheet: Sheet) -> list[Headline]:
     operations = f"{summary.ops:,} operations" + (f" in {summary.steps} steps" if summary.steps > 1 else "")
     made = [Headline(heading(time_name(result)) + per_step, f"{ms(summary.total_ns) or '0'} ms", operations)]
     if len(sheet.steps):
-        lengths = step_lengths(sheet.steps)
+        lengths = sheet.steps["wall_ns"].to_numpy()
         shortest, longest = (Milliseconds.for_total(int(lengths.max()))(int(value)) for value in _ends(lengths))
         middle = Milliseconds.for_total(int(lengths.max()))(int(np.sort(lengths)[(len(lengths) - 1) // 2]))
         made.append(Headline("Median step", f"{middle} ms", f"{shortest} to {longest} ms"))
@@ -161,12 +161,6 @@ def headlines(sheet: Sheet) -> list[Headline]:
         share = percent(own.max() / max(summary.total_ns, 1))
         made.append(Headline("Costliest layer by its own work", short_text(str(own.idxmax())), share))
     return made
-
-
-def step_lengths(steps: pd.DataFrame) -> Int64Array:
-    """How long each step took, in ns: on the CPU or on the GPU, whichever is longer, shape ``(s,)``."""
-    lengths: Int64Array = np.maximum(steps["range_ns"].to_numpy(), steps["span_ns"].to_numpy())
-    return lengths
 
 
 def _ends(lengths: Int64Array) -> tuple[int, int]:
@@ -276,7 +270,7 @@ def sheet_of(
     attribution = attribute(trace)
     times = step_times(trace, attribution)
     result = layers(trace, LayersOptions(by_step=True), attribution)
-    pointed = [] if found is None or step is not None else _steps_of(found, trace, attribution)
+    pointed = [] if found is None or step is not None else _steps_of(found, times)
     chosen = _chosen_steps(times, step, trace.info.path, pointed)
     timelines = [(title, timeline(trace, attribution, one)) for title, one in chosen]
     return Sheet(
@@ -289,14 +283,13 @@ def sheet_of(
     )
 
 
-def _steps_of(found: AdviseResult, trace: Trace, attribution: Attribution) -> list[int]:
-    """Numbers of the steps that findings point to, the weightiest first."""
-    ran = occurrences(trace, attribution)
-    numbers = []
+def _steps_of(found: AdviseResult, times: pd.DataFrame) -> list[int]:
+    """Instances of steps that findings point to, the weightiest first."""
+    chosen: list[int] = []
     for finding in found.findings:
-        here = ran.step[(ran.start <= finding.start_ns) & (finding.start_ns < ran.end)]
-        numbers += [int(attribution.ranges.steps[one]) for one in here[:1]]
-    return list(dict.fromkeys(numbers))
+        here = (times["start_ns"] <= finding.start_ns) & (finding.start_ns < times["end_ns"])
+        chosen += times.index[here][:1].tolist()
+    return list(dict.fromkeys(chosen))
 
 
 def _findings(found: AdviseResult, result: LayersResult, timelines: Sequence[Timeline]) -> list[Finding]:
@@ -325,16 +318,16 @@ def _findings(found: AdviseResult, result: LayersResult, timelines: Sequence[Tim
 def _chosen_steps(
     times: pd.DataFrame, step: int | None, path: str, pointed: Sequence[int]
 ) -> list[tuple[str, int | None]]:
-    """The steps to show in time, each with its title."""
+    """The instances of steps to show in time, each with its title."""
     if step is not None:
-        require_step(times, step, path)
-        return [(f"step {step}", step)]
+        return [(f"step {step}", instance_of(times, step, path))]
     typical, slowest = typical_step(times), slowest_step(times)
     if typical is None or slowest is None:
         return [("the whole capture", None)]
-    titles = {typical: f"step {typical}, a typical one"}
-    titles.setdefault(slowest, f"step {slowest}, the slowest")
+    number = times["step"]
+    titles = {typical: f"step {number[typical]}, a typical one"}
+    titles.setdefault(slowest, f"step {number[slowest]}, the slowest")
     for one in pointed:
         if len(titles) < MAX_TIMELINES:
-            titles.setdefault(one, f"step {one}, of a finding")
+            titles.setdefault(one, f"step {number[one]}, of a finding")
     return [(title, one) for one, title in titles.items()]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvprof_kit.report.page.data import PHASES, Sheet, row_names, short_text, step_lengths
+from nvprof_kit.report.page.data import PHASES, Sheet, row_names, short_text
 from nvprof_kit.report.page.timeline import drawn_timeline
 from nvprof_kit.report.text.layers import time_name
 from nvprof_kit.report.text.layers_by_step import layers_by_step
@@ -78,14 +78,14 @@ def _drawn_steps(sheet: Sheet) -> Mapping[str, Any] | None:
         return None
     inside = rows[rows["step"].notna()]
     phase = inside["phase"].where(inside["phase"].isin(PHASES), "other")
-    numbers = sheet.steps["step"].tolist()
-    by_phase = inside.groupby([phase, inside["step"].astype("int64")])["gpu_self_ns"].sum().unstack(fill_value=0)
-    by_phase = by_phase.reindex(columns=numbers, fill_value=0)
-    by_layer = layers_by_step(sheet.layers).iloc[:-1].reindex(columns=numbers, fill_value=0).to_numpy()
-    kept = np.sort(np.argsort(-by_layer.sum(axis=1), kind="stable")[: max(MAX_CELLS // max(len(numbers), 1), 1)])
+    instances = sheet.steps.index.tolist()
+    by_phase = inside.groupby([phase, inside["instance"].astype("int64")])["gpu_self_ns"].sum().unstack(fill_value=0)
+    by_phase = by_phase.reindex(columns=instances, fill_value=0)
+    by_layer = layers_by_step(sheet.layers).iloc[:-1].reindex(columns=instances, fill_value=0).to_numpy()
+    kept = np.sort(np.argsort(-by_layer.sum(axis=1), kind="stable")[: max(MAX_CELLS // max(len(instances), 1), 1)])
     return {
-        "number": numbers,
-        "length": step_lengths(sheet.steps).tolist(),
+        "number": sheet.steps["step"].tolist(),
+        "length": sheet.steps["wall_ns"].tolist(),
         "phases": {str(one): by_phase.loc[one].tolist() for one in (*PHASES, "other") if one in by_phase.index},
         "layers": {str(row): by_layer[row].tolist() for row in kept},
     }

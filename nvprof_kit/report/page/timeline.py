@@ -116,7 +116,7 @@ def _stream_group(shown: Timeline, place: int, texts: _Texts) -> dict[str, Any]:
         _row("layer", level, shown.start_ns, texts.of(level["layer"]), _phase_numbers(level["phase"]))
         for _, level in spans.groupby("level", sort=True)
     ]
-    own = np.ones(len(mine), dtype=int) if shown.step is None else (mine["step"] == shown.step).astype(int)
+    own = np.ones(len(mine), dtype=int) if shown.step is None else (mine["instance"] == shown.instance).astype(int)
     rows.append(
         _row(
             "op",

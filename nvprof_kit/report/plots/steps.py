@@ -22,7 +22,7 @@ def steps_figure(result: LayersResult, lengths: pd.DataFrame) -> Figure:
 
     Args:
         result: The per-layer table, by step.
-        lengths: Lengths of the steps (`nvprof_kit.analysis.attribution.steps.step_times`).
+        lengths: Lengths of the steps (`nvprof_kit.analysis.attribution.step_times.step_times`).
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -59,10 +59,9 @@ def steps_bars(result: LayersResult, lengths: pd.DataFrame) -> pd.DataFrame:
     """The bars: columns step, length, forward, backward, recompute, other, in ns; a row for each step in order."""
     rows = result.rows[result.rows["step"].notna()]
     phase = rows["phase"].where(rows["phase"].isin(PHASE_COLOURS), "other")
-    times = rows.groupby([rows["step"].astype("int64"), phase])["gpu_self_ns"].sum().unstack(fill_value=0)
-    steps = lengths["step"].to_numpy()
-    times = times.reindex(index=steps, columns=list(PHASE_COLOURS), fill_value=0).reset_index(drop=True)
-    times.insert(0, "step", steps)
-    times.insert(1, "length", np.maximum(lengths["range_ns"].to_numpy(), lengths["span_ns"].to_numpy()))
+    times = rows.groupby([rows["instance"].astype("int64"), phase])["gpu_self_ns"].sum().unstack(fill_value=0)
+    times = times.reindex(index=lengths.index, columns=list(PHASE_COLOURS), fill_value=0).reset_index(drop=True)
+    times.insert(0, "step", lengths["step"].to_numpy())
+    times.insert(1, "length", lengths["wall_ns"].to_numpy())
     bars: pd.DataFrame = times
     return bars

@@ -33,7 +33,9 @@ def steps_table(result: LayersResult, view: LayersView) -> list[RenderableType]:
     """The table alone, and what its figures are."""
     times = layers_by_step(result)
     columns = list(times.columns[:MAX_STEPS])
-    made = table([("layer", "left"), *((name if name == OUTSIDE else f"step {name}", "right") for name in columns)])
+    number = dict(zip(result.rows["instance"], result.rows["step"], strict=True))
+    heads = (name if name == OUTSIDE else f"step {number[name]}" for name in columns)
+    made = table([("layer", "left"), *((head, "right") for head in heads)])
     ms = Milliseconds.for_total(int(times.to_numpy()[-1].max(initial=0)))
     for row, cells in zip(result.tree.to_dict("records"), times[columns].to_numpy().tolist(), strict=False):
         if view.shows(row):
@@ -50,11 +52,12 @@ def layers_by_step(result: LayersResult) -> pd.DataFrame:
     """Time of every row of the tree by step, in ns, with the layers nested in it, and the sum as a last row.
 
     Returns:
-        A column for each step in order, then `OUTSIDE` where something lies outside every step; an int64 row for each
-        row of `LayersResult.tree`, in its order, and one more for the total.
+        A column for each instance of a step in order, then `OUTSIDE` where something lies outside every step; an int64
+        row for each row of `LayersResult.tree`, in its order, and one more for the total.
     """
     rows, tree = result.rows, result.tree
-    steps = [OUTSIDE if missing else int(step) for step, missing in zip(rows["step"], rows["step"].isna(), strict=True)]
+    told = zip(rows["instance"], rows["instance"].isna(), strict=True)
+    steps = [OUTSIDE if missing else int(instance) for instance, missing in told]
     row_keys = rows["layer"].where(rows["layer"] != NO_LAYER, NO_LAYER + rows["phase"])
     own = rows["gpu_self_ns"].groupby([row_keys, steps]).sum().unstack(fill_value=0).astype("int64")
     own = own[[*sorted(name for name in own if name != OUTSIDE), *(name for name in own if name == OUTSIDE)]]

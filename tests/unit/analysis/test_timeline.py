@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.nsys_file import NsysFile
 
 from nvprof_kit.analysis.attribution.attribution import Attribution, attribute
-from nvprof_kit.analysis.attribution.steps import slowest_step, step_times, typical_step
+from nvprof_kit.analysis.attribution.step_times import slowest_step, step_times, typical_step
 from nvprof_kit.analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
 from nvprof_kit.analysis.breakdown.breakdown import breakdown
 from nvprof_kit.analysis.timeline import OPTIONAL, _parts, timeline
@@ -43,7 +43,7 @@ def opened(tmp_path: Path) -> tuple[Trace, Attribution]:
 
 
 def test_layers_are_runs_of_operations(opened: tuple[Trace, Attribution]) -> None:
-    spans = timeline(*opened, step=1).spans
+    spans = timeline(*opened, 0).spans
     assert spans.drop(columns="phase").values.tolist() == [
         # start, end, lane, level, layer
         [100, 170, 0, 0, "model"],
@@ -62,7 +62,7 @@ def test_idle_time_of_a_step_whose_range_begins_while_another_step_still_runs(tm
     file.kernel(1000, 1100, launched=(120, 121))
     file.kernel(1200, 1400, launched=(130, 131))
     trace = open_capture(file.write(), optional=OPTIONAL)
-    shown = timeline(trace, attribute(trace), step=2)
+    shown = timeline(trace, attribute(trace), 1)
     assert shown.idle[["start_ns", "end_ns"]].values.tolist() == [[200, 250], [900, 1000], [1100, 1200]]
     # from the end of step 1 to the end of the last operation
     assert shown.own_window() == shown.own_window(0) == (900, 1400)
@@ -75,15 +75,15 @@ def test_idle_time_is_that_of_the_breakdown(name: str) -> None:
     trace = open_capture(DATA / f"{name}.sqlite.xz", optional=(*OPTIONAL, *BREAKDOWN))
     attribution = attribute(trace)
     steps = breakdown(trace).steps
-    for number in attribution.ranges.steps.tolist():
-        shown, row = timeline(trace, attribution, number), steps[steps["step"] == number].iloc[0]
+    for place, number in enumerate(attribution.ranges.steps.tolist()):
+        shown, row = timeline(trace, attribution, place), steps[steps["step"] == number].iloc[0]
         begin, end = shown.own_window(int(row["device"]))
         assert (begin, end - begin) == (row["start_ns"], row["wall_ns"])
         assert shown.idle_in_step(int(row["device"])).sum() == row["idle_ns"]
 
 
 def test_operations_of_one_step(opened: tuple[Trace, Attribution]) -> None:
-    shown = timeline(*opened, step=1)
+    shown = timeline(*opened, 0)
     assert (shown.start_ns, shown.end_ns) == (0, 200)
     assert [(lane.stream, lane.part) for lane in shown.lanes] == [(7, 0), (8, 0)]
     assert shown.ops[["start_ns", "lane", "layer", "name"]].values.tolist() == [
@@ -97,7 +97,7 @@ def test_operations_of_one_step(opened: tuple[Trace, Attribution]) -> None:
 
 
 def test_idle_is_what_no_stream_fills(opened: tuple[Trace, Attribution]) -> None:
-    assert timeline(*opened, step=1).idle.values.tolist() == [
+    assert timeline(*opened, 0).idle.values.tolist() == [
         [0, 0, 100, "(none)", "model"],  # the step begins on the CPU
         [0, 130, 140, "a", "a"],
         [0, 190, 200, "(none)", "(none)"],  # and ends there
@@ -107,7 +107,7 @@ def test_idle_is_what_no_stream_fills(opened: tuple[Trace, Attribution]) -> None
 
 
 def test_ranges_of_the_cpu(opened: tuple[Trace, Attribution]) -> None:
-    ranges = timeline(*opened, step=1).ranges
+    ranges = timeline(*opened, 0).ranges
     assert ranges[["start_ns", "end_ns", "level", "text", "category"]].values.tolist() == [
         [0, 200, 0, "step 1", "step"],
         [10, 100, 1, "model", "forward"],
@@ -118,17 +118,17 @@ def test_ranges_of_the_cpu(opened: tuple[Trace, Attribution]) -> None:
 
 def test_a_step_that_is_not_there(opened: tuple[Trace, Attribution]) -> None:
     with pytest.raises(KeyError):
-        timeline(*opened, step=3)
+        timeline(*opened, 2)
 
 
 def test_steps(opened: tuple[Trace, Attribution]) -> None:
     times = step_times(*opened)
     assert times.values.tolist() == [
-        # step, range, gpu: 10 + 20 + 10 + 20 + 45, busy: 190 - 100 less 10 idle, span
-        [1, 200, 105, 80, 90],
-        [2, 300, 100, 100, 100],
+        # step, range, gpu: 10 + 20 + 10 + 20 + 45, busy: 190 - 100 less 10 idle, span, wall, start, end
+        [1, 200, 105, 80, 90, 200, 0, 200],
+        [2, 300, 100, 100, 100, 300, 200, 500],
     ]
-    assert (typical_step(times), slowest_step(times)) == (1, 2)
+    assert (typical_step(times), slowest_step(times)) == (0, 1)  # the instances of steps 1 and 2
     assert typical_step(times[:0]) is slowest_step(times[:0]) is None
 
 
@@ -176,6 +176,9 @@ def test_a_number_that_two_loops_share(tmp_path: Path) -> None:
     trace = open_capture(file.write(), optional=OPTIONAL)
     attribution = attribute(trace)
     # twice: 500 of the range, 100 + 200 on the GPU, from 200 to 900
-    assert step_times(trace, attribution).values.tolist() == [[0, 1000, 600, 600, 1400]]
-    shown = timeline(trace, attribution, step=0)
+    assert step_times(trace, attribution).values.tolist() == [
+        [0, 500, 300, 300, 700, 900, 0, 900],
+        [0, 500, 300, 300, 700, 900, 10_000, 10_900],
+    ]
+    shown = timeline(trace, attribution, 0)
     assert (shown.start_ns, shown.end_ns) == (0, 900) and len(shown.ops) == 2 and len(shown.ranges) == 2

@@ -29,8 +29,8 @@ ARGUMENTS = ("layer", "phase", "step", "ns")
 CAPTURES = ["llama-2023.4", "graph-2023.4", "checkpoint-2023.4", "hooks-ddp-2024.2"]
 
 
-def exported(trace: Trace, step: int | None = None) -> dict[str, Any]:
-    packed = perfetto_trace(timeline(trace, attribute(trace), step), trace.info)
+def exported(trace: Trace, instance: int | None = None) -> dict[str, Any]:
+    packed = perfetto_trace(timeline(trace, attribute(trace), instance), trace.info)
     return json.loads(gzip.decompress(packed), parse_float=Decimal)
 
 
@@ -136,7 +136,7 @@ def test_tracks_and_slices(tmp_path: Path) -> None:
 
 def test_one_step(tmp_path: Path) -> None:
     trace = open_capture(DATA / "hooks-train-2023.4.sqlite.xz", optional=OPTIONAL)
-    document = exported(trace, 3)
+    document = exported(trace, attribute(trace).ranges.steps.tolist().index(3))
     check(document)
     spent = "SELECT sum(dur) FROM slice WHERE category = 'operation' AND step = 3"
     rows = layers(trace, LayersOptions(by_step=True)).rows

@@ -65,7 +65,7 @@ def test_a_step_is_drawn_from_its_begin_to_its_end(tmp_path: Path) -> None:
     trace = open_capture(file.write(), optional=OPTIONAL)
     other = PHASE_COLOURS["other"]
     assert [
-        (band.name, band.boxes.values.tolist()) for band in timeline_bands(timeline(trace, attribute(trace), 2))
+        (band.name, band.boxes.values.tolist()) for band in timeline_bands(timeline(trace, attribute(trace), 1))
     ] == [
         ("GPU 0 idle, 28.6 %", [[1100, 1200, IDLE, ""]]),  # of the 350 ns from the end of step 1
         ("GPU 0 · stream 7", [[1050, 1100, other, ""], [1200, 1400, other, ""]]),

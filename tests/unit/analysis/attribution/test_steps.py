@@ -1,0 +1,110 @@
+"""What a step is: instances of steps, whatever their numbers, in every table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nvprof_kit.analysis.attribution.attribution import attribute
+from nvprof_kit.analysis.attribution.step_times import step_times
+from nvprof_kit.analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
+from nvprof_kit.analysis.breakdown.breakdown import breakdown
+from nvprof_kit.analysis.diff.samples import step_sums
+from nvprof_kit.analysis.layers.layers import LayersOptions, layers
+from nvprof_kit.analysis.summary.summary import OPTIONAL as SUMMARY
+from nvprof_kit.analysis.summary.summary import SummaryOptions, summary
+from nvprof_kit.trace.open import open_capture
+from nvprof_kit.trace.schema import Trace
+from tests.support.nsys_file import NsysFile
+
+ALL = tuple(dict.fromkeys((*BREAKDOWN, *SUMMARY)))
+
+
+def opened(file: NsysFile) -> Trace:
+    return open_capture(file.write(), optional=ALL)
+
+
+def instances(file: NsysFile) -> list[int]:
+    file.kernel(200, 210, launched=(150, 151))
+    return attribute(opened(file)).ranges.steps.tolist()
+
+
+@pytest.fixture
+def two_epochs(tmp_path: Path) -> Trace:
+    """Two epochs of the steps 0 and 1, 1000 ns each, 10 ns of forward on the GPU, and between them 40 of validation."""
+    file = NsysFile(tmp_path / "epochs.sqlite")
+    for place, begin in enumerate((0, 1000, 5000, 6000)):
+        file.range_(f"step {place % 2}", begin, begin + 1000, category="step", payload=place % 2)
+        file.range_("a", begin + 10, begin + 100, category="forward")
+        file.kernel(begin + 200, begin + 210, launched=(begin + 20, begin + 21))
+    file.range_("a", 3000, 3100, category="forward")
+    file.kernel(3200, 3240, launched=(3020, 3021))
+    return opened(file)
+
+
+def test_a_number_that_returns_is_a_step_each_time(two_epochs: Trace) -> None:
+    assert attribute(two_epochs).ranges.steps.tolist() == [0, 1, 0, 1]
+    assert step_times(two_epochs, attribute(two_epochs))["wall_ns"].tolist() == [1000] * 4
+
+
+def test_layers_count_instances(two_epochs: Trace) -> None:
+    assert layers(two_epochs).summary.steps == 4
+    rows = layers(two_epochs, LayersOptions(by_step=True)).rows
+    told = rows[["step", "instance", "gpu_self_ns"]].astype("Int64").fillna(-1).values.tolist()
+    assert told == [[0, 0, 10], [1, 1, 10], [0, 2, 10], [1, 3, 10], [-1, -1, 40]]
+
+
+def test_breakdown_counts_instances(two_epochs: Trace) -> None:
+    steps = breakdown(two_epochs).steps
+    assert steps["step"].astype(object).where(steps["step"].notna(), None).tolist() == [0, 1, None, 0, 1]
+    assert steps["wall_ns"].tolist() == [1000, 1000, 3000, 1000, 1000]
+
+
+def test_samples_of_a_diff_are_instances(two_epochs: Trace) -> None:
+    sums = step_sums(two_epochs)
+    assert sums.wall.tolist() == [1000] * 4
+    assert [values.tolist() for values in sums.by_key.values()] == [[10] * 4]
+    assert step_sums(two_epochs, skipped=3).wall.tolist() == [1000]
+
+
+@pytest.mark.parametrize("view", ["device", "overview", "distributed", "kernel", "user"])
+def test_every_view_of_a_summary_tells_instances_apart(two_epochs: Trace, view: str) -> None:
+    table = summary(two_epochs, SummaryOptions(views=(view,), by_step=True)).views[view]
+    told = table[["step", "instance"]].dropna().drop_duplicates()
+    assert told.values.tolist() == [[0, 0], [1, 1], [0, 2], [1, 3]]
+
+
+def test_a_step_in_a_step_is_a_part_of_it(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "micro.sqlite")
+    for begin in (0, 1000):
+        file.range_(f"step {begin // 1000}", begin, begin + 900, category="step")
+        for micro in range(3):
+            file.range_(f"step {micro}", begin + 300 * micro, begin + 300 * micro + 200, category="step")
+    assert instances(file) == [0, 1]
+
+
+def test_ranks_of_one_capture_run_a_step_together(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "ranks.sqlite")
+    for number, begin in ((0, 0), (1, 1000), (0, 2000), (1, 3000)):
+        file.range_(f"step {number}", begin, begin + 1000, category="step", pid=7, tid=7)
+        file.range_(f"step {number}", begin + 100, begin + 950, category="step", pid=8, tid=8)
+    assert instances(file) == [0, 1, 0, 1]
+
+
+def test_one_number_for_every_step_of_two_ranks(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "zero.sqlite")
+    for begin in (0, 1000, 2000):  # rank 1 is late: its step still runs when rank 0 begins the next
+        file.range_("step 0", begin, begin + 1000, category="step", pid=7, tid=7)
+        file.range_("step 0", begin + 100, begin + 1100, category="step", pid=8, tid=8)
+    assert instances(file) == [0, 0, 0]
+
+
+def test_a_thousand_steps_of_two_numbers(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "many.sqlite")
+    for place in range(1000):
+        file.range_(f"step {2 + place % 2}", 10 * place, 10 * place + 9, category="step")
+        file.kernel(10 * place + 2, 10 * place + 8, launched=(10 * place + 1, 10 * place + 2))
+    trace = opened(file)
+    assert layers(trace).summary.steps == 1000
+    assert step_times(trace, attribute(trace))["wall_ns"].median() == 9
