@@ -7,6 +7,7 @@ text is categorical. Nothing here is derived: attribution and every view are mad
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -62,8 +63,19 @@ CALLS: Mapping[str, Column] = MappingProxyType(
 )
 """CUDA runtime and driver calls, PyTorch's operators, and stretches in which the profiler held the program up."""
 
+LOADS_CODE = re.compile(r"cu(da)?(Module|Library)Load|cuLink(Create|Add|Complete)")
+"""Names of the calls that load code onto the device, or link it."""
+
 CALL_KINDS = ("api", "overhead", "operator")
 """Values of `CALLS.kind`: `overhead` is the profiler's own, `operator` a PyTorch operator (`aten::addmm`)."""
+
+LOADS: Mapping[str, Column] = MappingProxyType(
+    {
+        "start_ns": Column("int64", "when the call began"),
+        "end_ns": Column("int64", "when it ended"),
+    }
+)
+"""Calls in which the program loaded CUDA modules or libraries, compiled or tuned."""
 
 OPS: Mapping[str, Column] = MappingProxyType(
     {
@@ -189,7 +201,7 @@ OP_KINDS = ("kernel", "memcpy", "memset", "graph", "operator")
 TABLES: Mapping[str, Mapping[str, Column]] = MappingProxyType(
     {"ranges": RANGES, "api": API, "ops": OPS, "calls": CALLS, "graph_nodes": GRAPH_NODES, "operators": OPERATORS}
     | {"marks": MARKS, "allocations": ALLOCATIONS}
-    | {"samples": SAMPLES, "collectives": COLLECTIVES, "scheduled": SCHEDULED}
+    | {"samples": SAMPLES, "collectives": COLLECTIVES, "scheduled": SCHEDULED, "loads": LOADS}
 )
 
 
@@ -238,8 +250,8 @@ class Trace:
     """One capture: tables with the columns of `TABLES`, and what the capture says of itself.
 
     Rows come in no promised order. An optional column and the tables `calls`, `samples`, `marks`, `allocations`,
-    `collectives` and `scheduled` are there only when asked for. `operators` is None where the capture has none, or
-    where its ranges tell the backward pass themselves.
+    `collectives`, `scheduled` and `loads` are there only when asked for. `operators` is None where the capture has
+    none, or where its ranges tell the backward pass themselves.
     """
 
     info: CaptureInfo
@@ -254,3 +266,4 @@ class Trace:
     allocations: pd.DataFrame | None = None
     collectives: pd.DataFrame | None = None
     scheduled: pd.DataFrame | None = None
+    loads: pd.DataFrame | None = None

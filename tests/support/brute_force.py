@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,13 +27,34 @@ class Held(NamedTuple):
     payload: int | None
     start: int
     end: int
+    tid: int
 
 
-def number_of(step: Held | None) -> int | None:
+def number_of(step: Held) -> int:
     """A step's number: its payload, else the last word of its text."""
-    if step is None:
-        return None
     return step.payload if step.payload is not None else int(step.text.split()[-1])
+
+
+def instances_of(steps: list[Held]) -> dict[Held, int]:
+    """The instance of each step range: outermost ranges of a thread, by start; one that begins while its number runs on
+    other threads, and has not run on its own since that began, is the same instance.
+    """
+    outer = {
+        step: min(
+            (one for one in steps if one.tid == step.tid and one.start <= step.start and one.end >= step.end),
+            key=lambda one: (one.start, -one.end),
+        )
+        for step in steps
+    }
+    runs: list[list[Held]] = []
+    for top in sorted({outer[step] for step in steps}, key=lambda one: one.start):
+        latest = next((run for run in reversed(runs) if number_of(run[0]) == number_of(top)), None)
+        fits = latest is not None and all(one.tid != top.tid for one in latest)
+        if latest is not None and fits and top.start < max(one.end for one in latest):
+            latest.append(top)
+        else:
+            runs.append([top])
+    return {step: next(place for place, run in enumerate(runs) if top in run) for step, top in outer.items()}
 
 
 class BruteForce:
@@ -42,6 +64,9 @@ class BruteForce:
         self.db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
         self.db.execute("CREATE TEMP TABLE ours AS " + self._ranges_sql(), {"domain": domain})
         self.db.execute("CREATE INDEX temp.by_thread ON ours (globalTid, start)")
+        steps = "SELECT text, category, payload, start, finish, globalTid FROM temp.ours WHERE category = 'step'"
+        self.instances = instances_of([Held(*row) for row in self.db.execute(steps)])
+        self.numbers = {place: number_of(step) for step, place in self.instances.items()}
 
     def _ranges_sql(self) -> str:
         return """
@@ -66,7 +91,7 @@ class BruteForce:
     def around(self, tid: int, moment: int) -> list[Held]:
         """The ranges open on a thread at a moment, the innermost first."""
         found = self.db.execute(
-            "SELECT text, category, payload, start, finish FROM temp.ours"
+            "SELECT text, category, payload, start, finish, globalTid FROM temp.ours"
             " WHERE globalTid = ? AND start <= ? AND finish > ?"
             " ORDER BY start DESC, finish ASC",
             (tid, moment, moment),
@@ -77,7 +102,7 @@ class BruteForce:
         """The innermost range of some categories on the one other thread of the process that has one."""
         threads = defaultdict(list)
         for row in self.db.execute(
-            "SELECT globalTid, text, category, payload, start, finish FROM temp.ours"
+            "SELECT globalTid, text, category, payload, start, finish, globalTid FROM temp.ours"
             " WHERE pid = ? AND globalTid <> ? AND start <= ? AND finish > ? ORDER BY start DESC",
             (tid & PROCESS, tid, moment, moment),
         ):
@@ -145,7 +170,7 @@ class BruteForce:
             "device": device,
             "layers": layers,
             "phase": phase or "other",
-            "step": number_of(step),
+            "step": self.instances[step] if step else None,
             "replay": (pid, replay) if replay else None,
         }
 
@@ -168,8 +193,18 @@ class BruteForce:
 
     # ------------------------------------------------------------ the table
 
-    def table(self, by_step: bool = False) -> dict[tuple[Any, ...], dict[str, float]]:
-        """Rows of the per-layer table by (layer, phase), or by (step, layer, phase)."""
+    def table(
+        self, by_step: bool = False, parent: Mapping[str, str] | None = None
+    ) -> dict[tuple[Any, ...], dict[str, float]]:
+        """Rows of the per-layer table by (layer, phase), or by (instance of a step, layer, phase).
+
+        Totals go by the model: an operation counts for its own layer and those that hold it, each in its phase.
+
+        Args:
+            by_step: Tell steps apart.
+            parent: The layer that holds each layer in the model, '' at the top.
+        """
+        ran = self._layer_keys()
         rows: dict[tuple[Any, ...], dict[str, Any]] = defaultdict(
             lambda: {
                 "calls": 0,
@@ -187,7 +222,7 @@ class BruteForce:
             own = rows[((op["step"],) if by_step else ()) + layers[0]]
             own["gpu_ops"] += 1
             own["gpu_self_ns"] += op["ns"]
-            for key in set(layers):
+            for key in held_by(layers[0], parent or {}, ran):
                 row = rows[((op["step"],) if by_step else ()) + key]
                 row["gpu_total_ns"] += op["ns"]
                 row["busy"].append(((op["pid"], op["device"]), op["start"], op["end"]))
@@ -208,21 +243,35 @@ class BruteForce:
             for key, row in rows.items()
         }
 
+    def _layer_keys(self) -> set[tuple[str, str]]:
+        """The layers and phases that have a range."""
+        found = set()
+        for row in self.db.execute(
+            "SELECT text, category, payload, start, finish, globalTid FROM temp.ours"
+        ).fetchall():
+            me = Held(*row)
+            key = self.layer_of(me, self._around_range(me))
+            found |= {key} if key else set()
+        return found
+
+    def _around_range(self, me: Held) -> list[Held]:
+        return [
+            held
+            for held in self.around(me.tid, me.start)
+            if held.start < me.start or (held.start == me.start and held.end > me.end)
+        ]
+
     def _add_ranges(self, rows: dict[tuple[Any, ...], dict[str, Any]], by_step: bool) -> None:
         for text, category, payload, start, finish, tid in self.db.execute(
             "SELECT text, category, payload, start, finish, globalTid FROM temp.ours ORDER BY start"
         ).fetchall():
-            me = Held(text, category, payload, start, finish)
-            outer = [
-                held
-                for held in self.around(tid, start)
-                if held.start < start or (held.start == start and held.end > finish)
-            ]
+            me = Held(text, category, payload, start, finish, tid)
+            outer = self._around_range(me)
             key = self.layer_of(me, outer) or (("(none)", text) if category in PHASES else None)
             if key is None:
                 continue
             step = self.first(outer, STEPS) or self.elsewhere(tid, start, STEPS)
-            rows[((number_of(step),) if by_step else ()) + key]["calls"] += 1
+            rows[((self.instances[step] if step else None,) if by_step else ()) + key]["calls"] += 1
         for tid, begin, end in self._moments():
             self._add_time(rows, by_step, tid, begin, end)
 
@@ -250,7 +299,16 @@ class BruteForce:
                 continue
             seen.add(key)
             step = self.first(outer, STEPS) or self.elsewhere(tid, held.start, STEPS)
-            rows[((number_of(step),) if by_step else ()) + key]["cpu_ns"] += end - begin
+            rows[((self.instances[step] if step else None,) if by_step else ()) + key]["cpu_ns"] += end - begin
+
+
+def held_by(own: tuple[str, str], parent: Mapping[str, str], ran: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """The rows that hold a layer's phase: its own, and those of the layers outwards that ran in this phase."""
+    layer, phase = own
+    found = {own}
+    while layer := parent.get(layer, ""):
+        found |= {(layer, phase)} & ran
+    return found
 
 
 def union(intervals: list[tuple[int, int, int]]) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from nvprof_kit.analysis.attribution.warm_up import StepChoice
 from nvprof_kit.analysis.layers.layers import LayersResult, Summary
 from nvprof_kit.trace.schema import CaptureInfo
 
@@ -25,6 +27,7 @@ _TREE = [
 ]
 _TREE_COLUMNS = ["layer", "phase", "parent", "depth", "calls"]
 _TREE_TIMES = ["forward_ns", "backward_ns", "recompute_ns", "other_ns", "total_ns", "cpu_ns"]
+_TREE_ALL = [*_TREE_TIMES[:-1], "comm_ns", "cpu_ns"]
 
 # step, layer, phase, own time in ms
 _ROWS: list[tuple[int | None, str, str, int]] = [
@@ -50,13 +53,15 @@ def tree() -> pd.DataFrame:
     """The tree, in nanoseconds."""
     made = pd.DataFrame.from_records(_TREE, columns=[*_TREE_COLUMNS, *_TREE_TIMES])
     made[_TREE_TIMES] *= MS
-    return made
+    made["comm_ns"] = 0
+    return made[[*_TREE_COLUMNS, *_TREE_ALL]]
 
 
 def rows_by_step() -> pd.DataFrame:
     """The rows by step, in nanoseconds; they add up to the tree's 40 ms."""
     made = pd.DataFrame.from_records(_ROWS, columns=["step", "layer", "phase", "gpu_self_ns"])
     made["step"] = pd.array([row[0] for row in _ROWS], dtype="Int64")
+    made.insert(1, "instance", made["step"])
     made["gpu_self_ns"] *= MS
     return made
 
@@ -68,15 +73,22 @@ def layers_result(**changes: Any) -> LayersResult:
         tree=tree(),
         summary=Summary(
             total_ns=40 * MS,
+            shown_ns=40 * MS,
+            outside_ns=0,
+            left_out_ns=0,
+            comm_ns=0,
             layer_ns=30 * MS,
+            work_ns=40 * MS,
             wall_ns=50 * MS,
             ops=1234,
             steps=2,
+            all_steps=2,
             layers=5,
             by_how={"launch": 40 * MS},
             loop_layer_share=0.9375,
         ),
         warnings=("nsys dropped 3 events; record less at once",),
+        steps=StepChoice(np.ones(2, dtype=bool)),
         info=CaptureInfo(path="run.sqlite", tool="nsys 2023.4.4.54", gpus=("NVIDIA H200",)),
     )
     return replace(result, **changes)

@@ -13,12 +13,72 @@ launched is *outside steps*, in no figure per step, and a line of its own. How l
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array, Nesting
+from nvprof_kit.errors import UsageError
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Which steps to look at; all of them by default, and then figures per step leave warm-up out.
+
+    Attributes:
+        first: Least number of a step, None for any.
+        stop: The number behind the largest, None for any.
+        skip: First instances of the capture left out.
+    """
+
+    first: int | None = None
+    stop: int | None = None
+    skip: int = 0
+
+    @classmethod
+    def parse(cls, text: str | None, skip: int = 0) -> StepOptions:
+        """The options from ``5:20`` (5 to 19), ``5:``, ``:20`` or ``7``.
+
+        Raises:
+            UsageError: It is none of these.
+        """
+        if text is None:
+            return cls(skip=skip)
+        low, colon, high = text.partition(":")
+        try:
+            first, stop = (int(part) if part else None for part in (low, high))
+        except ValueError:
+            first = stop = None
+        if first is None and stop is None:
+            raise UsageError(f"--steps {text}: no range of steps; needed FIRST:STOP as 5:20 (5 to 19), 5:, :20, or 7")
+        return cls(first, stop if colon or first is None else first + 1, skip)
+
+    @property
+    def selects(self) -> bool:
+        """Whether anything was asked for."""
+        return self != StepOptions()
+
+    def chosen(self, number: Int64Array, path: str) -> npt.NDArray[np.bool_]:
+        """Which instances are to be looked at, from their numbers.
+
+        Raises:
+            UsageError: None is left, though something was asked for.
+        """
+        kept = np.arange(len(number)) >= self.skip
+        if self.first is not None:
+            kept &= number >= self.first
+        if self.stop is not None:
+            kept &= number < self.stop
+        if self.selects and not kept.any():
+            there = f"{len(number)} steps, {number.min()} to {number.max()}" if len(number) else "no steps"
+            raise UsageError(f"{path}: none of the steps asked for is in it; it has {there}")
+        return kept
+
+
+ALL_STEPS = StepOptions()
+"""Nothing asked for."""
 
 
 class StepRanges(NamedTuple):

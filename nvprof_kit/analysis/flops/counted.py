@@ -53,19 +53,17 @@ class Counted:
         return parents_of(dict.fromkeys(layer for chain in self.chains for layer, _ in chain), enclosed)
 
     def rows_of(self, chain: Chain) -> list[Key]:
-        """The rows that what ran in these ranges counts for: those around it, each once.
-
-        A backward pass computes a checkpointed block again when it comes to the block's last module, inside that one's
-        range. So what is computed again counts, further out, for layers alone that hold what was checkpointed.
+        """The rows that what ran in these ranges counts for: its layer's, and in the same phase those of the layers
+        that hold it in the model, as with time (`nvprof_kit.analysis.layers.sums`).
         """
-        again, keys = computed_again(chain), dict.fromkeys(chain)
-        if again is None:
-            return list(keys)
-        holders = with_holders(again, self._parent)
-        return [(layer, phase) for layer, phase in keys if phase == Category.RECOMPUTE.value or layer in holders]
+        layer, phase = chain[0]
+        if layer == NO_LAYER:
+            return [chain[0]]
+        holders = with_holders(layer, self._parent)
+        return [(one, phase) for one in holders if one == layer or (one, phase) in self.calls]
 
     def nested(self, *, model: bool = False) -> dict[Key, Work]:
-        """Operations of each (layer, phase) with everything nested in its ranges, each once; see `rows_of`.
+        """Operations of each (layer, phase) with those of the layers it holds; see `rows_of`.
 
         Args:
             model: Without what ran in a recompute.

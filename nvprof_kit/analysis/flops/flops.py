@@ -1,9 +1,9 @@
 """What each layer gets out of the GPU: its floating point operations over the time that they took, and over the peak.
 
 The operations were counted in a run of the same program (`nvprof_kit.count_flops`), the time was captured in this one.
-What joins the two is the layer's call: operations of a call as counted, times the calls captured. A row holds what is
-nested in its ranges, in operations as in time, and both are those of the steps, where the capture has steps. Only the
-recompute of a layer is in no row of another one that does not hold it, wherever a backward pass came to do it.
+What joins the two is the layer's call: operations of a call as counted, times the calls captured. A row holds what the
+layer and those that it holds in the model do in its phase, in operations as in time, and both are those of the steps,
+where the capture has steps.
 
 Utilisation is the time that the operations would take at the peak of their types of number, over the time they took.
 HFU takes all of them, MFU leaves out what activation checkpointing computes again (Korthikanti et al., "Reducing
@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit.analysis.attribution.operations import Operations
+from nvprof_kit.analysis.attribution.steps import ALL_STEPS, StepOptions
+from nvprof_kit.analysis.attribution.warm_up import choose_steps, left_out_warnings
 from nvprof_kit.analysis.flops.counted import Counted, Key, Work, read_counted
 from nvprof_kit.analysis.flops.rows import Row, Whole, captured_rows, uncounted_rows, utilisation, whole, without_peak
 from nvprof_kit.analysis.hardware import Peaks, peaks_of
@@ -57,11 +59,10 @@ def why_above(hfu: float, *, attention: bool, fp32: bool, own_peak: bool) -> str
 
 
 COLUMNS = {
-    "layer": "module path, with everything nested in it; or `(none)` for work outside every layer",
+    "layer": "module path, with the layers it holds; or `(none)` for work outside every layer",
     "phase": "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`",
     "calls": "times it ran in the capture's steps, as in `layers`; in all of a capture without steps",
-    "gpu_busy_ns": "length of the union of its operations' intervals there, in ns, summed over devices, without the "
-    "recompute of a layer that it does not hold",
+    "gpu_busy_ns": "length of the union of its operations' intervals there, in ns, summed over devices",
     "dtype": "types of number of a hundredth of its operations and more, most first: `bf16`, `bf16+fp32`",
     "flops": "its floating point operations in that time: those counted of a call, times the calls",
     "model_flops": "these without what activation checkpointing computes again",
@@ -83,9 +84,11 @@ class FlopsOptions:
 
     Attributes:
         peaks: Operations a second by type of number, in place of what the package knows of the GPU.
+        steps: Which steps to look at, by default all but warm-up.
     """
 
     peaks: Mapping[str, float] = field(default_factory=dict)
+    steps: StepOptions = ALL_STEPS
 
 
 @dataclass(frozen=True)
@@ -122,12 +125,13 @@ def flops(trace: Trace, counts: FlopsFile, options: FlopsOptions | None = None) 
     options = options or FlopsOptions()
     operations = Operations(trace)
     counted = read_counted(counts)
-    rows = captured_rows(trace, operations.attribution)
-    steps = len(operations.attribution.ranges.steps)
+    choice = choose_steps(trace, operations.attribution, options.steps)
+    rows = captured_rows(trace, operations.attribution, choice)
+    steps = choice.count
     peaks = peaks_of(trace.info.gpus if trace.info.on_gpu else (), options.peaks)
     times = {row.key: _times(row, counted, steps) for row in rows}
     records = _Records(counted, times, peaks, uncounted_rows(operations, counted, rows), bool(options.peaks))
-    together = whole(trace, operations.attribution, counted, times, peaks)
+    together = whole(trace, operations.attribution, counted, times, peaks=peaks, choice=choice)
     above = [f"the steps together are {records.why_above(together.busy_hfu)}"] if together.above_the_peak else []
     return FlopsResult(
         rows=pd.DataFrame([records.of(row) for row in rows], columns=list(COLUMNS)),
@@ -138,6 +142,7 @@ def flops(trace: Trace, counts: FlopsFile, options: FlopsOptions | None = None) 
         warnings=(
             *trace.info.warnings,
             *above,
+            *left_out_warnings(choice),
             *_warnings(counted, times, counts),
             *_warnings_of_gpu(trace.info, peaks, counts),
         ),

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from nvprof_kit.analysis.attribution.attribution import Attribution
 from nvprof_kit.analysis.attribution.intervals import union_lengths
-from nvprof_kit.analysis.attribution.nesting import NONE
 from nvprof_kit.analysis.attribution.operations import Operations, op_owners
-from nvprof_kit.analysis.attribution.ranges import Ranges
 from nvprof_kit.analysis.attribution.step_times import step_times
+from nvprof_kit.analysis.attribution.warm_up import StepChoice
 from nvprof_kit.analysis.attribution.windows import devices_of
 from nvprof_kit.analysis.flops.counted import Counted, Key, Work, add, computed_again
 from nvprof_kit.analysis.hardware import Peaks
 from nvprof_kit.analysis.layers.layers import LAYER_PHASES
-from nvprof_kit.analysis.layers.order import model_order, parents, with_holders
-from nvprof_kit.analysis.layers.sums import sum_layers
-from nvprof_kit.names import NO_LAYER, Category
+from nvprof_kit.analysis.layers.order import model_order
+from nvprof_kit.analysis.layers.sums import Columns, sum_layers
+from nvprof_kit.names import NO_LAYER
 from nvprof_kit.trace.schema import Trace
 
 _MATRIX_KERNELS = ("gemm", "attention")
@@ -35,8 +34,8 @@ class Row(NamedTuple):
     Attributes:
         key: Both.
         calls: Times it ran.
-        busy_ns: Length of the union of its operations' intervals, summed over devices, without another layer's
-            recompute.
+        busy_ns: Length of the union of its operations' intervals, and of those of the layers it holds in this phase,
+            summed over devices.
     """
 
     key: Key
@@ -44,17 +43,18 @@ class Row(NamedTuple):
     busy_ns: int
 
 
-def captured_rows(trace: Trace, attribution: Attribution) -> list[Row]:
-    """The rows in the capture's steps, or in all of a capture without steps; in the model's order, `(none)` last."""
-    sums = sum_layers(trace, attribution, by_step=True)
-    parent = parents(attribution.ranges, sums.layers)
-    order = model_order(attribution.ranges, sums.layers, parent)
-    apart = _with_recomputes_apart(attribution.ranges, parent)
-    busy_ns = sums.busy_ns
-    if apart is not attribution.ranges:
-        busy_ns = sum_layers(trace, replace(attribution, ranges=apart), by_step=True).busy_ns
-    inside = slice(1 if len(sums.steps) else 0, None)  # column 0 is outside the steps
-    calls, ops, busy = (values[:, inside].sum(axis=1) for values in (sums.calls, sums.ops, busy_ns))
+def captured_rows(trace: Trace, attribution: Attribution, choice: StepChoice) -> list[Row]:
+    """The rows in the capture's steps, or in all of a capture without steps; in the model's order, `(none)` last.
+
+    Args:
+        trace: The capture.
+        attribution: Who owns each operation.
+        choice: The steps that count.
+    """
+    sums = sum_layers(trace, attribution, Columns.apart(choice.shown))
+    order = model_order(attribution.ranges, sums.layers, sums.parent)
+    column = 1 if len(choice.shown) else 0
+    calls, ops, busy = (values[:, column] for values in (sums.calls, sums.ops, sums.busy_ns))
     seen = np.flatnonzero((calls > 0) | (ops > 0) | (busy > 0)).tolist()
     rows = [Row(sums.keys[index], int(calls[index]), int(busy[index])) for index in seen]
     loop = {phase: place for place, phase in enumerate(sums.loop_phases)}
@@ -66,36 +66,6 @@ def captured_rows(trace: Trace, attribution: Attribution) -> list[Row]:
         return order[layer], LAYER_PHASES.index(phase)
 
     return sorted(rows, key=place)
-
-
-def _with_recomputes_apart(ranges: Ranges, parent: Mapping[str, str]) -> Ranges:
-    """The ranges as if each recompute lay in ranges of those layers alone that hold its layer, as with operations
-    (`nvprof_kit.analysis.flops.counted.Counted.rows_of`).
-
-    Args:
-        ranges: All ranges.
-        parent: The layer that holds each layer, '' at the top.
-    """
-    again = ranges.phase == Category.RECOMPUTE.value
-    outer = np.append(np.append(ranges.layer_range, NONE)[ranges.nesting.parent], NONE)  # the next layer's range around
-    around = outer[:-1].copy()
-    outermost = again.copy()
-    while (current := np.flatnonzero(outermost & (around != NONE))).size:
-        outermost[current] &= ~again[around[current]]
-        around = outer[around]
-    holder, held = outer[:-1].copy(), dict[tuple[int, int], bool]()
-    pending = np.flatnonzero(outermost & (holder != NONE))
-    while pending.size:
-        pairs = list(zip(ranges.name[pending].tolist(), ranges.name[holder[pending]].tolist(), strict=True))
-        for inner, one in set(pairs) - held.keys():
-            held[inner, one] = ranges.names[one].text in with_holders(ranges.names[inner].text, parent)
-        pending = pending[[not held[pair] for pair in pairs]]
-        holder[pending] = outer[holder[pending]]
-        pending = pending[holder[pending] != NONE]
-    moved = holder != outer[:-1]
-    if not moved.any():
-        return ranges
-    return replace(ranges, nesting=replace(ranges.nesting, parent=np.where(moved, holder, ranges.nesting.parent)))
 
 
 def uncounted_rows(operations: Operations, counted: Counted, rows: Sequence[Row]) -> dict[Key, float]:
@@ -155,7 +125,13 @@ class Whole:
 
 
 def whole(
-    trace: Trace, attribution: Attribution, counted: Counted, times: Mapping[Key, float], peaks: Peaks | None
+    trace: Trace,
+    attribution: Attribution,
+    counted: Counted,
+    times: Mapping[Key, float],
+    *,
+    peaks: Peaks | None,
+    choice: StepChoice,
 ) -> Whole:
     """The steps of a capture together.
 
@@ -165,8 +141,9 @@ def whole(
         counted: What was counted.
         times: How often what was counted of each row happened.
         peaks: The GPU's peaks.
+        choice: The steps that count.
     """
-    steps = step_times(trace, attribution)
+    steps = step_times(trace, attribution)[choice.shown]
     lanes, of_op = devices_of(trace)
     devices = max(len(lanes), 1)
     if len(steps):

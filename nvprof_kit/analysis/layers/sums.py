@@ -1,11 +1,12 @@
 """Sums of operations and ranges by (layer, phase) and step.
 
-Everything is one array of shape ``(keys, columns)``: a key is a (layer, phase) pair, a column is a step, column 0
-being "outside steps"; without steps there is column 0 alone.
+Everything is one array of shape ``(keys, columns)``: a key is a (layer, phase) pair, a column is an instance of a step,
+or some of them together; column 0 is "outside steps".
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,17 +19,10 @@ from nvprof_kit.analysis.attribution.intervals import alone, exact_sums, union_l
 from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array, Integers, inherit
 from nvprof_kit.analysis.attribution.ranges import Ranges, steps_around
 from nvprof_kit.analysis.attribution.windows import devices_of
+from nvprof_kit.analysis.kernels.classes import KernelClasses
+from nvprof_kit.analysis.layers.order import parents, with_holders
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES
-from nvprof_kit.trace.schema import Trace
-
-
-class Outside(NamedTuple):
-    """What lies outside every layer, in one phase, over all steps."""
-
-    calls: int
-    ops: int
-    self_ns: int
-    cpu_ns: int
+from nvprof_kit.trace.schema import OP_KINDS, Trace
 
 
 @dataclass(frozen=True)
@@ -37,17 +31,21 @@ class LayerSums:
 
     Attributes:
         keys: The (layer, phase) pairs; those of `NO_LAYER` come last.
-        steps: Step number of each column but the first, which stand for instances of steps by time.
+        parent: The layer that holds each layer in the model, '' at the top.
         loop_phases: Texts of the phase ranges, by their first start.
-        calls, ops, self_ns, total_ns, busy_ns, cpu_ns: The columns of the per-layer table.
+        calls, ops, self_ns, compute_ns, comm_ns, copy_ns, total_ns, cpu_ns: The columns of the per-layer table.
+        busy_ns: The same, or all columns in one.
     """
 
     keys: list[tuple[str, str]]
-    steps: Int64Array
+    parent: dict[str, str]
     loop_phases: tuple[str, ...]
     calls: Int64Array
     ops: Int64Array
     self_ns: Int64Array
+    compute_ns: Int64Array
+    comm_ns: Int64Array
+    copy_ns: Int64Array
     total_ns: Int64Array
     busy_ns: Int64Array
     cpu_ns: Int64Array
@@ -57,75 +55,107 @@ class LayerSums:
         """The distinct layers, without `NO_LAYER`."""
         return list(dict.fromkeys(layer for layer, _ in self.keys if layer != NO_LAYER))
 
-    @cached_property
-    def _index(self) -> dict[tuple[str, str], int]:
-        return {key: index for index, key in enumerate(self.keys)}
-
-    def own(self, layer: str, phase: str) -> int:
-        """Time of a layer's own operations of one phase over all steps, in ns."""
-        key = self._index.get((layer, phase))
-        return int(self.self_ns[key].sum()) if key is not None else 0
-
-    def over_phases(self, values: Int64Array, layer: str) -> dict[str, int]:
-        """One of the arrays summed over steps, for each phase that the layer has."""
-        keys = {category.value: self._index.get((layer, category.value)) for category in LAYER_CATEGORIES}
-        return {phase: int(values[key].sum()) for phase, key in keys.items() if key is not None}
-
-    def outside(self, phase: str) -> Outside:
-        """What lies outside every layer in one phase."""
-        key = self._index.get((NO_LAYER, phase))
-        return Outside(
-            *(
-                int(values[key].sum()) if key is not None else 0
-                for values in (self.calls, self.ops, self.self_ns, self.cpu_ns)
-            )
-        )
+    @property
+    def arrays(self) -> dict[str, Int64Array]:
+        """The arrays by the names of the per-layer table's columns."""
+        return {
+            "calls": self.calls,
+            "gpu_ops": self.ops,
+            "gpu_self_ns": self.self_ns,
+            "compute_ns": self.compute_ns,
+            "comm_ns": self.comm_ns,
+            "copy_ns": self.copy_ns,
+            "gpu_total_ns": self.total_ns,
+            "gpu_busy_ns": self.busy_ns,
+            "cpu_ns": self.cpu_ns,
+        }
 
 
-def sum_layers(trace: Trace, attribution: Attribution, *, by_step: bool) -> LayerSums:
-    """Sum a capture's operations and ranges by layer, phase and, where asked, step."""
+class Columns(NamedTuple):
+    """What the columns of the sums stand for.
+
+    Attributes:
+        of_instance: The column of each instance of a step, and behind the last of what lies outside steps.
+        width: Number of columns.
+    """
+
+    of_instance: Int64Array
+    width: int
+
+    @classmethod
+    def by_step(cls, steps: int) -> Columns:
+        """A column for what lies outside steps, then one for each instance."""
+        return cls(np.append(np.arange(1, steps + 1), 0), steps + 1)
+
+    @classmethod
+    def apart(cls, shown: npt.NDArray[np.bool_]) -> Columns:
+        """A column for what lies outside steps, for the instances that are shown, and for the others."""
+        return cls(np.append(np.where(shown, 1, 2), 0), 3)
+
+
+def sum_layers(
+    trace: Trace, attribution: Attribution, columns: Columns, classes: KernelClasses | None = None, *, busy: bool = True
+) -> LayerSums:
+    """Sum a capture's operations and ranges by layer, phase and column.
+
+    Args:
+        trace: The capture.
+        attribution: Who owns each operation.
+        columns: What the columns are.
+        classes: The class of each operation; without them all of it is computing and copies, told by kind.
+        busy: Tell the columns apart in `LayerSums.busy_ns` too; else it has one, for all of them.
+    """
     ranges = attribution.ranges
     keyed = _keyed(ranges, attribution)
-    columns = len(ranges.steps) + 1 if by_step else 1
-    cells = (len(keyed.keys), columns)
-    count = len(keyed.keys) * columns
+    layers = list(dict.fromkeys(layer for layer, _ in keyed.keys if layer != NO_LAYER))
+    parent = parents(ranges, layers)
+    width = columns.width
+    cells, count = (len(keyed.keys), width), len(keyed.keys) * width
     start, end = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))
     device = devices_of(trace)[1]
     duration = end - start
-    column: Integers = attribution.step + 1 if by_step else np.zeros(len(duration), dtype=np.int64)
+    column = columns.of_instance[attribution.step]
     inside = attribution.layer_range >= 0
     own_key = np.where(
         inside, np.append(keyed.of_range, NONE)[attribution.layer_range], keyed.outside[attribution.phase]
     )
-    cell = own_key * columns + column
-    self_ns = exact_sums(cell, duration, count)
+    cell = own_key * width + column
+    chain = _Chain.of(keyed, parent, width)
+    parts = {name: exact_sums(cell[mine], duration[mine], count) for name, mine in _sorts(trace, classes).items()}
+    self_ns = np.sum(list(parts.values()), axis=0)
     free = alone(start, end, device)
-
-    chains = _Chains(ranges, keyed, columns)
-    held = chains.group(
-        attribution.layer_range[inside], column[inside], duration[inside], np.where(free, duration, 0)[inside]
-    )
-    total_ns, busy_ns = chains.totals(held)
-    outside_cells = ~np.repeat([layer != NO_LAYER for layer, _ in keyed.keys], columns)
-    total_ns[outside_cells] = self_ns[outside_cells]
-    busy_ns += exact_sums(cell[~inside & free], duration[~inside & free], count)
+    busy_ns = chain.held(exact_sums(cell[free], duration[free], count))
+    many = 1 if busy else width
+    busy_ns = busy_ns.reshape(-1, many).sum(axis=1)
     crowd = np.flatnonzero(~free)
     if len(crowd):
-        op, group = chains.memberships(crowd, attribution.layer_range[crowd], column[crowd], own_key[crowd])
-        busy_ns += union_lengths(start[op], end[op], device[op], group, count)
+        op, group = chain.memberships(crowd, own_key[crowd], column[crowd])
+        busy_ns += union_lengths(start[op], end[op], device[op], group // many, count // many)
     calls, cpu_ns = _range_sums(ranges, keyed, columns)
-    calls += chains.replays(attribution.replay, attribution.layer_range, column)
+    ran = np.flatnonzero((attribution.replay >= 0) & inside)
+    calls += chain.replays(attribution.replay[ran], own_key[ran], column[ran])
     return LayerSums(
         keys=keyed.keys,
-        steps=ranges.steps if by_step else ranges.steps[:0],
+        parent=parent,
         loop_phases=keyed.loop_phases,
         calls=calls.reshape(cells),
         ops=np.bincount(cell, minlength=count).reshape(cells),
         self_ns=self_ns.reshape(cells),
-        total_ns=total_ns.reshape(cells),
-        busy_ns=busy_ns.reshape(cells),
+        compute_ns=parts["compute"].reshape(cells),
+        comm_ns=parts["comm"].reshape(cells),
+        copy_ns=parts["copy"].reshape(cells),
+        total_ns=chain.held(self_ns).reshape(cells),
+        busy_ns=busy_ns.reshape(len(keyed.keys), -1),
         cpu_ns=cpu_ns.reshape(cells),
     )
+
+
+def _sorts(trace: Trace, classes: KernelClasses | None) -> dict[str, npt.NDArray[np.bool_]]:
+    """Which operations communicate, copy (memcpy and memset), and compute: all others."""
+    kind = trace.ops["kind"].to_numpy()
+    copies = (kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset"))
+    comm = np.zeros(len(kind), dtype=bool) if classes is None else classes.is_a("comm")
+    return {"compute": ~(copies | comm), "comm": comm, "copy": copies & ~comm}
 
 
 # ---------------------------------------------------------------- keys
@@ -197,95 +227,70 @@ def _inside_its_like(label: Int64Array, ranges: Ranges) -> npt.NDArray[np.bool_]
 # ---------------------------------------------------------------- chains of layers
 
 
-class _Held(NamedTuple):
-    """Operations grouped by (layer's range, column): shape ``(g,)`` each, times in ns."""
-
-    layer_range: Int64Array
-    column: Int64Array
-    duration: Int64Array
-    free: Int64Array
-
-
 @dataclass(frozen=True)
-class _Chains:
-    """Walks from an operation's layer outwards over the layers that enclose it, all operations at once, a level at
-    a time.
+class _Chain:
+    """Walks from a key outwards over the layers that hold its layer in the model, in the same phase.
+
+    It goes by the model and not by which range encloses which: a backward pass runs a checkpointed block again inside
+    the range of the part that asks for it first, which is no reason to give that part the others' time.
+
+    Attributes:
+        outer: The key of the next layer outwards that has the phase, `NONE` for none and behind the last.
+        inwards: The keys, each behind those that hold it.
+        columns: Number of columns of a cell.
     """
 
-    ranges: Ranges
-    keyed: _Keyed
+    outer: Int64Array
+    inwards: list[int]
     columns: int
 
-    @cached_property
-    def _outer(self) -> Int64Array:
-        """For each range the next layer's range around it; `NONE` behind the last, so that index `NONE` finds
-        `NONE`.
-        """
-        parent = self.ranges.nesting.parent
-        return np.append(np.append(self.ranges.layer_range, NONE)[parent], NONE)
+    @classmethod
+    def of(cls, keyed: _Keyed, parent: Mapping[str, str], columns: int) -> _Chain:
+        index = {key: place for place, key in enumerate(keyed.keys)}
+        outer = np.full(len(keyed.keys) + 1, NONE, dtype=np.int64)
+        depth = np.zeros(len(keyed.keys), dtype=np.int64)
+        for place, (layer, phase) in enumerate(keyed.keys):
+            holders = with_holders(layer, parent)[:-1] if layer != NO_LAYER else []
+            depth[place] = len(holders)
+            outer[place] = next((index[one, phase] for one in reversed(holders) if (one, phase) in index), NONE)
+        return cls(outer, np.argsort(depth, kind="stable").tolist(), columns)
 
-    @property
-    def _cells(self) -> int:
-        return len(self.keyed.keys) * self.columns
+    def held(self, own: Int64Array) -> Int64Array:
+        """Sums by cell with those of the cells that each holds."""
+        table = own.reshape(-1, self.columns).copy()
+        for key in reversed(self.inwards):
+            if (holder := self.outer[key]) >= 0:
+                table[holder] += table[key]
+        summed: Int64Array = table.ravel()
+        return summed
 
-    def group(self, layer_range: Integers, column: Integers, duration: Int64Array, free: Int64Array) -> _Held:
-        """Sum operations by the layer's range and column they belong to, before walking: ranges are few,
-        operations many.
-        """
-        if self.columns == 1:
-            count = len(self.ranges.start)
-            sums = (exact_sums(layer_range, values, count) for values in (duration, free))
-            return _Held(np.arange(count), np.zeros(count, dtype=np.int64), *sums)
-        pairs, which = np.unique(layer_range.astype(np.int64) * self.columns + column, return_inverse=True)
-        sums = (exact_sums(which, values, len(pairs)) for values in (duration, free))
-        return _Held(pairs // self.columns, pairs % self.columns, *sums)
+    def memberships(self, ops: Int64Array, key: Int64Array, column: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Every (operation, cell) such that the operation is the cell's own or is held by it."""
+        op, cell = [], []
+        while (here := np.flatnonzero(key >= 0)).size:
+            ops, key, column = ops[here], key[here], column[here]
+            op.append(ops)
+            cell.append(key * self.columns + column)
+            key = self.outer[key]
+        empty = np.zeros(0, dtype=np.int64)
+        return np.concatenate([empty, *op]), np.concatenate([empty, *cell])
 
-    def totals(self, held: _Held) -> tuple[Int64Array, Int64Array]:
-        """Time of all operations, and of those that overlap no other, nested in each cell."""
-        total, free = (np.zeros(self._cells, dtype=np.int64) for _ in range(2))
-        current = np.where(held.duration + held.free > 0, held.layer_range, NONE)
-        while (here := np.flatnonzero(current >= 0)).size:
-            counted = here[~self.keyed.repeats[current[here]]]
-            cell = self.keyed.of_range[current[counted]] * self.columns + held.column[counted]
-            total += exact_sums(cell, held.duration[counted], self._cells)
-            free += exact_sums(cell, held.free[counted], self._cells)
-            current = self._outer[current]
-        return total, free
-
-    def memberships(
-        self, ops: Int64Array, layer_range: Integers, column: Integers, own_key: Int64Array
-    ) -> tuple[Int64Array, Int64Array]:
-        """Every (operation, cell) such that the operation is nested in the cell's ranges, or is the cell's own
-        outside layers.
-        """
-        loose = layer_range == NONE
-        op, cell = [ops[loose]], [(own_key * self.columns + column)[loose]]
-        current = layer_range
-        while (here := np.flatnonzero(current >= 0)).size:
-            counted = here[~self.keyed.repeats[current[here]]]
-            op.append(ops[counted])
-            cell.append(self.keyed.of_range[current[counted]] * self.columns + column[counted])
-            current = self._outer[current]
-        return np.concatenate(op), np.concatenate(cell)
-
-    def replays(self, replay: Integers, layer_range: Integers, column: Integers) -> Int64Array:
-        """Times that CUDA-graph replays ran each cell: once for each replay that ran an operation nested in it."""
-        ran = np.flatnonzero((replay >= 0) & (layer_range >= 0))
-        replay = replay.astype(np.int64)  # products of counts do not fit 32 bits
-        _, first = np.unique(replay[ran] * len(self.ranges.start) + layer_range[ran], return_index=True)
-        one = ran[first]
-        op, cell = self.memberships(one, layer_range[one], column[one], np.zeros(len(one), dtype=np.int64))
-        seen = np.unique(replay[op] * self._cells + cell)
-        return np.bincount(seen % self._cells, minlength=self._cells)
+    def replays(self, replay: Integers, key: Int64Array, column: Int64Array) -> Int64Array:
+        """Times that CUDA-graph replays ran each cell: once for each replay that ran an operation held by it."""
+        cells = (len(self.outer) - 1) * self.columns
+        wide = replay.astype(np.int64)  # products of counts do not fit 32 bits
+        _, one = np.unique(wide * cells + key * self.columns + column, return_index=True)
+        op, cell = self.memberships(wide[one], key[one], column[one])
+        return np.bincount(np.unique(op * cells + cell) % cells, minlength=cells)
 
 
-def _range_sums(ranges: Ranges, keyed: _Keyed, columns: int) -> tuple[Int64Array, Int64Array]:
+def _range_sums(ranges: Ranges, keyed: _Keyed, columns: Columns) -> tuple[Int64Array, Int64Array]:
     """Number of ranges of each cell, and the CPU time inside them, a range inside another of its key counted with
     that one.
     """
     mine = np.flatnonzero(keyed.of_range >= 0)
-    column = steps_around(ranges, mine) + 1 if columns > 1 else np.zeros(len(mine), dtype=np.int64)
-    cell = keyed.of_range[mine] * columns + column
-    cells = len(keyed.keys) * columns
+    column = columns.of_instance[steps_around(ranges, mine)]
+    cell = keyed.of_range[mine] * columns.width + column
+    cells = len(keyed.keys) * columns.width
     length = np.where(keyed.repeats[mine], 0, ranges.end[mine] - ranges.start[mine])
     return np.bincount(cell[ranges.first[mine]], minlength=cells), exact_sums(cell, length, cells)

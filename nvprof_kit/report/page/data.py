@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution.attribution import attribute
 from nvprof_kit.analysis.attribution.intervals import exact_sums
 from nvprof_kit.analysis.attribution.nesting import Int64Array
 from nvprof_kit.analysis.attribution.step_times import instance_of, slowest_step, step_times, typical_step
+from nvprof_kit.analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit.analysis.kernels.classes import CLASSES, Rule, classify
 from nvprof_kit.analysis.layers.layers import LayersOptions, layers
 from nvprof_kit.analysis.layers.memory import layer_memory, memory_tree, tells_memory
@@ -45,17 +47,21 @@ class ClassTimes:
     warnings: tuple[str, ...] = ()
 
 
-def class_times(trace: Trace, own_rules: tuple[Rule, ...] = ()) -> ClassTimes | None:
+def class_times(
+    trace: Trace, own_rules: tuple[Rule, ...] = (), counted: npt.NDArray[np.bool_] | None = None
+) -> ClassTimes | None:
     """Time by class of kernel; None where the capture has no kernels.
 
     Args:
         trace: The capture, with the column ``name``.
         own_rules: Rules asked before the package's.
+        counted: Which operations count, all by default.
     """
     if not trace.info.on_gpu:
         return None
     found = classify(trace.ops, own_rules)
     length = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
+    length = length if counted is None else np.where(counted, length, 0)
     sums = exact_sums(found.code.astype(np.int64), length, len(CLASSES)).tolist()
     took = [(name, ns) for name, ns in zip(CLASSES, sums, strict=True) if ns > 0]
     return ClassTimes(dict(sorted(took, key=lambda one: -one[1])), found.warnings(sum(sums)))
@@ -141,12 +147,12 @@ def headlines(sheet: Sheet) -> list[Headline]:
     """The numbers on top of the page."""
     result, summary = sheet.layers, sheet.layers.summary
     steps = max(summary.steps, 1)
-    ms = Milliseconds.for_total(summary.total_ns, steps)
+    ms = Milliseconds.for_total(summary.shown_ns, steps)
     per_step = " per step" if summary.steps > 1 else ""
     operations = f"{summary.ops:,} operations" + (f" in {summary.steps} steps" if summary.steps > 1 else "")
-    made = [Headline(heading(time_name(result)) + per_step, f"{ms(summary.total_ns) or '0'} ms", operations)]
+    made = [Headline(heading(time_name(result)) + per_step, f"{ms(summary.shown_ns) or '0'} ms", operations)]
     if len(sheet.steps):
-        lengths = sheet.steps["wall_ns"].to_numpy()
+        lengths = sheet.steps["wall_ns"].to_numpy()[result.steps.shown]
         shortest, longest = (Milliseconds.for_total(int(lengths.max()))(int(value)) for value in _ends(lengths))
         middle = Milliseconds.for_total(int(lengths.max()))(int(np.sort(lengths)[(len(lengths) - 1) // 2]))
         made.append(Headline("Median step", f"{middle} ms", f"{shortest} to {longest} ms"))
@@ -155,10 +161,11 @@ def headlines(sheet: Sheet) -> list[Headline]:
     if sheet.flops is not None and not math.isnan(sheet.flops.whole.mfu):
         made.append(_flops_headline(sheet.flops))
     of_loop = f"{percent(summary.loop_layer_share)} of forward and backward"
-    made.append(Headline("In a named layer", percent(summary.layer_ns / max(summary.total_ns, 1)), of_loop))
-    own = result.rows[result.rows["layer"] != NO_LAYER].groupby("layer", sort=False)["gpu_self_ns"].sum()
+    made.append(Headline("In a named layer", percent(summary.layer_ns / max(summary.work_ns, 1)), of_loop))
+    rows = result.shown_rows
+    own = rows[rows["layer"] != NO_LAYER].groupby("layer", sort=False)["gpu_self_ns"].sum()
     if len(own):
-        share = percent(own.max() / max(summary.total_ns, 1))
+        share = percent(own.max() / max(summary.shown_ns, 1))
         made.append(Headline("Costliest layer by its own work", short_text(str(own.idxmax())), share))
     return made
 
@@ -191,7 +198,7 @@ def idle_share(shown: Timeline) -> tuple[int, int]:
 
 def phase_split(result: LayersResult) -> list[tuple[str, int]]:
     """The total by phase of the loop, in ns, without the phases that took nothing."""
-    by_phase = result.rows.groupby("phase")["gpu_self_ns"].sum()
+    by_phase = result.shown_rows.groupby("phase")["gpu_self_ns"].sum()
     known = [phase for phase in PHASES if phase in by_phase]
     by_time = by_phase.sort_values(ascending=False, kind="stable").index
     others = [str(phase) for phase in by_time if phase not in PHASES]
@@ -229,7 +236,8 @@ def changes(sheets: Sequence[Sheet]) -> list[Change]:
         steps = max(sheet.layers.summary.steps, 1)
         rows = sheet.layers.tree
         names = row_names(rows)
-        by_sheet.append({name: ns / steps for name, ns in zip(names, rows["total_ns"].tolist(), strict=True)})
+        work = (rows["total_ns"] - rows["comm_ns"]).tolist()
+        by_sheet.append({name: ns / steps for name, ns in zip(names, work, strict=True)})
         for name, parent, depth in zip(names, rows["parent"].tolist(), rows["depth"].tolist(), strict=True):
             places.setdefault(name, (parent, depth))
     return [Change(name, *place, tuple(times.get(name) for times in by_sheet)) for name, place in places.items()]
@@ -237,7 +245,7 @@ def changes(sheets: Sequence[Sheet]) -> list[Change]:
 
 def total_change(sheets: Sequence[Sheet]) -> Change:
     """The captures' totals as a row of the comparison."""
-    totals = (sheet.layers.summary.total_ns / max(sheet.layers.summary.steps, 1) for sheet in sheets)
+    totals = (sheet.layers.summary.work_ns / max(sheet.layers.summary.steps, 1) for sheet in sheets)
     return Change("total", "", 0, tuple(totals))
 
 
@@ -253,7 +261,11 @@ def short_text(text: str) -> str:
 
 
 def sheet_of(
-    trace: Trace, step: int | None = None, found: AdviseResult | None = None, own_rules: tuple[Rule, ...] = ()
+    trace: Trace,
+    step: int | None = None,
+    found: AdviseResult | None = None,
+    own_rules: tuple[Rule, ...] = (),
+    steps: StepOptions = ALL_STEPS,
 ) -> Sheet:
     """Everything the page shows of a capture.
 
@@ -263,21 +275,22 @@ def sheet_of(
         step: The step to show in time, None for the typical one, the slowest, and those that findings point to.
         found: What to do about it, None where nobody looked.
         own_rules: Rules for kernel classes, asked before the package's.
+        steps: Which steps the figures per step are of, by default all but warm-up.
 
     Raises:
         UsageError: The capture has no such step.
     """
     attribution = attribute(trace)
     times = step_times(trace, attribution)
-    result = layers(trace, LayersOptions(by_step=True), attribution)
+    result = layers(trace, LayersOptions(by_step=True, steps=steps), attribution)
     pointed = [] if found is None or step is not None else _steps_of(found, times)
-    chosen = _chosen_steps(times, step, trace.info.path, pointed)
+    chosen = _chosen_steps(times, step, trace.info.path, pointed, result.steps.shown)
     timelines = [(title, timeline(trace, attribution, one)) for title, one in chosen]
     return Sheet(
         layers=result,
         steps=times,
         timelines=timelines,
-        classes=class_times(trace, own_rules),
+        classes=class_times(trace, own_rules, result.steps.of_ops(attribution)),
         findings=[] if found is None else _findings(found, result, [shown for _, shown in timelines]),
         memory=memory_tree(layer_memory(trace, attribution), result.tree) if tells_memory(trace) else None,
     )
@@ -316,12 +329,12 @@ def _findings(found: AdviseResult, result: LayersResult, timelines: Sequence[Tim
 
 
 def _chosen_steps(
-    times: pd.DataFrame, step: int | None, path: str, pointed: Sequence[int]
+    times: pd.DataFrame, step: int | None, path: str, pointed: Sequence[int], shown: npt.NDArray[np.bool_]
 ) -> list[tuple[str, int | None]]:
     """The instances of steps to show in time, each with its title."""
     if step is not None:
         return [(f"step {step}", instance_of(times, step, path))]
-    typical, slowest = typical_step(times), slowest_step(times)
+    typical, slowest = typical_step(times[shown]), slowest_step(times[shown])
     if typical is None or slowest is None:
         return [("the whole capture", None)]
     number = times["step"]

@@ -26,7 +26,7 @@ from nvprof_kit.report.page.data import (
     total_change,
 )
 from nvprof_kit.report.page.drawing import drawn, measures
-from nvprof_kit.report.text.layers import MEMORY_COLUMNS, LayersView, layers_lines, time_name, total_line
+from nvprof_kit.report.text.layers import MEMORY_COLUMNS, LayersView, apart, layers_lines, time_name, total_line
 from nvprof_kit.report.text.terminal import capture_facts
 from nvprof_kit.report.text.units import Milliseconds, mib, percent
 
@@ -88,10 +88,10 @@ def _shown(sheet: Sheet) -> dict[str, Any]:
     return {
         "path": result.info.path,
         "short_path": _short_path(result.info.path),
-        "facts": capture_facts(result.info, steps),
+        "facts": capture_facts(result.info, result.summary.all_steps),
         "headlines": headlines(sheet),
         "split": list(_split(sheet)),
-        "warnings": result.warnings,
+        "warnings": (*apart(result), *result.warnings),
         "findings": sheet.findings,
         "unit": "Milliseconds per step" if steps > 1 else "Milliseconds",
         "time_name": time_name(result),
@@ -115,21 +115,21 @@ def _short_path(path: str) -> str:
 
 def _split(sheet: Sheet) -> Iterable[dict[str, Any]]:
     summary = sheet.layers.summary
-    ms = Milliseconds.for_total(summary.total_ns, max(summary.steps, 1))
+    ms = Milliseconds.for_total(summary.shown_ns, max(summary.steps, 1))
     for phase, ns in phase_split(sheet.layers):
         yield {
             "phase": short_text(phase),
             "colour": phase if phase in PHASES else "other",
             "ns": ns,
             "time": ms(ns),
-            "percent": percent(ns / max(summary.total_ns, 1)),
+            "percent": percent(ns / max(summary.shown_ns, 1)),
         }
 
 
 def _table(sheet: Sheet) -> tuple[list[str], list[dict[str, Any]], list[str]]:
     """Heads, rows and last line of the per-layer table."""
     result = sheet.layers
-    tree, whole = result.tree, max(result.summary.total_ns, 1)
+    tree, whole = result.tree, max(result.summary.shown_ns, 1)
     last = total_line(result)
     phases = [phase for phase in PHASES if phase != "recompute" or last.times[phase]]
     names = row_names(tree)

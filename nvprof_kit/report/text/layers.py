@@ -14,13 +14,13 @@ from nvprof_kit.report.text.terminal import Bar, capture_line, table, warning_li
 from nvprof_kit.report.text.units import Milliseconds, count_per_step, mib, percent, percents
 
 if TYPE_CHECKING:
-    from nvprof_kit.analysis.layers.layers import LayersResult
+    from nvprof_kit.analysis.layers.layers import LayersResult, Summary
 
 Row = dict[Any, Any]
 """One row of `nvprof_kit.analysis.layers.layers.LayersResult.tree`."""
 
 _PHASES = tuple(category.value for category in LAYER_CATEGORIES)
-_COLUMNS = ("layer", "calls", *_PHASES, "total", "share", "", "CPU")
+_COLUMNS = ("layer", "calls", *_PHASES, "total", "comm", "share", "", "CPU")
 MEMORY_COLUMNS = {"kept_bytes": "kept MiB", "peak_bytes": "peak MiB", "cuda_bytes": "CUDA MiB"}
 """Heads of the columns of `nvprof_kit.analysis.layers.memory.memory_tree`."""
 
@@ -52,6 +52,7 @@ class Line:
         percent: Its part of the capture's total, as text.
         share: The same as a number, 0 to 1.
         cpu: Milliseconds its ranges were open on the CPU.
+        comm: Milliseconds of the total in communication.
         outside: Whether it lies outside every layer.
         memory: MiB by the heads of `MEMORY_COLUMNS`, where memory was asked for.
     """
@@ -63,6 +64,7 @@ class Line:
     percent: str
     share: float = 0.0
     cpu: str = ""
+    comm: str = ""
     outside: bool = False
     memory: Mapping[str, str] = field(default_factory=dict)
 
@@ -71,7 +73,8 @@ def layers_report(result: LayersResult, view: LayersView) -> list[RenderableType
     """The whole report: what the capture is, the table, and every warning about it."""
     lines = layers_lines(result, view)
     total = total_line(result)
-    columns = [name for name in _COLUMNS if name != "recompute" or total.times["recompute"]]
+    used = {"recompute": bool(total.times["recompute"]), "comm": bool(result.summary.comm_ns)}
+    columns = [name for name in _COLUMNS if used.get(name, True)]
     columns += [name for name in MEMORY_COLUMNS.values() if any(line.memory.get(name) for line in lines)]
     longest = max((line.share for line in lines), default=0.0) or 1.0
     made = table([(name, {"layer": "left", "": "bar"}.get(name, "right")) for name in columns])
@@ -86,7 +89,7 @@ def layers_report(result: LayersResult, view: LayersView) -> list[RenderableType
 
 def layers_lines(result: LayersResult, view: LayersView) -> list[Line]:
     """The table's lines: the model's layers and what lies outside them."""
-    whole, steps = result.summary.total_ns, _divisor(result)
+    whole, steps = result.summary.shown_ns, _divisor(result)
     ms = Milliseconds.for_total(whole, steps)
     rows = result.tree.to_dict("records")
     rounded = iter(percents([row["total_ns"] for row in rows if row["depth"] == 0]))
@@ -102,6 +105,7 @@ def layers_lines(result: LayersResult, view: LayersView) -> list[Line]:
             percent=percent(share) if row["depth"] else next(rounded),
             share=share,
             cpu=ms(row["cpu_ns"]),
+            comm=ms(row["comm_ns"]),
             outside=row["layer"] == NO_LAYER,
             memory=next(memory),
         )
@@ -112,14 +116,15 @@ def layers_lines(result: LayersResult, view: LayersView) -> list[Line]:
 
 def total_line(result: LayersResult) -> Line:
     """The last line: the sum of the tree's top level, which is the sum of all operations."""
-    ms = Milliseconds.for_total(result.summary.total_ns, _divisor(result))
+    ms = Milliseconds.for_total(result.summary.shown_ns, _divisor(result))
     top = [row for row in result.tree.to_dict("records") if row["depth"] == 0]
     return Line(
         label="total",
         calls="",
         times={phase: ms(sum(_in_phase(row, phase) for row in top)) for phase in _PHASES},
         total=ms(sum(row["total_ns"] for row in top)),
-        percent=percent(1.0 if result.summary.total_ns else 0.0),
+        percent=percent(1.0 if result.summary.shown_ns else 0.0),
+        comm=ms(sum(row["comm_ns"] for row in top)),
         memory={MEMORY_COLUMNS["cuda_bytes"]: mib(_from_cuda(result))} if _from_cuda(result) else {},
     )
 
@@ -130,15 +135,20 @@ def header(result: LayersResult) -> list[RenderableType]:
     whole, wall = Milliseconds.for_total(summary.total_ns), Milliseconds.for_total(summary.wall_ns)
     amount = f"{whole(summary.total_ns) or '0'} ms"
     if steps > 1:
-        per_step = Milliseconds.for_total(summary.total_ns, steps)
-        amount = f"{per_step(summary.total_ns) or '0'} ms per step ({amount} in {steps} steps)"
-    named = percent(summary.layer_ns / max(summary.total_ns, 1))
+        per_step, of_steps = (Milliseconds.for_total(summary.shown_ns, parts) for parts in (steps, 1))
+        shown = f"{of_steps(summary.shown_ns) or '0'} ms in {steps} steps"
+        amount = f"{per_step(summary.shown_ns) or '0'} ms per step ({shown})"
+    named = percent(summary.layer_ns / max(summary.work_ns, 1))
     lines = [
-        capture_line(info, summary.steps),
+        capture_line(info, summary.all_steps),
         Text(
             f"{heading(time_name(result))}: {amount}, {summary.ops:,} operations in {wall(summary.wall_ns) or '0'} ms"
         ),
-        Text(f"In a named layer: {named} of it, {percent(summary.loop_layer_share)} of forward and backward"),
+        Text(
+            f"In a named layer: {named} of it{_without_comm(summary)}, {percent(summary.loop_layer_share)} of forward "
+            "and backward"
+        ),
+        *map(Text, apart(result)),
     ]
     if not info.on_gpu:
         lines.append(Text("Operations are CPU operators: this capture has no GPU"))
@@ -146,6 +156,20 @@ def header(result: LayersResult) -> list[RenderableType]:
         told = (f"{how} {percent(ns / max(summary.total_ns, 1))}" for how, ns in summary.by_how.items())
         lines.append(Text(f"Owner told by: {', '.join(told)}"))
     return list(lines)
+
+
+def _without_comm(summary: Summary) -> str:
+    return " without communication" if summary.comm_ns else ""
+
+
+def apart(result: LayersResult) -> list[str]:
+    """What is in no figure per step, a line each."""
+    summary, lines = result.summary, []
+    if summary.outside_ns and not result.steps.asked:
+        outside = Milliseconds.for_total(summary.total_ns)(summary.outside_ns)
+        lines.append(f"Outside steps: {outside} ms in the whole capture, in no figure per step")
+    lines += [f"Warm-up, in no figure per step: {said}" for said in result.steps.left_out]
+    return lines
 
 
 def time_name(result: LayersResult) -> str:
@@ -196,6 +220,7 @@ def _cells(line: Line, columns: Sequence[str], longest: float) -> list[Renderabl
         "calls": line.calls,
         **line.times,
         "total": line.total,
+        "comm": line.comm,
         "share": line.percent,
         "": Bar(line.share / longest),
         "CPU": line.cpu,
@@ -208,6 +233,8 @@ def _notes(result: LayersResult) -> list[Text]:
     unit = "Milliseconds per step" if result.summary.steps > 1 else "Milliseconds"
     what = f"{unit} of {time_name(result)}; a layer's hold its children's."
     notes = [Text(f"{what} CPU is the time its ranges were open on the CPU.", "dim")]
+    if result.summary.comm_ns:
+        notes.append(Text("comm is the part of total in communication, which may be waiting for other ranks.", "dim"))
     if result.memory is not None:
         notes.append(
             Text(

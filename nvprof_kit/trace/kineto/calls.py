@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit.trace.kineto.events import Event, Events, number, numbers, threads, times
-from nvprof_kit.trace.schema import CALL_KINDS
+from nvprof_kit.trace.schema import CALL_KINDS, LOADS_CODE
 
 _KINDS = {"cuda_runtime": "api", "cuda_driver": "api", "overhead": "overhead"}
+_COMPILES = "(dynamo_timed)"
 _HOST_END = re.compile(r"\((?:.*\b)?(Pageable|Pinned|Managed)\b")
 
 
@@ -33,6 +34,15 @@ def read_calls(events: Events, process: int) -> dict[str, Any]:
         "kind": np.array([CALL_KINDS.index(kind) for kind, _ in found], dtype=np.int8),
         "name": [str(event.get("name", "")) for event in chosen],
     }
+
+
+def read_loads(events: Events) -> dict[str, Any]:
+    """Columns of the schema's ``loads``: calls that load code, and what torch.compile says that it did."""
+    found = [event for event in events.calls if LOADS_CODE.match(str(event.get("name", "")))]
+    others = (*events.operators, *events.annotations)
+    found += [event for event in others if str(event.get("name", "")).endswith(_COMPILES)]
+    start, end = times(found)
+    return {"start_ns": start, "end_ns": end}
 
 
 def host_memory(name: str) -> str:

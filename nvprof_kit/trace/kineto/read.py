@@ -22,7 +22,7 @@ from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
 from nvprof_kit.trace.domains import named_domains
 from nvprof_kit.trace.frames import empty_frame, make_frame
-from nvprof_kit.trace.kineto.calls import host_memory, read_calls, read_collectives
+from nvprof_kit.trace.kineto.calls import host_memory, read_calls, read_collectives, read_loads
 from nvprof_kit.trace.kineto.events import Event, Events, Int64Array, number, numbers, threads, times
 from nvprof_kit.trace.kineto.ranges import read_operators, read_ranges
 from nvprof_kit.trace.schema import OP_KINDS, CaptureInfo, Trace
@@ -81,6 +81,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
         ops=make_frame("ops", ops),
         graph_nodes=empty_frame("graph_nodes"),
         calls=make_frame("calls", read_calls(events, process)) if "calls" in optional else None,
+        loads=make_frame("loads", read_loads(events)) if "loads" in optional else None,
         collectives=make_frame("collectives", read_collectives(events, process)) if "collectives" in optional else None,
         operators=None if operators is None else make_frame("operators", operators),
     )

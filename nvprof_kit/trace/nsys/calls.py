@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit.trace.frames import labels
-from nvprof_kit.trace.schema import CALL_KINDS
+from nvprof_kit.trace.schema import CALL_KINDS, LOADS_CODE
 from nvprof_kit.trace.sqlite import Database, Int64Array, integer_list
 
 _TABLES = {
@@ -36,6 +36,17 @@ def read_calls(db: Database) -> dict[str, Any]:
         "name": labels(np.concatenate([np.empty(0, dtype=np.int64), *_shifted(parts)]).astype(np.int64),
                        [text for part in parts for text in part["texts"]]),
     }  # fmt: skip
+
+
+def read_loads(db: Database) -> dict[str, Any]:
+    """Columns of the schema's ``loads``."""
+    empty = np.empty(0, dtype=np.int64)
+    if not db.has("CUPTI_ACTIVITY_KIND_RUNTIME", "start", "end", "nameId"):
+        return {"start_ns": empty, "end_ns": empty}
+    named = db.rows("SELECT id, value FROM StringIds WHERE value LIKE 'cu%Load%' OR value LIKE 'cuLink%'")
+    ids = integer_list(np.array([one for one, text in named if LOADS_CODE.match(str(text))], dtype=np.int64))
+    sql = f'SELECT start AS start_ns, "end" AS end_ns FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE nameId IN ({ids})'
+    return db.columns(sql)
 
 
 def _shifted(parts: list[dict[str, Any]]) -> list[Int64Array]:

@@ -19,7 +19,7 @@ from nvprof_kit.errors import CaptureError
 from nvprof_kit.trace.domains import named_domains
 from nvprof_kit.trace.frames import make_frame
 from nvprof_kit.trace.nsys import tables
-from nvprof_kit.trace.nsys.calls import read_calls
+from nvprof_kit.trace.nsys.calls import read_calls, read_loads
 from nvprof_kit.trace.nsys.memory import read_allocations, read_marks
 from nvprof_kit.trace.nsys.nccl import read_collectives
 from nvprof_kit.trace.nsys.ops import op_tables, read_ops
@@ -78,6 +78,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
             allocations=make_frame("allocations", read_allocations(db)) if "allocations" in optional else None,
             collectives=make_frame("collectives", read_collectives(db)) if "collectives" in optional else None,
             scheduled=make_frame("scheduled", read_scheduled(db)) if "scheduled" in optional else None,
+            loads=make_frame("loads", read_loads(db)) if "loads" in optional else None,
         )
 
 

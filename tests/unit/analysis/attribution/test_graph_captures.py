@@ -20,7 +20,7 @@ WITH_THE_MASK = ("model", ".self_attn")
 def per_step(name: str) -> dict[tuple[str, str], tuple[float, float]]:
     """Operations and nanoseconds of each layer's own in a step."""
     result = layers(open_capture(DATA / f"{name}.sqlite.xz"))
-    steps = result.summary.steps
+    steps = result.summary.all_steps
     return {
         (row.layer, row.phase): (row.gpu_ops / steps, row.gpu_self_ns / steps)
         for row in result.rows.itertuples()

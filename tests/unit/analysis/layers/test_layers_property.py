@@ -68,14 +68,16 @@ def test_any_capture(
             file.kernel(start, start + length, launched=(call, call + 1), tid=tid, pid=pid, device=device)
         path = file.write()
         for by_step in (False, True):
-            keys = ["step", "layer", "phase"] if by_step else ["layer", "phase"]
-            rows = layers(open_capture(path), LayersOptions(by_step=by_step)).rows
+            keys = ["instance", "layer", "phase"] if by_step else ["layer", "phase"]
+            result = layers(open_capture(path), LayersOptions(by_step=by_step))
+            rows, parent = result.rows, dict(zip(result.tree["layer"], result.tree["parent"], strict=True))
             ours = {
                 tuple(row[key] for key in keys): {name: row[name] for name in NUMBERS}
                 for row in rows.astype(object).where(rows.notna(), None).to_dict("records")
             }
             expected = {
-                key: {name: row[name] for name in NUMBERS} for key, row in BruteForce(path).table(by_step).items()
+                key: {name: row[name] for name in NUMBERS}
+                for key, row in BruteForce(path).table(by_step, parent).items()
             }
             assert ours == expected
 
@@ -102,7 +104,10 @@ def test_ranges_that_cross(
                 20_000 + 10 * number, 20_000 + 10 * number + length, launched=(100 * call + 20, 100 * call + 21)
             )
         path = file.write()
-        rows = layers(open_capture(path)).rows
+        result = layers(open_capture(path))
+        rows, parent = result.rows, dict(zip(result.tree["layer"], result.tree["parent"], strict=True))
         ours = {(row["layer"], row["phase"]): {name: row[name] for name in NUMBERS} for row in rows.to_dict("records")}
-        expected = {key: {name: row[name] for name in NUMBERS} for key, row in BruteForce(path).table().items()}
+        expected = {
+            key: {name: row[name] for name in NUMBERS} for key, row in BruteForce(path).table(parent=parent).items()
+        }
         assert ours == expected

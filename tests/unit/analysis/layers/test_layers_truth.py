@@ -25,9 +25,10 @@ def capture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("by_step", [False, True], ids=["all", "by-step"])
 def test_every_number_equals_the_brute_force(capture: Path, by_step: bool) -> None:
-    rows = layers(open_capture(capture), LayersOptions(by_step=by_step)).rows
-    expected = BruteForce(capture).table(by_step)
-    keys = ["step", "layer", "phase"] if by_step else ["layer", "phase"]
+    result = layers(open_capture(capture), LayersOptions(by_step=by_step))
+    rows = result.rows
+    expected = BruteForce(capture).table(by_step, dict(zip(result.tree["layer"], result.tree["parent"], strict=True)))
+    keys = ["instance", "layer", "phase"] if by_step else ["layer", "phase"]
     plain = rows.astype(object).where(rows.notna(), None)
     ours = {tuple(row[key] for key in keys): row for row in plain.to_dict("records")}
     assert set(ours) == {key for key, row in expected.items() if row["calls"] or row["gpu_ops"]}
@@ -42,4 +43,6 @@ def test_it_adds_up(capture: Path) -> None:
     assert result.rows["gpu_self_ns"].sum() == result.summary.total_ns == expected
     assert sum(result.summary.by_how.values()) == expected
     top = result.tree[result.tree["depth"] == 0]
-    assert top["total_ns"].sum() == expected
+    summary = result.summary
+    assert top["total_ns"].sum() == summary.shown_ns
+    assert summary.shown_ns + summary.outside_ns + summary.left_out_ns == expected
