@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -71,6 +72,40 @@ rules_option = click.option(
     "vllm, or a TOML file.",
 )
 """Gives a verb ``--rules``; it gets `nvprof_kit.analysis.foreign.rules.Rules`, or None."""
+
+
+def steps_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb ``--steps`` and ``--skip-steps``; it gets them as one
+    `nvprof_kit.analysis.attribution.steps.StepOptions`, ``steps``.
+    """
+
+    @functools.wraps(verb)
+    def parsed(*args: Any, numbers: str | None, skipped: int, **options: Any) -> None:
+        from nvprof_kit.analysis.attribution.steps import StepOptions
+
+        verb(*args, steps=StepOptions.parse(numbers, skipped), **options)
+
+    decorated: Callable[..., None] = parsed
+    for option in (_SKIP_STEPS, _STEPS):
+        decorated = option(decorated)
+    return decorated
+
+
+_STEPS = click.option(
+    "--steps",
+    "numbers",
+    metavar="FIRST:STOP",
+    help="Only steps with these numbers: 5:20 is 5 to 19, 5: all from 5 on, 7 one. [default: all, and of figures per "
+    "step all but warm-up]",
+)
+_SKIP_STEPS = click.option(
+    "--skip-steps",
+    "skipped",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Leave the first N steps of the capture out.",
+)
 
 
 def domain_for(domain: str, rules: Rules | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,7 +13,11 @@ import numpy.typing as npt
 from nvprof_kit.analysis.attribution.intervals import union_lengths
 from nvprof_kit.analysis.attribution.nesting import Int64Array
 from nvprof_kit.analysis.attribution.operations import Operations, op_owners
+from nvprof_kit.analysis.attribution.steps import ALL_STEPS, StepOptions
+from nvprof_kit.analysis.attribution.warm_up import StepChoice, choose_steps
 from nvprof_kit.analysis.breakdown.breakdown import BreakdownResult, breakdown_of
+from nvprof_kit.analysis.kernels.classes import Rule
+from nvprof_kit.trace.schema import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,18 +54,28 @@ class Evidence(Operations):
     Args:
         trace: The capture, with `nvprof_kit.analysis.breakdown.breakdown.OPTIONAL`.
         own_rules: Rules for kernel classes, asked before the package's.
+        steps: Which steps to look at, by default all but warm-up.
     """
+
+    def __init__(self, trace: Trace, own_rules: Sequence[Rule] = (), steps: StepOptions = ALL_STEPS) -> None:
+        super().__init__(trace, own_rules)
+        self._steps = steps
+
+    @cached_property
+    def choice(self) -> StepChoice:
+        """The steps that are looked at: those asked for, or all but warm-up."""
+        return choose_steps(self.trace, self.attribution, self._steps)
 
     @cached_property
     def times(self) -> BreakdownResult:
         """Where the time goes."""
-        return breakdown_of(self.trace, self.attribution, self.classes, in_steps=True)
+        return breakdown_of(self.trace, self.attribution, self.classes, self.choice, in_steps=True)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """The rows of steps; where the capture has none, its whole time."""
+        """The rows of steps, without warm-up; where the capture has none, its whole time."""
         rows = self.times.steps
-        inside: pd.DataFrame = rows[rows["step"].notna()]
+        inside: pd.DataFrame = rows[np.append(self.choice.shown, False)[self.times.instances]]
         return inside if len(inside) else rows
 
     @cached_property
@@ -73,13 +88,13 @@ class Evidence(Operations):
         """Idle time inside the data loader's ranges, in the steps and between them: it lies in one as often as in the
         other.
         """
-        return int(self.times.steps["idle_dataloader_ns"].sum())
+        rows = self.times.steps
+        return int(rows["idle_dataloader_ns"][(self.times.instances < 0) | rows.index.isin(self.steps.index)].sum())
 
     @cached_property
     def inside(self) -> npt.NDArray[np.bool_]:
-        """Which operations belong to a step, all of them where the capture has no steps, shape ``(n,)``."""
-        found: npt.NDArray[np.bool_] = self.attribution.step >= 0
-        return found if self.times.steps["step"].notna().any() else np.ones_like(found)
+        """Which operations belong to these steps, all of them where the capture has no steps, shape ``(n,)``."""
+        return self.choice.of_ops(self.attribution)
 
     @cached_property
     def ops(self) -> pd.DataFrame:

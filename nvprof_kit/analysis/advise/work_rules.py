@@ -52,7 +52,7 @@ def copies(found: Evidence) -> Iterator[Finding]:
 
 def small_kernels(found: Evidence) -> Iterator[Finding]:
     """A layer that is mostly a storm of small kernels."""
-    ops, steps = found.ops, max(len(found.attribution.ranges.steps), 1)
+    ops, steps = found.ops, max(found.choice.count, 1)
     kernels = ops[(ops["kind"] == OP_KINDS.index("kernel")) & found.inside]
     small = kernels["ns"] < SMALL_NS
     table = kernels.assign(small=small, small_ns=kernels["ns"].where(small, 0)).groupby(
@@ -171,7 +171,8 @@ def recompute(found: Evidence) -> Iterator[Finding]:
 
 def outlier_layers(found: Evidence) -> Iterator[Finding]:
     """A layer that takes much longer than the others of its kind."""
-    ops = found.ops[(found.ops["layer"] != NO_LAYER) & found.ops["phase"].isin(_LAYER_PHASES) & found.inside]
+    work = found.inside & ~found.classes.is_a("comm")  # a collective waits for other ranks
+    ops = found.ops[(found.ops["layer"] != NO_LAYER) & found.ops["phase"].isin(_LAYER_PHASES) & work]
     sums = ops.groupby(["layer", "phase"], observed=True)["ns"].sum().reset_index()
     sums["kind"] = [_INDEX.sub("N", str(layer)) for layer in sums["layer"]]
     for (_, phase), mine in sums[sums["kind"] != sums["layer"].astype(str)].groupby(["kind", "phase"], observed=True):
@@ -181,8 +182,10 @@ def outlier_layers(found: Evidence) -> Iterator[Finding]:
         if len(values) < SIBLINGS or values.max() <= max(OUTLIER * middle, middle + 5 * spread):
             continue
         layer = str(mine["layer"].iloc[int(values.argmax())])
-        rows = np.flatnonzero((found.ops["layer"] == layer) & (found.ops["phase"] == phase) & found.inside)
-        evidence = f"{ms(values.max())} of its own, while the median of its {len(values)} equals is {ms(middle)}"
+        rows = np.flatnonzero((found.ops["layer"] == layer) & (found.ops["phase"] == phase) & work)
+        evidence = (
+            f"{ms(values.max())} of its own computing, while the median of its {len(values)} equals is {ms(middle)}"
+        )
         advice = (
             "compare its kernels with a sister's (nvprof-kit summary --view kernel --by step): another "
             "shape, dtype or algorithm"

@@ -13,8 +13,12 @@ import numpy as np
 
 from nvprof_kit.analysis.attribution.attribution import Attribution, attribute
 from nvprof_kit.analysis.attribution.intervals import exact_sums
+from nvprof_kit.analysis.attribution.nesting import Int64Array
+from nvprof_kit.analysis.attribution.steps import ALL_STEPS, StepOptions
+from nvprof_kit.analysis.attribution.warm_up import StepChoice, choose_steps
 from nvprof_kit.analysis.attribution.windows import Windows, step_windows
 from nvprof_kit.analysis.breakdown.activity import STATES, Activity, activity
+from nvprof_kit.analysis.breakdown.collectives import first_collective
 from nvprof_kit.analysis.breakdown.critical_path import critical_path, median_window
 from nvprof_kit.analysis.breakdown.host import HostCalls
 from nvprof_kit.analysis.breakdown.idle import CAUSES, Idle, idle, launch_table
@@ -26,7 +30,7 @@ from nvprof_kit.trace.schema import CaptureInfo, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-OPTIONAL = ("name", "stream", "bytes", "host_memory", "calls", "collectives")
+OPTIONAL = ("name", "stream", "bytes", "host_memory", "calls", "collectives", "loads")
 """What `nvprof_kit.trace.open.open_capture` must read."""
 
 COLUMNS = {
@@ -65,6 +69,8 @@ class BreakdownResult:
 
     Attributes:
         steps: A row per step and device with `COLUMNS`, by process, device and time.
+        instances: Which instance of a step each row is, -1 outside steps, shape ``(rows,)``.
+        choice: Which steps are warm-up, or were asked for.
         idle: Idle time by cause and place with `IDLE_COLUMNS`, the most first.
         communication: Communication with `nvprof_kit.analysis.breakdown.transfers.COMM_COLUMNS`.
         copies: Copies with `nvprof_kit.analysis.breakdown.transfers.COPY_COLUMNS`.
@@ -80,6 +86,8 @@ class BreakdownResult:
     """
 
     steps: pd.DataFrame
+    instances: Int64Array
+    choice: StepChoice
     idle: pd.DataFrame
     communication: pd.DataFrame
     copies: pd.DataFrame
@@ -97,17 +105,22 @@ class BreakdownResult:
         return found
 
 
-def breakdown(trace: Trace, own_rules: Sequence[Rule] = ()) -> BreakdownResult:
+def breakdown(trace: Trace, own_rules: Sequence[Rule] = (), options: StepOptions = ALL_STEPS) -> BreakdownResult:
     """Where the time of each step goes.
 
     Args:
         trace: The capture, opened with `OPTIONAL`.
         own_rules: Rules for kernel classes, asked before the package's.
+        options: Which steps to look at, by default the whole capture; what is of one step alone is of the one of median
+            length among all but warm-up.
 
     Raises:
+        UsageError: None of the steps asked for is in the capture.
         AssertionError: The parts do not add up to the whole: a defect of this package.
     """
-    made = breakdown_of(trace, attribute(trace), classify(trace.ops, own_rules))
+    attribution = attribute(trace)
+    choice = choose_steps(trace, attribution, options)
+    made = breakdown_of(trace, attribution, classify(trace.ops, own_rules), choice, in_steps=choice.asked)
     if made.communication["bytes"].notna().all():
         return made
     unattributed = (
@@ -118,7 +131,7 @@ def breakdown(trace: Trace, own_rules: Sequence[Rule] = ()) -> BreakdownResult:
 
 
 def breakdown_of(
-    trace: Trace, attribution: Attribution, classes: KernelClasses, *, in_steps: bool = False
+    trace: Trace, attribution: Attribution, classes: KernelClasses, choice: StepChoice, *, in_steps: bool = False
 ) -> BreakdownResult:
     """The same of a capture of which owners and classes are known already.
 
@@ -126,8 +139,9 @@ def breakdown_of(
         trace: The capture, opened with `OPTIONAL`.
         attribution: Who owns each operation.
         classes: The class of each operation.
-        in_steps: Whether the tables of idle time, communication, copies and launches leave out what lies outside steps
-            where the capture has steps; waiting for data is in them wherever it lies.
+        choice: Which steps are looked at; where the user chose them, `steps` has no others.
+        in_steps: Whether the tables of idle time, communication, copies and launches leave out what lies outside these
+            steps where the capture has steps; waiting for data outside steps is in them, unless the user chose steps.
     """
     windows = step_windows(trace, attribution)
     active = activity(trace, classes, windows)
@@ -136,22 +150,34 @@ def breakdown_of(
     bare = exposed(trace, windows, active)
     steps = _steps(trace, windows, active, idling, host)
     _check(steps)
+    instances, listed = windows.instance, np.ones(len(steps), dtype=bool)
+    if choice.asked:
+        listed = np.append(choice.shown, False)[instances]
+        steps, instances = steps[listed].reset_index(drop=True), instances[listed]
     counted = np.ones(len(trace.ops), dtype=bool)
     if in_steps and windows.in_step.any():
-        counted, idling = attribution.step >= 0, _in_steps(idling, windows)
-    middle = median_window(windows)
+        counted, idling = choice.of_ops(attribution), _in_steps(idling, windows, choice)
+    middle = median_window(windows, choice.shown)
+    shown_as = int(np.count_nonzero(listed[:middle]))
     total = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
     return BreakdownResult(
         steps=steps,
+        instances=instances,
+        choice=choice,
         idle=_idle_table(idling),
         communication=comm_table(trace, attribution, active, bare, counted=counted),
         copies=copy_table(trace, attribution, active, bare, host, counted=counted),
         launches=launch_table(trace, attribution, host, idling, counted=counted),
         queue=queue_over_time(trace, windows, host, middle),
         critical_path=critical_path(trace, attribution, windows, host, middle),
-        critical_window=middle,
+        critical_window=shown_as,
         gaps=idling.gaps,
-        warnings=(*trace.info.warnings, *classes.warnings(total), *_warnings(trace, steps)),
+        warnings=(
+            *trace.info.warnings,
+            *classes.warnings(total),
+            *_warnings(trace, steps),
+            *first_collective(trace, classes),
+        ),
         info=trace.info,
     )
 
@@ -188,10 +214,13 @@ def _check(steps: pd.DataFrame) -> None:
         raise AssertionError("the parts of a step do not add up to its wall time: please report this")
 
 
-def _in_steps(idling: Idle, windows: Windows) -> Idle:
-    """The idle gaps without the time outside steps, but for that in which the host was fetching data."""
-    inside = windows.in_step[idling.gaps["window"].to_numpy()]
-    data = np.array([cause == "dataloader" for cause in CAUSES])
+def _in_steps(idling: Idle, windows: Windows, choice: StepChoice) -> Idle:
+    """The idle gaps without the time outside the steps looked at, but for that outside steps in which the host was
+    fetching data.
+    """
+    instance = windows.instance[idling.gaps["window"].to_numpy()]
+    inside = np.append(choice.shown, False)[instance]
+    data = np.array([cause == "dataloader" and not choice.asked for cause in CAUSES]) & (instance < 0)[:, None]
     return replace(idling, by_cause=np.where(inside[:, None] | data, idling.by_cause, 0))
 
 

@@ -14,11 +14,41 @@ import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution.launches import Launches
 from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array, nest
+from nvprof_kit.analysis.kernels.classes import KernelClasses
 from nvprof_kit.trace.schema import Trace
 
 _TWICE = ("allreduce",)
 _ONCE = ("allgather", "reducescatter", "alltoall", "gather", "scatter")
 _DIRECT = ("broadcast", "reduce", "sendrecv", "send", "recv")
+
+
+_MUCH_LONGER, _NOTABLE_NS = 5, 1_000_000
+
+
+def first_collective(trace: Trace, classes: KernelClasses) -> list[str]:
+    """That a capture's first collective may have waited for the other ranks' profilers, which began later: where the
+    first of a name took a multiple of the median of the others. One rank alone does not tell for whom it waited.
+    """
+    rows = np.flatnonzero(classes.is_a("comm"))
+    if not len(rows) or "name" not in trace.ops:
+        return []
+    start, end = (trace.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+    name, took, found = trace.ops["name"].cat.codes.to_numpy()[rows], end - start, []
+    for one in np.unique(name).tolist():
+        mine = np.flatnonzero(name == one)
+        mine = mine[np.argsort(start[mine], kind="stable")]
+        usual = float(np.median(took[mine[1:]])) if len(mine) > 1 else np.inf
+        first = int(took[mine[0]])
+        if first - usual >= _NOTABLE_NS and first >= _MUCH_LONGER * usual:
+            found.append((first, usual))
+    if not found:
+        return []
+    first, usual = max(found)
+    return [
+        f"the first collective of the window took {first / 1e6:,.3f} ms, the median of its like {usual / 1e6:,.3f} ms: "
+        "it may be waiting only since the ranks' profilers began at different moments, and is no cost of the program; "
+        "--skip-steps 1 leaves it out"
+    ]
 
 
 @dataclass(frozen=True)

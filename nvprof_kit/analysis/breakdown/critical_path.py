@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution.attribution import Attribution
 from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array
@@ -47,10 +48,15 @@ class _Piece(NamedTuple):
     tid: int
 
 
-def median_window(windows: Windows) -> int:
-    """The step whose length is the median of all, as an index of a window; of the longest stretch without steps."""
+def median_window(windows: Windows, shown: npt.NDArray[np.bool_]) -> int:
+    """The step whose length is the median, as an index of a window; of the longest stretch without steps.
+
+    Args:
+        windows: The steps.
+        shown: Which instances of steps count.
+    """
     length = windows.end - windows.start
-    steps = np.flatnonzero(windows.in_step)
+    steps = np.flatnonzero(np.append(shown, False)[windows.instance])
     if not len(steps):
         return int(length.argmax())
     return int(steps[np.argsort(length[steps], kind="stable")[(len(steps) - 1) // 2]])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit.analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit.analysis.diff.gates import Gate, GateOutcome, corrected, judge
 from nvprof_kit.analysis.diff.samples import StepSums, step_sums
 from nvprof_kit.analysis.kernels.classes import Rule
@@ -24,7 +25,7 @@ from nvprof_kit.trace.schema import CaptureInfo, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-OPTIONAL = ("name",)
+OPTIONAL = ("name", "loads")
 """What `nvprof_kit.trace.open.open_capture` must read."""
 
 COLUMNS = {
@@ -66,7 +67,7 @@ class DiffOptions:
     """What counts as a change.
 
     Attributes:
-        skip_steps: First steps of each capture left out (warm-up).
+        steps: Which steps of each capture to compare, by default all but warm-up.
         min_steps: Fewest steps of each that can be compared; below four no rank test can tell anything at 5 %.
         level: Probability of calling a difference one that is none.
         noise: Relative change below which nothing is a change.
@@ -74,7 +75,7 @@ class DiffOptions:
         own_rules: Rules for kernel classes, asked before the package's.
     """
 
-    skip_steps: int = 0
+    steps: StepOptions = ALL_STEPS
     min_steps: int = 4
     level: float = 0.05
     noise: float = 0.01
@@ -113,7 +114,7 @@ def diff(base: Trace, new: Trace, gates: Sequence[Gate] = (), options: DiffOptio
         UsageError: A gate limits nothing that is there.
     """
     options = options or DiffOptions()
-    before, after = (step_sums(one, options.own_rules, options.skip_steps) for one in (base, new))
+    before, after = (step_sums(one, options.own_rules, options.steps, options.min_steps) for one in (base, new))
     reasons = [*_unlike(base.info, new.info, before, after), *_too_few(base.info, new.info, before, after, options)]
     none = not (len(before.steps) and len(after.steps))
     if reasons and (none or not options.anyway):
@@ -127,6 +128,11 @@ def diff(base: Trace, new: Trace, gates: Sequence[Gate] = (), options: DiffOptio
         new_steps=len(after.steps),
         warnings=(
             *(f"compared in spite of this: {reason}" for reason in reasons),
+            *(
+                f"{info.path}: {said}"
+                for info, sums in ((base.info, before), (new.info, after))
+                for said in sums.left_out
+            ),
             *_blind(before, after, rows, options),
         ),
         base=base.info,

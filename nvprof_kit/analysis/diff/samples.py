@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +11,10 @@ import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution.attribution import attribute
 from nvprof_kit.analysis.attribution.intervals import exact_sums
+from nvprof_kit.analysis.attribution.nesting import NONE
 from nvprof_kit.analysis.attribution.operations import op_owners
+from nvprof_kit.analysis.attribution.steps import ALL_STEPS, StepOptions
+from nvprof_kit.analysis.attribution.warm_up import choose_steps, left_out_warnings
 from nvprof_kit.analysis.attribution.windows import step_windows
 from nvprof_kit.analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify
 from nvprof_kit.trace.schema import OP_KINDS, Trace
@@ -33,37 +36,49 @@ class StepSums:
         by_key: GPU time in ns by key, a value per step, shape ``(len(steps),)`` each.
         kernels: A row per kernel name: name, kernel_class, count and gpu_ns per step, where (owners and counts, a
             hashable thing that is equal for kernels doing the same work).
+        left_out: A sentence for each step that is warm-up, and what became of it.
     """
 
     steps: npt.NDArray[np.int64]
     wall: npt.NDArray[np.int64]
     by_key: dict[Key, npt.NDArray[np.int64]]
     kernels: pd.DataFrame
+    left_out: tuple[str, ...] = ()
 
 
-def step_sums(trace: Trace, own_rules: Sequence[Rule] = (), skipped: int = 0) -> StepSums:
+def step_sums(
+    trace: Trace, own_rules: Sequence[Rule] = (), options: StepOptions = ALL_STEPS, least: int = 0
+) -> StepSums:
     """Sum a capture's operations by step and by layer, phase and class; what lies outside these steps is left out.
 
     Args:
         trace: The capture, with the column ``name``.
         own_rules: Rules for kernel classes, asked before the package's.
-        skipped: First steps left out.
+        options: Which steps, by default all but warm-up.
+        least: So many steps are needed: where there are fewer without warm-up, warm-up is taken in.
     """
     attribution, classes = attribute(trace), classify(trace.ops, own_rules)
     windows = step_windows(trace, attribution)
-    steps = attribution.ranges.steps[skipped:]
+    choice = choose_steps(trace, attribution, options)
+    left_out = left_out_warnings(choice)
+    if not choice.asked and choice.count < least:
+        choice = replace(choice, shown=np.ones_like(choice.shown))
+        left_out = tuple(f"{said}: warm-up, compared all the same, so few are the steps" for said in choice.left_out)
+    steps = attribution.ranges.steps[choice.shown]
+    column = np.append(np.where(choice.shown, np.cumsum(choice.shown) - 1, NONE), NONE)
+    of_op = column[attribution.step]
     layer, phase = op_owners(attribution)
-    inside = np.flatnonzero(attribution.step >= skipped)
+    inside = np.flatnonzero(of_op >= 0)
     phases = len(phase.categories)
     code = classes.code.astype(np.int64)
     pair = (layer.codes.astype(np.int64) * phases + phase.codes.astype(np.int64)) * len(CLASSES) + code
     keys, which = np.unique(pair[inside], return_inverse=True)
     duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()[inside]
-    cells = exact_sums(which * len(steps) + attribution.step[inside] - skipped, duration, len(keys) * len(steps))
+    cells = exact_sums(which * len(steps) + of_op[inside], duration, len(keys) * len(steps))
     names = tuple(CLASSES)
     return StepSums(
         steps=steps,
-        wall=(windows.end - windows.start)[windows.instance >= skipped],
+        wall=(windows.end - windows.start)[column[windows.instance] >= 0],
         by_key={
             (
                 str(layer.categories[key // len(CLASSES) // phases]),
@@ -73,6 +88,7 @@ def step_sums(trace: Trace, own_rules: Sequence[Rule] = (), skipped: int = 0) ->
             for key, row in zip(keys.tolist(), cells.reshape(len(keys), len(steps)), strict=True)
         },
         kernels=_kernels(trace, classes, pair, inside, max(len(steps), 1)),
+        left_out=left_out,
     )
 
 

@@ -7,10 +7,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit.analysis.attribution.operations import Operations
-from nvprof_kit.analysis.attribution.ranges import Elsewhere
+from nvprof_kit.analysis.attribution.ranges import Elsewhere, steps_around
+from nvprof_kit.analysis.attribution.steps import StepOptions
+from nvprof_kit.analysis.attribution.warm_up import StepChoice, choose_steps
 from nvprof_kit.analysis.attribution.windows import Windows, step_windows
 from nvprof_kit.analysis.breakdown.activity import STATES, Activity, activity
 from nvprof_kit.analysis.breakdown.host import HostCalls
@@ -30,11 +33,55 @@ class Facts(Operations):
         trace: The capture.
         own_rules: Rules for kernel classes, asked before the package's.
         by_step: Whether views tell steps apart.
+        steps: Which steps to look at.
     """
 
-    def __init__(self, trace: Trace, own_rules: Sequence[Rule], by_step: bool) -> None:
+    def __init__(self, trace: Trace, own_rules: Sequence[Rule], by_step: bool, steps: StepOptions) -> None:
         super().__init__(trace, own_rules)
-        self.by_step = by_step
+        self.by_step, self._steps = by_step, steps
+
+    @cached_property
+    def choice(self) -> StepChoice:
+        """The steps that were asked for."""
+        return choose_steps(self.trace, self.attribution, self._steps)
+
+    @cached_property
+    def _of_instance(self) -> npt.NDArray[np.bool_]:
+        """Whether each instance of a step counts, and behind the last what lies outside steps."""
+        if self.choice.asked:
+            return np.append(self.choice.shown, False)
+        return np.ones(len(self.choice.shown) + 1, dtype=bool)
+
+    @cached_property
+    def counted(self) -> npt.NDArray[np.bool_]:
+        """Which operations count: those of the steps asked for, by default all, shape ``(n,)``."""
+        found: npt.NDArray[np.bool_] = self._of_instance[self.attribution.step]
+        return found
+
+    def counted_ranges(self, ranges: Int64Array) -> Int64Array:
+        """Those of some ranges that count."""
+        if not self.choice.asked:
+            return ranges
+        found: Int64Array = ranges[self._of_instance[steps_around(self.attribution.ranges, ranges)]]
+        return found
+
+    def counted_calls(self, calls: Int64Array) -> Int64Array:
+        """Those of some calls of the host that count."""
+        if not self.choice.asked:
+            return calls
+        found: Int64Array = calls[self._of_instance[self.step_of_calls(calls)]]
+        return found
+
+    @property
+    def counted_windows(self) -> Int64Array:
+        """The windows that count."""
+        return np.flatnonzero(self._of_instance[self.windows.instance])
+
+    @property
+    def wall_ns(self) -> int:
+        """Length of these windows, summed over devices; never 0."""
+        windows = self.counted_windows
+        return max(int((self.windows.end - self.windows.start)[windows].sum()), 1)
 
     @cached_property
     def windows(self) -> Windows:
@@ -59,8 +106,8 @@ class Facts(Operations):
 
     @property
     def gpu_ns(self) -> int:
-        """Sum of all operations' durations."""
-        return int(self.duration.sum())
+        """Sum of the durations of the operations that count."""
+        return int(self.duration[self.counted].sum())
 
     @property
     def step_columns(self) -> list[str]:
@@ -102,6 +149,7 @@ class Facts(Operations):
                 "copy_ns": self.active.copy,
             }
         )
+        frame = frame.iloc[self.counted_windows]
         keys = [*self.step_columns, *by]
         summed = frame.drop(columns=[] if self.by_step else ["step"]).groupby(keys, dropna=False).sum()
         made: pd.DataFrame = summed.reset_index()

@@ -15,6 +15,7 @@ import numpy as np
 
 from nvprof_kit.analysis.attribution.intervals import union_lengths
 from nvprof_kit.analysis.attribution.ranges import steps_around
+from nvprof_kit.analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit.analysis.kernels.classes import Rule
 from nvprof_kit.analysis.summary.facts import Facts
 from nvprof_kit.analysis.summary.views import (
@@ -32,7 +33,7 @@ from nvprof_kit.trace.schema import OP_KINDS, CaptureInfo, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-OPTIONAL = ("name", "bytes", "host_memory", "calls", "scheduled")
+OPTIONAL = ("name", "bytes", "host_memory", "calls", "scheduled", "loads")
 """What `nvprof_kit.trace.open.open_capture` must read."""
 
 MODEL_PARTS = ("data", "forward", "backward", "recompute", "optimizer", "other")
@@ -48,12 +49,14 @@ class SummaryOptions:
         by_step: A row per step instead of one over all.
         sort: Column to sort the rows by, descending; each view's own order by default.
         own_rules: Rules for kernel classes, asked before the package's.
+        steps: Which steps to look at, by default the whole capture.
     """
 
     views: tuple[str, ...] = ()
     by_step: bool = False
     sort: str = ""
     own_rules: tuple[Rule, ...] = ()
+    steps: StepOptions = ALL_STEPS
 
 
 @dataclass(frozen=True)
@@ -79,12 +82,12 @@ class SummaryResult:
 def summary(trace: Trace, options: SummaryOptions | None = None) -> SummaryResult:
     """Summarise a capture, opened with `OPTIONAL`."""
     options = options or SummaryOptions()
-    facts = Facts(trace, options.own_rules, options.by_step)
+    facts = Facts(trace, options.own_rules, options.by_step, options.steps)
     views = {name: _sorted(facts.finished(VIEWS[name](facts)), options.sort) for name in options.views or VIEWS}
     return SummaryResult(
         views=views,
         notes={name: _note(name, table) for name, table in views.items()},
-        steps=len(facts.attribution.ranges.steps),
+        steps=facts.choice.count if facts.choice.asked else len(facts.choice.shown),
         warnings=(*trace.info.warnings, *facts.classes.warnings(facts.gpu_ns)),
         info=trace.info,
     )
@@ -106,7 +109,7 @@ def _overview(facts: Facts) -> pd.DataFrame:
 
     ops, rows = facts.trace.ops, []
     columns = [ops[name].to_numpy() for name in ("start_ns", "end_ns")]
-    whole = max(int((facts.windows.end - facts.windows.start).sum()), 1)
+    whole = facts.wall_ns
     kind = ops["kind"].to_numpy()
     sorts = {
         "kernel": (kind == OP_KINDS.index("kernel")) & ~facts.classes.is_a("comm"),
@@ -114,13 +117,13 @@ def _overview(facts: Facts) -> pd.DataFrame:
         **{name: kind == OP_KINDS.index(name) for name in ("memcpy", "memset", "graph", "operator")},
     }
     for name, mask in sorts.items():
-        mine = np.flatnonzero(mask)
+        mine = np.flatnonzero(mask & facts.counted)
         if len(mine):
             busy = _busy(facts, columns[0][mine], columns[1][mine], facts.windows.of_op[mine], facts.step_of_op[mine])
             rows += [(step, name, count, 0, ns, 0.0, ns / whole) for step, count, ns in busy]
     host = facts.host
     for name, mask in {"CUDA API": ~(host.overhead | host.operator), "profiler": host.overhead}.items():
-        mine = np.flatnonzero(mask[:-1])
+        mine = facts.counted_calls(np.flatnonzero(mask[:-1]))
         if len(mine):
             lane = np.unique(host.tid[mine], return_inverse=True)[1]
             busy = _busy(facts, host.start[mine], host.end[mine], lane, facts.step_of_calls(mine))
@@ -146,11 +149,12 @@ def _model(facts: Facts) -> pd.DataFrame:
     part_of_phase = np.array([_part(phase) for phase in facts.attribution.phases])[facts.attribution.phase]
     chosen = np.flatnonzero(ranges.is_one_of((Category.PHASE, Category.OPTIMIZER, Category.DATA)))
     part_of_range = np.array([_part(phase) for phase in ranges.phase[chosen].tolist()], dtype=np.int64)
-    whole, rows = max(int((facts.windows.end - facts.windows.start).sum()), 1), []
+    whole, rows = facts.wall_ns, []
     columns = [ops[name].to_numpy() for name in ("start_ns", "end_ns")]
     threads = np.unique(ranges.tid, return_inverse=True)[1]
     for place, part in enumerate(MODEL_PARTS):
-        mine, on_cpu = np.flatnonzero(part_of_phase == place), chosen[part_of_range == place]
+        mine = np.flatnonzero((part_of_phase == place) & facts.counted)
+        on_cpu = facts.counted_ranges(chosen[part_of_range == place])
         gpu = {step: (count, ns) for step, count, ns in _busy(
             facts, columns[0][mine], columns[1][mine], facts.windows.of_op[mine], facts.step_of_op[mine])}  # fmt: skip
         cpu = {step: (count, ns) for step, count, ns in _busy(

@@ -8,9 +8,10 @@ import numpy as np
 
 from nvprof_kit.analysis.attribution.intervals import exact_sums
 from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array, Nesting, nest
-from nvprof_kit.analysis.attribution.ranges import steps_around
+from nvprof_kit.analysis.attribution.ranges import Elsewhere, steps_around
 from nvprof_kit.analysis.kernels.classes import CLASSES
 from nvprof_kit.analysis.summary.facts import Facts
+from nvprof_kit.names import PHASE_CATEGORIES, Category
 from nvprof_kit.trace.schema import OP_KINDS
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _cpus(facts: Facts) -> pd.DataFrame:
     windows, rows = facts.windows, []
     first = {one.pid: place for place, one in reversed([*enumerate(windows.devices)])}
     for pid, place in sorted(first.items(), key=lambda pair: pair[1]):
-        mine = np.flatnonzero(windows.device == place)
+        mine = facts.counted_windows[windows.device[facts.counted_windows] == place]
         process = windows.devices[place].process
         for busy, name in ((_threads(facts, pid), "CPU"), *_others(facts, first, place)):
             spent = np.full(len(mine), -1) if busy is None else _inside(busy, windows.start[mine], windows.end[mine])
@@ -114,6 +115,7 @@ def kernel_view(facts: Facts) -> pd.DataFrame:
 
     rows = np.flatnonzero(
         ~np.isin(facts.trace.ops["kind"].to_numpy(), [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")])
+        & facts.counted
     )
     classes = pd.Categorical.from_codes(facts.classes.code[rows], categories=pd.Index(list(CLASSES)))
     families = [family.name for family in facts.classes.families]
@@ -130,7 +132,8 @@ def kernel_view(facts: Facts) -> pd.DataFrame:
 def memory_view(facts: Facts) -> pd.DataFrame:
     """Copies and memsets by direction and host memory: calls, bytes, bandwidth, CPU and GPU time."""
     ops = facts.trace.ops
-    rows = np.flatnonzero(np.isin(ops["kind"].to_numpy(), [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")]))
+    copies = np.isin(ops["kind"].to_numpy(), [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")])
+    rows = np.flatnonzero(copies & facts.counted)
     frame = _ops(facts, rows).assign(
         copy=ops["name"].iloc[rows].array,
         memory=ops["host_memory"].iloc[rows].array,
@@ -148,9 +151,11 @@ def user_view(facts: Facts) -> pd.DataFrame:
     """Ranges by text and category: calls, time on the CPU, time of the operations launched inside."""
     import pandas as pd
 
-    ranges, host = facts.attribution.ranges, facts.host
-    inner = ranges.nesting.innermost(host.tid[host.of_op], host.start[host.of_op])
-    gpu = _nested_sums(ranges.nesting, inner, facts.duration, len(ranges.start))
+    ranges = facts.attribution.ranges
+    gpu = _nested_sums(
+        ranges.nesting, _launched_in(facts), np.where(facts.counted, facts.duration, 0), len(ranges.start)
+    )
+    gpu += _from_other_threads(facts)
     frame = pd.DataFrame(
         {
             "range": [ranges.names[one].text for one in ranges.name.tolist()],
@@ -159,8 +164,28 @@ def user_view(facts: Facts) -> pd.DataFrame:
             "cpu": ranges.end - ranges.start,
             "gpu": gpu,
         }
-    )
+    ).iloc[facts.counted_ranges(np.arange(len(ranges.start)))]
     return facts.statistics(frame, ["range", "category"], facts.gpu_ns)
+
+
+def _launched_in(facts: Facts) -> Int64Array:
+    """The range that was innermost on the launching thread when each operation was launched, or `NONE`."""
+    host = facts.host
+    return facts.attribution.ranges.nesting.innermost(host.tid[host.of_op], host.start[host.of_op])
+
+
+def _from_other_threads(facts: Facts) -> Int64Array:
+    """For each range what other threads launched while it was open, in ns: autograd's threads work for the loop's
+    ``backward``, and have no range of the loop of their own.
+    """
+    ranges, host = facts.attribution.ranges, facts.host
+    inner = _launched_in(facts)
+    own_loop = np.append(np.maximum(ranges.phase_range, ranges.step_range), NONE)[inner] >= 0
+    ops = np.flatnonzero(~own_loop & facts.counted & (host.of_op >= 0))
+    call = host.of_op[ops]
+    loop = ranges.is_one_of((*PHASE_CATEGORIES, Category.STEP, Category.USER))
+    found = Elsewhere(ranges, loop).open_at(host.pid[call], host.tid[call], host.start[call])
+    return _nested_sums(ranges.nesting, found, facts.duration[ops], len(ranges.start))
 
 
 def operator_view(facts: Facts) -> pd.DataFrame:
@@ -185,10 +210,11 @@ def operator_view(facts: Facts) -> pd.DataFrame:
             "gpu": _nested_sums(nesting, inner, facts.duration, len(rows)),
         }
     )
-    ops = np.flatnonzero(inner >= 0)
+    ops = np.flatnonzero((inner >= 0) & facts.counted)
     below = _ops(facts, ops).assign(
         operator=names[inner[ops]], kernel=facts.trace.ops["name"].iloc[ops].astype(str).array
     )
+    frame = frame.iloc[np.searchsorted(rows, facts.counted_calls(rows))]
     operators, kernels = (facts.statistics(one, ["operator", "kernel"], facts.gpu_ns) for one in (frame, below))
     rank = {name: place for place, name in enumerate(dict.fromkeys(operators["operator"]))}
     table = pd.concat([operators, kernels], ignore_index=True)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvprof_kit.cli.inputs import kernel_rules, opened, read_kernel_rules, rules_option
+from nvprof_kit.cli.inputs import kernel_rules, opened, read_kernel_rules, rules_option, steps_options
 from nvprof_kit.cli.output import Output, domain_option, writing
 from nvprof_kit.cli.progress import each, progress
 from nvprof_kit.report.export import tables
 from nvprof_kit.report.plots import plots
 
 if TYPE_CHECKING:
+    from nvprof_kit.analysis.attribution.steps import StepOptions
     from nvprof_kit.analysis.foreign.rules import Rules
 
 
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 @click.argument("new")
 @writing()
 @click.option("--fail-on", "limits", multiple=True, metavar="TARGET:+N%", help="Exit 1 if this became slower by N %.")
-@click.option("--skip-steps", type=click.IntRange(min=0), default=0, show_default=True, help="First steps left out.")
 @click.option("--min-steps", type=click.IntRange(min=2), default=4, show_default=True, help="Fewest steps to compare.")
 @click.option("--view", type=click.Choice(["rows", "kernels"]), default="rows", help="Table for csv, json and parquet.")
 @click.option("--top", type=click.IntRange(min=1), default=15, show_default=True, help="Lines of a table for reading.")
 @click.option("--anyway", is_flag=True, help="Compare captures that should not be compared.")
 @domain_option
+@steps_options
 @rules_option
 @kernel_rules
 def diff(
@@ -36,7 +37,7 @@ def diff(
     base: str,
     new: str,
     limits: tuple[str, ...],
-    skip_steps: int,
+    steps: StepOptions,
     min_steps: int,
     view: str,
     top: int,
@@ -60,7 +61,7 @@ def diff(
     if output.form in plots.FORMATS:
         raise UsageError("diff has no plot; needed a table format")
     gates = [parse_gate(limit) for limit in limits]
-    options = DiffOptions(skip_steps, min_steps, anyway=anyway, own_rules=read_kernel_rules(rules_path))
+    options = DiffOptions(steps, min_steps, anyway=anyway, own_rules=read_kernel_rules(rules_path))
     before, after = each((base, new), lambda one: opened(one, domain, rules, OPTIONAL))
     with progress() as say:
         say("comparing step by step")

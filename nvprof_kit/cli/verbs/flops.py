@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvprof_kit.cli.inputs import opened, rules_option
+from nvprof_kit.cli.inputs import opened, rules_option, steps_options
 from nvprof_kit.cli.output import Reading, reading
 from nvprof_kit.cli.progress import each
 from nvprof_kit.errors import UsageError
@@ -14,6 +14,7 @@ from nvprof_kit.report.export import tables
 from nvprof_kit.report.plots import plots
 
 if TYPE_CHECKING:
+    from nvprof_kit.analysis.attribution.steps import StepOptions
     from nvprof_kit.analysis.flops.flops import FlopsResult
     from nvprof_kit.analysis.foreign.rules import Rules
 
@@ -41,8 +42,17 @@ def _peaks(_context: click.Context, _option: click.Parameter, named: tuple[str, 
     help="Peak of the GPU for a type of number, in operations a second, as in bf16=989e12; may be given again.",
 )
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model in the table; default: all.")
+@steps_options
 @rules_option
-def flops(asked: Reading, counts: str | None, peaks: dict[str, float], depth: int | None, rules: Rules | None) -> None:
+def flops(
+    asked: Reading,
+    *,
+    counts: str | None,
+    peaks: dict[str, float],
+    depth: int | None,
+    steps: StepOptions,
+    rules: Rules | None,
+) -> None:
     """Floating point operations of each layer, what it gets out of the GPU, and what part of the peak that is (MFU).
 
     A CAPTURE is an nsys .sqlite or .nsys-rep, or a PyTorch trace (.json, .json.gz), each also packed as .xz; the
@@ -59,7 +69,7 @@ def flops(asked: Reading, counts: str | None, peaks: dict[str, float], depth: in
     def join(capture: str) -> FlopsResult:
         file = flops_beside(capture) if counts is None else flops_of_rank(counts, capture)
         counted = read_flops(file)  # first: it tells of a mistake at once
-        return analyse(opened(capture, asked.domain, rules, ("name",)), counted, FlopsOptions(peaks))
+        return analyse(opened(capture, asked.domain, rules, ("name", "loads")), counted, FlopsOptions(peaks, steps))
 
     results = each(asked.captures, join)
     if asked.output.form in tables.FORMATS:

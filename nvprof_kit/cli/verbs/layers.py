@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvprof_kit.cli.inputs import domain_for, rules_option
+from nvprof_kit.cli.inputs import domain_for, rules_option, steps_options
 from nvprof_kit.cli.output import Output, Reading, reading
 from nvprof_kit.cli.progress import each
 from nvprof_kit.errors import UsageError
@@ -14,6 +14,7 @@ from nvprof_kit.report.export import tables
 from nvprof_kit.report.plots import plots
 
 if TYPE_CHECKING:
+    from nvprof_kit.analysis.attribution.steps import StepOptions
     from nvprof_kit.analysis.foreign.rules import Rules
     from nvprof_kit.analysis.layers.layers import LayersResult
 
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
     "--depth", type=click.IntRange(min=1), help="Levels of the model in the table and the plot; default: all."
 )
 @click.option("--memory", is_flag=True, help="The memory of each layer beside its time, where the capture tells it.")
+@steps_options
 @rules_option
-def layers(asked: Reading, by: str | None, depth: int | None, memory: bool, rules: Rules | None) -> None:
+def layers(
+    asked: Reading, *, by: str | None, depth: int | None, memory: bool, steps: StepOptions, rules: Rules | None
+) -> None:
     """What each layer costs, forward and backward, and what lies outside every layer.
 
     A CAPTURE is an nsys .sqlite or .nsys-rep, or a PyTorch trace (.json, .json.gz), each also packed as .xz. FILE ends
@@ -35,14 +39,14 @@ def layers(asked: Reading, by: str | None, depth: int | None, memory: bool, rule
     if asked.output.form in plots.FORMATS and len(asked.captures) > 1:
         raise UsageError(f"a plot shows one capture, not {len(asked.captures)}; plot them one by one")
 
-    from nvprof_kit.analysis.layers.layers import LayersOptions
+    from nvprof_kit.analysis.layers.layers import OPTIONAL, LayersOptions
     from nvprof_kit.analysis.layers.layers import layers as analyse
     from nvprof_kit.trace.open import open_capture
     from nvprof_kit.trace.schema import MEMORY_TABLES
 
-    options = LayersOptions(by_step=by == "step", rules=rules, memory=memory)
+    options = LayersOptions(steps=steps, by_step=by == "step", rules=rules, memory=memory)
     domain = domain_for(asked.domain, rules)
-    optional = MEMORY_TABLES if memory else ()
+    optional = (*OPTIONAL, *(MEMORY_TABLES if memory else ()))
     results = each(asked.captures, lambda one: analyse(open_capture(one, domain=domain, optional=optional), options))
     _write(results, asked.output, depth)
 

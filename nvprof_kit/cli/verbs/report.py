@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvprof_kit.cli.inputs import kernel_rules, opened, read_kernel_rules, rules_option
+from nvprof_kit.cli.inputs import kernel_rules, opened, read_kernel_rules, rules_option, steps_options
 from nvprof_kit.cli.output import Reading, reading_into
 from nvprof_kit.cli.progress import progress
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
+    from nvprof_kit.analysis.attribution.steps import StepOptions
     from nvprof_kit.analysis.flops.flops import FlopsResult
     from nvprof_kit.analysis.foreign.rules import Rules
     from nvprof_kit.analysis.kernels.classes import Rule
@@ -34,10 +35,17 @@ MANY_OPERATIONS = 200_000
     default=None,
     help=f"Look for what to do about it; default: in a capture of up to {MANY_OPERATIONS:,} operations.",
 )
+@steps_options
 @rules_option
 @kernel_rules
 def report(
-    asked: Reading, *, step: int | None, findings: bool | None, rules: Rules | None, rules_path: Path | None
+    asked: Reading,
+    *,
+    step: int | None,
+    findings: bool | None,
+    steps: StepOptions,
+    rules: Rules | None,
+    rules_path: Path | None,
 ) -> None:
     """One self-contained page: what to do, layers, timeline of a step, time per step, warnings, to open in a browser.
 
@@ -54,7 +62,7 @@ def report(
             say(f"reading {capture}")
             trace = opened(capture, asked.domain, rules, (*OPTIONAL, *MEMORY_TABLES))
             say(f"analysing {capture}: {len(trace.ops):,} operations")
-            sheets.append(_sheet(trace, step, findings, kernels))
+            sheets.append(_sheet(trace, step, findings, kernels, steps))
         from nvprof_kit.report.page.page import report_page
 
         say("writing the page")
@@ -62,26 +70,28 @@ def report(
     asked.output.write(made)
 
 
-def _sheet(trace: Trace, step: int | None, findings: bool | None, kernels: tuple[Rule, ...]) -> Sheet:
+def _sheet(
+    trace: Trace, step: int | None, findings: bool | None, kernels: tuple[Rule, ...], steps: StepOptions
+) -> Sheet:
     from nvprof_kit.analysis.advise.advise import advise
     from nvprof_kit.report.page.data import sheet_of
 
     wanted = trace.info.on_gpu and (len(trace.ops) <= MANY_OPERATIONS if findings is None else findings)
-    sheet = sheet_of(trace, step, advise(trace, kernels) if wanted else None, kernels)
-    return replace(sheet, flops=_flops(trace))
+    sheet = sheet_of(trace, step, advise(trace, kernels, steps) if wanted else None, kernels, steps)
+    return replace(sheet, flops=_flops(trace, steps))
 
 
-def _flops(trace: Trace) -> FlopsResult | None:
+def _flops(trace: Trace, steps: StepOptions) -> FlopsResult | None:
     """What the layers get out of the GPU, where their operations were counted into a file beside the capture."""
     from nvprof_kit.trace.flops_file import find_flops, read_flops
 
     counts = find_flops(trace.info.path)
     if counts is None:
         return None
-    from nvprof_kit.analysis.flops.flops import flops
+    from nvprof_kit.analysis.flops.flops import FlopsOptions, flops
 
     try:
-        return flops(trace, read_flops(counts))
+        return flops(trace, read_flops(counts), FlopsOptions(steps=steps))
     except CaptureError as error:  # nobody asked for it: the page does without
         click.echo(f"nvprof-kit: {error}; the page has no MFU", err=True)
         return None

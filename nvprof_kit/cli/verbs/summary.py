@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvprof_kit.cli.inputs import kernel_rules, opened, read_kernel_rules, rules_option
+from nvprof_kit.cli.inputs import kernel_rules, opened, read_kernel_rules, rules_option, steps_options
 from nvprof_kit.cli.output import Reading, reading
 from nvprof_kit.cli.progress import each
 from nvprof_kit.errors import UsageError
@@ -15,6 +15,7 @@ from nvprof_kit.report.export import tables
 from nvprof_kit.report.plots import plots
 
 if TYPE_CHECKING:
+    from nvprof_kit.analysis.attribution.steps import StepOptions
     from nvprof_kit.analysis.foreign.rules import Rules
 
 VIEWS = ("device", "overview", "model", "distributed", "operator", "kernel", "memory", "user")
@@ -28,6 +29,7 @@ VIEWS = ("device", "overview", "model", "distributed", "operator", "kernel", "me
 @click.option("--by", type=click.Choice(["step"]), help="Rows for each step instead of over all.")
 @click.option("--sort", default="", metavar="COLUMN", help="Column to sort by, as csv names it: gpu_p95_ns, calls, ...")
 @click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows of a view for reading.")
+@steps_options
 @rules_option
 @kernel_rules
 def summary(
@@ -37,6 +39,7 @@ def summary(
     by: str | None,
     sort: str,
     top: int,
+    steps: StepOptions,
     rules: Rules | None,
     rules_path: Path | None,
 ) -> None:
@@ -51,7 +54,7 @@ def summary(
         raise UsageError("summary has no plot; needed a table format, or nvprof-kit report")
     if asked.output.form in tables.FORMATS and len(views) != 1:
         raise UsageError(f"--format {asked.output.form} holds one view; name it with --view, one of {', '.join(VIEWS)}")
-    options = SummaryOptions(views, by == "step", sort, read_kernel_rules(rules_path))
+    options = SummaryOptions(views, by == "step", sort, read_kernel_rules(rules_path), steps)
     results = each(asked.captures, lambda one: analyse(opened(one, asked.domain, rules, OPTIONAL), options))
     if sort and not any(sort in view for result in results for view in result.views.values()):
         columns = dict.fromkeys(name for result in results for view in result.views.values() for name in map(str, view))

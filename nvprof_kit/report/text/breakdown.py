@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -14,7 +15,6 @@ from nvprof_kit.report.text.terminal import capture_line, table, warning_lines
 from nvprof_kit.report.text.units import Milliseconds, percent
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
     import pandas as pd
 
@@ -50,10 +50,10 @@ def breakdown_report(result: BreakdownResult, view: str | None, top: int) -> lis
         view: One table alone, None for all that hold something.
         top: Lines of each table.
     """
-    steps = int(result.steps["step"].dropna().nunique())
+    steps = len(result.choice.shown)
     parts: list[RenderableType] = [capture_line(result.info, steps), ""]
     if view in (None, "steps"):
-        parts += [_steps(result.steps, top), *_causes(result.steps), ""]
+        parts += [_steps(result, top), *_warm_up(result), *_causes(result.steps), ""]
     for name, title in _TITLES.items():
         rows = result.table(name)
         if view == name or (view is None and len(rows)):
@@ -65,18 +65,41 @@ def breakdown_report(result: BreakdownResult, view: str | None, top: int) -> lis
     return [*parts, Text(note, "dim"), *warning_lines(result.warnings)]
 
 
-def _steps(steps: pd.DataFrame, top: int) -> RenderableType:
-    """A line per step and device, the longest first where there are many, and a line for all."""
+def _steps(result: BreakdownResult, top: int) -> RenderableType:
+    """A line per step and device, the longest first where there are many, the median of those that are no warm-up, and
+    a line for all steps and one for the time outside.
+    """
+    steps = result.steps
     several = steps[["process", "device"]].drop_duplicates().shape[0] > 1
+    inside = steps[result.instances >= 0]
     names = ["wall", "compute", "exposed comm", "exposed copy", "idle"]
     made = table([("step", "left"), *([("GPU", "left")] if several else []), *((name, "right") for name in names)])
-    shown = steps if len(steps) <= top else steps.nlargest(top, "wall_ns")
+    shown = inside if len(inside) <= top else inside.nlargest(top, "wall_ns")
+    gpu = [""] if several else []
     for row in shown.to_dict("records"):
         made.add_row(_step_name(row), *([f"{row['process']}:{row['device']}"] if several else []), *_parts(row))
     made.add_section()
-    label = f"all {len(steps)}" if len(steps) > len(shown) else "all"
-    made.add_row(label, *([""] if several else []), *_parts(steps.select_dtypes("number").sum()), style="bold")
+    steady = steps[np.append(result.choice.shown, False)[result.instances]]
+    if result.choice.count > 1:
+        middle = steady.select_dtypes("number").iloc[[_middle(steady["wall_ns"])]].sum()
+        made.add_row(f"median of {result.choice.count}", *gpu, *_parts(middle))
+    if len(inside):
+        count = len(set(result.instances[result.instances >= 0].tolist()))
+        made.add_row(f"all {count} steps", *gpu, *_parts(inside.select_dtypes("number").sum()), style="bold")
+    if len(inside) < len(steps):
+        outside = steps[result.instances < 0].select_dtypes("number").sum()
+        made.add_row(_OUTSIDE, *gpu, *_parts(outside))
     return made
+
+
+def _middle(wall: pd.Series[int]) -> int:
+    """The place of the median."""
+    place: int = np.argsort(wall.to_numpy(), kind="stable").tolist()[(len(wall) - 1) // 2]
+    return place
+
+
+def _warm_up(result: BreakdownResult) -> list[RenderableType]:
+    return [Text(f"Warm-up, not in the median: {said}") for said in result.choice.left_out]
 
 
 def _step_name(row: Any) -> str:

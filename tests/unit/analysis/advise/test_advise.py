@@ -350,8 +350,9 @@ def test_findings_are_ranked(tmp_path: Path) -> None:
         ("eager-2023.4", {"launch", "sync", "unfused-chains"}, {"recompute", "exposed-collectives", "missing-overlap"}),
         ("graph-2023.4", {"unfused-chains"}, {"launch", "sync", "recompute"}),
         ("checkpoint-2023.4", {"recompute", "launch"}, {"exposed-collectives", "fp32-gemms"}),
-        ("hooks-ddp-2024.2", {"exposed-collectives", "unstable-step"}, {"recompute", "missing-overlap"}),
-        ("ddp.rank0-2024.2", {"exposed-collectives", "missing-overlap", "launch"}, {"recompute", "dataloader"}),
+        ("hooks-ddp-2024.2", {"exposed-collectives"}, {"recompute", "missing-overlap", "unstable-step"}),
+        # its first step waits 40 ms in the first collective for the other rank's profiler, and is warm-up
+        ("ddp.rank0-2024.2", {"launch"}, {"recompute", "dataloader", "exposed-collectives", "unstable-step"}),
         ("fsdp.rank0-2024.2", {"missing-overlap", "launch"}, {"recompute", "copies", "fp32-gemms"}),
         ("graph-whole-2024.2", set(), {"launch", "sync", "small-kernels", "unfused-chains"}),
         ("metrics/llama-2023.4", {"gpu-metrics", "launch"}, {"recompute", "fp32-gemms"}),

@@ -8,6 +8,7 @@ import pytest
 
 from nvprof_kit.analysis.attribution.attribution import attribute
 from nvprof_kit.analysis.attribution.step_times import step_times
+from nvprof_kit.analysis.attribution.steps import StepOptions
 from nvprof_kit.analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
 from nvprof_kit.analysis.breakdown.breakdown import breakdown
 from nvprof_kit.analysis.diff.samples import step_sums
@@ -65,7 +66,7 @@ def test_samples_of_a_diff_are_instances(two_epochs: Trace) -> None:
     sums = step_sums(two_epochs)
     assert sums.wall.tolist() == [1000] * 4
     assert [values.tolist() for values in sums.by_key.values()] == [[10] * 4]
-    assert step_sums(two_epochs, skipped=3).wall.tolist() == [1000]
+    assert step_sums(two_epochs, options=StepOptions(skip=3)).wall.tolist() == [1000]
 
 
 @pytest.mark.parametrize("view", ["device", "overview", "distributed", "kernel", "user"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.nsys_file import NsysFile
 
+from nvprof_kit.analysis.attribution.steps import StepOptions
 from nvprof_kit.analysis.diff.diff import OPTIONAL, DiffOptions, DiffResult, diff
 from nvprof_kit.analysis.diff.gates import parse_gate
 from nvprof_kit.errors import CaptureError, UsageError
@@ -117,10 +118,10 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(tmp_path: Path) -> N
 
 def test_first_steps_can_be_left_out(tmp_path: Path) -> None:
     base = opened(capture(tmp_path / "base.sqlite", (900, *STEADY)))
-    result = diff(base, base, options=DiffOptions(skip_steps=1))
+    result = diff(base, base, options=DiffOptions(StepOptions(skip=1)))
     assert result.base_steps == 6
-    with pytest.raises(CaptureError, match="has 0 steps"):
-        diff(base, base, options=DiffOptions(skip_steps=9, anyway=True))
+    with pytest.raises(UsageError, match="none of the steps asked for is in it; it has 7 steps, 0 to 6"):
+        diff(base, base, options=DiffOptions(StepOptions(skip=9), anyway=True))
 
 
 def test_what_ran_only_in_steps_left_out_is_neither_new_nor_gone(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_what_ran_only_in_steps_left_out_is_neither_new_nor_gone(tmp_path: Path)
             file.range_("warm", begin + 30, begin + 40)
             file.kernel(begin + 300, begin + 350, launched=(begin + 31, begin + 32), name="sort_autotune")
     warm = opened(file.write())
-    options = DiffOptions(skip_steps=1)
+    options = DiffOptions(StepOptions(skip=1))
     steady = opened(capture(tmp_path / "base.sqlite"))
     for pair in ((warm, steady), (steady, warm)):
         result = diff(*pair, options=options)

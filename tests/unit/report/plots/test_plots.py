@@ -20,7 +20,7 @@ from nvprof_kit.report.plots.timeline import IDLE, last_words, timeline_bands, t
 from nvprof_kit.report.plots.tree import tree_boxes, tree_figure
 from nvprof_kit.trace.open import open_capture
 
-LENGTHS = pd.DataFrame({"step": [0, 1], "range_ns": [30 * MS, 20 * MS], "span_ns": [25 * MS, 22 * MS]})
+LENGTHS = pd.DataFrame({"step": [0, 1], "wall_ns": [30 * MS, 22 * MS]})
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_bars_of_steps() -> None:
 
 
 def test_a_hundred_steps_can_be_drawn() -> None:
-    lengths = pd.DataFrame({"step": range(100), "range_ns": MS, "span_ns": MS})
+    lengths = pd.DataFrame({"step": range(100), "wall_ns": MS})
     (axes,) = steps_figure(layers_result(), lengths).axes
     axes.figure.canvas.draw()
     assert len(axes.get_xticks()) <= 25

@@ -50,9 +50,8 @@ def test_report() -> None:
 
 
 def test_many_steps_say_how_many_are_left_out() -> None:
-    rows = pd.concat(
-        [rows_by_step().assign(step=pd.array([number] * 15, dtype="Int64")) for number in range(MAX_STEPS + 3)]
-    )
+    numbers = (pd.array([number] * 15, dtype="Int64") for number in range(MAX_STEPS + 3))
+    rows = pd.concat([rows_by_step().assign(step=number, instance=number) for number in numbers])
     text = printed(rows=rows.reset_index(drop=True))
     assert "step 7" in text
     assert "step 8" not in text
