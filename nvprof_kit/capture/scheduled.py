@@ -11,7 +11,7 @@ from typing import Any
 from nvprof_kit.capture.record import RecordOptions, record, tool_attached
 from nvprof_kit.instrument import state
 from nvprof_kit.instrument.backends import Range
-from nvprof_kit.instrument.ranks import rank, world_size
+from nvprof_kit.instrument.ranks import mark_rank, rank, world_size
 from nvprof_kit.instrument.schedule import AnySchedule, Schedule, Sink, Window, Windows, schedule_of
 from nvprof_kit.names import WINDOW, Category
 
@@ -96,6 +96,7 @@ class Tool(Nothing):
             cuda.cudart().cudaProfilerStart()
         if state.backend is not None:
             self._started = state.backend.start(self._range)
+            mark_rank(again=True)
 
     def stop(self, _window: Window) -> None:
         """End, when the GPU has done what the window's steps launched."""

@@ -23,6 +23,7 @@ from .kinds import class_name, unwrapped
 from .layer import Family, Layer
 from .memory_marks import Read, read_cuda
 from .ranged import Compiled, Ranged, annotated
+from .ranks import mark_rank
 
 Select = type | tuple[type, ...] | str | Iterable[str] | Callable[[str, nn.Module], bool]
 """Which modules to range: classes, patterns of paths, or a predicate of path and module."""
@@ -101,6 +102,7 @@ class ModelAnnotation(Annotation):
                 annotated[module] = ranged
 
     def _install(self, owner: Any) -> list[Any]:
+        mark_rank()
         keep_out(self)
         range_recomputes()
         compiled = Compiled(owner)

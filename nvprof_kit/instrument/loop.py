@@ -11,6 +11,7 @@ from ..names import Category
 from . import state
 from .annotation import Annotation
 from .backends import Range
+from .ranks import mark_rank
 from .scope import F, Scope, keep
 from .wrapping import wrap
 
@@ -36,6 +37,7 @@ class step(Scope):
         if self._number is None:
             self.range = _step_range(next(self._counter))
         super().__enter__()
+        mark_rank()
         return self
 
     def __call__(self, function: F) -> F:
