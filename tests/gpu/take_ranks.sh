@@ -51,6 +51,7 @@ recorded() { # KIND; traces of the embedded recorder, and in the same run the ot
   env "${environment[@]}" timeout 100 "${command[@]}" >"$work/$1-recorded.log" 2>&1
 }
 
+# shellcheck disable=SC2016 # the inner shell expands what is quoted
 pack() { # FOLDER SUFFIX; what is new in it, by as many processes as fit
   (cd "$work/$1" && find . -name "*.$2" -newer "$work/packed" -print0) |
     (cd "$work/$1" && xargs -0 -r -P 16 -I{} sh -c 'xz -6 -c "$1" >"$2/$1.xz"' - {} "$out/$1")
