@@ -130,3 +130,16 @@ def test_each_recording_has_the_mark(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with gzip.open(tmp_path / f"{number}.json.gz") as file:
             names = [event["name"] for event in json.load(file)["traceEvents"]]
         assert names.count("nvprof_kit:user:rank 1 of 2 run r") == 1
+
+
+def test_each_window_of_a_schedule_has_the_mark(sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nvprof_kit.capture.scheduled import Tool
+    from nvprof_kit.instrument.schedule import Window
+
+    launched(monkeypatch, RANK="1", WORLD_SIZE="2")
+    tool = Tool()
+    for number in range(2):
+        window = Window(number, number, number)
+        tool.start(window)
+        tool.stop(window)
+    assert sink.lines == ["start window", "mark rank 1 of 2", "end window"] * 2
