@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.golden import Golden
 
 settings.register_profile("anywhere", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("anywhere")  # how long an example takes says more of the machine than of the code
@@ -45,6 +46,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         named = "nsys" in getattr(item, "fixturenames", ()) or item.get_closest_marker("nsys")
         if named or item.get_closest_marker("gloo"):
             item.add_marker(pytest.mark.flaky(reruns=3, reruns_delay=3))
+
+
+@pytest.fixture
+def golden(pytestconfig: pytest.Config) -> Golden:
+    """Compares a text with a file in `tests/golden`: ``golden("layers/eager-2023.4.csv", found)``."""
+    return Golden(update=pytestconfig.getoption("--update-golden"))
 
 
 @pytest.fixture

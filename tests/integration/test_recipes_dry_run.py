@@ -8,9 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.recipes import OPTIONS, RECIPES, ROOT, run, stand_in
-
-GOLDEN = ROOT / "tests" / "golden" / "recipes" / "nsys.txt"
+from support.golden import Golden
+from support.recipes import OPTIONS, RECIPES, run, stand_in
 
 CALLS = """
 profile.sh -- python train.py --lr 3
@@ -93,12 +92,8 @@ def _plain(answer: str, folder: Path) -> str:
     return re.sub(r" --add-caps=CAP_SYS_ADMIN|(?<=podman)( run .*?) --ulimit=memlock=-1", r"\1", answer)
 
 
-def test_dry_runs(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    found = answers(tmp_path)
-    if request.config.getoption("--update-golden"):
-        GOLDEN.parent.mkdir(parents=True, exist_ok=True)
-        GOLDEN.write_text(found)
-    assert found == GOLDEN.read_text()
+def test_dry_runs(tmp_path: Path, golden: Golden) -> None:
+    golden("recipes/nsys.txt", answers(tmp_path))
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("nsys-")] == []
 
 

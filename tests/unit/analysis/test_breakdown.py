@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support import breakdown_brute_force as brute
+from support.golden import Golden
 from support.nsys_file import START_END, NsysFile
 
 from nvprof_kit.analysis.breakdown import OPTIONAL, BreakdownResult, breakdown
 from nvprof_kit.analysis.gpu_links import UNKNOWN, link_of
 from nvprof_kit.trace.open import open_capture
 
-TESTS = Path(__file__).parents[2]
-DATA = TESTS / "data"
+DATA = Path(__file__).parents[2] / "data"
 PARTS = ["compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns"]
 
 
@@ -344,15 +344,11 @@ def test_a_real_capture_against_brute_force(capture: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("capture", GOLDEN)
-def test_the_golden_tables(capture: str, request: pytest.FixtureRequest) -> None:
+def test_the_golden_tables(capture: str, golden: Golden) -> None:
     result = breakdown(open_capture(DATA / f"{capture}.sqlite.xz", optional=OPTIONAL))
     for view in ("steps", "idle", "communication"):
-        golden = TESTS / "golden" / "breakdown" / f"{capture}.{view}.csv"
         found = result.table(view).to_csv(index=False, float_format="%.6g")
-        if request.config.getoption("--update-golden"):
-            golden.parent.mkdir(exist_ok=True)
-            golden.write_text(found)
-        assert found == golden.read_text()
+        golden(f"breakdown/{capture}.{view}.csv", found)
 
 
 def test_a_capture_without_calls_says_so(file: NsysFile) -> None:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.golden import Golden
 from support.nsys_file import NsysFile
 from support.nsys_memory import PINNED, STATIC, Allocations, carry
 
@@ -208,13 +209,10 @@ def test_a_real_capture() -> None:
 
 
 @pytest.mark.parametrize("capture", ["caching-2024.2", "uncached-2024.2"])
-def test_golden_tables(capture: str, request: pytest.FixtureRequest) -> None:
-    golden = DATA.parent / "golden" / "memory" / f"{capture}.csv"
+def test_golden_tables(capture: str, golden: Golden) -> None:
     made = table(DATA / "memory" / f"{capture}.sqlite.xz")
     found = made[["layer", "phase", "calls", *MEMORY]].to_csv(index=False)
-    if request.config.getoption("--update-golden"):
-        golden.write_text(found)
-    assert found == golden.read_text()
+    golden(f"memory/{capture}.csv", found)
 
 
 def test_layers_of_an_h200_carry_the_memory() -> None:
