@@ -40,6 +40,7 @@ with step(3), phase("forward"):
 """
 
 
+@pytest.mark.every_nsys
 def test_layers_carry_the_memory(nsys: str, tmp_path: Path) -> None:
     path = profile(nsys, tmp_path, PROGRAM)
     recorded = read(path)

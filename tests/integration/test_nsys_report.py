@@ -54,6 +54,7 @@ def report(nsys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return record(nsys, tmp_path)
 
 
+@pytest.mark.every_nsys
 def test_the_export_is_made_once_and_kept_beside(report: Path) -> None:
     before = report.read_bytes()
     first = exported(report, beside=report)
@@ -71,6 +72,7 @@ def test_a_report_without_a_gpu_says_what_was_missing(report: Path) -> None:
         open_capture(report)
 
 
+@pytest.mark.every_nsys
 def test_a_cut_off_report(report: Path) -> None:
     report.write_bytes(report.read_bytes()[:3000])
     with pytest.raises(

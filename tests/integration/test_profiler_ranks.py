@@ -88,7 +88,6 @@ def run(folder: Path, kind: str, schedule: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-@pytest.mark.gloo
 def test_two_ranks(tmp_path: Path, kind: str) -> None:
     printed = run(tmp_path, kind, "1:3")
     assert not run(tmp_path, kind, "off")

@@ -101,7 +101,7 @@ def test_every_recipe_is_called() -> None:
     assert {call.split()[0] for call in CALLS} == {path.name for path in RECIPES.glob("*.sh")}
 
 
-@pytest.mark.nsys
+@pytest.mark.every_nsys
 @pytest.mark.parametrize("preset", sorted(path.name for path in (RECIPES / "presets").iterdir()))
 def test_a_real_nsys_knows_every_option(nsys: str, preset: str, tmp_path: Path) -> None:
     known = subprocess.run([nsys, "profile", "--help"], capture_output=True, text=True, check=False).stdout
@@ -113,7 +113,7 @@ def test_a_real_nsys_knows_every_option(nsys: str, preset: str, tmp_path: Path) 
     assert set(left_out) <= {"--cuda-event-trace"}
 
 
-@pytest.mark.nsys
+@pytest.mark.every_nsys
 def test_launch_and_start_share_a_preset(nsys: str, tmp_path: Path) -> None:
     known = {
         verb: subprocess.run([nsys, verb, "--help"], capture_output=True, text=True, check=False).stdout

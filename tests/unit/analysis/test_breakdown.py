@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support import breakdown_brute_force as brute
 from support.golden import Golden
+from support.lane import examples
 from support.nsys_file import START_END, NsysFile
 
 from nvprof_kit.analysis.breakdown import OPTIONAL, BreakdownResult, breakdown
@@ -270,7 +271,7 @@ MOMENT = st.integers(0, 400)
     calls=st.lists(st.tuples(MOMENT, st.integers(1, 50), st.sampled_from(["cudaMalloc", "cudaDeviceSynchronize"]))),
 )
 @settings(
-    max_examples=25,
+    max_examples=examples(15),
     phases=(Phase.generate,),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

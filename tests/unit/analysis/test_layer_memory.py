@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.golden import Golden
+from support.lane import examples
 from support.nsys_file import NsysFile
 from support.nsys_memory import PINNED, STATIC, Allocations, carry
 
@@ -172,7 +173,7 @@ def test_marks_outside_every_layer_and_without_bytes_are_harmless(tmp_path: Path
     ),
     by_step=st.booleans(),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(20))
 def test_nothing_that_cuda_handed_out_is_lost(
     tmp_path_factory: pytest.TempPathFactory, ranges: list[Any], events: list[Any], by_step: bool
 ) -> None:

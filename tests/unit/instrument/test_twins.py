@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.lane import examples
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "tests" / "support" / "twin_programs.py"
@@ -110,7 +111,7 @@ def around(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 programs = st.lists(st.recursive(simple, around, max_leaves=15), min_size=1, max_size=5)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(programs)
 def test_any_program_looks_the_same(twins, program: list[Any]) -> None:
     seen = {name: twin.ask(program=program) for name, twin in twins.items()}
