@@ -12,6 +12,8 @@ pip := $(bin)/python -m pip --disable-pip-version-check install -qq
 # each file's tests in one worker, all that run a real nsys in one: releases that run at once lose each other's events
 pytest := $(bin)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
 
+ranged := layer_range loop abuse backward compile_decorated
+
 .PHONY: demo test test-fast test-full test-python-ranges test-gpu lint bench docs clean
 
 demo: $(VENV)/.installed  ## train a small transformer under the embedded recorder and print what each layer costs
@@ -33,7 +35,7 @@ test-full: $(VENV)/.installed-test test-python-ranges  ## everything: every case
 
 # Ranges come from C or, where there was no compiler, from Python: what is seen from outside is the same.
 test-python-ranges: $(VENV)/.installed-test  ## the tests of ranges and hooks with the ranges in Python
-	NVPROF_KIT_PURE_PYTHON=1 $(pytest) tests/unit/instrument -k "layer_range or loop or abuse or backward or decorated"
+	NVPROF_KIT_PURE_PYTHON=1 $(pytest) $(wildcard $(foreach name,$(ranged),tests/unit/instrument/*/test_$(name).py))
 
 test-gpu: $(VENV)/.installed-test  ## the tests that need a GPU
 	$(bin)/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
@@ -53,7 +55,7 @@ clean:
 	rm -rf $(VENV) $(DEMO)
 
 # torch comes first and only where it is missing: a build for CUDA that is there already stays
-$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard nvprof_kit/instrument/ranges_c/*)
+$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard nvprof_kit/instrument/ranges/ranges_c/*)
 	@echo "installing into $(VENV): nvprof-kit and $(TORCH)"
 	@test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
 	@$(bin)/python -c 'import torch' 2>/dev/null || $(pip) $(TORCH)

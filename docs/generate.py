@@ -18,32 +18,27 @@ from typing import NamedTuple
 import click
 from click.testing import CliRunner
 
-from nvprof_kit.analysis import (
-    advise,
-    breakdown,
-    critical_path,
-    diff,
-    launching,
-    layer_profile,
-    memory,
-    memory_segments,
-    memory_steps,
-    memory_traffic,
-    queue,
-    transfers,
-)
-from nvprof_kit.analysis.flops import COLUMNS as FLOPS_COLUMNS
-from nvprof_kit.analysis.gpu_peaks import DTYPES, known_gpus
-from nvprof_kit.analysis.kernel_classes import classify
-from nvprof_kit.analysis.layer_memory import MEMORY as LAYER_MEMORY_COLUMNS
-from nvprof_kit.analysis.layers import COLUMNS, LayersResult, layers
+from nvprof_kit.analysis.advise import advise
+from nvprof_kit.analysis.breakdown import breakdown, critical_path, queue, transfers
+from nvprof_kit.analysis.breakdown import idle as launching
+from nvprof_kit.analysis.diff import diff
+from nvprof_kit.analysis.flops.flops import COLUMNS as FLOPS_COLUMNS
+from nvprof_kit.analysis.foreign.rules import preset, presets
+from nvprof_kit.analysis.hardware import DTYPES, known_gpus
+from nvprof_kit.analysis.kernels.classes import classify
+from nvprof_kit.analysis.layers import profile as layer_profile
+from nvprof_kit.analysis.layers.layers import COLUMNS, LayersResult, layers
+from nvprof_kit.analysis.layers.memory import MEMORY as LAYER_MEMORY_COLUMNS
+from nvprof_kit.analysis.memory import memory
+from nvprof_kit.analysis.memory import steps as memory_segments
+from nvprof_kit.analysis.memory import steps as memory_steps
+from nvprof_kit.analysis.memory import steps as memory_traffic
 from nvprof_kit.analysis.metrics import COLUMNS as METRICS_COLUMNS
-from nvprof_kit.analysis.ncu_layers import COLUMNS as NCU_COLUMNS
-from nvprof_kit.analysis.ncu_plan import COLUMNS as PLAN_COLUMNS
-from nvprof_kit.analysis.rules import preset, presets
+from nvprof_kit.analysis.ncu.layers import COLUMNS as NCU_COLUMNS
+from nvprof_kit.analysis.ncu.plan import COLUMNS as PLAN_COLUMNS
 from nvprof_kit.analysis.timers import COLUMNS as TIMERS_COLUMNS
 from nvprof_kit.cli import group
-from nvprof_kit.instrument import utilisation
+from nvprof_kit.instrument.meters import utilisation
 from nvprof_kit.trace.open import open_capture
 
 DOCS = Path(__file__).parent

@@ -10,62 +10,62 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .capture.record import RecordOptions as RecordOptions
-    from .capture.record import record as record
-    from .capture.scheduled import scheduled as scheduled
-    from .instrument.annotate import annotate_model as annotate_model
-    from .instrument.flops import count_flops as count_flops
-    from .instrument.generation import generation as generation
-    from .instrument.layer_range import layer_range as layer_range
-    from .instrument.loop import annotate_dataloader as annotate_dataloader
-    from .instrument.loop import annotate_optimizer as annotate_optimizer
-    from .instrument.loop import mark as mark
-    from .instrument.loop import phase as phase
-    from .instrument.loop import step as step
-    from .instrument.memory import MemoryProfiler as MemoryProfiler
-    from .instrument.memory_points import MemoryOptions as MemoryOptions
-    from .instrument.methods import instrument_method as instrument_method
-    from .instrument.schedule import Schedule as Schedule
-    from .instrument.snapshot import SnapshotOptions as SnapshotOptions
-    from .instrument.snapshot import memory_snapshot as memory_snapshot
-    from .instrument.switch import add_profiling_argument as add_profiling_argument
-    from .instrument.switch import profiling_schedule as profiling_schedule
-    from .instrument.throughput import Throughput as Throughput
-    from .instrument.timers import global_timer as global_timer
-    from .instrument.utilisation import Utilisation as Utilisation
-    from .profiler import handlers as handlers
-    from .profiler.layer_profiler import LayerProfiler as LayerProfiler
-    from .profiler.options import LayerOptions as LayerOptions
+    from nvprof_kit.capture.record import RecordOptions as RecordOptions
+    from nvprof_kit.capture.record import record as record
+    from nvprof_kit.capture.scheduled import scheduled as scheduled
+    from nvprof_kit.instrument.flops.count import count_flops as count_flops
+    from nvprof_kit.instrument.loop.generation import generation as generation
+    from nvprof_kit.instrument.loop.loop import annotate_dataloader as annotate_dataloader
+    from nvprof_kit.instrument.loop.loop import annotate_optimizer as annotate_optimizer
+    from nvprof_kit.instrument.loop.loop import mark as mark
+    from nvprof_kit.instrument.loop.loop import phase as phase
+    from nvprof_kit.instrument.loop.loop import step as step
+    from nvprof_kit.instrument.loop.schedule import Schedule as Schedule
+    from nvprof_kit.instrument.loop.switch import add_profiling_argument as add_profiling_argument
+    from nvprof_kit.instrument.loop.switch import profiling_schedule as profiling_schedule
+    from nvprof_kit.instrument.memory.points import MemoryOptions as MemoryOptions
+    from nvprof_kit.instrument.memory.profiler import MemoryProfiler as MemoryProfiler
+    from nvprof_kit.instrument.memory.snapshot import SnapshotOptions as SnapshotOptions
+    from nvprof_kit.instrument.memory.snapshot import memory_snapshot as memory_snapshot
+    from nvprof_kit.instrument.meters.throughput import Throughput as Throughput
+    from nvprof_kit.instrument.meters.timers import global_timer as global_timer
+    from nvprof_kit.instrument.meters.utilisation import Utilisation as Utilisation
+    from nvprof_kit.instrument.modules.annotate import annotate_model as annotate_model
+    from nvprof_kit.instrument.modules.methods import instrument_method as instrument_method
+    from nvprof_kit.instrument.ranges.layer_range import layer_range as layer_range
+    from nvprof_kit.profiler import handlers as handlers
+    from nvprof_kit.profiler.layer_profiler import LayerProfiler as LayerProfiler
+    from nvprof_kit.profiler.options import LayerOptions as LayerOptions
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "LayerOptions": ".profiler.options",
     "LayerProfiler": ".profiler.layer_profiler",
-    "MemoryOptions": ".instrument.memory_points",
-    "MemoryProfiler": ".instrument.memory",
+    "MemoryOptions": ".instrument.memory.points",
+    "MemoryProfiler": ".instrument.memory.profiler",
     "RecordOptions": ".capture.record",
-    "Schedule": ".instrument.schedule",
-    "SnapshotOptions": ".instrument.snapshot",
-    "Throughput": ".instrument.throughput",
-    "Utilisation": ".instrument.utilisation",
-    "add_profiling_argument": ".instrument.switch",
-    "annotate_dataloader": ".instrument.loop",
-    "annotate_model": ".instrument.annotate",
-    "annotate_optimizer": ".instrument.loop",
-    "count_flops": ".instrument.flops",
-    "generation": ".instrument.generation",
-    "global_timer": ".instrument.timers",
+    "Schedule": ".instrument.loop.schedule",
+    "SnapshotOptions": ".instrument.memory.snapshot",
+    "Throughput": ".instrument.meters.throughput",
+    "Utilisation": ".instrument.meters.utilisation",
+    "add_profiling_argument": ".instrument.loop.switch",
+    "annotate_dataloader": ".instrument.loop.loop",
+    "annotate_model": ".instrument.modules.annotate",
+    "annotate_optimizer": ".instrument.loop.loop",
+    "count_flops": ".instrument.flops.count",
+    "generation": ".instrument.loop.generation",
+    "global_timer": ".instrument.meters.timers",
     "handlers": ".profiler",
-    "instrument_method": ".instrument.methods",
-    "layer_range": ".instrument.layer_range",
-    "mark": ".instrument.loop",
-    "memory_snapshot": ".instrument.snapshot",
-    "phase": ".instrument.loop",
-    "profiling_schedule": ".instrument.switch",
+    "instrument_method": ".instrument.modules.methods",
+    "layer_range": ".instrument.ranges.layer_range",
+    "mark": ".instrument.loop.loop",
+    "memory_snapshot": ".instrument.memory.snapshot",
+    "phase": ".instrument.loop.loop",
+    "profiling_schedule": ".instrument.loop.switch",
     "record": ".capture.record",
     "scheduled": ".capture.scheduled",
-    "step": ".instrument.loop",
+    "step": ".instrument.loop.loop",
 }
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What a doctor says: something seen, why it matters, and what mends it. Pure data, shared by whoever examines."""
+"""What a doctor says: something seen, why it matters, and how to fix it. Pure data, shared by whoever examines."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Finding:
         check: What was checked, in two or three words.
         seen: What was found.
         why: Why it matters; empty where all is well.
-        mend: The command or the change that mends it; empty where there is nothing to mend.
+        fix: The command or the change that fixes it; empty where there is nothing to fix.
     """
 
     level: str
     check: str
     seen: str
     why: str = ""
-    mend: str = ""
+    fix: str = ""
 
 
 def by_gravity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings, gravest first, otherwise in their order."""
+    """The findings, most severe first, otherwise in their order."""
     return tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level)))

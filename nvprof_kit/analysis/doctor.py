@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from nvprof_kit.findings import Finding, by_gravity
 from nvprof_kit.names import DOMAIN
-from nvprof_kit.trace.nsys_health import CaptureHealth
-from nvprof_kit.trace.nsys_private import secret_names
+from nvprof_kit.trace.nsys.health import CaptureHealth
+from nvprof_kit.trace.nsys.scrub import secret_names
 
 OVERHEAD_SHARE = 0.01
 """Share of the window from which the profiler's own time is a finding."""
@@ -27,7 +27,7 @@ _LOSSES = ("drop", "lost", "size limit", "couldn't allocate", "errors occurred",
 
 
 def examine_captures(captures: Sequence[CaptureHealth]) -> dict[str, tuple[Finding, ...]]:
-    """Findings of each capture by its path, gravest first; a capture without kernels is judged beside the others."""
+    """Findings of each capture by its path, most severe first; one without kernels is judged beside the others."""
     some = any(capture.rows.get(_KERNELS) for capture in captures)
     return {capture.path: by_gravity(_examine(capture, some)) for capture in captures}
 
@@ -151,11 +151,11 @@ def _complaints(capture: CaptureHealth) -> Iterator[Finding]:
             "lost events" if lost else "nsys error" if is_error else "nsys warning",
             text + (f" ({count} times)" if count > 1 else ""),
             "where events are missing, sums are too small" if lost else "nsys wrote it into the capture",
-            _mend(text, lost),
+            _fix(text, lost),
         )
 
 
-def _mend(complaint: str, lost: bool) -> str:
+def _fix(complaint: str, lost: bool) -> str:
     if "driver version" in complaint:
         return "install the nsys of the driver's CUDA release or a newer one: nvprof-kit doctor"
     if lost:

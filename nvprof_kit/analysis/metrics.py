@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit.analysis.attribution import Attribution, attribute
-from nvprof_kit.analysis.layer_order import layer_parents, with_holders
-from nvprof_kit.analysis.nesting import NONE, Int64Array
+from nvprof_kit.analysis.attribution.attribution import Attribution, attribute
+from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit.analysis.layers.order import layer_parents, with_holders
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER
 from nvprof_kit.trace.schema import CaptureInfo, Trace
@@ -137,18 +137,18 @@ def metrics(trace: Trace, options: MetricsOptions | None = None) -> MetricsResul
         )
     by_device = {device: _of_device(trace, device) for device in sorted(set(trace.samples["device"]))}
     interval = int(np.median(np.concatenate([one.end - one.begin for one in by_device.values()])))
-    owned = attribute(trace)
-    parent = {} if options.own else layer_parents(owned.ranges)
+    attribution = attribute(trace)
+    parent = {} if options.own else layer_parents(attribution.ranges)
     records = [
         {"layer": layer, "phase": phase, **_means(trace, chosen, by_device, options.floor)}
-        for (layer, phase), chosen in _rows(trace, owned, parent)
+        for (layer, phase), chosen in _rows(trace, attribution, parent)
     ]
     everything = _means(trace, np.arange(len(trace.ops)), by_device, 0)
     return MetricsResult(
         rows=pd.DataFrame(records, columns=list(COLUMNS)),
         interval_ns=interval,
         samples=sum(len(one.begin) for one in by_device.values()),
-        steps=len(owned.ranges.steps),
+        steps=len(attribution.ranges.steps),
         whole={name: float(everything[name]) for name in METRICS},
         info=trace.info,
         options=options,
@@ -177,11 +177,11 @@ def _of_device(trace: Trace, device: int) -> _Samples:
 
 
 def _rows(
-    trace: Trace, owned: Attribution, parent: Mapping[str, str]
+    trace: Trace, attribution: Attribution, parent: Mapping[str, str]
 ) -> Iterator[tuple[tuple[str, str], npt.NDArray[np.intp]]]:
     """The (layer, phase) pairs with the operations of each and of everything nested in it."""
     own: dict[tuple[str, str], list[npt.NDArray[np.intp]]] = {}
-    for (layer, phase), chosen in _owners(owned, trace):
+    for (layer, phase), chosen in _owners(attribution, trace):
         for holder in with_holders(layer, parent):
             own.setdefault((holder, phase), []).append(chosen)
     first = {layer: place for place, layer in enumerate(dict.fromkeys(layer for layer, _ in own))}
@@ -189,19 +189,19 @@ def _rows(
         yield key, np.concatenate(own[key])
 
 
-def _owners(owned: Attribution, trace: Trace) -> Iterator[tuple[tuple[str, str], npt.NDArray[np.intp]]]:
+def _owners(attribution: Attribution, trace: Trace) -> Iterator[tuple[tuple[str, str], npt.NDArray[np.intp]]]:
     """The (layer, phase) pairs with their own operations, by their first start."""
-    name = np.append(owned.ranges.name, NONE)[owned.layer_range].astype(np.int64)
-    codes, index = np.unique(name * len(owned.phases) + owned.phase, return_inverse=True)
+    name = np.append(attribution.ranges.name, NONE)[attribution.layer_range].astype(np.int64)
+    codes, index = np.unique(name * len(attribution.phases) + attribution.phase, return_inverse=True)
     start = trace.ops["start_ns"].to_numpy()
     first = np.full(len(codes), np.iinfo(np.int64).max)
     np.minimum.at(first, index, start)
     order = np.argsort(index, kind="stable")
     bounds = np.searchsorted(index[order], np.arange(len(codes) + 1))
     for place in np.argsort(first, kind="stable").tolist():
-        layer, phase = divmod(int(codes[place]), len(owned.phases))
-        text = NO_LAYER if layer == NONE else owned.ranges.names[layer].text
-        yield (text, owned.phases[phase]), order[bounds[place] : bounds[place + 1]]
+        layer, phase = divmod(int(codes[place]), len(attribution.phases))
+        text = NO_LAYER if layer == NONE else attribution.ranges.names[layer].text
+        yield (text, attribution.phases[phase]), order[bounds[place] : bounds[place + 1]]
 
 
 def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Samples], floor: float) -> dict[str, Any]:

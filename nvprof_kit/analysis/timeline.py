@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit.analysis.attribution import Attribution
-from nvprof_kit.analysis.nesting import NONE, Int64Array
-from nvprof_kit.analysis.ranges import Ranges
-from nvprof_kit.analysis.steps import occurrences
-from nvprof_kit.analysis.windows import step_windows
+from nvprof_kit.analysis.attribution.attribution import Attribution
+from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit.analysis.attribution.ranges import Ranges
+from nvprof_kit.analysis.attribution.steps import occurrences
+from nvprof_kit.analysis.attribution.windows import step_windows
 from nvprof_kit.names import NO_LAYER
 from nvprof_kit.trace.schema import Trace
 
@@ -70,8 +70,9 @@ class Timeline:
     windows: Mapping[int, tuple[int, int]]
 
     def own_window(self, device: int | None = None) -> tuple[int, int]:
-        """When the step ran, on one device or on all, as `nvprof_kit.analysis.windows` cuts it; of the whole capture
-        from the first operation to the last. Before and behind it other steps may run while it is open on the CPU.
+        """When the step ran, on one device or on all, as `nvprof_kit.analysis.attribution.windows` cuts it;
+        of the whole capture from the first operation to the last. Before and after it other steps may run while it is
+        open on the CPU.
         """
         mine = [window for one, window in self.windows.items() if device in (None, one)]
         return (min(begin for begin, _ in mine), max(end for _, end in mine)) if mine else (0, 0)
@@ -85,22 +86,22 @@ class Timeline:
         return found
 
 
-def timeline(trace: Trace, owned: Attribution, step: int | None = None) -> Timeline:
+def timeline(trace: Trace, attribution: Attribution, step: int | None = None) -> Timeline:
     """What ran in one step, or in the whole capture.
 
     Args:
         trace: The capture, with the columns of `OPTIONAL`.
-        owned: Who owns each operation.
+        attribution: Who owns each operation.
         step: Number of the step, None for the whole capture; of a step that ran several times the first one.
 
     Raises:
         KeyError: The capture has no such step.
     """
-    begin, end = _window(trace, owned, step)
+    begin, end = _window(trace, attribution, step)
     starts, ends = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     rows = np.flatnonzero((starts < end) & (ends > begin) | (starts >= begin) & (starts < end))
     lanes, lane = _lanes(trace, rows)
-    windows = _by_device(trace, owned, step, rows)
+    windows = _by_device(trace, attribution, step, rows)
     order = np.lexsort((starts[rows], lane))
     rows, lane = rows[order], lane[order]
     return Timeline(
@@ -108,32 +109,34 @@ def timeline(trace: Trace, owned: Attribution, step: int | None = None) -> Timel
         start_ns=begin,
         end_ns=end,
         lanes=lanes,
-        ops=_ops(trace, owned, rows, lane),
-        spans=_spans(owned, rows, lane, starts[rows], ends[rows]),
-        ranges=_cpu_ranges(owned.ranges, begin, end),
-        idle=_idle(trace, owned, rows, windows),
+        ops=_ops(trace, attribution, rows, lane),
+        spans=_spans(attribution, rows, lane, starts[rows], ends[rows]),
+        ranges=_cpu_ranges(attribution.ranges, begin, end),
+        idle=_idle(trace, attribution, rows, windows),
         windows=windows,
     )
 
 
-def _window(trace: Trace, owned: Attribution, step: int | None) -> tuple[int, int]:
+def _window(trace: Trace, attribution: Attribution, step: int | None) -> tuple[int, int]:
     """From the first to the last moment of a step, where it ran several times of the first one, or of the capture."""
     if step is None:
-        ops, ranges = np.ones(len(trace.ops), dtype=bool), np.ones(len(owned.ranges.start), dtype=bool)
+        ops, ranges = np.ones(len(trace.ops), dtype=bool), np.ones(len(attribution.ranges.start), dtype=bool)
     else:
-        index = int(np.searchsorted(owned.ranges.steps, step))
-        if index == len(owned.ranges.steps) or owned.ranges.steps[index] != step:
+        index = int(np.searchsorted(attribution.ranges.steps, step))
+        if index == len(attribution.ranges.steps) or attribution.ranges.steps[index] != step:
             raise KeyError(step)
-        found = occurrences(trace, owned)
+        found = occurrences(trace, attribution)
         first = int(np.searchsorted(found.step, index))
         ops = found.of_ops == first
-        ranges = (owned.ranges.step == index) & (owned.ranges.start < found.end[first])
-    starts = np.concatenate([trace.ops["start_ns"].to_numpy()[ops], owned.ranges.start[ranges]])
-    ends = np.concatenate([trace.ops["end_ns"].to_numpy()[ops], owned.ranges.end[ranges]])
+        ranges = (attribution.ranges.step == index) & (attribution.ranges.start < found.end[first])
+    starts = np.concatenate([trace.ops["start_ns"].to_numpy()[ops], attribution.ranges.start[ranges]])
+    ends = np.concatenate([trace.ops["end_ns"].to_numpy()[ops], attribution.ranges.end[ranges]])
     return (int(starts.min()), int(ends.max())) if len(starts) else (0, 0)
 
 
-def _by_device(trace: Trace, owned: Attribution, step: int | None, rows: Int64Array) -> dict[int, tuple[int, int]]:
+def _by_device(
+    trace: Trace, attribution: Attribution, step: int | None, rows: Int64Array
+) -> dict[int, tuple[int, int]]:
     """When the step ran on each device that some operations ran on, where it ran several times the first one; of the
     whole capture from the first operation to the last.
     """
@@ -142,7 +145,7 @@ def _by_device(trace: Trace, owned: Attribution, step: int | None, rows: Int64Ar
     if step is None:
         here = {one: device == one for one in np.unique(device).tolist()}
         return {one: (int(start[mine].min()), int(end[mine].max())) for one, mine in here.items()}
-    cut = step_windows(trace, owned)
+    cut = step_windows(trace, attribution)
     chosen = np.flatnonzero(cut.in_step & (cut.step == step))
     for place in chosen[np.unique(cut.device[chosen], return_index=True)[1]].tolist():
         one, begin, finish = cut.devices[cut.device[place]].device, int(cut.start[place]), int(cut.end[place])
@@ -192,7 +195,7 @@ def _parts(start: Int64Array, end: Int64Array, lane: Int64Array) -> Int64Array:
     return result
 
 
-def _ops(trace: Trace, owned: Attribution, rows: Int64Array, lane: Int64Array) -> pd.DataFrame:
+def _ops(trace: Trace, attribution: Attribution, rows: Int64Array, lane: Int64Array) -> pd.DataFrame:
     import pandas as pd
 
     made: pd.DataFrame = pd.DataFrame(
@@ -200,33 +203,35 @@ def _ops(trace: Trace, owned: Attribution, rows: Int64Array, lane: Int64Array) -
             "start_ns": trace.ops["start_ns"].to_numpy()[rows],
             "end_ns": trace.ops["end_ns"].to_numpy()[rows],
             "lane": lane,
-            "layer": _layer_names(owned, owned.layer_range[rows]),
-            "phase": pd.Categorical.from_codes(owned.phase[rows], pd.Index(owned.phases)),
-            "step": np.append(owned.ranges.steps, NONE)[owned.step[rows]],
+            "layer": _layer_names(attribution, attribution.layer_range[rows]),
+            "phase": pd.Categorical.from_codes(attribution.phase[rows], pd.Index(attribution.phases)),
+            "step": np.append(attribution.ranges.steps, NONE)[attribution.step[rows]],
             "name": trace.ops["name"].astype("category").iloc[rows].reset_index(drop=True),
         }
     )
     return made
 
 
-def _layer_names(owned: Attribution, layer_range: npt.NDArray[np.integer]) -> pd.Categorical:
+def _layer_names(attribution: Attribution, layer_range: npt.NDArray[np.integer]) -> pd.Categorical:
     import pandas as pd
 
     texts, which = np.unique(
-        np.array([*(named.text for named in owned.ranges.names), NO_LAYER], dtype=object), return_inverse=True
+        np.array([*(named.text for named in attribution.ranges.names), NO_LAYER], dtype=object), return_inverse=True
     )
-    return pd.Categorical.from_codes(which[np.append(owned.ranges.name, -1)[layer_range]], pd.Index(texts))
+    return pd.Categorical.from_codes(which[np.append(attribution.ranges.name, -1)[layer_range]], pd.Index(texts))
 
 
-def _spans(owned: Attribution, rows: Int64Array, lane: Int64Array, start: Int64Array, end: Int64Array) -> pd.DataFrame:
+def _spans(
+    attribution: Attribution, rows: Int64Array, lane: Int64Array, start: Int64Array, end: Int64Array
+) -> pd.DataFrame:
     """Runs of operations inside one call of a layer, level by level from the innermost outwards."""
     import pandas as pd
 
-    ranges = owned.ranges
+    ranges = attribution.ranges
     outer = np.append(np.append(ranges.layer_range, NONE)[ranges.nesting.parent], NONE)
     level = _levels(ranges, outer)
-    current = owned.layer_range[rows].astype(np.int64)
-    replay = owned.replay[rows]
+    current = attribution.layer_range[rows].astype(np.int64)
+    replay = attribution.replay[rows]
     found = []
     for here in range(int(level[current].max(initial=NONE)), -1, -1):
         current = np.where(level[current] > here, outer[current], current)
@@ -240,7 +245,7 @@ def _spans(owned: Attribution, rows: Int64Array, lane: Int64Array, start: Int64A
         found.append((start[first], end[last], lane[first], np.full(len(first), here), current[first]))
     columns = [np.concatenate(parts) for parts in zip(*found, strict=True)] or [np.zeros(0, dtype=np.int64)] * 5
     spans = pd.DataFrame(dict(zip(("start_ns", "end_ns", "lane", "level"), columns[:4], strict=True)))
-    spans["layer"] = _layer_names(owned, columns[4])
+    spans["layer"] = _layer_names(attribution, columns[4])
     spans["phase"] = np.append(ranges.phase, "")[columns[4]]
     ordered: pd.DataFrame = spans.sort_values(["lane", "level", "start_ns"], ignore_index=True)
     return ordered
@@ -276,7 +281,9 @@ def _cpu_ranges(ranges: Ranges, begin: int, end: int) -> pd.DataFrame:
     return made
 
 
-def _idle(trace: Trace, owned: Attribution, rows: Int64Array, windows: Mapping[int, tuple[int, int]]) -> pd.DataFrame:
+def _idle(
+    trace: Trace, attribution: Attribution, rows: Int64Array, windows: Mapping[int, tuple[int, int]]
+) -> pd.DataFrame:
     """Gaps between the operations of each device, whatever their stream or process, and at the edges of its window."""
     import pandas as pd
 
@@ -287,7 +294,7 @@ def _idle(trace: Trace, owned: Attribution, rows: Int64Array, windows: Mapping[i
         edges = (*windows.get(one, ()), int(start[mine].min()), int(end[mine].max()))
         edge = np.array([min(edges), max(edges)])  # as operations without length of no layer
         starts, ends = np.append(start[mine], edge), np.append(end[mine], edge)
-        layer = np.append(owned.layer_range[rows[mine]], [NONE, NONE])
+        layer = np.append(attribution.layer_range[rows[mine]], [NONE, NONE])
         order = np.argsort(starts, kind="stable")
         reach = np.maximum.accumulate(ends[order])
         # the operation that was the last to end before each
@@ -297,7 +304,7 @@ def _idle(trace: Trace, owned: Attribution, rows: Int64Array, windows: Mapping[i
         columns = {"device": np.full(len(gap), one), "start_ns": reach[gap], "end_ns": starts[before]}
         found.append(
             pd.DataFrame(columns).assign(
-                after=_layer_names(owned, layer[after]), before=_layer_names(owned, layer[before])
+                after=_layer_names(attribution, layer[after]), before=_layer_names(attribution, layer[before])
             )
         )
     empty = pd.DataFrame({name: [] for name in ("device", "start_ns", "end_ns", "after", "before")})

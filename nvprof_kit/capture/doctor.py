@@ -15,7 +15,7 @@ _GIGABYTE = 10**9
 
 
 def examine_machine(machine: Machine) -> tuple[Finding, ...]:
-    """Every finding, gravest first."""
+    """Every finding, most severe first."""
     checks = (_gpu, examine_tools, _permission, _sampling, _other_clients, _clocks, _setting, _disk)
     found = [finding for check in checks for finding in check(machine)]
     if machine.program is not None:
@@ -71,15 +71,15 @@ def _permission(machine: Machine) -> Iterator[Finding]:
         yield Finding("ok", "counters", "hardware counters may be read")
         return
     if machine.container:
-        mend = "start the container with --cap-add=SYS_ADMIN (recipes/nsys/container.sh), or open them on the host: "
+        fix = "start the container with --cap-add=SYS_ADMIN (recipes/nsys/container.sh), or open them on the host: "
     else:
-        mend = "run as root, or open them for all: "
+        fix = "run as root, or open them for all: "
     yield Finding(
         "warning",
         "counters",
         "hardware counters are for administrators only (RmProfilingAdminOnly: 1)",
         "ncu and --gpu-metrics-devices fail with ERR_NVGPUCTRPERM; times per layer do not need them",
-        f"{mend}echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' > /etc/modprobe.d/nvidia-profiling.conf, "
+        f"{fix}echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' > /etc/modprobe.d/nvidia-profiling.conf, "
         "rebuild the initramfs (update-initramfs -u, or dracut -f) and reboot",
     )
 

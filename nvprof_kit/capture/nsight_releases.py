@@ -56,7 +56,7 @@ def known_trouble(tool: str, version: str, driver_cuda: str) -> tuple[str, str] 
     for entry in _table()["known"]:
         old, new = numbers(version)[:2] <= numbers(entry["upto"]), numbers(driver_cuda) >= numbers(entry["driver_cuda"])
         if entry["tool"] == tool and old and new:
-            return entry["why"], entry["mend"]
+            return entry["why"], entry["fix"]
     return None
 
 

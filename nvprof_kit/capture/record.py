@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any
 
 from nvprof_kit.errors import ToolError, UsageError
-from nvprof_kit.instrument import state
-from nvprof_kit.instrument.backends import Backend, Kineto
-from nvprof_kit.instrument.watch import Watch
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.instrument.ranges.backends import Backend, Kineto
+from nvprof_kit.instrument.ranges.watch import Watch
 
 _running: record | None = None
 

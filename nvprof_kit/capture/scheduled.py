@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nvprof_kit.capture.record import RecordOptions, record, tool_attached
-from nvprof_kit.instrument import state
-from nvprof_kit.instrument.backends import Range
+from nvprof_kit.instrument.loop.schedule import AnySchedule, Schedule, Sink, Window, Windows, schedule_of
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.instrument.ranges.backends import Range
 from nvprof_kit.instrument.ranks import rank, world_size
-from nvprof_kit.instrument.schedule import AnySchedule, Schedule, Sink, Window, Windows, schedule_of
 from nvprof_kit.names import WINDOW, Category
 
 OnTraceReady = Callable[[Path, Window], object]

@@ -14,23 +14,23 @@ from typing import NoReturn, TextIO
 import click
 
 from nvprof_kit import __version__
-from nvprof_kit.cli.advise import advise
-from nvprof_kit.cli.breakdown import breakdown
-from nvprof_kit.cli.diff import diff
-from nvprof_kit.cli.doctor import doctor
-from nvprof_kit.cli.export import export
-from nvprof_kit.cli.flops import flops
-from nvprof_kit.cli.layers import layers
-from nvprof_kit.cli.memory import memory
-from nvprof_kit.cli.metrics import metrics
-from nvprof_kit.cli.ncu import ncu
-from nvprof_kit.cli.plot import plot
-from nvprof_kit.cli.recipes import recipes
-from nvprof_kit.cli.record import record
-from nvprof_kit.cli.report import report
-from nvprof_kit.cli.scrub import scrub
-from nvprof_kit.cli.summary import summary
-from nvprof_kit.cli.timers import timers
+from nvprof_kit.cli.verbs.advise import advise
+from nvprof_kit.cli.verbs.breakdown import breakdown
+from nvprof_kit.cli.verbs.diff import diff
+from nvprof_kit.cli.verbs.doctor import doctor
+from nvprof_kit.cli.verbs.export import export
+from nvprof_kit.cli.verbs.flops import flops
+from nvprof_kit.cli.verbs.layers import layers
+from nvprof_kit.cli.verbs.memory import memory
+from nvprof_kit.cli.verbs.metrics import metrics
+from nvprof_kit.cli.verbs.ncu import ncu
+from nvprof_kit.cli.verbs.plot import plot
+from nvprof_kit.cli.verbs.recipes import recipes
+from nvprof_kit.cli.verbs.record import record
+from nvprof_kit.cli.verbs.report import report
+from nvprof_kit.cli.verbs.scrub import scrub
+from nvprof_kit.cli.verbs.summary import summary
+from nvprof_kit.cli.verbs.timers import timers
 from nvprof_kit.errors import NvprofKitError
 
 

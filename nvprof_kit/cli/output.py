@@ -14,7 +14,8 @@ import click
 
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import DOMAIN
-from nvprof_kit.report import plots, tables
+from nvprof_kit.report.export import tables
+from nvprof_kit.report.plots import plots
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +29,7 @@ class Output:
     """Where an answer goes.
 
     Attributes:
-        form: ``table``, or one of the formats of `nvprof_kit.report.tables` and `nvprof_kit.report.plots`.
+        form: ``table``, or one of the formats of `nvprof_kit.report.export.tables` and `nvprof_kit.report.plots.plots`.
         path: The file to write, None for stdout.
     """
 
@@ -72,8 +73,8 @@ class Output:
             raise UsageError(f"{path}: no format has this suffix; needed one of {suffixes}")
         return cls(form, path)
 
-    def write(self, data: bytes, doubts: Iterable[str] = ()) -> None:
-        """Write an answer that is data or a picture, and to stderr what is doubtful about it: it has no place for that.
+    def write(self, data: bytes, warnings: Iterable[str] = ()) -> None:
+        """Write an answer that is data or a picture, and its warnings to stderr: it has no place for them.
 
         Raises:
             UsageError: The file cannot be written.
@@ -87,26 +88,26 @@ class Output:
             except OSError as error:
                 raise UsageError(f"{self.path}: cannot write it: {error.strerror}") from None
         try:
-            for doubt in doubts:
-                print("!", doubt, file=sys.stderr)
+            for warning in warnings:
+                print("!", warning, file=sys.stderr)
         except OSError:  # nobody reads stderr: the answer is written, and its status stays
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def write_tables(self, told: Sequence[tuple[str, pd.DataFrame, Iterable[str]]]) -> None:
-        """Write the tables of captures as data, with a column ``capture`` if there are several, and their doubts.
+        """Write the tables of captures as data, with a column ``capture`` if there are several, and their warnings.
 
         Args:
-            told: For each capture its path, its table and what is doubtful about it.
+            told: For each capture its path, its table and what is uncertain about it.
 
         Raises:
             UsageError: The file cannot be written.
         """
         if len(told) == 1:
-            _, rows, doubts = told[0]
+            _, rows, warnings = told[0]
         else:
             rows = tables.with_capture([(path, rows) for path, rows, _ in told])
-            doubts = [f"{path}: {doubt}" for path, _, doubts in told for doubt in doubts]
-        self.write(tables.encode(rows, self.form), doubts)
+            warnings = [f"{path}: {warning}" for path, _, warnings in told for warning in warnings]
+        self.write(tables.encode(rows, self.form), warnings)
 
     def print(self, parts: Iterable[RenderableType]) -> None:
         """Print an answer that is text for a person.
@@ -114,7 +115,7 @@ class Output:
         Raises:
             UsageError: The file cannot be written.
         """
-        from nvprof_kit.report.terminal import print_to
+        from nvprof_kit.report.text.terminal import print_to
 
         if self.path is None:
             print_to(sys.stdout, parts)

@@ -1,3 +1,3 @@
 """What records inside the training process and reads its own recording: the one room of both halves."""
 
-from . import handlers as handlers
+from nvprof_kit.profiler import handlers as handlers

@@ -14,8 +14,8 @@ from nvprof_kit.names import Category, step_number
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit.analysis.layer_profile import LayerProfile
-    from nvprof_kit.instrument.memory_boundaries import Boundary
+    from nvprof_kit.analysis.layers.profile import LayerProfile
+    from nvprof_kit.instrument.memory.boundaries import Boundary
     from nvprof_kit.trace.schema import Trace
 
 
@@ -51,9 +51,9 @@ class WindowFiles:
             last_step: The window's last step, where the outermost ranges of steps are the profiler's own; else None.
             draw: Draw the curves.
         """
-        from nvprof_kit.analysis.layer_profile import layer_profile
-        from nvprof_kit.report.layer_profile import memory_lines
-        from nvprof_kit.report.tables import FORMATS
+        from nvprof_kit.analysis.layers.profile import layer_profile
+        from nvprof_kit.report.export.tables import FORMATS
+        from nvprof_kit.report.text.layer_profile import memory_lines
         from nvprof_kit.trace.open import open_capture
 
         trace = open_capture(self.trace, optional=("name",))
@@ -72,9 +72,9 @@ class WindowFiles:
     def _draw(self, profile: LayerProfile, boundaries: Sequence[Boundary]) -> None:
         """The curves; a figure that cannot be drawn is no reason to lose the log."""
         try:
-            from nvprof_kit.report.layer_profile import time_figure
-            from nvprof_kit.report.memory_curve import write_curve
-            from nvprof_kit.report.plots import encode
+            from nvprof_kit.report.plots.memory_curve import write_curve
+            from nvprof_kit.report.plots.plots import encode
+            from nvprof_kit.report.text.layer_profile import time_figure
 
             self.path("cuda_time_plot.png").write_bytes(encode(time_figure(profile), "png"))
             if boundaries:
@@ -84,8 +84,8 @@ class WindowFiles:
 
     def write_log(self, profile: LayerProfile, facts: list[str], *, echo: bool) -> None:
         """Write the summary log, and print its head where it is rank 0's."""
-        from nvprof_kit.report.layer_profile import profile_head, profile_report
-        from nvprof_kit.report.terminal import print_to
+        from nvprof_kit.report.text.layer_profile import profile_head, profile_report
+        from nvprof_kit.report.text.terminal import print_to
 
         with self.path(f"rank_{self._rank}.log").open("w", encoding="utf-8") as file:
             print_to(file, profile_report(profile, facts), kept=True)

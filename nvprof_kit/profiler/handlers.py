@@ -14,9 +14,9 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from nvprof_kit.instrument.loop.schedule import Window
 from nvprof_kit.instrument.rank_claim import claim
 from nvprof_kit.instrument.ranks import rank, rank_folder
-from nvprof_kit.instrument.schedule import Window
 
 if TYPE_CHECKING:
     from nvprof_kit.capture.scheduled import OnTraceReady
@@ -33,9 +33,9 @@ def table(depth: int | None = None, file: TextIO | None = None) -> OnTraceReady:
     def handle(trace: Path, _window: Window) -> None:
         if rank():
             return
-        from nvprof_kit.analysis.layers import layers
-        from nvprof_kit.report.layers import LayersView, layers_report
-        from nvprof_kit.report.terminal import print_to
+        from nvprof_kit.analysis.layers.layers import layers
+        from nvprof_kit.report.text.layers import LayersView, layers_report
+        from nvprof_kit.report.text.terminal import print_to
         from nvprof_kit.trace.open import open_capture
 
         print_to(file or sys.stdout, layers_report(layers(open_capture(trace)), LayersView(depth)))

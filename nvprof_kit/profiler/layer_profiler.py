@@ -11,11 +11,11 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nvprof_kit.instrument import state
-from nvprof_kit.instrument.backends import Range
-from nvprof_kit.instrument.schedule import Action, Windows
-from nvprof_kit.instrument.step_clock import StepClock
-from nvprof_kit.instrument.switch import Switch, profiling_schedule
+from nvprof_kit.instrument.loop.schedule import Action, Windows
+from nvprof_kit.instrument.loop.step_clock import StepClock
+from nvprof_kit.instrument.loop.switch import Switch, profiling_schedule
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.instrument.ranges.backends import Range
 from nvprof_kit.names import Category
 from nvprof_kit.profiler.options import LayerOptions
 
@@ -49,7 +49,7 @@ class LayerProfiler:
 
     Args:
         model: The model; held weakly. It is annotated while a window is recorded, unless it is already.
-        schedule: Which steps (see `nvprof_kit.instrument.switch.profiling_schedule`); ``"0:1"`` for one step.
+        schedule: Which steps (see `nvprof_kit.instrument.loop.switch.profiling_schedule`); ``"0:1"`` for one step.
         options: What to record, and where to write.
         on_trace_ready: Called with each trace and its window, after the profiler's own files are written.
 

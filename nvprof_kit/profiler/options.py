@@ -11,7 +11,7 @@ from nvprof_kit.capture.record import RecordOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nvprof_kit.instrument.throughput import Throughput
+    from nvprof_kit.instrument.meters.throughput import Throughput
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class LayerOptions:
         mesh: The ``DeviceMesh`` with dimensions ``dp``, ``tp``, ``pp`` that names the rank's folder; found by itself
             where the model's parameters have one.
         kinds: Kinds of blocks by a pattern of path or class name, before those told from the model:
-            ``{"*.temporal_blocks.*": "temporal"}``. See `nvprof_kit.instrument.kinds.block_kinds`.
+            ``{"*.temporal_blocks.*": "temporal"}``. See `nvprof_kit.instrument.modules.kinds.block_kinds`.
         record: What the trace holds besides the defaults.
         memory: Read the CUDA allocator at each begin and end of a layer.
         steps: Range each step; False where the loop does so itself and counts otherwise.

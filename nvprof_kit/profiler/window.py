@@ -16,22 +16,22 @@ from torch import nn
 from nvprof_kit.capture.record import record, tool_attached
 from nvprof_kit.capture.scheduled import Nothing, OnTraceReady, Tool
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument.annotate import annotate_model
-from nvprof_kit.instrument.backends import Range
-from nvprof_kit.instrument.kinds import block_kinds, class_name, unwrapped
-from nvprof_kit.instrument.memory_boundaries import Allocator, Boundaries, CudaAllocator
+from nvprof_kit.instrument.loop.schedule import Window
+from nvprof_kit.instrument.loop.step_clock import StepClock
+from nvprof_kit.instrument.memory.boundaries import Allocator, Boundaries, CudaAllocator
+from nvprof_kit.instrument.modules.annotate import annotate_model
+from nvprof_kit.instrument.modules.kinds import block_kinds, class_name, unwrapped
+from nvprof_kit.instrument.ranges.backends import Range
+from nvprof_kit.instrument.ranges.watch import Watch
 from nvprof_kit.instrument.rank_claim import claim
 from nvprof_kit.instrument.ranks import mesh_of, rank, rank_folder
-from nvprof_kit.instrument.schedule import Window
-from nvprof_kit.instrument.step_clock import StepClock
-from nvprof_kit.instrument.watch import Watch
 from nvprof_kit.names import Category
 from nvprof_kit.profiler.files import WindowFiles
 from nvprof_kit.profiler.own_cost import OwnCost
 
 if TYPE_CHECKING:
-    from nvprof_kit.analysis.layer_profile import LayerProfile
-    from nvprof_kit.instrument.utilisation import Utilisation
+    from nvprof_kit.analysis.layers.profile import LayerProfile
+    from nvprof_kit.instrument.meters.utilisation import Utilisation
     from nvprof_kit.profiler.options import LayerOptions
 
 
@@ -212,7 +212,7 @@ class WindowRecorder(Nothing):
 
 
 def _sampler() -> Utilisation:
-    from nvprof_kit.instrument.utilisation import Utilisation
+    from nvprof_kit.instrument.meters.utilisation import Utilisation
 
     return Utilisation()
 

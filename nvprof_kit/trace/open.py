@@ -68,7 +68,7 @@ def nsys_sqlite(path: Path) -> Iterator[Path]:
             if head.startswith(_SQLITE):
                 yield plain
             elif b"NVIDIA" in head and b"Report" in head:
-                from nvprof_kit.trace.nsys_export import exported
+                from nvprof_kit.trace.nsys.export import exported
 
                 yield exported(plain, beside=path)
             else:
@@ -118,17 +118,17 @@ def _reader(plain: Path, named: Path) -> Callable[[Path, str, Collection[str]], 
     """What reads this file, by its first bytes."""
     head = _head(plain)
     if head.startswith(_SQLITE):
-        from nvprof_kit.trace.nsys import read_nsys
+        from nvprof_kit.trace.nsys.read import read_nsys
 
         return lambda path, domain, optional: read_nsys(path, domain, optional, named)
     if b"NVIDIA" in head and b"Report" in head:
-        from nvprof_kit.trace.nsys import read_nsys
-        from nvprof_kit.trace.nsys_export import exported
+        from nvprof_kit.trace.nsys.export import exported
+        from nvprof_kit.trace.nsys.read import read_nsys
 
         # the export stands beside the report the user named, even where that is packed
         return lambda path, domain, optional: read_nsys(exported(path, beside=named), domain, optional, named)
     if _starts_json(plain, head):
-        from nvprof_kit.trace.kineto import read_kineto
+        from nvprof_kit.trace.kineto.read import read_kineto
 
         return lambda path, domain, optional: read_kineto(path, domain, optional, named)
     raise CaptureError(f"{named}: neither SQLite, an nsys report nor JSON (it begins {head[:12]!r}); needed {_KINDS}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # readers start reading before pandas is loaded: see `nvprof_kit.trace.nsys`
+if TYPE_CHECKING:  # readers start reading before pandas is loaded: see `nvprof_kit.trace.nsys.read`
     import pandas as pd
 
 
@@ -213,7 +213,7 @@ class CaptureInfo:
         session_ns: How long the profiled program ran, before and after the collected window too; 0 where the capture
             does not say.
         own_window: Whether the program itself opened the collected window, by cudaProfilerStart.
-        doubts: Sentences on what may be missing or distorted, each with what to do.
+        warnings: Sentences on what may be missing or distorted, each with what to do.
     """
 
     path: str
@@ -226,7 +226,7 @@ class CaptureInfo:
     processes: int = 1
     session_ns: int = 0
     own_window: bool = False
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def gpu_name(self, device: int) -> str:
         """Name of the GPU with this ordinal, '' where the capture does not tell it."""

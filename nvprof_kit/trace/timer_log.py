@@ -47,12 +47,12 @@ class TimerLogs:
     Attributes:
         path: What the user named.
         stages: A row for each stage run, with the columns of `STAGES`, by rank and start.
-        doubts: Sentences on what could not be read.
+        warnings: Sentences on what could not be read.
     """
 
     path: str
     stages: pd.DataFrame
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
@@ -67,17 +67,17 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
     import pandas as pd
 
     named = [Path(path) for path in paths]
-    tables, doubts = [], []
+    tables, warnings = [], []
     log_of: dict[int, Path] = {}
     for file in (file for path in named for file in _files(path)):
         text = _text(file)
         found = _LINE.findall(text)
         unread = sum(1 for line in text.splitlines() if line.strip()) - len(found)
         if unread:
-            doubts.append(f"{file}: {unread} of its lines {'is' if unread == 1 else 'are'} no timer's and left out")
+            warnings.append(f"{file}: {unread} of its lines {'is' if unread == 1 else 'are'} no timer's and left out")
         if found:
             tables.append(_table(found))
-        doubts += [
+        warnings += [
             f"{file}: rank {rank} wrote {log_of[rank].name} too, and both count as one; have the launcher set RANK"
             for rank in sorted({int(line[0]) for line in found})
             if log_of.setdefault(rank, file) != file
@@ -88,7 +88,7 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
     stages = pd.concat(tables, ignore_index=True)
     stages = stages.astype({"stage": "category"}).sort_values(["rank", "start_ns", "end_ns"], ignore_index=True)
     stages.insert(2, "call", stages.groupby(["rank", "stage"], observed=True).cumcount())
-    return TimerLogs(where, stages, tuple(doubts))
+    return TimerLogs(where, stages, tuple(warnings))
 
 
 def _files(path: Path) -> list[Path]:

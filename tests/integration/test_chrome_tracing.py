@@ -14,7 +14,7 @@ import pytest
 from support.browser import browser
 from support.perfetto_ui import web_files
 
-from nvprof_kit.analysis.layers import layers
+from nvprof_kit.analysis.layers.layers import layers
 from nvprof_kit.cli import main
 from nvprof_kit.trace.open import open_capture
 

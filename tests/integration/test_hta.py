@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support import as_kineto
 
-from nvprof_kit.analysis.breakdown import OPTIONAL, breakdown
+from nvprof_kit.analysis.breakdown.breakdown import OPTIONAL, breakdown
 from nvprof_kit.trace.open import open_capture
 
 DATA = Path(__file__).parents[1] / "data"

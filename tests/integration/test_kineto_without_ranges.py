@@ -14,8 +14,8 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import nvprof_kit  # noqa: E402
-from nvprof_kit.analysis.attribution import attribute  # noqa: E402
-from nvprof_kit.analysis.layers import layers  # noqa: E402
+from nvprof_kit.analysis.attribution.attribution import attribute  # noqa: E402
+from nvprof_kit.analysis.layers.layers import layers  # noqa: E402
 from nvprof_kit.trace.open import open_capture  # noqa: E402
 
 PATHS = {"M_0": "M", "M_0.Embedding_0": "embed", "M_0.Linear_4": "head"} | {
@@ -65,10 +65,11 @@ def train(model: nn.Module) -> None:
 def owners(path: Path) -> list[Owner]:
     """Operator, layer and phase of each stretch of an ``aten::`` operator, in the trace's order; ours are the names."""
     trace = open_capture(path, optional=("name",))
-    owned = attribute(trace)
-    named = [*(name.text for name in owned.ranges.names), "(none)"]
-    held = [named[owned.ranges.name[which]] if which >= 0 else "(none)" for which in owned.layer_range.tolist()]
-    phases = [owned.phases[phase] for phase in owned.phase.tolist()]
+    attribution = attribute(trace)
+    named = [*(name.text for name in attribution.ranges.names), "(none)"]
+    which = attribution.ranges.name
+    held = [named[which[one]] if one >= 0 else "(none)" for one in attribution.layer_range.tolist()]
+    phases = [attribution.phases[phase] for phase in attribution.phase.tolist()]
     rows = zip(trace.ops["name"].tolist(), held, phases, strict=True)
     return [(name, PATHS.get(layer, layer), phase) for name, layer, phase in rows if name.startswith("aten::")]
 
@@ -101,8 +102,8 @@ def test_the_same_run_read_with_our_ranges_and_without(model: nn.Module, tmp_pat
     # what differs is the sum of two gradients at a layer's border, which either side may claim
     assert {one[0] for one, _ in differ} <= {"aten::add", "aten::add_", "aten::empty", "aten::detach"}, differ
     assert len(differ) <= 0.03 * len(truth)
-    doubts = layers(open_capture(tmp_path / "bare.json")).doubts
-    assert any("sequence numbers" in doubt and "(100%) found" in doubt for doubt in doubts)
+    warnings = layers(open_capture(tmp_path / "bare.json")).warnings
+    assert any("sequence numbers" in warning and "(100%) found" in warning for warning in warnings)
 
 
 WORK = ("aten::addmm", "aten::mm", "aten::native_layer_norm", "aten::native_layer_norm_backward", "aten::index_select",

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from support.recipes import run
 
-from nvprof_kit.analysis.kernels import NEEDED, read_kernels
-from nvprof_kit.analysis.layers import layers
+from nvprof_kit.analysis.kernels.signatures import NEEDED, read_kernels
+from nvprof_kit.analysis.layers.layers import layers
 from nvprof_kit.trace.open import open_capture
 
 pytestmark = pytest.mark.nsys

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_nsys_ranges import profile, read
 
-from nvprof_kit.analysis.layers import LayersOptions, layers
+from nvprof_kit.analysis.layers.layers import LayersOptions, layers
 from nvprof_kit.trace.open import open_capture
 from nvprof_kit.trace.schema import MEMORY_TABLES
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit.analysis.layers import LayersResult, layers
+from nvprof_kit.analysis.layers.layers import LayersResult, layers
 from nvprof_kit.trace.open import open_capture
 
 pytestmark = pytest.mark.nsys
@@ -159,7 +159,7 @@ def test_an_odd_capture(capture: Path) -> None:
     told = {"layers.child", "layers.handed", "layers.other", "layers.open", "x" * 13}
     assert set(lengths) - {"y" * 13} == told  # a text over 64 kB is lost with its range, or kept
     assert result.info.processes == 2
-    assert any("1 ranges ended on another thread" in doubt for doubt in result.doubts)
+    assert any("1 ranges ended on another thread" in warning for warning in result.warnings)
     assert "x" * 60_000 in set(result.rows["layer"])
     assert table(capture, "default")[0] == {
         "in the defaul": outside,

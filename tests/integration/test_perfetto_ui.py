@@ -13,7 +13,7 @@ from support.browser import browser
 from support.nsys_file import NsysFile
 from support.perfetto_ui import PerfettoUi, opened_in_perfetto, web_files
 
-from nvprof_kit.analysis.layers import LayersOptions, layers
+from nvprof_kit.analysis.layers.layers import LayersOptions, layers
 from nvprof_kit.cli import main
 from nvprof_kit.trace.open import open_capture
 

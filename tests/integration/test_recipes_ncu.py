@@ -75,7 +75,7 @@ def _dry(call: str) -> list[str]:
     return [recipe, "--dry-run", *words]
 
 
-def test_the_dearest_kernels_come_first(capture: str, tmp_path: Path) -> None:
+def test_the_costliest_kernels_come_first(capture: str, tmp_path: Path) -> None:
     done = run(*_dry(f"top.sh -c {capture} --top 2 -- x"), cwd=tmp_path)
     assert "'--kernel-id=::regex:^(_Zgemm|_Zsoftmax)$:1'" in done.stdout
 

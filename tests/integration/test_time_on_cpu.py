@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit.trace.nsys_scheduled import read_scheduled
+from nvprof_kit.trace.nsys.scheduled import read_scheduled
 from nvprof_kit.trace.sqlite import Database
 
 pytestmark = pytest.mark.nsys

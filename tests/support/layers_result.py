@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from nvprof_kit.analysis.layers import LayersResult, Summary
+from nvprof_kit.analysis.layers.layers import LayersResult, Summary
 from nvprof_kit.trace.schema import CaptureInfo
 
 MS = 1_000_000
@@ -76,7 +76,7 @@ def layers_result(**changes: Any) -> LayersResult:
             by_how={"launch": 40 * MS},
             loop_layer_share=0.9375,
         ),
-        doubts=("nsys dropped 3 events; record less at once",),
+        warnings=("nsys dropped 3 events; record less at once",),
         info=CaptureInfo(path="run.sqlite", tool="nsys 2023.4.4.54", gpus=("NVIDIA H200",)),
     )
     return replace(result, **changes)

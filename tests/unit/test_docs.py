@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from nvprof_kit.analysis.layers import COLUMNS
+from nvprof_kit.analysis.layers.layers import COLUMNS
 from nvprof_kit.cli import group
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from support.nsys_file import NsysFile
 
 from nvprof_kit.analysis.doctor import examine_captures
 from nvprof_kit.cli import group
-from nvprof_kit.trace.nsys_health import CaptureHealth, read_health
+from nvprof_kit.trace.nsys.health import CaptureHealth, read_health
 
 DATA = Path(__file__).parents[2] / "data"
 KERNELS, CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -65,7 +65,7 @@ def test_a_finding_has_a_reason(change: dict[str, object], check: str, level: st
     capture = replace(WELL, **change)
     assert found(capture) == {check: level}
     findings = examine_captures([capture])["run.sqlite"]
-    assert all(finding.why and finding.mend for finding in findings if finding.level != "ok")
+    assert all(finding.why and finding.fix for finding in findings if finding.level != "ok")
 
 
 def test_a_rank_without_kernels_is_judged_beside_the_others() -> None:
@@ -82,7 +82,7 @@ def test_what_was_not_recorded_is_said() -> None:
 
 def test_the_others_domain_is_named() -> None:
     finding = examine_captures([replace(WELL, domains={"Megatron": 30}, registered=("Megatron",))])["run.sqlite"][0]
-    assert "--domain Megatron," in finding.mend
+    assert "--domain Megatron," in finding.fix
 
 
 def export(path: Path) -> Path:
@@ -140,7 +140,7 @@ def test_the_verb(tmp_path: Path) -> None:
     status, said = ask("--format", "json", path)
     rows = json.loads(said)
     assert status == 0 and {row["subject"] for row in rows} == {path}
-    assert set(rows[0]) == {"subject", "level", "check", "seen", "why", "mend"}
+    assert set(rows[0]) == {"subject", "level", "check", "seen", "why", "fix"}
     status, said = ask(path)
     assert status == 0 and "processes: 1 of 2 processes ran no kernel: 8" in said
 
@@ -156,7 +156,7 @@ def test_options_behind_a_capture_and_of_a_command(tmp_path: Path) -> None:
 def test_a_command_to_paste_has_its_path_quoted() -> None:
     health = replace(WELL, path="my run.sqlite", environment={"USER": "me"})
     (finding,) = (one for one in examine_captures([health])[health.path] if one.check == "privacy")
-    assert finding.mend == "nvprof-kit scrub 'my run.sqlite'"
+    assert finding.fix == "nvprof-kit scrub 'my run.sqlite'"
 
 
 def test_an_error_is_an_exit_status(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.attribution import Attribution, attribute
-from nvprof_kit.analysis.breakdown import OPTIONAL as BREAKDOWN
-from nvprof_kit.analysis.breakdown import breakdown
-from nvprof_kit.analysis.steps import slowest_step, step_times, typical_step
+from nvprof_kit.analysis.attribution.attribution import Attribution, attribute
+from nvprof_kit.analysis.attribution.steps import slowest_step, step_times, typical_step
+from nvprof_kit.analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
+from nvprof_kit.analysis.breakdown.breakdown import breakdown
 from nvprof_kit.analysis.timeline import OPTIONAL, _parts, timeline
 from nvprof_kit.trace.open import open_capture
 from nvprof_kit.trace.schema import Trace
@@ -73,10 +73,10 @@ def test_idle_time_of_a_step_whose_range_begins_while_another_step_still_runs(tm
 @pytest.mark.parametrize("name", ["slow-2024.2", "ddp.rank0-2024.2", "llama-2023.4", "generate-2024.2"])
 def test_idle_time_is_that_of_the_breakdown(name: str) -> None:
     trace = open_capture(DATA / f"{name}.sqlite.xz", optional=(*OPTIONAL, *BREAKDOWN))
-    owned = attribute(trace)
+    attribution = attribute(trace)
     steps = breakdown(trace).steps
-    for number in owned.ranges.steps.tolist():
-        shown, row = timeline(trace, owned, number), steps[steps["step"] == number].iloc[0]
+    for number in attribution.ranges.steps.tolist():
+        shown, row = timeline(trace, attribution, number), steps[steps["step"] == number].iloc[0]
         begin, end = shown.own_window(int(row["device"]))
         assert (begin, end - begin) == (row["start_ns"], row["wall_ns"])
         assert shown.idle_in_step(int(row["device"])).sum() == row["idle_ns"]
@@ -150,8 +150,8 @@ def test_no_two_operations_of_a_lane_overlap(drawn: list[tuple[int, int, int]]) 
 @pytest.mark.parametrize("name", ["llama-2023.4", "graph-2023.4", "hooks-ddp-2024.2", "checkpoint-2023.4"])
 def test_nothing_of_a_real_capture_is_lost(name: str) -> None:
     trace = open_capture(DATA / f"{name}.sqlite.xz", optional=OPTIONAL)
-    owned = attribute(trace)
-    whole = timeline(trace, owned)
+    attribution = attribute(trace)
+    whole = timeline(trace, attribution)
     total = (trace.ops["end_ns"] - trace.ops["start_ns"]).sum()
     assert (whole.ops["end_ns"] - whole.ops["start_ns"]).sum() == total
     # a span holds the operations of its layer, so the innermost spans are at least as long as their operations
@@ -174,8 +174,8 @@ def test_a_number_that_two_loops_share(tmp_path: Path) -> None:
         file.kernel(begin + 200, begin + 300, launched=(begin + 20, begin + 21))
         file.kernel(begin + 700, begin + 900, launched=(begin + 30, begin + 31))  # ends after its range
     trace = open_capture(file.write(), optional=OPTIONAL)
-    owned = attribute(trace)
+    attribution = attribute(trace)
     # twice: 500 of the range, 100 + 200 on the GPU, from 200 to 900
-    assert step_times(trace, owned).values.tolist() == [[0, 1000, 600, 600, 1400]]
-    shown = timeline(trace, owned, step=0)
+    assert step_times(trace, attribution).values.tolist() == [[0, 1000, 600, 600, 1400]]
+    shown = timeline(trace, attribution, step=0)
     assert (shown.start_ns, shown.end_ns) == (0, 900) and len(shown.ops) == 2 and len(shown.ranges) == 2

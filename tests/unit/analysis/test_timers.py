@@ -10,7 +10,7 @@ from rich.console import Console
 
 from nvprof_kit.analysis.timers import COLUMNS, TimersOptions, TimersResult, timers
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.report.timers import timeline_figure, timers_report
+from nvprof_kit.report.text.timers import timeline_figure, timers_report
 from nvprof_kit.trace.timer_log import STAGES, read_timer_logs
 
 
@@ -131,14 +131,14 @@ def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
     result = timers(read_timer_logs([tmp_path]))
     assert result.verdict.severity == "unknown"
     assert "--collective" in result.verdict.reason
-    assert "not as often on every rank" in result.doubts[0]
+    assert "not as often on every rank" in result.warnings[0]
     assert result.rows["cuda_total_ns"].isna().all()
 
 
 def test_a_rank_without_a_log_is_named(tmp_path: Path) -> None:
     for rank in (0, 3):
         log(tmp_path, rank, [("work", 0, 10, None)])
-    assert timers(read_timer_logs([tmp_path])).doubts == ("no log of rank 1, 2: it is in none of the figures",)
+    assert timers(read_timer_logs([tmp_path])).warnings == ("no log of rank 1, 2: it is in none of the figures",)
 
 
 def test_a_line_cut_off_is_counted(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_line_cut_off_is_counted(tmp_path: Path) -> None:
         file.write("[RANK 0] forward, start=17000")
     logs = read_timer_logs([tmp_path])
     assert logs.stages["stage"].tolist() == ["a, b"]
-    assert "1 of its lines is no timer's" in logs.doubts[0]
+    assert "1 of its lines is no timer's" in logs.warnings[0]
 
 
 @pytest.mark.parametrize(

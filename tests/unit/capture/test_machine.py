@@ -34,7 +34,7 @@ def found(machine: Machine) -> dict[str, str]:
 
 
 def seen(machine: Machine, check: str) -> str:
-    return next(finding.seen + " | " + finding.mend for finding in examine_machine(machine) if finding.check == check)
+    return next(finding.seen + " | " + finding.fix for finding in examine_machine(machine) if finding.check == check)
 
 
 def test_all_is_well() -> None:
@@ -71,7 +71,7 @@ def test_all_is_well() -> None:
 def test_a_finding_has_a_reason_and_a_remedy(change: dict[str, object], check: str, level: str) -> None:
     machine = replace(WELL, **change)
     assert found(machine) == {check: level}
-    assert all(finding.why and finding.mend for finding in examine_machine(machine) if finding.level != "ok")
+    assert all(finding.why and finding.fix for finding in examine_machine(machine) if finding.level != "ok")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_permission_is_a_matter_of_capabilities_and_of_where_one_is() -> None:
     assert "sysctl -w kernel.perf_event_paranoid=2" in seen(closed, "CPU samples")
 
 
-def test_a_container_s_note_does_not_doubt_counters_that_are_known() -> None:
+def test_a_container_s_note_does_not_warning_counters_that_are_known() -> None:
     def why(machine: Machine) -> str:
         return next(finding.why for finding in examine_machine(machine) if finding.check == "container")
 
@@ -120,7 +120,7 @@ def test_a_container_s_note_does_not_doubt_counters_that_are_known() -> None:
     assert "hardware counters" in why(replace(inside, counters_for_admin=None))
 
 
-def test_gravest_first() -> None:
+def test_most_severe_first() -> None:
     levels = [finding.level for finding in examine_machine(Machine(nsys="2023.4", driver_cuda="13.0", wsl=True))]
     assert levels == sorted(levels, key=LEVELS.index) and levels[0] == "error"
 
@@ -135,7 +135,7 @@ def test_a_tool_older_than_the_driver() -> None:
 
 def test_what_is_known_of_an_old_nsys_is_said() -> None:
     finding = next(one for one in examine_machine(replace(WELL, nsys="2023.4.4")) if one.check == "nsys")
-    assert "of a whole run it then loses nearly all kernels" in finding.why and "profile.sh --step N" in finding.mend
+    assert "of a whole run it then loses nearly all kernels" in finding.why and "profile.sh --step N" in finding.fix
     newer = next(one for one in examine_machine(replace(WELL, nsys="2024.2.3")) if one.check == "nsys")
     assert "nearly all" not in newer.why
     older_driver = replace(WELL, nsys="2022.4.2", driver_cuda="12.4")

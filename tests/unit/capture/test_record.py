@@ -13,11 +13,11 @@ from torch import nn
 
 import nvprof_kit
 from nvprof_kit import phase, record
-from nvprof_kit.analysis.layers import layers
+from nvprof_kit.analysis.layers.layers import layers
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument import state
-from nvprof_kit.instrument.backends import Range
-from nvprof_kit.instrument.watch import Watch
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.instrument.ranges.backends import Range
+from nvprof_kit.instrument.ranges.watch import Watch
 from nvprof_kit.trace.open import open_capture
 
 

@@ -14,10 +14,10 @@ import pytest
 from nvprof_kit.capture import record as record_module
 from nvprof_kit.capture.scheduled import Tool, scheduled
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument import state
-from nvprof_kit.instrument.backends import Backend, Range
-from nvprof_kit.instrument.loop import step
-from nvprof_kit.instrument.schedule import Schedule, Window
+from nvprof_kit.instrument.loop.loop import step
+from nvprof_kit.instrument.loop.schedule import Schedule, Window
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.instrument.ranges.backends import Backend, Range
 
 torch = pytest.importorskip("torch")
 

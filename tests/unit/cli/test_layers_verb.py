@@ -15,7 +15,7 @@ import pytest
 from support.nsys_file import NsysFile
 from support.nsys_memory import Allocations, carry
 
-from nvprof_kit.analysis.layer_memory import MEMORY
+from nvprof_kit.analysis.layers.memory import MEMORY
 from nvprof_kit.cli import main
 from nvprof_kit.cli.output import Output
 from nvprof_kit.errors import UsageError
@@ -110,20 +110,20 @@ def test_plots(suffix: str, start: bytes, capture: str, tmp_path: Path, capsys: 
     assert (tmp_path / f"out.{suffix}").read_bytes().startswith(start)
 
 
-def test_what_has_no_place_for_doubts_leaves_them_on_stderr(
+def test_what_has_no_place_for_warnings_leaves_them_on_stderr(
     capture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table ends with them; data and pictures are data and pictures alone."""
     run("layers", capture)
     table = capsys.readouterr()
-    doubts = [line for line in table.out.splitlines() if line.startswith("! ")]
-    assert len(doubts) == 1 and table.err == ""
+    warnings = [line for line in table.out.splitlines() if line.startswith("! ")]
+    assert len(warnings) == 1 and table.err == ""
     for argv in (("--format", "csv"), ("--format", "json"), ("-o", tmp_path / "a.parquet"), ("-o", tmp_path / "a.svg")):
         run("layers", capture, *argv)
         data = capsys.readouterr()
-        assert data.err.splitlines() == doubts and "! " not in data.out
+        assert data.err.splitlines() == warnings and "! " not in data.out
     run("layers", capture, capture, "--format", "csv")
-    assert capsys.readouterr().err.splitlines() == [f"! {capture}: {doubts[0][2:]}"] * 2
+    assert capsys.readouterr().err.splitlines() == [f"! {capture}: {warnings[0][2:]}"] * 2
 
 
 @pytest.mark.parametrize("stderr", ["/dev/full", "|true"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit.analysis.ncu_layers import COLUMNS
+from nvprof_kit.analysis.ncu.layers import COLUMNS
 from nvprof_kit.cli import main
 
 DATA = Path(__file__).parents[2] / "data" / "ncu"

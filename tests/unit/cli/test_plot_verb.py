@@ -8,7 +8,7 @@ import pytest
 from support.nsys_file import NsysFile
 
 from nvprof_kit.cli import main
-from nvprof_kit.cli.plot import VIEWS
+from nvprof_kit.cli.verbs.plot import VIEWS
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ QUICK = {"doctor", "recipes", "record"}
 
 @pytest.mark.parametrize("verb", sorted(set(group.commands) - QUICK))
 def test_every_verb_that_reads_shows_it(verb: str) -> None:
-    page = inspect.getsource(importlib.import_module(f"nvprof_kit.cli.{verb}"))
+    page = inspect.getsource(importlib.import_module(f"nvprof_kit.cli.verbs.{verb}"))
     assert "from nvprof_kit.cli.progress import" in page and ("each(" in page or "progress()" in page)
 
 

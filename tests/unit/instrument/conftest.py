@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nvprof_kit.instrument import state
-from nvprof_kit.instrument.backends import Backend, Range
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.instrument.ranges.backends import Backend, Range
 
 
 class Sink(Backend):

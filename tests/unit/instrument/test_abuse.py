@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from nvprof_kit import annotate_model, instrument_method, phase
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument import state
+from nvprof_kit.instrument.ranges import state
 
 
 def bare(sink) -> list[str]:

@@ -157,7 +157,7 @@ def test_nothing_is_left_open_at_the_end(tmp_path: Path) -> None:
     """Python warns at its end of files that nobody closed: the owner's, and a timer's log."""
     program = (
         "import sys\nfrom pathlib import Path\nfrom nvprof_kit.instrument.rank_claim import claim\n"
-        "from nvprof_kit.instrument.timers import GlobalTimer\nfolder = claim(Path(sys.argv[1]))\n"
+        "from nvprof_kit.instrument.meters.timers import GlobalTimer\nfolder = claim(Path(sys.argv[1]))\n"
         "timer = GlobalTimer(folder)\nwith timer.stage('load'):\n    pass\n"
     )
     command = [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", program, str(tmp_path / "rank0")]

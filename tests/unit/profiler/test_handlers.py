@@ -16,7 +16,7 @@ import torch
 
 from nvprof_kit import Schedule, annotate_model, handlers, scheduled, step
 from nvprof_kit.instrument import rank_claim
-from nvprof_kit.instrument.schedule import Window
+from nvprof_kit.instrument.loop.schedule import Window
 
 RANK = "rank0_dp0_tp0_pp0"
 

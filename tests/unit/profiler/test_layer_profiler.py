@@ -26,13 +26,15 @@ from nvprof_kit import (
     record,
     step,
 )
-from nvprof_kit.analysis.layers import LayersOptions, layers
+from nvprof_kit.analysis.layers.layers import LayersOptions, layers
 from nvprof_kit.capture import record as record_module
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument import rank_claim, state, step_clock
-from nvprof_kit.instrument.backends import Backend
-from nvprof_kit.instrument.memory_boundaries import Counts
-from nvprof_kit.instrument.switch import VARIABLE
+from nvprof_kit.instrument import rank_claim
+from nvprof_kit.instrument.loop import step_clock
+from nvprof_kit.instrument.loop.switch import VARIABLE
+from nvprof_kit.instrument.memory.boundaries import Counts
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.instrument.ranges.backends import Backend
 from nvprof_kit.profiler import window
 from nvprof_kit.trace.open import open_capture
 

@@ -1,0 +1,1 @@
+"""Findings: rules over a capture, each with evidence and an estimated saving."""

@@ -1,0 +1,72 @@
+"""The owners of operations by name: layer and phase as categorical columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvprof_kit.analysis.attribution.attribution import Attribution, attribute
+from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array, Integers
+from nvprof_kit.analysis.attribution.ranges import Ranges
+from nvprof_kit.analysis.kernels.classes import KernelClasses, Rule, classify
+from nvprof_kit.names import NO_LAYER, NO_PHASE
+from nvprof_kit.trace.schema import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Operations:
+    """The operations of a capture.
+
+    Args:
+        trace: The capture, with the operations' names.
+        own_rules: Rules for kernel classes, asked before the package's.
+    """
+
+    def __init__(self, trace: Trace, own_rules: Sequence[Rule] = ()) -> None:
+        self.trace, self._own_rules = trace, own_rules
+
+    @cached_property
+    def attribution(self) -> Attribution:
+        """Who owns each operation."""
+        return attribute(self.trace)
+
+    @cached_property
+    def classes(self) -> KernelClasses:
+        """The class of each operation."""
+        return classify(self.trace.ops, self._own_rules)
+
+
+def layer_column(ranges: Ranges, layer_range: Integers) -> pd.Categorical:
+    """The layer of each of these ranges, `NO_LAYER` for `NONE`."""
+    texts = [named.text for named in ranges.names]
+    name = np.append(ranges.name, len(texts))[layer_range]
+    return _categorical(name, [*texts, NO_LAYER])
+
+
+def op_owners(attribution: Attribution) -> tuple[pd.Categorical, pd.Categorical]:
+    """Layer and phase of each operation."""
+    return layer_column(attribution.ranges, attribution.layer_range), _categorical(
+        attribution.phase, attribution.phases
+    )
+
+
+def owners_at(ranges: Ranges, tid: Int64Array, moment: Int64Array) -> tuple[pd.Categorical, pd.Categorical]:
+    """Layer and phase of what is open on a thread at a moment, shape ``(n,)`` each."""
+    inner = ranges.nesting.innermost(tid, moment)
+    layer = np.append(ranges.layer_range, NONE)[inner]
+    phase = np.where(layer >= 0, layer, np.append(ranges.phase_range, NONE)[inner])
+    phases, code = np.unique(np.append(ranges.phase, NO_PHASE).astype(object), return_inverse=True)
+    return layer_column(ranges, layer), _categorical(code[phase], [one or NO_PHASE for one in phases.tolist()])
+
+
+def _categorical(codes: Any, names: Any) -> pd.Categorical:
+    """A categorical column from codes into names, of which some may be the same."""
+    from nvprof_kit.trace.frames import labels
+
+    made: pd.Categorical = labels(np.asarray(codes), list(names))
+    return made

@@ -1,0 +1,1 @@
+"""Two captures compared, with gates for CI."""

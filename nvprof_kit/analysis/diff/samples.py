@@ -1,0 +1,111 @@
+"""GPU time per step by layer, phase and kernel class: the samples that two captures are compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit.analysis.attribution.attribution import attribute
+from nvprof_kit.analysis.attribution.intervals import exact_sums
+from nvprof_kit.analysis.attribution.operations import op_owners
+from nvprof_kit.analysis.attribution.windows import step_windows
+from nvprof_kit.analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify
+from nvprof_kit.trace.schema import OP_KINDS, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Key = tuple[str, str, str]
+"""Layer, phase and kernel class."""
+
+
+@dataclass(frozen=True)
+class StepSums:
+    """The samples of one capture.
+
+    Attributes:
+        steps: Numbers of the steps, ascending.
+        wall: Length of every step on every device in ns, in no order, shape ``(s,)``.
+        by_key: GPU time in ns by key, a value per step, shape ``(len(steps),)`` each.
+        kernels: A row per kernel name: name, kernel_class, count and gpu_ns per step, where (owners and counts, a
+            hashable thing that is equal for kernels doing the same work).
+    """
+
+    steps: npt.NDArray[np.int64]
+    wall: npt.NDArray[np.int64]
+    by_key: dict[Key, npt.NDArray[np.int64]]
+    kernels: pd.DataFrame
+
+
+def step_sums(trace: Trace, own_rules: Sequence[Rule] = (), skipped: int = 0) -> StepSums:
+    """Sum a capture's operations by step and by layer, phase and class; what lies outside these steps is left out.
+
+    Args:
+        trace: The capture, with the column ``name``.
+        own_rules: Rules for kernel classes, asked before the package's.
+        skipped: First steps left out.
+    """
+    attribution, classes = attribute(trace), classify(trace.ops, own_rules)
+    windows = step_windows(trace, attribution)
+    steps = attribution.ranges.steps[skipped:]
+    layer, phase = op_owners(attribution)
+    inside = np.flatnonzero(attribution.step >= skipped)
+    phases = len(phase.categories)
+    code = classes.code.astype(np.int64)
+    pair = (layer.codes.astype(np.int64) * phases + phase.codes.astype(np.int64)) * len(CLASSES) + code
+    keys, which = np.unique(pair[inside], return_inverse=True)
+    duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()[inside]
+    cells = exact_sums(which * len(steps) + attribution.step[inside] - skipped, duration, len(keys) * len(steps))
+    names = tuple(CLASSES)
+    return StepSums(
+        steps=steps,
+        wall=(windows.end - windows.start)[windows.in_step & np.isin(windows.step, steps)],
+        by_key={
+            (
+                str(layer.categories[key // len(CLASSES) // phases]),
+                str(phase.categories[key // len(CLASSES) % phases]),
+                names[key % len(CLASSES)],
+            ): row
+            for key, row in zip(keys.tolist(), cells.reshape(len(keys), len(steps)), strict=True)
+        },
+        kernels=_kernels(trace, classes, pair, inside, max(len(steps), 1)),
+    )
+
+
+def _kernels(
+    trace: Trace, classes: KernelClasses, pair: npt.NDArray[np.int64], inside: npt.NDArray[np.int64], steps: int
+) -> pd.DataFrame:
+    """Kernels among the operations inside the steps, by name, per step."""
+    import pandas as pd
+
+    rows = inside[trace.ops["kind"].to_numpy()[inside] == OP_KINDS.index("kernel")]
+    names = trace.ops["name"].cat
+    frame = pd.DataFrame(
+        {
+            "name": names.codes.to_numpy()[rows],
+            "code": classes.code[rows],
+            "key": pair[rows],
+            "count": 1,
+            "gpu_ns": (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()[rows],
+        }
+    )
+    by_place = frame.groupby(["name", "code", "key"], sort=True)["count"].sum().reset_index()
+    where = by_place.groupby("name").apply(
+        lambda group: (len(group), int(group["count"].sum()), tuple(sorted(group["count"] / steps))),
+        include_groups=False,
+    )
+    table = frame.groupby(["name", "code"], sort=False)[["count", "gpu_ns"]].sum().reset_index()
+    made: pd.DataFrame = pd.DataFrame(
+        {
+            "name": [str(names.categories[code]) for code in table["name"]],
+            "kernel_class": [tuple(CLASSES)[code] for code in table["code"]],
+            "count": table["count"] / steps,
+            "gpu_ns": table["gpu_ns"] / steps,
+            "where": where.reindex(table["name"]).tolist() if len(table) else [],
+        }
+    )
+    return made

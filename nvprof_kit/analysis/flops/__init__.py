@@ -1,0 +1,1 @@
+"""FLOPs of each layer, TFLOP/s, MFU and HFU."""

@@ -1,0 +1,1 @@
+"""Kernels by class and by launch signature."""

@@ -1,0 +1,1 @@
+"""The per-layer table: sums, the order of the model, memory beside time, and warnings."""

@@ -1,0 +1,1 @@
+"""Eight summaries of a capture, from the device to user ranges."""

@@ -1,0 +1,1 @@
+"""A file for each verb: parse, make one library call, write."""

@@ -1,0 +1,1 @@
+"""`count_flops`: floating point operations counted where operators run."""

@@ -1,0 +1,1 @@
+"""The training or decoding loop: steps, phases, schedules."""

@@ -1,0 +1,241 @@
+"""Which steps of a loop are recorded: one schedule for nsys, ncu and the embedded recorder.
+
+A schedule is plain numbers and says of each step what to do; `Windows` walks a loop by it and tells a sink (whatever
+records) when to warm up, start and stop. Neither knows a profiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, Protocol
+
+from nvprof_kit.errors import UsageError
+
+
+class Action(Enum):
+    """What to do during a step; the names are those of ``torch.profiler.ProfilerAction``."""
+
+    NONE = "none"
+    WARMUP = "warmup"
+    RECORD = "record"
+    RECORD_AND_SAVE = "record and save"
+
+    @property
+    def records(self) -> bool:
+        """Whether the step is part of a window."""
+        return self in (Action.RECORD, Action.RECORD_AND_SAVE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Skip some steps, then `repeat` times: wait, warm up, record a window.
+
+    ```
+    skip_first | wait | warmup | active | wait | warmup | active | …
+    ```
+
+    Attributes:
+        skip_first: Steps left out once, at the beginning.
+        wait: Steps left out before each window.
+        warmup: Steps before each window in which the recorder is ready but keeps nothing.
+        active: Steps of a window.
+        repeat: Windows; 0 goes on until the loop ends.
+
+    Raises:
+        UsageError: A number is negative, or a window would have no step.
+    """
+
+    skip_first: int = 0
+    wait: int = 0
+    warmup: int = 0
+    active: int = 1
+    repeat: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            least = 1 if name == "active" else 0
+            if not isinstance(value, int) or value < least:
+                raise UsageError(f"schedule: {name}={value!r} is no whole number from {least} on")
+
+    def __call__(self, step: int) -> Action:
+        """What to do during a step, counted from 0."""
+        place = step - self.skip_first
+        cycle = self.wait + self.warmup + self.active
+        if place < 0 or (self.repeat and place >= cycle * self.repeat):
+            return Action.NONE
+        place %= cycle
+        if place < self.wait:
+            return Action.NONE
+        if place < self.wait + self.warmup:
+            return Action.WARMUP
+        return Action.RECORD if place < cycle - 1 else Action.RECORD_AND_SAVE
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that is recorded, None where windows repeat until the loop ends."""
+        cycle = self.wait + self.warmup + self.active
+        return self.skip_first + cycle * self.repeat - 1 if self.repeat else None
+
+    @classmethod
+    def between(cls, first: int, end: int) -> Schedule:
+        """Record the steps from `first` up to but not including `end`, with a step of warm-up where there is one.
+
+        Raises:
+            UsageError: There is no step between them.
+        """
+        if not 0 <= first < end:
+            raise UsageError(f"schedule: no step lies from {first} up to {end}; needed 0 <= first < end")
+        warmup = min(first, 1)
+        return cls(skip_first=first - warmup, warmup=warmup, active=end - first)
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """A schedule from text: ``stable`` (one of `PRESETS`), ``4:10`` (as `between`), or
+        ``skip_first=5,warmup=1,active=3`` (what is left out keeps its default).
+
+        Raises:
+            UsageError: The text is none of these.
+        """
+        text = text.strip()
+        if text in PRESETS:
+            return PRESETS[text]
+        try:
+            if ":" in text:
+                first, end = map(int, text.split(":"))
+                return cls.between(first, end)
+            numbers = {name.strip(): int(value) for name, value in (part.split("=") for part in text.split(","))}
+        except ValueError:
+            numbers = {"": 0}
+        if not numbers.keys() <= {field.name for field in fields(cls)}:
+            raise UsageError(
+                f"schedule {text!r} is none of {', '.join(PRESETS)}, no FIRST:END and no list such as "
+                "skip_first=5,wait=0,warmup=1,active=3,repeat=1"
+            )
+        return cls(**numbers)
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={value}" for name, value in vars(self).items())
+
+    def for_torch(self) -> Callable[[int], Any]:
+        """The same schedule for ``torch.profiler.profile(schedule=…)``."""
+        from torch.profiler import ProfilerAction
+
+        return lambda step: ProfilerAction[self(step).name]
+
+
+PRESETS = {
+    "early": Schedule(warmup=1, active=5),
+    "stable": Schedule(skip_first=50, wait=5, warmup=2, active=10, repeat=2),
+    "periodic": Schedule(skip_first=10, wait=5, warmup=2, active=3, repeat=5),
+}
+"""Schedules by name: the first steps, the steady state, a few steps again and again."""
+
+AnySchedule = Schedule | str | tuple[int, int]
+"""What is taken for a schedule: one, its text, or a pair ``(first, end)``."""
+
+
+def schedule_of(asked: AnySchedule) -> Schedule:
+    """The schedule that is meant by a schedule, a text (`Schedule.parse`) or a pair (`Schedule.between`).
+
+    Raises:
+        UsageError: The text or the pair is no schedule.
+    """
+    if isinstance(asked, Schedule):
+        return asked
+    return Schedule.parse(asked) if isinstance(asked, str) else Schedule.between(*asked)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of steps that is recorded in one piece.
+
+    Attributes:
+        number: Which of the schedule's windows it is, from 0.
+        first_step: Its first step.
+        last_step: Its last step; -1 until it is over.
+    """
+
+    number: int
+    first_step: int
+    last_step: int = -1
+
+
+class Sink(Protocol):
+    """Whatever records."""
+
+    def warm_up(self, window: Window) -> None:
+        """Get ready: the window starts in a few steps."""
+
+    def start(self, window: Window) -> None:
+        """Start recording a window; `warm_up` may have come before."""
+
+    def stop(self, window: Window) -> None:
+        """End the window that was started."""
+
+    def cancel(self) -> None:
+        """End a warm-up that no window follows: the loop is over."""
+
+
+class Windows:
+    """Walks a loop by a schedule: a context manager around the loop, with `step` at the end of each step.
+
+    A window that the loop's end, or an exception, cuts short is stopped like any other.
+
+    Args:
+        schedule: Which steps to record.
+        sink: What records them.
+
+    Attributes:
+        step_number: The step that runs now, counted from 0.
+        action: What is done during it.
+    """
+
+    def __init__(self, schedule: AnySchedule, sink: Sink) -> None:
+        self.schedule = schedule_of(schedule)
+        self.step_number = 0
+        self.action = Action.NONE
+        self._sink = sink
+        self._window: Window | None = None
+        self._next = 0
+
+    def __enter__(self) -> Windows:
+        self._move(self.schedule(self.step_number))
+        return self
+
+    def step(self) -> None:
+        """A step is over and the next begins."""
+        self.step_number += 1
+        self._move(self.schedule(self.step_number))
+
+    def __exit__(self, *_exception: object) -> None:
+        """The loop is over: a window that runs ends with the step that ran last."""
+        if self._window is not None:
+            self._stop(max(self._window.first_step, self.step_number - 1))
+        elif self.action is Action.WARMUP:
+            self._sink.cancel()
+        self.action = Action.NONE
+
+    def _move(self, now: Action) -> None:
+        before, self.action = self.action, now
+        if before is Action.RECORD_AND_SAVE:
+            self._stop(self.step_number - 1)
+        if now is Action.WARMUP and before is not Action.WARMUP:
+            self._sink.warm_up(Window(self._next, self._first_recorded()))
+        if now.records and self._window is None:
+            self._window = Window(self._next, self.step_number)
+            self._sink.start(self._window)
+            self._next += 1
+
+    def _first_recorded(self) -> int:
+        return next(
+            step
+            for step in range(self.step_number, self.step_number + self.schedule.warmup + 1)
+            if self.schedule(step).records
+        )
+
+    def _stop(self, last_step: int) -> None:
+        window, self._window = self._window, None
+        if window is not None:
+            self._sink.stop(Window(window.number, window.first_step, last_step))

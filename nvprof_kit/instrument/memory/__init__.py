@@ -1,0 +1,1 @@
+"""Memory from inside the program: `MemoryProfiler`, allocator snapshots, memory marks."""

@@ -1,0 +1,1 @@
+"""Meters of a loop: throughput, named timers, utilisation of CPU and GPU."""

@@ -1,0 +1,1 @@
+"""Results for other programs: csv, json, md, parquet, Perfetto."""

@@ -1,0 +1,79 @@
+"""What NCCL was asked to move, in a PyTorch trace: the arguments that its kernels carry there.
+
+PyTorch notes a collective's element counts, type and group (``record_param_comms``), and Kineto copies them to the
+kernel (``libkineto/src/output_json.cpp`` of PyTorch's Kineto).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from nvprof_kit.trace.kineto.events import Event, Events, number, numbers, threads, times
+from nvprof_kit.trace.schema import CALL_KINDS
+
+_KINDS = {"cuda_runtime": "api", "cuda_driver": "api", "overhead": "overhead"}
+_HOST_END = re.compile(r"\((?:.*\b)?(Pageable|Pinned|Managed)\b")
+
+
+def read_calls(events: Events, process: int) -> dict[str, Any]:
+    """Columns of the schema's ``calls``: every CUDA runtime and driver call, and every overhead of the profiler."""
+    found = [(kind, event) for category, kind in _KINDS.items() for event in events.by_category.get(category, [])]
+    found += [("operator", event) for event in events.operators]
+    chosen = [event for _, event in found]
+    start, end = times(chosen)
+    return {
+        "start_ns": start,
+        "end_ns": end,
+        "tid": threads(chosen),
+        "pid": np.full(len(chosen), process, dtype=np.int64),
+        "correlation": numbers(chosen, "correlation"),
+        "kind": np.array([CALL_KINDS.index(kind) for kind, _ in found], dtype=np.int8),
+        "name": [str(event.get("name", "")) for event in chosen],
+    }
+
+
+def host_memory(name: str) -> str:
+    """The host's end of a copy from its name: ``Memcpy HtoD (Pageable -> Device)`` gives ``pageable``."""
+    found = _HOST_END.search(name)
+    return found.group(1).lower() if found else ""
+
+
+_WIDTHS = {
+    **dict.fromkeys(("Byte", "Char", "Bool", "QInt8", "QUInt8"), 1),
+    **dict.fromkeys(("Short", "Half", "BFloat16", "UInt16"), 2),
+    **dict.fromkeys(("Int", "Float", "QInt32", "UInt32", "ComplexHalf"), 4),
+    **dict.fromkeys(("Long", "Double", "UInt64", "ComplexFloat"), 8),
+    "ComplexDouble": 16,
+}
+"""Bytes of an element by PyTorch's name of its type; types called ``Float8…`` have one."""
+
+_IN, _OUT = "In msg nelems", "Out msg nelems"
+
+
+def read_collectives(events: Events, process: int) -> dict[str, Any]:
+    """Columns of the schema's ``collectives``: a row for each kernel that says what it moves."""
+    kernels = [event for kind, found in events.gpu if kind == "kernel" for event in found]
+    told = [event for event in kernels if _IN in event.get("args", {}) or _OUT in event.get("args", {})]
+    start, end = times(told)
+    return {
+        "start_ns": start,
+        "end_ns": end,
+        "pid": np.full(len(told), process, dtype=np.int64),
+        "tid": np.zeros(len(told), dtype=np.int64),
+        "correlation": numbers(told, "correlation"),
+        "call": [str(event["args"].get("Collective name", "")) for event in told],
+        "bytes": np.array([_bytes(event) for event in told], dtype=np.int64),
+        "ranks": numbers(told, "Group size"),
+    }
+
+
+def _bytes(event: Event) -> int:
+    """Bytes of the larger buffer, -1 where the type is unknown."""
+    said = event["args"]
+    kind = str(said.get("dtype", ""))
+    width = 1 if kind.startswith("Float8") else _WIDTHS.get(kind, 0)
+    count = max(number(said.get(_IN, 0)), number(said.get(_OUT, 0)))
+    return width * count if width and count >= 0 else -1

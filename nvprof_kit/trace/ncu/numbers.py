@@ -1,0 +1,118 @@
+"""Numbers and units as ncu prints them: in the locale of the process that printed, and scaled to be short."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_POWERS = {"n": -9, "u": -6, "m": -3, "": 0, "K": 3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15}
+_SCALED = {"byte": "byte", "hz": "hz", "Hz": "hz", "cycle": "cycle", "inst": "inst", "sector": "sector"}
+_TIME = re.compile(r"([num]?)(second|s)")
+_AMOUNT = re.compile(r"([KkMGTP]?)(byte|hz|Hz|cycle|inst|sector)s?")
+
+_SPACES = " \u00a0\u202f'\u2019"  # between groups of digits in some locales
+_INSTANCES = re.compile(rf"(?P<number>[-+\d.,{_SPACES}]+) \(.*\)", re.DOTALL)
+_NUMBER = re.compile(rf"[-+]?\d[\d.,{_SPACES}]*(?:[eE][-+]?\d+)?")
+_SCALED_BY_NCU = re.compile(r"[-+]?\d+\.\d{6}")
+_NOTHING = frozenset({"", "no data", "n/a", "nan", "N/A"})
+
+
+@dataclass(frozen=True)
+class NumberStyle:
+    """How a report writes numbers.
+
+    Attributes:
+        decimal: The mark before the fraction.
+        certain: False where a number may as well be read the other way.
+    """
+
+    decimal: str = "."
+    certain: bool = True
+
+
+def base_unit(unit: str) -> tuple[str, float]:
+    """The base unit of a unit, and what a value is to be multiplied by.
+
+    >>> base_unit("usecond"), base_unit("Ghz"), base_unit("cycle/nsecond"), base_unit("Kbyte/block")
+    (('ns', 1000.0), ('hz', 1000000000.0), ('hz', 1000000000.0), ('byte/block', 1000.0))
+    """
+    above, slash, below = unit.partition("/")
+    name, power = _base(above)
+    if not slash:
+        return ("ns", 10.0 ** (power + 9)) if name == "second" else (name, 10.0**power)
+    under, power_below = _base(below)
+    factor = 10.0 ** (power - power_below)
+    if name == "cycle" and under == "second":
+        return "hz", factor
+    return f"{name}/{'s' if under == 'second' else under}", factor
+
+
+def _base(unit: str) -> tuple[str, int]:
+    """A unit without its prefix, and the power of ten that the prefix stands for."""
+    time, amount = _TIME.fullmatch(unit), _AMOUNT.fullmatch(unit)
+    if time:
+        return "second", _POWERS[time[1]]
+    if amount:
+        return _SCALED[amount[2]], _POWERS[amount[1]]
+    return unit, 0
+
+
+def number_style(cells: Iterable[str]) -> NumberStyle:
+    """How a report writes numbers, told from all of its cells: one that can be read in one way only decides.
+
+    A number with both marks ends in its fraction; a mark that stands twice groups; one that is not followed by three
+    digits, or that four digits or a lone zero precede, is decimal.
+    """
+    votes = {".": 0, ",": 0}
+    uncertain = False
+    for cell in cells:
+        text = cell.strip()
+        if not _NUMBER.fullmatch(text) or _SCALED_BY_NCU.fullmatch(text) or not ("." in text or "," in text):
+            continue
+        decimal = _decimal_of(text)
+        if decimal is None:
+            uncertain = True
+        else:
+            votes[decimal] += 1
+    if votes["."] == votes[","]:
+        return NumberStyle(".", certain=not uncertain and not votes["."])
+    best = max(votes, key=votes.__getitem__)
+    return NumberStyle(best, certain=min(votes.values()) == 0)
+
+
+def _decimal_of(text: str) -> str | None:
+    """The mark that can only be the decimal one, None where the number tells nothing."""
+    marks = [letter for letter in text if letter in ".,"]
+    other = {".": ",", ",": "."}
+    if len(set(marks)) == 2:
+        return marks[-1]
+    if len(marks) > 1:
+        return other[marks[0]]
+    whole, fraction = re.split(r"[.,]", text.lstrip("+-").split("e")[0].split("E")[0])
+    if len(fraction) != 3 or len(whole) > 3 or whole == "0":
+        return marks[0]
+    return None
+
+
+def parse_number(cell: str, style: NumberStyle) -> float | None:
+    """The number in a cell, NaN where the cell is empty or says ``no data``, None where it holds a word.
+
+    Values of instances behind the number, `` (3; 4)``, are left out.
+    """
+    text = cell.strip()
+    if text in _NOTHING:
+        return float("nan")
+    instances = _INSTANCES.fullmatch(text)
+    if instances:
+        text = instances["number"].strip()
+    if not _NUMBER.fullmatch(text):
+        return None
+    decimal = "." if _SCALED_BY_NCU.fullmatch(text) else style.decimal
+    group = "," if decimal == "." else "."
+    for mark in (group, *_SPACES):
+        text = text.replace(mark, "")
+    try:
+        return float(text.replace(decimal, "."))
+    except ValueError:
+        return None

@@ -1,0 +1,185 @@
+"""An nsys SQLite export of any schema (2021 to 2026) as a `Trace`.
+
+Tables and columns are probed, never assumed: an exporter leaves out what has no rows, renames between versions, and
+puts columns in the middle. The two large tables are read by worker threads while pandas is still being imported, which
+is a third of the whole time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.trace.domains import named_domains
+from nvprof_kit.trace.frames import make_frame
+from nvprof_kit.trace.nsys import tables
+from nvprof_kit.trace.nsys.calls import read_calls
+from nvprof_kit.trace.nsys.memory import read_allocations, read_marks
+from nvprof_kit.trace.nsys.nccl import read_collectives
+from nvprof_kit.trace.nsys.ops import op_tables, read_ops
+from nvprof_kit.trace.nsys.samples import read_samples
+from nvprof_kit.trace.nsys.scheduled import read_scheduled
+from nvprof_kit.trace.nsys.warnings import capture_warnings, handed_over_warnings
+from nvprof_kit.trace.schema import CaptureInfo, Trace
+from nvprof_kit.trace.sqlite import Database
+
+_DAY_NS = 86_400 * 10**9
+_LONGEST_DAYS = 100
+"""No capture is as long; sums of nanoseconds are exact up to there."""
+_EXPORT_METADATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")
+
+
+def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -> Trace:
+    """Read an nsys SQLite export.
+
+    Args:
+        path: The SQLite file.
+        domain: NVTX domain to take the ranges from, or several by commas; '' is the default domain.
+        optional: Optional columns and tables wanted.
+        named: The path to name in messages.
+
+    Raises:
+        CaptureError: Not an nsys export, damaged, or without ranges of the domain or operations.
+    """
+    with closing(Database(path, named)) as db:
+        _check_is_nsys(db, named)
+        _check_has_operations(db, named)
+        domains = tables.nvtx_domains(db)
+        _check_has_domain(db, domains, domain, named)
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            ops_job = pool.submit(read_ops, db, optional)
+            api_job = pool.submit(tables.read_launches, db)
+            import pandas  # noqa: F401  (here, while the threads read)
+
+            ranges = tables.read_ranges(db, domains, domain)
+            nodes = tables.read_graph_nodes(db)
+            ops, api = ops_job.result(), api_job.result()
+        api = tables.with_missed_launches(db, api, ops)
+        _check_has_ranges(ranges, domain, named)
+        tables.close_open_ranges(db, ranges, api, ops)
+        calls = read_calls(db) if "calls" in optional else None
+        _check_times(named, ops, [ranges, api, ops, *([calls] if calls else [])])
+        handed_over = handed_over_warnings(tables.handed_over(db, domains, domain))
+        return Trace(
+            info=_info(db, domain, ranges, ops, more_warnings=handed_over),
+            ranges=make_frame("ranges", ranges),
+            api=make_frame("api", api),
+            ops=make_frame("ops", ops),
+            graph_nodes=make_frame("graph_nodes", nodes),
+            calls=make_frame("calls", calls) if calls else None,
+            samples=make_frame("samples", read_samples(db)) if "samples" in optional else None,
+            marks=make_frame("marks", read_marks(db, domains, domain)) if "marks" in optional else None,
+            allocations=make_frame("allocations", read_allocations(db)) if "allocations" in optional else None,
+            collectives=make_frame("collectives", read_collectives(db)) if "collectives" in optional else None,
+            scheduled=make_frame("scheduled", read_scheduled(db)) if "scheduled" in optional else None,
+        )
+
+
+def _check_is_nsys(db: Database, named: Path) -> None:
+    if "StringIds" not in db.tables or not any(
+        table in db.tables for table in (*_EXPORT_METADATA, "NVTX_EVENTS", tables.RUNTIME)
+    ):
+        raise CaptureError(
+            f"{named}: SQLite, but not an nsys export (no StringIds table); needed the output of `nsys export "
+            "--type sqlite`"
+        )
+
+
+def _check_has_operations(db: Database, named: Path) -> None:
+    if op_tables(db):
+        return
+    if tables.RUNTIME in db.tables:
+        raise CaptureError(
+            f"{named}: CUDA calls but no kernel, copy or memset in the collected window; "
+            "let the window hold GPU work (a later --delay, a longer --duration, cudaProfilerStop after a synchronize)"
+        )
+    raise CaptureError(
+        f"{named}: no GPU operations: CUDA was not traced, or nothing ran on a GPU; record with `nsys profile "
+        "--trace=cuda,nvtx`"
+    )
+
+
+def _check_has_domain(db: Database, domains: tables.Domains, domain: str, named: Path) -> None:
+    if "NVTX_EVENTS" not in db.tables:
+        raise CaptureError(
+            f"{named}: no NVTX events: record with `nsys profile --trace=cuda,nvtx`, and call "
+            "nvprof_kit.annotate_model(model) in the program"
+        )
+    if not {"", *domains.by_name} & {*named_domains(domain, domains.by_name)}:
+        others = ", ".join(sorted(domains.by_name)) or "only the default domain"
+        raise CaptureError(
+            f"{named}: no ranges of the NVTX domain {domain!r} (found: {others}); "
+            "call nvprof_kit.annotate_model(model) in the program, or name a domain with --domain, or --rules"
+        )
+
+
+def _check_has_ranges(ranges: dict[str, Any], domain: str, named: Path) -> None:
+    if len(ranges["start_ns"]):
+        return
+    raise CaptureError(
+        f"{named}: the NVTX domain {domain or 'default'!r} is there but no range of it is; "
+        "let the window hold a step, and with nvtx 0.2.12 or newer under nsys 2024.2 or older make the ranges "
+        "with nvprof_kit"
+    )
+
+
+def _check_times(named: Path, ops: dict[str, Any], timed: list[dict[str, Any]]) -> None:
+    """Refuse what no profiler writes and no sum survives: operations backwards in time, and moments years apart."""
+    again = "the file is damaged: copy it again, or export the .nsys-rep again"
+    backwards = int(np.count_nonzero(ops["end_ns"] < ops["start_ns"]))
+    if backwards:
+        raise CaptureError(f"{named}: {backwards} operations end before they begin; {again}")
+    edges = [table["start_ns"] for table in timed] + [table["end_ns"] for table in timed if "end_ns" in table]
+    lows, highs = ([int(one(values)) for values in edges if len(values)] for one in (np.min, np.max))
+    if max(highs) - min(lows) > _LONGEST_DAYS * _DAY_NS:
+        raise CaptureError(
+            f"{named}: moments from {min(lows)} to {max(highs)} ns, more than {_LONGEST_DAYS} days apart; {again}"
+        )
+
+
+def _info(
+    db: Database,
+    domain: str,
+    ranges: dict[str, Any],
+    ops: dict[str, Any],
+    *,
+    more_warnings: tuple[str, ...],
+) -> CaptureInfo:
+    meta = next((table for table in _EXPORT_METADATA if db.has(table, "name", "value")), None)
+    said = {str(name): str(value) for name, value in db.rows(f"SELECT name, value FROM {meta}")} if meta else {}
+    version = said.get("EXPORT_PRODUCT_VERSION", "")
+    devices = np.unique(ops["device"])
+    return CaptureInfo(
+        path=str(db.path),
+        tool=f"nsys {version}".strip(),
+        schema=said.get("EXPORT_SCHEMA_VERSION", ""),
+        domain=domain,
+        gpus=tables.gpu_names(db, devices),
+        ordinals=tuple(devices.tolist()),
+        on_gpu=True,
+        processes=len(np.unique(np.concatenate([np.unique(ranges["pid"]), np.unique(ops["pid"])]))),
+        session_ns=_session_ns(db),
+        own_window=_own_window(db),
+        warnings=(*capture_warnings(db, ops), *more_warnings),
+    )
+
+
+def _own_window(db: Database) -> bool:
+    if not db.has(tables.RUNTIME, "nameId"):
+        return False
+    started = f"SELECT 1 FROM StringIds AS s JOIN {tables.RUNTIME} AS r ON r.nameId = s.id"
+    return bool(db.rows(f"{started} WHERE s.value LIKE 'cu%ProfilerStart%' LIMIT 1"))
+
+
+def _session_ns(db: Database) -> int:
+    """The session's end on its own clock, which began with the program; its length, where that is a clock time."""
+    if not db.has("ANALYSIS_DETAILS", "duration", "stopTime"):
+        return 0
+    lengths = db.rows("SELECT max(CAST(duration AS INTEGER)), max(CAST(stopTime AS INTEGER)) FROM ANALYSIS_DETAILS")[0]
+    return max((length for length in lengths if length is not None and length < _DAY_NS), default=0)

@@ -1,0 +1,95 @@
+"""What an nsys capture itself says may be missing or distorted, as sentences that tell what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nvprof_kit.trace.sqlite import Database, integer_list
+
+_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_PID_MASK = ~0xFFFFFF
+_WARNING, _ERROR = 2, 3
+_OVERHEAD_SHARE = 0.01
+
+
+def capture_warnings(db: Database, ops: dict[str, Any]) -> tuple[str, ...]:
+    """Every warning that the export's own tables give reason for."""
+    return (*_whole_graphs(db, ops), *_overhead(db, ops), *_diagnostics(db))
+
+
+def handed_over_warnings(count: int) -> tuple[str, ...]:
+    """Ranges that end on another thread than they began on: what they hold on the other threads, nobody told."""
+    if not count:
+        return ()
+    return (
+        f"{count} ranges ended on another thread than they began on, and hold what the thread launched on which they "
+        "began; range the work of the other thread there",
+    )
+
+
+def _whole_graphs(db: Database, ops: dict[str, Any]) -> list[str]:
+    """CUDA-graph replays whose nodes were not traced: their kernels cannot be told apart, or are not there at all."""
+    if not db.has(_RUNTIME, "nameId", "correlationId", "globalTid"):
+        return []
+    names = [
+        row[0]
+        for row in db.rows(
+            "SELECT id FROM StringIds WHERE typeof(id) = 'integer' "
+            "AND (value LIKE 'cudaGraphLaunch%' OR value LIKE 'cuGraphLaunch%')"
+        )
+    ]
+    launches = (
+        db.rows(
+            f"SELECT correlationId, globalTid FROM {_RUNTIME} WHERE nameId IN ({integer_list(names)}) "
+            "AND typeof(globalTid) = 'integer'"
+        )
+        if names
+        else []
+    )
+    if not launches:
+        return []
+    correlation, tid = (np.array(column, dtype=np.int64) for column in zip(*launches, strict=True))
+    pid, node = tid & _PID_MASK, ops["graph_node"] >= 0
+    unseen = 0
+    for process in np.unique(pid).tolist():
+        seen = ops["correlation"][node & (ops["pid"] == process)]
+        unseen += int(np.count_nonzero(~np.isin(correlation[pid == process], seen)))
+    if not unseen:
+        return []
+    return [
+        f"{unseen} of {len(launches)} CUDA-graph replays were traced as a whole, so their kernels belong to no layer; "
+        "record with --cuda-graph-trace=node"
+    ]
+
+
+def _overhead(db: Database, ops: dict[str, Any]) -> list[str]:
+    """Time the profiler itself took while operations ran."""
+    if not db.has("PROFILER_OVERHEAD", "start", "end"):
+        return []
+    first, last = int(ops["start_ns"].min()), int(ops["end_ns"].max())
+    spent = db.rows(
+        f'SELECT coalesce(sum("end" - start), 0) FROM PROFILER_OVERHEAD WHERE start >= {first} AND "end" <= {last}'
+    )[0][0]
+    if spent <= _OVERHEAD_SHARE * (last - first):
+        return []
+    return [
+        f"the profiler itself took {spent / 1e6:.1f} ms of the {(last - first) / 1e6:.1f} ms window; CPU times "
+        "and gaps are too long, "
+        "GPU times are not touched: record more steps, or skip the first"
+    ]
+
+
+def _diagnostics(db: Database) -> list[str]:
+    """Warnings and errors nsys wrote into the capture (2024.2 and newer)."""
+    if not db.has("DIAGNOSTIC_EVENT", "severity", "text"):
+        return []
+    found = db.rows(
+        f"SELECT text, count(*) FROM DIAGNOSTIC_EVENT WHERE severity IN ({_WARNING}, {_ERROR}) GROUP BY text "
+        "ORDER BY max(severity) DESC, text"
+    )
+    return [
+        f"nsys warns: {' '.join(str(text).split())}" + (f" ({count} times)" if count > 1 else "")
+        for text, count in found
+    ]

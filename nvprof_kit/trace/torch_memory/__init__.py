@@ -1,0 +1,1 @@
+"""Snapshots of PyTorch's CUDA caching allocator as tables."""

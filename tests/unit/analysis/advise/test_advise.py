@@ -1,0 +1,368 @@
+"""Each finding has a capture that triggers it and one that must not; and what real captures say."""
+
+from __future__ import annotations
+
+import lzma
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from support.nsys_file import NsysFile
+
+from nvprof_kit.analysis.advise.advise import OPTIONAL, RULES, AdviseResult, advise
+from nvprof_kit.analysis.advise.evidence import Finding
+from nvprof_kit.trace.open import open_capture
+
+DATA = Path(__file__).parents[3] / "data"
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+
+
+def step(file: NsysFile, begin: int = 0, end: int = 100_000, number: int = 0) -> None:
+    file.range_(f"step {number}", begin, end, category="step", payload=number)
+    file.range_("layers.0", begin, end)
+
+
+def launch(file: NsysFile, bad: bool) -> None:
+    step(file)
+    file.kernel(1_000, 50_000, launched=(0, 500))
+    # launched late, 10 µs after the device ran dry, or long before
+    file.kernel(60_000, 100_000, launched=(59_000, 59_500) if bad else (600, 700))
+
+
+def sync(file: NsysFile, bad: bool) -> None:
+    step(file)
+    file.kernel(1_000, 50_000, launched=(0, 500))
+    file.call("cudaStreamSynchronize_v3020", *((40_000, 50_500) if bad else (99_000, 99_900)))
+    file.kernel(51_000, 100_000, launched=(50_700, 50_800) if bad else (600, 700))
+
+
+def dataloader(file: NsysFile, bad: bool) -> None:
+    step(file)
+    file.kernel(1_000, 50_000, launched=(0, 500))
+    # the same loading, while the device is idle or while it runs
+    file.range_("data", *((51_000, 59_000) if bad else (10_000, 18_000)), category="data")
+    file.kernel(60_000, 100_000, launched=(59_200, 59_500))
+
+
+def allocation(file: NsysFile, bad: bool) -> None:
+    step(file)
+    file.kernel(1_000, 50_000, launched=(0, 500))
+    file.call("cudaMalloc_v3020", *((51_000, 58_000) if bad else (11_000, 18_000)))
+    file.kernel(60_000, 100_000, launched=(59_200, 59_500))
+
+
+def exposed_collectives(file: NsysFile, bad: bool) -> None:
+    step(file)
+    file.kernel(1_000, 50_000, launched=(0, 500), name="nvjet")
+    file.kernel(*((40_000, 70_000) if bad else (10_000, 50_000)), launched=(600, 700), name=NCCL, stream=9)
+    file.kernel(70_000, 100_000, launched=(800, 900), name="nvjet")
+
+
+def missing_overlap(file: NsysFile, bad: bool) -> None:
+    step(file)
+    file.kernel(1_000, 50_000, launched=(0, 500), name="nvjet")
+    file.kernel(50_000 if bad else 30_000, 53_000, launched=(600, 700), name=NCCL, stream=9)
+    file.kernel(53_000, 100_000, launched=(800, 900), name="nvjet")
+
+
+def unstable_step(file: NsysFile, bad: bool) -> None:
+    for number in range(5):
+        slow = bad and number == 2
+        begin = 100_000 * number
+        step(file, begin, begin + (80_000 if slow else 50_000), number)
+        file.kernel(begin + 1_000, begin + 40_000, launched=(begin, begin + 500))
+
+
+def copies(file: NsysFile, bad: bool) -> None:
+    step(file)
+    file.kernel(1_000, 50_000, launched=(0, 500))
+    file.kernel(50_000, 60_000, launched=(600, 700), table="MEMCPY", memory=(0 if bad else 1, 2), size=1_000_000)
+    file.kernel(60_000, 100_000, launched=(800, 900))
+
+
+def small_kernels(file: NsysFile, bad: bool) -> None:
+    step(file, end=2_000_000)
+    for number in range(100 if bad else 20):
+        file.kernel(20_000 * number, 20_000 * number + 2_000, launched=(19_000 * number, 19_000 * number + 1_000))
+
+
+def unfused_chains(file: NsysFile, bad: bool) -> None:
+    step(file)
+    for number in range(8):
+        name = "vectorized_elementwise_kernel" if bad or number % 2 else "nvjet"
+        file.kernel(10_000 * number, 10_000 * (number + 1), launched=(100 * number, 100 * number + 50), name=name)
+
+
+def fp32_gemms(file: NsysFile, bad: bool) -> None:
+    step(file)
+    name = "ampere_sgemm_128x64_tn" if bad else "ampere_bf16_s16816gemm_bf16_128x128_tn"
+    file.kernel(1_000, 90_000, launched=(0, 500), name=name)
+
+
+def recompute(file: NsysFile, bad: bool) -> None:
+    file.range_("step 0", 0, 100_000, category="step", payload=0)
+    file.range_("layers.0", 100, 1_000)
+    file.kernel(2_000, 50_000, launched=(200, 300))
+    if bad:
+        file.range_("layers.0 recompute", 2_000, 3_000, category="recompute")
+    file.kernel(50_000, 90_000, launched=(2_200, 2_300))
+
+
+def outlier_layer(file: NsysFile, bad: bool) -> None:
+    file.range_("step 0", 0, 100_000, category="step", payload=0)
+    for number in range(6):
+        file.range_(f"layers.{number}.mlp", 1_000 * number, 1_000 * number + 900)
+        begin = 10_000 * number + 1_000
+        length = 9_000 if bad and number == 3 else 4_000 + number  # equals differ by a little
+        file.kernel(begin, begin + length, launched=(1_000 * number + 100, 1_000 * number + 200))
+
+
+SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
+    "launch": launch,
+    "sync": sync,
+    "dataloader": dataloader,
+    "allocation": allocation,
+    "exposed-collectives": exposed_collectives,
+    "missing-overlap": missing_overlap,
+    "unstable-step": unstable_step,
+    "copies": copies,
+    "small-kernels": small_kernels,
+    "unfused-chains": unfused_chains,
+    "fp32-gemms": fp32_gemms,
+    "recompute": recompute,
+    "outlier-layer": outlier_layer,
+}
+
+
+def found(path: Path) -> AdviseResult:
+    return advise(open_capture(path, optional=OPTIONAL))
+
+
+def findings(tmp_path: Path, rule: str, bad: bool) -> list[Finding]:
+    file = NsysFile(tmp_path / "run.sqlite")
+    SCENES[rule](file, bad)
+    return [finding for finding in found(file.write()).findings if finding.rule == rule]
+
+
+def test_every_rule_has_its_captures() -> None:
+    assert [*SCENES, "gpu-metrics"] == [*RULES]
+
+
+@pytest.mark.parametrize(
+    ("dram", "tensor", "title"),
+    [(70.0, 10.0, "Bound by memory"), (20.0, 75.0, "Bound by the tensor cores"), (30.0, 30.0, None)],
+)
+def test_what_gpu_metrics_say(tmp_path: Path, dram: float, tensor: float, title: str | None) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file)
+    file.kernel(1_000, 91_000, launched=(0, 500), name="nvjet")
+    trace = open_capture(file.write(), optional=OPTIONAL)
+    metrics = {"SM Active": 90.0, "DRAM Read Bandwidth": dram, "DRAM Write Bandwidth": 0.0, "Tensor Active": tensor}
+    rows = [(time, 0, name, value) for time in range(0, 100_000, 1_000) for name, value in metrics.items()]
+    samples = pd.DataFrame(rows, columns=["time_ns", "device", "metric", "value"]).astype({"metric": "category"})
+    found = [one for one in advise(replace(trace, samples=samples)).findings if one.rule == "gpu-metrics"]
+    assert [one.title for one in found] == ([title] if title else [])
+    # 90 µs busy; what the tensor cores do not use of it, or half of it
+    assert [one.saves_ns for one in found] == ([81_000] if title == "Bound by memory" else [45_000] if title else [])
+
+
+@pytest.mark.parametrize("rule", SCENES)
+def test_a_capture_that_triggers_it(tmp_path: Path, rule: str) -> None:
+    (finding,) = findings(tmp_path, rule, bad=True)
+    assert any(character.isdigit() for character in finding.evidence)
+    assert 0 < finding.saves_ns <= 2_000_000
+    assert 0 <= finding.start_ns < finding.end_ns
+    assert finding.advice and finding.title
+
+
+@pytest.mark.parametrize("rule", SCENES)
+def test_a_capture_that_must_not(tmp_path: Path, rule: str) -> None:
+    assert findings(tmp_path, rule, bad=False) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "saves"),
+    [
+        ("launch", 1_000 + 10_000),  # before the first kernel, which is late too, and between
+        ("sync", 1_000),
+        ("dataloader", 8_000),
+        ("allocation", 7_000),
+        ("exposed-collectives", 20_000),
+        ("missing-overlap", 3_000),
+        ("unstable-step", 30_000),
+        ("copies", 10_000),
+        ("unfused-chains", 70_000),  # eight of 10 µs could be one
+        ("fp32-gemms", 89_000 * 7 // 8),
+        ("recompute", 40_000),
+        ("outlier-layer", 9_000 - 4_003),  # the median of 4000, 4001, 4002, 9000, 4004, 4005 lies between 4002 and 4004
+    ],
+)
+def test_what_it_could_save(tmp_path: Path, rule: str, saves: int) -> None:
+    assert findings(tmp_path, rule, bad=True)[0].saves_ns == saves
+
+
+def test_a_memset_that_blocks_needs_no_copy_beside_it(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file)
+    file.kernel(1_000, 50_000, launched=(0, 500))
+    file.kernel(50_000, 60_000, correlation=file.call("cudaMemset_v3020", 600, 61_000), table="MEMSET")
+    (finding,) = [one for one in found(file.write()).findings if one.rule == "copies"]
+    assert (finding.start_ns, finding.end_ns, finding.saves_ns) == (50_000, 60_000, 10_000)
+
+
+def test_more_than_a_thousand_phases_are_not_mixed_up(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for number in range(1100):
+        file.range_(f"batch {number:04}", number - 1200, number - 1199, category="phase")
+    unfused_chains(file, bad=True)
+    (finding,) = [one for one in found(file.write()).findings if one.rule == "unfused-chains"]
+    assert (finding.layer, finding.phase) == ("layers.0", "forward")
+
+
+def without_steps(tmp_path: Path, capture: str, *kept: int) -> Path:
+    """A committed capture that knows only some of its steps: what the others ran is outside steps."""
+    path = tmp_path / "few-steps.sqlite"
+    path.write_bytes(lzma.decompress((DATA / f"{capture}.sqlite.xz").read_bytes()))
+    with sqlite3.connect(path) as db:
+        text = "coalesce(text, (SELECT value FROM StringIds WHERE id = textId))"
+        rows = db.execute(f"SELECT rowid FROM NVTX_EVENTS WHERE {text} LIKE 'step %' ORDER BY start").fetchall()
+        db.executemany("DELETE FROM NVTX_EVENTS WHERE rowid = ?", [one for n, one in enumerate(rows) if n not in kept])
+    db.close()
+    return path
+
+
+@pytest.mark.parametrize("capture", ["slow-2024.2", "generate-2024.2", "checkpoint-2023.4", "memory/uncached-2024.2"])
+def test_what_lies_outside_steps_saves_nothing(tmp_path: Path, capture: str) -> None:
+    result = found(without_steps(tmp_path, capture, 2))
+    assert result.findings
+    assert result.rows["saves"].max() <= 1
+
+
+def test_the_wait_for_data_between_steps_counts(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for number in range(2):
+        step(file, 100_000 * number, 100_000 * number + 30_000, number)
+        file.kernel(
+            100_000 * number + 1_000, 100_000 * number + 30_000, launched=(100_000 * number, 100_000 * number + 9)
+        )
+    file.range_("data", 31_000, 99_000, category="data")
+    result = found(file.write())
+    loading = next(one for one in result.findings if one.rule == "dataloader")
+    # 68 µs between two steps of 30 µs each
+    assert (loading.saves_ns, result.wall_ns) == (68_000, 128_000)
+
+
+def test_work_that_runs_at_once_saves_its_time_once(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file)
+    for stream in range(4):
+        at = (stream, stream + 1)
+        file.kernel(10_000, 90_000, launched=at, stream=stream, name="ampere_sgemm_128x64_tn")
+    (finding,) = (one for one in found(file.write()).findings if one.rule == "fp32-gemms")
+    assert finding.saves_ns == 80_000 * 7 // 8
+
+
+def test_a_chain_is_shown_to_its_end(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file)
+    for number in range(8):  # 5 µs each, with gaps of 5 µs
+        at = (100 * number, 100 * number + 50)
+        file.kernel(10_000 * number, 10_000 * number + 5_000, launched=at, name="vectorized_elementwise_kernel")
+    (finding,) = (one for one in found(file.write()).findings if one.rule == "unfused-chains")
+    assert (finding.start_ns, finding.end_ns) == (0, 75_000)
+
+
+def test_what_is_saved_is_summed_over_gpus(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for pid in (7, 8):
+        file.range_("step 0", 0, 100_000, category="step", payload=0, pid=pid)
+        file.kernel(0, 80_000, launched=(0, 1), name="ampere_sgemm_128x64_tn", pid=pid, device=pid - 7)
+    result = found(file.write())
+    (finding,) = (one for one in result.findings if one.rule == "fp32-gemms")
+    assert (finding.saves_ns, result.wall_ns, result.gpus) == (140_000, 200_000, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("void gemmSN_TN_kernel<float, 128, 16, 2, 4, cublasGemvTensorStridedBatched<float const>>", True),
+        ("void gemmSN_TN_kernel<float, 128, 16, 2, 4, cublasGemvTensorStridedBatched<__nv_bfloat16 const>>", False),
+        ("void gemmSN_TN_kernel<float, 128, 16, 2, 4, cublasGemvTensorStridedBatched<__half const>>", False),
+        ("volta_s884gemm_fp16_128x128_ldg8_f2f_tn", False),
+        ("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16", False),
+    ],
+)
+def test_a_matrix_product_is_of_fp32_by_its_name(tmp_path: Path, name: str, told: bool) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file)
+    file.kernel(1_000, 90_000, launched=(0, 500), name=name)
+    assert ("fp32-gemms" in {one.rule for one in found(file.write()).findings}) == told
+
+
+def test_unequal_steps_of_several_gpus_are_one_finding(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for pid in (7, 8):
+        for number in range(5):
+            begin, length = 100_000 * number, 50_000 + (pid * 5_000 if number == 2 else 0)
+            file.range_(f"step {number}", begin, begin + length, category="step", payload=number, pid=pid)
+            file.kernel(begin + 1_000, begin + 40_000, launched=(begin, begin + 500), pid=pid, device=pid - 7)
+    (finding,) = (one for one in found(file.write()).findings if one.rule == "unstable-step")
+    assert finding.saves_ns == 35_000 + 40_000
+    assert finding.evidence.endswith("step 2 takes 0.090 ms; on 2 GPUs, this one loses most")
+
+
+def test_every_finding_has_a_real_capture() -> None:
+    (mark,) = [one for one in test_real_captures.pytestmark if one.name == "parametrize"]
+    assert set(RULES) == set().union(*(has for _, has, _ in mark.args[1]))
+
+
+def test_the_slow_layer_is_named() -> None:
+    """The program makes the fourth block four times as wide as the others, and copies 16.8 MB from pageable memory."""
+    by_rule = {}
+    for finding in found(DATA / "slow-2024.2.sqlite.xz").findings:
+        by_rule.setdefault(finding.rule, []).append(finding)
+    assert {finding.layer.rpartition(".")[0] for finding in by_rule["outlier-layer"]} == {"layers.3"}
+    (copies,) = by_rule["copies"]
+    assert "5 through pageable memory" in copies.evidence and "83.9 MB" in copies.evidence
+    assert (copies.layer, copies.phase) == ("(none)", "data")
+
+
+def test_communication_in_the_open_says_what_it_moved() -> None:
+    (finding,) = [one for one in found(DATA / "kineto/ddp.rank0.json.xz").findings if one.rule == "exposed-collectives"]
+    # the bucket of the embedding, 3 x 73.9 MB, is the last to be reduced and has nothing beside it
+    assert "AllReduce of model.embed_tokens backward" in finding.evidence
+    assert finding.evidence.endswith("exposed, 221.8 MB at 28.6 GB/s")
+
+
+def test_findings_are_ranked(tmp_path: Path) -> None:
+    rows = found(DATA / "hooks-ddp-2024.2.sqlite.xz").rows
+    assert rows["rank"].tolist() == list(range(1, len(rows) + 1))
+    assert rows["saves_ns"].is_monotonic_decreasing
+    assert rows["rule"].tolist()[0] == "exposed-collectives"
+
+
+@pytest.mark.parametrize(
+    ("capture", "has", "lacks"),
+    [
+        ("eager-2023.4", {"launch", "sync", "unfused-chains"}, {"recompute", "exposed-collectives", "missing-overlap"}),
+        ("graph-2023.4", {"unfused-chains"}, {"launch", "sync", "recompute"}),
+        ("checkpoint-2023.4", {"recompute", "launch"}, {"exposed-collectives", "fp32-gemms"}),
+        ("hooks-ddp-2024.2", {"exposed-collectives", "unstable-step"}, {"recompute", "missing-overlap"}),
+        ("ddp.rank0-2024.2", {"exposed-collectives", "missing-overlap", "launch"}, {"recompute", "dataloader"}),
+        ("fsdp.rank0-2024.2", {"missing-overlap", "launch"}, {"recompute", "copies", "fp32-gemms"}),
+        ("graph-whole-2024.2", set(), {"launch", "sync", "small-kernels", "unfused-chains"}),
+        ("metrics/llama-2023.4", {"gpu-metrics", "launch"}, {"recompute", "fp32-gemms"}),
+        (
+            "slow-2024.2",
+            {"fp32-gemms", "dataloader", "allocation", "outlier-layer", "copies", "small-kernels", "sync"},
+            {"exposed-collectives", "missing-overlap", "recompute"},
+        ),
+    ],
+)
+def test_real_captures(capture: str, has: set[str], lacks: set[str]) -> None:
+    rules = {finding.rule for finding in found(DATA / f"{capture}.sqlite.xz").findings}
+    assert has <= rules
+    assert not lacks & rules

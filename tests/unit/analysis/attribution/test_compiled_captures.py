@@ -1,0 +1,49 @@
+"""Captures of an H200 with ranges inside what torch.compile compiled: the same kernels, and each block its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from nvprof_kit.analysis.layers.layers import layers
+from nvprof_kit.trace.open import open_capture
+
+DATA = Path(__file__).parents[3] / "data"
+
+
+def kernels(name: str) -> Counter[str]:
+    ops = open_capture(DATA / f"{name}-2024.2.sqlite.xz", optional=("name",)).ops
+    return Counter(ops["name"].astype(str))
+
+
+@pytest.mark.parametrize("program", ["compile-model", "compile-blocks"])
+def test_the_kernels_are_those_of_the_program_without_ranges_inside(program: str) -> None:
+    assert kernels(f"{program}-parts") == kernels(program)
+
+
+def tree(name: str) -> tuple[pd.DataFrame, int]:
+    result = layers(open_capture(DATA / f"{name}-2024.2.sqlite.xz"))
+    return result.tree.set_index("layer"), result.summary.steps
+
+
+@pytest.mark.parametrize("program", ["compile-model-parts", "compile-graphs-parts"])
+@pytest.mark.parametrize("block", range(1, 4))
+def test_a_block_of_the_whole_costs_what_the_block_compiled_alone_costs(program: str, block: int) -> None:
+    """The whole model's kernels at a block's edges are the model's, and so are 5 % of the block's."""
+    alone, steps = tree("compile-blocks")
+    whole, whole_steps = tree(program)
+    path = f"model.layers.{block}"
+    for phase in ("forward_ns", "backward_ns"):
+        assert whole.loc[path, phase] / whole_steps == pytest.approx(alone.loc[path, phase] / steps, rel=0.1)
+    assert {f"{path}.self_attn", f"{path}.mlp"} <= set(whole.index)
+
+
+def test_the_parts_of_a_block_compiled_alone_add_up_to_it() -> None:
+    parts, _ = tree("compile-blocks-parts")
+    block = parts.loc["model.layers.1"]
+    inside = parts[parts["parent"] == "model.layers.1"]
+    assert set(inside.index) >= {f"model.layers.1.{part}" for part in ("input_layernorm", "self_attn", "mlp")}
+    assert inside["total_ns"].sum() <= block["total_ns"]

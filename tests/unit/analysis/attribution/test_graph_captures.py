@@ -1,0 +1,48 @@
+"""A replayed training step on an H200 beside the eager one: what runs the same operations takes the same time.
+
+Transformers cannot look into the mask while a graph is captured, so there attention is computed with an explicit one:
+the model makes it, and `self_attn` adds it. Every other part runs what it runs eagerly.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nvprof_kit.analysis.layers.layers import layers
+from nvprof_kit.trace.open import open_capture
+
+DATA = Path(__file__).parents[3] / "data"
+WITH_THE_MASK = ("model", ".self_attn")
+
+
+def per_step(name: str) -> dict[tuple[str, str], tuple[float, float]]:
+    """Operations and nanoseconds of each layer's own in a step."""
+    result = layers(open_capture(DATA / f"{name}.sqlite.xz"))
+    steps = result.summary.steps
+    return {
+        (row.layer, row.phase): (row.gpu_ops / steps, row.gpu_self_ns / steps)
+        for row in result.rows.itertuples()
+        if row.layer != "(none)" and row.gpu_ops
+    }
+
+
+@pytest.mark.parametrize("release", ["2023.4", "2024.2"])
+def test_replayed_layers_agree_with_eager_ones(release: str) -> None:
+    """Small layers vary by some percent from run to run, all together by less than one."""
+    eager, replayed = per_step(f"eager-{release}"), per_step(f"graph-{release}")
+    assert set(eager) == set(replayed)
+    same = [key for key in eager if not key[0].endswith(WITH_THE_MASK)]
+    assert len(same) > 35
+    assert {key: replayed[key][0] for key in same} == {key: eager[key][0] for key in same}
+    for key in same:
+        assert replayed[key][1] == pytest.approx(eager[key][1], rel=0.1, abs=1500), key
+    assert sum(replayed[key][1] for key in same) == pytest.approx(sum(eager[key][1] for key in same), rel=0.01)
+
+
+def test_two_eager_runs_agree() -> None:
+    one, other = per_step("eager-2023.4"), per_step("llama-2023.4")
+    assert {key: ops for key, (ops, _) in one.items()} == {key: ops for key, (ops, _) in other.items()}
+    for key, (_, ns) in one.items():
+        assert other[key][1] == pytest.approx(ns, rel=0.1, abs=1500), key

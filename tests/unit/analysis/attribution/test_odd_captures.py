@@ -1,0 +1,211 @@
+"""Captures as they come from programs that people really run: cut off, crowded, repeated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.nsys_file import MARK, START_END, NsysFile, thread
+
+from nvprof_kit.analysis.attribution.intervals import union_lengths
+from nvprof_kit.analysis.layers.layers import LayersOptions, LayersResult, layers
+from nvprof_kit.trace.open import open_capture
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> NsysFile:
+    return NsysFile(tmp_path / "capture.sqlite")
+
+
+def table(file: NsysFile, **options: Any) -> LayersResult:
+    return layers(open_capture(file.write()), LayersOptions(**options))
+
+
+def sums(result: LayersResult) -> dict[tuple[Any, ...], int]:
+    keys = [name for name in ("step", "layer", "phase") if name in result.rows]
+    rows = result.rows[result.rows["gpu_self_ns"] > 0]
+    return {
+        tuple(None if pd.isna(value) else value for value in key): int(ns)
+        for key, ns in zip(rows[keys].astype(object).itertuples(index=False), rows["gpu_self_ns"], strict=True)
+    }
+
+
+def test_fifty_streams_that_overlap(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 1000)
+    for stream in range(50):
+        file.kernel(2000 + stream, 2100 + stream, launched=(10 + stream, 11 + stream), stream=stream)
+    result = table(file)
+    row = result.rows.iloc[0]
+    assert (row["gpu_self_ns"], row["gpu_busy_ns"]) == (50 * 100, 149)  # from 2000 to 2149 without a gap
+
+
+def test_two_hundred_threads(file: NsysFile) -> None:
+    """Each has a layer of its own; an autograd thread among so many takes no phase, since two have one."""
+    for tid in range(1, 201):
+        file.range_(f"layers.{tid}", 100, 200, tid=tid)
+        file.kernel(1000 + tid, 1001 + tid, launched=(110, 111), tid=tid)
+    for tid in (1, 2):
+        file.range_("backward", 300, 400, category="phase", tid=tid)
+    file.kernel(2000, 2007, launched=(350, 351), tid=777)
+    assert sums(table(file)) == {(f"layers.{tid}", "forward"): 1 for tid in range(1, 201)} | {("(none)", "other"): 7}
+
+
+def test_times_before_the_captures_zero(file: NsysFile) -> None:
+    file.range_("step -1", -900, -100, category="step", payload=-1)
+    file.range_("layers.0", -800, -700)
+    file.range_("layers.0", -50, 50)
+    file.kernel(-600, -590, launched=(-750, -740))  # 10 ns
+    file.kernel(-5, 15, launched=(-10, -9))  # 20 ns across the zero
+    assert sums(table(file, by_step=True)) == {(-1, "layers.0", "forward"): 10, (None, "layers.0", "forward"): 20}
+
+
+def test_a_capture_that_began_inside_a_step(file: NsysFile) -> None:
+    """The ranges that were open when the window opened are not in it: what they held is told as far as it goes."""
+    file.kernel(500, 501, launched=(10, 11))  # of step 3 and its layers, which nothing tells
+    file.range_("layers.7", 100, 150)  # still step 3
+    file.kernel(510, 512, launched=(110, 111))
+    file.range_("step 4", 200, 400, category="step", payload=4)
+    file.range_("layers.0", 250, 300)
+    file.kernel(520, 524, launched=(260, 261))
+    result = table(file, by_step=True)
+    assert sums(result) == {
+        (None, "(none)", "other"): 1,
+        (None, "layers.7", "forward"): 2,
+        (4, "layers.0", "forward"): 4,
+    }
+    assert any("2 of 3 operations lie in no step" in warning for warning in result.warnings)
+
+
+def test_windows_repeated(file: NsysFile) -> None:
+    """Steps and correlation ids begin anew in the second window: one step 0 that ran twice, each launch its own."""
+    for window, layer in enumerate(("layers.0", "layers.1")):
+        zero = 10_000 * window
+        file.range_("step 0", zero, zero + 500, category="step", payload=0)
+        file.range_(layer, zero + 100, zero + 200)
+        file.kernel(zero + 1000, zero + 1001 + window, launched=(zero + 110, zero + 111), correlation=5)
+    result = table(file, by_step=True)
+    assert sums(result) == {(0, "layers.0", "forward"): 1, (0, "layers.1", "forward"): 2}
+
+
+def test_a_range_left_open_in_one_of_two_processes(file: NsysFile) -> None:
+    file.range_("layers.0", 100, None, pid=1)
+    file.range_("layers.1", 100, 200, pid=2)
+    file.kernel(500, 501, launched=(300, 301), pid=1)
+    file.kernel(500, 502, launched=(300, 301), pid=2)
+    result = table(file)
+    assert sums(result) == {("layers.0", "forward"): 1, ("(none)", "other"): 2}
+    assert any("1 ranges were still open" in warning for warning in result.warnings)
+
+
+def test_a_range_that_ends_on_another_thread(file: NsysFile) -> None:
+    """It holds what its own thread launches; what the other launches meanwhile is not its."""
+    file.range_("layers.0", 100, 300, style=START_END)
+    file.rows["NVTX_EVENTS"][-1]["endGlobalTid"] = thread(9)
+    file.kernel(500, 501, launched=(150, 151))
+    file.kernel(510, 512, launched=(160, 161), tid=9)
+    result = table(file)
+    assert sums(result) == {("layers.0", "forward"): 1, ("(none)", "other"): 2}
+    assert any("1 ranges ended on another thread than they began on" in warning for warning in result.warnings)
+
+
+def test_ranges_of_another_programs_domain_under_the_same_id_are_not_counted(file: NsysFile) -> None:
+    file.range_("layers.0", 100, 300, pid=1)
+    file.kernel(500, 501, launched=(150, 151), pid=1)
+    file.range_("theirs", 100, 300, pid=2, domain="other", style=START_END)  # id 1 there, as ours is here
+    file.rows["NVTX_EVENTS"][-1]["endGlobalTid"] = thread(9, 2)
+    assert not any("ended on another thread" in warning for warning in table(file).warnings)
+
+
+def test_a_call_that_is_not_named_a_launch_where_another_process_has_its_id(file: NsysFile) -> None:
+    """Loading a module copies its constants: the call's name does not say so, its correlation id does."""
+    file.range_("layers.0", 0, 100, pid=1)
+    file.range_("layers.1", 0, 100, pid=2)
+    file.kernel(200, 210, launched=(50, 51), pid=1, correlation=77)
+    file.call("cuModuleLoadData", 50, 51, pid=2, correlation=77)
+    file.kernel(300, 330, pid=2, correlation=77, table="MEMCPY")
+    assert sums(table(file)) == {("layers.0", "forward"): 10, ("layers.1", "forward"): 30}
+
+
+def test_a_phase_that_took_no_time_on_another_thread(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    file.range_("forward", 50, 50, category="phase", tid=9)
+    file.kernel(500, 510, launched=(150, 151))
+    assert sums(table(file)) == {("(none)", "other"): 10}
+
+
+def test_a_phase_without_a_text_is_none(file: NsysFile) -> None:
+    file.range_("", 0, 100, category="phase")
+    file.kernel(500, 510, launched=(50, 51))
+    assert sums(table(file)) == {("(none)", "other"): 10}
+
+
+def test_a_layer_called_as_what_lies_outside_layers(file: NsysFile) -> None:
+    file.range_("(none)", 0, 100)
+    file.range_("forward", 200, 300, category="phase")
+    for n, start in enumerate((50, 250, 350)):
+        file.kernel(500 + 100 * n, 510 + 100 * n + n, launched=(start, start + 1))
+    assert sums(table(file)) == {("(none)", "forward"): 10 + 11, ("(none)", "other"): 12}
+
+
+def test_a_step_whose_number_fits_no_integer(file: NsysFile) -> None:
+    file.range_("step 99999999999999999999", 0, 100, category="step")
+    file.kernel(500, 510, launched=(50, 51))
+    assert sums(table(file, by_step=True)) == {(0, "(none)", "other"): 10}
+
+
+def test_operations_of_a_device_that_is_not_told(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    for n, device in enumerate((0, None)):
+        file.kernel(500, 510, launched=(50 + 2 * n, 51 + 2 * n), device=device)  # type: ignore[arg-type]
+    assert table(file).rows["gpu_busy_ns"].tolist() == [20]
+
+
+def test_busy_time_of_many_steps_on_many_devices_in_a_long_capture() -> None:
+    hour, groups, lanes = 3600 * 10**9, 1_000_000, 8
+    start = np.array([0, 10, hour])
+    lengths = union_lengths(start, start + 20, np.array([7, 7, 0]), np.array([5, 5, groups - 1]), groups)
+    assert lengths[[5, groups - 1]].tolist() == [30, 20]
+    assert lengths.sum() == 50
+    assert groups * lanes * hour > np.iinfo(np.int64).max  # what one number for group, lane and moment would need
+
+
+def test_two_processes_with_a_first_gpu_each_are_busy_apart(file: NsysFile) -> None:
+    for pid in (1, 2):
+        file.range_("layers.0", 0, 100, pid=pid)
+        file.kernel(200, 300, launched=(50, 51), pid=pid, device=0)
+    assert table(file).rows["gpu_busy_ns"].tolist() == [200]
+
+
+def test_start_end_ranges_around_push_pop_ranges(file: NsysFile) -> None:
+    """A step that ends a little late holds the next step's first layer only until it ends."""
+    file.range_("step 0", 0, 120, category="step", payload=0, style=START_END)
+    file.range_("step 1", 90, 200, category="step", payload=1, style=START_END)
+    file.range_("layers.0", 100, 180)
+    for start in (50, 95, 110, 150):
+        file.kernel(1000 + start, 1000 + start + 1, launched=(start, start + 1))
+    assert sums(table(file, by_step=True)) == {
+        (0, "(none)", "other"): 1,
+        (1, "(none)", "other"): 1,
+        (1, "layers.0", "forward"): 2,
+    }
+
+
+def test_marks_hold_nothing(file: NsysFile) -> None:
+    file.range_("layers.0", 100, 200)
+    file.range_("a mark", 140, None, style=MARK)
+    file.kernel(500, 501, launched=(150, 151))
+    result = table(file)
+    assert sums(result) == {("layers.0", "forward"): 1}
+    assert result.summary.layers == 1 and not any("open" in warning for warning in result.warnings)
+
+
+def test_texts_of_any_length(file: NsysFile) -> None:
+    long = "layers." + "x" * 100_000
+    file.range_(long, 100, 200, registered=False)
+    file.range_("", 120, 180, registered=False)
+    file.kernel(500, 501, launched=(110, 111))
+    file.kernel(510, 512, launched=(150, 151))
+    assert sums(table(file)) == {(long, "forward"): 1 + 2}  # a range without a text is no layer

@@ -1,0 +1,359 @@
+"""Where the time of a step goes: tiny captures with their arithmetic, real ones against brute force and golden data."""
+
+from __future__ import annotations
+
+import lzma
+from dataclasses import replace
+from math import isnan
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from support import breakdown_brute_force as brute
+from support.golden import Golden
+from support.lane import examples
+from support.nsys_file import START_END, NsysFile
+
+from nvprof_kit.analysis.breakdown.breakdown import OPTIONAL, BreakdownResult, breakdown
+from nvprof_kit.analysis.hardware import UNKNOWN, link_of
+from nvprof_kit.trace.open import open_capture
+
+DATA = Path(__file__).parents[3] / "data"
+PARTS = ["compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns"]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> NsysFile:
+    return NsysFile(tmp_path / "run.sqlite")
+
+
+def analysed(file: NsysFile) -> BreakdownResult:
+    return breakdown(open_capture(file.write(), optional=OPTIONAL))
+
+
+def idle_of(result: BreakdownResult) -> dict[str, int]:
+    """Idle time by cause, only causes that there are."""
+    sums = result.steps.filter(regex="^idle_.+_ns$").sum()
+    return {str(name)[5:-3]: int(ns) for name, ns in sums.items() if ns}
+
+
+def test_compute_hides_communication_and_both_hide_copies(file: NsysFile) -> None:
+    file.range_("step 1", 0, 300, category="step", payload=1)
+    file.kernel(100, 160, launched=(10, 12))  # computes 100-160
+    file.kernel(140, 200, launched=(14, 16), name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL", stream=9)
+    file.kernel(190, 230, launched=(18, 20), table="MEMCPY", stream=11)
+    step = analysed(file).steps.iloc[0]
+    # wall: the range, 0-300. compute 60; communication alone 160-200; copy alone 200-230; idle 0-100 and 230-300
+    assert step[["wall_ns", *PARTS]].tolist() == [300, 60, 40, 30, 170]
+    assert step[["comm_ns", "copy_ns"]].tolist() == [60, 40]
+
+
+def test_a_step_lasts_to_the_end_of_its_last_operation_and_the_next_begins_there(file: NsysFile) -> None:
+    file.range_("step 1", 0, 100, category="step", payload=1)
+    file.range_("step 2", 120, 200, category="step", payload=2)
+    file.range_("step 3", 600, 700, category="step", payload=3)
+    file.kernel(50, 250, launched=(40, 42))
+    file.kernel(300, 400, launched=(130, 132))
+    file.kernel(650, 690, launched=(640, 642))
+    steps = analysed(file).steps
+    # step 1 to 250; step 2 from there to 400; nothing's until 600; step 3 its range
+    assert steps["step"].fillna(-1).tolist() == [1, 2, -1, 3]
+    assert steps["start_ns"].tolist() == [0, 250, 400, 600]
+    assert steps["wall_ns"].tolist() == [250, 150, 200, 100]
+    assert steps["compute_ns"].tolist() == [200, 100, 0, 40]
+
+
+def test_without_steps_the_whole_capture_is_one_stretch(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 50)
+    file.kernel(100, 150, launched=(10, 12))
+    file.kernel(180, 200, launched=(14, 16))
+    result = analysed(file)
+    assert result.steps[["wall_ns", *PARTS]].to_numpy().tolist() == [[100, 70, 0, 0, 30]]
+    assert any("no steps" in warning for warning in result.warnings)
+
+
+def test_every_gpu_has_its_own_time(file: NsysFile) -> None:
+    file.range_("step 1", 0, 100, category="step", payload=1)
+    file.kernel(20, 40, launched=(10, 12), device=0)
+    file.kernel(30, 90, launched=(14, 16), device=1)
+    steps = analysed(file).steps
+    assert steps[["device", "wall_ns", "compute_ns"]].to_numpy().tolist() == [[0, 100, 20], [1, 100, 60]]
+
+
+def gap(file: NsysFile, call: tuple[int, int], start: int = 300) -> NsysFile:
+    """A step with a kernel 100-200 and one from 300 on, launched by a call: idle 0-100 (launch) and 200-300."""
+    file.range_("step 1", 0, 400, category="step", payload=1)
+    file.kernel(0, 200, launched=(0, 1), name="first")
+    file.kernel(start, 400, launched=call, name="second")
+    return file
+
+
+def test_idle_before_a_late_launch_is_the_hosts(file: NsysFile) -> None:
+    gap(file, (280, 290)).range_("layers.4", 150, 295)
+    result = analysed(file)
+    assert idle_of(result) == {"launch": 100}
+    found = result.idle.iloc[0]
+    # the launching thread was in layers.4, in no call, when the gap began at 200
+    assert found.tolist() == ["launch", "layers.4", "forward", "", 1, 100, 100, 200]
+
+
+def test_idle_before_a_devices_first_replay_is_not_between_replays(file: NsysFile) -> None:
+    file.range_("step 1", 0, 500, category="step", payload=1)
+    file.call("cudaGraphLaunch_v10000", 10, 20, correlation=1)
+    file.call("cudaGraphLaunch_v10000", 390, 395, correlation=2)
+    file.kernel(20, 500, correlation=1, node=1 << 32, device=0)  # the device before in the table, all the step long
+    file.kernel(400, 500, correlation=2, node=2 << 32, device=1)
+    # the first device waits 20 for its launch; the second 400, and had no replay before
+    assert idle_of(analysed(file)) == {"launch": 420}
+
+
+def test_idle_before_an_operation_launched_long_ago_is_the_devices(file: NsysFile) -> None:
+    assert idle_of(analysed(gap(file, (10, 12)))) == {"queued": 100}
+
+
+def test_idle_that_begins_while_the_host_waits_is_the_synchronisations(file: NsysFile) -> None:
+    gap(file, (280, 290)).call("cudaStreamSynchronize_v3020", 50, 210)
+    result = analysed(file)
+    assert idle_of(result) == {"sync": 100}
+    assert result.idle["call"].tolist() == ["cudaStreamSynchronize"]
+
+
+def test_idle_is_split_between_what_the_host_was_in(file: NsysFile) -> None:
+    gap(file, (280, 290))
+    file.range_("data", 195, 240, category="data")
+    file.call("cudaMalloc_v3020", 250, 260)
+    file.overhead("CUPTI: Buffer flush", 262, 270)
+    # of 200-300: data 40, allocation 10, profiler 8, the rest 42
+    assert idle_of(analysed(file)) == {"launch": 42, "dataloader": 40, "allocation": 10, "profiler": 8}
+
+
+def test_overlapping_causes_are_counted_once(file: NsysFile) -> None:
+    gap(file, (280, 290))
+    file.range_("data", 200, 280, category="data")
+    file.call("cudaMalloc_v3020", 210, 230)
+    file.overhead("CUPTI: Buffer flush", 220, 250)
+    # profiler 30 first, then allocation 210-220, then data 200-210 and 250-280, then 280-300
+    assert idle_of(analysed(file)) == {"launch": 20, "dataloader": 40, "allocation": 10, "profiler": 30}
+
+
+def test_idle_between_two_graph_replays(file: NsysFile) -> None:
+    file.range_("step 1", 0, 400, category="step", payload=1)
+    for launch, begin in ((0, 10), (30, 200)):
+        call = file.call("cudaGraphLaunch_v10000", launch, launch + 5)
+        for number in (1, 2):
+            file.kernel(begin + 40 * number, begin + 40 * number + 30, correlation=call, node=number)
+    # 0-50 before the first (its launch ends at 5: the host), 80-90 and 270-280 inside replays, 120-240 between them,
+    # 310-400 behind the last operation
+    assert idle_of(analysed(file)) == {"launch": 50, "queued": 20, "graph": 120, "other": 90}
+
+
+def test_the_queue_of_launched_operations(file: NsysFile) -> None:
+    file.range_("step 1", 0, 100, category="step", payload=1)
+    file.kernel(30, 50, launched=(8, 10))  # waits 10-30
+    file.kernel(60, 100, launched=(18, 20))  # waits 20-60
+    step = analysed(file).steps.iloc[0]
+    assert step["queue_max"] == 2
+    assert step["queue_mean"] == pytest.approx((20 + 40) / 100)
+    assert step["queue_empty"] == pytest.approx((10 + 40) / 100)
+
+
+def test_the_queue_through_the_median_step(file: NsysFile) -> None:
+    file.range_("step 1", 0, 1000, category="step", payload=1)
+    file.kernel(30, 50, launched=(5, 10))  # waits 10-30, on stream 7
+    file.kernel(60, 1000, launched=(18, 20), stream=9)  # waits 20-60
+    file.kernel(70, 71, launched=(24, 25), stream=9)  # waits 25-70
+    queue = analysed(file).queue
+    assert queue[["step", "device"]].drop_duplicates().to_numpy().tolist() == [[1, 0]]
+    depth = {stream: rows.set_index("start_ns") for stream, rows in queue.groupby("stream")}
+    # a hundred slices of 10 ns for each stream
+    assert [len(rows) for rows in depth.values()] == [100, 100]
+    assert depth[7]["queue_mean"].to_numpy()[:4].tolist() == [0, 1, 1, 0]
+    assert depth[9]["queue_mean"].to_numpy()[:8].tolist() == [0, 0, 1.5, 2, 2, 2, 1, 0]
+    assert depth[9]["queue_max"].to_numpy()[:8].tolist() == [0, 0, 2, 2, 2, 2, 1, 0]
+
+
+def test_the_queue_of_a_step_shorter_than_its_slices(file: NsysFile) -> None:
+    file.kernel(30, 37, launched=(5, 10))
+    file.range_("layers.0", 0, 20)
+    queue = analysed(file).queue
+    assert len(queue) == 7 and queue["step"].isna().all()
+    assert queue["queue_mean"].tolist() == [0] * 7
+
+
+def test_communication_of_a_layer(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 50, category="backward")
+    file.kernel(100, 200, launched=(10, 12))
+    file.kernel(150, 250, launched=(14, 16), name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL", stream=9)
+    row = analysed(file).communication.iloc[0]
+    assert row[["layer", "phase", "collective", "ops", "gpu_ns", "exposed_ns", "hidden"]].tolist() == [
+        "layers.0", "backward", "AllReduce", 1, 100, 50, 0.5,
+    ]  # fmt: skip
+
+
+def test_copies_by_memory(file: NsysFile) -> None:
+    file.range_("data", 0, 400, category="data")
+    file.kernel(100, 200, launched=(10, 12), table="MEMCPY", memory=(0, 2), size=1600)
+    file.kernel(300, 350, launched=(20, 22), table="MEMCPY", memory=(1, 2), size=1600)
+    file.kernel(330, 380, launched=(24, 26), stream=9)
+    copies = analysed(file).copies.set_index("memory")
+    assert copies.loc["pageable", ["ops", "bytes", "gpu_ns", "exposed_ns", "gb_per_s", "blocking"]].tolist() == [
+        1, 1600, 100, 100, 16.0, 1,
+    ]  # fmt: skip
+    assert copies.loc["pinned", ["gpu_ns", "exposed_ns", "gb_per_s", "blocking"]].tolist() == [50, 30, 32.0, 0]
+    assert copies["link"].tolist() == ["", ""] and copies["of_link"].isna().all()  # nobody knows a "Test GPU"
+
+
+def test_copies_against_the_link(file: NsysFile) -> None:
+    file.range_("data", 0, 400, category="data")
+    file.kernel(100, 200, launched=(10, 12), table="MEMCPY", memory=(1, 2), size=3150)
+    file.kernel(300, 350, launched=(20, 22), table="MEMCPY", memory=(2, 2), size=1600, copy_kind=8)
+    file.kernel(350, 360, launched=(24, 26), table="MEMCPY", memory=(2, 2), size=2250, copy_kind=10)
+    trace = open_capture(file.write(), optional=OPTIONAL)
+    h200 = replace(trace, info=replace(trace.info, gpus=("NVIDIA H200",)))
+    copies = breakdown(h200).copies.set_index("copy")
+    # PCIe 5 x16 carries 63.015 GB/s, NVLink of an H200 450; a copy inside the GPU goes over neither
+    assert copies.loc["memcpy HtoD", ["gb_per_s", "link"]].tolist() == [31.5, "PCIe 5 x16"]
+    assert copies.loc["memcpy HtoD", "of_link"] == pytest.approx(31.5 / 63.015)
+    assert copies.loc["memcpy PtoP", ["link", "of_link"]].tolist() == ["NVLink", 0.5]
+    assert copies.loc["memcpy DtoD", "link"] == "" and isnan(copies.loc["memcpy DtoD", "of_link"])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "host", "peer"),
+    [
+        ("NVIDIA H200", "PCIe 5 x16", 450.0),
+        ("NVIDIA H100 80GB HBM3", "PCIe 5 x16", 450.0),
+        ("NVIDIA H100 PCIe", "PCIe 5 x16", 300.0),
+        ("NVIDIA GH200 480GB", "NVLink-C2C", 450.0),
+        ("NVIDIA GB200", "NVLink-C2C", 900.0),
+        ("NVIDIA B200", "PCIe 5 x16", 900.0),
+        ("NVIDIA A100-SXM4-80GB", "PCIe 4 x16", 300.0),
+        ("Tesla V100-SXM2-16GB", "PCIe 3 x16", 150.0),
+        ("NVIDIA L4", "PCIe 4 x16", None),
+        ("NVIDIA L40S", "PCIe 4 x16", None),
+        ("Tesla T4", "PCIe 3 x16", None),
+        ("NVIDIA GeForce RTX 4090", "PCIe 4 x16", None),
+        ("GPU of unknown name", "", None),
+    ],
+)
+def test_links_of_gpus(gpu: str, host: str, peer: float | None) -> None:
+    assert link_of(gpu, "Memcpy HtoD (Pageable -> Device)").name == link_of(gpu, "memcpy DtoH").name == host
+    assert link_of(gpu, "memcpy PtoP") == (("NVLink", peer) if peer else UNKNOWN)
+    assert link_of(gpu, "memcpy DtoD") == link_of(gpu, "memset") == UNKNOWN
+
+
+def test_launches_of_a_layer(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    file.kernel(120, 125, launched=(10, 20))  # 5 ns of work, 10 ns to launch, starts 100 after
+    file.kernel(125, 225, launched=(30, 35))
+    row = analysed(file).launches.iloc[0]
+    assert row[["ops", "gpu_ns", "call_ns", "short_ops", "delay_ns", "idle_ns", "launch_bound"]].tolist() == [
+        2, 105, 15, 1, 95, 0, False,
+    ]  # fmt: skip
+
+
+def test_a_step_that_another_range_crosses_is_one_step(file: NsysFile) -> None:
+    file.range_("step 1", 100, 300, category="step", payload=1)
+    file.range_("cross", 50, 200, category="user", style=START_END)  # ends while step 1 is open
+    file.range_("step 2", 300, 400, category="step", payload=2)
+    for start in (150, 250, 350):
+        file.kernel(start + 10, start + 20, launched=(start, start + 5))
+    result = analysed(file)
+    assert result.steps[["step", "wall_ns"]].to_numpy().tolist() == [[1, 200], [2, 100]]
+
+
+MOMENT = st.integers(0, 400)
+
+
+@given(
+    ops=st.lists(st.tuples(MOMENT, st.integers(1, 80), st.sampled_from("ccnm"), st.integers(0, 1)), min_size=1),
+    calls=st.lists(st.tuples(MOMENT, st.integers(1, 50), st.sampled_from(["cudaMalloc", "cudaDeviceSynchronize"]))),
+)
+@settings(
+    max_examples=examples(15),
+    phases=(Phase.generate,),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_parts_always_add_up(tmp_path: Path, ops: list[tuple[int, int, str, int]], calls: list) -> None:
+    file = NsysFile(tmp_path / "any.sqlite")
+    file.range_("step 1", 20, 120, category="step", payload=1)
+    file.range_("step 2", 150, 300, category="step", payload=2)
+    file.range_("data", 130, 170, category="data")
+    for start, length, sort, device in ops:
+        name, table = ("ncclDevKernel_AllGather_RING_LL", "KERNEL") if sort == "n" else ("gemm", "KERNEL")
+        table = "MEMSET" if sort == "m" else table
+        begin = max(start - 30, 0)
+        file.kernel(
+            start + 2,
+            start + 2 + length,
+            launched=(begin, begin + 2),
+            name=name,
+            table=table,
+            device=device,
+            stream=start,
+        )
+    for start, length, name in calls:
+        file.call(name, start, start + length)
+    result = analysed(file)
+    steps = result.steps
+    assert (steps[PARTS].sum(axis=1) == steps["wall_ns"]).all()
+    for device, rows in steps.groupby("device"):
+        ordered = rows.sort_values("start_ns")
+        ends = ordered["start_ns"] + ordered["wall_ns"]
+        assert (ordered["start_ns"].to_numpy()[1:] == ends.to_numpy()[:-1]).all()  # no gap, no overlap
+        mine = sorted(
+            (s + 2, s + 2 + n, {"n": "comm", "m": "copy"}.get(sort, "compute")) for s, n, sort, d in ops if d == device
+        )
+        for row in ordered.to_dict("records"):
+            found = brute.states(mine, row["start_ns"], row["start_ns"] + row["wall_ns"])
+            assert [row[part] for part in PARTS] == [found[one] for one in ("compute", "comm", "copy", "idle")]
+    assert result.idle["idle_ns"].sum() == steps["idle_ns"].sum()
+    assert result.critical_path["share"].sum() == pytest.approx(1)
+
+
+REAL = [
+    "eager-2023.4",
+    "graph-2023.4",
+    "hooks-ddp-2024.2",
+    "checkpoint-2023.4",
+    "graph-whole-2024.2",
+    "ddp.rank0-2024.2",
+    "fsdp.rank0-2024.2",
+    "pipeline.rank1-2024.2",
+]
+GOLDEN = [
+    "eager-2023.4",
+    "graph-2023.4",
+    "graph-whole-2024.2",
+    "hooks-ddp-2024.2",
+    "ddp.rank0-2024.2",
+    "fsdp.rank0-2024.2",
+]
+
+
+@pytest.mark.parametrize("capture", REAL)
+def test_a_real_capture_against_brute_force(capture: str, tmp_path: Path) -> None:
+    plain = tmp_path / "plain.sqlite"
+    plain.write_bytes(lzma.decompress((DATA / f"{capture}.sqlite.xz").read_bytes()))
+    steps = breakdown(open_capture(plain, optional=OPTIONAL)).steps
+    ops = brute.operations(plain)
+    for row in steps.to_dict("records"):
+        low, high = row["start_ns"], row["start_ns"] + row["wall_ns"]
+        found = brute.states(ops, low, high)
+        assert [row[part] for part in PARTS] == [found[one] for one in ("compute", "comm", "copy", "idle")]
+
+
+@pytest.mark.parametrize("capture", GOLDEN)
+def test_the_golden_tables(capture: str, golden: Golden) -> None:
+    result = breakdown(open_capture(DATA / f"{capture}.sqlite.xz", optional=OPTIONAL))
+    for view in ("steps", "idle", "communication"):
+        found = result.table(view).to_csv(index=False, float_format="%.6g")
+        golden(f"breakdown/{capture}.{view}.csv", found)
+
+
+def test_a_capture_without_calls_says_so(file: NsysFile) -> None:
+    gap(file, (280, 290))
+    result = breakdown(open_capture(file.write(), optional=tuple(name for name in OPTIONAL if name != "calls")))
+    assert idle_of(result) == {"other": 100}
+    assert any("causes of idle time are unknown" in warning for warning in result.warnings)

@@ -1,0 +1,191 @@
+"""What collectives move and how fast: payloads of NCCL's calls in an nsys export, arguments in a PyTorch trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.nsys_file import NsysFile
+
+from nvprof_kit.analysis.breakdown.breakdown import OPTIONAL, BreakdownResult, breakdown
+from nvprof_kit.analysis.breakdown.collectives import bus_factors
+from nvprof_kit.trace.open import open_capture
+
+DATA = Path(__file__).parents[3] / "data"
+MOVED = ["ops", "bytes", "exposed_bytes", "ranks", "algorithm_gb_per_s", "bus_gb_per_s"]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> NsysFile:
+    made = NsysFile(tmp_path / "run.sqlite", nsys="2026.4")
+    made.range_("step 1", 0, 100_000, category="step", payload=1)
+    return made
+
+
+def analysed(path: Path) -> BreakdownResult:
+    return breakdown(open_capture(path, optional=OPTIONAL))
+
+
+def moved(result: BreakdownResult) -> dict[str, list[Any]]:
+    rows = result.communication.astype(object).where(result.communication.notna(), None)
+    return {row["collective"]: [row[name] for name in MOVED] for row in rows.to_dict("records")}
+
+
+def nccl(kind: str) -> str:
+    return f"ncclDevKernel_{kind}_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)"
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "factor"),
+    [  # doc/PERFORMANCE.md of nccl-tests
+        ("AllReduce", 8, 2 * 7 / 8),
+        ("AllGather", 8, 7 / 8),
+        ("ReduceScatter", 2, 1 / 2),
+        ("AllToAll", 4, 3 / 4),
+        ("Broadcast", 8, 1),
+        ("SendRecv", -1, 1),
+        ("AllReduce", 1, 0),
+        ("AllReduce", -1, None),
+        ("other", 8, None),
+    ],
+)
+def test_what_the_bus_moves_for_each_byte(collective: str, ranks: int, factor: float | None) -> None:
+    found = bus_factors(np.array([collective], dtype=object), np.array([ranks]))[0]
+    assert np.isnan(found) if factor is None else found == pytest.approx(factor)
+
+
+def test_sizes_of_nccl_calls(file: NsysFile) -> None:
+    file.nccl("ncclCommInitRank", 1, 2, "init", 77, 8, 0, 0)
+    file.kernel(1_000, 2_000, launched=(100, 110))
+    file.nccl("ncclAllReduce", 200, 230, "reduce", 77, 16_000, 0)
+    file.kernel(1_500, 3_500, launched=(210, 220), name=nccl("AllReduce_Sum_bf16"), stream=9)
+    file.nccl("ncclAllGather", 300, 330, "move", 77, 1_000)
+    file.kernel(4_000, 5_000, launched=(310, 320), name=nccl("AllGather"), stream=9)
+    found = moved(analysed(file.write()))
+    # 16 kB in 2 µs, of which 1.5 µs beside nothing; eight ranks: 2·7/8 of it on the bus
+    assert found["AllReduce"] == [1, 16_000, 12_000, 8, 8.0, 14.0]
+    # each rank gives 1 kB and gets 8: that in 1 µs, 7/8 of it on the bus
+    assert found["AllGather"] == [1, 8_000, 8_000, 8, 8.0, 7.0]
+
+
+def test_an_unknown_number_of_ranks(file: NsysFile) -> None:
+    file.nccl("ncclAllReduce", 200, 230, "reduce", 77, 16_000, 0)
+    file.kernel(1_000, 2_000, launched=(210, 220), name=nccl("AllReduce_Sum_f32"))
+    file.nccl("ncclAllGather", 300, 330, "move", 77, 1_000)
+    file.kernel(4_000, 5_000, launched=(310, 320), name=nccl("AllGather"))
+    result = analysed(file.write())
+    assert moved(result)["AllReduce"] == [1, 16_000, 16_000, None, 16.0, None]
+    assert moved(result)["AllGather"] == [1, None, None, None, None, None]
+    assert any("bytes of collectives" in warning for warning in result.warnings)
+
+
+def test_a_group_is_the_kernels_that_its_end_launches(file: NsysFile) -> None:
+    file.nccl("ncclSend", 210, 220, "move", 77, 3_000)
+    file.nccl("ncclRecv", 220, 230, "move", 77, 2_000)
+    file.nccl("ncclGroupEnd", 240, 260, "move", 77, 0)
+    file.kernel(1_000, 2_000, launched=(245, 250), name=nccl("SendRecv"))
+    file.nccl("ncclAllReduce", 300, 330, "reduce", 77, 700, 0)  # its kernel is a graph's
+    file.nccl("ncclBroadcast", 400, 430, "move", 77, 500)
+    file.kernel(4_000, 5_000, launched=(410, 420), name=nccl("Broadcast"))
+    found = moved(analysed(file.write()))
+    assert found["SendRecv"] == [1, 5_000, 5_000, None, 5.0, 5.0]
+    assert found["Broadcast"] == [1, 500, 500, None, 0.5, 0.5]
+
+
+def test_of_two_kernels_of_one_call_nothing_is_told(file: NsysFile) -> None:
+    file.nccl("ncclSend", 210, 220, "move", 77, 3_000)
+    file.nccl("ncclGroupEnd", 240, 280, "move", 77, 0)
+    file.kernel(1_000, 2_000, launched=(245, 250), name=nccl("SendRecv"))
+    file.kernel(2_000, 3_000, launched=(255, 260), name=nccl("SendRecv"))
+    assert moved(analysed(file.write()))["SendRecv"] == [2, None, None, None, None, None]
+
+
+def test_a_replay_of_a_graph_takes_no_call(file: NsysFile) -> None:
+    file.nccl("ncclAllReduce", 300, 330, "reduce", 77, 700, 0)
+    launch = file.call("cudaGraphLaunch_v10000", 400, 410)
+    file.kernel(1_000, 2_000, correlation=launch, name=nccl("AllReduce_Sum_f32"), node=5)
+    assert moved(analysed(file.write()))["AllReduce"][1] is None
+
+
+def test_damaged_payloads_are_unknown(file: NsysFile) -> None:
+    file.nccl("ncclAllReduce", 200, 230, "reduce", 77, 16_000, 0)
+    for place, blob in enumerate((b"", b"\x00" * 31, b"\xff" * 40, None, "a text")):
+        file.nccl("ncclAllReduce", 300 + 40 * place, 330 + 40 * place, "reduce", 77, 1, 0)
+        file.rows["NVTX_EVENTS"][-1]["binaryData"] = blob
+        begin = 1_000 * (place + 1)
+        file.kernel(begin, begin + 9, launched=(310 + 40 * place, 315 + 40 * place), name=nccl("AllReduce_Sum_f32"))
+    assert moved(analysed(file.write()))["AllReduce"][:2] == [5, None]
+
+
+def test_exports_without_payloads_say_so(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "old.sqlite", nsys="2024.2")
+    file.range_("layers.0", 0, 50)
+    file.range_("ncclAllReduce", 200, 230, category=None, domain="NCCL")
+    file.kernel(1_000, 2_000, launched=(210, 220), name=nccl("AllReduce_Sum_f32"))
+    result = analysed(file.write())
+    assert moved(result)["AllReduce"] == [1, None, None, None, None, None]
+    (warning,) = [one for one in result.warnings if "bytes of collectives" in one]
+    assert "nvprof_kit.record" in warning
+
+
+PARAMETERS = 116_925_440
+"""Of the Llama of `tests/gpu/programs/parallel.py`: 2 x 32,768,000 of embedding and head, 4 layers of 12,847,104 and a
+norm of 1024. Their gradients are bf16, two bytes each.
+"""
+
+
+@pytest.mark.parametrize(
+    ("capture", "collective", "layer", "expected"),
+    [
+        ("ddp.rank0", "AllReduce", None, PARAMETERS),
+        ("fsdp.rank0", "ReduceScatter", None, PARAMETERS),
+        # gathered in the forward pass and again in the backward pass, what does not belong to a layer too
+        ("fsdp.rank0", "AllGather", None, 2 * PARAMETERS),
+        ("fsdp.rank0", "ReduceScatter", "model.layers.1", 12_847_104),
+    ],
+)
+def test_a_real_run_moves_its_parameters(capture: str, collective: str, layer: str | None, expected: int) -> None:
+    rows = analysed(DATA / "kineto" / f"{capture}.json.xz").communication
+    rows = rows[(rows["collective"] == collective) & ((rows["layer"] == layer) | (layer is None))]
+    assert rows["bytes"].sum() == 3 * 2 * expected  # three steps
+    assert (rows["ranks"] == 2).all()
+    assert (rows["exposed_bytes"] <= rows["bytes"]).all()
+    # an NVLink of an H200 carries 450 GB/s in one direction, and two ranks move 2·1/2 or 1/2 of the size over it
+    assert (rows["bus_gb_per_s"] < 450).all()
+    factor = 1.0 if collective == "AllReduce" else 0.5
+    assert rows["bus_gb_per_s"].tolist() == pytest.approx((factor * rows["algorithm_gb_per_s"]).tolist())
+
+
+def event(category: str, name: str, start: int, end: int, **arguments: Any) -> dict[str, Any]:
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": 7, "tid": 7, "ts": start / 1000, "dur": (end - start) / 1000,
+        "args": arguments,
+    }  # fmt: skip
+
+
+def test_arguments_of_a_pytorch_trace(tmp_path: Path) -> None:
+    def collective(start: int, end: int, id_: int, kind: str, **said: Any) -> list[dict[str, Any]]:
+        call = event("cuda_driver", "cuLaunchKernelEx", 100 * id_, 100 * id_ + 50, correlation=id_)
+        return [call, event("kernel", nccl(kind), start, end, correlation=id_, device=0, stream=9, **said)]
+
+    events = [
+        *collective(1_000, 2_000, 1, "AllReduce_Sum_bf16", **{
+            "Collective name": "allreduce", "In msg nelems": 4_000, "Out msg nelems": 4_000, "Group size": 2,
+            "dtype": "BFloat16"}),
+        *collective(3_000, 4_000, 2, "ReduceScatter_Sum_f32", **{
+            "Collective name": "_reduce_scatter_base", "In msg nelems": 1_000, "Out msg nelems": 500, "Group size": 2,
+            "dtype": "Float"}),
+        *collective(5_000, 6_000, 3, "Broadcast", **{
+            "Collective name": "broadcast", "In msg nelems": 9, "Out msg nelems": 9, "Group size": 2, "dtype": "Odd"}),
+        *collective(7_000, 8_000, 4, "SendRecv"),
+    ]  # fmt: skip
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    found = moved(analysed(path))
+    assert found["AllReduce"] == [1, 8_000, 8_000, 2, 8.0, 8.0]  # 2·1/2
+    assert found["ReduceScatter"] == [1, 4_000, 4_000, 2, 4.0, 2.0]
+    assert found["Broadcast"] == [1, None, None, 2, None, None]
+    assert found["SendRecv"] == [1, None, None, None, None, None]

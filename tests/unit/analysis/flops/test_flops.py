@@ -1,0 +1,522 @@
+"""Operations counted, time captured: what each layer gets out of the GPU."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from support.golden import Golden
+from support.nsys_file import NsysFile
+
+from nvprof_kit.analysis.flops.counted import read_counted
+from nvprof_kit.analysis.flops.flops import FlopsOptions, FlopsResult, flops, why_above
+from nvprof_kit.analysis.hardware import DTYPES, known_gpus, parse_peak, peaks_of
+from nvprof_kit.cli import group
+from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit.trace.flops_file import flops_beside, flops_of_rank, read_flops
+from nvprof_kit.trace.open import open_capture
+
+TESTS = Path(__file__).parents[3]
+
+ABOVE = "above the peak: the peak given is too low, or "
+
+ONE = FlopsOptions({"bf16": 1e9, "fp32": 0.5e9})
+"""A GPU of one operation a nanosecond in bf16, and a half in fp32."""
+
+Range = tuple[str, str, int | None, int]
+"""Layer, phase, the range around it, calls."""
+
+
+def counts(
+    path: Path,
+    ranges: list[Range],
+    operators: list[tuple[int, str, int]],
+    unknown: list[tuple[int, str]] = [],  # noqa: B006
+    **more: Any,
+) -> Path:
+    """A file of counts; operators are range, type of number, operations."""
+    said = {
+        "format": "nvprof_kit flops",
+        "version": 1,
+        "torch": "2.13.0",
+        "gpu": "",
+        "rank": 0,
+        "steps": 1,
+        "ranges": [dict(zip(("layer", "phase", "inside", "calls"), row, strict=True)) for row in ranges],
+        "operators": [
+            {"range": at, "name": "aten::mm", "dtype": dtype, "runs": 1, "flops": count}
+            for at, dtype, count in operators
+        ],
+        "unknown": [{"range": at, "name": name, "runs": 1} for at, name in unknown],
+    }
+    path.write_text(json.dumps(said | more))
+    return path
+
+
+TRAINING: list[Range] = [
+    ("m", "forward", None, 1),
+    ("m.a", "forward", 0, 1),
+    ("m", "backward", None, 1),
+    ("m.a", "recompute", 2, 1),
+    ("m.a", "backward", 2, 1),
+    ("(none)", "optimizer", None, 1),
+]
+
+
+def training(path: Path, *, steps: int = 2) -> Path:
+    """Steps of 1000 ns: m holds m.a, forward and backward, and its recompute inside m's backward; the optimizer.
+
+    Kernels of a step: m.a forward 100, m forward 20, m.a recompute 100, m.a backward 200, optimizer 50.
+    """
+    file = NsysFile(path)
+    for number in range(steps):
+        at = 1000 * number
+        file.range_(f"step {number}", at, at + 1000, category="step", payload=number)
+        file.range_("m", at + 0, at + 200, category="forward")
+        file.range_("m.a", at + 10, at + 100, category="forward")
+        file.kernel(at + 110, at + 210, launched=(at + 20, at + 30))
+        file.kernel(at + 220, at + 240, launched=(at + 110, at + 120), name="vectorized_elementwise_kernel")
+        file.range_("m backward", at + 300, at + 600, category="backward")
+        file.range_("m.a recompute", at + 310, at + 400, category="recompute")
+        file.kernel(at + 400, at + 500, launched=(at + 320, at + 330))
+        file.range_("m.a backward", at + 410, at + 500, category="backward")
+        file.kernel(at + 500, at + 700, launched=(at + 420, at + 430))
+        file.range_("optimizer", at + 700, at + 800, category="phase")
+        file.kernel(at + 800, at + 850, launched=(at + 710, at + 720), name="multi_tensor_apply")
+    return file.write()
+
+
+def table(result: FlopsResult) -> dict[tuple[str, str], dict[Any, Any]]:
+    return {(row["layer"], row["phase"]): row for row in result.rows.to_dict("records")}
+
+
+def joined(
+    folder: Path, operators: list[tuple[int, str, int]], options: FlopsOptions = ONE, **more: Any
+) -> FlopsResult:
+    capture = training(folder / "run.sqlite")
+    file = counts(folder / "run.flops.json", TRAINING, operators, **more)
+    return flops(open_capture(capture, optional=("name",)), read_flops(file), options)
+
+
+def test_operations_and_time_of_each_row(tmp_path: Path) -> None:
+    result = joined(tmp_path, [(1, "bf16", 50), (3, "bf16", 50), (4, "bf16", 80), (4, "fp32", 20)])
+    rows = table(result)
+    # two steps: m.a forward has 2 x 50 operations in 2 x 100 ns, at one a nanosecond
+    forward = rows["m.a", "forward"]
+    assert (forward["calls"], forward["gpu_busy_ns"], forward["flops"]) == (2, 200, 100)
+    assert forward["mfu"] == forward["hfu"] == 0.5 and forward["tflops_per_s"] == 100 / 200 / 1000
+    # m holds it: 2 x (100 + 20) ns
+    assert rows["m", "forward"]["flops"] == 100 and rows["m", "forward"]["mfu"] == 100 / 240
+    # its backward: 2 x 80 in bf16 are 160 ns, 2 x 20 in fp32 at half an operation a nanosecond 80 ns, of 400
+    assert rows["m.a", "backward"]["hfu"] == pytest.approx((160 + 80) / 400)
+    assert rows["m.a", "backward"]["dtype"] == "bf16+fp32"
+    # the recompute is hardware's work, not the model's
+    assert rows["m.a", "recompute"]["hfu"] == 0.5 and rows["m.a", "recompute"]["mfu"] == 0
+    # m's backward holds both: 2 x (50 + 100) operations, of which 2 x 100 are the model's, in 2 x 300 ns
+    backward = rows["m", "backward"]
+    assert (backward["flops"], backward["model_flops"], backward["gpu_busy_ns"]) == (300, 200, 600)
+    assert backward["hfu"] == pytest.approx((100 + 160 + 80) / 600) and backward["mfu"] == pytest.approx(240 / 600)
+    assert rows["(none)", "optimizer"]["flops"] == 0
+    assert not result.rows["note"].any() and not result.warnings
+
+
+def test_the_recompute_of_a_block_inside_its_last_module(tmp_path: Path) -> None:
+    ranges = [
+        ("m", "forward", None, 1),
+        ("block", "forward", 0, 1),
+        ("block.mlp", "forward", 1, 1),
+        ("m", "backward", None, 1),
+        ("block", "backward", 3, 1),
+        ("block.mlp", "backward", 4, 1),
+        ("block", "recompute", 5, 1),
+        ("block.mlp", "recompute", 6, 1),
+        ("block.attn", "backward", 4, 1),
+        ("block.mlp", "recompute", 5, 1),  # a checkpoint of its own inside the block's
+    ]
+    work = [(2, "bf16", 10), (5, "bf16", 20), (6, "bf16", 5), (7, "bf16", 10), (8, "bf16", 30), (9, "bf16", 7)]
+    counted = read_counted(read_flops(counts(tmp_path / "run.flops.json", ranges, work)))
+    # the block and the model hold the block; of the 42 in the MLP's backward 15 are not its own
+    assert sum(counted.nested()["block.mlp", "backward"].values()) == 27
+    file = NsysFile(tmp_path / "run.sqlite")
+    times = [(0, 90), (10, 80), (20, 70), (100, 300), (110, 290), (120, 220), (130, 200), (150, 180), (230, 280)]
+    times.append((202, 208))
+    for (text, phase, *_), (start, end) in zip(ranges, times, strict=True):
+        file.range_(text if phase == "forward" else f"{text} {phase}", start, end, category=phase)
+    for number, (launch, length) in enumerate([(30, 10), (210, 40), (140, 5), (160, 10), (240, 60), (204, 7)]):
+        begin = 1000 + 100 * number
+        file.kernel(begin, begin + length, launched=(launch, launch + 1), name="gemm")
+    result = flops(open_capture(file.write(), optional=("name",)), read_flops(tmp_path / "run.flops.json"), ONE)
+    figures = {key: (row["gpu_busy_ns"], row["flops"], row["hfu"], row["mfu"]) for key, row in table(result).items()}
+    assert figures["block.mlp", "backward"] == pytest.approx((47, 27, 27 / 47, 20 / 47))
+    assert figures["block.mlp", "recompute"] == pytest.approx((17, 17, 1, 0))
+    assert figures["block", "recompute"] == pytest.approx((15, 15, 1, 0))
+    assert figures["block", "backward"] == pytest.approx((122, 72, 72 / 122, 50 / 122)) == figures["m", "backward"]
+    assert (result.whole.flops, result.whole.model_flops) == (82, 60)
+    assert not result.rows["note"].any()
+
+
+def test_the_recompute_of_a_block_without_a_counted_operation(tmp_path: Path) -> None:
+    """Time is where it belongs all the same, and an unknown operator of the recompute is no one else's."""
+    ranges = [
+        ("block", "forward", None, 1),
+        ("block.act", "forward", 0, 1),
+        ("block", "backward", None, 1),
+        ("block.act", "backward", 2, 1),
+        ("block", "recompute", 3, 1),
+    ]
+    path = counts(tmp_path / "run.flops.json", ranges, [(3, "bf16", 10)], unknown=[(4, "lib::op")])
+    file = NsysFile(tmp_path / "run.sqlite")
+    for (text, phase, *_), (start, end) in zip(
+        ranges, [(0, 90), (10, 80), (100, 300), (110, 290), (120, 220)], strict=True
+    ):
+        file.range_(text if phase == "forward" else f"{text} {phase}", start, end, category=phase)
+    for number, (launch, length) in enumerate([(30, 10), (150, 40), (250, 20)]):
+        file.kernel(1000 + 100 * number, 1000 + 100 * number + length, launched=(launch, launch + 1), name="gemm")
+    rows = table(flops(open_capture(file.write(), optional=("name",)), read_flops(path), ONE))
+    assert (rows["block.act", "backward"]["gpu_busy_ns"], rows["block.act", "backward"]["mfu"]) == (20, 0.5)
+    assert rows["block", "backward"]["gpu_busy_ns"] == 60
+    assert [key for key, row in rows.items() if "lib::op" in row["unknown"]] == [
+        ("block", "backward"),
+        ("block", "recompute"),
+    ]
+
+
+def test_a_step_altogether(tmp_path: Path) -> None:
+    whole = joined(tmp_path, [(1, "bf16", 50), (3, "bf16", 50), (4, "bf16", 100)]).whole
+    # a step: 200 operations, 50 of them again; it lasts 1000 ns, in 100 + 20 + 100 + 200 + 50 of which the GPU works
+    assert (whole.steps, whole.devices, whole.step_ns, whole.busy_ns) == (2, 1, 1000, 470)
+    assert (whole.flops, whole.model_flops) == (200, 150)
+    assert (whole.hfu, whole.mfu) == (0.2, 0.15)
+    assert (whole.busy_hfu, whole.busy_mfu) == (200 / 470, 150 / 470)
+
+
+def test_above_the_peak_never_without_saying_why(tmp_path: Path) -> None:
+    rows = table(joined(tmp_path, [(1, "bf16", 150)]))
+    assert rows["m.a", "forward"]["mfu"] == 1.5 and ABOVE in rows["m.a", "forward"]["note"]
+    # 2 x 150 of 240 ns
+    assert rows["m", "forward"]["mfu"] == 1.25 and ABOVE in rows["m", "forward"]["note"]
+    assert all(row["note"] for row in rows.values() if row["hfu"] > 1)
+    # 150 of 1000 ns, and of 470 in which the GPU works: 600 are too many for these, 1200 for those
+    assert not joined(tmp_path, [(1, "bf16", 150)]).warnings
+    for count in (600, 1200):
+        assert ABOVE in joined(tmp_path, [(1, "bf16", count)]).warnings[0]
+
+
+def test_only_what_can_be_the_reason_is_given() -> None:
+    def reasons(hfu: float, *, attention: bool = False, fp32: bool = False, own_peak: bool = False) -> set[str]:
+        said = why_above(hfu, attention=attention, fp32=fp32, own_peak=own_peak)
+        words = {"clock", "causal", "TF32", "another input", "sparsity", "peak given"}
+        return {word for word in words if word in said}
+
+    assert reasons(1.05) == {"clock", "another input", "sparsity"}
+    assert reasons(1.5) == {"another input", "sparsity"}  # no clock is half as fast again
+    assert reasons(1.5, attention=True) == {"causal", "another input", "sparsity"}
+    assert reasons(4.0, attention=True, fp32=True) == {"TF32", "another input"}
+    assert reasons(4.0, own_peak=True) == {"peak given", "another input"}
+
+
+def test_unknown_work_makes_a_lower_bound_of_every_row_around_it(tmp_path: Path) -> None:
+    result = joined(tmp_path, [(1, "bf16", 50)], unknown=[(1, "my::op")])
+    rows = table(result)
+    for layer in ("m", "m.a"):
+        assert rows[layer, "forward"]["unknown"] == "my::op"
+        assert "at least" in rows[layer, "forward"]["note"]
+    assert rows["m", "backward"]["unknown"] == ""
+    assert any("my::op" in warning for warning in result.warnings)
+
+
+def test_matrix_kernels_of_a_layer_without_operations_are_said(tmp_path: Path) -> None:
+    rows = table(joined(tmp_path, [(1, "bf16", 50), (3, "bf16", 50)]))  # the kernels are all called gemm
+    assert "100% of its own time is in matrix kernels that were not counted" in rows["m.a", "backward"]["note"]
+    assert rows["m.a", "forward"]["note"] == "" == rows["(none)", "optimizer"]["note"]
+    # unknown, it has been said already
+    rows = table(joined(tmp_path, [(1, "bf16", 50), (3, "bf16", 50)], unknown=[(4, "my::op")]))
+    assert "not counted" not in rows["m.a", "backward"]["note"]
+
+
+def test_a_row_that_was_not_counted_has_no_figures(tmp_path: Path) -> None:
+    capture = training(tmp_path / "run.sqlite")
+    file = counts(tmp_path / "run.flops.json", TRAINING[:2], [(1, "bf16", 50)])
+    rows = table(flops(open_capture(capture, optional=("name",)), read_flops(file), ONE))
+    assert math.isnan(rows["m", "backward"]["flops"]) and rows["m", "backward"]["note"] == "not in the count"
+    assert rows["m", "forward"]["mfu"] == 100 / 240
+
+
+def test_a_range_that_the_capture_lacks_goes_with_the_one_around_it(tmp_path: Path) -> None:
+    capture = training(tmp_path / "run.sqlite")
+    inside: list[Range] = [*TRAINING, ("m.a.b", "forward", 1, 3), ("lost", "forward", None, 1)]
+    file = counts(tmp_path / "run.flops.json", inside, [(6, "bf16", 60), (7, "bf16", 20)])
+    result = flops(open_capture(capture, optional=("name",)), read_flops(file), ONE)
+    # compiled into m.a, it is m.a's: 2 x 60 operations, whatever its own calls; a step is 60
+    assert table(result)["m.a", "forward"]["flops"] == 120 and result.whole.flops == 60
+    assert "not counted" not in table(result)["m.a", "forward"]["note"]
+    assert any("25.0 % of the operations counted" in warning for warning in result.warnings)  # 20 of 80
+
+
+def test_figures_go_by_the_call(tmp_path: Path) -> None:
+    capture = training(tmp_path / "run.sqlite")
+    ranges = [(layer, phase, inside, 4) for layer, phase, inside, _ in TRAINING]
+    ranges[1] = ("m.a", "forward", 0, 8)
+    file = counts(tmp_path / "run.flops.json", ranges, [(1, "bf16", 800)], steps=2)
+    result = flops(open_capture(capture, optional=("name",)), read_flops(file), ONE)
+    assert table(result)["m.a", "forward"]["flops"] == 800 * 2 / 8
+    assert any("0.25 to 0.5 times as often" in warning for warning in result.warnings)
+
+
+def test_without_steps_it_is_the_whole_capture(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for at in (0, 1000):
+        file.range_("m", at, at + 100)
+        file.kernel(at + 110, at + 210, launched=(at + 20, at + 30))
+    capture = file.write()
+    counted = counts(tmp_path / "run.flops.json", [("m", "forward", None, 1)], [(0, "bf16", 50)], steps=0)
+    result = flops(open_capture(capture, optional=("name",)), read_flops(counted), ONE)
+    assert table(result)["m", "forward"]["mfu"] == 0.5
+    # 2 x 50 operations from 110 to 1210
+    assert (result.whole.steps, result.whole.flops, result.whole.step_ns) == (0, 100, 1100)
+
+
+def test_outside_the_steps_nothing_counts(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("m", 0, 100)
+    file.kernel(0, 900, launched=(20, 30))  # the warm-up, which is longer
+    file.range_("step 1", 1000, 2000, category="step", payload=1)
+    file.range_("m", 1000, 1100)
+    file.kernel(1100, 1200, launched=(1020, 1030))
+    counted = counts(tmp_path / "run.flops.json", [("m", "forward", None, 1)], [(0, "bf16", 50)])
+    row = table(flops(open_capture(file.write(), optional=("name",)), read_flops(counted), ONE))["m", "forward"]
+    assert (row["calls"], row["gpu_busy_ns"], row["flops"], row["mfu"]) == (1, 100, 50, 0.5)
+
+
+def test_a_type_without_a_peak_and_a_gpu_without_peaks(tmp_path: Path) -> None:
+    rows = table(joined(tmp_path, [(1, "bf16", 10), (1, "complex64", 10)]))
+    assert math.isnan(rows["m.a", "forward"]["mfu"]) and "no peak for complex64" in rows["m.a", "forward"]["note"]
+    assert rows["m.a", "forward"]["tflops_per_s"] == 40 / 200 / 1000
+    result = joined(tmp_path, [(1, "bf16", 10)], FlopsOptions())
+    assert result.peaks is None and result.rows["mfu"].isna().all()
+    assert any("no peak is known of Test GPU" in warning and "--peak bf16=" in warning for warning in result.warnings)
+
+
+def named(capture: Path, gpu: str) -> Path:
+    with sqlite3.connect(capture) as db:
+        db.execute("UPDATE TARGET_INFO_GPU SET name = ?", (gpu,))
+    db.close()
+    return capture
+
+
+def test_the_peak_is_that_of_the_captures_gpu(tmp_path: Path) -> None:
+    capture = named(training(tmp_path / "run.sqlite"), "NVIDIA H200")
+    file = counts(tmp_path / "run.flops.json", TRAINING, [(1, "bf16", 989_400)], gpu="NVIDIA A100-SXM4-80GB")
+    result = flops(open_capture(capture, optional=("name",)), read_flops(file))
+    assert result.peaks is not None and result.peaks.name == "H200 SXM"
+    # 989,400 operations a call take 1 ns at 989.4e12 a second, and took 100
+    assert table(result)["m.a", "forward"]["mfu"] == pytest.approx(0.01)
+    assert any("counted on NVIDIA A100-SXM4-80GB, captured on NVIDIA H200" in warning for warning in result.warnings)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"),
+    [
+        ("NVIDIA H200", "H200 SXM"),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40 GB"),
+        ("A100-PCIE-40GB", "A100 40 GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 80 GB PCIe"),
+        ("Tesla V100-SXM2-16GB", "V100 SXM2"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L40", None),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA A10G", None),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA H20", None),
+        ("NVIDIA H200 MIG 1g.18gb", None),
+    ],
+)
+def test_gpus_by_the_name_that_cuda_gives_them(gpu: str, name: str | None) -> None:
+    found = peaks_of([gpu, gpu])
+    assert (found and found.name) == name
+    assert peaks_of([gpu, "NVIDIA Tesla M40"]) is None  # two kinds
+
+
+def test_every_peak_has_a_source_and_is_dense() -> None:
+    for match, peaks in known_gpus():
+        assert peaks.source and match.pattern.startswith("^") and 1e11 < peaks.bandwidth < 1e13
+        assert set(peaks.flops) <= set(DTYPES)
+        # half the width, twice the rate, on every tensor core: a figure with sparsity among them would stand out
+        for wide, narrow in (("tf32", "bf16"), ("bf16", "fp8"), ("fp8", "fp4")):
+            if wide in peaks.flops and narrow in peaks.flops:
+                assert 1.9 < peaks.flops[narrow] / peaks.flops[wide] < 2.1, (peaks.name, narrow)
+        assert peaks.flops.get("bf16", peaks.flops["fp16"]) == peaks.flops["fp16"]
+
+
+def test_peaks_that_the_user_gives() -> None:
+    own = dict([parse_peak("bf16=989e12")])
+    found = peaks_of(["NVIDIA H200"], own)
+    assert found is not None and found.flops["bf16"] == 989e12 and found.flops["fp8"] == 1978.9e12
+    assert peaks_of(["Something new"], own) is not None
+    for wrong in ("bf16", "bf16=", "bf16=fast", "bf16=-1", "bf16=nan", "bf16=inf", "bf16=989", "half=1e12", ""):
+        with pytest.raises(UsageError, match="--peak"):
+            parse_peak(wrong)
+
+
+def test_the_file_beside_a_capture(tmp_path: Path) -> None:
+    (tmp_path / "run.flops.json").touch()
+    (tmp_path / "train.rank3.flops.json").touch()
+    for name in ("run.sqlite", "run.sqlite.xz", "run.nsys-rep", "run.json.gz", "run.json", "run.2.sqlite"):
+        assert flops_beside(tmp_path / name).name == "run.flops.json"
+    assert flops_beside(tmp_path / "run-host-rank3-20250101-000000.sqlite").name == "train.rank3.flops.json"
+    with pytest.raises(CaptureError, match=r"gone\.sqlite: no such file"):
+        flops_beside(tmp_path / "gone.sqlite")
+    (tmp_path / "other.sqlite").touch()
+    with pytest.raises(CaptureError, match=r"no other\.flops\.json beside it.*count_flops.*--with"):
+        flops_beside(tmp_path / "other.sqlite")
+    named = flops_of_rank(tmp_path / "train.flops.json", "run-host-rank3-x.sqlite")
+    assert named.name == "train.rank3.flops.json"
+    assert flops_of_rank(tmp_path / "run.flops.json", "run-host-rank3-x.sqlite").name == "run.flops.json"
+
+
+def real_flops(name: str, golden: Golden) -> FlopsResult:
+    """What a capture of the H200 and its operations give, compared with the golden table."""
+    capture = TESTS / "data" / "flops" / f"{name}.sqlite.xz"
+    result = flops(open_capture(capture, optional=("name",)), read_flops(flops_beside(capture)))
+    golden(f"flops/{name}.csv", result.rows.to_csv(index=False))
+    return result
+
+
+def test_a_real_capture_and_its_operations(golden: Golden) -> None:
+    """A Llama of 12 layers on an H200, bf16, 8 sequences of 2048 tokens: `tests/gpu/programs/train.py --flops`."""
+    result = real_flops("llama12-2024.2", golden)
+    # 4 x 2048^2 and 3 x 2048 x 5632 weights a layer, 2048 x 32000 of the head: six operations a weight and token; the
+    # attention's two products of 2048 x 2048 x 2048 a sequence and layer, and five in flash attention's backward
+    weights, attention = 12 * (4 * 2048**2 + 3 * 2048 * 5632) + 2048 * 32000, 12 * 8 * 2 * 2048**3
+    rotary = 2 * 32 * 2048  # one product, in fp32
+    assert result.whole.flops == 6 * weights * 8 * 2048 + 7 * attention + rotary
+    assert result.whole.mfu == result.whole.hfu and 0.39 < result.whole.mfu < 0.41
+    assert not result.rows["note"].any()
+
+
+def test_a_real_capture_with_checkpointing(golden: Golden) -> None:
+    """4 layers, 4 sequences of 512 tokens, every block run again in backward: HFU beside MFU, each layer once a step.
+
+    A block is run again until all is there that its backward needs: its down_proj is not.
+    """
+    result = real_flops("checkpoint-2024.2", golden)
+    width, inner, tokens = 1024, 2816, 4 * 512
+    weights, attention = 4 * (4 * width**2 + 3 * width * inner) + width * 32000, 4 * 4 * 2 * 512**2 * width
+    rotary = 2 * 32 * 512
+    again = 2 * 4 * (4 * width**2 + 2 * width * inner) * tokens + 2 * attention
+    assert result.whole.model_flops == 6 * weights * tokens + 7 * attention + rotary
+    assert result.whole.flops == result.whole.model_flops + again
+    assert result.whole.hfu > 1.16 * result.whole.mfu
+    assert set(result.rows["calls"]) == {2}  # two steps
+    # the last module of a block, inside which the block is run again, is as fast as its forward
+    mfu = result.rows.set_index(["layer", "phase"])["mfu"]
+    assert mfu["model.layers.0.mlp", "backward"] > 0.7 * mfu["model.layers.0.mlp", "forward"]
+    assert not result.rows["note"].any()
+
+
+GOOD = {"format": "nvprof_kit flops", "version": 1, "steps": 1, "ranges": [], "operators": [], "unknown": []}
+RANGE = {"layer": "m", "phase": "forward", "inside": None, "calls": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "not JSON"),
+        ("\x00\x01", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "no file of nvprof_kit.count_flops"),
+        ('{"format": "other"}', "no file of nvprof_kit.count_flops"),
+        (json.dumps(GOOD | {"version": 2}), "version 2"),
+        (json.dumps({**GOOD, "operators": None}), "damaged"),
+        (json.dumps({key: value for key, value in GOOD.items() if key != "ranges"}), "damaged"),
+        (json.dumps(GOOD | {"ranges": [RANGE | {"inside": 0}]}), "does not come before it"),
+        (json.dumps(GOOD | {"ranges": [RANGE | {"calls": -1}]}), "damaged"),
+        (json.dumps(GOOD | {"unknown": [{"range": 0, "name": "x", "runs": 1}]}), "there is no range 0"),
+        (
+            json.dumps(
+                GOOD
+                | {
+                    "ranges": [RANGE],
+                    "operators": [{"range": 0, "name": "x", "dtype": "bf16", "runs": 1, "flops": 1.5}],
+                }
+            ),
+            "whole number",
+        ),
+        (json.dumps(GOOD | {"steps": True}), "whole number"),
+        (json.dumps(GOOD | {"ranges": [RANGE] + [RANGE | {"inside": n} for n in range(600)]}), "more than 500"),
+    ],
+)
+def test_a_file_that_is_none_is_one_clear_line(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "run.flops.json"
+    file.write_text(text)
+    with pytest.raises(CaptureError, match=says) as error:
+        read_flops(file)
+    assert "\n" not in str(error.value) and str(file) in str(error.value)
+
+
+def test_the_verb(tmp_path: Path) -> None:
+    capture = training(tmp_path / "run.sqlite")
+    counts(tmp_path / "run.flops.json", TRAINING, [(1, "bf16", 150), (3, "bf16", 50), (4, "bf16", 80)])
+    shown = CliRunner().invoke(group, ["flops", str(capture), "--peak", "bf16=1e9"])
+    assert shown.exit_code == 0, shown.output
+    assert "150.0 % " in shown.stdout and "[1] above the peak" in shown.stdout and "HFU" in shown.stdout
+    assert "m.a " not in CliRunner().invoke(group, ["flops", str(capture), "--depth", "1"]).stdout
+    out = tmp_path / "flops.json"
+    again = CliRunner().invoke(group, ["flops", str(capture), "--peak", "bf16=1e9", "-o", str(out)])
+    rows = json.loads(out.read_text())
+    assert again.exit_code == 0 and rows[0]["layer"] == "m" and rows[0]["flops"] == 300
+    wrong = CliRunner().invoke(group, ["flops", str(capture), "--with", str(tmp_path / "no.json")])
+    assert isinstance(wrong.exception, CaptureError) and "no such file" in str(wrong.exception)
+
+
+def test_the_page_has_it_on_top_where_the_counts_lie_beside(tmp_path: Path) -> None:
+    capture, page = named(training(tmp_path / "run.sqlite"), "NVIDIA H200"), tmp_path / "page.html"
+    for counted in (False, True):
+        if counted:  # a step's 247,350,000 operations take 250 ns of 1000 at 989.4e12 a second
+            counts(tmp_path / "run.flops.json", TRAINING, [(1, "bf16", 247_350_000)])
+        done = CliRunner().invoke(group, ["report", str(capture), "-o", str(page)])
+        assert done.exit_code == 0, done.output
+        assert (">MFU<" in page.read_text()) == counted == (">MFU forward<" in page.read_text())
+    # m.a takes 100 ns and m 120 of them: more than the peak
+    shown = page.read_text()
+    assert "25.0 %" in shown and "250.0 % (above the peak)" in shown and "208.3 % (above the peak)" in shown
+    (tmp_path / "run.flops.json").write_text("{")
+    done = CliRunner().invoke(group, ["report", str(capture), "-o", str(page)])
+    assert done.exit_code == 0 and "the page has no MFU" in done.stderr and ">MFU<" not in page.read_text()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["forward", "backward", "recompute"])), min_size=1),
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 1000))),
+)
+def test_what_is_nested_is_counted_once_wherever_it_lies(
+    shape: list[tuple[int, str]], work: list[tuple[int, int]]
+) -> None:
+    import tempfile
+
+    # range n lies in range n - back, or at the top; layers repeat, inside themselves too
+    ranges: list[Range] = [
+        (f"layer{n % 4}", phase, n - back if 0 < back <= n else None, 1) for n, (back, phase) in enumerate(shape)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        path = counts(Path(folder) / "x.json", ranges, [(at % len(ranges), "bf16", count) for at, count in work])
+        counted = read_counted(read_flops(path))
+    total = sum(count for _, count in work)
+    assert sum(sum(part.values()) for part in counted.work.values()) == total
+    nested, model = counted.nested(), counted.nested(model=True)
+    for key in nested:
+        inside = sum(sum(part.values()) for chain, part in counted.work.items() if key in counted.rows_of(chain))
+        assert sum(nested[key].values()) == inside <= total
+        assert sum(model[key].values()) <= inside
+        assert key[1] != "recompute" or sum(model[key].values()) == 0

@@ -1,0 +1,95 @@
+"""Real captures with other programs' ranges: their golden tables, and operation for operation what our own ranges say.
+
+All are of the same two training steps, so where a layer's operations can be told they are the same ones, however the
+layer was told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+from support.golden import Golden
+
+from nvprof_kit.analysis.foreign.rules import preset
+from nvprof_kit.analysis.layers.layers import LayersOptions, LayersResult, layers
+from nvprof_kit.names import DOMAIN, LAYER_CATEGORIES
+from nvprof_kit.trace.open import open_capture
+
+TESTS = Path(__file__).parents[3]
+CAPTURES = {path.name.partition(".sqlite")[0].partition(".json")[0]: path for path in TESTS.glob("data/foreign/*.xz")}
+RULES = {"emit-nvtx": "emit-nvtx", "torch-nvtx": "torch-nvtx", "plain-nvtx": "torch-nvtx"}
+DOMAINS = {"plain-nvtx": "train"}
+LAYER_PHASES = {category.value for category in LAYER_CATEGORIES}
+
+
+@cache
+def table(name: str) -> LayersResult:
+    named = next((preset(rules) for start, rules in RULES.items() if name.startswith(start)), None)
+    domain = next((domain for start, domain in DOMAINS.items() if name.startswith(start)), None)
+    domain = domain or (DOMAIN if named is None or named.domain is None else named.domain)
+    return layers(open_capture(CAPTURES[name], domain=domain), LayersOptions(rules=named))
+
+
+def operations(name: str, *phases: str) -> dict[tuple[str, str], tuple[int, int]]:
+    """Calls and operations of each layer in some phases."""
+    return {
+        (row.layer, row.phase): (row.calls, row.gpu_ops)
+        for row in table(name).rows.itertuples()
+        if row.phase in phases and row.layer != "(none)"
+    }
+
+
+@pytest.mark.parametrize("name", sorted(CAPTURES))
+def test_the_table_is_the_golden_one(name: str, golden: Golden) -> None:
+    golden(f"foreign/{name}.csv", table(name).rows.to_csv(index=False))
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(CAPTURES) if name.startswith("emit-nvtx")])
+def test_every_backward_operator_finds_what_made_it(name: str) -> None:
+    assert any(re.search(r"of (\d+) backward operators \1 \(100%\) found", warning) for warning in table(name).warnings)
+
+
+@pytest.mark.parametrize("name", ["emit-nvtx-2024.2", "emit-nvtx-shapes-2024.2", "emit-nvtx-checkpoint-2024.2"])
+def test_sequence_numbers_tell_each_layer_the_operations_that_our_ranges_tell_it(name: str) -> None:
+    """66 rows, module by module: the same number of calls and of operations, forward and backward."""
+    ours = operations("ours-2024.2", "forward", "backward")
+    assert len(ours) > 60
+    assert operations(name, "forward", "backward") == ours
+
+
+@pytest.mark.parametrize("name", ["torch-nvtx-2024.2", "plain-nvtx-2024.2"])
+def test_module_paths_alone_tell_the_forward(name: str) -> None:
+    assert operations(name, "forward") == operations("ours-2024.2", "forward")
+    assert not operations(name, "backward")
+
+
+def test_recompute_is_told_from_forward_without_a_word_in_the_ranges() -> None:
+    """A checkpointed block computes again all but its last multiplication, which nothing in backward needs."""
+    found = operations("emit-nvtx-checkpoint-2024.2", "forward", "recompute")
+    again = {layer: ops for (layer, phase), (_, ops) in found.items() if phase == "recompute"}
+    first = {layer: ops for (layer, phase), (_, ops) in found.items() if phase == "forward" and layer in again}
+    lacking = {layer: first[layer] - ops for layer, ops in again.items() if first[layer] != ops}
+    assert set(lacking) == {f"model.layers.{index}{part}" for index in (0, 1) for part in ("", ".mlp.down_proj")}
+
+
+def by_block(name: str, block: str) -> Counter[tuple[str, str]]:
+    """Operations of each block with all in it, by phase."""
+    sums: Counter[tuple[str, str]] = Counter()
+    for (layer, phase), (_, ops) in operations(name, *LAYER_PHASES).items():
+        found = re.search(block, layer)
+        sums[found[1] if found else "", phase] += ops
+    return sums
+
+
+@pytest.mark.parametrize(
+    ("trace", "ranged"), [("kineto-stack", "ours-2024.2"), ("kineto-checkpoint", "emit-nvtx-checkpoint-2024.2")]
+)
+def test_a_pytorch_trace_tells_the_same_operations(trace: str, ranged: str) -> None:
+    """By class and number instead of by path, block by block."""
+    stacked = by_block(trace, r"LlamaDecoderLayer_(\d+)")
+    assert stacked == by_block(ranged, r"layers\.(\d+)")
+    assert {block for block, _ in stacked} == {"0", "1", ""}

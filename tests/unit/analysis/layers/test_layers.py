@@ -1,0 +1,354 @@
+"""The per-layer table of tiny captures, with its arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.nsys_file import SCHEMAS, START_END, NsysFile
+
+from nvprof_kit.analysis.layers.layers import LayersOptions, LayersResult, layers
+from nvprof_kit.trace.open import open_capture
+
+
+def table(file: NsysFile, *, by_step: bool = False, **opening: Any) -> LayersResult:
+    return layers(open_capture(file.write(), **opening), LayersOptions(by_step=by_step))
+
+
+def numbers(result: LayersResult, *columns: str) -> dict[tuple[Any, ...], Any]:
+    """Chosen columns by the row's key."""
+    keys = [name for name in ("step", "layer", "phase") if name in result.rows]
+    rows = result.rows.astype(object).where(result.rows.notna(), None).to_dict("records")
+    return {
+        tuple(row[key] for key in keys): tuple(row[c] for c in columns) if len(columns) > 1 else row[columns[0]]
+        for row in rows
+    }
+
+
+@pytest.fixture(params=SCHEMAS)
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> NsysFile:
+    return NsysFile(tmp_path / "capture.sqlite", request.param)
+
+
+def test_self_total_busy_and_cpu(file: NsysFile) -> None:
+    file.range_("layers.0", 100, 200)
+    file.range_("layers.0.mlp", 140, 180)
+    file.kernel(300, 310, launched=(110, 115))  # 10 ns of layers.0 itself
+    file.kernel(310, 330, launched=(150, 155))  # 20 ns of the mlp
+    file.kernel(320, 350, launched=(160, 165), stream=8)  # 30 ns of the mlp, 10 of them beside the kernel before
+    file.kernel(400, 440, launched=(250, 255))  # 40 ns of nobody
+    result = table(file)
+    assert numbers(result, "calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "gpu_busy_ns", "cpu_ns") == {
+        ("layers.0", "forward"): (1, 1, 10, 60, 50, 100),  # total 10+20+30, busy 300..350
+        ("layers.0.mlp", "forward"): (1, 2, 50, 50, 40, 40),  # busy 310..350
+        ("(none)", "other"): (0, 1, 40, 40, 40, 0),
+    }
+    assert numbers(result, "share") == {
+        ("layers.0", "forward"): 0.1,
+        ("layers.0.mlp", "forward"): 0.5,
+        ("(none)", "other"): 0.4,
+    }
+    assert result.summary.total_ns == 100
+    assert result.summary.layer_ns == 60
+    assert result.summary.by_how == {"launch": 60, "none": 40}
+
+
+def test_busy_time_is_summed_over_devices(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    file.kernel(200, 300, launched=(10, 11), device=0)
+    file.kernel(200, 300, launched=(12, 13), device=1)
+    assert numbers(table(file), "gpu_busy_ns") == {("layers.0", "forward"): 200}
+
+
+def test_copies_and_memsets_are_operations_too(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    file.kernel(200, 210, launched=(10, 11), table="MEMCPY")
+    file.kernel(220, 225, launched=(12, 13), table="MEMSET")
+    file.kernel(230, 233, launched=(14, 15))
+    assert numbers(table(file), "gpu_ops", "gpu_self_ns") == {("layers.0", "forward"): (3, 18)}
+
+
+def test_the_phase_stands_in_the_category_or_else_in_the_text(file: NsysFile) -> None:
+    file.range_("layers.0 backward", 0, 10, category="backward")
+    file.range_("layers.1", 10, 20, category="backward")  # a capture whose text lacks the suffix
+    file.range_("layers.2 backward", 20, 30, category=None)  # one without categories
+    file.range_("optimizer", 30, 40, category=None)
+    for n, start in enumerate((1, 11, 21, 31)):
+        file.kernel(100 + n, 101 + n, launched=(start, start + 1))
+    assert numbers(table(file), "gpu_self_ns") == {
+        ("layers.0", "backward"): 1,
+        ("layers.1", "backward"): 1,
+        ("layers.2", "backward"): 1,
+        ("(none)", "optimizer"): 1,
+    }
+
+
+def test_a_forward_inside_a_backward_is_a_recompute(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 10)
+    file.range_("layers.0 backward", 100, 200, category="backward")
+    file.range_("layers.0", 110, 150)
+    file.range_("layers.0.mlp", 120, 140)
+    file.kernel(300, 301, launched=(1, 2))
+    file.kernel(301, 303, launched=(125, 126))
+    file.kernel(303, 307, launched=(160, 161))
+    result = table(file)
+    assert numbers(result, "gpu_self_ns", "gpu_total_ns") == {
+        ("layers.0", "forward"): (1, 1),
+        ("layers.0", "backward"): (4, 6),  # everything nested in its range, the recompute too
+        ("layers.0", "recompute"): (0, 2),
+        ("layers.0.mlp", "recompute"): (2, 2),
+    }
+    tree = result.tree.set_index("layer").loc["layers.0"]
+    assert (tree.forward_ns, tree.recompute_ns, tree.backward_ns, tree.total_ns) == (
+        1,
+        2,
+        4,
+        7,
+    )  # each once: they add up
+
+
+def test_autograd_threads_take_phase_and_step_from_the_one_other_thread_that_has_them(file: NsysFile) -> None:
+    main, autograd = 1, 2
+    file.range_("step 5", 0, 1000, category="step", payload=5, tid=main)
+    file.range_("backward", 100, 500, category="phase", tid=main)
+    file.range_("layers.0 backward", 200, 300, category="backward", tid=autograd)
+    file.kernel(2000, 2001, launched=(210, 211), tid=autograd)  # in a layer, step from the main thread
+    file.kernel(2001, 2003, launched=(400, 401), tid=autograd)  # in no layer: phase and step from the main thread
+    file.kernel(2003, 2007, launched=(600, 601), tid=autograd)  # no phase is open any more
+    result = table(file, by_step=True)
+    assert numbers(result, "gpu_self_ns") == {
+        (5, "layers.0", "backward"): 1,
+        (5, "(none)", "backward"): 2,
+        (5, "(none)", "other"): 4,
+    }
+    assert result.summary.by_how == {"launch": 1, "other thread": 2, "none": 4}
+
+
+def test_of_two_other_threads_neither_is_believed(file: NsysFile) -> None:
+    file.range_("forward", 0, 100, category="phase", tid=1)
+    file.range_("backward", 0, 100, category="phase", tid=2)
+    file.kernel(200, 210, launched=(50, 51), tid=3)
+    assert numbers(table(file), "gpu_self_ns")["(none)", "other"] == 10
+
+
+def test_another_process_is_not_another_thread(file: NsysFile) -> None:
+    file.range_("forward", 0, 100, category="phase", pid=1)
+    file.kernel(200, 210, launched=(50, 51), pid=2)
+    assert numbers(table(file), "gpu_self_ns")["(none)", "other"] == 10
+
+
+def test_correlation_ids_that_collide_between_processes(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100, pid=1)
+    file.range_("layers.1", 0, 100, pid=2)
+    file.kernel(200, 210, launched=(50, 51), pid=1, correlation=77)
+    file.kernel(300, 330, launched=(50, 51), pid=2, correlation=77)
+    assert numbers(table(file), "gpu_self_ns") == {("layers.0", "forward"): 10, ("layers.1", "forward"): 30}
+
+
+def test_correlation_ids_that_repeat_in_a_second_window(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    file.range_("layers.1", 1000, 1100)
+    file.kernel(200, 210, launched=(50, 51), correlation=77)
+    file.kernel(1200, 1230, launched=(1050, 1051), correlation=77)
+    assert numbers(table(file), "gpu_self_ns") == {("layers.0", "forward"): 10, ("layers.1", "forward"): 30}
+
+
+def test_sparse_correlation_ids(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    file.kernel(200, 210, launched=(50, 51), correlation=3)
+    file.kernel(210, 215, launched=(52, 53), correlation=4_000_000_000)
+    assert numbers(table(file), "gpu_self_ns") == {("layers.0", "forward"): 15}
+
+
+def test_a_graph_replay_belongs_to_the_layers_it_was_captured_in_and_the_step_that_launched_it(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    file.range_("layers.0.mlp", 50, 90)
+    file.graph_node(1, 10)  # captured in layers.0
+    file.graph_node(2, 60)  # captured in its mlp
+    file.graph_node(11, 200)  # the executable nodes, listed twice as nsys does
+    file.graph_node(11, 201, original=1)
+    file.graph_node(12, 202, original=2)
+    for step, start in enumerate((1000, 2000)):
+        file.range_(f"step {step}", start, start + 500, category="step", payload=step)
+        launch = file.call("cudaGraphLaunch_v10000", start + 10, start + 20)
+        file.kernel(start + 100, start + 110, correlation=launch, node=11)
+        file.kernel(start + 110, start + 140, correlation=launch, node=12)
+    columns = ("calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns")
+    result = table(file, by_step=True)
+    assert numbers(result, *columns) == {
+        (0, "layers.0", "forward"): (1, 1, 10, 40),
+        (0, "layers.0.mlp", "forward"): (1, 1, 30, 30),
+        (1, "layers.0", "forward"): (1, 1, 10, 40),
+        (1, "layers.0.mlp", "forward"): (1, 1, 30, 30),
+        (None, "layers.0", "forward"): (1, 0, 0, 0),  # the capture itself ran nothing
+        (None, "layers.0.mlp", "forward"): (1, 0, 0, 0),
+    }
+    assert result.summary.by_how == {"graph node": 80}
+    assert numbers(table(file), *columns)["layers.0", "forward"] == (3, 2, 20, 80)
+
+
+def test_a_graph_built_outside_the_window_belongs_to_its_launch_and_is_warninged(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    launch = file.call("cudaGraphLaunch_v10000", 10, 20)
+    file.kernel(100, 110, correlation=launch, node=11)
+    result = table(file)
+    assert numbers(result, "gpu_self_ns") == {("layers.0", "forward"): 10}
+    assert any("built outside the collected window" in warning for warning in result.warnings)
+
+
+def test_whole_graph_tracing_names_the_flag_to_use(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    file.kernel(50, 60, launched=(10, 11))
+    file.call("cudaGraphLaunch_v10000", 200, 210)  # its kernels are not in the capture
+    assert any("--cuda-graph-trace=node" in warning for warning in table(file).warnings)
+
+
+def test_operations_without_a_launching_call_are_kept_and_warninged(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    file.kernel(50, 60, launched=(10, 11))
+    file.kernel(60, 90, correlation=5)
+    result = table(file)
+    assert numbers(result, "gpu_self_ns") == {("layers.0", "forward"): 10, ("(none)", "other"): 30}
+    assert any(
+        "1 of 2 operations were launched by calls that are not in the capture" in warning for warning in result.warnings
+    )
+
+
+def test_a_range_left_open_is_closed_at_the_end_and_warninged(file: NsysFile) -> None:
+    file.range_("layers.0", 0, None)
+    file.kernel(50, 60, launched=(10, 11))
+    result = table(file)
+    assert numbers(result, "gpu_self_ns", "cpu_ns") == {("layers.0", "forward"): (10, 60)}
+    assert any("still open" in warning for warning in result.warnings)
+
+
+def test_start_end_ranges_may_cross(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100, style=START_END)
+    file.range_("layers.1", 50, 150, style=START_END)
+    for n, start in enumerate((10, 60, 120)):
+        file.kernel(200 + n, 201 + n, launched=(start, start + 1))
+    assert numbers(table(file), "gpu_self_ns") == {
+        ("layers.0", "forward"): 1,
+        ("layers.1", "forward"): 2,
+    }  # the last started holds it
+
+
+def test_a_layer_inside_itself_counts_its_total_once(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    file.range_("layers.0", 20, 80)
+    file.kernel(200, 210, launched=(30, 31))
+    assert numbers(table(file), "calls", "gpu_self_ns", "gpu_total_ns", "cpu_ns") == {
+        ("layers.0", "forward"): (2, 10, 10, 100)
+    }
+
+
+def test_touching_and_empty_ranges(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 10)
+    file.range_("layers.1", 10, 20)
+    file.range_("layers.2", 10, 10)
+    file.kernel(100, 101, launched=(10, 11))
+    assert numbers(table(file), "calls", "gpu_self_ns") == {
+        ("layers.0", "forward"): (1, 0),
+        ("layers.1", "forward"): (1, 1),
+        ("layers.2", "forward"): (1, 0),
+    }
+
+
+def test_unregistered_strings_and_foreign_domains(file: NsysFile) -> None:
+    file.range_("mine", 0, 100, registered=False)
+    file.range_("theirs", 20, 80, domain="other", category=None)
+    file.kernel(200, 210, launched=(30, 31))
+    assert numbers(table(file), "gpu_self_ns") == {("mine", "forward"): 10}
+    assert numbers(table(file, domain="other"), "gpu_self_ns") == {("theirs", "forward"): 10}
+
+
+def test_the_default_domain(file: NsysFile) -> None:
+    file.range_("block", 0, 100, domain="", category=None)
+    file.kernel(200, 210, launched=(30, 31))
+    assert numbers(table(file, domain=""), "gpu_self_ns") == {("block", "forward"): 10}
+
+
+def test_one_domain_under_different_ids_in_two_processes(file: NsysFile) -> None:
+    file.range_(
+        "noise", 0, 100, domain="other", pid=2, category=None
+    )  # so that ours has id 2 there, and id 1 is theirs
+    file.range_("layers.0", 0, 100, pid=1)
+    file.range_("layers.0", 0, 100, pid=2)
+    for pid in (1, 2):
+        file.kernel(200, 210, launched=(30, 31), pid=pid)
+    assert numbers(table(file), "calls", "gpu_self_ns") == {("layers.0", "forward"): (2, 20)}
+
+
+def test_the_models_order_even_where_the_window_begins_in_the_middle(file: NsysFile) -> None:
+    names = ["model", "model.embed", "model.layers.9", "model.layers.10", "model.norm"]
+    for start in (0, 1000):
+        file.range_("model", start, start + 500)
+        for n, name in enumerate(names[1:], 1):
+            file.range_(name, start + n * 100, start + n * 100 + 50)
+    file.rows["NVTX_EVENTS"] = [
+        row for row in file.rows["NVTX_EVENTS"] if not 0 <= int(str(row["start"])) < 250
+    ]  # seen first: layers.10
+    file.kernel(5000, 5001, launched=(1001, 1002))
+    tree = table(file).tree
+    assert [name for name in tree["layer"] if name.startswith("model.layers")] == ["model.layers.9", "model.layers.10"]
+    assert tree["layer"][0] == "model"
+    assert tree["depth"].tolist()[:2] == [0, 1]
+
+
+def test_steps_without_a_payload_take_the_number_of_their_text(file: NsysFile) -> None:
+    file.range_("step 12", 0, 100, category="step")
+    file.range_("step", 100, 200, category="step", payload=13)
+    file.range_("layers.0", 10, 20)
+    file.range_("layers.0", 110, 120)
+    file.kernel(300, 301, launched=(11, 12))
+    file.kernel(301, 302, launched=(111, 112))
+    assert list(numbers(table(file, by_step=True), "gpu_ops")) == [
+        (12, "layers.0", "forward"),
+        (13, "layers.0", "forward"),
+    ]
+
+
+def test_layers_that_run_on_after_the_last_launch_tell_of_lost_ones(file: NsysFile) -> None:
+    for n in range(10):
+        file.range_(f"layers.{n}", n * 100, n * 100 + 50)
+    file.kernel(5000, 5001, launched=(10, 11))
+    assert any(
+        warning.startswith("9 of 10 ranges of layers begin after the last CUDA launch")
+        for warning in table(file).warnings
+    )
+    file.kernel(5001, 5002, launched=(930, 931))
+    assert not table(file).warnings
+
+
+def test_one_template_instantiated_twice_and_a_second_capture_stay_apart(file: NsysFile) -> None:
+    file.range_("layers.0", 0, 100)
+    file.range_("layers.1", 200, 300)
+    file.graph_node(1 << 32, 10)  # captured in layers.0, instantiated twice
+    for graph, moment in ((2, 110), (3, 120)):
+        file.graph_node(graph << 32, moment)
+        file.graph_node(graph << 32, moment + 1, original=1 << 32)
+    file.graph_node(4 << 32, 210)  # captured again, in layers.1
+    file.graph_node(5 << 32, 310, original=4 << 32)
+    file.graph_node(6 << 32, 320, original=5 << 32)  # a copy of a copy
+    for number, (graph, length) in enumerate(((2, 1), (3, 2), (5, 4), (6, 8), (2, 16))):
+        start = 1000 + number * 100
+        file.range_(f"step {number}", start, start + 50, category="step", payload=number)
+        file.kernel(
+            start + 60,
+            start + 60 + length,
+            correlation=file.call("cudaGraphLaunch", start + 10, start + 20),
+            node=graph << 32,
+        )
+    assert numbers(table(file), "calls", "gpu_self_ns") == {
+        ("layers.0", "forward"): (4, 1 + 2 + 16),  # its capture and three replays
+        ("layers.1", "forward"): (3, 4 + 8),
+    }
+    by_step = numbers(table(file, by_step=True), "gpu_self_ns")
+    assert {key: ns for key, ns in by_step.items() if ns} == {
+        (0, "layers.0", "forward"): 1,
+        (1, "layers.0", "forward"): 2,
+        (2, "layers.1", "forward"): 4,
+        (3, "layers.1", "forward"): 8,
+        (4, "layers.0", "forward"): 16,
+    }

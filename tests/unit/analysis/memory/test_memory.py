@@ -1,0 +1,233 @@
+"""Snapshots in, who held the memory out."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from support.lane import examples
+from support.snapshot_file import BASE, SnapshotFile, training
+
+from nvprof_kit.analysis.memory.memory import LEAKS, MemoryResult, memory
+from nvprof_kit.analysis.memory.steps import SEGMENTS, STEPS, TRAFFIC
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.report.plots.memory import segments_figure, timeline_figure
+from nvprof_kit.report.plots.plots import encode
+from nvprof_kit.report.text.memory import memory_page, memory_report
+from nvprof_kit.trace.torch_memory.snapshot import Snapshot, read_snapshot
+
+FORWARD, BACKWARD, OPTIMIZER = (
+    "nvprof_kit:forward:layers.0",
+    "nvprof_kit:backward:layers.0",
+    "nvprof_kit:phase:optimizer",
+)
+
+
+def read(file: SnapshotFile, folder: Path) -> Snapshot:
+    return read_snapshot(file.write(folder / "run.pickle"))
+
+
+def analysed(file: SnapshotFile, folder: Path) -> MemoryResult:
+    return memory(read(file, folder))
+
+
+def test_who_held_the_peak(tmp_path: Path) -> None:
+    file = SnapshotFile()
+    weight = file.alloc(1000, event=False)  # there before the history began, and stays
+    early = file.alloc(300, event=False)  # there before, freed in the history
+    kept = file.alloc(
+        400, f"{FORWARD};step=0", ["model.py:10:forward", "/torch/nn/module.py:1:call", "train.py:2:main"]
+    )
+    file.free(early)
+    scratch = file.alloc(600, f"{BACKWARD} backward;step=0", ["/torch/autograd.py:3:backward"])
+    file.free(scratch)  # the peak was 1000 + 400 + 600
+    file.free(kept)
+    file.alloc(50, f"{OPTIMIZER};step=0")
+    result = analysed(file, tmp_path)
+    assert result.level_bytes.tolist() == [1700, 1400, 1400, 2000, 1400, 1400, 1000, 1000, 1050]
+    assert (result.summary.peak_bytes, result.summary.peak_event, result.summary.allocated_bytes) == (2000, 3, 1050)
+    assert result.by_layer.to_dict("records") == [
+        {"layer": "layers.0", "phase": "backward", "bytes": 600, "blocks": 1, "largest_bytes": 600, "share": 0.3},
+        {"layer": "layers.0", "phase": "forward", "bytes": 400, "blocks": 1, "largest_bytes": 400, "share": 0.2},
+        {"layer": "(before the history)", "phase": "", "bytes": 1000, "blocks": 0, "largest_bytes": 0, "share": 0.5},
+    ]
+    assert result.by_stack["stack"].tolist() == [
+        "autograd.py:3 backward",
+        "model.py:10 forward < train.py:2 main",
+        "(before the history)",
+    ]
+    assert result.by_size["size"].tolist() == ["<= 1 KiB", "<= 512 B", "(before the history)"]
+    assert result.summary.labelled == 0.5
+    assert weight
+
+
+def test_layers_that_hold_as_much_stand_as_they_came(tmp_path: Path) -> None:
+    file = SnapshotFile()
+    for layer in range(40):
+        file.alloc(1 << 20 if layer % 2 else 1 << 10, f"nvprof_kit:forward:layers.{layer}")
+    result = analysed(file, tmp_path)
+    by_size = [f"layers.{layer}" for layer in (*range(1, 40, 2), *range(0, 40, 2))]
+    assert result.by_layer["layer"].tolist() == by_size
+    assert result.traffic["layer"].tolist() == by_size
+
+
+def test_growth_and_leaks(tmp_path: Path) -> None:
+    file = SnapshotFile()
+    for step in range(4):
+        kept = file.alloc(1 << 20, f"{FORWARD};step={step}")
+        file.alloc(4096, f"{OPTIMIZER};step={step}", ["log.py:3:remember"])  # never freed
+        file.free(kept, f"{OPTIMIZER};step={step}")
+        file.free(file.alloc(1 << 30))  # between the steps: no step's peak
+    result = analysed(file, tmp_path)
+    assert list(result.steps) == list(STEPS)
+    assert result.steps["step"].tolist() == [0, 1, 2, 3]
+    assert result.steps["growth_bytes"].tolist() == [0, 4096, 4096, 4096]
+    assert result.steps["end_bytes"].tolist() == [4096, 8192, 12288, 16384]
+    assert result.steps["peak_bytes"].tolist() == [(1 << 20) + 4096 * (n + 1) for n in range(4)]
+    assert result.steps["largest_bytes"].tolist() == [1 << 20] * 4
+    assert result.leaks.to_dict("records") == [
+        {
+            "layer": "(none)",
+            "phase": "optimizer",
+            "stack": "log.py:3 remember",
+            "steps": 4,
+            "blocks": 4,
+            "bytes": 16384,
+            "bytes_per_step": 4096,
+        }
+    ]
+    assert list(result.leaks) == list(LEAKS)
+
+
+def test_what_layers_allocate_over_the_whole_history(tmp_path: Path) -> None:
+    file = SnapshotFile()
+    first = file.alloc(100, f"{FORWARD};step=0")
+    file.alloc(300, f"{FORWARD};step=0")
+    file.free(first)
+    file.alloc(200, f"{FORWARD};step=0")  # held: 100, 400, 300, 500 (the most)
+    file.free(file.alloc(50, f"{BACKWARD} backward;step=0"))
+    result = analysed(file, tmp_path)
+    assert list(result.traffic) == list(TRAFFIC)
+    assert result.traffic.to_dict("split")["data"] == [
+        ["layers.0", "forward", 3, 600, 300, 500, 500],
+        ["layers.0", "backward", 1, 50, 50, 50, 0],
+    ]
+
+
+def test_fragmentation(tmp_path: Path) -> None:
+    file = SnapshotFile()
+    blocks = [file.alloc(size) for size in (100, 200, 300, 400)]
+    file.free(blocks[0])
+    file.free(blocks[2])  # idle: 100 and 300, apart
+    segment = analysed(file, tmp_path).segments
+    assert list(segment) == list(SEGMENTS)
+    row = segment.iloc[0]
+    assert (row["total_bytes"], row["allocated_bytes"], row["free_bytes"], row["largest_free_bytes"]) == (
+        1000,
+        600,
+        400,
+        300,
+    )
+    assert row["fragmentation"] == 0.25
+
+
+def test_devices(tmp_path: Path) -> None:
+    file = SnapshotFile(device=2)
+    file.alloc(100)
+    snapshot = read(file, tmp_path)
+    assert memory(snapshot).summary.device == 2
+    with pytest.raises(CaptureError, match="nothing of device 0 in it; it has 2"):
+        memory(snapshot, 0)
+    with pytest.raises(CaptureError, match="empty snapshot"):
+        memory(read(SnapshotFile(), tmp_path))
+
+
+def test_without_history_the_segments_remain(tmp_path: Path) -> None:
+    file = SnapshotFile()
+    file.alloc(100, event=False)
+    result = analysed(file, tmp_path)
+    assert result.summary.peak_bytes == 100
+    assert "no history" in result.warnings[0]
+    assert result.by_layer["bytes"].sum() == 100
+    assert b"<svg" in encode(timeline_figure(result), "svg")
+
+
+@settings(max_examples=examples(30))
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.booleans()), max_size=40), st.integers(0, 3))
+def test_nothing_is_lost(tmp_path_factory: pytest.TempPathFactory, actions: list, early: int) -> None:
+    """At the peak, and at every moment, blocks by layer and what was before add up to the level."""
+    file = SnapshotFile()
+    live = [file.alloc(512, event=False) for _ in range(early)]
+    level, levels = 512 * early, []
+    for which, size, free in actions:
+        if free and live:
+            addr = live.pop(which % len(live))
+            level -= file.live[addr][0]
+            file.free(addr, completed=False)
+        else:
+            live.append(file.alloc(512 * size, f"nvprof_kit:forward:layers.{which};step={which}"))
+            level += 512 * size
+        levels.append(level)
+    if not file.live and not levels:
+        return
+    result = analysed(file, tmp_path_factory.mktemp("run"))
+    assert result.level_bytes.tolist() == levels
+    peak = max(levels, default=level)
+    for table in (result.by_layer, result.by_stack, result.by_size):
+        assert table["bytes"].sum() == peak == result.summary.peak_bytes
+    for event, expected in enumerate(levels):
+        present = result.held[(result.held["start"] <= event) & (result.held["end"] > event)]
+        from_before = (
+            512 * early - result.held["size_bytes"][(result.held["start"] < 0) & (result.held["end"] <= event)].sum()
+        )
+        assert present["size_bytes"][present["start"] >= 0].sum() + from_before == expected
+
+
+def test_the_report_the_page_and_the_plots(tmp_path: Path) -> None:
+    snapshot = read(training(3000, layers=3), tmp_path)
+    result = memory(snapshot)
+    console = Console(file=io.StringIO(), width=160)
+    console.print(*memory_report(result, ("layer", "stack", "size", "step", "segment", "leak")), sep="\n")
+    text = console.file.getvalue()
+    for part in ("At the peak, by layer", "model.layers.2", "From step to step", "log.py:3 remember", "Segments"):
+        assert part in text
+    page = memory_page(result, snapshot).decode()
+    assert page.count("<svg") == 2
+    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    )
+    assert "<script" not in page
+    assert encode(segments_figure(snapshot, 0), "svg").startswith(b"<?xml")
+    assert np.all(result.reserved_bytes == result.reserved_bytes[0])
+
+
+def test_a_hostile_name_is_text_on_the_page(tmp_path: Path) -> None:
+    file = SnapshotFile()
+    file.alloc(1 << 20, "nvprof_kit:forward:<script>alert(1)</script>;step=0", ["<img src=x>.py:1:<b>"])
+    snapshot = read(file, tmp_path)
+    page = memory_page(memory(snapshot), snapshot).decode()
+    assert "<script" not in page and "<img" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_the_level_is_what_was_asked_for(tmp_path: Path) -> None:
+    """PyTorch's events carry the bytes asked for, its segments the rounded ones too: 100 asked for take 512."""
+    file = SnapshotFile()
+    file.alloc(100, FORWARD)
+    plain = file.snapshot()
+    plain["segments"][0] |= {"total_size": 1024, "allocated_size": 512}
+    plain["segments"][0]["blocks"] = [
+        {"address": BASE, "size": 512, "requested_size": 100, "state": "active_allocated"},
+        {"address": BASE + 512, "size": 512, "requested_size": 0, "state": "inactive"},
+    ]
+    (tmp_path / "run.pickle").write_bytes(pickle.dumps(plain))
+    result = memory(read_snapshot(tmp_path / "run.pickle"))
+    assert result.level_bytes.tolist() == [100]
+    assert result.by_layer["bytes"].tolist() == [100]
+    assert (result.summary.allocated_bytes, result.segments["rounding_bytes"].tolist()) == (512, [412])

@@ -1,0 +1,448 @@
+"""The hardware table: owners, means and sums, the bound and its reason, and the road back over an nsys capture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.nsys_file import NsysFile
+
+from nvprof_kit.analysis.kernels.signatures import NEEDED
+from nvprof_kit.analysis.layers.layers import layers
+from nvprof_kit.analysis.ncu.counters import PERCENTAGES, counters, tensor_bases
+from nvprof_kit.analysis.ncu.layers import COLUMNS, ncu_layers, tidy
+from nvprof_kit.analysis.ncu.owners import own_layers
+from nvprof_kit.analysis.ncu.roofline import roofline
+from nvprof_kit.analysis.ncu.sums import BUSY
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.trace.ncu.open import open_ncu, together
+from nvprof_kit.trace.ncu.schema import NcuReport
+from nvprof_kit.trace.open import open_capture
+
+DATA = Path(__file__).parents[3] / "data" / "ncu"
+NAMES = {"ns": "gpu__time_duration.sum", "dram": "dram__bytes.sum"} | {
+    name: PERCENTAGES[f"{name}_pct"][0] for name in ("compute", "memory", "tensor", "l1")
+}
+
+
+def report(*kernels: dict[str, object], path: str = "a.csv") -> NcuReport:
+    """A report: of each kernel its stack, name, grid, tid, and any metric by its short name in `NAMES` or its own."""
+    known = ("kernel", "grid", "stack", "tid")
+    return NcuReport(
+        path=path,
+        kernels=pd.DataFrame(
+            {
+                "id": range(len(kernels)),
+                "pid": 7,
+                "tid": [kernel.get("tid", 7) for kernel in kernels],
+                "kernel": [kernel.get("kernel", "gemm") for kernel in kernels],
+                "grid": [kernel.get("grid", "(1, 1, 1)") for kernel in kernels],
+                "block": "(32, 1, 1)",
+                "device": 0,
+                "cc": "9.0",
+                "stack": [kernel.get("stack", ()) for kernel in kernels],
+            }
+        ),
+        metrics=pd.DataFrame(
+            [
+                {NAMES.get(name, name): value for name, value in kernel.items() if name not in known}
+                for kernel in kernels
+            ],
+            dtype="float64",
+        ),
+        texts=pd.DataFrame(index=range(len(kernels))),
+        units={},
+    )
+
+
+def rows(result, *columns: str) -> list[list[object]]:
+    return result.rows[["layer", "phase", *columns]].values.tolist()
+
+
+@pytest.mark.parametrize(("capture", "csv"), [("run-2023.4", "plan-2025.3"), ("encoder-2024.2", "encoder-plan-2025.3")])
+def test_times_are_those_of_layers(capture: str, csv: str) -> None:
+    """Also of the outermost module, which is named by its class: no path begins with that."""
+    trace = open_capture(DATA / f"{capture}.sqlite.xz", optional=NEEDED)
+    table = layers(trace).rows
+    known = {(row.layer, row.phase): row.gpu_total_ns for row in table.itertuples() if row.gpu_total_ns}
+    made = ncu_layers(open_ncu(DATA / f"{csv}.csv.xz"), trace).rows
+    assert {(row.layer, row.phase): row.gpu_ns for row in made.itertuples()} == known
+
+
+def test_the_outermost_module_holds_all(tmp_path: Path) -> None:
+    stack = ("step 1", "Llama", "model", "model.0")
+    made = ncu_layers(report({"stack": stack, "ns": 30}, {"stack": stack[:2], "ns": 10}))
+    assert rows(made, "gpu_ns") == [["Llama", "forward", 40], ["model", "forward", 30], ["model.0", "forward", 30]]
+
+
+def test_a_layer_holds_what_is_nested_in_it() -> None:
+    made = ncu_layers(
+        report(
+            {"stack": ("step 1", "forward", "m.0", "m.0.mlp"), "ns": 30, "compute": 80, "memory": 20, "dram": 5},
+            {"stack": ("step 1", "forward", "m.0"), "ns": 10, "compute": 40, "memory": 20, "dram": 7},
+            {"stack": ("m.0 backward",), "tid": 8, "ns": 20, "compute": 10, "memory": 70, "dram": 1},
+            {"stack": ("step 1", "optimizer"), "ns": 40, "compute": 1, "memory": 2, "dram": 2},
+        )
+    )
+    assert list(made.rows) == list(COLUMNS)
+    # m.0 forward: (30*80 + 10*40) / 40 = 70; bytes 5 + 7
+    assert rows(made, "launches", "gpu_ns", "compute_pct", "memory_pct", "dram_bytes", "bound") == [
+        ["m.0", "forward", 2, 40, 70.0, 20.0, 12.0, "compute"],
+        ["m.0", "backward", 1, 20, 10.0, 70.0, 1.0, "memory"],
+        ["m.0.mlp", "forward", 1, 30, 80.0, 20.0, 5.0, "compute"],
+        ["(none)", "optimizer", 1, 40, 1.0, 2.0, 2.0, "latency"],
+    ]
+    assert (made.gpu_ns, made.covered, made.measured, made.warnings) == (100, 1.0, 4, ())
+
+
+@pytest.mark.parametrize(
+    ("stack", "owner"),
+    [
+        ((), ("(none)", "other")),
+        (("step 3",), ("(none)", "other")),
+        (("step 3", "optimizer"), ("(none)", "optimizer")),
+        (("step 3", "forward", "a.0"), ("a.0", "forward")),
+        (("a.0 backward",), ("a.0", "backward")),
+        (("a.0 backward", "a.0 recompute", "a.0.mlp"), ("a.0.mlp", "recompute")),
+        (("forward", "a.0 recompute"), ("a.0", "recompute")),
+    ],
+)
+def test_owners(stack: tuple[str, ...], owner: tuple[str, str]) -> None:
+    assert own_layers(report({"stack": stack, "ns": 1}).kernels).owners == (owner,)
+
+
+def test_a_thread_without_phases_is_autograds_where_ranges_do_not_say() -> None:
+    forward = {"stack": ("step 0", "forward", "a.0"), "tid": 1, "ns": 1}
+    attribution = own_layers(report(forward, {"stack": ("a.0",), "tid": 2, "ns": 1}).kernels)
+    assert attribution.owners == (("a.0", "forward"), ("a.0", "backward"))
+    assert attribution.warnings[0].startswith("1 kernels are taken for backward")
+    # a suffix says it, so nothing is guessed
+    told = own_layers(report(forward, {"stack": ("a.0 backward",), "tid": 2}, {"stack": ("a.0",), "tid": 3}).kernels)
+    assert told.owners[2] == ("a.0", "forward")
+    assert told.warnings == ()
+
+
+def test_without_ranges_there_is_a_warning() -> None:
+    (warning,) = ncu_layers(report({"ns": 1})).warnings
+    assert "no kernel has a range of the domain" in warning
+
+
+@pytest.mark.parametrize(
+    ("metrics", "bound", "reason"),
+    [
+        (
+            {"compute": BUSY, "memory": 10},
+            "compute",
+            "100 % of its time: the SMs at 60 % of their peak, tensor cores at ?",
+        ),
+        (
+            {"compute": 80, "memory": 10, "tensor": 75},
+            "compute",
+            "100 % of its time: tensor cores at 75 % of their peak",
+        ),
+        ({"compute": 61, "memory": 61}, "memory", "100 % of its time: memory at 61 % of its peak"),
+        ({"compute": 61, "memory": 90, "l1": 90}, "memory", "100 % of its time: the L1 cache at 90 % of its peak"),
+        (
+            {"compute": 59, "memory": 3, "launch__waves_per_multiprocessor": 0.25},
+            "latency",
+            "100 % of its time: compute at 59 %, memory at 3 % of peak; grids fill 0.2 of the GPU",
+        ),
+        ({}, "not measured", "the report lacks sm__throughput and gpu__compute_memory_throughput (SpeedOfLight)"),
+    ],
+)
+def test_bound(metrics: dict[str, float], bound: str, reason: str) -> None:
+    row = ncu_layers(report({"ns": 10, **metrics})).rows.iloc[0]
+    assert (row["bound"], row["reason"]) == (bound, reason)
+
+
+def test_the_bound_of_a_layer_is_that_of_most_of_its_time() -> None:
+    made = ncu_layers(
+        report({"ns": 60, "compute": 10, "memory": 90}, {"ns": 40, "compute": 95, "memory": 5})
+    )  # fmt: skip
+    assert rows(made, "bound", "reason")[0][2:] == ["memory", "60 % of its time: memory at 90 % of its peak"]
+
+
+def test_amounts_from_rates_and_cycles() -> None:
+    counted = counters(
+        report(
+            {
+                "ns": 2000,
+                # 2 µs at 1e9 bytes a second: 2000 bytes; of 1e9 cycles a second 2000 cycles with 3 additions each
+                "dram__bytes_read.sum": 500,
+                "dram__bytes_write.sum.per_second": 1e9,
+                "smsp__cycles_elapsed.avg.per_second": 1e9,
+                "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum.per_cycle_elapsed": 3,
+                "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum": 100,
+                "lts__t_sectors.sum": 10,
+                "sm__ops_path_tensor_src_bf16_dst_fp32.sum": 4096,
+                "sm__ops_path_tensor_src_bf16_dst_fp32_sparsity_on.sum": 1,
+                "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio": 7,
+                "smsp__average_warps_issue_stalled_selected_per_issue_active.ratio": 9,
+            }
+        )
+    ).iloc[0]
+    assert counted["dram_bytes"] == pytest.approx(2500)
+    assert counted["flop"] == pytest.approx(3 * 2000 + 2 * 100)
+    assert counted["l2_bytes"] == 320
+    assert counted["tensor_flop"] == 4096
+    assert np.isnan(counted["l1_bytes"])
+    assert [name for name in counted.index if name.startswith("stall_")] == ["stall_long_scoreboard"]
+
+
+@pytest.mark.parametrize(
+    ("names", "bases"),
+    [
+        # sm_80 and sm_90
+        (["src_fp16_dst_fp16", "src_fp16_dst_fp32"], ["src_fp16_dst_fp16", "src_fp16_dst_fp32"]),
+        (["src_fp16", "op_hgmma_src_fp16", "op_hmma_src_fp16"], ["src_fp16"]),
+        # by pipe only
+        (["op_hmma_src_fp16", "op_hmma_src_fp16_dst_fp32", "op_utcqmma_src_fp8_dst_fp32"],
+         ["op_hmma_src_fp16", "op_utcqmma_src_fp8_dst_fp32"]),
+        (["src_bf16_dst_fp32_sparsity_on"], []),
+    ],
+)  # fmt: skip
+def test_tensor_counters_are_not_added_twice(names: list[str], bases: list[str]) -> None:
+    prefix = "sm__ops_path_tensor_"
+    assert tensor_bases([f"{prefix}{name}.sum" for name in names]) == [f"{prefix}{name}" for name in bases]
+
+
+# ---------------------------------------------------------------- the road back
+
+
+def spread(tmp_path: Path, *kernels: dict[str, object]):
+    """Two layers of 100 ns gemm and 20 ns add each, and a copy of 10 ns: 250 ns."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    for layer, at in (("m.0", 0), ("m.1", 1000)):
+        file.range_(layer, at, at + 500, category="forward")
+        file.kernel(at + 10, at + 110, launched=(at + 1, at + 2), name="at::native::gemm<(int)4>(int)")
+        file.kernel(at + 110, at + 130, launched=(at + 3, at + 4), name="add", grid=(2, 1, 1))
+    file.kernel(2000, 2010, launched=(2000, 2001), name="copy", table="MEMCPY")
+    trace = open_capture(file.write(), optional=NEEDED)
+    return ncu_layers(report(*kernels), trace)
+
+
+def test_one_measured_launch_stands_for_all_of_its_signature(tmp_path: Path) -> None:
+    made = spread(
+        tmp_path,
+        {"kernel": "at::gemm<4>(int)", "ns": 130, "compute": 90, "memory": 10, "dram": 64},
+        {"kernel": "other", "ns": 1, "compute": 1, "memory": 1, "dram": 1},
+    )
+    assert rows(made, "launches", "gpu_ns", "covered", "compute_pct", "dram_bytes", "bound") == [
+        ["m.0", "forward", 2, 120, pytest.approx(100 / 120), 90.0, 64.0, "compute"],
+        ["m.1", "forward", 2, 120, pytest.approx(100 / 120), 90.0, 64.0, "compute"],
+        [
+            "(none)",
+            "other",
+            0,
+            10,
+            0.0,
+            pytest.approx(np.nan, nan_ok=True),
+            pytest.approx(np.nan, nan_ok=True),
+            "not measured",
+        ],
+    ]
+    assert (made.gpu_ns, made.covered, made.unused) == (250, pytest.approx(200 / 250), 1)
+
+
+def test_times_are_the_captures(tmp_path: Path) -> None:
+    # ncu's own times (130, 500) weigh nothing: (100*90 + 20*30) / 120 = 80
+    made = spread(
+        tmp_path,
+        {"kernel": "at::gemm<4>(int)", "ns": 130, "compute": 90, "memory": 10},
+        {"kernel": "add", "grid": "(2, 1, 1)", "ns": 500, "compute": 30, "memory": 10},
+    )
+    assert made.rows["compute_pct"].tolist()[:2] == [80.0, 80.0]
+    assert made.rows["covered"].tolist() == [1.0, 1.0, 0.0]
+
+
+def test_another_grid_is_another_signature(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="no kernel of it is in"):
+        spread(tmp_path, {"kernel": "add", "grid": "(3, 1, 1)", "ns": 500, "compute": 30, "memory": 10})
+
+
+def test_several_reports_together() -> None:
+    both = together([report({"ns": 1}), report({"ns": 2}, path="b.csv")])
+    assert (both.path, both.metrics[NAMES["ns"]].tolist()) == ("a.csv, b.csv", [1.0, 2.0])
+
+
+def test_a_report_without_times() -> None:
+    with pytest.raises(CaptureError, match="no gpu__time_duration"):
+        ncu_layers(report({"compute": 3}))
+
+
+def test_tidy() -> None:
+    table = tidy(report({"stack": ("forward", "m.0"), "ns": 3}))
+    assert table[["id", "kernel", "layer", "phase", NAMES["ns"]]].values.tolist() == [
+        [0, "gemm", "m.0", "forward", 3.0]
+    ]
+
+
+# ---------------------------------------------------------------- roofline
+
+
+def test_roofline() -> None:
+    measured = report(
+        {
+            "ns": 1000,
+            "dram": 100,
+            "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum": 200,
+            "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained": 16,
+            "dram__bytes.sum.peak_sustained": 2,
+            "sm__cycles_elapsed.avg.per_second": 1e9,
+            "dram__cycles_elapsed.avg.per_second": 3e9,
+        }
+    )
+    made = roofline(measured, ncu_layers(measured))
+    # 400 operations in 1 µs over 100 bytes; 16 fused operations a cycle are 32e9 a second; 2 bytes a cycle 6e9
+    assert made.points[["intensity", "rate"]].values.tolist() == [[4.0, 4e8]]
+    assert (made.peaks, made.bandwidth) == ({"FP32": 32e9}, 6e9)
+
+
+TENSOR = "sm__ops_path_tensor_src_bf16_dst_fp32"
+SPLIT = "sm__ops_path_tensor_op_hgmma_src_bf16_dst_fp32_sparsity"
+
+
+@pytest.mark.parametrize(
+    ("more", "tensor"),
+    [
+        ({}, {"tensor bf16 to fp32": 8192e9}),  # as the report states it
+        ({f"{SPLIT}_off.sum.peak_sustained": 4096, f"{SPLIT}_on.sum": 0}, {"tensor bf16 to fp32": 4096e9}),
+        (
+            {f"{SPLIT}_off.sum.peak_sustained": 4096, f"{SPLIT}_on.sum": 7},
+            {"tensor bf16 to fp32": 4096e9, "tensor bf16 to fp32, sparse": 8192e9},
+        ),
+    ],
+)
+def test_ceilings_of_tensor_cores_are_dense(more: dict[str, float], tensor: dict[str, float]) -> None:
+    """Of the types that were used, here one of two; with sparsity only where a kernel used it."""
+    measured = report(
+        {
+            "ns": 1000,
+            "dram": 100,
+            f"{TENSOR}.sum": 200,
+            f"{TENSOR}.sum.peak_sustained": 8192,
+            "sm__ops_path_tensor_src_fp8.sum": 0,
+            "sm__ops_path_tensor_src_fp8.sum.peak_sustained": 16384,
+            "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained": 16,
+            "sm__sass_thread_inst_executed_op_dfma_pred_on.sum.peak_sustained": 8,
+            "dram__bytes.sum.peak_sustained": 2,
+            "sm__cycles_elapsed.avg.per_second": 1e9,
+            "dram__cycles_elapsed.avg.per_second": 3e9,
+            **more,
+        }
+    )
+    assert roofline(measured, ncu_layers(measured)).peaks == {"FP32": 32e9, **tensor}
+
+
+def test_roofline_without_operations() -> None:
+    measured = report({"ns": 1000, "dram": 100})
+    with pytest.raises(CaptureError, match=r"no kernel with both operations and bytes.*roofline\.sh"):
+        roofline(measured, ncu_layers(measured))
+
+
+# ---------------------------------------------------------------- the H200
+
+
+@pytest.mark.parametrize("page", ["roofline-details-2025.3", "roofline-details-units-2025.3"])
+def test_the_pages_of_one_report_give_one_table(page: str) -> None:
+    """Raw, details in base units, and details in units that ncu chose row by row, to the two digits behind the point
+    that pages have.
+    """
+    raw = ncu_layers(open_ncu(DATA / "roofline-2025.3.csv.xz"))
+    details = ncu_layers(open_ncu(DATA / f"{page}.csv.xz"))
+    assert (raw.measured, details.measured, raw.warnings, details.warnings) == (38, 38, (), ())
+    # occupancy is on the raw page only, which names it in a reason
+    shared = [name for name in raw.rows if details.rows[name].notna().any() and name != "reason"]
+    assert {"compute_pct", "memory_pct", "dram_pct", "l2_pct", "dram_bytes", "flop", "tensor_flop"} < set(shared)
+    pd.testing.assert_frame_equal(raw.rows[shared], details.rows[shared], rtol=2e-3, check_dtype=False)
+
+
+def test_the_roofline_of_a_report() -> None:
+    """The ceilings of an H200 at the clocks it ran at: 132 SMs at 1.92 GHz, 4,096 dense bf16 operations a cycle."""
+    report_ = open_ncu(DATA / "roofline-2025.3.csv.xz")
+    made = roofline(report_, ncu_layers(report_))
+    assert made.peaks == pytest.approx({"FP32": 64.8e12, "tensor bf16 to fp32": 1037e12}, rel=1e-3)
+    assert made.bandwidth == pytest.approx(4.8e12, rel=0.01)
+    products = made.points[made.points["kernel"].str.contains("nvjet")]
+    assert len(products) == 7 and (products["rate"] < 0.5 * made.peaks["tensor bf16 to fp32"]).all()
+
+
+def test_the_bytes_of_collectives() -> None:
+    """What DDP's all-reduces sent on rank 0 of 2: the gradients' bytes, of the 17 of 18 links that ncu counted there.
+
+    A ring of two sends each byte once. The first bucket is lm_head's weight alone, the next ones a whole layer and the
+    one above's down_proj; both in bf16.
+    """
+    report_ = open_ncu(DATA / "communication-2025.3.csv.xz")
+    made = ncu_layers(report_)
+    assert made.measured == 4
+    assert made.warnings == ("ncu counted 17 of the 18 NVLinks that the GPU has: its bytes are of these alone",)
+    width, inner, vocabulary = 1024, 1024 * 11 // 4, 32_000
+    layer = 2 * (4 * width * width + 3 * width * inner + 2 * width)
+    sent = made.rows.set_index(["layer", "phase"])["nvlink_sent_bytes"]
+    assert sent["lm_head", "backward"] == pytest.approx(2 * vocabulary * width * 17 / 18, rel=1e-3)
+    assert sent["model.layers.2.mlp", "backward"] == pytest.approx((layer + 2 * width * inner) * 17 / 18, rel=1e-3)
+    assert sent["model", "backward"] == sent["model.layers.1", "backward"] + sent["model.layers.2", "backward"]
+    received = made.rows["nvlink_received_bytes"]
+    assert (received < made.rows["nvlink_sent_bytes"]).all()  # the peer began before
+    assert (made.rows["nvlink_bytes"] > made.rows["nvlink_sent_bytes"] + received).all()
+
+
+def test_the_bytes_of_collectives_over_every_link() -> None:
+    """Another machine's ncu counted all 18 links: three steps' gradients as they are, in a layer's backward."""
+    made = ncu_layers(open_ncu(DATA / "communication-layer-2025.3.csv.xz"))
+    assert (made.measured, made.warnings) == (42, ())
+    width, inner = 1024, 1024 * 11 // 4
+    bucket = 2 * (4 * width * width + 4 * width * inner + 2 * width)
+    sent = made.rows.set_index(["layer", "phase"])["nvlink_sent_bytes"]
+    assert sent["model.layers.1.mlp", "backward"] == pytest.approx(3 * bucket, rel=1e-3)
+
+
+def test_a_range_that_was_run_again_as_one() -> None:
+    """Application range replay has one row for all that a layer launched, and no links were used."""
+    made = ncu_layers(open_ncu(DATA / "range-2025.3.csv.xz"))
+    assert rows(made, "launches", "gpu_ns", "nvlink_sent_bytes")[-1] == ["model.layers.0", "forward", 1, 560954272, 0]
+    assert made.warnings == ()
+
+
+def test_first_launches_alone_cover_what_their_role_does() -> None:
+    """Of each launch only the first was measured: those of the MLP's products that are launched like the attention's
+    stay open, which is a tenth of the GPU time.
+    """
+    report_ = open_ncu(DATA / "plan-2025.3.csv.xz")
+    trace = open_capture(DATA / "run-2023.4.sqlite.xz", optional=NEEDED)
+    made = ncu_layers(report_, trace)
+    assert (made.measured, made.unused, made.warnings) == (71, 0, ())
+    assert made.covered == pytest.approx(0.808, abs=0.001)
+    blocks = made.rows[made.rows["layer"].str.fullmatch(r"model\.layers\.\d+")]
+    assert len(blocks) == 24  # 12 layers, forward and backward
+    assert 0.80 < blocks["covered"].min() < blocks["covered"].max() < 0.95
+    assert made.gpu_ns == (trace.ops["end_ns"] - trace.ops["start_ns"]).sum()
+
+
+def test_a_live_page_of_one_layer() -> None:
+    """What ncu prints while it measures: noise, grouped numbers, ranges in front of the kernels' names."""
+    made = ncu_layers(open_ncu(DATA / "layer-2025.3.csv.xz"))
+    assert rows(made, "launches", "gpu_ns", "bound") == [
+        ["model.layers.0", "forward", 40, 649984, "latency"],
+        ["model.layers.0", "backward", 76, 1125952, "latency"],
+        ["model.layers.0.self_attn", "forward", 17, 305600, "latency"],
+        ["model.layers.0.mlp", "forward", 5, 185792, "compute"],
+    ]
+
+
+def test_one_measured_layer_stands_for_its_sisters() -> None:
+    """Layer 0 of 2 was measured in full; in a capture of 8 it covers all, with percentages within 10 % of its own:
+    those are weighted by ncu's times, of cold caches, in which small kernels take more.
+    """
+    measured = open_ncu(DATA / "layer-2025.3.csv.xz")
+    own = ncu_layers(measured).rows.set_index(["layer", "phase"])
+    made = ncu_layers(measured, open_capture(DATA.parent / "hooks-train-2023.4.sqlite.xz", optional=NEEDED)).rows
+    for phase in ("forward", "backward"):
+        blocks = made[made["layer"].str.fullmatch(r"model\.layers\.\d") & (made["phase"] == phase)]
+        assert len(blocks) == 8
+        assert blocks["covered"].min() > 0.97
+        for name in ("compute_pct", "tensor_pct", "dram_pct"):
+            assert blocks[name].to_numpy() == pytest.approx(own.loc[("model.layers.0", phase), name], rel=0.1)

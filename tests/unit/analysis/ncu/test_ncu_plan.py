@@ -1,0 +1,278 @@
+"""The plan of an ncu run: which kernels, what they cover, and the script that measures them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.lane import examples
+from support.nsys_file import NsysFile
+
+from nvprof_kit.analysis.kernels.signatures import NEEDED
+from nvprof_kit.analysis.ncu.plan import PlanOptions, _cover, block_of, plan, predicted_seconds
+from nvprof_kit.capture.ncu_script import NcuScript, ncu_script
+from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit.trace.open import open_capture
+
+LLAMA = Path(__file__).parents[3] / "data" / "llama-2023.4.sqlite.xz"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> NsysFile:
+    """Two layers alike, 140 ns each, and an optimizer of 20 ns: 300 ns of kernels and copies."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    for layer, at in (("model.layers.0", 0), ("model.layers.1", 1000)):
+        file.range_(layer, at, at + 500, category="forward")
+        file.kernel(at + 10, at + 110, launched=(at + 1, at + 2), name="gemm", grid=(4, 1, 1))
+        file.kernel(at + 110, at + 140, launched=(at + 3, at + 4), name="gemm", grid=(8, 1, 1))
+        file.kernel(at + 140, at + 150, launched=(at + 5, at + 6), name="add")
+    file.kernel(2000, 2012, launched=(2000, 2001), name="adam")
+    file.kernel(2012, 2020, launched=(2002, 2003), name="copy", table="MEMCPY")
+    return file
+
+
+def planned(file: NsysFile, **options: object):
+    return plan(open_capture(file.write(), optional=NEEDED), PlanOptions(**options))  # type: ignore[arg-type]
+
+
+def test_the_name_that_covers_most_is_measured_in_each_of_its_configurations(file: NsysFile) -> None:
+    # gemm in both grids: 2 * (100 + 30) = 260 of 300 ns; both come with the name
+    made = planned(file, share=0.6)
+    assert made.names == ("_Zgemm",)
+    assert made.rows[
+        ["kernel", "grid", "block", "registers", "shared_bytes", "launches", "gpu_ns"]
+    ].values.tolist() == [
+        ["gemm", "(4, 1, 1)", "(32, 1, 1)", 16, 1024, 2, 200],
+        ["gemm", "(8, 1, 1)", "(32, 1, 1)", 16, 1024, 2, 60],
+    ]
+    assert made.rows["share"].tolist() == pytest.approx([200 / 300, 60 / 300])
+    assert made.rows["covered"].tolist() == pytest.approx([200 / 300, 260 / 300])
+    assert made.covered == pytest.approx(260 / 300)
+    assert (made.gpu_ns, made.launches) == (300, 7)
+
+
+def test_more_share_takes_the_next_name(file: NsysFile) -> None:
+    assert planned(file, share=0.9).names == ("_Zgemm", "_Zadd")  # 280 of 300
+
+
+def test_copies_cannot_be_measured(file: NsysFile) -> None:
+    with pytest.raises(UsageError, match=r"--share 0\.99 cannot be reached: .* take 97\.33% of the GPU time"):
+        planned(file, share=0.99)
+
+
+def test_one_layer_or_phase(file: NsysFile) -> None:
+    made = planned(file, layer="model.layers.1")
+    assert (made.gpu_ns, made.launches, made.covered) == (140, 3, pytest.approx(130 / 140))
+    assert planned(file, phase="other", share=0.6).names == ("_Zadam",)
+    with pytest.raises(CaptureError, match=r"no kernel in model\.layers\.7 \(backward\)"):
+        planned(file, layer="model.layers.7", phase="backward")
+
+
+def test_every_layer_reaches_the_share(file: NsysFile) -> None:
+    file.range_("head", 3000, 3500, category="forward")
+    file.kernel(3010, 3011, launched=(3001, 3002), name="tiny")
+    assert "_Ztiny" not in planned(file).names
+    made = planned(file, every_layer=True)
+    assert "_Ztiny" in made.names
+    assert made.least_covered[1] >= 0.9
+
+
+def test_kernels_without_a_linker_name_are_not_covered(file: NsysFile) -> None:
+    file.kernel(4000, 4200, launched=(4000, 4001), name="driver", mangled="")  # 200 more: 500 in all
+    made = planned(file, share=0.5)
+    assert made.names == ("_Zgemm",)
+    assert made.covered == pytest.approx(260 / 500)
+
+
+@pytest.mark.parametrize(
+    ("layer", "block"),
+    [("model.layers.3.mlp", "model.layers.3"), ("lm_head", "lm_head"), ("a.b", "a.b"), ("0.x.1", "0")],
+)
+def test_block_of(layer: str, block: str) -> None:
+    assert block_of(layer) == block
+
+
+@settings(max_examples=examples(50))
+@given(
+    times=st.lists(st.integers(1, 50), min_size=1, max_size=9),
+    owners=st.data(),
+    share=st.floats(0.05, 0.99),
+)
+def test_the_cover_is_enough_none_of_it_superfluous_and_near_the_optimum(
+    times: list[int], owners: st.DataObject, share: float
+) -> None:
+    names = np.array(owners.draw(st.lists(st.integers(0, 4), min_size=len(times), max_size=len(times))))
+    _, names = np.unique(names, return_inverse=True)
+    goals = np.array([[*times, 0]])
+    need = share * sum(times)
+    chosen = _cover(goals, names, share)
+    assert chosen is not None
+    gain = {name: sum(t for t, n in zip(times, names, strict=True) if n == name) for name in set(names.tolist())}
+    price = {name: int((names == name).sum()) for name in gain}
+    covered = sum(gain[name] for name in chosen)
+    assert covered >= need * (1 - 1e-9)
+    assert all(covered - gain[name] < need * (1 + 1e-6) for name in chosen)
+    cost = sum(price[name] for name in chosen)
+    best = min(
+        sum(price[name] for name in some)
+        for count in range(1, len(gain) + 1)
+        for some in itertools.combinations(gain, count)
+        if sum(gain[name] for name in some) >= need * (1 - 1e-9)
+    )
+    assert cost <= best + max(price.values()) - 1
+
+
+def test_a_real_capture_is_covered_by_few_launches() -> None:
+    made = plan(open_capture(LLAMA, optional=NEEDED), PlanOptions(every_layer=True))
+    assert made.covered >= 0.9
+    assert made.least_covered[1] > 0.87  # the block `model` has copies of its own
+    assert made.measurements * 10 < made.launches
+    assert made.info.own_window
+    # the program's time; and 10 passes of 45 ms and 2 ms for each of 2 GB: 0.49 s a launch
+    program = made.info.session_ns / 1e9
+    assert 5 < program < 60
+    seconds = predicted_seconds(made, "basic", memory_gb=2)
+    assert seconds == pytest.approx((program + 0.49 * made.measurements, program + 0.49 * made.launches))
+    assert predicted_seconds(made, "my own set") is None
+
+
+def test_the_prediction_of_a_measured_run() -> None:
+    """12 layers, 71 launches with 3.75 GB on an H200: 51.3 s, of which the program alone takes 12.6 s.
+
+    Those were the first of each configuration; six numbers of launches measure each role's.
+    """
+    made = plan(
+        open_capture(LLAMA.parent / "ncu" / "run-2023.4.sqlite.xz", optional=NEEDED), PlanOptions(every_layer=True)
+    )
+    seconds = predicted_seconds(made, "basic", memory_gb=3.75)
+    assert seconds is not None
+    assert (made.measurements, made.invocations) == (89, (1, 50, 60, 72, 108, 145))
+    assert made.covered == pytest.approx(0.903, abs=0.001)
+    assert seconds[0] == pytest.approx(51.3 + (89 - 71) * 0.545, rel=0.06)
+
+
+def test_the_script_measures_the_names_and_nothing_else(tmp_path: Path) -> None:
+    names = ["_ZN2at6gemmILi4EEvPf", "triton_poi_0", "f.cold$1"]
+    path = tmp_path / "plan.sh"
+    path.write_text(ncu_script(NcuScript(names, about=["Two lines", "of words."], own_window=True, report="plan")))
+    done = subprocess.run(
+        ["bash", path, "-n", "-x", "--devices=0", "--", "python", "train.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    line = subprocess.run(["bash", "-c", f"printf '%s\\n' {done.stdout}"], capture_output=True, text=True, check=True)
+    argv = line.stdout.splitlines()
+    assert argv == [
+        *("env", "LC_ALL=C", "ncu", "--target-processes", "all", "--nvtx", "--set", "basic"),
+        *("--replay-mode", "kernel", "--clock-control", "none", "--cache-control", "all"),
+        *("--profile-from-start", "off", "--filter-mode", "per-launch-config", "--kernel-name-base", "mangled"),
+        *("--kernel-id", f"::regex:^({'|'.join(map(re.escape, names))})$:1", "--devices=0"),
+        *("--force-overwrite", "--export", "plan.partial", "python", "train.py"),
+    ]
+    assert all(re.search(argv[argv.index("--kernel-id") + 1].split(":")[3], name) for name in names)
+    assert "numbers='1|60|145'" in ncu_script(NcuScript(["a"], (1, 60, 145)))
+
+
+NCU = """#!/bin/bash
+case $1 in
+  --help) echo per-launch-config ;;
+  --import) [ -e "$2" ] && echo '"ID"' ;;
+  *)
+    while [ "$1" != --export ]; do shift; done
+    report=$2.ncu-rep
+    "${@:3}" &
+    trap 'kill -TERM $!' TERM
+    while kill -0 $! 2>/dev/null; do wait $!; done
+    wait $!
+    status=$?
+    touch "$report"
+    exit $status ;;
+esac
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A script of a plan beside a stand-in for ncu, which runs the program and leaves an empty report."""
+    (tmp_path / "ncu").write_text(NCU)
+    (tmp_path / "ncu").chmod(0o755)
+    path = tmp_path / "plan.sh"
+    path.write_text(ncu_script(NcuScript(["a"], invocations=(1, 7))))
+    return path
+
+
+def test_a_script_of_any_name(script: Path) -> None:
+    """Neither the script's name nor that of the capture becomes a command."""
+    text = ncu_script(NcuScript(["a"], about=["of a\ntouch line"], report="my plan $(touch name)"))
+    script.write_text(text)
+    running = start(script, "true")
+    assert (running.communicate(timeout=30)[1], running.returncode) == ("", 0)
+    names = {"my plan $(touch name).ncu-rep", "my plan $(touch name).csv"}
+    assert {path.name for path in script.parent.iterdir()} == {"ncu", "plan.sh", *names}
+
+
+def start(script: Path, *program: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        ["bash", script, "--", *program],
+        cwd=script.parent,
+        env={**os.environ, "NCU": str(script.parent / "ncu")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_script_leaves_whole_files_and_the_programs_status(script: Path) -> None:
+    running = start(script, "sh", "-c", "exit 7")
+    assert (running.communicate(timeout=30)[1], running.returncode) == ("", 7)
+    assert {path.name for path in script.parent.iterdir()} == {"ncu", "plan.sh", "plan.ncu-rep", "plan.csv"}
+    assert (script.parent / "plan.csv").read_text() == '==nvprof_kit== launches: 1|7\n"ID"\n'
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_script_and_the_program(script: Path, number: signal.Signals) -> None:
+    running = start(
+        script, sys.executable, "-c", "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
+    )
+    pid = script.parent / "pid"
+    for _ in range(200):
+        if pid.exists() and pid.read_text():
+            break
+        time.sleep(0.05)
+    running.send_signal(number)
+    running.communicate(timeout=30)
+    assert running.returncode == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{pid.read_text()}").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "message"),
+    [
+        ([], 2, "no program to run"),
+        (["-o"], 2, "-o needs a value"),
+        (["--fast"], 2, "no option --fast"),
+        (["--", "x"], 3, "no ncu"),
+    ],
+)
+def test_refusals_of_the_script(argv: list[str], status: int, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.sh"
+    path.write_text(ncu_script(NcuScript(["a"])))
+    done = subprocess.run(
+        ["bash", path, *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "NCU": "/no/ncu"},
+    )
+    assert (done.returncode, done.stdout) == (status, "")
+    assert message in done.stderr

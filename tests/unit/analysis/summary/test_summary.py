@@ -1,0 +1,230 @@
+"""The eight views: tiny captures with their arithmetic, and sums that must hold on real ones."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import lzma
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from support.golden import Golden
+from support.nsys_file import PID, NsysFile, thread
+
+from nvprof_kit.analysis.summary.summary import OPTIONAL, VIEWS, SummaryOptions, SummaryResult, summary
+from nvprof_kit.cli import group
+from nvprof_kit.cli.verbs.summary import VIEWS as OFFERED
+from nvprof_kit.trace.open import open_capture
+
+DATA = Path(__file__).parents[3] / "data"
+
+
+def small(path: Path) -> Path:
+    """Two steps of 1000 ns: a gemm in layers.0, a collective that overlaps it by half, a copy."""
+    file = NsysFile(path)
+    for number in (0, 1):
+        at = 1000 * number
+        file.range_(f"step {number}", at, at + 1000, category="step", payload=number)
+        file.range_("forward", at, at + 50, category="phase")
+        file.range_("layers.0", at + 10, at + 40)
+        file.range_("aten::mm, seq = 3", at + 12, at + 20, category=None, domain="", registered=False)
+        file.kernel(at + 100, at + 300 + 100 * number, launched=(at + 14, at + 18), name="nvjet_a")
+        file.range_("optimizer", at + 60, at + 90, category="optimizer")
+        file.kernel(at + 250, at + 350, launched=(at + 62, at + 64), name="ncclDevKernel_AllReduce", stream=9)
+        file.kernel(at + 600, at + 620, launched=(at + 70, at + 75), table="MEMCPY", memory=(0, 2), size=400)
+    return file.write()
+
+
+def analysed(path: Path, **options: Any) -> SummaryResult:
+    return summary(open_capture(path, optional=OPTIONAL), SummaryOptions(**options))
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> SummaryResult:
+    return analysed(small(tmp_path / "run.sqlite"))
+
+
+def test_there_are_eight(result: SummaryResult) -> None:
+    assert tuple(result.views) == tuple(VIEWS) == OFFERED
+    assert result.steps == 2
+
+
+def test_device(result: SummaryResult) -> None:
+    # busy: step 0 100-350 and 600-620; step 1 1100-1400 and 1600-1620
+    row = result.views["device"].iloc[0]
+    assert row[["wall_ns", "busy_ns", "utilisation", "name"]].tolist() == [2000, 590, 0.295, "Test GPU"]
+    cpu = result.views["device"].iloc[1]
+    assert cpu["name"] == "CPU" and cpu["wall_ns"] == 2000 and cpu[["busy_ns", "utilisation"]].isna().all()
+    assert "--cpuctxsw" in result.notes["device"]
+
+
+def switches(file: NsysFile, tid: int, *moments: int, pid: int = PID, on: bool = True) -> None:
+    """A thread is put on a CPU at the first moment (or taken off), taken off at the second, and so on."""
+    for place, moment in enumerate(moments):
+        row = {"start": moment, "cpu": 0, "isSchedIn": int((place % 2 == 0) == on), "globalTid": thread(tid, pid)}
+        file.rows["SCHED_EVENTS"].append(row)
+
+
+def test_how_busy_the_cpu_is(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for number in (0, 1):
+        file.range_(f"step {number}", 1000 * number, 1000 * number + 1000, category="step", payload=number)
+        file.kernel(1000 * number + 100, 1000 * number + 200, launched=(1000 * number, 1000 * number + 5))
+    switches(file, 7, -50, 300, 900, 1400)
+    switches(file, 8, 500, on=False)  # on a CPU since before: from the first switch, at -50
+    switches(file, 9, 1900)  # still on one at the last switch, at 2500
+    switches(file, 50, 0, 250, 2000, 2500, pid=8)
+    views = summary(open_capture(file.write(), optional=OPTIONAL), SummaryOptions(by_step=True))
+    rows = views.views["device"].astype(object)
+    names = ["step", "process", "device", "name", "busy_ns", "utilisation"]
+    # step 0: thread 7 300 + 100, thread 8 500; step 1: thread 7 400, thread 9 100
+    assert rows[names].where(rows.notna(), None).to_numpy().tolist() == [
+        [0, 0, 0, "Test GPU", 100, 0.1],
+        [0, 0, None, "CPU", 900, 0.9],
+        [0, None, None, "CPU, other processes", 250, 0.25],
+        [1, 0, 0, "Test GPU", 100, 0.1],
+        [1, 0, None, "CPU", 500, 0.5],
+        [1, None, None, "CPU, other processes", 0, 0],
+    ]
+    assert "cores" in views.notes["device"]
+
+
+def test_overview_counts_overlap_once(result: SummaryResult) -> None:
+    rows = result.views["overview"].set_index("event")
+    assert rows["gpu_total_ns"].drop("CUDA API").to_dict() == {"kernel": 500, "communication": 200, "memcpy": 40}
+    assert rows.loc["CUDA API", ["calls", "cpu_total_ns"]].tolist() == [6, 22]  # twice 4 + 2 + 5
+    assert rows.loc["kernel", "gpu_ratio"] == 500 / 2000
+
+
+def test_model(result: SummaryResult) -> None:
+    rows = result.views["model"].set_index("part")
+    assert rows.loc["forward", ["cpu_total_ns", "gpu_total_ns", "gpu_ops"]].tolist() == [100, 500, 2]
+    assert rows.loc["optimizer", ["cpu_total_ns", "gpu_total_ns", "gpu_ops"]].tolist() == [60, 240, 4]
+
+
+def test_distributed(result: SummaryResult) -> None:
+    row = result.views["distributed"].iloc[0]
+    # overlap: 250-300, and 1250-1350 whole
+    assert row[["comm_ns", "overlap_ns", "exposed_comm_ns", "overlap_ratio"]].tolist() == [200, 150, 50, 0.75]
+
+
+def test_operators_with_their_kernels_below(result: SummaryResult) -> None:
+    rows = result.views["operator"]
+    assert rows[["operator", "kernel", "calls", "cpu_total_ns", "gpu_total_ns"]].to_numpy().tolist() == [
+        ["aten::mm", "", 2, 16, 500],
+        ["aten::mm", "nvjet_a", 2, 8, 500],
+    ]
+
+
+def test_kernel_statistics(result: SummaryResult) -> None:
+    row = result.views["kernel"].set_index("name").loc["nvjet_a"]
+    names = ["calls", *(f"gpu_{what}_ns" for what in ("total", "avg", "max", "min", "p50", "p95"))]
+    assert row[names].tolist() == [2, 500, 250, 300, 200, 250, 295]  # p95 of 200 and 300
+    assert row[["kernel_class", "family"]].tolist() == ["gemm", "cuBLAS nvjet"]
+    assert row["gpu_ratio"] == pytest.approx(500 / 740)
+
+
+def test_memory(result: SummaryResult) -> None:
+    row = result.views["memory"].iloc[0]
+    assert row[["copy", "memory", "calls", "bytes", "gpu_total_ns", "cpu_total_ns", "gb_per_s"]].tolist() == [
+        "memcpy HtoD", "pageable", 2, 800, 40, 10, 20.0,
+    ]  # fmt: skip
+
+
+def test_user_ranges_hold_what_is_nested(result: SummaryResult) -> None:
+    rows = result.views["user"].set_index("range")
+    assert rows.loc["layers.0", ["calls", "cpu_total_ns", "gpu_total_ns"]].tolist() == [2, 60, 500]
+    assert rows.loc["forward", "gpu_total_ns"] == 500
+    assert rows.loc["step 1", "gpu_total_ns"] == 300 + 100 + 20
+
+
+def test_by_step_and_sorted(tmp_path: Path) -> None:
+    views = analysed(small(tmp_path / "run.sqlite"), by_step=True).views
+    assert views["kernel"][["step", "name", "gpu_total_ns"]].to_numpy().tolist() == [
+        [0, "nvjet_a", 200], [0, "ncclDevKernel_AllReduce", 100],
+        [1, "nvjet_a", 300], [1, "ncclDevKernel_AllReduce", 100],
+    ]  # fmt: skip
+    gpu = views["device"].dropna(subset="device")
+    assert gpu[["step", "busy_ns"]].to_numpy().tolist() == [[0, 270], [1, 320]]
+    ordered = analysed(small(tmp_path / "run.sqlite"), sort="calls", views=("kernel",)).views["kernel"]
+    assert ordered["calls"].is_monotonic_decreasing
+
+
+@pytest.mark.parametrize("by_step", [False, True])
+def test_sorted_operators_keep_their_kernels(by_step: bool) -> None:
+    path, options = DATA / "slow-operators-2024.2.sqlite.xz", {"views": ("operator",), "by_step": by_step}
+    plain, ordered = (analysed(path, **options, sort=sort).views["operator"] for sort in ("", "cpu_max_ns"))
+    keys = ["step", "operator", "kernel"] if by_step else ["operator", "kernel"]
+    assert sorted(map(str, ordered.to_numpy().tolist())) == sorted(map(str, plain.to_numpy().tolist()))
+    above = ordered["operator"].where(ordered["kernel"] == "").ffill()
+    assert (above == ordered["operator"]).all()
+    for _, rows in ordered.groupby("step") if by_step else [(0, ordered)]:
+        assert rows[rows["kernel"] == ""]["cpu_max_ns"].is_monotonic_decreasing
+        assert not rows.duplicated(keys).any()
+
+
+@pytest.mark.parametrize("capture", ["kineto-checkpoint", "kineto-stack"])
+def test_kernels_are_below_the_operator_that_the_profiler_links_them_to(capture: str) -> None:
+    """PyTorch's profiler gives a kernel the id of the operator that launched it; we tell it by thread and time."""
+    path = DATA / "foreign" / f"{capture}.json.xz"
+    events = json.loads(lzma.decompress(path.read_bytes()))["traceEvents"]
+    operators = {event["args"]["External id"]: event["name"] for event in events if event.get("cat") == "cpu_op"}
+    linked: Counter[tuple[str, str]] = Counter()
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            linked[operators[event["args"]["External id"]], event["name"]] += round(event["dur"] * 1000)
+    rows = analysed(path, views=("operator",)).views["operator"]
+    rows = rows[rows["kernel"] != ""].set_index(["operator", "kernel"])
+    assert rows["gpu_total_ns"].to_dict() == linked
+
+
+@pytest.mark.parametrize("capture", ["eager-2023.4", "hooks-ddp-2024.2", "graph-2023.4"])
+@pytest.mark.parametrize("by_step", [False, True])
+def test_real_captures_lose_nothing(capture: str, by_step: bool) -> None:
+    trace = open_capture(DATA / f"{capture}.sqlite.xz", optional=OPTIONAL)
+    views = summary(trace, SummaryOptions(by_step=by_step)).views
+    spent = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
+    assert views["kernel"]["gpu_total_ns"].sum() + views["memory"]["gpu_total_ns"].sum() == spent
+    assert views["kernel"]["calls"].sum() + views["memory"]["calls"].sum() == len(trace.ops)
+    assert views["model"]["gpu_ops"].sum() == len(trace.ops)
+    distributed = views["distributed"]
+    assert (distributed["overlap_ns"] + distributed["exposed_comm_ns"] == distributed["comm_ns"]).all()
+    assert np.all(views["device"]["utilisation"].dropna() <= 1)
+    if by_step and capture != "graph-2023.4":  # whose ranges were open while it was captured, before the steps
+        # what autograd's thread does is in the step that the main thread is in
+        user = views["user"]
+        assert user[user["category"] == "backward"]["step"].notna().all()
+
+
+@pytest.mark.parametrize(
+    ("capture", "view"),
+    [
+        *itertools.product(("eager-2023.4", "hooks-ddp-2024.2"), ("kernel", "model", "memory")),
+        *itertools.product(("slow-operators-2024.2",), ("operator", "memory")),
+        ("slow-cpu-2024.2", "device"),
+    ],
+)
+def test_the_golden_tables(capture: str, view: str, golden: Golden) -> None:
+    found = analysed(DATA / f"{capture}.sqlite.xz", views=(view,)).views[view].to_csv(index=False, float_format="%.6g")
+    golden(f"summary/{capture}.{view}.csv", found)
+
+
+def test_an_empty_view_says_which_switch_gives_it() -> None:
+    result = analysed(DATA / "eager-2023.4.sqlite.xz", views=("operator", "distributed"))
+    assert not len(result.views["operator"])
+    assert "emit_nvtx" in result.notes["operator"] and "--pytorch" in result.notes["operator"]
+    assert "no communication" in result.notes["distributed"]
+
+
+def test_the_verb(tmp_path: Path) -> None:
+    path = str(small(tmp_path / "run.sqlite"))
+    run = CliRunner().invoke
+    assert "nvjet_a" in run(group, ["summary", path]).output
+    csv = run(group, ["summary", path, "--view", "memory", "--format", "csv"]).output
+    assert csv.splitlines()[0].startswith("copy,memory,calls,cpu_total_ns")
+    assert "name it with --view" in str(run(group, ["summary", path, "--format", "csv"]).exception)
+    assert "no such column" in str(run(group, ["summary", path, "--sort", "x"]).exception)

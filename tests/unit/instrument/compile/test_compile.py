@@ -1,0 +1,320 @@
+"""torch.compile: what is compiled is ranged from outside, and is compiled exactly as without annotation."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import pytest
+import torch
+import torch._dynamo as dynamo
+from compiled_models import BLOCKS, Stack, blocks_in_place, blocks_wrapped, fresh_compiler, whole
+from torch import nn
+from torch._dynamo.utils import counters
+
+from nvprof_kit import annotate_model, generation
+from nvprof_kit.instrument.ranges import state
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.linear(self.norm(x)).relu()
+
+
+class Net(Stack):
+    def __init__(self, blocks: int = BLOCKS) -> None:
+        super().__init__(nn.Linear(4, 4), (Block() for _ in range(blocks)))
+
+
+def whole_in_place(net: nn.Module, **options) -> nn.Module:
+    net.compile(**options)
+    return net
+
+
+def by_forward(net: nn.Module, **options) -> nn.Module:
+    net.forward = torch.compile(net.forward, **options)
+    return net
+
+
+WAYS: list[Callable[..., nn.Module]] = [whole, whole_in_place, by_forward, blocks_in_place, blocks_wrapped]
+BY_BLOCK = (blocks_in_place, blocks_wrapped)
+
+
+def rarely(*case: object) -> object:
+    """A case that only the full lane runs: what it shows the others show, too, unless the compiler changes."""
+    return pytest.param(*case, marks=pytest.mark.full)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    counters.clear()
+    with fresh_compiler(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.compile compiles")
+        yield
+
+
+def compiles() -> tuple[int, int, dict[str, int]]:
+    """Graphs made, operators in them, and graph breaks since the last look."""
+    found = counters["stats"]["unique_graphs"], counters["stats"]["calls_captured"], dict(counters["graph_break"])
+    counters.clear()
+    return found
+
+
+def train(model: nn.Module, rows: int = 2) -> None:
+    model(torch.ones(rows, 4)).sum().backward()
+
+
+@cache
+def baseline(way: Callable[..., nn.Module], **options) -> tuple[int, int, dict[str, int]]:
+    """What compiling the model takes that is not annotated."""
+    assert state.backend is None
+    compiled = way(Net(), **options)
+    train(compiled)
+    train(compiled)
+    found = compiles()
+    dynamo.reset()
+    return found
+
+
+def expected(way: Callable[..., nn.Module]) -> list[str]:
+    if way in BY_BLOCK:
+        layers = [f"layers.{index}" for index in range(BLOCKS)]
+        forward = ["Net", "  embed", *(f"  {layer}" for layer in layers)]
+        backward = ["Net backward", *(f"  {layer} backward" for layer in reversed(layers)), "  embed backward"]
+        return forward + backward
+    return ["Net", "Net backward"]
+
+
+@pytest.mark.parametrize(
+    ("annotated", "fullgraph"), [("before", False), ("before", True), ("after", False), ("idle", True)]
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_ranged_from_outside_and_compiled_as_if_bare(way, annotated: str, fullgraph: bool, sink) -> None:
+    options = {"backend": "aot_eager", "fullgraph": fullgraph}
+    state.deactivate()
+    bare = baseline(way, **options)
+    if annotated != "idle":
+        state.activate(sink)
+    net = Net()
+    if annotated != "after":
+        handle = annotate_model(net)
+    compiled = way(net, **options)
+    if annotated == "after":
+        handle = annotate_model(net)
+    train(compiled)
+    train(compiled)
+    assert compiles() == bare
+    state.activate(sink)
+    sink.lines.clear()
+    train(compiled)
+    assert sink.lines == expected(way)
+    assert ("layers.0.norm" in handle.inside_compiled, "layers.0" in handle.inside_compiled) == (
+        True,
+        way not in BY_BLOCK,
+    )
+    state.deactivate()
+    train(compiled)
+    handle.remove()
+    train(compiled)
+    assert compiles() == (0, 0, {}), "annotating, waking, silencing and removing compile nothing anew"
+    state.activate(sink)
+
+
+@pytest.mark.parametrize("way", [whole, blocks_in_place, *(rarely(way) for way in WAYS[1:3]), rarely(blocks_wrapped)])
+def test_inductor(way, sink) -> None:
+    net = Net(2)
+    annotate_model(net)
+    compiled = way(net, backend="inductor")
+    train(compiled)
+    sink.lines.clear()
+    counters.clear()
+    train(compiled)
+    assert sink.lines[0] == "Net"
+    assert "Net backward" in sink.lines
+    assert ("  layers.1 backward" in sink.lines) == (way in BY_BLOCK)
+    assert compiles() == (0, 0, {})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_dynamic_shapes(way, sink) -> None:
+    options = {"backend": "aot_eager", "dynamic": True}
+    state.deactivate()
+    bare = way(Net(), **options)
+    for rows in (3, 4, 5):
+        train(bare, rows)
+    graphs = compiles()
+    dynamo.reset()
+    state.activate(sink)
+    net = Net()
+    annotate_model(net)
+    compiled = way(net, **options)
+    for rows in (3, 4, 5):
+        sink.lines.clear()
+        train(compiled, rows)
+    assert compiles() == graphs
+    assert sink.lines == expected(way)
+
+
+@pytest.mark.parametrize("way", BY_BLOCK)
+def test_reduce_overhead(way, sink) -> None:
+    net = Net(2)
+    annotate_model(net)
+    compiled = way(net, mode="reduce-overhead")
+    train(compiled)
+    counters.clear()
+    sink.lines.clear()
+    train(compiled)
+    assert sink.lines.count("  layers.1") == sink.lines.count("  layers.1 backward") == 1
+    assert compiles() == (0, 0, {})
+
+
+def test_where_the_graph_breaks_the_layers_are_ranged(sink) -> None:
+    class Breaking(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            dynamo.graph_break()
+            return super().forward(x)
+
+    def make() -> nn.Module:
+        net = Net(3)
+        net.layers[1] = Breaking()
+        return torch.compile(net, backend="aot_eager")
+
+    state.deactivate()
+    train(make())
+    breaks = compiles()[-1]
+    dynamo.reset()
+    state.activate(sink)
+    compiled = make()
+    annotate_model(compiled)
+    train(compiled)
+    assert compiles()[-1] == breaks
+    sink.lines.clear()
+    train(compiled)
+    assert sink.lines[:5] == ["Net", "  embed", "  layers.0", "  layers.1", "  layers.2"]
+    assert "  layers.1 backward" in sink.lines
+    assert compiles() == (0, 0, {})
+
+
+@pytest.mark.parametrize("way", [whole_in_place, by_forward, blocks_in_place, blocks_wrapped])
+def test_generation_of_a_compiled_model(way, sink) -> None:
+    net = Net(2)
+    annotate_model(net)
+    way(net, backend="aot_eager")
+    with generation(net):
+        for tokens in (3, 1, 1):
+            net(torch.ones(2, tokens, 4))
+    shallow = [line for line in sink.lines if not line.startswith("      ")]
+    assert shallow == [
+        line
+        for number, name in enumerate(("prefill", "decode", "decode"))
+        for line in (f"step {number}", f"  {name}", "    Net")
+    ]
+
+
+def hook_forward(module: nn.Module) -> None:
+    module.register_forward_hook(lambda _module, _args, output: output * 1)
+
+
+def hook_before(module: nn.Module) -> None:
+    module.register_forward_pre_hook(lambda _module, args: None)
+
+
+HOOKED = [
+    (way, place, hook)
+    for way in WAYS
+    for place in ("embed", "layers.1.norm", "layers.1")
+    for hook in (hook_forward, hook_before)
+]
+"""Usually every fifth of them is run: among these are each way, and each place with each hook."""
+
+
+@pytest.mark.parametrize(
+    ("way", "place", "hook"), [case if number % 5 == 0 else rarely(*case) for number, case in enumerate(HOOKED)]
+)
+def test_hooks_of_the_programs_own(way, place: str, hook, sink) -> None:
+    """The compiler guards on how many hooks a module has where it found any."""
+
+    def compiled_calls(annotated: bool) -> tuple[int, int, dict[str, int]]:
+        dynamo.reset()
+        counters.clear()
+        net = Net(blocks=2)
+        hook(net.get_submodule(place))
+        if annotated:
+            annotate_model(net)
+        model = way(net, backend="aot_eager")
+        for _ in range(3):
+            train(model)
+        return compiles()
+
+    assert compiled_calls(annotated=True) == compiled_calls(annotated=False)
+    assert sink.open_count() == 0
+
+
+def test_a_compiled_function_that_calls_the_model(sink) -> None:
+    net = Net()
+    handle = annotate_model(net)
+    function = torch.compile(lambda x: net(x).sum(), backend="aot_eager", fullgraph=True)
+    function(torch.ones(2, 4)).backward()
+    compiles()
+    sink.lines.clear()
+    function(torch.ones(2, 4)).backward()
+    assert sink.lines == []
+    assert len(handle.never_entered()) == len(handle.paths)
+    state.deactivate()
+    function(torch.ones(2, 4)).backward()
+    assert compiles() == (0, 0, {})
+    state.activate(sink)
+
+
+def test_the_bare_model_keeps_its_layers_beside_the_compiled_one(sink) -> None:
+    net = Net(2)
+    annotate_model(net)
+    compiled = torch.compile(net, backend="aot_eager")
+    train(compiled)
+    sink.lines.clear()
+    net(torch.ones(2, 4))
+    assert "layers.1" in [line.strip() for line in sink.lines]
+
+
+def test_the_wrapper_of_a_class_of_torch(sink) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    annotate_model(net)
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    train(compiled)
+    assert compiles() == (1, 3, {})
+    for _ in range(2):
+        sink.lines.clear()
+        train(compiled)
+        assert sink.lines == ["Sequential", "Sequential backward"]
+    state.deactivate()
+    train(compiled)
+    assert compiles() == (0, 0, {})
+    state.activate(sink)
+
+
+def test_what_is_lost_is_warned_of_once(sink) -> None:
+    net = Net(2)
+    handle = annotate_model(net)
+    compiled = torch.compile(net, backend="aot_eager")
+    with pytest.warns(UserWarning, match="2 layers into one, so their kernels belong to Net"):
+        train(compiled)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        handle.sleep()
+        handle.wake()
+    blocks = blocks_in_place(Net(2), backend="aot_eager")
+    by_block = annotate_model(blocks)
+    assert by_block.inside_compiled == ("layers.0.norm", "layers.0.linear", "layers.1.norm", "layers.1.linear")
+
+
+def test_a_compiled_block_that_raises_closes_its_range(sink) -> None:
+    net = blocks_in_place(Net(2), backend="aot_eager")
+    annotate_model(net)
+    with pytest.raises(Exception, match=r"shape|size|mat"):
+        net.layers[0](torch.ones(2, 3))
+    assert sink.open_count() == 0

@@ -1,0 +1,170 @@
+"""torch.compile and decorated functions: ranges come and go without compiling anew, and compiled blocks have theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import pytest
+import torch
+import torch._dynamo as dynamo
+from compiled_models import BLOCKS, blocks_in_place, blocks_wrapped, fresh_compiler, whole
+from torch import nn
+from torch._dynamo.utils import counters
+
+from nvprof_kit import layer_range
+from nvprof_kit.instrument.ranges import state
+
+
+def bare(target: Callable | type) -> Callable | type:
+    return target
+
+
+def method(cls: type) -> type:
+    cls.forward = layer_range("block")(cls.forward)
+    return cls
+
+
+def by_arguments(cls: type) -> type:
+    cls.forward = layer_range(name=lambda module, x: "block")(cls.forward)
+    return cls
+
+
+def named_class(cls: type) -> type:
+    return layer_range(cls, name="block")
+
+
+def below_another_decorator(cls: type) -> type:
+    """What is compiled is the other's wrapper, with what it decorates inside."""
+    cls.forward = torch.enable_grad()(layer_range("block")(cls.forward))
+    return cls
+
+
+DECORATIONS = [method, by_arguments, named_class, below_another_decorator]
+
+
+def make_net(decorated: Callable[[type], type]) -> nn.Module:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    if decorated is not bare:
+        double = layer_range("double")(double)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return double(self.linear(x)).relu()
+
+    block = decorated(Block)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(block() for _ in range(BLOCKS))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    return Net()
+
+
+def by_forward(net: nn.Module, **options) -> nn.Module:
+    for block in net.layers:
+        block.forward = torch.compile(block.forward, **options)
+    return net
+
+
+WAYS = [whole, blocks_in_place, blocks_wrapped, by_forward]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    counters.clear()
+    with fresh_compiler():
+        yield
+
+
+def compiles() -> tuple[int, int, dict[str, int]]:
+    """Graphs made, operators in them, and graph breaks since the last look."""
+    found = counters["stats"]["unique_graphs"], counters["stats"]["calls_captured"], dict(counters["graph_break"])
+    counters.clear()
+    return found
+
+
+def train(model: nn.Module) -> None:
+    model(torch.ones(2, 4)).sum().backward()
+
+
+@cache
+def baseline(way: Callable[..., nn.Module], **options) -> tuple[int, int, dict[str, int]]:
+    """What compiling the model takes where nothing is decorated."""
+    assert state.backend is None
+    plain = way(make_net(bare), **options)
+    for _ in range(2):
+        train(plain)
+    found = compiles()
+    assert found[0] > 0
+    dynamo.reset()
+    return found
+
+
+@pytest.mark.parametrize(("first", "fullgraph"), [("asleep", True), ("awake", False)])
+@pytest.mark.parametrize("decorated", DECORATIONS)
+@pytest.mark.parametrize("way", WAYS)
+def test_compiled_once_and_ranged_from_outside(way, decorated, fullgraph: bool, first: str, sink) -> None:
+    options = {"backend": "aot_eager", "fullgraph": fullgraph}
+    state.deactivate()
+    expected = baseline(way, **options)
+    if first == "awake":
+        state.activate(sink)
+    compiled = way(make_net(decorated), **options)
+    for _ in range(2):
+        train(compiled)
+    assert compiles() == expected
+    state.activate(sink)
+    sink.lines.clear()
+    train(compiled)
+    inside = way is whole or (decorated is below_another_decorator and way is not blocks_in_place)
+    assert sink.lines == ([] if inside else ["block"] * BLOCKS + ["block backward"] * BLOCKS)
+    state.deactivate()
+    train(compiled)
+    state.activate(sink)
+    train(compiled)
+    assert compiles() == (0, 0, {}), "waking, silencing and waking again compile nothing anew"
+
+
+def test_a_compiled_function_is_ranged(sink) -> None:
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    @layer_range("double")
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(2):
+        sink.lines.clear()
+        double(x).sum().backward()
+    assert sink.lines == ["double", "double backward"]
+    assert compiles() == (1, 1, {})
+
+
+def test_a_range_around_a_compiled_function(sink) -> None:
+    @layer_range("double")
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    assert double(torch.ones(2)).tolist() == [2, 2]
+    assert sink.lines == ["double"]
+    assert compiles() == (1, 1, {})
+
+
+def test_the_range_closes_when_compiled_code_raises(sink) -> None:
+    net = blocks_in_place(make_net(method), backend="aot_eager")
+    with pytest.raises(Exception, match=r"shape|size|mat"):
+        net.layers[0](torch.ones(2, 3))
+    assert sink.open_count() == 0

@@ -1,0 +1,261 @@
+"""Ranges inside what torch.compile compiled: written between its kernels, which stay what they are."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch._dynamo as dynamo
+from compiled_models import Stack
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
+
+from nvprof_kit import annotate_model
+from nvprof_kit.instrument.compile.inductor import module_of
+from nvprof_kit.instrument.ranges import state
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x).relu())
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(16), MLP()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+class Net(Stack):
+    def __init__(self, blocks: int = 2) -> None:
+        super().__init__(nn.Linear(16, 16), (Block() for _ in range(blocks)))
+
+
+def whole(net: Net) -> nn.Module:
+    return torch.compile(net, fullgraph=True)
+
+
+def whole_in_place(net: Net) -> nn.Module:
+    net.compile()
+    return net
+
+
+def by_block(net: Net) -> nn.Module:
+    for block in net.layers:
+        block.compile(fullgraph=True)
+    return net
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    dynamo.reset()
+    counters.clear()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.compile compiles")
+        yield
+    dynamo.reset()
+
+
+def train(model: nn.Module, scale: float = 1.0) -> torch.Tensor:
+    torch.manual_seed(1)
+    loss = model(scale * torch.randn(8, 16)).square().mean()
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("way", [whole, whole_in_place])
+def test_the_layers_of_a_model_compiled_as_a_whole(way, sink) -> None:
+    """The sum with the first block and the norm of the second are one kernel, which is of neither block."""
+    net = Net()
+    annotate_model(net, compiled_parts=True)
+    compiled = way(net)
+    train(compiled)
+    sink.lines.clear()
+    train(compiled)
+    assert sink.lines[:7] == [
+        "Net",
+        "  embed",
+        "  layers.0",
+        "    layers.0.norm",
+        "    layers.0.mlp",
+        "  layers.1",
+        "    layers.1.mlp",
+    ]
+    backward = [line for line in sink.lines if line.endswith(" backward")]
+    assert backward[:3] == ["Net backward", "  layers.1 backward", "    layers.1.mlp backward"]
+    assert {"  layers.0 backward", "    layers.0.mlp backward", "  embed backward"} <= set(backward)
+
+
+def test_the_parts_of_compiled_blocks_which_share_their_code(sink) -> None:
+    net = Net(3)
+    annotate_model(net, compiled_parts=True)
+    compiled = by_block(net)
+    train(compiled)
+    sink.lines.clear()
+    train(compiled)
+    for index in range(3):
+        begin = sink.lines.index(f"  layers.{index}")
+        assert sink.lines[begin + 1 : begin + 3] == [f"    layers.{index}.norm", f"    layers.{index}.mlp"]
+        begin = sink.lines.index(f"  layers.{index} backward")
+        assert sink.lines[begin + 1] == f"    layers.{index}.mlp backward"
+        assert f"    layers.{index}.norm backward" in sink.lines
+
+
+@pytest.mark.parametrize("way", [whole, by_block])
+def test_recompute_of_a_compiled_block(way, sink) -> None:
+    """A compiled block that runs inside a backward pass runs again."""
+    from torch.utils.checkpoint import checkpoint
+
+    net = Net(1)
+    annotate_model(net, compiled_parts=True)
+    block = by_block(net).layers[0]
+    x = torch.randn(8, 16, requires_grad=True)
+    for _ in range(2):
+        sink.lines.clear()
+        checkpoint(block, x, use_reentrant=False).sum().backward()
+    assert "layers.0.mlp recompute" in [line.strip() for line in sink.lines]
+
+
+@pytest.mark.parametrize("checkpointed", [True, False])
+def test_recompute_inside_one_compiled_graph(checkpointed: bool, sink) -> None:
+    """What the backward graph computes of the forward once more is a checkpoint's recompute; nothing, without one."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.embed(x)
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return x
+
+    net = Checkpointed() if checkpointed else Net()
+    annotate_model(net, compiled_parts=True)
+    compiled = whole(net)
+    train(compiled)
+    sink.lines.clear()
+    train(compiled)
+    again = {line.strip() for line in sink.lines if line.endswith("recompute")}
+    parts = {f"layers.{index}{part} recompute" for index in range(2) for part in ("", ".mlp")}
+    assert again >= parts if checkpointed else not again
+
+
+def kernels(code: str) -> Counter[str]:
+    """The launches in generated code, without what tells the ranges."""
+    lines = [line.strip() for line in code.splitlines() if "nvprof_kit" not in line]
+    return Counter(line for line in lines if line and not line.startswith("#"))
+
+
+def test_the_code_is_what_it_is_without_ranges(sink) -> None:
+    def codes(parts: bool) -> list[str]:
+        dynamo.reset()
+        torch.manual_seed(0)
+        net = Net()
+        with annotate_model(net, compiled_parts=parts) as annotation:
+            _, found = run_and_get_code(lambda: train(whole(net)))
+            assert annotation.paths
+        return found
+
+    with torch.compiler.config.patch(force_disable_caches=True):
+        ranged, bare = codes(True), [re.sub(".*nvprof_kit.*\n", "", code) for code in codes(False)]
+    assert len(ranged) == len(bare) == 2
+    assert all("nvprof_kit_enter('layers.1.mlp" in code for code in ranged)
+    assert [kernels(code) for code in ranged] == [kernels(code) for code in bare]
+
+
+def test_results_and_compilations_are_those_of_the_bare_model(sink) -> None:
+    def losses(annotate: bool) -> tuple[list[float], int, dict[str, int]]:
+        dynamo.reset()
+        counters.clear()
+        torch.manual_seed(0)
+        net = Net()
+        if annotate:
+            annotate_model(net, compiled_parts=True)
+        compiled = whole(net)
+        found = [train(compiled).item(), train(compiled, 2.0).item()]
+        found += [float(parameter.grad.sum()) for parameter in net.parameters()]
+        return found, counters["stats"]["unique_graphs"], dict(counters["graph_break"])
+
+    ranged = losses(True)
+    state.deactivate()
+    assert ranged == losses(False)
+    state.activate(sink)
+
+
+def test_quiet_and_heard_again_without_compiling_anew(sink) -> None:
+    net = Net()
+    annotate_model(net, compiled_parts=True)
+    compiled = whole(net)
+    state.deactivate()
+    train(compiled)
+    train(compiled)
+    counters.clear()
+    assert sink.lines == []
+    state.activate(sink)
+    train(compiled)
+    assert "    layers.1.mlp" in sink.lines
+    assert counters["stats"]["unique_graphs"] == 0
+
+
+def test_an_exception_inside_closes_the_ranges(sink) -> None:
+    net = Net()
+    annotate_model(net, compiled_parts=True)
+    net.layers[1].register_forward_hook(lambda *_: None)
+    compiled = whole_in_place(net)
+    train(compiled)
+    with pytest.raises(Exception, match=r"shape|size|mat"):
+        compiled(torch.ones(2, 3))
+    assert sink.open_count() == 0
+
+
+def node(path: str | None, *, root="self", op="call_function", inputs=True, backward=False, target="mul"):
+    key = "fwd_nn_module_stack" if backward else "nn_module_stack"
+    meta = {} if path is None else {key: {"0": (f"L['{root}']{path}", nn.Module)}}
+    if backward:
+        meta["partitioner_tag"] = "is_backward"
+    return SimpleNamespace(op=op, all_input_nodes=["x"] if inputs else [], meta=meta, target=target)
+
+
+def result(*origins: SimpleNamespace, of: SimpleNamespace | None = None) -> SimpleNamespace:
+    return SimpleNamespace(node=of, origins=origins)
+
+
+A, B, A_BACK = node(".layers.0.mlp"), node(".layers.0.norm"), node(".layers.0.mlp", backward=True)
+OWN, OWN_BACK = node(None), node(None, backward=True)
+
+
+@pytest.mark.parametrize(
+    ("results", "module"),
+    [
+        ([result(A, B, of=A)], "layers.0.mlp"),  # what is computed on the way does not count
+        ([result(of=A), result(of=B)], "layers.0"),
+        ([result(of=node(".layers.0")), result(of=node(".layers.1.norm"))], "layers"),
+        ([result(of=node(".a.b")), result(of=node(".a.bc"))], "a"),
+        ([result(of=node("._modules['layers']._modules['10'].mlp"))], "layers.10.mlp"),
+        ([result(of=node(".layers[3]._orig_mod.mlp"))], "layers.3.mlp"),
+        ([result(of=node(".mlp", root="other"))], ""),  # of a module that is no part of the compiled one
+        ([result(of=A), result(OWN, of=OWN)], ""),  # an operator of the compiled module itself
+        ([result(A, B)], "layers.0"),  # the value of no node: what it was made of tells
+        ([result(A, node(".norm", inputs=False))], "layers.0.mlp"),  # a constant
+        ([result(A, node(".norm", op="get_attr"))], "layers.0.mlp"),
+        ([result(A, node(".norm", target="aten._unsafe_view.default"))], "layers.0.mlp"),
+        ([result(A_BACK, B)], "layers.0.mlp"),  # of the forward, computed again
+        ([result(A_BACK, OWN_BACK, of=OWN_BACK)], "layers.0.mlp"),  # a sum of gradients
+        ([result(OWN_BACK, of=OWN_BACK), result(of=A_BACK)], "layers.0.mlp"),
+        ([], ""),
+    ],
+)
+def test_the_module_of_a_fused_kernel(results: list[SimpleNamespace], module: str) -> None:
+    assert module_of(results) == module

@@ -1,0 +1,403 @@
+"""What `count_flops` counts, and that it leaves no other trace."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import weakref
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+import nvprof_kit
+from nvprof_kit.errors import UsageError
+from nvprof_kit.instrument.flops.counter import OUT_OF_REACH
+from nvprof_kit.instrument.flops.operators import Kind, kind_of, work_of
+from nvprof_kit.instrument.ranges import state
+
+BATCH, LENGTH, WIDTH = 2, 8, 16
+MLP = 2 * 2 * BATCH * LENGTH * WIDTH * 4 * WIDTH
+"""Forward of `Block.mlp`: two products of BATCH * LENGTH rows by WIDTH x 4 WIDTH, two operations each."""
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(x)
+
+
+class Model(nn.Module):
+    """Blocks, run plainly or under activation checkpointing; ``ways`` is how."""
+
+    def __init__(self, reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x) if self.reentrant is None else checkpoint(layer, x, use_reentrant=self.reentrant)
+        return x
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(BATCH, LENGTH, WIDTH, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+
+def train(model: nn.Module) -> None:
+    with nvprof_kit.step(0):
+        with nvprof_kit.phase("forward"):
+            loss = model(batch()).square().sum()
+        with nvprof_kit.phase("backward"):
+            loss.backward()
+
+
+def counted(path: Path, run: Any) -> dict[str, Any]:
+    with nvprof_kit.count_flops(path / "run.flops.json") as counting:
+        run()
+    assert counting.written is not None
+    said: dict[str, Any] = json.loads(counting.written.read_text())
+    return said
+
+
+def own(said: dict[str, Any]) -> dict[tuple[str, str], int]:
+    """Operations of each (layer, phase), without what is nested in it."""
+    sums: Counter[tuple[str, str]] = Counter()
+    for row in said["operators"]:
+        place = said["ranges"][row["range"]]
+        sums[place["layer"], place["phase"]] += row["flops"]
+    return dict(sums)
+
+
+def unknown(said: dict[str, Any]) -> set[tuple[str, str]]:
+    return {(said["ranges"][row["range"]]["layer"], row["name"]) for row in said["unknown"]}
+
+
+def test_forward_and_backward_by_layer(tmp_path: Path) -> None:
+    model = Model()
+    nvprof_kit.annotate_model(model, depth=2)
+    said = counted(tmp_path, lambda: train(model))
+    # the backward multiplies twice for each product of the forward: for the input and for the weight
+    assert own(said) == {
+        (f"layers.{n}.mlp", phase): MLP * times for n in range(3) for phase, times in (("forward", 1), ("backward", 2))
+    }
+    assert said["steps"] == 1 and said["unknown"] == []
+    assert {row["dtype"] for row in said["operators"]} == {"fp32"}
+    place = next(row for row in said["ranges"] if row["layer"] == "layers.1.mlp" and row["phase"] == "backward")
+    around = said["ranges"][place["inside"]]
+    assert (around["layer"], around["phase"], around["calls"]) == ("layers.1", "backward", 1)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recompute_is_told_apart(tmp_path: Path, reentrant: bool) -> None:
+    model = Model(reentrant)
+    nvprof_kit.annotate_model(model, depth=2)
+    sums = own(counted(tmp_path, lambda: train(model)))
+    for n in range(3):
+        again = sums[f"layers.{n}.mlp", "recompute"]
+        # without reentry the recompute stops early, once it has all that was saved: the last product saves nothing more
+        assert again in (MLP, MLP // 2)
+        assert sums[f"layers.{n}.mlp", "forward"] == MLP
+        assert sums[f"layers.{n}.mlp", "backward"] == 2 * MLP
+
+
+def test_a_shared_module_counts_each_call(tmp_path: Path) -> None:
+    shared = nn.Linear(WIDTH, WIDTH, bias=False)
+    model = nn.Sequential(shared, nn.ReLU(), shared)
+    nvprof_kit.annotate_model(model, depth=1)
+    sums = own(counted(tmp_path, lambda: train(model)))
+    product = 2 * BATCH * LENGTH * WIDTH * WIDTH
+    assert sums == {("0", "forward"): 2 * product, ("0", "backward"): 4 * product}
+
+
+def test_the_sum_is_that_of_pytorchs_own_counter(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv1d(LENGTH, 6, 3), nn.Flatten(), nn.Linear(84, 5))
+    nvprof_kit.annotate_model(model, depth=1)
+    said = counted(tmp_path, lambda: train(model))
+    with FlopCounterMode(display=False) as reference:
+        train(model)
+    assert sum(own(said).values()) == reference.get_total_flops() > 0
+
+
+def llama() -> tuple[nn.Module, int, int]:
+    """A small Llama, its weights in products, and operations of one forward's attention for a batch of 2 x 16."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_cache=False,
+    )
+    # q and o: 64 x 64 each, k and v: 64 x 32 each, three of 64 x 96, and the head
+    weights = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96) + 64 * 100
+    # scores and their weighted sums: two products of 16 x 16 x 64 a sequence and layer
+    return transformers.LlamaForCausalLM(config), weights, 2 * 2 * 2 * 16 * 16 * 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("backend", "share"),
+    [(SDPBackend.MATH, 2), (SDPBackend.FLASH_ATTENTION, 2.5)],  # flash computes the scores again in its backward
+)
+def test_a_llama_costs_six_operations_a_weight_and_token_and_its_attention(
+    tmp_path: Path, backend: SDPBackend, share: float
+) -> None:
+    model, weights, attention = llama()
+    nvprof_kit.annotate_model(model)
+    tokens = torch.randint(0, 100, (2, 16))
+
+    def run() -> None:
+        with sdpa_kernel(backend):
+            model(input_ids=tokens, labels=tokens).loss.backward()
+
+    sums = own(counted(tmp_path, run))
+    by_phase = {phase: sum(n for (_, at), n in sums.items() if at == phase) for phase in ("forward", "backward")}
+    assert by_phase["forward"] == 2 * weights * 32 + attention
+    # the first layer's q, k and v need the gradient of their input, which the embedding takes
+    assert by_phase["backward"] == 4 * weights * 32 + share * attention
+    assert sum(by_phase.values()) == sum(sums.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_type_of_number_is_that_of_the_matrices(tmp_path: Path, dtype: torch.dtype) -> None:
+    x = torch.ones(2, 3, dtype=dtype)
+    said = counted(tmp_path, lambda: x @ x.T)
+    assert [row["dtype"] for row in said["operators"]] == [{torch.bfloat16: "bf16", torch.float64: "fp64"}[dtype]]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        said = counted(tmp_path, lambda: torch.ones(2, 3) @ torch.ones(3, 2))
+    assert [row["dtype"] for row in said["operators"]] == ["bf16"]
+
+
+def test_in_inference_mode_composite_operators_are_looked_into(tmp_path: Path) -> None:
+    model = Model()
+    nvprof_kit.annotate_model(model, depth=2)
+    with torch.inference_mode():
+        said = counted(tmp_path, lambda: model(batch()))
+    assert own(said) == {(f"layers.{n}.mlp", "forward"): MLP for n in range(3)}
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_run_as_ever(tmp_path: Path, layout: torch.layout) -> None:
+    heads = [torch.randn(rows, 2, WIDTH, generator=torch.Generator().manual_seed(rows)) for rows in (5, 7)]
+    nested = torch.nested.nested_tensor(heads, layout=layout)
+    rows = torch.nested.nested_tensor([part.flatten(1) for part in heads], layout=layout)
+    linear = nn.Linear(2 * WIDTH, 4)
+    results = []
+
+    def run() -> None:
+        hidden = nested.transpose(1, 2).contiguous() if layout is torch.strided else nested.transpose(1, 2)
+        with torch.no_grad():
+            results.append((linear(rows), nn.functional.scaled_dot_product_attention(hidden, hidden, hidden)))
+
+    run()
+    said = counted(tmp_path, run)
+    for plain, again in zip(*results, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(plain.unbind(), again.unbind(), strict=True))
+    assert said["operators"] or said["unknown"]
+
+
+def test_custom_operators_are_unknown_until_they_have_a_formula(tmp_path: Path) -> None:
+    @torch.library.custom_op("flops_test::product", mutates_args=())
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a @ b
+
+    def run() -> None:
+        with nvprof_kit.layer_range("block"):
+            product(torch.ones(2, 3), torch.ones(3, 4))
+
+    said = counted(tmp_path, run)
+    assert unknown(said) == {("block", "flops_test::product")} and said["operators"] == []
+    packet = torch.ops.flops_test.product
+    flop_registry[packet] = lambda a, b, **_: 2 * a.shape[0] * a.shape[1] * b.shape[1]
+    try:
+        assert own(counted(tmp_path, run)) == {("block", "forward"): 2 * 2 * 3 * 4}
+        flop_registry[packet] = lambda *_, **__: 1 // 0  # a formula that fails says nothing and breaks nothing
+        assert unknown(counted(tmp_path, run)) == {("block", "flops_test::product")}
+    finally:
+        del flop_registry[packet]
+
+
+def test_work_without_a_formula_is_unknown_and_what_multiplies_nothing_is_nothing(tmp_path: Path) -> None:
+    said = counted(tmp_path, lambda: torch.linalg.inv(torch.mv(torch.eye(3), torch.ones(3)).diag().relu() + 1e-3))
+    assert {name for _, name in unknown(said)} == {"aten::mv", "aten::linalg_inv_ex"}
+    aten = torch.ops.aten
+    nothing = [aten.add.Tensor, aten.view.default, aten._log_softmax.default, aten.linalg_vector_norm.default]
+    assert {kind_of(operator) for operator in nothing} == {Kind.NOTHING}
+    assert kind_of(aten.linear.default) is Kind.INSIDE
+    assert kind_of(aten._weight_int4pack_mm.default) is Kind.UNKNOWN
+
+
+def test_grouped_products_have_a_formula() -> None:
+    # 5 rows among 3 groups of 4 x 6: each row is multiplied by one group
+    rows, groups = torch.empty(5, 4), torch.empty(3, 4, 6)
+    operator = torch.ops.aten._grouped_mm.default
+    assert work_of(operator, (rows, groups), {}, None).flops == 2 * 5 * 4 * 6
+    assert work_of(operator, (torch.empty(3, 5, 4), groups), {}, None).flops == 2 * 3 * 5 * 4 * 6
+    assert work_of(operator, (torch.empty(4, 5), torch.empty(5, 6)), {}, None).flops == 2 * 4 * 5 * 6
+
+
+def test_a_thread_of_the_program_is_unknown_not_nothing(tmp_path: Path) -> None:
+    model = Model()
+    nvprof_kit.annotate_model(model, depth=2)
+
+    def run() -> None:
+        thread = threading.Thread(target=model, args=(batch(),))
+        thread.start()
+        thread.join()
+
+    said = counted(tmp_path, run)
+    assert {(f"layers.{n}.mlp", OUT_OF_REACH) for n in range(3)} <= unknown(said)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_compiled_modules_run_eagerly_meanwhile(tmp_path: Path, whole: bool) -> None:
+    torch._dynamo.reset()
+    calls = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            calls.append(1)
+            return graph.forward(*args)
+
+        return run
+
+    model = Model()
+    for module in [model] if whole else model.layers:
+        module.compile(backend=backend)
+    nvprof_kit.annotate_model(model, depth=2)
+    train(model)
+    before = len(calls)
+    sums = own(counted(tmp_path, lambda: train(model)))
+    assert before > 0 and len(calls) == before
+    assert sums == {
+        (f"layers.{n}.mlp", phase): MLP * times for n in range(3) for phase, times in (("forward", 1), ("backward", 2))
+    }
+    train(model)
+    assert len(calls) == 2 * before
+    torch._dynamo.reset()
+
+
+def test_results_are_the_same_bits_and_nothing_stays(tmp_path: Path) -> None:
+    results = []
+    for counting in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.TransformerEncoderLayer(WIDTH, 2, 32))
+        annotation = nvprof_kit.annotate_model(model)
+        if counting:
+            counted(tmp_path, lambda model=model: train(model))
+        else:
+            train(model)
+        results.append([weight.grad for weight in model.parameters()])
+        annotation.remove()
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert state.backend is None and torch._C._len_torch_dispatch_stack() == 0
+    gone = weakref.ref(model)
+    del model, results, annotation
+    gc.collect()
+    assert gone() is None
+
+
+def test_one_step_of_a_loop(tmp_path: Path) -> None:
+    model = Model()
+    nvprof_kit.annotate_model(model, depth=2)
+    path = tmp_path / "run.flops.json"
+    seen = []
+    with nvprof_kit.count_flops(path, at_step=1) as counting:
+        for number in range(3):
+            with nvprof_kit.step(number):
+                model(batch())
+                seen.append(torch._C._len_torch_dispatch_stack())
+            assert path.exists() == (number >= 1)
+    assert counting.written == path and seen == [0, 1, 0]
+    said = json.loads(path.read_text())
+    assert said["steps"] == 1 and own(said) == {(f"layers.{n}.mlp", "forward"): MLP for n in range(3)}
+    with pytest.warns(UserWarning, match="no step 9"), nvprof_kit.count_flops(tmp_path / "no.json", at_step=9):
+        pass
+    assert not (tmp_path / "no.json").exists()
+
+
+@pytest.mark.parametrize("at_step", [None, 0])
+def test_after_an_exception_all_is_as_before_and_nothing_is_written(tmp_path: Path, at_step: int | None) -> None:
+    model = Model()
+    nvprof_kit.annotate_model(model, depth=2)
+    path = tmp_path / "run.flops.json"
+    with pytest.raises(ZeroDivisionError), nvprof_kit.count_flops(path, at_step=at_step), nvprof_kit.step(0):
+        model(batch())
+        raise ZeroDivisionError
+    assert not path.exists() and state.backend is None and torch._C._len_torch_dispatch_stack() == 0
+    counted(tmp_path, lambda: train(model))  # and it may begin again
+
+
+def test_what_cannot_be_counted_is_refused_before_it_runs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"NAME\.flops\.json"), nvprof_kit.count_flops(tmp_path / "run.csv"):
+        pass
+    with pytest.raises(UsageError, match="cannot be written"), nvprof_kit.count_flops(tmp_path / "no" / "run.json"):
+        pass
+    with (
+        nvprof_kit.count_flops(tmp_path / "a.json"),
+        pytest.raises(UsageError, match="counted already"),
+        nvprof_kit.count_flops(tmp_path / "b.json"),
+    ):
+        pass
+
+
+def test_a_file_that_cannot_be_written_in_the_end_does_not_end_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: Any, **_kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with nvprof_kit.count_flops(tmp_path / "a.json", at_step=0) as counting:
+        monkeypatch.setattr(Path, "write_text", full)
+        with pytest.warns(UserWarning, match=r"a\.json: cannot write it \(No space left"), nvprof_kit.step(0):
+            torch.ones(2, 2) @ torch.ones(2, 2)
+    assert counting.written is None and not list(tmp_path.iterdir())
+
+
+def test_nothing_counted_is_said(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="no operator was counted"), nvprof_kit.count_flops(tmp_path / "a.json"):
+        pass
+
+
+def test_each_rank_has_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with nvprof_kit.count_flops(tmp_path / "run.flops.json") as counting:
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    assert counting.written == tmp_path / "run.rank3.flops.json"
+    assert json.loads(counting.written.read_text())["rank"] == 3
+
+
+def test_off_means_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "mode", "off")
+    with nvprof_kit.count_flops(tmp_path / "run.flops.json") as counting:
+        torch.ones(2, 2) @ torch.ones(2, 2)
+        assert torch._C._len_torch_dispatch_stack() == 0
+    assert counting.written is None and not list(tmp_path.iterdir())
+
+
+def test_the_shards_of_a_distributed_tensor_are_counted_not_its_whole(tmp_path: Path) -> None:
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (4,))
+        whole = DTensor.from_local(torch.ones(4, 8), mesh, [Shard(0)])  # 16 x 8, a quarter here
+        said = counted(tmp_path, lambda: whole @ torch.distributed.tensor.ones(8, 2, device_mesh=mesh))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert sum(own(said).values()) == 2 * 4 * 8 * 2

@@ -1,0 +1,102 @@
+"""Steps, phases, marks, dataloaders and optimizers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from nvprof_kit import annotate_dataloader, annotate_optimizer, mark, phase, step
+from nvprof_kit.errors import UsageError
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.names import Category
+
+
+def test_step_phase_mark(sink) -> None:
+    with step(12), phase("forward"):
+        mark("here")
+    assert sink.lines == ["step 12", "  forward", "mark here"]
+    assert [(range_.category, range_.payload) for range_ in sink.ranges] == [
+        (Category.STEP, 12),
+        (Category.PHASE, None),
+    ]
+
+
+def test_steps_count_themselves(sink) -> None:
+    @step()
+    def train() -> str:
+        return "done"
+
+    assert train() == "done"
+    with step():
+        pass
+    first, second = (range_.payload for range_ in sink.ranges)
+    assert second == first + 1
+
+
+def test_phase_decorates(sink) -> None:
+    @phase("generate")
+    def generate():
+        yield 1
+        yield 2
+
+    assert list(generate()) == [1, 2]
+    assert sink.lines == ["generate"] * 3
+
+
+def test_dataloader(sink) -> None:
+    loader = DataLoader(list(range(4)), batch_size=2)
+    ranged = annotate_dataloader(loader)
+    assert len(ranged) == 2
+    assert ranged.dataset is loader.dataset
+    for epoch in range(2):
+        seen = []
+        for batch in ranged:
+            assert sink.open_count() == 0
+            seen += batch.tolist()
+        assert seen == [0, 1, 2, 3], epoch
+    assert set(sink.lines) == {"data"}
+    assert sink.ranges[0].category is Category.PHASE
+
+
+def test_a_loader_that_raises(sink) -> None:
+    def batches():
+        yield 1
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        list(annotate_dataloader(batches()))
+
+
+def test_optimizer(sink) -> None:
+    weight = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    handle = annotate_optimizer(optimizer)
+    weight.sum().backward()
+    optimizer.step()
+    assert sink.lines == ["optimizer"]
+    assert sink.ranges[0].category is Category.PHASE
+    with pytest.raises(UsageError, match="SGD is annotated already"):
+        annotate_optimizer(optimizer)
+    state.deactivate()
+    assert len(optimizer._optimizer_step_pre_hooks) == 0
+    state.activate(sink)
+    assert len(optimizer._optimizer_step_pre_hooks) == 1
+    handle.remove()
+    optimizer.step()
+    assert sink.lines == ["optimizer"]
+
+
+def test_an_optimizer_step_that_raises_is_closed_by_what_holds_it(sink) -> None:
+    weight = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    annotate_optimizer(optimizer)
+
+    def closure() -> float:
+        raise ArithmeticError
+
+    with step(0), pytest.raises(ArithmeticError):
+        optimizer.step(closure)
+    assert sink.open_count() == 0
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer.step()

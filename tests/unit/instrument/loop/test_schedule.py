@@ -1,0 +1,140 @@
+"""Schedules: which steps are recorded, and what a sink is told along a loop."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvprof_kit.errors import UsageError
+from nvprof_kit.instrument.loop.schedule import PRESETS, Schedule, Window, Windows, schedule_of
+
+LETTERS = {"NONE": ".", "WARMUP": "w", "RECORD": "r", "RECORD_AND_SAVE": "R"}
+
+
+def drawn(schedule: Schedule, steps: int) -> str:
+    return "".join(LETTERS[schedule(step).name] for step in range(steps))
+
+
+class Log:
+    """A sink that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Window | None]] = []
+
+    def warm_up(self, window: Window) -> None:
+        self.told.append(("warm up", window))
+
+    def start(self, window: Window) -> None:
+        self.told.append(("start", window))
+
+    def stop(self, window: Window) -> None:
+        self.told.append(("stop", window))
+
+    def cancel(self) -> None:
+        self.told.append(("cancel", None))
+
+
+def walk(schedule: Schedule, steps: int) -> list[tuple[str, Window | None]]:
+    log = Log()
+    with Windows(schedule, log) as windows:
+        for _ in range(steps):
+            windows.step()
+    return log.told
+
+
+@pytest.mark.parametrize(
+    ("asked", "steps"),
+    [
+        (Schedule(), "R.."),
+        (Schedule(active=3), "rrR.."),
+        (Schedule(skip_first=3, wait=2, warmup=1, active=3, repeat=0), ".....wrrR..wrrR..wrrR"),
+        (Schedule(skip_first=1, wait=1, active=1, repeat=2), "..R.R..."),
+        (Schedule(repeat=0), "RRRR"),
+        ((4, 10), "...wrrrrrR.."),  # records steps 4 to 9
+        ((0, 2), "rR.."),
+        ((1, 2), "wR.."),
+        ("4:10", "...wrrrrrR.."),
+        ("skip_first=2, active=2", "..rR.."),
+        ("early", "wrrrrR.."),
+    ],
+)
+def test_steps(asked: Schedule | str | tuple[int, int], steps: str) -> None:
+    assert drawn(schedule_of(asked), len(steps)) == steps
+
+
+def test_presets() -> None:
+    assert set(PRESETS) == {"early", "stable", "periodic"}
+    assert drawn(PRESETS["stable"], 90) == "." * 50 + (".....ww" + "r" * 9 + "R") * 2 + "." * 6
+    assert drawn(PRESETS["periodic"], 65) == "." * 10 + ".....wwrrR" * 5 + "." * 5
+
+
+@given(
+    st.builds(
+        Schedule,
+        skip_first=st.integers(0, 5),
+        wait=st.integers(0, 4),
+        warmup=st.integers(0, 4),
+        active=st.integers(1, 5),
+        repeat=st.integers(0, 4),
+    ),
+    st.integers(0, 60),
+)
+def test_every_schedule_agrees_with_itself(schedule: Schedule, steps: int) -> None:
+    assert Schedule.parse(str(schedule)) == schedule
+    recorded = [step for step in range(steps) if schedule(step).records]
+    last = schedule.last_step
+    assert all(last is None or step <= last for step in recorded)
+    told = [window for what, window in walk(schedule, steps) if what == "stop" and window is not None]
+    walked = [step for window in told for step in range(window.first_step, window.last_step + 1)]
+    # a window that opened just as the loop ended holds no whole step
+    assert [step for step in walked if step < steps] == recorded
+    assert [window.number for window in told] == list(range(len(told)))
+
+
+def test_agrees_with_torch() -> None:
+    profiler = pytest.importorskip("torch.profiler")
+    for schedule in (*PRESETS.values(), Schedule(skip_first=2, wait=1, warmup=1, active=2, repeat=0)):
+        theirs = profiler.schedule(**vars(schedule))
+        ours = schedule.for_torch()
+        assert [ours(step) for step in range(100)] == [theirs(step) for step in range(100)]
+
+
+def test_what_a_sink_is_told() -> None:
+    assert walk(Schedule(skip_first=1, warmup=2, active=2, repeat=2), 12) == [
+        ("warm up", Window(0, 3)),
+        ("start", Window(0, 3)),
+        ("stop", Window(0, 3, 4)),
+        ("warm up", Window(1, 7)),
+        ("start", Window(1, 7)),
+        ("stop", Window(1, 7, 8)),
+    ]
+
+
+def test_windows_side_by_side() -> None:
+    assert [what for what, _ in walk(Schedule(active=1, repeat=2), 3)] == ["start", "stop", "start", "stop"]
+
+
+def test_a_loop_that_ends_early_keeps_what_was_recorded() -> None:
+    assert walk(Schedule(active=5), 2) == [("start", Window(0, 0)), ("stop", Window(0, 0, 1))]
+    assert [what for what, _ in walk(Schedule(warmup=3), 1)] == ["warm up", "cancel"]
+
+
+def test_an_exception_stops_the_window_and_passes() -> None:
+    log = Log()
+    with pytest.raises(RuntimeError, match="out of memory"), Windows("0:9", log) as windows:
+        windows.step()
+        raise RuntimeError("out of memory")
+    assert [what for what, _ in log.told] == ["start", "stop"]
+
+
+@pytest.mark.parametrize("asked", ["", "late", "3:", "5:5", "7:5", "1:2:3", "active=x", "active=0", "steps=3", "a=b=c"])
+def test_what_is_no_schedule_is_refused_in_one_line(asked: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        schedule_of(asked)
+    assert "\n" not in str(refused.value) and "schedule" in str(refused.value)
+
+
+def test_negative_numbers_are_refused() -> None:
+    with pytest.raises(UsageError, match="wait=-1 is no whole number from 0 on"):
+        Schedule(wait=-1)

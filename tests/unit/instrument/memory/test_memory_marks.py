@@ -1,0 +1,113 @@
+"""The memory that layers' ranges carry: when it is read, and what is said of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from nvprof_kit.instrument.memory.marks import Level, NvtxWithMemory, read_cuda
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.instrument.ranges.backends import Nvtx, Range
+from nvprof_kit.names import Category
+
+LAYER, PHASE = Range("layers.0", Category.FORWARD, 0), Range("forward", Category.PHASE)
+INNER = Range("layers.0.mlp", Category.BACKWARD, 0)
+
+
+class Noting(NvtxWithMemory):
+    """Notes the marks; reads what it is told, the last again and again."""
+
+    def __init__(self, levels: list[Level | None], before: Nvtx | None = None) -> None:
+        super().__init__(lambda: levels.pop(0) if len(levels) > 1 else levels[0], before)
+        self.said: list[tuple[str, int | None]] = []
+
+    def mark(self, range_: Range) -> None:
+        assert range_.category is Category.MEMORY
+        self.said.append((range_.text, range_.payload))
+
+
+def test_begin_end_and_a_peak_where_it_rises() -> None:
+    backend = Noting([Level(10, 10), Level(20, 20), Level(30, 90), Level(15, 90)])
+    for range_ in (PHASE, LAYER, INNER):
+        backend.open(range_, range_)
+    for range_ in (INNER, LAYER, PHASE):
+        backend.close(range_)
+    assert backend.said == [
+        ("allocated at begin", 10),
+        ("allocated at begin", 20),
+        ("peak inside", 90),
+        ("allocated at end", 30),
+        ("peak inside", 90),
+        ("allocated at end", 15),
+    ]
+
+
+def test_what_is_left_open_is_balanced() -> None:
+    backend = Noting([Level(1, 1)])
+    for range_ in (LAYER, PHASE, INNER):
+        backend.open(range_, range_)
+    backend.close(LAYER)  # an exception went through all three
+    assert [text for text, _ in backend.said] == ["allocated at begin"] * 2 + ["allocated at end"] * 2
+    backend.close(LAYER)
+    assert len(backend.said) == 4
+
+
+def test_nothing_is_said_where_there_is_nothing_to_read() -> None:
+    backend = Noting([None])
+    backend.open(LAYER, LAYER)
+    backend.close(LAYER)
+    assert backend.said == []
+    assert read_cuda() is None, "no CUDA here"
+
+
+def test_ranges_that_were_open_before_are_closed() -> None:
+    before = Nvtx()
+    before.open(LAYER, LAYER)
+    backend = Noting([Level(5, 5)], before)
+    backend.open(INNER, INNER)
+    backend.close(LAYER)
+    assert [text for text, _ in backend.said] == ["allocated at begin", "allocated at end"], "of the inner one"
+    assert backend.thread.here.owners == []
+
+
+def test_threads_do_not_mix() -> None:
+    backend = Noting([Level(7, 7)])
+    backend.open(LAYER, LAYER)
+    thread = threading.Thread(target=lambda: (backend.open(INNER, INNER), backend.close(INNER)))
+    thread.start()
+    thread.join()
+    backend.close(LAYER)
+    assert len(backend.said) == 4
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvtx]:
+    backend = Nvtx()
+    monkeypatch.setattr(state, "_tool", backend)
+    state._switch(backend)
+    yield backend
+    state._switch(None)
+
+
+def test_the_attached_tool_is_told_from_then_on(tool: Nvtx) -> None:
+    state.carry_memory()
+    assert isinstance(state.backend, NvtxWithMemory)
+    assert state.backend.thread is tool.thread
+    assert state.backend is state._tool
+
+
+def test_without_a_tool_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_tool", None)
+    state.carry_memory()
+    assert state.backend is None
+
+
+@pytest.mark.parametrize(("value", "kind"), [("1", NvtxWithMemory), ("0", Nvtx), ("", Nvtx)])
+def test_the_environment_asks_for_it(value: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "mode", "on")
+    monkeypatch.setenv("NVPROF_KIT_MEMORY", value)
+    assert type(state._tool_backend()) is kind
+    monkeypatch.setattr(state, "mode", "off")
+    assert state._tool_backend() is None

@@ -1,0 +1,451 @@
+"""`MemoryProfiler`: each kind counted by hand, nothing kept alive, nothing changed, files as the documents show."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import gc
+import json
+import re
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from nvprof_kit import MemoryOptions, MemoryProfiler
+from nvprof_kit.errors import UsageError
+from nvprof_kit.instrument.memory.boundaries import Boundaries, Counts
+from nvprof_kit.instrument.memory.files import log_text
+from nvprof_kit.instrument.memory.points import TimePoint
+from nvprof_kit.instrument.memory.tensors import Held, Ledger, model_rows, optimizer_rows
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.instrument.ranges.backends import Range
+from nvprof_kit.names import Category
+from nvprof_kit.report.page.sunburst import sunburst_page
+from nvprof_kit.report.plots.memory_curve import curve_figure
+
+N = 16
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def by_path(point: TimePoint, kind: str) -> dict[str, int]:
+    return {row.path: row.bytes for row in point.rows if row.kind == kind}
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 1) -> None:
+    for _ in range(steps):
+        model(torch.ones(N, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> MemoryOptions:
+    return MemoryOptions(tmp_path / "memory_trace", pages=False)
+
+
+def test_the_five_kinds_by_hand(options: MemoryOptions) -> None:
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with MemoryProfiler(model, optimizer, options) as profiler:
+        train(model, optimizer)
+    begin, forward, backward, end = profiler.points
+    assert [point.name for point in profiler.points] == [
+        "begin",
+        "step 0 forward",
+        "step 0 backward",
+        "step 0 optimizer",
+    ]
+    weights = {"0.weight": 4 * 8 * 4, "0.bias": 8 * 4, "2.weight": 8 * 2 * 4, "2.bias": 2 * 4}
+    assert by_path(begin, "params") == weights
+    assert begin.total == sum(weights.values()) == 232
+    # autograd keeps the input for the first linear, and ReLU's output, which the second linear keeps too: counted once
+    assert by_path(forward, "activation") == {"0": N * 4 * 4, "1": N * 8 * 4}
+    assert by_path(forward, "outputs") == {"(none)": N * 2 * 4}
+    assert by_path(backward, "grads") == weights
+    assert by_path(backward, "activation") == {}
+    assert {path for path in by_path(end, "os_state") if path.startswith("0.bias")} == {
+        "0.bias.step",
+        "0.bias.exp_avg",
+        "0.bias.exp_avg_sq",
+    }
+    assert end.sum_of("os_state") == 2 * 232 + 4 * 4  # two moments, and a step of 4 bytes for each parameter
+
+
+def test_what_autograd_keeps_is_neither_input_nor_output_again(options: MemoryOptions) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid())
+    with MemoryProfiler(model, options=options) as profiler:
+        kept = model(torch.ones(N, 4))
+        nn.ReLU()(kept)
+    forward = profiler.points[-1]
+    # the input is kept for the linear, the output for its own sigmoid
+    assert by_path(forward, "activation") == {"0": N * 4 * 4, "1": N * 8 * 4}
+    assert by_path(forward, "inputs") == by_path(forward, "outputs") == {}
+    with torch.no_grad(), MemoryProfiler(model, options=options) as profiler:
+        model(torch.ones(N, 4))
+    assert by_path(profiler.points[-1], "inputs") == {"0": N * 4 * 4}
+    assert by_path(profiler.points[-1], "outputs") == {"(none)": N * 8 * 4}
+
+
+def test_tied_weights_and_views_count_once() -> None:
+    model = nn.Module()
+    model.embed = nn.Embedding(10, 4)
+    model.head = nn.Linear(4, 10, bias=False)
+    model.head.weight = model.embed.weight
+    whole = torch.zeros(100)
+    model.first = nn.Parameter(whole[:60])
+    model.second = nn.Parameter(whole[40:])  # 20 of its 60 numbers are the first one's
+    rows = {row.path: row.bytes for row in model_rows(model, Ledger())}
+    assert rows == {"embed.weight": 160, "first": 240, "second": 160}
+
+
+def test_master_copies_have_the_models_paths() -> None:
+    model = mlp().to(torch.bfloat16)
+    copies = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(copies, lr=0.1, momentum=0.9)
+    for copied in copies:
+        copied.grad = torch.ones_like(copied)
+    optimizer.step()
+    ledger = Ledger()
+    rows = [*model_rows(model, ledger), *optimizer_rows(model, optimizer, ledger)]
+    kinds = {kind: {row.path: row.bytes for row in rows if row.kind == kind} for kind in ("params", "os_params")}
+    assert kinds["params"] == {"0.weight": 64, "0.bias": 16, "2.weight": 32, "2.bias": 4}
+    assert kinds["os_params"] == {"0.weight": 128, "0.bias": 32, "2.weight": 64, "2.bias": 8}
+    assert sum(row.bytes for row in rows if row.kind == "os_state") == 232
+
+
+def test_wrappers_of_optimizers_and_master_copies_in_the_state() -> None:
+    class Wrapper:
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight = model[0].weight
+    optimizer.state[weight]["master_param"] = torch.zeros(32)
+    ledger = Ledger()
+    list(model_rows(model, ledger))
+    assert list(optimizer_rows(model, Wrapper(optimizer), ledger)) == [
+        Held("os_params", "0.weight.master_param", 128, "cpu")
+    ]
+
+
+def test_shards_count_by_their_local_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=5, world_size=8, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))
+        model = nn.Module()
+        model.weight = nn.Parameter(DTensor.from_local(torch.zeros(2, 4), mesh["dp"], [Shard(0)]))
+        assert model.weight.shape == (8, 4)
+        rows = list(model_rows(model, Ledger()))
+        assert rows == [Held("params", "weight", 2 * 4 * 4, "cpu")]
+        profiler = MemoryProfiler(model, options=MemoryOptions(tmp_path, mesh=mesh))
+        assert profiler.folder.name == "rank5_dp2_tp1_pp0"  # 5 = 2 * 2 + 1
+    finally:
+        dist.destroy_process_group()
+
+
+def test_fsdp2(tmp_path: Path) -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        model = mlp()
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with MemoryProfiler(model, optimizer, MemoryOptions(tmp_path, pages=False)) as profiler:
+            train(model, optimizer)
+        begin, forward, backward, end = profiler.points
+        assert begin.sum_of("params") == 232 // 2
+        assert backward.sum_of("grads") == 232 // 2
+        assert by_path(forward, "activation") == {"0": N * 4 * 4, "1": N * 8 * 4}  # no gathered weight among them
+        assert end.sum_of("os_state") == 232 + 4 * 4
+    finally:
+        dist.destroy_process_group()
+
+
+def test_checkpointing_keeps_inputs_only(options: MemoryOptions) -> None:
+    class Block(nn.Module):
+        def __init__(self, reentrant: bool | None) -> None:
+            super().__init__()
+            self.inner = mlp()
+            self.reentrant = reentrant
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.reentrant is None:
+                return self.inner(x)
+            return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+    kept = []
+    for reentrant in (None, False, True):
+        model = Block(reentrant)
+        with MemoryProfiler(model, None, options) as profiler:
+            x = torch.ones(N, 4, requires_grad=True)
+            model(x).square().mean().backward()
+        kept.append(profiler.points[1].sum_of("activation"))
+    assert kept == [N * 4 * 4 + N * 8 * 4, N * 4 * 4, N * 4 * 4]
+
+
+def test_nothing_is_kept_alive(options: MemoryOptions) -> None:
+    model = mlp()
+    seen: list[weakref.ref[torch.Tensor]] = []
+    model[1].register_forward_hook(lambda _module, _args, output: seen.append(weakref.ref(output)))
+    with MemoryProfiler(model, None, options) as profiler:
+        x = torch.ones(N, 4)
+        storage = weakref.ref(x)
+        output = model(x)
+        del x
+        output.square().mean().backward()
+        assert profiler._saved is not None and not profiler._saved._storages
+        del output
+        assert [reference() for reference in seen] == [None]
+        assert storage() is None
+        model(torch.ones(N, 4))  # dropped without a backward pass
+        gc.collect()
+        assert not profiler._saved._storages
+    reference = weakref.ref(model)
+    del model
+    gc.collect()
+    assert reference() is None
+
+
+def test_results_are_the_same_bit_for_bit(options: MemoryOptions) -> None:
+    plain, profiled = mlp(), mlp()
+    for model in (plain, profiled):
+        optimizer = torch.optim.AdamW(model.parameters())
+        if model is plain:
+            train(model, optimizer, 3)
+        else:
+            with MemoryProfiler(model, optimizer, options):
+                train(model, optimizer, 3)
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), profiled.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("compiled_before", [False, True])
+def test_a_compiled_model_is_one_module_and_stays_compiled(compiled_before: bool, options: MemoryOptions) -> None:
+    torch._dynamo.reset()
+    graphs: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: object) -> object:
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    model = torch.compile(mlp(), backend=backend, fullgraph=True)
+    x = torch.ones(N, 4)
+    if compiled_before:
+        model(x).sum().backward()
+    with MemoryProfiler(model, None, options) as profiler:
+        model(x).sum().backward()
+    assert len(graphs) == 1
+    assert by_path(profiler.points[1], "activation") == {"OptimizedModule": N * 4 * 4 + N * 8 * 4}
+
+
+def test_double_backward(options: MemoryOptions) -> None:
+    x = torch.full((2, 4), 0.5, requires_grad=True)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def penalty() -> torch.Tensor:
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), model[0].weight)[0]
+
+    plain = penalty()
+    with MemoryProfiler(model, None, options):
+        assert torch.equal(penalty(), plain)
+
+
+def test_the_hooks_are_gone_afterwards_also_after_an_exception(options: MemoryOptions) -> None:
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    before = copy.deepcopy({name: len(module._forward_hooks) for name, module in model.named_modules()})
+    with pytest.raises(MemoryError), MemoryProfiler(model, optimizer, options) as profiler:
+        train(model, optimizer)
+        raise MemoryError
+    assert {name: len(module._forward_hooks) for name, module in model.named_modules()} == before
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    assert len(profiler.points) == 4
+    train(model, optimizer)
+    assert len(profiler.points) == 4
+    assert (profiler.folder / "memory.log").read_text().count("Memory State:") == 4
+
+
+def test_one_at_a_time_and_off(options: MemoryOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp()
+    with MemoryProfiler(model, None, options), pytest.raises(UsageError, match="end that one first"):
+        MemoryProfiler(model, None, options).__enter__()
+    monkeypatch.setattr(state, "mode", "off")
+    with MemoryProfiler(model, None, MemoryOptions(options.folder / "none")) as profiler:
+        profiler.point("here")
+    assert not (Path(options.folder) / "none").exists()
+
+
+def test_the_files_of_the_documents(tmp_path: Path) -> None:
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with MemoryProfiler(model, optimizer, MemoryOptions(tmp_path, parquet=True)) as profiler:
+        train(model, optimizer)
+    assert profiler.folder == tmp_path / "rank0_dp0_tp0_pp0"
+    assert sorted(path.name for path in profiler.folder.iterdir()) == [
+        ".owner",
+        "activation_memory_sunburst.html",
+        "grads_memory_sunburst.html",
+        "memory.csv",
+        "memory.log",
+        "memory.parquet",
+        "os_memory_sunburst.html",
+        "os_params_memory_sunburst.html",
+        "params_memory_sunburst.html",
+        "summary_sunburst.html",
+    ]
+    with (profiler.folder / "memory.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert sum(int(row["bytes"]) for row in rows if row["point"] == "0" and row["kind"] == "params") == 232
+
+
+def test_the_log_is_laid_out_as_internlm_does() -> None:
+    rows = (
+        Held("params", "embedding.weight", 806 << 20, "cuda:0"),
+        Held("params", "blocks.0.mixer.Wqkv.weight", 96 << 20, "cuda:0"),
+        Held("params", "blocks.0.mixer.Wqkv.bias", 24 << 10, "cuda:0"),
+        Held("os_state", "blocks.0.mixer.Wqkv.weight.exp_avg", 1 << 20, "cpu"),
+        Held("unexplained", "", 1 << 20, "cuda:0"),
+    )
+    point = TimePoint(0, "step 0 forward", 37.5, "cuda:0", rows, Counts(1 << 30, 1 << 30, 2 << 30, 1 << 30))
+    assert log_text(point, layouts=True).split("\n") == [
+        "Memory State:",
+        "time: 37.5",
+        "---summary---",
+        "total_memory: 902.02 MB",
+        "params_memory: 902.02 MB, grads_memory: 0.00 MB, os_params_memory: 0.00 MB, os_state_memory: 0.00 MB, "
+        "activation_memory: 0.00 MB",
+        "point: step 0 forward, allocated_memory: 1024.00 MB, reserved_memory: 2048.00 MB, peak_memory: 1024.00 MB, "
+        "unexplained_memory: 1.00 MB, offloaded_memory: 1.00 MB",
+        "---Layout---",
+        "params_layout:",
+        "layer: param_mem, layer_mem: 0.00 MB, total_mem: 902.02 MB",
+        "layer: param_mem.embedding, layer_mem: 0.00 MB, total_mem: 806.00 MB",
+        "layer: param_mem.embedding.weight, layer_mem: 806.00 MB, total_mem: 806.00 MB",
+        "layer: param_mem.blocks, layer_mem: 0.00 MB, total_mem: 96.02 MB",
+        "layer: param_mem.blocks.0, layer_mem: 0.00 MB, total_mem: 96.02 MB",
+        "layer: param_mem.blocks.0.mixer, layer_mem: 0.00 MB, total_mem: 96.02 MB",
+        "layer: param_mem.blocks.0.mixer.Wqkv, layer_mem: 0.00 MB, total_mem: 96.02 MB",
+        "layer: param_mem.blocks.0.mixer.Wqkv.weight, layer_mem: 96.00 MB, total_mem: 96.00 MB",
+        "layer: param_mem.blocks.0.mixer.Wqkv.bias, layer_mem: 0.02 MB, total_mem: 0.02 MB",
+        "grads_layout:",
+        "layer: grad_mem, layer_mem: 0.00 MB, total_mem: 0.00 MB",
+        "os_params_layout:",
+        "layer: os_params_mem, layer_mem: 0.00 MB, total_mem: 0.00 MB",
+        "os_state_layout:",
+        "layer: os_state_mem, layer_mem: 0.00 MB, total_mem: 1.00 MB",
+        "layer: os_state_mem.blocks, layer_mem: 0.00 MB, total_mem: 1.00 MB",
+        "layer: os_state_mem.blocks.0, layer_mem: 0.00 MB, total_mem: 1.00 MB",
+        "layer: os_state_mem.blocks.0.mixer, layer_mem: 0.00 MB, total_mem: 1.00 MB",
+        "layer: os_state_mem.blocks.0.mixer.Wqkv, layer_mem: 0.00 MB, total_mem: 1.00 MB",
+        "layer: os_state_mem.blocks.0.mixer.Wqkv.weight, layer_mem: 0.00 MB, total_mem: 1.00 MB",
+        "layer: os_state_mem.blocks.0.mixer.Wqkv.weight.exp_avg, layer_mem: 1.00 MB, total_mem: 1.00 MB",
+        "activation_base_layout:",
+        "layer: activation_base, layer_mem: 0.00 MB, total_mem: 0.00 MB",
+        "",
+        "",
+    ]
+
+
+class Meter:
+    """An allocator that gives the counts it is told: allocated, and the peak since the reading before."""
+
+    def __init__(self, readings: list[tuple[int, int]]) -> None:
+        self._readings = iter(readings)
+
+    def read(self) -> Counts:
+        allocated, peak = next(self._readings)
+        return Counts(allocated, allocated, 4096, peak)
+
+
+def test_what_a_layer_retains_and_needs_for_a_while() -> None:
+    model, inner = Range("model", Category.FORWARD), Range("model.a", Category.FORWARD)
+    back = Range("model.a backward", Category.BACKWARD)
+    boundaries = Boundaries(Meter([(100, 100), (110, 150), (160, 400), (200, 210), (200, 230), (120, 200), (120, 120)]))
+    boundaries.entered(model)
+    boundaries.entered(Range("forward", Category.PHASE))  # no layer: not read
+    boundaries.entered(inner)
+    boundaries.left(inner)
+    boundaries.left(model)
+    boundaries.entered(back)
+    boundaries.left(back)
+    found = [(b.layer, b.phase, b.begin, b.end, b.peak, b.retained, b.transient) for b in boundaries.seen]
+    assert found == [
+        ("model.a", "forward", 110, 160, 400, 50, 240),
+        ("model", "forward", 100, 200, 400, 100, 200),
+        ("model.a", "backward", 200, 120, 200, -80, 0),
+    ]
+    assert boundaries.counts().peak == 400
+    figure = curve_figure(boundaries.seen)
+    assert [line.get_label() for line in figure.axes[0].get_lines()][:3] == [
+        "reserved",
+        "peak inside the layer",
+        "allocated at its end",
+    ]
+
+
+def test_layers_are_read_forward_and_backward_and_drawn(tmp_path: Path) -> None:
+    model = nn.Sequential(mlp())
+    optimizer = torch.optim.AdamW(model.parameters())
+    profiler = MemoryProfiler(model, optimizer, MemoryOptions(tmp_path))
+    profiler._boundaries = Boundaries(Meter([(1000 + 10 * n, 1000 + 10 * n) for n in range(200)]))
+    with profiler:
+        train(model, optimizer, 2)
+    assert state.backend is None
+    with (profiler.folder / "layers.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    seen = [(row["step"], row["layer"], row["phase"]) for row in rows]
+    assert seen[:4] == [
+        ("0", "0", "forward"),
+        ("0", "Sequential", "forward"),
+        ("0", "0", "backward"),
+        ("0", "Sequential", "backward"),
+    ]
+    assert len(seen) == 8
+    assert all(int(row["end_bytes"]) - int(row["begin_bytes"]) == int(row["retained_bytes"]) > 0 for row in rows)
+    assert (profiler.folder / "memory_usage_line_chart.png").read_bytes().startswith(b"\x89PNG")
+    assert all(sum(row.bytes for row in point.rows) == point.allocator.allocated for point in profiler.points)
+
+
+def test_the_allocator_s_total_is_the_sum_of_the_rows(options: MemoryOptions) -> None:
+    model = mlp()
+    profiler = MemoryProfiler(model, None, options)
+    with profiler:
+        profiler._boundaries = Boundaries(Meter([(5000, 6000)]))
+        profiler.point("here")
+        profiler._boundaries = None
+    point = profiler.points[-1]
+    assert sum(row.bytes for row in point.rows if row.device == "cpu") == 5000
+    assert point.sum_of("unexplained") == 5000 - 232
+
+
+def test_a_page_holds_the_tree_and_takes_no_text_for_markup() -> None:
+    page = sunburst_page("<b>", "a & b", [("x.</script><script>alert(1)</script>", 10), ("x", 5), ("y.z", 7), ("w", 0)])
+    text = page.decode()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+    assert data["bytes"] == 22
+    assert [(part["name"], part["bytes"]) for part in data["parts"]] == [("x", 15), ("y", 7)]
+    assert data["parts"][0]["parts"][-1] == {"name": "(itself)", "bytes": 5}
+    assert "alert(1)</script>" not in text
+    assert "<title>&lt;b&gt;</title>" in text
+    assert re.findall(r"(?:src|href)=", text) == []
+    assert [url for url in re.findall(r"https?://[^\"]+", text) if "w3.org" not in url] == []

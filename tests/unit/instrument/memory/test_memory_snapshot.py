@@ -1,0 +1,147 @@
+"""`memory_snapshot` with the allocator played by a stand-in: when it records, labels, writes and stops."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from nvprof_kit import layer_range, memory_snapshot, phase, step
+from nvprof_kit.errors import UsageError
+from nvprof_kit.instrument.memory import snapshot
+from nvprof_kit.instrument.memory.snapshot import SnapshotOptions
+from nvprof_kit.instrument.modules.annotate import annotate_model
+from nvprof_kit.instrument.ranges import state
+
+
+class Allocator:
+    """Notes what is asked of `torch.cuda.memory`."""
+
+    def __init__(self) -> None:
+        self.labels: list[str] = []
+        self.recording: list[object] = []
+        self.observer = None
+
+    def _record_memory_history(self, enabled: str | None, **_options: object) -> None:
+        self.recording.append(enabled)
+
+    def _snapshot(self) -> dict[str, list[object]]:
+        return {"segments": [], "device_traces": []}
+
+    def _set_memory_metadata(self, label: str) -> None:
+        self.labels.append(label)
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    allocator = Allocator()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory", allocator)
+    monkeypatch.setattr(
+        torch._C,
+        "_cuda_attach_out_of_memory_observer",
+        lambda call: setattr(allocator, "observer", call),
+        raising=False,
+    )
+    monkeypatch.setattr(snapshot, "_observed", False)
+    return allocator
+
+
+def test_labels_follow_step_phase_and_layer(allocator: Allocator, tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    annotate_model(model, depth=1, backward=True)
+    with memory_snapshot(tmp_path / "run.pickle") as recorded, step(7):
+        with phase("forward"):
+            loss = model(torch.ones(1, 2)).sum()
+        with phase("backward"):
+            loss.backward()
+    names = [label for label in dict.fromkeys(allocator.labels) if label]
+    assert names == [
+        ";step=7",
+        "nvprof_kit:phase:forward;step=7",
+        "nvprof_kit:forward:Sequential;step=7",
+        "nvprof_kit:forward:0;step=7",
+        "nvprof_kit:forward:1;step=7",
+        "nvprof_kit:phase:backward;step=7",
+        "nvprof_kit:backward:Sequential backward;step=7",
+        "nvprof_kit:backward:1 backward;step=7",
+        "nvprof_kit:backward:0 backward;step=7",
+    ]
+    assert allocator.labels[-1] == ""
+    assert allocator.recording == ["all", None]
+    assert recorded.written == [tmp_path / "run.pickle"]
+    assert state.backend is None
+
+
+def test_a_thread_s_label_never_outlives_its_step(allocator: Allocator, tmp_path: Path) -> None:
+    """PyTorch keeps a label for each thread: autograd's, between layers, must not bear the one of the step before."""
+    with memory_snapshot(tmp_path / "run.pickle"), step(7), phase("backward"):
+        before = len(allocator.labels)
+        autograd = threading.Thread(target=lambda: layer_range("layers.0").__enter__().__exit__(None, None, None))
+        autograd.start()
+        autograd.join()
+        assert allocator.labels[before:] == ["nvprof_kit:forward:layers.0;step=7", ""]
+    stretches = pickle.loads((tmp_path / "run.pickle").read_bytes())["nvprof_kit_stretches"]
+    assert [label for _, label in stretches] == [";step=7", "nvprof_kit:phase:backward;step=7", ";step=7", ""]
+    assert [begin for begin, _ in stretches] == sorted(begin for begin, _ in stretches)
+
+
+def test_written_at_a_step(allocator: Allocator, tmp_path: Path) -> None:
+    with memory_snapshot(tmp_path / "run.pickle", SnapshotOptions(at_step=1)) as recorded:
+        for number in range(4):
+            with step(number):
+                pass
+            assert (len(recorded.written) == 1) == (number >= 1)
+    assert allocator.recording == ["all", None]
+
+
+def test_written_when_memory_runs_out_and_when_the_program_raises(allocator: Allocator, tmp_path: Path) -> None:
+    with pytest.raises(MemoryError), memory_snapshot(tmp_path / "run.pickle") as recorded:
+        allocator.observer(0, 1, 2, 3)
+        raise MemoryError
+    assert [path.name for path in recorded.written] == ["run_oom.pickle", "run.pickle"]
+    assert pickle.loads((tmp_path / "run_oom.pickle").read_bytes()) == {
+        "segments": [],
+        "device_traces": [],
+        "nvprof_kit_stretches": [],
+    }
+    allocator.observer(0, 1, 2, 3)  # nothing is recorded now: nothing happens
+    assert len(recorded.written) == 2
+
+
+def test_ranges_go_on_to_who_had_them(allocator: Allocator, sink, tmp_path: Path) -> None:
+    with phase("forward"):
+        with memory_snapshot(tmp_path / "run.pickle"), phase("inner"):
+            pass
+        with memory_snapshot(tmp_path / "run.pickle"):
+            reached = phase("reached").__enter__()
+        reached.__exit__(None, None, None)
+    assert sink.lines == ["forward", "  inner", "  reached"]
+
+
+def test_one_at_a_time(allocator: Allocator, tmp_path: Path) -> None:
+    with memory_snapshot(tmp_path / "a.pickle"), pytest.raises(UsageError, match="end that snapshot first"):
+        memory_snapshot(tmp_path / "b.pickle").__enter__()
+
+
+def test_without_cuda_it_warns_and_does_nothing(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="no CUDA here"), memory_snapshot(tmp_path / "run.pickle"):
+        assert state.backend is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_allocator_keeps_no_history(allocator: Allocator, tmp_path: Path) -> None:
+    allocator.get_allocator_backend = lambda: "cudaMallocAsync"
+    with pytest.warns(UserWarning, match="not cudaMallocAsync"), memory_snapshot(tmp_path / "run.pickle"):
+        assert state.backend is None
+    assert allocator.recording == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_cannot_be_written_is_refused_before_the_program_runs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be written"):
+        memory_snapshot(tmp_path / "none" / "run.pickle").__enter__()

@@ -1,0 +1,164 @@
+"""`global_timer`: its log to the letter, nesting, exceptions, ranges, and what it leaves when killed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from nvprof_kit.instrument.meters.timers import GlobalTimer
+from nvprof_kit.trace.timer_log import read_timer_logs
+
+LINE = re.compile(
+    r"\[RANK (\d+)\] (.+), start=(\d{10}\.\d{6}), end=(\d{10}\.\d{6}), "
+    r"cpu_dur=(\d+\.\d{6})s, cuda_dur=(nan|\d+\.\d{3})ms"
+)
+
+
+@pytest.fixture
+def timer(tmp_path: Path) -> GlobalTimer:
+    return GlobalTimer(tmp_path / "time_log")
+
+
+def lines(timer: GlobalTimer) -> list[str]:
+    return timer.dump().read_text().splitlines()
+
+
+def test_the_line_is_that_of_profiler_tools(timer: GlobalTimer) -> None:
+    timer.start("forward")
+    timer.stop("forward")
+    path = timer.dump()
+    assert path.name == "timer_rank0.log"
+    found = LINE.fullmatch(path.read_text().strip())
+    assert found and found[1] == "0" and found[2] == "forward"
+    start, end, taken = map(float, found.group(3, 4, 5))
+    assert end - start == pytest.approx(taken, abs=2e-6)
+
+
+def test_stages_nest_and_repeat(timer: GlobalTimer) -> None:
+    @timer.stage("step")
+    def step() -> None:
+        with timer.stage("forward"):
+            pass
+        with timer.stage("forward"), timer.stage("forward"):
+            pass
+
+    step()
+    step()
+    assert [LINE.fullmatch(line)[2] for line in lines(timer)] == ["forward", "forward", "forward", "step"] * 2
+
+
+def test_a_stage_ends_with_an_exception(timer: GlobalTimer) -> None:
+    with pytest.raises(ArithmeticError), timer.stage("forward"):
+        raise ArithmeticError
+    assert len(lines(timer)) == 1
+
+
+def test_a_stop_without_a_start_warns_and_goes_on(timer: GlobalTimer) -> None:
+    with pytest.warns(UserWarning, match="'forward' is stopped and was not started"):
+        timer.stop("forward")
+
+
+def test_threads_have_stages_of_their_own(timer: GlobalTimer) -> None:
+    with timer.stage("load"):
+        other = threading.Thread(target=lambda: (timer.start("load"), timer.stop("load")))
+        other.start()
+        other.join()
+        assert len(lines(timer)) == 1
+    assert len(lines(timer)) == 2
+
+
+def test_stages_are_phases(timer: GlobalTimer, sink) -> None:
+    with timer.stage("forward"), timer.stage("attention"):
+        pass
+    assert sink.lines == ["forward", "  attention"]
+    assert [range_.category.value for range_ in sink.ranges] == ["phase", "phase"]
+
+
+def test_crossing_stages_leave_no_range_open(timer: GlobalTimer, sink) -> None:
+    timer.start("a")
+    timer.start("b")
+    timer.stop("a")
+    timer.stop("b")
+    assert sink.open_count() == 0
+    assert len(lines(timer)) == 2
+
+
+def test_off_writes_nothing(timer: GlobalTimer) -> None:
+    timer.enabled = False
+    with timer.stage("forward"):
+        pass
+    assert not timer.dump().exists()
+    assert not timer.folder.exists()
+
+
+def test_a_folder_that_cannot_be_made_warns_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    timer = GlobalTimer(tmp_path / "file" / "log")
+    with pytest.warns(UserWarning, match="nothing more is timed"), timer.stage("forward"):
+        pass
+    with timer.stage("forward"):
+        pass
+
+
+@pytest.mark.parametrize("variable", ["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"])
+def test_the_rank_is_the_launchers(variable: str, monkeypatch: pytest.MonkeyPatch, timer: GlobalTimer) -> None:
+    monkeypatch.setenv(variable, "3")
+    with timer.stage("forward"):
+        pass
+    path = timer.dump()
+    assert path.name == "timer_rank3.log"
+    assert path.read_text().startswith("[RANK 3] forward, ")
+
+
+def test_a_batch_script_has_slurms_variables_too(monkeypatch: pytest.MonkeyPatch, timer: GlobalTimer) -> None:
+    """What mpirun starts there finds the script's own number, 0."""
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    with timer.stage("forward"):
+        pass
+    assert timer.dump().name == "timer_rank3.log"
+
+
+def test_a_killed_rank_leaves_what_it_had(tmp_path: Path) -> None:
+    program = (
+        "import os, signal\nfrom nvprof_kit import global_timer\n"
+        "with global_timer.stage('forward'): pass\nglobal_timer.start('backward')\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False)
+    assert done.returncode == -9
+    assert LINE.fullmatch((tmp_path / "time_log" / "timer_rank0.log").read_text().strip())
+
+
+def test_ranks_that_nobody_told_apart_have_logs_of_their_own(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom nvprof_kit import global_timer\n"
+        "with global_timer.stage('forward'): pass\nprint(global_timer.dump().name, flush=True)\nsys.stdin.readline()"
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", program],
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    names = sorted(str(process.stdout and process.stdout.readline().strip()) for process in running)
+    for process in running:
+        process.communicate("\n", timeout=60)
+    assert "timer_rank0.log" in names and len(set(names)) == 2
+    logs = read_timer_logs([tmp_path / "time_log"])
+    assert len(logs.stages) == 2
+    assert len(logs.warnings) == 1 and "have the launcher set RANK" in logs.warnings[0]
+
+
+def test_the_program_s_end_dumps(tmp_path: Path) -> None:
+    program = "from nvprof_kit import global_timer\nglobal_timer.start('a'); global_timer.stop('a')"
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    assert (tmp_path / "time_log" / "timer_rank0.log").exists()

@@ -1,0 +1,115 @@
+"""The throughput meter: by a clock of its own, the figures by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvprof_kit import Throughput
+from nvprof_kit.instrument.meters import throughput
+from nvprof_kit.instrument.ranges import state
+
+
+class Clock:
+    """Seconds told by the test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 100.0
+        monkeypatch.setattr(throughput.time, "perf_counter_ns", lambda: round(self.seconds * 1e9))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def loop(meter: Throughput[int], clock: Clock, lengths: list[tuple[float, float]]) -> None:
+    def loader():
+        for number, (read, _) in enumerate(lengths):
+            clock.seconds += read
+            yield number
+
+    for number in meter.reader(loader()):
+        clock.seconds += lengths[number][1]
+        meter.step()
+
+
+def test_the_figures_by_hand(clock: Clock) -> None:
+    meter = Throughput[int](samples=8, tokens=1000)
+    loop(meter, clock, [(9.0, 9.0), (1.0, 3.0), (0.5, 1.5), (0.5, 3.5)])  # the first is warm-up
+    found = meter.summary()
+    assert (found.steps, found.unit) == (3, "samples")
+    assert found.batch_cost == throughput.Statistic(avg=10 / 3, max=4.0, min=2.0, p95=4.0)
+    assert found.reader_cost == throughput.Statistic(avg=2 / 3, max=1.0, min=0.5, p95=1.0)
+    assert found.reader_ratio == pytest.approx(0.2)  # 2 s of 10
+    assert found.ips == throughput.Statistic(avg=2.4, max=4.0, min=2.0, p95=4.0)  # 24 samples in 10 s; 8 in 2 s
+    assert found.tokens is not None and found.tokens.avg == pytest.approx(300.0)
+    assert meter.summary(last=1).batch_cost.avg == 4.0
+
+
+def test_steps_of_their_own_size_and_what_does_not_count(clock: Clock) -> None:
+    meter = Throughput[int](warm_up=0)
+    clock.seconds += 50
+    meter.restart()  # the model was set up
+    for tokens in (100, 300):
+        clock.seconds += 1
+        meter.step(tokens=tokens)
+    found = meter.summary()
+    assert found.unit == "steps" and found.ips.avg == 1.0
+    assert found.tokens is not None and (found.tokens.avg, found.tokens.max) == (200.0, 300.0)
+
+
+def test_p95_is_of_many_steps(clock: Clock) -> None:
+    meter = Throughput[int](warm_up=0)
+    for number in range(1, 101):
+        clock.seconds += number
+        meter.step()
+    assert meter.summary().batch_cost.p95 == pytest.approx(95.0)
+
+
+def test_it_prints_what_paddle_prints(clock: Clock) -> None:
+    meter = Throughput[int](warm_up=0)
+    clock.seconds += 2
+    meter.step()
+    assert str(meter.summary()).splitlines() == [
+        "Throughput of 1 steps. Reader ratio: 0.000 %",
+        "Time unit: s, IPS unit: steps/s",
+        "|             |            avg |            max |            min |            p95 |",
+        "| reader_cost |        0.00000 |        0.00000 |        0.00000 |        0.00000 |",
+        "| batch_cost  |        2.00000 |        2.00000 |        2.00000 |        2.00000 |",
+        "| ips         |        0.50000 |        0.50000 |        0.50000 |        0.50000 |",
+    ]
+    assert str(Throughput().summary()) == "Throughput: no step was timed"
+
+
+def test_a_reader_is_the_loader_and_serves_every_epoch(clock: Clock) -> None:
+    meter = Throughput[int](warm_up=0)
+    reader = meter.reader([1, 2, 3])
+    assert len(reader) == 3 and reader.index(2) == 1
+    for _epoch in range(2):
+        for _batch in reader:
+            clock.seconds += 1
+            meter.step()
+    assert meter.summary().steps == 6
+
+
+def test_a_loader_that_raises_ends_the_reading(clock: Clock) -> None:
+    meter = Throughput[int](warm_up=0)
+
+    def loader():
+        yield 1
+        clock.seconds += 5
+        raise RuntimeError("disk")
+
+    with pytest.raises(RuntimeError, match="disk"):
+        for _ in meter.reader(loader()):
+            clock.seconds += 1
+            meter.step()
+    meter.end_read()  # without a begin: nothing
+    assert meter.summary().reader_cost.avg == 0.0
+
+
+def test_it_is_off_with_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "mode", "off")
+    meter = Throughput[int](warm_up=0)
+    meter.step()
+    assert meter.summary().steps == 0

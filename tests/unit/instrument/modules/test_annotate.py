@@ -1,0 +1,248 @@
+"""`annotate_model`: what it ranges, and what its handle does."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+from model_zoo import make
+from torch import nn
+
+from nvprof_kit import annotate_model
+from nvprof_kit.errors import UsageError
+from nvprof_kit.instrument.ranges import state
+
+
+def hooks_of(model: nn.Module) -> int:
+    return sum(len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules())
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(8, 4)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(4, 1, 8) for _ in range(2))
+        self.norm = nn.LayerNorm(4)
+        self.same = nn.Identity()
+        self.head = nn.Linear(4, 8)
+        self.unused = nn.Linear(4, 4)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(self.same(self.norm(hidden)))
+
+
+TOKENS = torch.arange(6).reshape(2, 3)
+
+
+def test_default_selection() -> None:
+    paths = annotate_model(Net()).paths
+    assert paths[:4] == ("Net", "embed", "layers.0", "layers.0.self_attn")
+    assert {"layers.1.norm2", "norm", "head", "unused"} <= set(paths)
+    assert "same" not in paths
+    assert "layers.0.self_attn.out_proj" not in paths
+
+
+def test_default_selection_goes_around_the_blocks() -> None:
+    assert annotate_model(make("llama").model).paths == (
+        "LlamaForCausalLM",
+        "model",
+        "model.embed_tokens",
+        *(
+            f"model.layers.{index}{part}"
+            for index in range(3)
+            for part in ("", ".self_attn", ".mlp", ".input_layernorm", ".post_attention_layernorm")
+        ),
+        "model.norm",
+        "model.rotary_emb",
+        "lm_head",
+    )
+    paths = annotate_model(make("t5").model).paths
+    assert "encoder.block.0.layer.1" in paths
+    assert "decoder.final_layer_norm" in paths
+
+
+def test_model_without_blocks() -> None:
+    assert annotate_model(nn.Sequential(nn.Linear(2, 2), nn.ReLU())).paths == ("Sequential", "0", "1")
+
+
+@pytest.mark.parametrize(
+    ("select", "expected"),
+    [
+        (nn.LayerNorm, ("layers.0.norm1", "layers.0.norm2", "layers.1.norm1", "layers.1.norm2", "norm")),
+        ((nn.Embedding, nn.MultiheadAttention), ("embed", "layers.0.self_attn", "layers.1.self_attn")),
+        ("layers.?", ("layers.0", "layers.1")),
+        (["*.linear1", "head"], ("layers.0.linear1", "layers.1.linear1", "head")),
+        (lambda path, module: path.count(".") == 1 and hasattr(module, "linear1"), ("layers.0", "layers.1")),
+    ],
+)
+def test_select(select, expected) -> None:
+    assert annotate_model(Net(), select=select).paths == expected
+
+
+def test_depth() -> None:
+    assert annotate_model(Net(), depth=0).paths == ("Net",)
+    assert annotate_model(Net(), depth=1, root="net").paths == (
+        "net",
+        "embed",
+        "layers.0",
+        "layers.1",
+        "norm",
+        "same",
+        "head",
+        "unused",
+    )
+    assert "layers.0.self_attn.out_proj" in annotate_model(Net(), depth="leaf").paths
+
+
+def test_usage_errors() -> None:
+    net = Net()
+    for options in ({"select": "x", "depth": 1}, {"select": "nowhere.*"}, {"depth": "deep"}, {"depth": -1}):
+        with pytest.raises(UsageError):
+            annotate_model(net, **options)
+    handle = annotate_model(net)
+    with pytest.raises(UsageError, match="annotated already"):
+        annotate_model(net)
+    handle.remove()
+    handle.remove()
+    with annotate_model(net):
+        pass
+    annotate_model(net).remove()
+
+
+def test_nothing_is_installed_while_nobody_listens(sink) -> None:
+    state.deactivate()
+    net = Net()
+    handle = annotate_model(net)
+    assert hooks_of(net) == 0
+    state.activate(sink)
+    assert hooks_of(net) == 2 * len(handle.paths)
+    net(TOKENS)
+    state.deactivate()
+    assert hooks_of(net) == 0
+    seen = len(sink.lines)
+    net(TOKENS)
+    assert len(sink.lines) == seen > 0
+    state.activate(sink)
+    handle.remove()
+    assert hooks_of(net) == 0
+
+
+def test_never_entered_and_torchscript(sink) -> None:
+    net = Net()
+    net.head = torch.jit.script(net.head)
+    handle = annotate_model(net)
+    net(TOKENS)
+    assert handle.never_entered() == ["unused"]
+    assert list(handle.skipped) == ["head"]
+
+
+def test_shared_modules_bear_their_first_path(sink) -> None:
+    net = Net()
+    net.layers[1] = net.layers[0]
+    handle = annotate_model(net)
+    assert handle.aliases["layers.1"] == "layers.0"
+    net(TOKENS).sum().backward()
+    assert [line.strip() for line in sink.lines].count("layers.0") == 2
+    assert [line.strip() for line in sink.lines].count("layers.0 backward") == 2
+
+
+def test_wrappers_do_not_show(sink) -> None:
+    net = Net()
+    wrapper = nn.Module()
+    wrapper.module = net
+    wrapper.forward = net.__call__
+    handle = annotate_model(wrapper)
+    assert handle.paths[:3] == ("Net", "embed", "layers.0")
+    wrapper(TOKENS)
+    assert sink.lines[:2] == ["Net", "  embed"]
+
+
+def test_the_class_that_fully_shard_makes_does_not_show(sink) -> None:
+    class Sharded:
+        """As `torch.distributed.fsdp.FSDPModule`, which fully_shard puts before the class."""
+
+    made = nn.Linear(2, 2)
+    made.__class__ = type("FSDPLinear", (Sharded, nn.Linear), {})
+    assert annotate_model(made).paths == ("Linear",)
+
+
+def test_copies_carry_nothing_that_runs(sink) -> None:
+    net = Net()
+    annotate_model(net)
+    stored = io.BytesIO()
+    torch.save(net, stored)
+    stored.seek(0)
+    copies = [copy.deepcopy(net), pickle.loads(pickle.dumps(net)), torch.load(stored, weights_only=False)]
+    for twin in copies:
+        twin(TOKENS)
+    assert sink.lines == []
+    annotate_model(copies[0])
+    copies[0](TOKENS)
+    assert sink.lines[0] == "Net"
+
+
+def test_a_pickle_loads_without_the_package(sink, tmp_path) -> None:
+    net = nn.Linear(2, 2)
+    annotate_model(net)
+    (tmp_path / "net.pkl").write_bytes(pickle.dumps(net))
+    program = (
+        "import pickle, sys, torch; sys.modules['nvprof_kit'] = None;"
+        f"print(pickle.load(open({str(tmp_path / 'net.pkl')!r}, 'rb'))(torch.ones(1, 2)).shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "torch.Size([1, 2])" in done.stdout
+
+
+def test_an_annotated_model_is_freed(sink) -> None:
+    net = Net()
+    annotate_model(net)
+    net(TOKENS).sum().backward()
+    reference = weakref.ref(net)
+    del net
+    gc.collect()
+    assert reference() is None
+    assert len(state.annotated) == 0
+
+
+def test_forward_that_raises_closes_its_ranges(sink) -> None:
+    net = Net()
+    annotate_model(net)
+    net.layers[1].linear1.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        net(TOKENS)
+    assert sink.open_count() == 0
+    net.layers[1].linear1._forward_pre_hooks.popitem()
+    net(TOKENS).sum().backward()
+
+
+def test_compile_sees_no_graph_break(sink) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    annotate_model(net, depth="leaf")
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    compiled(torch.ones(1, 2)).sum().backward()
+    assert sink.lines == []
+
+
+def test_decorated_class_in_an_annotated_model_is_ranged_once(sink) -> None:
+    from nvprof_kit import layer_range
+
+    @layer_range
+    class Block(nn.Linear):
+        pass
+
+    net = nn.Sequential(Block(2, 2), nn.ReLU())
+    with annotate_model(net):
+        net(torch.ones(1, 2))
+    assert sink.lines == ["Sequential", "  0", "  1"]
+    net(torch.ones(1, 2))
+    assert sink.lines[3:] == ["Block.0"]

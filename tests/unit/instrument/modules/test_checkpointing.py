@@ -1,0 +1,167 @@
+"""Checkpoints inside a layer's own forward: what they run again is the layer's recompute."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import Sink
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.checkpoint import checkpoint
+
+from nvprof_kit import annotate_model, layer_range, phase
+from nvprof_kit.instrument.ranges import state
+
+
+class Block(nn.Module):
+    """Checkpoints all that it does, and what lies between its parts is its own."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.norm, self.linear = nn.LayerNorm(4), nn.Linear(4, 4)
+
+    def inside(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+        if self.fails and torch._C._current_graph_task_id() != -1:
+            raise RuntimeError("again")
+        return (x + self.linear(self.norm(x) * scale)).tanh()
+
+    fails = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.inside, x, 2.0, use_reentrant=self.reentrant)
+
+
+def train(model: nn.Module) -> list[torch.Tensor]:
+    model.zero_grad()
+    x = torch.linspace(0, 1, 8).reshape(2, 4).requires_grad_()
+    out = model(x).sum()
+    with phase("pass"):
+        out.backward()
+    return [out.detach(), x.grad, *(parameter.grad.clone() for parameter in model.parameters())]
+
+
+def passed(sink: Sink) -> list[str]:
+    """The lines of the backward pass, without those of backward ranges."""
+    lines = sink.lines[sink.lines.index("pass") + 1 :]
+    return [line.strip() for line in lines if not line.endswith(" backward")]
+
+
+def depth_and_text(line: str) -> tuple[int, str]:
+    return (len(line) - len(line.lstrip())) // 2, line.strip()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_it_is_recompute_of_the_layer_around_its_parts(reentrant: bool, sink: Sink) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(reentrant), Block(reentrant))
+    state.deactivate()
+    expected = train(model)
+    state.activate(sink)
+    with annotate_model(model, depth=2):
+        found = train(model)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert passed(sink) == [f"{index}{part} recompute" for index in (1, 0) for part in ("", ".norm", ".linear")]
+    depths = {text: depth for depth, text in map(depth_and_text, sink.lines)}
+    assert depths["1.norm recompute"] == depths["1.linear recompute"] == depths["1 recompute"] + 1
+    assert sink.open_count() == 0
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_without_ranged_parts_it_is_seen_all_the_same(reentrant: bool, sink: Sink) -> None:
+    model = nn.Sequential(Block(reentrant), Block(reentrant))
+    with annotate_model(model, depth=1):
+        train(model)
+    assert passed(sink) == ["1 recompute", "0 recompute"]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpointed_call_of_a_ranged_module_says_so_itself(reentrant: bool, sink: Sink) -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.part.__call__, x, use_reentrant=reentrant)
+
+    model = Holder()
+    with annotate_model(model, depth=1):
+        train(model)
+    assert passed(sink) == ["part recompute"]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_inside_a_checkpoint(reentrant: bool, sink: Sink) -> None:
+    class Twice(Block):
+        def inside(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+            return checkpoint(super().inside, x.sin(), scale, use_reentrant=reentrant)
+
+    model = nn.Sequential(Twice(reentrant))
+    with annotate_model(model, depth=2):
+        train(model)
+    assert set(passed(sink)) == {"0 recompute", "0.norm recompute", "0.linear recompute"}
+    again = [depth for depth, text in map(depth_and_text, sink.lines) if text == "0 recompute"]
+    assert len(again) == 2, "once for the outer one, in which the inner one runs, and once for the inner one"
+    assert sink.open_count() == 0
+
+
+def test_of_a_wrapper_that_checkpoints(sink: Sink) -> None:
+    model = nn.Sequential(*(checkpoint_wrapper(nn.Sequential(nn.Linear(4, 4), nn.Tanh())) for _ in range(2)))
+    with annotate_model(model, depth=1):
+        train(model)
+    assert passed(sink) == ["1 recompute", "0 recompute"]
+
+
+def test_of_a_decorated_function(sink: Sink) -> None:
+    weight = torch.ones(4, requires_grad=True)
+
+    @layer_range("scaled")
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda y: (y * weight).exp(), x, use_reentrant=False)
+
+    out = scaled(torch.ones(4)).sum()
+    with phase("pass"):
+        out.backward()
+    assert passed(sink) == ["scaled recompute"]
+
+
+def test_outside_every_layer_it_runs_as_it_is(sink: Sink) -> None:
+    weight = torch.ones(4, requires_grad=True)
+    layer_range("layer")(torch.exp)(weight)  # from here on checkpoints are looked at
+    out = checkpoint(lambda y: (y * weight).exp(), torch.ones(4), use_reentrant=False).sum()
+    with phase("pass"):
+        out.backward()
+    assert passed(sink) == []
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_one_that_fails_leaves_nothing_open(reentrant: bool, sink: Sink) -> None:
+    model = nn.Sequential(Block(reentrant), Block(reentrant))
+    with annotate_model(model, depth=2):
+        model[0].fails = True
+        with pytest.raises(RuntimeError, match="again"):
+            train(model)
+        assert sink.open_count() == 0
+        model[0].fails = False
+        sink.lines.clear()
+        train(model)
+    assert passed(sink)[0] == "1 recompute" and sink.open_count() == 0
+
+
+def test_of_the_blocks_of_transformers(sink: Sink) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2, use_cache=False
+    )
+    model = transformers.LlamaForCausalLM(config).train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    tokens = torch.zeros(1, 3, dtype=torch.long)
+    with annotate_model(model):
+        out = model(input_ids=tokens, labels=tokens)[0]
+        with phase("pass"):
+            out.backward()
+    assert [line for line in passed(sink) if line.count(".") == 2] == [
+        "model.layers.1 recompute",
+        "model.layers.0 recompute",
+    ]

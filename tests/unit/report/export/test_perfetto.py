@@ -1,0 +1,167 @@
+"""The exported trace, judged by the rules of the Trace Event Format and by queries that must give our tables' numbers.
+
+Perfetto itself is asked in ``tests/integration/test_perfetto_ui.py``. What it and chrome://tracing need of a trace is
+checked here: complete events on named tracks, whose slices nest and never overlap, at exact nanoseconds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+from collections import defaultdict
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.nsys_file import NsysFile
+
+from nvprof_kit.analysis.attribution.attribution import attribute
+from nvprof_kit.analysis.layers.layers import LayersOptions, layers
+from nvprof_kit.analysis.timeline import OPTIONAL, timeline
+from nvprof_kit.report.export.perfetto import perfetto_trace
+from nvprof_kit.trace.open import open_capture
+from nvprof_kit.trace.schema import Trace
+
+DATA = Path(__file__).parents[3] / "data"
+ARGUMENTS = ("layer", "phase", "step", "ns")
+CAPTURES = ["llama-2023.4", "graph-2023.4", "checkpoint-2023.4", "hooks-ddp-2024.2"]
+
+
+def exported(trace: Trace, step: int | None = None) -> dict[str, Any]:
+    packed = perfetto_trace(timeline(trace, attribute(trace), step), trace.info)
+    return json.loads(gzip.decompress(packed), parse_float=Decimal)
+
+
+def ns(microseconds: Decimal | int) -> int:
+    exact = Decimal(microseconds) * 1000
+    assert exact == exact.to_integral_value()
+    return int(exact)
+
+
+def check(document: dict[str, Any]) -> None:
+    """What both viewers ask of a trace."""
+    assert document["displayTimeUnit"] == "ns"
+    processes, tracks, slices = set(), set(), defaultdict(list)
+    for event in document["traceEvents"]:
+        key = (event["pid"], event["tid"])
+        if event["ph"] == "M":
+            known = {"process_name": processes, "thread_name": tracks}.get(event["name"])
+            if known is not None:
+                assert key not in known and event["args"]["name"]
+                known.add(key)
+            continue
+        assert event["ph"] == "X" and isinstance(event["name"], str) and event["cat"]
+        assert all(isinstance(event[field], int) for field in ("pid", "tid"))
+        slices[key].append((ns(event["ts"]), ns(event["dur"]), event["name"]))
+    assert set(slices) == tracks
+    assert {(pid, 0) for pid, _ in slices} == processes
+    for track in slices.values():
+        open_until: list[int] = []
+        # viewers sort by start and keep the file's order where two begin together: the outer one has to come first
+        for start, length, name in sorted(track, key=lambda one: one[0]):
+            while open_until and open_until[-1] <= start:
+                open_until.pop()
+            assert start >= 0 and length >= 0
+            assert not open_until or start + length <= open_until[-1], name
+            open_until.append(start + length)
+
+
+def database(document: dict[str, Any]) -> sqlite3.Connection:
+    """The slices as a table: category, name, ts, dur, layer, phase, step."""
+    db = sqlite3.connect(":memory:")
+    db.execute("CREATE TABLE slice (category, name, ts, dur, layer, phase, step, ns)")
+    rows = [
+        (event["cat"], event["name"], ns(event["ts"]), ns(event["dur"]), *map(event["args"].get, ARGUMENTS))
+        for event in document["traceEvents"]
+        if event["ph"] == "X"
+    ]
+    db.executemany("INSERT INTO slice VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    return db
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_a_query_of_the_trace_gives_the_tables_numbers(name: str) -> None:
+    trace = open_capture(DATA / f"{name}.sqlite.xz", optional=OPTIONAL)
+    document = exported(trace)
+    check(document)
+    db = database(document)
+    rows = layers(trace, LayersOptions(by_step=True)).rows
+    rows = rows[rows["gpu_ops"] > 0]
+    expected = {
+        (-1 if row.step is None or row.step != row.step else int(row.step), row.layer, row.phase): (
+            row.gpu_ops,
+            row.gpu_self_ns,
+        )
+        for row in rows.astype({"step": object}).where(rows.notna(), None).itertuples()
+    }
+    query = """SELECT step, layer, phase, count(*), sum(dur), sum(ns)
+                 FROM slice WHERE category = 'operation' GROUP BY step, layer, phase"""
+    found = db.execute(query).fetchall()
+    assert {row[:3]: row[3:5] for row in found} == expected
+    assert all(row[4] == row[5] for row in found)
+    ranges = db.execute("SELECT count(*) FROM slice WHERE category = 'range'").fetchone()[0]
+    assert ranges == len(trace.ranges)
+
+
+def test_tracks_and_slices(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 1", 50, 900, category="step", payload=1)
+    file.range_('a"<', 100, 700, category="forward")
+    file.kernel(1_000, 3_345, launched=(130, 131), name="k")
+    file.kernel(3_345, 3_400, launched=(720, 721), name="late")
+    file.kernel(4_000, 5_000, launched=(740, 741), stream=9)
+    file.kernel(4_500, 5_500, launched=(750, 751), stream=9)  # overlaps the one before on its stream
+    document = exported(open_capture(file.write(), optional=OPTIONAL))
+    check(document)
+    events = document["traceEvents"]
+    names = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert list(names.values()) == [
+        "idle",
+        *(f"GPU 0 · stream 7 · {what}" for what in ("phases", "layers", "operations")),
+        *(f"GPU 0 · stream 9 · {what}" for what in ("phases", "operations")),
+        *(f"GPU 0 · stream 9 · beside it, 2 · {what}" for what in ("phases", "operations")),
+        "thread 0",
+    ]
+    found = {(names[event["pid"], event["tid"]], event["name"]): event for event in events if event["ph"] == "X"}
+    layer = found["GPU 0 · stream 7 · layers", 'a"<']
+    assert (ns(layer["ts"]), ns(layer["dur"])) == (950, 2345)  # since the step's begin at 50
+    operation = found["GPU 0 · stream 7 · operations", "k"]
+    assert operation["args"] == {"layer": 'a"<', "phase": "forward", "step": 1, "ns": 2345}
+    idle = found["idle", "idle"]
+    assert (ns(idle["ts"]), ns(idle["dur"])) == (3350, 600)
+    assert ("GPU 0 · stream 7 · phases", "step 1") in found and ("GPU 0 · stream 7 · phases", "forward") in found
+
+
+def test_one_step(tmp_path: Path) -> None:
+    trace = open_capture(DATA / "hooks-train-2023.4.sqlite.xz", optional=OPTIONAL)
+    document = exported(trace, 3)
+    check(document)
+    spent = "SELECT sum(dur) FROM slice WHERE category = 'operation' AND step = 3"
+    rows = layers(trace, LayersOptions(by_step=True)).rows
+    assert database(document).execute(spent).fetchone()[0] == rows[rows["step"] == 3]["gpu_self_ns"].sum()
+
+
+def test_letters_are_not_escaped_and_half_ones_do_no_harm(tmp_path: Path) -> None:
+    """Perfetto shows an escaped letter of a track's name as it is escaped."""
+    event = {"ph": "X", "pid": 7, "tid": 7, "ts": 1, "dur": 1}
+    events = [
+        {**event, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": {"correlation": 3}},
+        {**event, "cat": "kernel", "name": "Ω\ud800", "ts": 5, "args": {"correlation": 3, "device": 0, "stream": 7}},
+    ]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    trace = open_capture(path, optional=OPTIONAL)
+    packed = perfetto_trace(timeline(trace, attribute(trace)), trace.info, "json").decode()
+    assert '"name":"Ω\ufffd"' in packed and " · operations" in packed and "\\u" not in packed
+
+
+def test_a_gpu_is_named_whatever_its_ordinal(tmp_path: Path) -> None:
+    """A rank's own capture holds one GPU, which need not be the first."""
+    file = NsysFile(tmp_path / "rank1.sqlite")
+    file.range_("layers.0", 0, 100)
+    file.kernel(200, 300, launched=(10, 20), device=1)
+    document = exported(open_capture(file.write(), optional=OPTIONAL))
+    names = [event["args"]["name"] for event in document["traceEvents"] if event["name"] == "process_name"]
+    assert names == ["GPU 1 Test GPU", "Process 0: ranges on the CPU"]

@@ -1,0 +1,65 @@
+"""Tables as data."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pandas as pd
+import pyarrow.parquet as pq
+
+from nvprof_kit.report.export.tables import FORMATS, encode, with_capture
+
+TABLE = pd.DataFrame(
+    {
+        "step": pd.array([3, None], dtype="Int64"),
+        "layer": ['a|b, "c"', "(none)"],
+        "gpu_self_ns": [9_007_199_254_740_993, 1],  # the first is no float64
+        "share": [1 / 3, 0.0],
+    }
+)
+
+
+def test_formats() -> None:
+    assert list(FORMATS) == ["csv", "json", "md", "parquet"]
+
+
+def test_csv() -> None:
+    assert encode(TABLE, "csv").decode() == (
+        'step,layer,gpu_self_ns,share\n3,"a|b, ""c""",9007199254740993,0.3333333333333333\n,(none),1,0.0\n'
+    )
+
+
+def test_json_is_a_list_of_rows() -> None:
+    assert json.loads(encode(TABLE, "json")) == [
+        {"step": 3, "layer": 'a|b, "c"', "gpu_self_ns": 9007199254740993, "share": 0.3333333333333333},
+        {"step": None, "layer": "(none)", "gpu_self_ns": 1, "share": 0.0},
+    ]
+
+
+def test_json_of_no_rows() -> None:
+    assert json.loads(encode(TABLE[:0], "json")) == []
+
+
+def test_markdown() -> None:
+    assert encode(TABLE, "md").decode() == (
+        "| step | layer | gpu_self_ns | share |\n"
+        "| ---: | --- | ---: | ---: |\n"
+        '| 3 | a\\|b, "c" | 9007199254740993 | 0.333333 |\n'
+        "|  | (none) | 1 | 0 |\n"
+    )
+
+
+def test_parquet_keeps_types_and_missing_values() -> None:
+    table = pq.read_table(io.BytesIO(encode(TABLE, "parquet")))
+    assert table.to_pylist() == json.loads(encode(TABLE, "json"))
+    assert [str(field.type) for field in table.schema if field.name != "layer"] == ["int64", "int64", "double"]
+
+
+def test_several_captures_have_their_name_in_front() -> None:
+    one = pd.DataFrame({"layer": ["a"], "calls": [1]})
+    assert with_capture([("x.sqlite", one), ("y.sqlite", one), ("y.sqlite", one)]).values.tolist() == [
+        ["x.sqlite", "a", 1],
+        ["y.sqlite", "a", 1],
+        ["y.sqlite", "a", 1],
+    ]

@@ -1,0 +1,228 @@
+"""The data half of the page: headline numbers, the comparison, the drawn timeline; and that nothing becomes markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from support.layers_result import MS, layers_result
+from support.nsys_file import NsysFile
+
+from nvprof_kit.analysis.advise import evidence as analysed
+from nvprof_kit.analysis.advise.advise import OPTIONAL, AdviseResult, advise
+from nvprof_kit.cli import main
+from nvprof_kit.errors import UsageError
+from nvprof_kit.report.page.data import (
+    MAX_TEXT,
+    ClassTimes,
+    Finding,
+    Headline,
+    Sheet,
+    changes,
+    headlines,
+    phase_split,
+    sheet_of,
+    short_text,
+    total_change,
+)
+from nvprof_kit.report.page.drawing import drawn
+from nvprof_kit.report.page.page import report_page
+from nvprof_kit.report.page.timeline import drawn_timeline
+from nvprof_kit.report.plots.timeline import timeline_bands
+from nvprof_kit.trace.open import open_capture
+
+
+@pytest.fixture
+def sheet() -> Sheet:
+    steps = {"step": [0, 1], "range_ns": [30 * MS, 20 * MS], "span_ns": [25 * MS, 22 * MS]}
+    return Sheet(layers_result(), pd.DataFrame(steps))
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Sheet:
+    """A step of 900 ns; the GPU runs from 1000 to 1900 and is idle from 1700 to 1800."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 1", 0, 900, category="step", payload=1)
+    file.range_("a", 10, 700, category="forward")
+    file.range_("a.b", 310, 600, category="forward")
+    file.kernel(1000, 1300, launched=(30, 31), name="first")
+    file.kernel(1300, 1700, launched=(320, 321), name="second")
+    file.kernel(1800, 1900, launched=(720, 721), name="third")
+    return sheet_of(open_capture(file.write(), optional=("name", "stream")))
+
+
+def test_headlines(sheet: Sheet) -> None:
+    assert headlines(sheet) == [
+        Headline("GPU time per step", "20.00 ms", "1,234 operations in 2 steps"),
+        Headline("Median step", "22.00 ms", "22.00 to 30.00 ms"),  # the longer of range and span: 30 and 22
+        Headline("In a named layer", "75.0 %", "93.8 % of forward and backward"),  # 30 of 40 ms
+        Headline("Costliest layer by its own work", "model.layers.0.attn", "30.0 %"),  # 3 + 3 + 2 + 4 of 40 ms
+    ]
+
+
+def test_idle_is_of_the_time_of_the_step(real: Sheet) -> None:
+    # 1000 ns before the first operation and 100 between, of 1900
+    assert Headline("GPU idle", "57.9 %", "of step 1") in headlines(real)
+
+
+def test_phases_in_order_then_by_time(sheet: Sheet) -> None:
+    # forward 1+3+2+2+5+2, backward 2+3+5+1+4+2, optimizer 4+3+1
+    assert phase_split(sheet.layers) == [("forward", 15 * MS), ("backward", 17 * MS), ("optimizer", 8 * MS)]
+
+
+def test_the_comparison_is_per_step_and_keeps_what_only_one_has(sheet: Sheet) -> None:
+    tree = sheet.layers.tree
+    tree = tree[tree["layer"] != "lm_head"].reset_index(drop=True)
+    tree.loc[tree["layer"] == "model.layers.1", "total_ns"] = 14 * MS
+    other = Sheet(replace(sheet.layers, tree=tree), sheet.steps)
+    found = {change.layer: change for change in changes([sheet, other])}
+    assert found["model.layers.1"].times == (5 * MS, 7 * MS) and found["model.layers.1"].change == 2 * MS
+    assert found["lm_head"].times == (2 * MS, None) and found["lm_head"].change is None
+    assert list(found)[:2] == ["model", "model.layers.0"] and "(none) optimizer" in found
+    assert {change.layer: change for change in changes([other, sheet])}["lm_head"].times == (None, 2 * MS)
+    assert total_change([sheet, other]).times == (20 * MS, 20 * MS)
+
+
+def test_what_the_scripts_draw(sheet: Sheet) -> None:
+    data = drawn(sheet)
+    assert data["tree"]["name"][:2] == ["model", "model.layers.0"] and data["tree"]["parent"][:3] == [-1, 0, 1]
+    steps = data["bySteps"]
+    assert steps["number"] == [0, 1] and steps["length"] == [30 * MS, 22 * MS]
+    assert steps["phases"] == {
+        "forward": [6 * MS, 9 * MS],  # step 0: 1 + 3 + 2, step 1: 2 + 5 + 2
+        "backward": [10 * MS, 7 * MS],  # 2 + 3 + 5 and 1 + 4 + 2
+        "other": [4 * MS, 3 * MS],
+    }
+    assert steps["layers"]["0"] == [16 * MS, 14 * MS]  # model: all but what is outside
+    json.dumps(data)
+
+
+def test_the_drawn_timeline(real: Sheet) -> None:
+    ((title, shown),) = real.timelines
+    assert title == "step 1, a typical one"
+    data = drawn_timeline(shown)
+    assert (data["start"], data["length"]) == (0, 1900)
+    idle, stream, thread = data["groups"]
+    assert idle["label"] == "GPU 0: idle 57.9 % of the time, in 2 gaps"
+    assert (idle["rows"][0]["start"], idle["rows"][0]["length"]) == ([0, 1700], [1000, 100])
+    rows = [(row["kind"], row["start"], [data["texts"][text] for text in row["text"]]) for row in stream["rows"]]
+    assert rows == [
+        ("layer", [1000], ["a"]),
+        ("layer", [1300], ["a.b"]),
+        ("op", [1000, 1300, 1800], ["first", "second", "third"]),
+    ]
+    assert [data["texts"][layer] for layer in stream["rows"][2]["layer"]] == ["a", "a.b", "(none)"]
+    assert [row["start"] for row in thread["rows"]] == [[0], [10], [310]]
+
+
+def test_of_too_many_operations_the_shortest_are_left_out_aloud(real: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nvprof_kit.report.page.timeline.MAX_OPS", 2)
+    data = drawn_timeline(real.timelines[0][1])
+    assert data["groups"][1]["rows"][2]["start"] == [1000, 1300]
+    assert data["note"].startswith("Not drawn: 1 operations of at most <0.001 ms, 1 ranges of at most ")
+
+
+def test_a_step_that_is_not_there(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 7", 0, 10, category="step", payload=7)
+    file.range_("a", 1, 9, category="forward")
+    file.kernel(20, 30, launched=(2, 3))
+    trace = open_capture(file.write(), optional=("name", "stream"))
+    with pytest.raises(UsageError, match="no step 3; it has steps 7 to 7"):
+        sheet_of(trace, 3)
+
+
+def test_findings_link_to_what_the_page_shows(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for step, length in enumerate((900, 900, 900, 5000, 950)):
+        begin = 10_000 * step
+        file.range_(f"step {step}", begin, begin + length, category="step", payload=step)
+        file.range_("a", begin + 1, begin + 90, category="forward")
+        file.kernel(begin + 100, begin + 200, launched=(begin + 2, begin + 3))
+    trace = open_capture(file.write(), optional=("name", "stream"))
+    kinds = [("a", "forward", 10_100, 10_200), ("(none)", "data", 40_010, 40_020), ("gone", "", 90_000, 90_001)]
+    findings = tuple(
+        analysed.Finding("rule", f"title {layer}", "numbers", layer, phase, start, end, 5_000_000, "do it")
+        for layer, phase, start, end in kinds
+    )
+    found = AdviseResult(findings, 50_000_000, 5, 1, (), trace.info)
+    sheet = sheet_of(trace, None, found)
+    # lengths 900, 900, 900, 950, 5000: the median is step 2's; findings are in steps 1 and 4, and outside every step
+    assert [title for title, _ in sheet.timelines] == [
+        "step 2, a typical one",
+        "step 3, the slowest",
+        "step 1, of a finding",
+        "step 4, of a finding",
+    ]
+    assert [(one.layer, one.window) for one in sheet.findings] == [
+        ("a", (10_100, 10_200)),
+        ("", (40_010, 40_020)),
+        ("", None),
+    ]
+    first = sheet.findings[0]
+    assert (first.saving, first.detail, first.advice) == ("at most 1.000 ms per step, 10.0 %", "numbers", "do it")
+    # over two GPUs the same is half of it for each
+    of_two = sheet_of(trace, None, replace(found, gpus=2)).findings[0]
+    assert of_two.saving == "at most 0.500 ms per step and GPU, 10.0 %"
+
+
+def test_the_page_finds_what_advise_finds(tmp_path: Path) -> None:
+    capture = Path(__file__).parents[3] / "data" / "metrics" / "llama-2023.4.sqlite.xz"
+    with pytest.raises(SystemExit):
+        main(["report", str(capture), "-o", str(tmp_path / "page.html")])
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    findings = advise(open_capture(capture, optional=OPTIONAL)).findings
+    assert "gpu-metrics" in {one.rule for one in findings}
+    assert all(one.title in page for one in findings)
+
+
+def test_long_names_say_how_long_they_were() -> None:
+    assert short_text("x" * MAX_TEXT) == "x" * MAX_TEXT
+    assert short_text("x" * 10_000) == "x" * MAX_TEXT + "… (10,000 characters)"
+
+
+def test_the_page_is_one_file_whose_own_script_alone_may_run(sheet: Sheet) -> None:
+    evil = "</script><script>alert(1)</script>"
+    finding = Finding(evil, detail='"><img>', saving="3 ms", layer="model.layers.0", window=(12, 34))
+    page = report_page([replace(sheet, findings=[finding], classes=ClassTimes({evil: 5}, (evil,)))])
+    text = page.decode()
+    assert re.findall("<script[^>]*>", text) == ['<script type="application/json" id="data">', "<script>"]
+    assert "default-src 'none'" in text and "script-src 'sha256-" in text
+    assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//|@import|url\(""", text)
+    assert 'href="#c0/time/12-34"' in text and 'href="#c0/layer/model.layers.0"' in text
+    assert "! nsys" not in text and "nsys dropped 3 events; record less at once" in text
+
+
+def test_kernels_that_no_rule_matched_are_told_below_their_class(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 0", 0, 900, category="step", payload=0)
+    file.kernel(1000, 1300, launched=(30, 31), name="ampere_sgemm")
+    file.kernel(1400, 1500, launched=(40, 41), name="frobnicate")
+    capture, page, own = str(file.write()), tmp_path / "page.html", tmp_path / "own.toml"
+    with pytest.raises(SystemExit, match="0"):
+        main(["report", capture, "-o", str(page)])
+    assert "1 kernel names, 25.0 % of the GPU time, matched no class rule" in page.read_text("utf-8")
+    own.write_text('[[rule]]\nname = "own"\nclass = "softmax"\nmatch = "frob"\n')
+    with pytest.raises(SystemExit, match="0"):
+        main(["report", capture, "-o", str(page), "--kernel-rules", str(own)])
+    text = page.read_text("utf-8")
+    assert "matched no class rule" not in text and '<th scope="row">softmax</th>' in text
+
+
+def test_without_a_gpu_nothing_is_called_one(tmp_path: Path) -> None:
+    operator = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "name": "aten::mm", "ts": 10, "dur": 20, "args": {}}
+    layer = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "ts": 5, "dur": 40, "args": {}}
+    events = [operator, layer | {"name": "nvprof_kit:forward:layers.0"}, operator | {"ts": 33, "dur": 5}]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    sheet = sheet_of(open_capture(path, optional=("name", "stream")))
+    assert [group["label"] for group in drawn(sheet)["timelines"][0]["groups"]] == [
+        "CPU operators",
+        "CPU thread 0: when its ranges were open",
+    ]
+    assert not any("GPU" in headline.label for headline in headlines(sheet)) and sheet.classes is None
+    assert [band.name for band in timeline_bands(sheet.timelines[0][1])] == ["layers", "CPU operators"]

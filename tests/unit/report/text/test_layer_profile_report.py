@@ -1,0 +1,113 @@
+"""What `LayerProfiler` recorded as text and curves: the data halves."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from support.nsys_file import NsysFile
+
+from nvprof_kit.analysis.layers.profile import LayerProfile, layer_profile
+from nvprof_kit.profiler.own_cost import OwnCost
+from nvprof_kit.report.text.layer_profile import curve_points, memory_lines, profile_head, profile_report, time_figure
+from nvprof_kit.report.text.terminal import print_to
+from nvprof_kit.trace.open import open_capture
+
+FLASH = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<(int)64>>(Flash_fwd_params)"
+MB = 1 << 20
+
+
+def profile(path: Path, kinds: dict[str, str], memory: pd.DataFrame | None = None) -> LayerProfile:
+    """Two steps of two blocks; the second takes 2 ms, in step 2 it takes 4, half of it flash attention."""
+    file = NsysFile(path / "run.sqlite")
+    for step, base in ((1, 0), (2, 100_000_000)):
+        file.range_(f"step {step}", base, base + 90_000_000, category="step", payload=step)
+        file.range_("blocks.0", base + 100, base + 200, category="forward")
+        file.range_("blocks.1", base + 300, base + 400, category="forward")
+        file.kernel(base + 1_000_000, base + 2_000_000, launched=(base + 110, base + 120))
+        file.kernel(base + 3_000_000, base + 3_000_000 + step * 1_000_000, launched=(base + 310, base + 320))
+        file.kernel(
+            base + 6_000_000, base + 6_000_000 + step * 1_000_000, launched=(base + 330, base + 340), name=FLASH
+        )
+    return layer_profile(open_capture(file.write(), optional=("name",)), kinds, memory)
+
+
+def printed(parts: list[object]) -> str:
+    file = io.StringIO()
+    print_to(file, parts)
+    return file.getvalue()
+
+
+def test_points_of_the_curves(tmp_path: Path) -> None:
+    points = curve_points(profile(tmp_path, {"blocks.0": "spatial", "blocks.1": "temporal"}))
+    assert points.values.tolist() == [
+        ["blocks.0", "spatial", 1e6, 1_000_000, 1_000_000, 0.0],
+        ["blocks.1", "temporal", 3e6, 2_000_000, 4_000_000, 1.5e6],  # 2 and 4 ms, 1 and 2 of them attention
+    ]
+
+
+def test_a_curve_for_each_kind_and_its_attention(tmp_path: Path) -> None:
+    (axes,) = time_figure(profile(tmp_path, {"blocks.0": "spatial", "blocks.1": "temporal"})).axes
+    assert axes.get_legend_handles_labels()[1] == ["spatial", "temporal", "temporal: attention"]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["blocks.0", "blocks.1"]
+
+
+def test_without_blocks_the_layers_are_the_curve(tmp_path: Path) -> None:
+    points = curve_points(profile(tmp_path, {}))
+    assert points[["layer", "kind"]].values.tolist() == [["blocks.0", "layers"], ["blocks.1", "layers"]]
+
+
+def test_the_table_of_kinds(tmp_path: Path) -> None:
+    head = printed(profile_head(profile(tmp_path, {"blocks.0": "Block", "blocks.1": "Block"}), ["a fact"]))
+    lines = head.splitlines()
+    assert lines[0] == "a fact"
+    assert lines[1] == "GPU busy: 4.4 % of the recorded steps"  # 3 and 5 ms of twice 90
+    block, flash = (line.split() for line in lines[5:7])
+    # per step: 2 calls, 4 ms, 1.5 ms of it attention; a block in a step takes 1 to 4 ms
+    assert block == ["Block", "2", "2", "4.000", "4.000", "1.500", "2.000", "1.000", "4.000", "<0.001"]
+    assert flash == ["flash", "attention", "1", "1", "1.500", "1.500", "1.500", "1.000", "2.000"]
+
+
+def test_no_kinds_is_said(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("head", 100, 200, category="forward")
+    file.kernel(300, 400, launched=(110, 120))
+    found = layer_profile(open_capture(file.write(), optional=("name",)), {})
+    text = printed(profile_report(found, []))
+    assert "No block ran and no fused attention" in text and "head" in text
+
+
+def test_memory_round_by_round(tmp_path: Path) -> None:
+    sizes = [40 * MB, 30 * MB, 5 * MB, 50 * MB, 100 * MB]
+    names = ["allocated_bytes", "retained_bytes", "transient_bytes", "peak_bytes", "reserved_bytes"]
+    memory = pd.DataFrame([(2, "blocks.1", "forward", *sizes)], columns=["step", "layer", "phase", *names])
+    assert list(memory_lines(profile(tmp_path, {}, memory).rows)) == [
+        "step 2",
+        "  blocks.1 forward: allocated 40.00 MB, reserved 100.00 MB, peak 50.00 MB, retained 30.00 MB, "
+        "transient 5.00 MB",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cost", "text"),
+    [
+        (
+            OwnCost((12 * 10**6, 11 * 10**6, 30 * 10**6), (10**7, 8 * 10**6, 11 * 10**6), 10**9, 2 * 10**9, 5 * 10**8),
+            "Own cost: a recorded step took 12.00 ms (median of 3), a plain one 10.00 ms (median of 3): 1.200 times; "
+            "set-up 1.00 s, writing 2.00 s, reading and drawing 0.50 s",
+        ),
+        (
+            OwnCost((12 * 10**6,), (), 0, 0, 0),
+            "Own cost: a recorded step took 12.00 ms (median of 1), and no plain step ran to compare it with; "
+            "set-up 0.00 s, writing 0.00 s, reading and drawing 0.00 s",
+        ),
+        (
+            OwnCost((), (10**7,), 0, 0, 0),
+            "Own cost: set-up 0.00 s, writing 0.00 s, reading and drawing 0.00 s",
+        ),
+    ],
+)
+def test_the_own_cost(cost: OwnCost, text: str) -> None:
+    assert str(cost) == text

@@ -1,0 +1,123 @@
+"""The ncu reports on literals: lines of the hardware table, names of kernels, the roofline's picture."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nvprof_kit.analysis.ncu.layers import COLUMNS, NcuLayersResult
+from nvprof_kit.analysis.ncu.roofline import Roofline
+from nvprof_kit.report.plots.roofline import roofline_figure
+from nvprof_kit.report.text.ncu import header, ncu_layers_lines, ncu_layers_report, scaled
+from nvprof_kit.report.text.terminal import print_to
+from nvprof_kit.report.text.units import short_kernel
+
+NOTHING = dict.fromkeys(COLUMNS, np.nan) | {"stall": None, "launches": 1, "covered": 0.5}
+
+
+def result(capture: str = "run.sqlite", **more: object) -> NcuLayersResult:
+    rows = [
+        {"layer": "m.0", "phase": "forward", "gpu_ns": 3_000_000, "compute_pct": 80.4, "dram_bytes": 2.5e9,
+         "intensity": 12.34, "stall": "wait", "bound": "compute", "reason": "because"},
+        {"layer": "m.0.mlp", "phase": "forward", "gpu_ns": 1_000_000, "bound": "not measured", "reason": "nothing"},
+        {"layer": "(none)", "phase": "optimizer", "gpu_ns": 1_000_000, "bound": "latency", "reason": "small"},
+    ]  # fmt: skip
+    return NcuLayersResult(
+        rows=pd.DataFrame([NOTHING | row for row in rows], columns=list(COLUMNS)),
+        kernels=pd.DataFrame(),
+        gpu_ns=4_000_000,
+        covered=0.903,
+        measured=71,
+        unused=int(more.get("unused", 0)),  # type: ignore[call-overload]
+        warnings=("look out",),
+        path="plan.csv",
+        capture=capture,
+        parents={"m.0": "", "m.0.mlp": "m.0"},
+    )
+
+
+def test_lines() -> None:
+    first, second, _ = ncu_layers_lines(result())
+    assert (first.label, first.phase) == ("m.0", "forward")
+    assert {name: cell for name, cell in first.cells.items() if cell} == {
+        "ms": "3.000",
+        "covered": "50.0 %",
+        "compute": "80 %",
+        "DRAM bytes": "2.5 G",
+        "op/byte": "12.3",
+        "stall": "wait",
+        "bound": "compute",
+        "why": "because",
+    }
+    assert second.cells["compute"] == ""
+
+
+def test_depth_hides_what_is_nested() -> None:
+    assert [line.label for line in ncu_layers_lines(result(), depth=1)] == ["m.0", "(none)"]
+
+
+def test_header_states_the_covered_share() -> None:
+    assert header(result(unused=2)) == [
+        "plan.csv: 71 measured kernels",
+        "spread over run.sqlite: they stand for 90.3 % of its 4.000 ms of GPU time",
+        "2 of them are like no launch of the capture",
+    ]
+    assert header(result(capture="")) == ["plan.csv: 71 measured kernels"]
+
+
+def test_columns_of_which_nothing_was_measured_are_left_out() -> None:
+    out = io.StringIO()
+    print_to(out, ncu_layers_report(result()))
+    text = out.getvalue()
+    assert "compute" in text and "tensor" not in text
+    assert "! look out" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(np.nan, ""), (0, "0"), (12, "12"), (999, "999"), (1234, "1.23 k"), (2.5e9, "2.5 G"), (3e18, "3e+03 P")],
+)
+def test_scaled(value: float, text: str) -> None:
+    assert scaled(value) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("void at::native::vectorized_elementwise_kernel<(int)4, at::native::Add<float>>(int, T2, T3)",
+         "vectorized_elementwise_kernel<(int)4, Add<float>>"),
+        ("nvjet_tst_128x128", "nvjet_tst_128x128"),
+        ("void <unnamed>::softmax<float>(float *)", "softmax<float>"),
+        ("void (anonymous namespace)::softmax(float *)", "softmax"),
+        ("a" * 80, "a" * 59 + "…"),
+    ],
+)  # fmt: skip
+def test_short_kernel(name: str, short: str) -> None:
+    assert short_kernel(name) == short
+
+
+def test_roofline_figure_holds_every_dot_and_ceiling() -> None:
+    points = pd.DataFrame(
+        {
+            "kernel": ["a", "b", "c"],
+            "layer": ["m", "m", "(none)"],
+            "phase": ["forward", "backward", "optimizer"],
+            "gpu_ns": [10.0, 20.0, 5.0],
+            "intensity": [100.0, 0.5, 2.0],
+            "rate": [1e14, 1e12, 2e12],
+        }
+    )
+    figure = roofline_figure(
+        Roofline(points, {"FP32": 6e13, "tensor bf16": 9e14, "tensor fp16": 9e14}, 4.8e12, "a.csv")
+    )
+    (axes,) = figure.axes
+    assert [len(dots.get_offsets()) for dots in axes.collections] == [1, 1, 1]
+    assert [text.get_text().strip() for text in axes.texts] == [
+        "FP32 60 T/s",
+        "tensor bf16, tensor fp16 900 T/s",
+        "DRAM 4.8 TB/s",
+    ]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["forward", "backward", "other"]

@@ -1,0 +1,170 @@
+"""PyTorch traces: with a GPU and without, with our ranges and without."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvprof_kit.analysis.foreign.rules import parse_rules
+from nvprof_kit.analysis.layers.layers import LayersOptions, layers
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.trace.open import open_capture
+
+
+def event(category: str, name: str, start: float, length: float, tid: int = 1, **args: Any) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "ts": start,
+        "dur": length,
+        "pid": 0 if category == "kernel" else 9,
+        "tid": tid,
+        "args": args,
+    }
+
+
+def write(path: Path, *events: dict[str, Any], **whole: Any) -> Path:
+    text = json.dumps({"traceEvents": [{"ph": "M", "name": "process_name"}, *events], **whole}).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+GPU_EVENTS = (
+    event("cuda_runtime", "cudaLaunchKernel", 10, 2, correlation=1),
+    event("cuda_driver", "cuLaunchKernelEx", 50, 2, tid=2, correlation=2),
+    event("kernel", "gemm", 100, 1.5, correlation=1, device=0, stream=7),
+    event("kernel", "gemm", 110, 2.25, correlation=2, device=0, stream=7),
+)
+
+
+def sums(path: Path) -> dict[tuple[str, str], int]:
+    rows = layers(open_capture(path)).rows
+    return {(row.layer, row.phase): row.gpu_self_ns for row in rows.itertuples() if row.gpu_self_ns}
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_our_ranges_on_the_gpu(tmp_path: Path, name: str) -> None:
+    path = write(
+        tmp_path / name,
+        event("user_annotation", "nvprof_kit:forward:layers.0", 5, 20),
+        event("user_annotation", "nvprof_kit:backward:layers.0 backward", 40, 20, tid=2),
+        event("gpu_user_annotation", "nvprof_kit:forward:layers.0", 100, 2),
+        *GPU_EVENTS,
+        deviceProperties=[{"id": 0, "name": "NVIDIA H200"}],
+    )
+    assert sums(path) == {("layers.0", "forward"): 1500, ("layers.0", "backward"): 2250}
+    assert open_capture(path).info.gpus == ("NVIDIA H200",)
+
+
+def test_without_our_ranges_what_pytorch_annotates_counts(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.json",
+        event("user_annotation", "ProfilerStep#4", 0, 90),
+        event("user_annotation", "Optimizer.step#AdamW.step", 5, 20),
+        event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 45, 20, tid=2),
+        *GPU_EVENTS,
+    )
+    assert sums(path) == {("(none)", "optimizer"): 1500, ("(none)", "backward"): 2250}
+    assert layers(open_capture(path)).summary.steps == 1
+
+
+def test_the_users_own_annotations_are_layers(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.json",
+        event("user_annotation", "block 0", 5, 20),
+        event("user_annotation", "nccl:all_reduce", 45, 20, tid=2),
+        *GPU_EVENTS,
+    )
+    assert sums(path) == {("block 0", "forward"): 1500, ("(none)", "other"): 2250}
+
+
+def test_without_a_gpu_the_operations_are_what_cpu_operators_do_themselves(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.json",
+        event("user_annotation", "nvprof_kit:forward:layers.0", 0, 50),
+        event("cpu_op", "aten::linear", 10, 20),
+        event("cpu_op", "aten::addmm", 12, 10),
+        event("cpu_op", "aten::relu", 30, 5),  # begins where linear ends
+        event("cpu_op", "aten::mm", 12, 7, tid=2),  # another thread: not inside linear
+    )
+    trace = open_capture(path)
+    assert not trace.info.on_gpu
+    # linear 10-12 and 22-30, addmm 12-22, relu 30-35
+    assert sums(path) == {("layers.0", "forward"): 25_000, ("(none)", "other"): 7_000}
+    assert sorted(trace.ops["end_ns"] - trace.ops["start_ns"]) == [2_000, 5_000, 7_000, 8_000, 10_000]
+
+
+def test_old_category_names_and_a_bare_list_of_events(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([event("Operator", "aten::mm", 0, 3)]))
+    assert sums(tmp_path / "a.json") == {("(none)", "other"): 3000}
+
+
+def test_times_are_whole_nanoseconds(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", event("cpu_op", "aten::mm", 4398147386063.133, 1936.875))
+    ops = open_capture(path).ops
+    assert ops["end_ns"][0] - ops["start_ns"][0] == 1_936_875
+    assert ops["start_ns"][0] == 4398147386063133
+
+
+def test_no_domains(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="no NVTX domains"):
+        open_capture(write(tmp_path / "a.json", event("cpu_op", "aten::mm", 0, 3)), domain="other")
+
+
+def operator(name: str, start: float, tid: int, sequence: int, forward_thread: int = 0) -> dict[str, Any]:
+    numbers = {"Sequence number": sequence, "Fwd thread id": forward_thread}
+    return event("cpu_op", name, start, 8, tid, **numbers)
+
+
+def arrow(number: int, ends: str, start: float, tid: int) -> dict[str, Any]:
+    return {"ph": ends, "cat": "fwdbwd", "name": "fwdbwd", "id": number, "pid": 9, "tid": tid, "ts": start}
+
+
+@pytest.mark.parametrize("arrows", [True, False])
+def test_backward_without_our_ranges_over_two_forward_threads(tmp_path: Path, arrows: bool) -> None:
+    """PyTorch numbers forward threads by itself; the arrows say which is which, and without them nobody is guessed."""
+    node = "autograd::engine::evaluate_function: MmBackward0"
+    events = [
+        event("python_function", "nn.Module: Net_0", 0, 100, 1),
+        event("python_function", "nn.Module: Linear_0", 10, 50, 1),
+        operator("aten::mm", 20, 1, 5),
+        event("python_function", "nn.Module: Other_0", 0, 100, 3),
+        operator("aten::mm", 20, 3, 5),
+        operator(node, 200, 2, 5, forward_thread=11),
+        operator("MmBackward0", 202, 2, 5, forward_thread=11),
+        operator(node, 300, 2, 5, forward_thread=12),
+        operator("MmBackward0", 302, 2, 5, forward_thread=12),
+    ]
+    launched = ((21, 1, 1), (204, 2, 2), (304, 2, 3))
+    events += [event("cuda_runtime", "cudaLaunchKernel", at, 1, tid, correlation=n) for at, tid, n in launched]
+    events += [event("kernel", "gemm", 1000 + n, n / 1000, correlation=n, device=0, stream=7) for _, _, n in launched]
+    if arrows:
+        for number, (forward, backward) in enumerate(((1, 202), (3, 302))):
+            events += [arrow(number, "s", 20, forward), arrow(number, "f", backward, 2)]
+    forward = {("Net_0.Linear_0", "forward"): 1}
+    told = {("Net_0.Linear_0", "backward"): 2, ("Other_0", "backward"): 3}
+    assert sums(write(tmp_path / "a.json", *events)) == forward | (told if arrows else {("(none)", "backward"): 5})
+
+
+def test_a_module_keeps_the_path_of_its_first_call(tmp_path: Path) -> None:
+    """A recompute calls a module outside the modules that hold it."""
+    events = [
+        event("python_function", "nn.Module: Net_0", 0, 50),
+        event("python_function", "nn.Module: Block_0", 10, 20),
+        event("python_function", "nn.Module: Block_0", 60, 20, 2),
+        *(event("cuda_runtime", "cudaLaunchKernel", at, 1, tid, correlation=at) for at, tid in ((15, 1), (65, 2))),
+        *(event("kernel", "gemm", 1000 + at, 0.001, correlation=at, device=0, stream=7) for at in (15, 65)),
+    ]
+    assert sums(write(tmp_path / "a.json", *events)) == {("Net_0.Block_0", "forward"): 2}
+
+
+def test_rules_for_what_the_user_annotated(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", event("user_annotation", "blk 3 fwd", 5, 20), *GPU_EVENTS)
+    rules = parse_rules("[[rule]]\nmatch = 'blk (?P<n>.+) fwd'\nlayer = 'layers.{n}'", "own.toml")
+    rows = layers(open_capture(path), LayersOptions(rules=rules)).rows
+    assert rows["layer"].tolist()[0] == "layers.3"

@@ -1,0 +1,373 @@
+"""What ncu prints, in every form it comes: pages, releases, locales, units, NVTX cells that break the csv."""
+
+from __future__ import annotations
+
+import importlib.util
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvprof_kit.errors import CaptureError, NvprofKitError, ToolError
+from nvprof_kit.trace.ncu.numbers import NumberStyle, base_unit, number_style, parse_number
+from nvprof_kit.trace.ncu.nvtx import parse_cell
+from nvprof_kit.trace.ncu.open import open_ncu
+from nvprof_kit.trace.ncu.schema import KERNELS, NcuReport
+
+DATA = Path(__file__).parents[3] / "data/ncu"
+NEEDS_READER = pytest.mark.skipif(importlib.util.find_spec("ncu_report") is None, reason="no ncu-report")
+
+PUSH = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
+STOP = "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
+IDENTITY = ["ID", "Process ID", "Process Name", "Host Name"]
+NVTX = [PUSH, STOP]
+BEHIND = ["Kernel Name", "Context", "Stream", "Block Size", "Grid Size", "Device", "CC"]
+OURS = ["1", "7", "(128, 1, 1)", "(64, 2, 1)", "0", "9.0"]
+
+
+def line(cells: list[str]) -> str:
+    """A line as ncu writes it: every field in quotes, quotes in it doubled."""
+    return ",".join('"' + cell.replace('"', '""') + '"' for cell in cells) + "\n"
+
+
+def cell(*names: str, tid: int = 557, domain: str = "nvprof_kit") -> str:
+    ranges = (f'"{domain}:{name}:none:none:RGB:0xff:REGISTERED:{name}"' for name in names)
+    return f"{tid}  {'  '.join(ranges)} "
+
+
+def raw(
+    metrics: dict[str, tuple[str, str]], *, nvtx: str | None = None, kernel: str = "gemm(int)", noise: str = ""
+) -> str:
+    """A raw page of one result: name to unit and value of each metric."""
+    names = [*IDENTITY, *(NVTX if nvtx is not None else []), *BEHIND]
+    units = line([""] * len(names) + [unit for unit, _ in metrics.values()])
+    values = ["0", "557", "python3", "127.0.0.1", *([nvtx, ""] if nvtx is not None else []), kernel, *OURS]
+    return noise + line([*names, *metrics]) + units + line([*values, *(value for _, value in metrics.values())])
+
+
+def read(tmp_path: Path, text: str, **options: str) -> NcuReport:
+    path = tmp_path / "a.csv"
+    path.write_text(text, encoding="utf-8")
+    return open_ncu(path, **options)
+
+
+TIME = {"gpu__time_duration.sum": ("ns", "9600")}
+
+
+def test_raw_page(tmp_path: Path) -> None:
+    report = read(
+        tmp_path, raw({**TIME, "launch__func_cache_config": ("", "CachePreferNone")}, nvtx=cell("step 0", "a.b"))
+    )
+    assert list(report.kernels) == list(KERNELS)
+    assert report.kernels.to_dict("records") == [
+        {
+            "id": 0,
+            "pid": 557,
+            "tid": 557,
+            "kernel": "gemm(int)",
+            "grid": "(64, 2, 1)",
+            "block": "(128, 1, 1)",
+            "device": 0,
+            "cc": "9.0",
+            "stack": ("step 0", "a.b"),
+        }
+    ]
+    assert report.metrics.to_dict("list") == {"gpu__time_duration.sum": [9600.0]}
+    assert report.texts.to_dict("list") == {"launch__func_cache_config": ["CachePreferNone"]}
+    assert report.units == {"gpu__time_duration.sum": "ns"}
+    assert report.warnings == ()
+
+
+def test_what_is_printed_around_the_page_is_not_in_it(tmp_path: Path) -> None:
+    noise = '==WARNING== Note: x\n==PROF== Connected to process 557 (/usr/bin/python3)\nloss 3.2, "quoted"\n'
+    text = raw(TIME, noise=noise) + '==PROF== Disconnected\n"GPU ID","GPU Name"\nloss 3.1\n\n'
+    assert len(read(tmp_path, text).kernels) == 1
+
+
+def test_units_are_brought_to_base(tmp_path: Path) -> None:
+    report = read(
+        tmp_path,
+        raw(
+            {
+                "gpu__time_duration.sum": ("usecond", "31.872000"),
+                "dram__bytes.sum": ("Mbyte", "50.33"),
+                "dram__bytes.sum.per_second": ("Gbyte/second", "204.36"),
+                "sm__cycles_elapsed.avg.per_second": ("cycle/nsecond", "1.01"),
+                "launch__shared_mem_per_block_dynamic": ("Kbyte/block", "16.38"),
+                "sm__throughput.avg.pct_of_peak_sustained_elapsed": ("%", "46.5"),
+            }
+        ),
+    )
+    assert report.metrics.iloc[0].to_list() == pytest.approx([31872.0, 50.33e6, 204.36e9, 1.01e9, 16380.0, 46.5])
+    assert list(report.units.values()) == ["ns", "byte", "byte/s", "hz", "byte/block", "%"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "base"),
+    [
+        ("ns", ("ns", 1)),
+        ("nsecond", ("ns", 1)),
+        ("us", ("ns", 1e3)),
+        ("msecond", ("ns", 1e6)),
+        ("s", ("ns", 1e9)),
+        ("hz", ("hz", 1)),
+        ("Ghz", ("hz", 1e9)),
+        ("cycle/usecond", ("hz", 1e6)),
+        ("Kbyte", ("byte", 1e3)),
+        ("byte/second", ("byte/s", 1)),
+        ("Tbyte/s", ("byte/s", 1e12)),
+        ("sector/nsecond", ("sector/s", 1e9)),
+        ("inst/cycle", ("inst/cycle", 1)),
+        ("register/thread", ("register/thread", 1)),
+        ("%", ("%", 1)),
+        ("", ("", 1)),
+    ],
+)
+def test_base_unit(unit: str, base: tuple[str, float]) -> None:
+    assert base_unit(unit) == (base[0], pytest.approx(base[1]))
+
+
+@pytest.mark.parametrize(
+    ("cells", "decimal", "certain"),
+    [
+        (["20,937,506,816", "13.07"], ".", True),  # en_US
+        (["941.929.548,55", "31.872"], ",", True),  # de_DE: 31.872 is 31872
+        (["31.872"], ".", False),
+        (["31.872000", "1,274", "7,5"], ",", True),  # six decimals are ncu's own, whatever the locale
+        (["0.123"], ".", True),
+        (["1234.567"], ".", True),
+        (["12", "no data", "CachePreferNone"], ".", True),
+    ],
+)
+def test_the_style_of_numbers_is_told_by_consistency(cells: list[str], decimal: str, certain: bool) -> None:
+    assert number_style(cells) == NumberStyle(decimal, certain)
+
+
+@pytest.mark.parametrize(
+    ("text", "decimal", "value"),
+    [
+        ("1,274", ".", 1274.0),
+        ("7,537,349,397.59", ".", 7537349397.59),
+        ("941.929.548,55", ",", 941929548.55),
+        ("7\u202f537,5", ",", 7537.5),
+        ("7\u2019537.5", ".", 7537.5),  # de_CH
+        ("31.872000", ",", 31.872),
+        ("12 (3; 4)", ".", 12.0),
+        ("12.5 (0: 3; 1: 4)", ".", 12.5),
+        ("3.5e-3", ".", 0.0035),
+        ("-4", ".", -4.0),
+        ("CachePreferNone", ".", None),
+        ("No-CC", ".", None),
+        ("(64, 1, 1)", ".", None),
+    ],
+)
+def test_parse_number(text: str, decimal: str, value: float | None) -> None:
+    assert parse_number(text, NumberStyle(decimal)) == value
+
+
+@pytest.mark.parametrize("nothing", ["", "no data", "n/a"])
+def test_nothing_is_not_a_number(nothing: str, tmp_path: Path) -> None:
+    report = read(tmp_path, raw({**TIME, "dram__bytes.sum": ("byte", nothing)}))
+    assert report.metrics["dram__bytes.sum"].isna().all()
+    assert report.texts.shape == (1, 0)
+
+
+def test_a_word_among_numbers_costs_its_own_cell(tmp_path: Path) -> None:
+    rows = [raw({**TIME, "sm__x.sum": ("%", value)}) for value in ("4", "(!) n/a", "6")]
+    text = rows[0] + "".join(row.splitlines(keepends=True)[-1] for row in rows[1:])
+    report = read(tmp_path, text)
+    assert report.metrics["sm__x.sum"].to_list() == pytest.approx([4, float("nan"), 6], nan_ok=True)
+    assert report.warnings == ("1 of 3 values of sm__x.sum are no numbers, as '(!) n/a': left out",)
+    assert list(report.texts) == []
+
+
+@given(value=st.floats(-1e15, 1e15), german=st.booleans())
+def test_a_number_in_any_locale_is_the_same_number(value: float, german: bool) -> None:
+    text = f"{value:,.2f}"
+    if german:
+        text = text.translate(str.maketrans(",.", ".,"))
+    assert parse_number(text, NumberStyle("," if german else ".")) == pytest.approx(float(f"{value:.2f}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "tid", "ranges"),
+    [
+        ("", -1, ()),
+        (cell("step 0", "model.layers.0"), 557, (("nvprof_kit", "step 0"), ("nvprof_kit", "model.layers.0"))),
+        (
+            '7  "own:step 0:Int64:0:RGB:0xff:REGISTERED:step 0"  "<default domain>:f:none:none:none:none:ASCII:f" ',
+            7,
+            (("own", "step 0"), ("", "f")),
+        ),
+        # colons in domain and name; quotes and colons in a JSON payload
+        ('1  "a:b:c:d:Json:{"x":"y:none:none"}:none:none:ASCII:c:d" ', 1, (("a:b", "c:d"),)),
+        ('1  "a:b:b:none:none:none:none:ASCII:b" ', 1, (("a:b", "b"),)),
+        ('1  "d:na"me:none:none:none:none:ASCII:na"me" ', 1, (("d", 'na"me'),)),
+        # no message: six fields from the right
+        ('1  "d:foo:bar:none:none:none:none:none:none" ', 1, (("d", "foo:bar"),)),
+    ],
+)
+def test_nvtx_cells(text: str, tid: int, ranges: tuple[tuple[str, str], ...]) -> None:
+    assert parse_cell(text) == (tid, ranges)
+
+
+_NAMES = st.text(
+    st.characters(blacklist_characters='"', min_codepoint=33, max_codepoint=0x2FFF), min_size=1, max_size=20
+)
+
+
+@given(names=st.lists(_NAMES, max_size=4), domain=st.sampled_from(["nvprof_kit", "a:b", "NCCL"]))
+def test_any_name_is_read_back(names: list[str], domain: str) -> None:
+    assert parse_cell(cell(*names, domain=domain)).of_domain(domain) == tuple(names)
+
+
+@pytest.mark.parametrize("name", ['na"me', 'x","y', 'x","(1, 2, 3)","y', '{"k":"v","n":1}', 'a", "b'])
+def test_a_quote_in_a_range_shifts_nothing(name: str, tmp_path: Path) -> None:
+    """ncu doubles the quotes around a range, and not those in it."""
+    text = raw({**TIME, "dram__bytes.sum": ("byte", "12")}, nvtx=cell("MARK"))
+    broken = read(tmp_path, text.replace("MARK", name))
+    assert broken.metrics.to_dict("list") == {"gpu__time_duration.sum": [9600.0], "dram__bytes.sum": [12.0]}
+    assert broken.kernels["kernel"].tolist() == ["gemm(int)"]
+    assert broken.kernels["stack"].tolist() == [(name,)]
+
+
+def test_a_row_that_cannot_be_read_is_counted(tmp_path: Path) -> None:
+    text = raw(TIME) + '"1","557","python3","127.0.0.1","gemm"\n'
+    report = read(tmp_path, text)
+    assert len(report.kernels) == 1
+    assert report.warnings == ("1 rows cannot be read (lines 4): their fields do not fit the header",)
+
+
+def test_renamed_kernels_get_their_name_back(tmp_path: Path) -> None:
+    report = read(tmp_path, raw(TIME, nvtx=cell("model.layers.0"), kernel="model.layers.0/void a/b<1>(int)"))
+    assert report.kernels["kernel"].tolist() == ["void a/b<1>(int)"]
+
+
+def test_another_domain(tmp_path: Path) -> None:
+    text = raw(TIME, nvtx=cell("foo", domain="<default domain>"))
+    assert read(tmp_path, text).kernels["stack"].tolist() == [()]
+    for default in ("", "default"):
+        assert read(tmp_path, text, domain=default).kernels["stack"].tolist() == [("foo",)]
+
+
+def test_details_page(tmp_path: Path) -> None:
+    head = [*IDENTITY, *BEHIND, "Section Name", "Metric Name", "Metric Unit", "Metric Value"]
+    rules = ["Rule Name", "Rule Type", "Rule Description"]
+    who = lambda id_: [id_, "557", "python3", "127.0.0.1", "gemm(int)", *OURS]  # noqa: E731
+    text = (
+        line([*head, *rules])
+        + line([*who("0"), "GPU Speed Of Light Throughput", "Duration", "usecond", "2.50"]).strip() + ",\n"
+        + line([*who("0"), "GPU Speed Of Light Throughput", "Memory Throughput", "%", "46.36"]).strip() + ",\n"
+        + line([*who("0"), "Memory Workload Analysis", "Memory Throughput", "Gbyte/second", "204.36"])
+        + line([*who("0"), "SourceCounters", "", "", "", "Rule", "OPT", 'This "kernel", badly\nwritten'])
+        + line([*who("1"), "GPU Speed Of Light Throughput", "Duration", "usecond", "5.00"])
+    )  # fmt: skip
+    report = read(tmp_path, text)
+    assert report.kernels["id"].tolist() == [0, 1]
+    assert report.metrics["gpu__time_duration.sum"].tolist() == pytest.approx([2500.0, 5000.0])
+    assert report.metrics["gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"][0] == 46.36
+    assert report.metrics["dram__bytes.sum.per_second"][0] == pytest.approx(204.36e9)
+
+
+def test_each_row_of_a_details_page_has_its_own_unit(tmp_path: Path) -> None:
+    head = [*IDENTITY, *BEHIND, "Section Name", "Metric Name", "Metric Unit", "Metric Value"]
+    rows = [("0", "Duration", "usecond", "2.50"), ("1", "Duration", "msecond", "1.25"), ("2", "Duration", "ns", "640")]
+    rows += [("2", "DRAM Frequency", "Ghz", "1.50")]
+    text = line(head) + "".join(
+        line([id_, "557", "python3", "127.0.0.1", "gemm(int)", *OURS, "GPU Speed Of Light Throughput", *metric])
+        for id_, *metric in rows
+    )
+    report = read(tmp_path, text)
+    # 2.5 us, 1.25 ms and 640 ns
+    assert report.metrics["gpu__time_duration.sum"].tolist() == pytest.approx([2500.0, 1_250_000.0, 640.0])
+    assert report.metrics["dram__cycles_elapsed.avg.per_second"].tolist()[2] == pytest.approx(1.5e9)
+    assert report.units["gpu__time_duration.sum"] == "ns"
+
+
+def refusal(tmp_path: Path, text: str) -> str:
+    with pytest.raises(NvprofKitError) as error:
+        read(tmp_path, text)
+    message = str(error.value)
+    assert "\n" not in message
+    assert "a.csv" in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file is empty"),
+        ("loss 3.1\n", "no page of ncu in it; needed what `ncu --import"),
+        ("==WARNING== No kernels were profiled.\n", "ncu measured no kernel"),
+        ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n", "NVreg_RestrictProfilingToAdminUsers=0"),
+        ("==ERROR== Failed to prepare kernel\n", "ncu failed: Failed to prepare kernel"),
+        (line([*IDENTITY, *BEHIND, "Section Name", "Metric Name", "Metric Unit", "Minimum"]), "a summary page"),
+        (line([*IDENTITY, *BEHIND]), "a page of ncu without a result"),
+    ],
+)
+def test_bad_input_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    assert message in refusal(tmp_path, text)
+
+
+def test_packed(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.xz"
+    path.write_bytes(lzma.compress(raw(TIME).encode()))
+    assert len(open_ncu(path).kernels) == 1
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(CaptureError, match="cut off or damaged"):
+        open_ncu(path)
+    with pytest.raises(CaptureError, match="no such file"):
+        open_ncu(tmp_path / "none.csv")
+
+
+def test_a_report_needs_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.ncu-rep"
+    path.write_bytes(b"NVR\x00damaged")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("NCU", raising=False)
+    with pytest.raises(ToolError, match=r'pip install "nvprof-kit\[ncu\]"'):
+        open_ncu(path)
+
+
+@NEEDS_READER
+def test_a_report_by_nvidia_s_reader() -> None:
+    """The same run as its raw page: launches, ranges, units, and every number to the digits that the page has."""
+    report, page = (open_ncu(DATA / f"own-2025.3.{form}.xz") for form in ("ncu-rep", "csv"))
+    assert report.kernels["stack"].tolist() == [("step 0", "Model", f"layers.{number}") for number in (0, 1)]
+    told = [name for name in KERNELS if name not in ("pid", "tid")]  # these are not in the reader's interface
+    assert report.kernels[told].to_dict("list") == page.kernels[told].to_dict("list")
+    assert report.metrics["gpu__time_duration.sum"].tolist() == [86_752, 11_904]
+    both = [name for name in page.metrics if name in report.metrics]
+    assert len(both) == 561 and set(report.metrics) == set(both)
+    assert {name: report.units[name] for name in both} == {name: page.units[name] for name in both}
+    np.testing.assert_allclose(report.metrics[both], page.metrics[both], rtol=1e-6, atol=0.0051)
+
+
+@NEEDS_READER
+def test_a_damaged_report(tmp_path: Path) -> None:
+    path = tmp_path / "a.ncu-rep"
+    path.write_bytes(b"NVR\x00damaged")
+    with pytest.raises(CaptureError, match="no result in it"):
+        open_ncu(path)
+
+
+@pytest.mark.parametrize(
+    ("noise", "launches"),
+    [
+        ("==nvprof_kit== launches: 1|60|145\n", (1, 60, 145)),
+        ("loss 1\n==nvprof_kit== launches: 1\n==PROF== x\n", (1,)),
+        ("==nvprof_kit== launches: many\n", ()),
+        ("", ()),
+    ],
+)
+def test_a_plan_says_which_launches_it_measured(noise: str, launches: tuple[int, ...], tmp_path: Path) -> None:
+    assert read(tmp_path, raw(TIME, noise=noise)).invocations == launches
+
+
+def test_a_number_that_is_none_of_a_result(tmp_path: Path) -> None:
+    report = read(tmp_path, raw(TIME).replace('"557"', f'"{"9" * 400}"', 1))
+    assert report.kernels["pid"].tolist() == [10**18 - 1]

@@ -1,0 +1,79 @@
+"""Every CUDA call, the profiler's own interruptions, and the memory that copies touch, read when asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.nsys_file import NsysFile, thread
+
+from nvprof_kit.trace.kineto.calls import host_memory, read_calls
+from nvprof_kit.trace.kineto.events import Events
+from nvprof_kit.trace.open import open_capture
+
+DATA = Path(__file__).parents[3] / "data"
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Path:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("layers.0", 100, 200)
+    file.kernel(300, 330, launched=(110, 115))
+    file.call("cudaStreamSynchronize_v3020", 120, 340)
+    file.overhead("CUPTI: Buffer flush", 150, 160)
+    file.kernel(350, 360, launched=(130, 132), table="MEMCPY", memory=(0, 2))
+    file.kernel(360, 361, launched=(140, 142), table="MEMCPY", memory=(2, 1))
+    file.kernel(370, 371, launched=(150, 152), table="MEMCPY", memory=(2, 2))
+    return file.write()
+
+
+def test_calls_and_overheads_of_an_nsys_file(capture: Path) -> None:
+    calls = open_capture(capture, optional=("calls",)).calls
+    assert calls is not None
+    calls = calls.sort_values("start_ns", ignore_index=True)
+    assert calls[["start_ns", "end_ns"]].to_numpy().tolist()[:2] == [[110, 115], [120, 340]]
+    assert calls["name"].tolist()[:2] == ["cudaLaunchKernel", "cudaStreamSynchronize"]
+    assert set(calls["tid"]) == {thread()}
+    overhead = calls[calls["kind"] == 1]
+    assert overhead[["start_ns", "end_ns", "correlation"]].to_numpy().tolist() == [[150, 160, -1]]
+
+
+def test_a_capture_gives_them_only_when_asked(capture: Path) -> None:
+    trace = open_capture(capture)
+    assert trace.calls is None
+    assert "host_memory" not in trace.ops
+
+
+def test_the_hosts_end_of_a_copy(capture: Path) -> None:
+    ops = open_capture(capture, optional=("host_memory",)).ops.sort_values("start_ns")
+    assert ops["host_memory"].tolist() == ["", "pageable", "pinned", ""]
+
+
+def test_real_captures() -> None:
+    calls = open_capture(DATA / "eager-2023.4.sqlite.xz", optional=("calls",)).calls
+    assert calls is not None
+    # counted with sqlite3 in CUPTI_ACTIVITY_KIND_RUNTIME and PROFILER_OVERHEAD
+    assert (calls["name"] == "cudaLaunchKernel").sum() == 1617
+    assert (calls["kind"] == 1).sum() == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [
+        ("Memcpy HtoD (Pageable -> Device)", "pageable"),
+        ("Memcpy DtoH (Device -> Pinned)", "pinned"),
+        ("Memcpy DtoD (Device -> Device)", ""),
+        ("void kernel(int)", ""),
+    ],
+)
+def test_the_hosts_end_in_a_pytorch_trace(name: str, memory: str) -> None:
+    assert host_memory(name) == memory
+
+
+def test_calls_of_a_pytorch_trace() -> None:
+    call = {"ts": 1.5, "dur": 2.25, "tid": 3, "name": "cudaLaunchKernel", "args": {"correlation": 7}}
+    flush = {"ts": 9, "dur": 1, "tid": "3", "name": "Buffer Flush"}
+    calls = read_calls(Events({"cuda_runtime": [call], "overhead": [flush]}, []), 5)
+    assert calls["start_ns"].tolist() == [1500, 9000] and calls["end_ns"].tolist() == [3750, 10000]
+    assert calls["correlation"].tolist() == [7, -1] and calls["kind"].tolist() == [0, 1]
+    assert calls["tid"].tolist() == [3, 3] and calls["pid"].tolist() == [5, 5]

@@ -1,0 +1,139 @@
+"""A scrubbed copy: nothing private is left in any byte of it, and every verb reads the same from it."""
+
+from __future__ import annotations
+
+import lzma
+import sqlite3
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.nsys_file import NsysFile, thread
+
+from nvprof_kit.analysis.layers.layers import LayersOptions, layers
+from nvprof_kit.cli import group
+from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit.trace.nsys.scrub import ScrubOptions, environment_names, scrub, secret_names
+from nvprof_kit.trace.open import open_capture
+from nvprof_kit.trace.sqlite import Database
+
+TOLD = [
+    "Process was launched by the profiler, see /home/alice smith/tmp/pid_7_stdout.log and stderr.log",
+    "only the first pair of cudaProfilerStart/Stop APIs",
+]
+PRIVATE = [
+    "smith",
+    "user-alice",
+    "hf_SECRET123",
+    "--api-key=K99",
+    "/home/alice",
+    "alice-box",
+    "printed-by-the-program",
+    "firefox-of-alice",
+]
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Path:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("layers.0", 100, 200, category="forward")
+    file.kernel(300, 350, launched=(110, 120))
+    path = file.write()
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE META_DATA_CAPTURE (name TEXT, value TEXT)")
+        db.executemany(
+            "INSERT INTO META_DATA_CAPTURE VALUES (?, ?)",
+            [
+                ("PROCESS_0:ENVIRONMENT_VARIABLE", 'HF_TOKEN="hf_SECRET123"'),
+                ("PROCESS_0:ARGUMENT_0", "--api-key=K99"),
+                ("PROCESS_0:WORKING_DIR", "/home/alice"),
+                ("DEVICE_DISPLAY_NAME", "alice-box"),
+                ("CUDA_GRAPH_TRACE_OPTIONS:MODE", "node"),
+            ],
+        )
+        db.execute("CREATE TABLE IF NOT EXISTS TARGET_INFO_SYSTEM_ENV (globalVid INT, name TEXT, value TEXT)")
+        db.execute(
+            "INSERT INTO TARGET_INFO_SYSTEM_ENV (name, value) VALUES ('DeviceEnvironment', 'HF_TOKEN=hf_SECRET123;A=b')"
+        )
+        db.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV (name, value) VALUES ('Hostname', 'alice-box')")
+        db.execute("CREATE TABLE IF NOT EXISTS META_DATA_EXPORT (name TEXT, value TEXT)")
+        db.executemany(
+            "INSERT INTO META_DATA_EXPORT (name, value) VALUES (?, ?)",
+            [
+                ("EXPORT_HOST", "alice-box"),
+                ("EXPORT_USER", "user-alice"),
+                ("EXPORT_PARAM_INPUT_FILE", "run-alice-box-rank0.nsys-rep"),
+                ("EXPORT_PARAM_INPUT_PATH_ABS", "/home/alice/run.nsys-rep"),
+            ],
+        )
+        db.execute("CREATE TABLE IF NOT EXISTS DIAGNOSTIC_EVENT (text TEXT)")
+        db.executemany("INSERT INTO DIAGNOSTIC_EVENT (text) VALUES (?)", [(text,) for text in TOLD])
+        db.execute(
+            "INSERT INTO StringIds (id, value) VALUES (9001, 'printed-by-the-program'), (9002, '/home/alice/out')"
+        )
+        db.execute("CREATE TABLE ProcessStreams (globalPid INT, filenameId INT, contentId INT)")
+        db.execute("INSERT INTO ProcessStreams VALUES (1, 9002, 9001)")
+        db.execute("CREATE TABLE IF NOT EXISTS PROCESSES (globalPid INT, pid INT, name TEXT)")
+        ours, other = thread() & ~0xFFFFFF, thread(9, 9) & ~0xFFFFFF
+        db.executemany(
+            "INSERT INTO PROCESSES (globalPid, pid, name) VALUES (?, ?, ?)",
+            [(ours, 7, "python"), (other, 9, "firefox-of-alice")],
+        )
+    assert all(text.encode() in path.read_bytes() for text in PRIVATE)
+    return path
+
+
+def test_nothing_private_is_left_in_any_byte(capture: Path, tmp_path: Path) -> None:
+    before = capture.read_bytes()
+    removed = scrub(capture, tmp_path / "clean.sqlite")
+    assert [text for text in PRIVATE if text.encode() in (tmp_path / "clean.sqlite").read_bytes()] == []
+    assert capture.read_bytes() == before
+    assert removed["environment variables"] == 1 and removed["names of other processes"] == 1
+    with sqlite3.connect(tmp_path / "clean.sqlite") as db:
+        kept = dict(db.execute("SELECT name, value FROM META_DATA_CAPTURE"))
+        assert db.execute("SELECT name FROM PROCESSES").fetchall() == [("python",)]
+        told = [text for (text,) in db.execute("SELECT text FROM DIAGNOSTIC_EVENT")]
+    assert told == ["Process was launched by the profiler, see (scrubbed)", TOLD[1]]
+    assert kept["CUDA_GRAPH_TRACE_OPTIONS:MODE"] == "node"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clean.sqlite", "run.sqlite"]
+
+
+def test_the_table_is_the_same(capture: Path, tmp_path: Path) -> None:
+    scrub(capture, tmp_path / "clean.sqlite.xz")
+    rows = [layers(open_capture(path), LayersOptions()).rows for path in (capture, tmp_path / "clean.sqlite.xz")]
+    assert rows[0].equals(rows[1])
+
+
+def test_a_text_of_choice_goes_too(capture: Path, tmp_path: Path) -> None:
+    scrub(capture, tmp_path / "clean.sqlite", ScrubOptions(also="^layers"))
+    assert b"layers.0" not in (tmp_path / "clean.sqlite").read_bytes()
+    with pytest.raises(UsageError, match="no regular expression"):
+        scrub(capture, tmp_path / "x.sqlite", ScrubOptions(also="("))
+
+
+def test_what_is_no_capture(tmp_path: Path) -> None:
+    (tmp_path / "bad.sqlite").write_bytes(b"SQLite format 3\0" + b"x" * 5000)
+    with pytest.raises(CaptureError, match="not a whole SQLite export"):
+        scrub(tmp_path / "bad.sqlite", tmp_path / "clean.sqlite")
+    (tmp_path / "bad.sqlite.xz").write_bytes(lzma.compress(b"x" * 100)[:-9])
+    with pytest.raises(UsageError, match="cannot be copied"):
+        scrub(tmp_path / "bad.sqlite.xz", tmp_path / "clean.sqlite")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.sqlite", "bad.sqlite.xz"]
+
+
+def test_names_are_told_and_values_never(capture: Path) -> None:
+    names = environment_names(Database(capture))
+    assert names == ["A", "HF_TOKEN"] and secret_names(names) == ["HF_TOKEN"]
+
+
+def test_the_verb(capture: Path) -> None:
+    def ask(*argv: str) -> tuple[int, str]:
+        done = CliRunner().invoke(group, ["scrub", *argv])
+        return done.exit_code, done.output + str(done.exception or "")
+
+    assert ask(str(capture))[0] == 0
+    assert capture.with_name("run.scrubbed.sqlite").exists()
+    assert "overwrite it with --force" in ask(str(capture))[1]
+    assert ask(str(capture), "--force")[0] == 0
+    assert "a name of its own" in ask(str(capture), "-f", "-o", str(capture))[1]
+    assert "only an .sqlite export" in ask("run.nsys-rep")[1]
