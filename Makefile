@@ -35,7 +35,7 @@ test-full: $(VENV)/.installed-test test-python-ranges  ## everything: every case
 
 # Ranges come from C or, where there was no compiler, from Python: what is seen from outside is the same.
 test-python-ranges: $(VENV)/.installed-test  ## the tests of ranges and hooks with the ranges in Python
-	NVPROF_KIT_PURE_PYTHON=1 $(pytest) $(wildcard $(foreach name,$(ranged),tests/unit/instrument/*/test_$(name).py))
+	NVPROF_KIT_PURE_PYTHON=1 $(pytest) $(foreach name,$(ranged),$(shell find tests/unit -name test_$(name).py))
 
 test-gpu: $(VENV)/.installed-test  ## the tests that need a GPU
 	$(bin)/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
