@@ -146,6 +146,6 @@ EVERYTHING = [
 @pytest.mark.parametrize("twin", ["python", "c"])
 def test_nothing_is_left_behind(twin: str, twins) -> None:
     assert len(twins[twin].ask(program=EVERYTHING)["log"]) > 50
-    left = twins[twin].ask(program=EVERYTHING, times=30)
-    assert left["objects"] < 15, left  # a leak of one object a run would be 30
+    left = twins[twin].ask(program=EVERYTHING, times=20)
+    assert left["objects"] < 10, left  # a leak of one object a run would be 20
     assert left["bytes"] < 4 << 20, left
