@@ -18,7 +18,7 @@ PROGRAM = """
 import torch
 from torch import nn
 from nvprof_kit import annotate_model, phase, step
-from nvprof_kit.instrument.memory_marks import Level
+from nvprof_kit.instrument.memory.marks import Level
 
 held, most = 1000, 1000
 
