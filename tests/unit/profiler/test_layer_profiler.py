@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
