@@ -197,13 +197,15 @@ class WindowRecorder(Nothing):
             self._on_trace_ready(self._files.trace, window)
 
     def cancel(self) -> None:
-        """End a warm-up that no window followed, or whatever runs after an error."""
-        with suppress(Exception):
-            self._undo.close()
+        """End a warm-up that no window followed, a window in which no step ran, or whatever runs after an error."""
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             with suppress(Exception):
                 recorder.cancel()
+        with suppress(Exception):
+            self._undo.close()
+        if self._tool is not None:
+            self._tool.cancel()
 
     def _watch(self, model: nn.Module) -> None:
         device = _cuda_device(model)

@@ -376,6 +376,13 @@ def test_another_recording_is_a_warning(options: LayerOptions, tmp_path: Path) -
     assert (tmp_path / "other.json.gz").exists()
 
 
+def test_a_loop_that_ends_where_a_window_begins_leaves_nothing(options: LayerOptions) -> None:
+    training = Training()
+    profiling = LayerProfiler(training.model, "2:4", options)
+    training.loop(profiling, 2)
+    assert not profiling.recorded and not Path(options.folder, RANK, "Net_trace.json.gz").exists()
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_writing_and_reading_a_trace_is_no_step_of_the_throughput(options: LayerOptions, before: bool) -> None:
     meter = Throughput[object](warm_up=1)
