@@ -75,7 +75,7 @@ def test_nothing_stays_alive_and_nothing_grows(name: str, sink) -> None:
             kept = weakref.ref(loss)
             del loss
             assert kept() is None
-        assert alive() == tensors
+        assert alive() <= tensors  # fewer, where the leavings of earlier tests went meanwhile
         sink.lines.clear(), sink.ranges.clear()
         assert len(gc.get_objects()) - objects < 50
 
