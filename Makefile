@@ -28,7 +28,7 @@ test: $(VENV)/.installed-test  ## what every change has to pass
 	$(pytest) $(PYTEST_ARGS)
 
 test-fast: $(VENV)/.installed-test  ## the same with one nsys at most and without a browser
-	NVPROF_KIT_NSYS="$${NVPROF_KIT_NSYS##*:}" $(pytest) -m "not browser" $(PYTEST_ARGS)
+	nsys=$${NVPROF_KIT_NSYS-$$(command -v nsys)}; NVPROF_KIT_NSYS=$${nsys##*:} $(pytest) -m "not browser" $(PYTEST_ARGS)
 
 test-full: $(VENV)/.installed-test test-python-ranges  ## everything: every case, every nsys, many random cases
 	NVPROF_KIT_FULL=1 $(pytest) $(PYTEST_ARGS)
