@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,6 +68,8 @@ class BruteForce:
         steps = "SELECT text, category, payload, start, finish, globalTid FROM temp.ours WHERE category = 'step'"
         self.instances = instances_of([Held(*row) for row in self.db.execute(steps)])
         self.numbers = {place: number_of(step) for step, place in self.instances.items()}
+        # a capture does not change: both tables ask for the same moments and the same operations
+        self.around, self.elsewhere, self.operations = map(cache, (self.around, self.elsewhere, self.operations))
 
     def _ranges_sql(self) -> str:
         return """

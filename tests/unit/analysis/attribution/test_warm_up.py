@@ -139,7 +139,7 @@ def test_without_names_communication_is_not_told() -> None:
 def test_the_first_collective_of_a_window_is_named() -> None:
     named = breakdown(open_capture(DATA / "ddp.rank0-2024.2.sqlite.xz", optional=ALL)).warnings
     assert [one for one in named if "the first collective of the window took 40" in one]
-    steady = breakdown(open_capture(DATA / "fsdp-keep.rank0-2024.2.sqlite.xz", optional=ALL)).warnings
+    steady = breakdown(open_capture(DATA / "fsdp.rank0-2024.2.sqlite.xz", optional=ALL)).warnings
     assert not [one for one in steady if "profilers began" in one]
 
 
