@@ -79,13 +79,19 @@ def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | 
     rest = wall[1:][~loads[1:]]
     middle = float(np.median(rest)) if len(rest) else float(np.median(wall))
     slow = np.zeros(len(wall), dtype=bool)
-    slow[0] = len(wall) >= ENOUGH and wall[0] > LONGER * middle
+    slow[0] = len(wall) >= ENOUGH and wall[0] > LONGER * middle and not _of_another_kind(attribution)
     warm = loads | slow
     if warm.all():
         return StepChoice(chosen)
     left_out = [_reason(int(number[one]), int(wall[one]), int(loading[one] if loads[one] else 0), middle)
                 for one in np.flatnonzero(warm).tolist()]  # fmt: skip
     return StepChoice(~warm, left_out=tuple(left_out))
+
+
+def _of_another_kind(attribution: Attribution) -> bool:
+    """Whether the first step has a phase that no other has: a prefill before decoding is no warm-up."""
+    first = attribution.phase[attribution.step == 0]
+    return bool(np.setdiff1d(first, attribution.phase[attribution.step > 0]).size)
 
 
 def left_out_warnings(choice: StepChoice) -> tuple[str, ...]:

@@ -20,7 +20,20 @@ from nvprof_kit.cli import main
 from nvprof_kit.cli.output import Output
 from nvprof_kit.errors import UsageError
 
-CONTRACT = ["layer", "phase", "calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "gpu_busy_ns", "cpu_ns", "share"]
+CONTRACT = [
+    "layer",
+    "phase",
+    "calls",
+    "gpu_ops",
+    "gpu_self_ns",
+    "compute_ns",
+    "comm_ns",
+    "copy_ns",
+    "gpu_total_ns",
+    "gpu_busy_ns",
+    "cpu_ns",
+    "share",
+]
 
 
 @pytest.fixture
@@ -47,8 +60,8 @@ def answer(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
 
 
 ROWS = [
-    ["layers.0", "forward", "1", "1", "30", "30", "30", "100", "0.75"],
-    ["(none)", "other", "0", "1", "10", "10", "10", "0", "0.25"],
+    ["layers.0", "forward", "1", "1", "30", "30", "0", "0", "30", "30", "100", "0.75"],
+    ["(none)", "other", "0", "1", "10", "10", "0", "0", "10", "10", "0", "0.25"],
 ]
 
 
@@ -58,12 +71,12 @@ def test_csv_has_the_columns_of_the_contract(capture: str, capsys: pytest.Captur
 
 def test_by_step_has_the_step_in_front(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = list(csv.reader(io.StringIO(answer(capsys, capture, "--format", "csv", "--by", "step"))))
-    assert rows == [["step", *CONTRACT], *(["7", *row] for row in ROWS)]
+    assert rows == [["step", "instance", *CONTRACT], *(["7", "0", *row] for row in ROWS)]
 
 
 def test_json_rows_have_numbers(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
     first, _ = json.loads(answer(capsys, capture, "--format", "json"))
-    assert first == dict(zip(CONTRACT, ["layers.0", "forward", 1, 1, 30, 30, 30, 100, 0.75], strict=True))
+    assert first == dict(zip(CONTRACT, ["layers.0", "forward", 1, 1, 30, 30, 0, 0, 30, 30, 100, 0.75], strict=True))
 
 
 def test_the_table_is_the_default(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,7 +252,7 @@ def test_memory_is_appended_and_only_when_asked(tmp_path: Path, capsys: pytest.C
     rows = list(csv.reader(io.StringIO(answer(capsys, capture, "--format", "csv", "--memory"))))
     assert rows == [
         [*CONTRACT, *MEMORY],
-        ["layers.0", "forward", "1", "1", "30", "30", "30", "100", "1.0", *told, "", ""],
+        ["layers.0", "forward", "1", "1", "30", "30", "0", "0", "30", "30", "100", "1.0", *told, "", ""],
     ]
     assert answer(capsys, capture, "--format", "csv").splitlines()[0] == ",".join(CONTRACT)
     (first,) = json.loads(answer(capsys, capture, "--format", "json", "--memory"))

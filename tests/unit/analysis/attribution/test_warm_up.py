@@ -166,3 +166,13 @@ def test_the_user_view_counts_what_autograd_launches(tmp_path: Path) -> None:
     view = summary(open_capture(file.write(), optional=ALL), SummaryOptions(views=("user",))).views["user"]
     # the step and its backward have all of it, once each
     assert dict(zip(view["range"], view["gpu_total_ns"], strict=True)) == {"step 0": 610, "backward": 610, "a": 500}
+
+
+def test_a_prefill_is_no_warm_up(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for number, (begin, end) in enumerate(((0, 900), (900, 1000), (1000, 1100))):
+        file.range_(f"step {number}", begin, end, category="step", payload=number)
+        file.range_("decode" if number else "prefill", begin + 1, end - 1, category="phase")
+        file.kernel(begin + 20, begin + 30, launched=(begin + 2, begin + 3))
+    trace = open_capture(file.write(), optional=ALL)
+    assert choose_steps(trace, attribute(trace)).shown.all()
