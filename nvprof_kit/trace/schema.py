@@ -224,6 +224,7 @@ class CaptureInfo:
         processes: Number of processes with ranges or operations.
         session_ns: How long the profiled program ran, before and after the collected window too; 0 where the capture
             does not say.
+        other_domains: Names of the NVTX domains that `Trace.ranges` was not read from.
         own_window: Whether the program itself opened the collected window, by cudaProfilerStart.
         warnings: Sentences on what may be missing or distorted, each with what to do.
     """
@@ -238,6 +239,7 @@ class CaptureInfo:
     processes: int = 1
     session_ns: int = 0
     own_window: bool = False
+    other_domains: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def gpu_name(self, device: int) -> str:

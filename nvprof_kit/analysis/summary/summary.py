@@ -86,7 +86,7 @@ def summary(trace: Trace, options: SummaryOptions | None = None) -> SummaryResul
     views = {name: _sorted(facts.finished(VIEWS[name](facts)), options.sort) for name in options.views or VIEWS}
     return SummaryResult(
         views=views,
-        notes={name: _note(name, table) for name, table in views.items()},
+        notes={name: _note(name, table) + _other_domains(name, trace.info) for name, table in views.items()},
         steps=facts.choice.count if facts.choice.asked else len(facts.choice.shown),
         warnings=(*trace.info.warnings, *facts.classes.warnings(facts.gpu_ns)),
         info=trace.info,
@@ -215,6 +215,13 @@ _EMPTY = {
     "distributed": "no GPU ran anything",
     "memory": "no copies in this capture",
 }
+
+
+def _other_domains(name: str, info: CaptureInfo) -> str:
+    """Which ranges of the capture the user view does not have."""
+    if name != "user" or not info.other_domains:
+        return ""
+    return f"; ranges of other NVTX domains are not in it: {', '.join(info.other_domains)} (--domain NAME shows one)"
 
 
 def _note(name: str, table: pd.DataFrame) -> str:

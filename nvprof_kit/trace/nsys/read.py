@@ -65,9 +65,10 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
         tables.close_open_ranges(db, ranges, api, ops)
         calls = read_calls(db) if "calls" in optional else None
         _check_times(named, ops, [ranges, api, ops, *([calls] if calls else [])])
+        others = tuple(sorted({*domains.by_name} - {*named_domains(domain, domains.by_name)}))
         handed_over = handed_over_warnings(tables.handed_over(db, domains, domain))
         return Trace(
-            info=_info(db, domain, ranges, ops, more_warnings=handed_over),
+            info=_info(db, domain, ranges, ops, more_warnings=handed_over, others=others),
             ranges=make_frame("ranges", ranges),
             api=make_frame("api", api),
             ops=make_frame("ops", ops),
@@ -151,6 +152,7 @@ def _info(
     ops: dict[str, Any],
     *,
     more_warnings: tuple[str, ...],
+    others: tuple[str, ...],
 ) -> CaptureInfo:
     meta = next((table for table in _EXPORT_METADATA if db.has(table, "name", "value")), None)
     said = {str(name): str(value) for name, value in db.rows(f"SELECT name, value FROM {meta}")} if meta else {}
@@ -167,6 +169,7 @@ def _info(
         processes=len(np.unique(np.concatenate([np.unique(ranges["pid"]), np.unique(ops["pid"])]))),
         session_ns=_session_ns(db),
         own_window=_own_window(db),
+        other_domains=others,
         warnings=(*capture_warnings(db, ops), *more_warnings),
     )
 

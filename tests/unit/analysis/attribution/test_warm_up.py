@@ -176,3 +176,12 @@ def test_a_prefill_is_no_warm_up(tmp_path: Path) -> None:
         file.kernel(begin + 20, begin + 30, launched=(begin + 2, begin + 3))
     trace = open_capture(file.write(), optional=ALL)
     assert choose_steps(trace, attribute(trace)).shown.all()
+
+
+def test_the_user_view_says_which_domains_it_leaves_out(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("a", 0, 100)
+    file.range_("ncclAllReduce", 10, 20, category=None, domain="NCCL")
+    file.kernel(200, 300, launched=(1, 2))
+    result = summary(open_capture(file.write(), optional=ALL), SummaryOptions(views=("user",)))
+    assert "not in it: NCCL (--domain NAME shows one)" in result.notes["user"]
