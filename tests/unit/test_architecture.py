@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,16 @@ def test_imports_go_one_way() -> None:
 
 def test_every_exception_is_still_needed() -> None:
     assert EXCEPTIONS - crossings() == set()
+
+
+def test_no_import_cycle() -> None:
+    """In the whole package, imports inside functions counted."""
+    graph = {module_name(path).removesuffix(".__init__"): set(imports(path)) for path in FILES}
+    order = TopologicalSorter({name: {one for one in found if one in graph} - {name} for name, found in graph.items()})
+    try:
+        order.prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
 
 
 def test_the_check_sees_relative_and_local_imports() -> None:
