@@ -10,7 +10,7 @@ from nvprof_kit.integrations.deepspeed import annotate_engine  # (1)
 model = TinyTransformer(width=64, layers=2)
 settings = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 1}}
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-settings["zero_allow_untested_optimizer"] = settings["zero_force_ds_cpu_optimizer"] = False
+settings["zero_force_ds_cpu_optimizer"] = False
 settings["zero_allow_untested_optimizer"] = True
 engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=True)
 with annotate_engine(engine):  # (2)

@@ -21,6 +21,6 @@ class Language(lightning.LightningModule):
     configure_optimizers = lambda self: torch.optim.AdamW(self.parameters(), lr=1e-3)  # noqa: E731
 
 
-options = dict(max_epochs=1, accumulate_grad_batches=2, logger=False, enable_checkpointing=False, enable_progress_bar=False)
-trainer = lightning.Trainer(**options, callbacks=[LayerCallback()])  # (2)
+options = dict(max_epochs=1, accumulate_grad_batches=2, enable_checkpointing=False, enable_progress_bar=False)
+trainer = lightning.Trainer(**options, logger=False, callbacks=[LayerCallback()])  # (2)
 trainer.fit(Language(), DataLoader(counting(24, 33), batch_size=4), DataLoader(counting(4, 33), batch_size=4))

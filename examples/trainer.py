@@ -13,7 +13,7 @@ counting = [torch.arange(start, start + 32) % 128 for start in range(32)]
 examples = [{"input_ids": tokens, "labels": tokens} for tokens in counting]
 with tempfile.TemporaryDirectory() as folder:
     options = dict(per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=6, save_strategy="no")
-    evaluation = dict(eval_strategy="steps", eval_steps=3, per_device_eval_batch_size=4, report_to=[], disable_tqdm=True)
+    evaluation = dict(eval_strategy="steps", eval_steps=3, report_to=[], disable_tqdm=True)
     arguments = TrainingArguments(folder, **options, **evaluation)
     callbacks = [LayerCallback()]  # (2) LayerCallback("3:5") records two steps, without nsys too
     Trainer(model, arguments, train_dataset=examples, eval_dataset=examples[:4], callbacks=callbacks).train()

@@ -2,9 +2,7 @@
 
 ```python
 from nvprof_kit.integrations.accelerate import LayerProfileKwargs
-accelerator = Accelerator(kwargs_handlers=[LayerProfileKwargs(schedule="5:8")])
-...
-with accelerator.profile() as profiler:
+with accelerator.profile(LayerProfileKwargs(schedule="5:8")) as profiler:
     for batch in loader:
         ...
         profiler.step()
@@ -31,7 +29,8 @@ from .loop import HostLoop
 class LayerProfileKwargs(ProfileKwargs):  # type: ignore[misc]  # accelerate has no types
     """Has `Accelerator.profile` range the layers, steps, phases and micro-batches of the prepared models.
 
-    Enter ``accelerator.profile()`` after ``accelerator.prepare``. A step is an optimizer's step: while Accelerate
+    Enter ``accelerator.profile(…)`` after ``accelerator.prepare``. Accelerate's list of ``kwargs_handlers`` takes no
+    subclasses of its own handlers, so it goes here. A step is an optimizer's step: while Accelerate
     accumulates gradients, ``profiler.step()`` ends a micro-batch. A program that never calls it has steps too: each
     is over when an optimizer has stepped and the next batch is fetched.
 
@@ -60,7 +59,7 @@ class LayerProfileKwargs(ProfileKwargs):  # type: ignore[misc]  # accelerate has
 
 
 class LayerProfiler:
-    """What ``with accelerator.profile() as profiler:`` gives.
+    """What ``with accelerator.profile(LayerProfileKwargs()) as profiler:`` gives.
 
     Args:
         loop: The loop that it ranges.

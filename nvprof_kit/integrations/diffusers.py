@@ -106,7 +106,9 @@ class _Points(Annotation):
                 hooks += self._hooked(model, lambda *_call: owner.denoiser_called(), None)
             elif name.startswith("vae") or hasattr(model, "decode"):
                 methods = [method for method in _VAE_METHODS if hasattr(model, method)]
-                hooks += [Patch(model, method, functools.partial(_in_phase, owner, f"{name} {method}")) for method in methods]
+                hooks += [
+                    Patch(model, method, functools.partial(_in_phase, owner, f"{name} {method}")) for method in methods
+                ]
             else:
                 begin = functools.partial(_set_phase, owner, name)
                 hooks += self._hooked(model, begin, functools.partial(_set_phase, owner, None))

@@ -5,8 +5,8 @@ from nvprof_kit.integrations.lightning import LayerCallback
 trainer = lightning.Trainer(..., callbacks=[LayerCallback()])
 ```
 
-While somebody listens, the entry points ``lightning.pytorch.callbacks_factory`` and ``lightning.fabric.callbacks_factory``
-put the callback in by themselves.
+While somebody listens, the entry points ``lightning.pytorch.callbacks_factory`` and
+``lightning.fabric.callbacks_factory`` put the callback in by themselves.
 """
 
 from __future__ import annotations

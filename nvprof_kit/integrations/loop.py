@@ -6,34 +6,42 @@ What the modules of the hosts share. A host says when a step is over and when it
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from torch import is_grad_enabled as _is_grad_enabled
+from torch import nn
 
 from ..capture.scheduled import VARIABLE as SCHEDULE
 from ..capture.scheduled import scheduled
 from ..errors import UsageError
 from ..instrument import state
 from ..instrument.annotate import ModelAnnotation
-from ..instrument.backends import Range
-from ..instrument.generation import prefill_or_decode
 from ..instrument.schedule import Schedule
 from ..instrument.switch import Switch, profiling_schedule
-from ..names import Category
-from .guard import Guarded, never_fails, warn
+from .guard import never_fails, warn
 from .models import annotate_models
 from .points import Points
+from .ranges import LoopRanges, inference_phase
 
 _running: weakref.ref[HostLoop] | None = None
 """The loop that emits ranges: the outermost host's, where hosts use one another."""
 
 
-class HostLoop(Guarded):
+@atexit.register
+def _end_running() -> None:
+    """End a loop that its host leaves open: a tool drops ranges that are open when the process ends."""
+    loop = _running() if _running is not None else None
+    if loop is not None:
+        loop.end()
+
+
+class HostLoop(LoopRanges):
     """The loop of a host.
 
     Args:
@@ -46,7 +54,6 @@ class HostLoop(Guarded):
             fetched or the model is called; without an optimizer, at each call of the model.
 
     Attributes:
-        number: The step that runs, or will run next.
         accumulation: Micro-batches of a step, each ranged where there are several.
         train_dataset: The dataset that is trained on, where the host tells: what fetches from another one evaluates.
         trains: Whether the loop trains; None until it is seen.
@@ -64,12 +71,12 @@ class HostLoop(Guarded):
         annotation: Mapping[str, Any] | None = None,
         own_steps: bool = False,
     ) -> None:
+        super().__init__()
         self._asked = None if schedule is None else profiling_schedule(schedule)
         self._off = schedule is not None and self._asked is None
         self._path = path
         self._annotation = annotation
         self._own_steps = own_steps
-        self.number = 0
         self.accumulation = 1
         self.train_dataset: object = None
         self.trains: bool | None = None
@@ -77,13 +84,9 @@ class HostLoop(Guarded):
         self._points: Points | None = None
         self._windows: scheduled | None = None
         self._thread = 0
-        self._reset()
 
     def _reset(self) -> None:
-        self._step: Range | None = None
-        self._phase: Range | None = None
-        self._micro: Range | None = None
-        self._micro_batches = 0
+        super()._reset()
         self._evaluates = False
         self._in_optimizer = False
         self._stepped = False
@@ -115,7 +118,7 @@ class HostLoop(Guarded):
             watch: Watch the points of PyTorch; else the host tells all.
             entered: Parts of a model that the host's code calls past the model itself.
         """
-        global _running
+        global _running  # noqa: PLW0603
         named = _named(models)
         other = _running() if _running is not None else None
         if other is not None and other is not self and other.runs:
@@ -198,16 +201,6 @@ class HostLoop(Guarded):
         self._windows.step()
 
     @never_fails
-    def phase(self, name: str | None) -> None:
-        """From now on another phase runs, or, with None, none of those that are known."""
-        if not self.runs:
-            return
-        if self._phase is not None and self._phase.text == name and self._phase.backend is state.backend:
-            return
-        self._close(self._phase)
-        self._phase = None if name is None else self._opened(Range(name, Category.PHASE))
-
-    @never_fails
     def evaluation_begins(self) -> None:
         """An evaluation begins: it belongs to no step."""
         if not self.runs or self._evaluates:
@@ -231,8 +224,8 @@ class HostLoop(Guarded):
         if not self._is_mine():
             return
         if self._is_of_evaluation(dataset):
-            if not self._evaluates:
-                self.evaluation_begins()
+            self._end_own_step()
+            self.evaluation_begins()
             return
         if self.trains is False:
             return
@@ -249,7 +242,7 @@ class HostLoop(Guarded):
     @never_fails
     def calling(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The model is called: a forward of training, an evaluation, or a step of inference."""
-        if not self._is_mine() or (self._phase is not None and self._phase.text == "backward"):
+        if not self._is_mine() or self._is_in("backward"):
             return
         if not (_is_grad_enabled() or model.training):
             self._calling_without_gradient(args, kwargs)
@@ -258,9 +251,7 @@ class HostLoop(Guarded):
         self._end_own_step()
         self._ensure_step()
         if self.accumulation > 1 and self._micro is None:
-            self._micro_batches += 1
-            self.phase(None)
-            self._micro = self._opened(Range(f"micro-batch {self._micro_batches}", Category.USER))
+            self._open_micro_batch()
         self.phase("forward")
 
     def _calling_without_gradient(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -268,10 +259,12 @@ class HostLoop(Guarded):
             self._stepped = self._step is not None
             self._end_own_step()
             self._ensure_step()
-            self.phase(_inference_phase(args, kwargs))
-        elif self._evaluates:
+            self.phase(inference_phase(args, kwargs))
+            return
+        self._end_own_step()
+        if self._evaluates:
             self.phase("eval")
-        elif self._step is not None and (self._phase is None or self._phase.text != "forward"):
+        elif self._step is not None and not self._is_in("forward"):
             self.phase("generate" if kwargs.get("use_cache") or kwargs.get("past_key_values") is not None else "eval")
         elif self._step is None:
             self.evaluation_begins()
@@ -318,26 +311,7 @@ class HostLoop(Guarded):
 
     def _ensure_step(self) -> None:
         self.evaluation_ends()
-        if self._step is None or self._step.backend is not state.backend:
-            self.phase(None)
-            self._step = self._opened(Range(f"step {self.number}", Category.STEP, self.number))
-
-    def _abandon_step(self) -> None:
-        self._close(self._phase)
-        self._close(self._step)
-        self._step = self._phase = self._micro = None
-
-    def _opened(self, range_: Range) -> Range | None:
-        backend = state.backend
-        if backend is None:
-            return None
-        backend.open(range_, range_)
-        return range_
-
-    def _close(self, range_: Range | None) -> None:
-        backend = state.backend
-        if range_ is not None and backend is not None and range_.backend is backend:
-            backend.close(range_)
+        self._open_step()
 
 
 def listens() -> bool:
@@ -352,8 +326,6 @@ def listens() -> bool:
 
 
 def _environment(name: str) -> str | None:
-    import os
-
     return os.environ.get(name)
 
 
@@ -364,9 +336,3 @@ def _named(models: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]) ->
     if isinstance(models, Mapping):
         return dict(models)
     return {f"part{index}" if len(models) > 1 else "": model for index, model in enumerate(models)}
-
-
-def _inference_phase(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    tokens = args[:1] if args else tuple(kwargs[name] for name in ("input_ids", "decoder_input_ids") if name in kwargs)
-    integral = any(hasattr(one, "dtype") and not one.dtype.is_floating_point for one in tokens)
-    return prefill_or_decode(args, kwargs) if integral else "forward"

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import UsageError
 from ..instrument import state
 from ..instrument.annotate import ModelAnnotation, _by_structure, annotate_model
 from ..instrument.blocks import Part
@@ -22,7 +21,7 @@ def annotate_models(named: Mapping[str, nn.Module], options: Mapping[str, Any]) 
     return [
         annotate_model(model, **options) if not prefix else annotate_under(prefix, model)
         for prefix, model in named.items()
-        if model not in state.annotated and not _is_ranged(model)
+        if model not in state.annotated and not is_ranged(model)
     ]
 
 
@@ -35,11 +34,8 @@ def annotate_under(prefix: str, model: nn.Module) -> ModelAnnotation:
     return ModelAnnotation(model, _by_structure(Part(prefix, model)), backward=True, root=prefix)
 
 
-def _is_ranged(model: nn.Module) -> bool:
+def is_ranged(model: nn.Module) -> bool:
     """Whether another annotation ranges some module of the model, as the program's own of a wrapped model does."""
     from ..instrument.ranged import annotated
 
     return any(module in annotated for module in model.modules())
-
-
-__all__ = ["UsageError", "annotate_models", "annotate_under"]

@@ -23,9 +23,14 @@ class Patch:
     def __init__(self, holder: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self._holder = holder
         self._name = name
+        self._make = make
         self._own = vars(holder).get(name, _MISSING)
         self._new = make(getattr(holder, name))
         setattr(holder, name, self._new)
+
+    def again(self) -> Patch:
+        """The same patch once more, after `remove`."""
+        return Patch(self._holder, self._name, self._make)
 
     def remove(self) -> None:
         """Put the original back."""
