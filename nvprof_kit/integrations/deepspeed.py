@@ -37,12 +37,14 @@ class annotate_engine:
 
     def __init__(self, engine: Any, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
         self.loop = HostLoop(schedule, path=path, annotation=annotation)
-        self.loop.accumulation = engine.gradient_accumulation_steps()
-        self.loop.begin(engine.module, first=engine.global_steps)
-        self._patches = [
-            Patch(engine, "backward", functools.partial(_around_backward, self.loop)),
-            Patch(engine, "step", functools.partial(_around_step, self.loop, engine)),
-        ]
+        self._patches: list[Patch] = []
+        try:
+            self.loop.accumulation = engine.gradient_accumulation_steps()
+            self.loop.begin(engine.module, first=engine.global_steps)
+            self._patches.append(Patch(engine, "backward", functools.partial(_around_backward, self.loop)))
+            self._patches.append(Patch(engine, "step", functools.partial(_around_step, self.loop, engine)))
+        except Exception as error:  # the engine works without us
+            self.loop.give_up(error)
 
     def close(self) -> None:
         """The loop is over; what was recorded is written."""

@@ -15,14 +15,13 @@ from typing import Any
 
 from torch import nn
 
-from ..instrument import state
-from ..instrument.annotation import Annotation
 from ..instrument.compiling import keep_out
 from ..instrument.ranged import Compiled
 from ..instrument.switch import Switch
 from ..instrument.uncompiled import leave_to_python
 from .loop import HostLoop
 from .patches import Patch
+from .points import LoopHooks
 
 DENOISERS = ("transformer", "unet", "prior", "decoder", "controlnet")
 """Components that a denoising step calls, by the begin of their names."""
@@ -49,14 +48,19 @@ class annotate_pipeline:
 
     def __init__(self, pipe: Any, schedule: Switch = None, path: str | Path | None = None) -> None:
         self.loop = _PipelineLoop(schedule, path=path, annotation={})
-        models = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
-        self.loop.begin(models, watch=False)
-        self._points = _Points(self.loop, pipe, models)
-        vars(pipe)["_nvprof_kit_layers"] = self  # it lives as long as the pipeline
+        self._points: _Points | None = None
+        try:
+            models = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+            self.loop.begin(models, watch=False)
+            self._points = _Points(self.loop, pipe, models)
+            vars(pipe)["_nvprof_kit_layers"] = self  # it lives as long as the pipeline
+        except Exception as error:  # the pipeline works without us
+            self.loop.give_up(error)
 
     def close(self) -> None:
         """Range the pipeline's steps and phases no more; what was recorded is written."""
-        self._points.remove()
+        if self._points is not None:
+            self._points.remove()
         self.loop.end()
 
     def __enter__(self) -> annotate_pipeline:
@@ -90,7 +94,7 @@ class _PipelineLoop(HostLoop):
             self.done = 0
 
 
-class _Points(Annotation):
+class _Points(LoopHooks):
     """Watches the points at which a pipeline passes by, while ranges are emitted."""
 
     def __init__(self, loop: _PipelineLoop, pipe: Any, models: dict[str, nn.Module]) -> None:
@@ -124,18 +128,6 @@ class _Points(Annotation):
             leave_to_python(end)
             hooks += [place.register_forward_hook(end, always_call=True) for place in places]
         return hooks
-
-    def pause(self) -> bool:
-        """Take all out while torch.compile traces; says whether there was anything."""
-        had = bool(self._hooks)
-        self.sleep()
-        return had
-
-    def resume(self) -> None:
-        """Put all back after a `pause`."""
-        owner = self._owner()
-        if owner is not None and state.backend is not None and state.annotated.get(owner) is self:
-            self.wake()
 
 
 def _set_phase(loop: HostLoop, name: str | None, *_call: object) -> None:

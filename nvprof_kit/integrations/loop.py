@@ -135,6 +135,8 @@ class HostLoop(LoopRanges):
             self.handles += annotate_models(named, self._annotation)
         if watch:
             self._points = Points(self, [*self._models, *entered])
+        if self.broken:
+            return
         self._windows = scheduled(self._schedule(), self._path)
         self._windows.__enter__()
 

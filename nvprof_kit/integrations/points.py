@@ -45,7 +45,36 @@ class Watcher(Protocol):
         """It is over."""
 
 
-class Points(Annotation):
+class LoopHooks(Annotation):
+    """Hooks of a loop that are in place only while ranges are emitted, and never fail the run.
+
+    Args:
+        owner: The loop, a `guard.Guarded`; held weakly.
+    """
+
+    def wake(self) -> None:
+        """Install the hooks, if not installed."""
+        try:
+            super().wake()
+        except Exception as error:
+            owner = self._owner()
+            if owner is not None:
+                owner.give_up(error)
+
+    def pause(self) -> bool:
+        """Take all out while torch.compile traces; says whether there was anything."""
+        had = bool(self._hooks)
+        self.sleep()
+        return had
+
+    def resume(self) -> None:
+        """Put all back after a `pause`."""
+        owner = self._owner()
+        if owner is not None and state.backend is not None and state.annotated.get(owner) is self:
+            self.wake()
+
+
+class Points(LoopHooks):
     """Watches the points for a loop.
 
     Args:
@@ -78,18 +107,6 @@ class Points(Annotation):
             for model in self._models
             for place in Compiled(model).places(model)
         ]
-
-    def pause(self) -> bool:
-        """Take all out while torch.compile traces; says whether there was anything."""
-        had = bool(self._hooks)
-        self.sleep()
-        return had
-
-    def resume(self) -> None:
-        """Put all back after a `pause`."""
-        owner = self._owner()
-        if owner is not None and state.backend is not None and state.annotated.get(owner) is self:
-            self.wake()
 
 
 def _telling_fetch(owner: Watcher, fetch: Callable[..., Any]) -> Callable[..., Any]:

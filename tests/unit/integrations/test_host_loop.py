@@ -152,6 +152,16 @@ def test_what_fails_inside_is_one_warning(heard: Outline, monkeypatch: pytest.Mo
         train(model, loop)
 
 
+def test_hooks_that_cannot_be_installed_are_one_warning(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(dataloader._BaseDataLoaderIter, "__next__")
+    model = small()
+    with pytest.warns(UserWarning, match="gives up, the run goes on"):
+        loop = begun(model)
+    model(torch.randn(2, 4)).sum().backward()
+    loop.end()
+    assert heard.outline == []
+
+
 def test_a_wrong_schedule_is_said_where_it_is_given() -> None:
     with pytest.raises(UsageError, match="none of early"):
         HostLoop("sometimes")
