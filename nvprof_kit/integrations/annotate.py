@@ -22,6 +22,9 @@ from .importing import after_import
 
 VARIABLE = "NVPROF_KIT_ANNOTATE"
 
+FIRST = "NVPROF_KIT_ANNOTATE_FIRST"
+"""Process id of the first process; those below it that call no module (a launcher's, a compiler's) say nothing."""
+
 SITE = Path(__file__).parent / "site"
 """The folder for ``PYTHONPATH``."""
 
@@ -53,6 +56,7 @@ def install() -> None:
     """Watch for models as soon as this process imports torch; raises nothing."""
     try:
         if os.environ.get(VARIABLE, "").strip().lower() in ("1", "on", "true", "yes"):
+            os.environ.setdefault(FIRST, str(os.getpid()))
             after_import("torch", lambda _torch: _start())
     except Exception as error:  # the program runs without us
         say(f"nothing is annotated ({type(error).__name__}: {error})")
@@ -87,6 +91,7 @@ class Watch(Guarded):
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._optimizers = False
         self._quiet = 0
+        self._called = False
         self._pid = os.getpid()
         self._inside = threading.local()
 
@@ -165,6 +170,7 @@ class Watch(Guarded):
     def look_at(self, module: Any) -> None:
         """A module is called, by no other module: annotate it, if it is large and new."""
         self._quiet += 1
+        self._called = True
         if module in self._seen:
             if self._is_over():
                 self.undo()
@@ -211,7 +217,7 @@ class Watch(Guarded):
         """At the program's end: what had no range after all."""
         if os.getpid() != self._pid:
             return
-        if not self.found and not self.failed and self._loop is None:
+        if not self.found and not self.failed and self._loop is None and self._should_have_called():
             say(f"no module of {SMALL} parameters or with repeated blocks was called; nothing is annotated")
         for name, handle in self.found:
             inside, never = handle.inside_compiled, handle.never_entered()
@@ -219,6 +225,10 @@ class Watch(Guarded):
                 say(f"{name}: {len(inside)} modules have no range of their own inside what torch.compile compiled")
             elif never and len(never) < len(handle.paths):
                 say(f"{name}: {len(never)} of {len(handle.paths)} modules were never called, first {never[0]}")
+
+    def _should_have_called(self) -> bool:
+        first = os.environ.get(FIRST) == str(self._pid) and "torch.distributed.run" not in sys.modules
+        return self._called or first
 
 
 def _is_model(module: Any) -> bool:

@@ -67,6 +67,14 @@ def test_a_training_is_ranged_without_a_line(tmp_path: Path) -> None:
     assert {f"nvprof_kit:{name}" for name in wanted} <= names
 
 
+def test_a_program_without_a_model_is_told_so_once() -> None:
+    child = "import subprocess, sys, torch; subprocess.run([sys.executable, '-c', 'import torch'], check=True)"
+    done = run("-c", child)
+    assert done.returncode == 0, done.stderr
+    nothing = "no module of 100000 parameters or with repeated blocks was called; nothing is annotated"
+    assert told(done) == [f"nvprof-kit annotate: {nothing}"]
+
+
 def test_a_program_without_torch_starts_as_without_us(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('their own')")
     done = run("-c", "import sys; print(sys.argv, 'torch' in sys.modules)", PYTHONPATH=f"{ROOT}:{tmp_path}")
