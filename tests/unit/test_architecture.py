@@ -27,10 +27,11 @@ MAY_IMPORT = {
     "report": FOUNDATION | {"trace", "analysis"},
     "cli": FOUNDATION | {"trace", "analysis", "report"},
     "profiler": FOUNDATION | {"instrument", "capture", "trace", "analysis", "report"},
+    "integrations": FOUNDATION | {"instrument", "capture"},
     "__main__": {"cli"},
 }
 """Data moves one way: a room imports rooms to its left. ``profiler`` alone is of both halves: it records, and reads the
-file that it recorded."""
+file that it recorded. ``integrations`` may import whatever instruments and captures; nothing imports it."""
 
 EXCEPTIONS = {
     # the facade: what a training script imports, each name from its home and only when it is used
