@@ -18,11 +18,11 @@ from typing import Any
 
 from accelerate.utils import ProfileKwargs
 
-from ..instrument.ranks import rank
-from ..instrument.switch import Switch
-from .callers import calling_object
-from .guard import never_fails
-from .loop import HostLoop
+from nvprof_kit.instrument.loop.switch import Switch
+from nvprof_kit.instrument.ranks import rank
+from nvprof_kit.integrations.callers import calling_object
+from nvprof_kit.integrations.guard import never_fails
+from nvprof_kit.integrations.loop import HostLoop
 
 
 @dataclass

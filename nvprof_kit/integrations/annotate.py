@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .guard import Guarded, never_fails
-from .importing import after_import
+from nvprof_kit.integrations.guard import Guarded, never_fails
+from nvprof_kit.integrations.importing import after_import
 
 VARIABLE = "NVPROF_KIT_ANNOTATE"
 
@@ -69,7 +69,7 @@ def say(text: str) -> None:
 
 
 def _start() -> None:
-    from ..instrument import state
+    from nvprof_kit.instrument.ranges import state
 
     if state.mode != "off":
         Watch().begin()
@@ -100,7 +100,7 @@ class Watch(Guarded):
         import torch
         from torch import nn
 
-        from .patches import Patch
+        from nvprof_kit.integrations.patches import Patch
 
         self._patches = [
             Patch(nn.Module, "__call__", self._watching),
@@ -110,7 +110,7 @@ class Watch(Guarded):
         atexit.register(self.report)
 
     def _keep_out(self) -> None:
-        from ..instrument.compiling import keep_out
+        from nvprof_kit.instrument.compile.hidden import keep_out
 
         if self._patches:
             keep_out(self)
@@ -152,7 +152,7 @@ class Watch(Guarded):
             finally:
                 inside.a_call = False
 
-        from ..instrument.uncompiled import leave_to_python
+        from nvprof_kit.instrument.compile.uncompiled import leave_to_python
 
         leave_to_python(watched, callees=False)
         return watched
@@ -178,7 +178,7 @@ class Watch(Guarded):
         self._seen.add(module)
         if os.getpid() != self._pid or not _is_model(module):
             return
-        from ..instrument.kinds import class_name, unwrapped
+        from nvprof_kit.instrument.modules.kinds import class_name, unwrapped
 
         model = unwrapped(module)
         self._seen.add(model)
@@ -195,10 +195,10 @@ class Watch(Guarded):
             say(_described(name, handle))
 
     def _annotated(self, model: Any, name: str) -> Any:
-        from ..instrument import state
-        from ..instrument.annotate import annotate_model
-        from .loop import HostLoop
-        from .models import annotate_under, is_ranged
+        from nvprof_kit.instrument.modules.annotate import annotate_model
+        from nvprof_kit.instrument.ranges import state
+        from nvprof_kit.integrations.loop import HostLoop
+        from nvprof_kit.integrations.models import annotate_under, is_ranged
 
         if model in state.annotated or is_ranged(model):
             say(f"{name} is annotated by the program itself, and left so")
@@ -232,7 +232,7 @@ class Watch(Guarded):
 
 
 def _is_model(module: Any) -> bool:
-    from ..instrument.blocks import Part, find_blocks
+    from nvprof_kit.instrument.modules.blocks import Part, find_blocks
 
     if sum(parameter.numel() for parameter in module.parameters()) >= SMALL:
         return True
@@ -240,7 +240,7 @@ def _is_model(module: Any) -> bool:
 
 
 def _described(name: str, handle: Any) -> str:
-    from ..names import layer_index
+    from nvprof_kit.names import layer_index
 
     blocks = len({path for path in handle.paths if layer_index(path) != -1 and path.rpartition(".")[2].isdecimal()})
     text = f"annotated {name}: {len(handle.paths)} modules" + (f", {blocks} blocks among them" if blocks else "")

@@ -13,10 +13,10 @@ from typing import Any
 
 from composer import Callback
 
-from ..instrument.blocks import Part, children
-from ..instrument.switch import Switch
-from .guard import never_fails
-from .loop import HostLoop
+from nvprof_kit.instrument.loop.switch import Switch
+from nvprof_kit.instrument.modules.blocks import Part, children
+from nvprof_kit.integrations.guard import never_fails
+from nvprof_kit.integrations.loop import HostLoop
 
 
 class LayerCallback(Callback):  # type: ignore[misc]  # composer may be missing

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..instrument.switch import Switch
-from .loop import HostLoop
-from .patches import Patch
+from nvprof_kit.instrument.loop.switch import Switch
+from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations.patches import Patch
 
 
 class annotate_engine:

@@ -15,13 +15,13 @@ from typing import Any
 
 from torch import nn
 
-from ..instrument.compiling import keep_out
-from ..instrument.ranged import Compiled
-from ..instrument.switch import Switch
-from ..instrument.uncompiled import leave_to_python
-from .loop import HostLoop
-from .patches import Patch
-from .points import LoopHooks
+from nvprof_kit.instrument.compile.hidden import keep_out
+from nvprof_kit.instrument.compile.uncompiled import leave_to_python
+from nvprof_kit.instrument.loop.switch import Switch
+from nvprof_kit.instrument.modules.ranged import Compiled
+from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations.patches import Patch
+from nvprof_kit.integrations.points import LoopHooks
 
 DENOISERS = ("transformer", "unet", "prior", "decoder", "controlnet")
 """Components that a denoising step calls, by the begin of their names."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .guard import warn
+from nvprof_kit.integrations.guard import warn
 
 
 def lightning_callbacks() -> list[Any]:
@@ -19,11 +19,11 @@ def fabric_callbacks() -> list[Any]:
 
 def _made(name: str) -> list[Any]:
     try:
-        from .loop import listens
+        from nvprof_kit.integrations.loop import listens
 
         if not listens():
             return []
-        from . import lightning
+        from nvprof_kit.integrations import lightning
 
         return [getattr(lightning, name)()]
     except Exception as error:  # whatever is wrong here, the host's run is not

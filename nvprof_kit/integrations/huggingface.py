@@ -13,9 +13,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ..instrument.switch import Switch
-from .guard import never_fails
-from .loop import HostLoop
+from nvprof_kit.instrument.loop.switch import Switch
+from nvprof_kit.integrations.guard import never_fails
+from nvprof_kit.integrations.loop import HostLoop
 
 
 class LayerCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types

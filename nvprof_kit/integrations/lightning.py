@@ -21,12 +21,12 @@ except ImportError:  # installed under its older name
     from pytorch_lightning import Callback
     from pytorch_lightning.profilers import Profiler
 
-from ..instrument import state
-from ..instrument.blocks import Part, children
-from ..instrument.loop import phase
-from ..instrument.switch import Switch
-from .guard import Guarded, never_fails
-from .loop import HostLoop
+from nvprof_kit.instrument.loop.loop import phase
+from nvprof_kit.instrument.loop.switch import Switch
+from nvprof_kit.instrument.modules.blocks import Part, children
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.integrations.guard import Guarded, never_fails
+from nvprof_kit.integrations.loop import HostLoop
 
 
 class LayerCallback(Callback):  # type: ignore[misc]  # the package may be missing

@@ -17,17 +17,17 @@ from typing import Any
 from torch import is_grad_enabled as _is_grad_enabled
 from torch import nn
 
-from ..capture.scheduled import VARIABLE as SCHEDULE
-from ..capture.scheduled import scheduled
-from ..errors import UsageError
-from ..instrument import state
-from ..instrument.annotate import ModelAnnotation
-from ..instrument.schedule import Schedule
-from ..instrument.switch import Switch, profiling_schedule
-from .guard import never_fails, warn
-from .models import annotate_models
-from .points import Points
-from .ranges import LoopRanges, inference_phase
+from nvprof_kit.capture.scheduled import VARIABLE as SCHEDULE
+from nvprof_kit.capture.scheduled import scheduled
+from nvprof_kit.errors import UsageError
+from nvprof_kit.instrument.loop.schedule import Schedule
+from nvprof_kit.instrument.loop.switch import Switch, profiling_schedule
+from nvprof_kit.instrument.modules.annotate import ModelAnnotation
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.integrations.guard import never_fails, warn
+from nvprof_kit.integrations.models import annotate_models
+from nvprof_kit.integrations.points import Points
+from nvprof_kit.integrations.ranges import LoopRanges, inference_phase
 
 _running: weakref.ref[HostLoop] | None = None
 """The loop that emits ranges: the outermost host's, where hosts use one another."""

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..instrument.switch import Switch
-from .guard import never_fails
-from .importing import after_import
-from .loop import HostLoop
-from .patches import Patch
+from nvprof_kit.instrument.loop.switch import Switch
+from nvprof_kit.integrations.guard import never_fails
+from nvprof_kit.integrations.importing import after_import
+from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations.patches import Patch
 
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 TRAINING = "megatron.training.training"

@@ -15,12 +15,12 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
-from ..instrument import state
-from ..instrument.annotation import Annotation
-from ..instrument.compiling import keep_out
-from ..instrument.ranged import Compiled
-from ..instrument.uncompiled import leave_to_python
-from .patches import Patch
+from nvprof_kit.instrument.compile.hidden import keep_out
+from nvprof_kit.instrument.compile.uncompiled import leave_to_python
+from nvprof_kit.instrument.modules.annotation import Annotation
+from nvprof_kit.instrument.modules.ranged import Compiled
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.integrations.patches import Patch
 
 
 class Watcher(Protocol):

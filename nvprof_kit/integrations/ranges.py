@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..instrument import state
-from ..instrument.backends import Range
-from ..instrument.generation import prefill_or_decode
-from ..names import Category
-from .guard import Guarded, never_fails
+from nvprof_kit.instrument.loop.generation import prefill_or_decode
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.instrument.ranges.backends import Range
+from nvprof_kit.integrations.guard import Guarded, never_fails
+from nvprof_kit.names import Category
 
 
 class LoopRanges(Guarded):

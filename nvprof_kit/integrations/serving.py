@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import nn
 
-from ..instrument import state
-from ..instrument.annotate import ModelAnnotation
-from ..instrument.layer import layer_of
-from ..instrument.layer_range import LayerScope
-from .guard import never_fails
-from .loop import HostLoop
-from .models import annotate_under
+from nvprof_kit.instrument.modules.annotate import ModelAnnotation
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.instrument.ranges.layer import layer_of
+from nvprof_kit.instrument.ranges.layer_range import LayerScope
+from nvprof_kit.integrations.guard import never_fails
+from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations.models import annotate_under
 
 
 class EngineLoop(HostLoop):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nvprof_kit.instrument.backends import Backend, Range
+
 from nvprof_kit.names import LAYER_CATEGORIES
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, dataloader
 
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument import state
+from nvprof_kit.instrument.ranges import state
 from nvprof_kit.integrations.loop import HostLoop, listens
 
 
