@@ -82,7 +82,7 @@ class MetricsResult:
         rows: The columns of `COLUMNS`, a row per (layer, phase), in the order in which they first ran, `(none)` last.
         interval_ns: Median distance of two samples of a GPU.
         samples: Number of samples, over all GPUs.
-        steps: Number of distinct steps.
+        steps: Number of steps.
         whole: The same figures over all busy time, by column.
         info: What the capture says of itself.
         options: What counted as enough.
