@@ -24,7 +24,11 @@ MAY_IMPORT = {
     "trace": FOUNDATION,
     "analysis": FOUNDATION | {"trace"},
     "report": FOUNDATION | {"trace", "analysis"},
-    "cli": FOUNDATION | {"trace", "analysis", "report"},
+    "results": FOUNDATION | {"trace", "analysis", "report"},
+    "_sql": FOUNDATION,
+    "_capture": FOUNDATION | {"trace", "analysis", "report", "results", "_sql"},
+    "_sources": FOUNDATION | {"trace", "analysis", "report", "results", "_capture"},
+    "cli": FOUNDATION | {"trace", "analysis", "report", "results", "_capture", "_sources"},
     "profiler": FOUNDATION | {"instrument", "capture", "trace", "analysis", "report"},
     "__main__": {"cli"},
 }
@@ -32,26 +36,6 @@ MAY_IMPORT = {
 file that it recorded."""
 
 EXCEPTIONS = {
-    # the facade: what a training script imports, each name from its home and only when it is used
-    ("__init__", "capture.record"),
-    ("__init__", "capture.scheduled"),
-    ("__init__", "instrument.modules.annotate"),
-    ("__init__", "instrument.flops.count"),
-    ("__init__", "instrument.loop.generation"),
-    ("__init__", "instrument.ranges.layer_range"),
-    ("__init__", "instrument.loop.loop"),
-    ("__init__", "instrument.modules.methods"),
-    ("__init__", "instrument.loop.schedule"),
-    ("__init__", "instrument.memory.profiler"),
-    ("__init__", "instrument.memory.points"),
-    ("__init__", "instrument.memory.snapshot"),
-    ("__init__", "instrument.loop.switch"),
-    ("__init__", "instrument.meters.throughput"),
-    ("__init__", "instrument.meters.timers"),
-    ("__init__", "instrument.meters.utilisation"),
-    ("__init__", "profiler.handlers"),
-    ("__init__", "profiler.layer_profiler"),
-    ("__init__", "profiler.options"),
     # the recorder wakes annotated models, and ranges then go to Kineto
     ("capture.record", "instrument.ranges.state"),
     ("capture.record", "instrument.ranges.backends"),
@@ -72,6 +56,8 @@ EXCEPTIONS = {
     ("cli.verbs.doctor", "capture.doctor"),
     ("cli.verbs.doctor", "capture.machine"),
     ("cli.verbs.ncu", "capture.ncu_script"),
+    # a plan is written as a script
+    ("results.ncu", "capture.ncu_script"),
     # the version
     ("cli.__init__", "__init__"),
 }

@@ -1,0 +1,57 @@
+# The one list of what the package offers: the lazy loader, `__all__` and the types all follow from it.
+from ._capture import Capture as Capture
+from ._capture import open as open
+from ._sources import MemorySnapshot as MemorySnapshot
+from ._sources import NcuReports as NcuReports
+from ._sources import TimerLog as TimerLog
+from ._sources import open_ncu as open_ncu
+from ._sources import open_snapshot as open_snapshot
+from ._sources import open_timers as open_timers
+from .capture.record import RecordOptions as RecordOptions
+from .capture.record import record as record
+from .capture.scheduled import scheduled as scheduled
+from .errors import CaptureError as CaptureError
+from .errors import NvprofKitError as NvprofKitError
+from .errors import ToolError as ToolError
+from .errors import UsageError as UsageError
+from .instrument.flops.count import count_flops as count_flops
+from .instrument.loop.generation import generation as generation
+from .instrument.loop.loop import annotate_dataloader as annotate_dataloader
+from .instrument.loop.loop import annotate_optimizer as annotate_optimizer
+from .instrument.loop.loop import mark as mark
+from .instrument.loop.loop import phase as phase
+from .instrument.loop.loop import step as step
+from .instrument.loop.schedule import Schedule as Schedule
+from .instrument.loop.switch import add_profiling_argument as add_profiling_argument
+from .instrument.loop.switch import profiling_schedule as profiling_schedule
+from .instrument.memory.points import MemoryOptions as MemoryOptions
+from .instrument.memory.profiler import MemoryProfiler as MemoryProfiler
+from .instrument.memory.snapshot import SnapshotOptions as SnapshotOptions
+from .instrument.memory.snapshot import memory_snapshot as memory_snapshot
+from .instrument.meters.throughput import Throughput as Throughput
+from .instrument.meters.timers import global_timer as global_timer
+from .instrument.meters.utilisation import Utilisation as Utilisation
+from .instrument.modules.annotate import annotate_model as annotate_model
+from .instrument.modules.methods import instrument_method as instrument_method
+from .instrument.ranges.layer_range import layer_range as layer_range
+from .profiler import handlers as handlers
+from .profiler.layer_profiler import LayerProfiler as LayerProfiler
+from .profiler.options import LayerOptions as LayerOptions
+from .results.advice import Advice as Advice
+from .results.base import Result as Result
+from .results.breakdown import Breakdown as Breakdown
+from .results.diff import Diff as Diff
+from .results.document import Document as Document
+from .results.flops import Flops as Flops
+from .results.layers import Layers as Layers
+from .results.memory import Memory as Memory
+from .results.metrics import Metrics as Metrics
+from .results.ncu import NcuKernels as NcuKernels
+from .results.ncu import NcuLayers as NcuLayers
+from .results.ncu import NcuPlan as NcuPlan
+from .results.plot import Plot as Plot
+from .results.summary import Summary as Summary
+from .results.timers import Timers as Timers
+
+__version__: str
+__all__: list[str]
