@@ -104,8 +104,12 @@ class Capture:
         self._read: set[str] = set()
         self._held: Operations | None = None
         self._operators: pd.DataFrame | None = None
-        if not self.path.exists():
-            raise CaptureError(f"{path}: no such file")
+        try:
+            self.path.stat()
+        except FileNotFoundError:
+            raise CaptureError(f"{path}: no such file") from None
+        except OSError:  # the reader says what is wrong
+            pass
 
     def __repr__(self) -> str:
         """Which capture this is."""

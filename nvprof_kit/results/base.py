@@ -82,6 +82,10 @@ class Result(ABC):
             return plots.encode(self.figure(), form)
         return tables.encode(self.to_frame(), form)
 
+    def warnings_beside(self, form: str) -> Sequence[str]:
+        """The warnings that this form of the answer has no place for."""
+        return () if form in (TABLE, "html") else self.warnings
+
     def save(self, path: str | Path) -> Path:
         """Write the answer to a file, whole or not at all.
 

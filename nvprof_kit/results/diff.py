@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,10 @@ class Diff(Result, DiffResult):
         from nvprof_kit.report.text.diff import diff_report
 
         return diff_report(self, self.top)
+
+    def warnings_beside(self, form: str) -> Sequence[str]:
+        """As of any answer; the whole report has its warnings in it."""
+        return () if form == "md" else super().warnings_beside(form)
 
     def encode(self, form: str) -> bytes:
         """As of any answer; ``md`` is the whole report, fit for a pull request."""

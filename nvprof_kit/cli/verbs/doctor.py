@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from nvprof_kit.cli.output import Output, writing
-from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit.errors import CaptureError
 from nvprof_kit.report.export import tables
-from nvprof_kit.report.plots import plots
 
 if TYPE_CHECKING:
     from nvprof_kit.findings import Finding
@@ -33,7 +32,7 @@ class _Doctor(click.Command):
     short_help="Check a machine before a run, or a capture after it.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@writing()
+@writing(plot=False)
 @click.argument("words", metavar="[CAPTURE]... | [-- COMMAND]", nargs=-1, type=click.UNPROCESSED)
 def doctor(output: Output, words: tuple[str, ...]) -> None:
     """Say beforehand why a profile would fail or mislead, or afterwards whether a capture can be trusted.
@@ -45,14 +44,13 @@ def doctor(output: Output, words: tuple[str, ...]) -> None:
     exit status is 1 if there is an error among them.
     """
     found = _examine_captures(words) if words and words[0].endswith(_CAPTURES) else _examine_machine(words)
+    inputs = [word for word in words if word.endswith(_CAPTURES)]
     from nvprof_kit.report.text.doctor import findings_report, findings_table
 
     if output.form in tables.FORMATS:
-        output.write(tables.encode(findings_table(found), output.form))
-    elif output.form in plots.FORMATS:
-        raise UsageError("findings are text; name a file that ends in .txt, .json, .csv, .md or .parquet")
+        output.write(tables.encode(findings_table(found), output.form), inputs=inputs)
     else:
-        output.print(findings_report(found))
+        output.print(findings_report(found), inputs)
     if any(finding.level == "error" for findings in found.values() for finding in findings):
         sys.stdout.flush()
         raise click.exceptions.Exit(1)
