@@ -160,8 +160,10 @@ class TimerLog:
         from nvprof_kit.results.timers import Timers
 
         result = timers(self.logs, TimersOptions(by == "rank", tuple(collective), warm_up))
-        return Timers(**vars(result), sources=self._files(), by_call=by == "call")
+        return Timers(**vars(result), sources=self.sources, by_call=by == "call")
 
-    def _files(self) -> tuple[Path, ...]:
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """The files that it is made of: nothing is ever written over one of them."""
         inside = (file for path in self.paths if path.is_dir() for file in path.iterdir())
         return (*self.paths, *inside)

@@ -49,5 +49,7 @@ def timers(
 
     with progress() as say:
         say("reading logs and comparing ranks")
-        result = open_timers(*logs).timers(by, collective=collective, warm_up=warm_up)
+        opened = open_timers(*logs)
+        output.spare(opened.sources)
+        result = opened.timers(by, collective=collective, warm_up=warm_up)
     output.write_results([result])

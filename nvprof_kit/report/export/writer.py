@@ -22,6 +22,12 @@ _PACKED = ".xz"
 _REPORT, _EXPORT = ".nsys-rep", ".sqlite"
 
 
+class WriteError(UsageError, OSError):
+    """A file cannot be written; ``errno`` and ``strerror`` are those of the system."""
+
+    __str__ = Exception.__str__
+
+
 def write_file(
     path: str | Path, data: bytes | str, *, inputs: Iterable[str | Path] = (), executable: bool = False
 ) -> Path:
@@ -37,7 +43,8 @@ def write_file(
         The path.
 
     Raises:
-        UsageError: It is an input, or it cannot be written; a file that was there before is as it was.
+        UsageError: It is an input.
+        WriteError: It cannot be written; a file that was there before is as it was.
     """
     with writing(path, inputs=inputs, executable=executable) as file:
         file.write(data.encode("utf-8", "replace") if isinstance(data, str) else data)
@@ -59,7 +66,9 @@ def writing(path: str | Path, *, inputs: Iterable[str | Path] = (), executable: 
         with _beside(target, before, executable) as file:
             yield file
     except OSError as error:
-        raise UsageError(f"{path}: cannot write it: {_reason(error, path)}") from None
+        failed = WriteError(f"{path}: cannot write it: {_reason(error, path)}")
+        failed.errno, failed.strerror = error.errno, error.strerror
+        raise failed from None
 
 
 def refuse_input(path: str | Path, inputs: Iterable[str | Path]) -> None:
@@ -81,6 +90,8 @@ def refuse_input(path: str | Path, inputs: Iterable[str | Path]) -> None:
 
 def belongings(source: Path) -> list[Path]:
     """An input and what belongs to it: the export of an ``.nsys-rep``, the report of an export, SQLite's journals."""
+    if not source.name:  # the folder one is in
+        return [source]
     plain = source.with_name(source.name.removesuffix(_PACKED))
     found = [source]
     for one, other in ((_REPORT, _EXPORT), (_EXPORT, _REPORT)):
