@@ -1,12 +1,16 @@
 # The one list of what the package offers: the lazy loader, `__all__` and the types all follow from it.
 from ._capture import Capture as Capture
+from ._capture import Tables as Tables
 from ._capture import open as open
+from ._checks import doctor as doctor
+from ._checks import scrub as scrub
 from ._sources import MemorySnapshot as MemorySnapshot
 from ._sources import NcuReports as NcuReports
 from ._sources import TimerLog as TimerLog
 from ._sources import open_ncu as open_ncu
 from ._sources import open_snapshot as open_snapshot
 from ._sources import open_timers as open_timers
+from .capture.recipes import recipes_folder as recipes_folder
 from .capture.record import RecordOptions as RecordOptions
 from .capture.record import record as record
 from .capture.scheduled import scheduled as scheduled
@@ -40,6 +44,7 @@ from .profiler.options import LayerOptions as LayerOptions
 from .results.advice import Advice as Advice
 from .results.base import Result as Result
 from .results.breakdown import Breakdown as Breakdown
+from .results.checks import Checks as Checks
 from .results.diff import Diff as Diff
 from .results.document import Document as Document
 from .results.flops import Flops as Flops

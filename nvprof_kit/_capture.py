@@ -320,11 +320,11 @@ class Capture:
         from nvprof_kit.report.page.page import report_page
         from nvprof_kit.results.document import Document
 
-        captures = [self, *(one if isinstance(one, Capture) else self._like(one) for one in others)]
         sheets: list[Sheet] = []
         warnings: list[str] = []
         sources: list[Path] = []
-        for one in captures:
+        for other in (self, *others):  # one after the other: a page of many captures holds no more than two
+            one = other if isinstance(other, Capture) else self._like(other)
             sheet, unfit = one._sheet(step, findings)
             sheets.append(sheet)
             warnings += unfit
@@ -449,6 +449,8 @@ class Capture:
         elif missing:
             from nvprof_kit.trace.open import open_more
 
+            if self.path.suffix == ".xz" or not self._held.trace.info.tool.startswith("nsys"):
+                missing = _everything() - self._read  # it has to be unpacked or parsed whole again: once is enough
             self._held.trace = open_more(self._held.trace, domain=self.domain, optional=missing)
         self._read |= missing
         return self._held
@@ -558,11 +560,10 @@ class Tables(Mapping[str, "pd.DataFrame"]):
 
     def _raw(self, name: str) -> pd.DataFrame:
         from nvprof_kit.trace.frames import empty_frame
-        from nvprof_kit.trace.schema import OPS
+        from nvprof_kit.trace.schema import TABLES
 
-        always = ("ranges", "api", "graph_nodes", "operators")
-        columns = [column for column, about in OPS.items() if about.optional]
-        trace = self._capture._trace(columns if name == "ops" else () if name in always else (name,))
+        needed = _everything() - {*TABLES} if name == "ops" else _everything() & {name}
+        trace = self._capture._trace(needed)
         table: pd.DataFrame | None = self._capture._operators if name == "operators" else getattr(trace, name)
         made: pd.DataFrame = empty_frame(name) if table is None else table
         return made
@@ -572,6 +573,14 @@ class Tables(Mapping[str, "pd.DataFrame"]):
 
         ops = self["ops"]
         return attributed(self._capture._operations(), ops)
+
+
+def _everything() -> set[str]:
+    """The optional columns and tables of a capture."""
+    from nvprof_kit.trace.schema import OPS, TABLES
+
+    always = {"ranges", "api", "ops", "graph_nodes", "operators"}
+    return {name for name, column in OPS.items() if column.optional} | ({*TABLES} - always)
 
 
 def _among(name: str, known: Mapping[str, Any], what: str) -> Any:

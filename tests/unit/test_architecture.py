@@ -28,7 +28,8 @@ MAY_IMPORT = {
     "_sql": FOUNDATION,
     "_capture": FOUNDATION | {"trace", "analysis", "report", "results", "_sql"},
     "_sources": FOUNDATION | {"trace", "analysis", "report", "results", "_capture"},
-    "cli": FOUNDATION | {"trace", "analysis", "report", "results", "_capture", "_sources"},
+    "_checks": FOUNDATION | {"capture", "trace", "analysis", "results"},
+    "cli": FOUNDATION | {"trace", "analysis", "report", "results", "_capture", "_sources", "_checks"},
     "profiler": FOUNDATION | {"instrument", "capture", "trace", "analysis", "report"},
     "__main__": {"cli"},
 }
@@ -53,8 +54,6 @@ EXCEPTIONS = {
     ("cli.verbs.record", "capture.launch"),
     ("cli.verbs.record", "capture.record"),
     ("cli.verbs.recipes", "capture.recipes"),
-    ("cli.verbs.doctor", "capture.doctor"),
-    ("cli.verbs.doctor", "capture.machine"),
     # a plan is written as a script
     ("results.ncu", "capture.ncu_script"),
     # the version

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,30 @@ def test_many_questions_attribute_once(run: Path, monkeypatch: pytest.MonkeyPatc
     capture.export(run.with_name("trace.json"))
     assert capture.sql("SELECT count(*) AS n FROM operations")["n"].item() == 4
     assert len(calls) == 1
+
+
+def test_the_verb_report_attributes_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nvprof_kit.analysis.attribution import attribution
+    from nvprof_kit.cli import main
+
+    calls = counted(monkeypatch, attribution, "_Owners")
+    with pytest.raises(SystemExit) as end:
+        main(["report", str(run), "-o", str(run.with_name("page.html"))])
+    assert end.value.code == 0 and len(calls) == 1
+
+
+def test_a_pytorch_trace_is_parsed_twice_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nvprof_kit.trace.kineto import read as kineto
+
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0, "args": {}}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event]}))
+    calls = counted(monkeypatch, kineto, "read_kineto")
+    capture = nvprof_kit.open(path)
+    capture.layers()
+    capture.breakdown()
+    capture.summary()
+    assert len(capture.tables["operations"]) == 1 and len(calls) == 2
 
 
 def test_classes_are_told_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

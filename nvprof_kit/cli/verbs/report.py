@@ -32,8 +32,9 @@ def report(
     With several CAPTUREs the page holds each and compares them with the first. FILE ends in .html. The page loads
     nothing from any network.
     """
-    captures = [asked.open(one, rules, rules_path) for one in asked.captures]
+    first, *others = asked.captures
+    asked.output.spare(asked.captures)
     with progress() as say:
         say(f"reading {', '.join(asked.captures)} and writing the page")
-        made = captures[0].page(*captures[1:], step=step, findings=findings)
+        made = asked.open(first, rules, rules_path).page(*others, step=step, findings=findings)
     asked.output.write_document(made)
