@@ -376,6 +376,7 @@ class Capture:
         phase: str = "",
         every_layer: bool = False,
         section_set: str = "basic",
+        rank: int | None = None,
         memory_gb: float = 1.0,
     ) -> NcuPlan:
         """The fewest kernels that stand for most of the GPU time, to be measured with Nsight Compute.
@@ -386,11 +387,12 @@ class Capture:
             phase: Only this phase.
             every_layer: Reach the share in every block of the model, not only over all.
             section_set: ncu's set of sections.
+            rank: Of a program of several ranks measure this one.
             memory_gb: GPU memory of the program, which ncu saves and restores; for the prediction of time.
 
         Raises:
             CaptureError: The capture does not say how its kernels were launched, or has none of what is asked for.
-            UsageError: The share cannot be reached.
+            UsageError: The share cannot be reached, or ncu has no such set.
         """
         from nvprof_kit.analysis.kernels.signatures import NEEDED
         from nvprof_kit.analysis.ncu.plan import PlanOptions, plan
@@ -399,7 +401,8 @@ class Capture:
         known = self._operations(NEEDED)
         options = PlanOptions(share=share, layer=layer, phase=phase, every_layer=every_layer)
         made = plan(known.trace, options, known.attribution)
-        return NcuPlan(**vars(made), sources=self.sources, section_set=section_set, memory_gb=memory_gb)
+        how: dict[str, Any] = {"section_set": section_set, "rank": rank, "memory_gb": memory_gb}
+        return NcuPlan(**vars(made), sources=self.sources, **how)
 
     # ---------------------------------------------------------------- any other question
 

@@ -62,6 +62,7 @@ class record(ContextDecorator):
         self.options = options
         self.written = False
         self._profiler: Any = None
+        self._started = False
         self._process = os.getpid()
         self._listener: Backend | None = None
 
@@ -81,12 +82,26 @@ class record(ContextDecorator):
         _running, self._profiler, self._process = self, profiler, os.getpid()
 
     def cancel(self) -> None:
-        """End a warm-up that no recording followed; nothing is written."""
+        """End a warm-up that no recording followed, or a recording; nothing is written."""
         global _running
-        if self._profiler is not None:
-            profiler, self._profiler, _running = self._profiler, None, None
+        if self._profiler is None:
+            return
+        if self._started:
+            self._fall_silent()
+        profiler, self._profiler, _running = self._profiler, None, None
+        if os.getpid() != self._process:
+            return
+        if not self._started:
             profiler.start_trace()
-            profiler.stop_trace()
+        self._started = False
+        profiler.stop_trace()
+
+    def _fall_silent(self) -> None:
+        """Ranges go nowhere again, or to a memory profiler around the recording."""
+        state.deactivate()
+        listener, self._listener = self._listener, None
+        if isinstance(listener, Watch) and listener.attached:
+            state.activate(listener)
 
     def __enter__(self) -> record:
         """Start recording, unless a profiler from outside is attached: then warn, and record nothing."""
@@ -100,6 +115,7 @@ class record(ContextDecorator):
         if self._profiler is None:
             self.warm_up()
         self._profiler.start_trace()
+        self._started = True
         self._listener = state.backend
         state.activate(Kineto())
         return self
@@ -111,10 +127,8 @@ class record(ContextDecorator):
         global _running
         if self._profiler is None:
             return
-        state.deactivate()
-        listener, self._listener = self._listener, None
-        if isinstance(listener, Watch) and listener.attached:  # a memory profiler around the recording
-            state.activate(listener)
+        self._fall_silent()
+        self._started = False
         profiler, self._profiler, _running = self._profiler, None, None
         if os.getpid() != self._process:
             return
@@ -132,6 +146,11 @@ class record(ContextDecorator):
             warnings.warn(f"{self.path} is not written: {failure.strerror or failure}", stacklevel=2)
             return
         self.written = True
+
+
+def running() -> record | None:
+    """The recording that runs in this process, or is warmed up."""
+    return _running
 
 
 def tool_attached() -> bool:

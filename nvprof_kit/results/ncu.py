@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nvprof_kit.analysis.ncu.layers import NcuLayersResult
 from nvprof_kit.analysis.ncu.plan import Plan
+from nvprof_kit.errors import UsageError
 from nvprof_kit.report.export.writer import write_file
 from nvprof_kit.results.base import Result
 
@@ -25,11 +26,20 @@ class NcuPlan(Result, Plan):
 
     Attributes:
         section_set: ncu's set of sections.
+        rank: Of a program of several ranks the one that is measured; None for a program of one.
         memory_gb: GPU memory of the program, for the prediction of time.
     """
 
     section_set: str = field(default="basic", kw_only=True)
+    rank: int | None = field(default=None, kw_only=True)
     memory_gb: float = field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Ncu refuses a set that it does not know only where it is started, which is late."""
+        from nvprof_kit.capture.ncu_script import SETS
+
+        if self.section_set not in SETS:
+            raise UsageError(f"{self.section_set!r}: no such set of sections; there are {', '.join(SETS)}")
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -62,6 +72,7 @@ class NcuPlan(Result, Plan):
                 invocations=self.invocations,
                 about=about,
                 section_set=self.section_set,
+                rank=self.rank,
                 own_window=self.info.own_window,
                 report=report,
             )

@@ -54,7 +54,8 @@ EXCEPTIONS = {
     ("cli.verbs.record", "capture.launch"),
     ("cli.verbs.record", "capture.record"),
     ("cli.verbs.recipes", "capture.recipes"),
-    # a plan is written as a script
+    # a plan is written as a script, with one of ncu's sets
+    ("cli.verbs.ncu", "capture.ncu_script"),
     ("results.ncu", "capture.ncu_script"),
     # the version
     ("cli.__init__", "__init__"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from nvprof_kit.capture.ncu_script import SETS
 from nvprof_kit.cli.inputs import rules_option
 from nvprof_kit.cli.output import Output, Reading, named_domain, reading, writing
 from nvprof_kit.cli.progress import each, progress
@@ -45,7 +46,19 @@ def ncu() -> None:
 @click.option("--layer", default="", metavar="PATH", help="Only this layer and those in it: model.layers.3.")
 @click.option("--phase", default="", help="Only this phase: forward, backward, optimizer.")
 @click.option("--every-layer", is_flag=True, help="Reach the share in every block of the model, not only over all.")
-@click.option("--set", "section_set", default="basic", show_default=True, help="ncu's set of sections.")
+@click.option(
+    "--set",
+    "section_set",
+    type=click.Choice(SETS),
+    default="basic",
+    show_default=True,
+    help="ncu's set of sections.",
+)
+@click.option(
+    "--rank",
+    type=click.IntRange(min=0),
+    help="Of a program of several ranks measure this one: the launcher starts the script on each rank.",
+)
 @click.option(
     "--memory-gb",
     type=click.FloatRange(min=0),
@@ -55,20 +68,19 @@ def ncu() -> None:
 )
 @click.option("--script", type=click.Path(path_type=Path), metavar="FILE", help="Write the script that measures them.")
 @rules_option
-def plan(
-    asked: Reading, section_set: str, memory_gb: float, script: Path | None, rules: str | None, **options: Any
-) -> None:
+def plan(asked: Reading, script: Path | None, rules: str | None, **options: Any) -> None:
     """Choose the fewest kernels that stand for most of the GPU time of a CAPTURE, and write the script that measures
     just those with ncu, one launch of each.
 
-    Then: bash FILE -- python train.py, and nvprof-kit ncu layers plan.csv --with CAPTURE.
+    Then: bash FILE -- python train.py, and nvprof-kit ncu layers plan.csv --with CAPTURE. Of several ranks one is
+    measured: --rank 0, then torchrun --nproc-per-node 8 --no-python bash FILE -- python train.py. Kernels of
+    collectives are left out, since ncu cannot replay them on one rank alone.
     """
     if len(asked.captures) > 1:
         raise UsageError(f"a plan is for one capture, not {len(asked.captures)}")
     if script is not None:
         Output(TABLE, script).spare(asked.captures)
-    kind: dict[str, Any] = {"section_set": section_set, "memory_gb": memory_gb}
-    (made,) = each(asked.captures, lambda one: asked.open(one, rules).ncu_plan(**options, **kind))
+    (made,) = each(asked.captures, lambda one: asked.open(one, rules).ncu_plan(**options))
     if script is not None:
         made.save_script(script)
     asked.output.write_results([made])
