@@ -189,16 +189,30 @@ def _new_profiler(options: RecordOptions) -> Any:
         with_stack=options.stacks,
         record_shapes=options.shapes,
         profile_memory=options.memory,
+        **_experimental(options),
         # without acc_events: PyTorch would read all events into Python as it stops, which nobody asks for here and
         # which fails where a stack holds a name that is no text (UnicodeDecodeError in PyTorch 2.13)
     )
 
 
-def _is_enabled() -> bool:
-    """Whether PyTorch's profiler runs on this thread."""
-    import torch
+def _experimental(options: RecordOptions) -> dict[str, Any]:
+    """What newer releases of PyTorch can record: all threads, and with stacks Python's garbage collections too."""
+    from torch._C._profiler import _ExperimentalConfig
 
-    return bool(torch.autograd._profiler_enabled())
+    wanted: dict[str, Any] = {"profile_all_threads": True} | ({"record_python_gc_info": True} if options.stacks else {})
+    while wanted:
+        try:
+            return {"experimental_config": _ExperimentalConfig(**wanted)}
+        except TypeError:  # an older PyTorch does not know the last of them
+            wanted.popitem()
+    return {}
+
+
+def _is_enabled() -> bool:
+    """Whether PyTorch's profiler runs, on this thread or on all."""
+    from torch.autograd import profiler
+
+    return bool(profiler._is_profiler_enabled)
 
 
 def _export(profiler: Any, path: Path) -> None:
