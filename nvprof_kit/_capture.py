@@ -365,8 +365,8 @@ class Capture:
 
     def export(self, path: str | Path, *, step: int | None = None) -> Path:
         """Write `perfetto` to a file that ends in .json.gz or .json."""
-        packed = Path(path).suffix.lower() != ".json"
-        return self.perfetto(step=step, form="json.gz" if packed else "json").save(path)
+        form = _among(Path(path).suffix.lower(), {".gz": "json.gz", ".json": "json"}, "form of a trace")
+        return self.perfetto(step=step, form=form).save(path)
 
     def ncu_plan(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -180,3 +181,20 @@ def test_a_capture_is_opened_before_pandas_is_loaded() -> None:
 def test_sql_stays_with_the_tables_it_fills() -> None:
     spoken = {module_name(path) for path in FILES if "SELECT " in path.read_text(encoding="utf-8")}
     assert {name.split(".")[0] for name in spoken} <= {"trace"}
+
+
+WRITES = re.compile(r"write_text\(|write_bytes\(|savefig\(|open\([^)]*[\"'][wax]b?[\"']")
+
+
+def test_every_file_is_written_by_the_writer() -> None:
+    """It refuses inputs, and writes whole or not at all; what only fills a buffer is none of it."""
+    rooms = ("cli", "report", "results", "profiler", "_capture", "_sources", "_checks", "_sql")
+    found = {
+        f"{module_name(path)}: {line.strip()}"
+        for path in FILES
+        if module_name(path).split(".")[0] in rooms
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if WRITES.search(line) and "savefig(buffer" not in line
+    }
+    allowed = ("report.export.writer: ", "cli.__init__: setattr(sys, name")
+    assert {one for one in found if not one.startswith(allowed)} == set()
