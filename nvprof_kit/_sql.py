@@ -33,7 +33,8 @@ def answer(query: str, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     with duckdb.connect(":memory:", config=settings) as database:
         database.execute("SET lock_configuration = true")
         try:
-            for name in sorted({*database.get_table_names(query)} & {*tables}):
+            named = {name.rpartition(".")[2].strip('"').lower() for name in database.get_table_names(query)}
+            for name in sorted(named & {*tables}):
                 database.register(name, tables[name])
             found: pd.DataFrame = database.sql(query).df()
         except (duckdb.Error, AttributeError) as error:

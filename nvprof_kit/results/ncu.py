@@ -136,7 +136,6 @@ class NcuKernels(Result):
         return self.rows
 
     def parts(self) -> list[RenderableType]:
-        """The table as csv: it has a hundred columns and more."""
-        from nvprof_kit.report.export.tables import encode
-
-        return [encode(self.rows, "csv").decode()]
+        """How much there is: a row has hundreds of columns, which no terminal shows."""
+        rows, columns = self.rows.shape
+        return [f"{rows:,} measured kernels with {columns:,} columns each; .to_frame() gives them, .save() writes them"]

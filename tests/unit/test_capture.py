@@ -148,6 +148,11 @@ def test_sql_sees_the_attributed_operations(run: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["operations", "OPERATIONS", '"operations"', "main.operations"])
+def test_sql_finds_a_table_as_sql_names_it(run: Path, name: str) -> None:
+    assert nvprof_kit.open(run).sql(f"SELECT count(*) AS n FROM {name}")["n"].item() == 4
+
+
 @pytest.mark.parametrize(
     "query",
     [
