@@ -92,9 +92,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]
     program = folder / "train.py"
     program.write_text(PROGRAM)
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
-    done = subprocess.run(
-        [*launch, str(program)], cwd=folder, capture_output=True, text=True, timeout=240, check=False
-    )
+    done = subprocess.run([*launch, str(program)], cwd=folder, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0 and "LayerProfiler stops" not in done.stderr, done.stderr[-3000:]
     parts = (part.partition("\n") for part in done.stdout.split("== ")[1:])
     return folder, {title: printed for title, _, printed in parts}

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,11 @@ MAY_IMPORT = {
     "_checks": FOUNDATION | {"capture", "trace", "analysis", "results"},
     "cli": FOUNDATION | {"trace", "analysis", "report", "results", "_capture", "_sources", "_checks"},
     "profiler": FOUNDATION | {"instrument", "capture", "trace", "analysis", "report"},
+    "integrations": FOUNDATION | {"instrument", "capture"},
     "__main__": {"cli"},
 }
 """Data moves one way: a room imports rooms to its left. ``profiler`` alone is of both halves: it records, and reads the
-file that it recorded."""
+file that it recorded. ``integrations`` may import whatever instruments and captures; nothing imports it."""
 
 EXCEPTIONS = {
     # the recorder wakes annotated models, and ranges then go to Kineto
@@ -113,6 +115,16 @@ def test_imports_go_one_way() -> None:
 
 def test_every_exception_is_still_needed() -> None:
     assert EXCEPTIONS - crossings() == set()
+
+
+def test_no_import_cycle() -> None:
+    """In the whole package, imports inside functions counted."""
+    graph = {module_name(path).removesuffix(".__init__"): set(imports(path)) for path in FILES}
+    order = TopologicalSorter({name: {one for one in found if one in graph} - {name} for name, found in graph.items()})
+    try:
+        order.prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
 
 
 def test_the_check_sees_relative_and_local_imports() -> None:

@@ -76,9 +76,7 @@ def test_any_capture(
                 tuple(row[key] for key in keys): {name: row[name] for name in NUMBERS}
                 for row in rows.astype(object).where(rows.notna(), None).to_dict("records")
             }
-            expected = {
-                key: {name: row[name] for name in NUMBERS} for key, row in truth.table(by_step).items()
-            }
+            expected = {key: {name: row[name] for name in NUMBERS} for key, row in truth.table(by_step).items()}
             assert ours == expected
 
 
