@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit.analysis.attribution.attribution import attribute
 from nvprof_kit.analysis.attribution.intervals import exact_sums
-from nvprof_kit.analysis.attribution.operations import op_owners
+from nvprof_kit.analysis.attribution.operations import Operations, op_owners
 from nvprof_kit.analysis.attribution.windows import step_windows
-from nvprof_kit.analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify
+from nvprof_kit.analysis.kernels.classes import CLASSES, KernelClasses, Rule
 from nvprof_kit.trace.schema import OP_KINDS, Trace
 
 if TYPE_CHECKING:
@@ -41,15 +40,19 @@ class StepSums:
     kernels: pd.DataFrame
 
 
-def step_sums(trace: Trace, own_rules: Sequence[Rule] = (), skipped: int = 0) -> StepSums:
+def step_sums(
+    trace: Trace, own_rules: Sequence[Rule] = (), skipped: int = 0, known: Operations | None = None
+) -> StepSums:
     """Sum a capture's operations by step and by layer, phase and class; what lies outside these steps is left out.
 
     Args:
         trace: The capture, with the column ``name``.
         own_rules: Rules for kernel classes, asked before the package's.
         skipped: First steps left out.
+        known: The same operations, where owners and classes are known already.
     """
-    attribution, classes = attribute(trace), classify(trace.ops, own_rules)
+    operations = Operations(trace, own_rules, known)
+    attribution, classes = operations.attribution, operations.classes
     windows = step_windows(trace, attribution)
     steps = attribution.ranges.steps[skipped:]
     layer, phase = op_owners(attribution)
