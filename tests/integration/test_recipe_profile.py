@@ -44,29 +44,33 @@ def run(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedProces
 @pytest.mark.parametrize(
     ("argv", "command"),
     [
-        ("-- python train.py --lr 3", f"{FIRST} --export=sqlite --output=.run.partial/run python train.py --lr 3"),
-        ("-o a/%h.%p -f -- ./x", f"{FIRST} --export=sqlite --output=a/._h._p.partial/%h.%p ./x"),
-        ("--output=a.nsys-rep -- x", f"{FIRST} --export=sqlite --output=.a.partial/a x"),
+        ("-- python train.py --lr 3", f"{FIRST} --export=sqlite --output=run python train.py --lr 3"),
+        (
+            "-o a/%q{SOME}.%% -f -- ./x",
+            f"mkdir -p -- a && {FIRST} --export=sqlite --force-overwrite=true "
+            "'--output=a/%q{SOME}.%%' ./x",
+        ),
+        ("--output=a.nsys-rep -- x", f"{FIRST} --export=sqlite --output=a x"),
         (
             "--delay 5 --duration=30 -- x",
-            f"{FIRST} --delay=5 --duration=30 --export=sqlite --output=.run.partial/run x",
+            f"{FIRST} --delay=5 --duration=30 --export=sqlite --output=run x",
         ),
         (
             "--step 12 -- x",
             f"{FIRST} --capture-range=nvtx '--nvtx-capture=step 12@nvprof_kit' --capture-range-end=stop "
-            "--export=sqlite --output=.run.partial/run x",
+            "--export=sqlite --output=run x",
         ),
         (
             "--duration 9 --keep-running -- x",
-            f"{FIRST} --duration=9 --kill=none --export=sqlite --output=.run.partial/run x",
+            f"{FIRST} --duration=9 --kill=none --export=sqlite --output=run x",
         ),
         (
             "-t nvtx -- x",
-            "nsys profile --trace=nvtx --sample=none --cpuctxsw=none --export=sqlite --output=.run.partial/run x",
+            "nsys profile --trace=nvtx --sample=none --cpuctxsw=none --export=sqlite --output=run x",
         ),
         (
             "-x --gpu-metrics-device=all -x --stats=true -- x",
-            f"{FIRST} --gpu-metrics-device=all --stats=true --export=sqlite --output=.run.partial/run x",
+            f"{FIRST} --gpu-metrics-device=all --stats=true --export=sqlite --output=run x",
         ),
     ],
 )
@@ -77,7 +81,7 @@ def test_exact_command(argv: str, command: str, tmp_path: Path) -> None:
 
 def test_words_are_quoted_so_that_the_command_can_be_pasted(tmp_path: Path) -> None:
     done = run("-n", "-o", "my run", "--", "python", "-c", "print('a b')", "", cwd=tmp_path)
-    assert done.stdout.endswith("'--output=.my run.partial/my run' python -c 'print('\\''a b'\\'')' ''\n")
+    assert done.stdout.endswith("'--output=my run' python -c 'print('\\''a b'\\'')' ''\n")
 
 
 def test_another_nsys(tmp_path: Path) -> None:
@@ -120,7 +124,7 @@ def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
         done.stderr
         == f"profile.sh: run.{suffix} exists; choose another name with -o NAME, or overwrite it with --force\n"
     )
-    assert run("--force", "--", "true", cwd=tmp_path, NSYS="true").returncode == 0
+    assert run("--force", "--", "true", cwd=tmp_path, NSYS="true").returncode == 1
 
 
 def test_a_full_disk_is_refused_before_the_run(tmp_path: Path) -> None:
@@ -131,14 +135,14 @@ def test_a_full_disk_is_refused_before_the_run(tmp_path: Path) -> None:
 
 def test_a_long_capture_is_warned_of(tmp_path: Path) -> None:
     done = run("--duration", "61", "--", "true", cwd=tmp_path, NSYS="true")
-    assert done.returncode == 0 and "beyond 60 s" in done.stderr
+    assert done.returncode == 1 and "beyond 60 s" in done.stderr
 
 
 def test_a_stage_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".run.partial").mkdir()
     done = run("--", "true", cwd=tmp_path, NSYS="true")
     assert done.returncode == 2 and ".run.partial" in done.stderr and done.stderr.count("\n") == 1
-    assert run("--force", "--", "true", cwd=tmp_path, NSYS="true").returncode == 0
+    assert run("--force", "--", "true", cwd=tmp_path, NSYS="true").returncode == 1
     assert list(tmp_path.iterdir()) == []
 
 
