@@ -215,14 +215,13 @@ say_next() { # WORD...; the command that reads what was written
 # --- a run under supervision ---
 
 # The folder in which program.bash tells what became of the program; '' where the profiler starts it without.
-run='' leave_running=''
+run='' leave_running='' how=become
 
-# Runs a profiler and waits for it, and for the program. Ctrl-C, SIGTERM and SIGHUP (a lost terminal, taken for SIGTERM) end the
-# program, and its report is still written: they are given to the program itself, since some releases of nsys give up
-# waiting for a program that takes its time, and lose the report when told twice. A profiler whose program is not known
-# gets them instead. Sets `status` to what the program gave.
+# Runs a profiler and waits for it, and for the program. Ctrl-C, SIGTERM and SIGHUP (a lost terminal, taken for SIGTERM) come
+# to the profiler once: it fetches what the program has buffered, then ends it. Told twice nsys would lose the report,
+# so a second signal within 3 s is taken for the same, and a later one is the program's. Sets `status` to what the program gave.
 supervise() { # WORD...
-  local child='' shared='' began=$SECONDS asked='' asked_at=-1 others_at=''
+  local child='' shared='' began=$SECONDS asked='' asked_at=-1
   NVPROF_KIT_RUN=$$.$(date +%s%N)
   export NVPROF_KIT_RUN
   trap 'pass_on INT' INT
@@ -239,12 +238,7 @@ supervise() { # WORD...
   fi
   child=$!
   while kill -0 "$child" 2>/dev/null; do # a signal ends the waiting, and it may be at work still
-    if [ -z "$asked" ]; then
-      wait "$child" || :
-    else
-      pause 0.2
-      end_the_others
-    fi
+    wait "$child" || :
   done
   # shellcheck disable=SC2034  # the recipes read it
   { status=0 && wait "$child"; } || status=$?
@@ -252,11 +246,16 @@ supervise() { # WORD...
   trap '' INT TERM HUP # what was captured is brought to its place
 }
 
-# Some releases of nsys end before a program that takes its time: then this waits for it and takes its status.
+# nsys may end before a program that takes its time: then this waits for it and takes its status.
 wait_for_program() {
+  local patience
   [ -n "$run" ] && [ -z "$leave_running" ] && [ "$status" -le 128 ] || return 0
   while program_alive; do pause 0.2; done
-  [ ! -s "$run/status" ] || status=$(<"$run/status")
+  [ "$how" = stay ] && [ -s "$run/pid" ] || return 0
+  for patience in 1 2 3 4 5; do
+    [ ! -s "$run/status" ] || { status=$(<"$run/status") && return 0; }
+    sleep "0.$patience"
+  done
 }
 
 pause() { # SECONDS; unlike sleep a signal ends it, and its trap runs at once
@@ -267,26 +266,28 @@ pause() { # SECONDS; unlike sleep a signal ends it, and its trap runs at once
 pass_on() { # SIGNAL
   local first=$((asked_at < 0)) since=$((SECONDS - asked_at))
   asked=$1
-  if [ -n "$run" ]; then
-    printf '%s\n' "$1" >"$run/end" # for a program that has not begun
-    ! tell_program "$1" || return 0
-  fi
+  [ -z "$run" ] || printf '%s\n' "$asked" >"$run/end" # for a program that has not begun
   if [ "$first" = 1 ]; then
     asked_at=$SECONDS
     # A launcher ends the other ranks when one fails, and they may have ended by then: their reports would not be written.
-    if [ -z "$run" ] && { [ $((SECONDS - began)) -lt 3 ] || program_runs; }; then
-      [ "$1$shared" = INTyes ] || kill "-$1" "$child" 2>/dev/null || :
-    elif [ -z "$run" ] || [ -s "$run/pid" ]; then
+    if program_ended; then
       warn "the program has ended and its report is being written; another signal, 3 s from now, stops that"
+    elif [ "$1$shared" != INTyes ]; then
+      kill "-$1" "$child" 2>/dev/null || :
     fi
   elif [ "$since" -ge 3 ]; then # nobody's second touch of the same keys
-    kill "-$1" "$child" 2>/dev/null || :
+    tell_program "$1" || kill "-$1" "$child" 2>/dev/null || :
   fi
+}
+
+program_ended() {
+  if [ -n "$run" ]; then [ -s "$run/pid" ] && ! program_alive
+  else [ $((SECONDS - began)) -ge 3 ] && ! program_runs; fi
 }
 
 # As in a terminal Ctrl-C comes to the program's group; SIGTERM comes to itself alone. Fails where it does not run.
 tell_program() { # SIGNAL
-  program_alive || return 1
+  [ -n "$run" ] && program_alive || return 1
   if [ "$1" = INT ]; then kill -INT -- "-$(group_of "$(<"$run/pid")")" 2>/dev/null || :
   else kill "-$1" "$(<"$run/pid")" 2>/dev/null || :; fi
 }
@@ -298,17 +299,6 @@ program_alive() {
 group_of() { # PROCESS
   local stat
   stat=$(<"/proc/$1/stat") && stat=${stat##*) } && cut -d ' ' -f 3 <<<"$stat"
-}
-
-# After a signal, and once the program itself has gone, what it left running is ended too: nsys would wait for it.
-end_the_others() {
-  [ -n "$run" ] && [ -s "$run/pid" ] && ! program_alive || return 0
-  others_at=${others_at:-$SECONDS}
-  case $((SECONDS - others_at)) in
-    0 | 1) ;;
-    2 | 3) kill_all TERM "$(others)" ;;
-    *) kill_all KILL "$(others)" ;;
-  esac
 }
 
 kill_all() { # SIGNAL PROCESSES, a line each

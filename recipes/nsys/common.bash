@@ -129,18 +129,20 @@ print_capture() { # WORD...; uses `output`
 }
 
 # Sets `wrapped` to the program below program.bash, which gives it its own output and TMPDIR back and tells its process.
-wrap_program() { # become or stay, see program.bash; PROGRAM...
+wrap_program() { # PROGRAM...
+  # these end, with 0, before a program that handles the signal they pass on
+  ! [[ $("$nsys" --version 2>/dev/null) =~ \ 20(1[0-9]|2[0-3])\. ]] || how=stay
   exec {own_output}>&1 {own_errors}>&2
   # shellcheck disable=SC2034  # the recipes read it
-  wrapped=(bash "$here/program.bash" "$run" "$$" "$own_output" "$own_errors" "${TMPDIR-}" "$@")
+  wrapped=(bash "$here/program.bash" "$run" "$$" "$own_output" "$own_errors" "${TMPDIR-}" "$how" "$@")
 }
 
 # Runs nsys with its own words through `relay`.
-supervise_nsys() { # WORD...
+supervise_nsys() { # STAGE WORD...
   local relaying patience
-  exec {words}> >(trap '' INT TERM HUP && relay)
+  exec {words}> >(trap '' INT TERM HUP && relay "$1")
   relaying=$!
-  supervise become_nsys "$@"
+  supervise become_nsys "${@:2}"
   exec {words}>&-
   for patience in 1 2 3 4 5 6 7 8 9 10; do # what nsys left running might have it open
     kill -0 "$relaying" 2>/dev/null || break
@@ -157,9 +159,9 @@ leave_spool=''       # whether nsys keeps the user's TMPDIR
 ends_with_capture='' # whether the program is to end with the capture
 
 # What nsys says, without its progress and the names of files that are moved.
-relay() {
+relay() { # STAGE, or another folder
   local line stage_path
-  stage_path=$(CDPATH='' cd -P -- "$run/.." && pwd -P)
+  stage_path=$(CDPATH='' cd -P -- "$1" && pwd -P)
   while IFS= read -r line || [ -n "$line" ]; do
     line=${line//$'\r'/}
     case $line in
@@ -171,7 +173,7 @@ relay() {
       *[![:space:]]*)
         case ${line#"${line%%[![:space:]]*}"} in "$stage_path"/*) continue ;; esac
         line=${line//"$stage_path/"/}
-        if [ -n "$quiet" ]; then printf '%s\n' "$line" >>"$run/said"; else printf '%s\n' "$line" >&2; fi ;;
+        if [ -n "$quiet" ]; then printf '%s\n' "$line" >>"$1/.said"; else printf '%s\n' "$line" >&2; fi ;;
     esac
   done
 }
@@ -183,8 +185,9 @@ relay() {
 # unless the program's own tells of another.
 finish() { # STAGE FOLDER FORCE WHAT-NEVER-BEGAN
   local report reports=() empty=''
-  [ "$status" -eq 0 ] || [ ! -s "$run/said" ] || cat -- "$run/said" >&2
-  [ -n "$leave_running" ] || rm -rf -- "$run"
+  [ "$status" -eq 0 ] || [ ! -s "$1/.said" ] || cat -- "$1/.said" >&2
+  rm -f -- "$1/.said"
+  [ -z "$run" ] || rm -rf -- "$run"
   [ "$status" -lt 128 ] || case $status in 129 | 130 | 143) ;; *) prove "$1" || return 0 ;; esac
   for report in "$1"/*.nsys-rep; do
     [ -e "$report" ] || continue

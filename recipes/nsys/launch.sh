@@ -69,7 +69,8 @@ run=$(mktemp -d -- "${TMPDIR:-/tmp}/nvprof_kit.XXXXXXXX") || fail 3 "cannot writ
 trap 'rm -rf -- "$run"' EXIT
 leave_spool=yes # sessions are looked for there
 [ ${#environment[@]} -eq 0 ] || export "${environment[@]}"
-wrap_program stay "${program[@]}"
-supervise_nsys "${launch[@]}" "${wrapped[@]}"
+how=stay # stop.sh --shutdown ends it
+wrap_program "${program[@]}"
+supervise_nsys "$run" "${launch[@]}" "${wrapped[@]}"
 [ "$status" -le 128 ] || end_orphans
 exit "$status"

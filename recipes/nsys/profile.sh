@@ -169,7 +169,6 @@ open_stage "$stage" "$force"
 run=$(CDPATH='' cd -- "$stage" && pwd)/.run
 mkdir -- "$run"
 
-how=become
 leave_running=$keep_running
 if [ -n "$duration$keep_running" ] && [[ "${settings[*]}" != *--kill=* ]]; then
   # nsys would not wait for the program that it ends
@@ -179,9 +178,9 @@ fi
 [ -z "$leave_running" ] || check_disk "${TMPDIR:-/tmp}" "$min_free" # the program may have its part of nsys's files there
 [ ${#environment[@]} -eq 0 ] || export "${environment[@]}"
 began=$SECONDS
-wrap_program "$how" "${program[@]}"
+wrap_program "${program[@]}"
 name=${output##*/}
-supervise_nsys "$nsys" profile "${settings[@]}" --export=sqlite "--output=$stage/${name//%/%%}" "${wrapped[@]}"
+supervise_nsys "$stage" "$nsys" profile "${settings[@]}" --export=sqlite "--output=$stage/${name//%/%%}" "${wrapped[@]}"
 [ -n "$keep_running" ] || { [ "$status" -le 128 ] && [ -n "$(ls "$stage")" ]; } || end_orphans
 [ -n "$window$duration" ] || [ $((SECONDS - began)) -le 60 ] ||
   note "all $((SECONDS - began)) s of the run were captured; a window of a few steps is smaller and as good: see --step"

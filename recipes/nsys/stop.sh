@@ -52,7 +52,7 @@ fi
 { IFS= read -r stage; IFS= read -r folder; IFS= read -r force; } <"$state"
 status=0
 if [[ $running == *Collection* ]]; then
-  "${stop[@]}" || status=$?
+  "${stop[@]}" 2>&1 | relay "$stage" || status=$? # with pipefail that of nsys
 else
   note "session $session captures no more: its program ended" # and nsys wrote the report then
 fi

@@ -22,7 +22,7 @@ import nvprof_kit
 with nvprof_kit.step(1):
     name = input("name? ")
 print("hello", name, sys.stdin.isatty(), sys.stdout.isatty(), os.environ["TMPDIR"], flush=True)
-time.sleep(0.5)  # nsys takes the ranges over now and then
+time.sleep(1)  # nsys takes the ranges over now and then
 pathlib.Path("ready").write_text("yes")
 time.sleep(100)
 """

@@ -11,18 +11,21 @@ import pytest
 from support.recipes import RECIPES, environment, python, ranges, run
 
 TRAIN = """
-import os, signal, sys, time
-import torch, torch.distributed as dist
+import os, pathlib, signal, sys, time
 import nvprof_kit
-dist.init_process_group("gloo")
+rank, killed = int(os.environ["RANK"]), int(sys.argv[1])
 for number in range(3):
-    with nvprof_kit.step(number), nvprof_kit.layer_range(f"rank {dist.get_rank()}"):
-        dist.all_reduce(torch.ones(4))
-if dist.get_rank() == int(sys.argv[1]):
-    time.sleep(0.5)
+    with nvprof_kit.step(number), nvprof_kit.layer_range(f"rank {rank}"):
+        time.sleep(0.01)
+pathlib.Path(f"done{rank}").touch()
+while len(list(pathlib.Path().glob("done*"))) < int(os.environ["WORLD_SIZE"]):
+    time.sleep(0.05)
+if killed >= 0:
+    time.sleep(1)  # nsys takes the ranges over now and then
+if rank == killed:
     os.kill(os.getpid(), signal.SIGKILL)
-dist.barrier()
-dist.destroy_process_group()
+if killed >= 0:
+    time.sleep(100)  # as in a collective; the launcher ends it
 """
 
 
@@ -114,6 +117,30 @@ def test_a_rank_that_is_killed(nsys: str, tmp_path: Path) -> None:
     assert torchrun(tmp_path, nsys, "--ranks", "all", killed=1) != 0
     assert reports(tmp_path) == {0: ["rank 0"], 1: ["rank 1"], 2: ["rank 2"]}, (tmp_path / "said").read_text()
     assert not list(tmp_path.glob(".run*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("visible", "local", "device"),
+    [
+        ("", "1", "1"),
+        ("4,5,6", "1", "5"),
+        ("7", "3", "7"),
+        (" 2, 3", "1", "3"),
+        ("GPU-b", "0", "6"),
+        ("GPU-x", "0", "GPU-x"),
+    ],
+)
+def test_the_metrics_are_those_of_the_gpu_that_the_rank_sees(
+    visible: str, local: str, device: str, tmp_path: Path
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '5, GPU-aaaa'\necho '6, GPU-bbbb'\n")
+    tool.chmod(0o755)
+    variables = {"RANK": "9", "LOCAL_RANK": local, "CUDA_VISIBLE_DEVICES": visible}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    words = ("-n", "-r", "all", "-p", "metrics", "--", "true")
+    done = run("ranks.sh", *words, cwd=tmp_path, NSYS="nsys", PATH=path, **variables)
+    assert f"--gpu-metrics-devices={device} " in done.stdout, done.stdout + done.stderr
 
 
 def test_the_host_is_this_one(tmp_path: Path) -> None:

@@ -105,8 +105,18 @@ def test_a_recipe_takes_every_option_of_its_help(script: Path, tmp_path: Path) -
             "ncu/kernels.sh",
             ["--kernel=gemm", "--kernel=nccl", "--each", "--output=k", "--", "x"],
         ),
-        ("ncu profile", ["-c", "run.sqlite", "-o", "t", "--", "x"], "ncu/top.sh", ["--capture=run.sqlite", "--output=t"]),
-        ("ncu profile", ["--roofline", "-l", "a", "-o", "r", "--", "x"], "ncu/roofline.sh", ["--layer=a", "--output=r"]),
+        (
+            "ncu profile",
+            ["-c", "run.sqlite", "-o", "t", "--", "x"],
+            "ncu/top.sh",
+            ["--capture=run.sqlite", "--output=t"],
+        ),
+        (
+            "ncu profile",
+            ["--roofline", "-l", "a", "-o", "r", "--", "x"],
+            "ncu/roofline.sh",
+            ["--layer=a", "--output=r"],
+        ),
     ],
 )
 def test_the_recipes_words(
