@@ -1,4 +1,4 @@
-"""Verbs that become recipes: their options are the recipe's own, their words the recipe's, and the shell completes them."""
+"""Verbs that become recipes: their options and words are the recipe's own, and the shell completes them."""
 
 from __future__ import annotations
 
@@ -80,8 +80,18 @@ def test_a_recipe_takes_every_option_of_its_help(script: Path, tmp_path: Path) -
             "profile",
             ["--step=12", "-x", "--stats=true", "-x", "--a=b", "-fo", "name", "--", "python", "a.py", "--", "--step"],
             "nsys/profile.sh",
-            ["--output=name", "--force", "--nsys=--stats=true", "--nsys=--a=b", "--step=12"]
-            + ["--", "python", "a.py", "--", "--step"],
+            [
+                "--output=name",
+                "--force",
+                "--nsys=--stats=true",
+                "--nsys=--a=b",
+                "--step=12",
+                "--",
+                "python",
+                "a.py",
+                "--",
+                "--step",
+            ],
         ),
         ("launch", ["-s", "serving", "--", "x"], "nsys/launch.sh", ["--session=serving", "--", "x"]),
         ("start", ["-q"], "nsys/start.sh", ["--quiet"]),
