@@ -216,6 +216,7 @@ say_next() { # WORD...; the command that reads what was written
 
 # The folder in which program.bash tells what became of the program; '' where the profiler starts it without.
 run='' leave_running='' how=become
+left_early='' # whether the profiler ended before the program; then nsys leaves its agent behind
 
 # Runs a profiler and waits for it, and for the program. Ctrl-C, SIGTERM and SIGHUP (a lost terminal, taken for SIGTERM) come
 # to the profiler once: it fetches what the program has buffered, then ends it. Told twice nsys would lose the report,
@@ -250,6 +251,8 @@ supervise() { # WORD...
 wait_for_program() {
   local patience
   [ -n "$run" ] && [ -z "$leave_running" ] && [ "$status" -le 128 ] || return 0
+  # shellcheck disable=SC2034  # the recipes read it
+  ! program_alive || left_early=yes
   while program_alive; do pause 0.2; done
   [ "$how" = stay ] && [ -s "$run/pid" ] || return 0
   for patience in 1 2 3 4 5; do

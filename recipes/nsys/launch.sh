@@ -72,5 +72,5 @@ leave_spool=yes # sessions are looked for there
 how=stay # stop.sh --shutdown ends it
 wrap_program "${program[@]}"
 supervise_nsys "$run" "${launch[@]}" "${wrapped[@]}"
-[ "$status" -le 128 ] || end_orphans
+{ [ "$status" -le 128 ] && [ -z "$left_early" ]; } || end_orphans
 exit "$status"

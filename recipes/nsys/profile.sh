@@ -181,7 +181,7 @@ began=$SECONDS
 wrap_program "${program[@]}"
 name=${output##*/}
 supervise_nsys "$stage" "$nsys" profile "${settings[@]}" --export=sqlite "--output=$stage/${name//%/%%}" "${wrapped[@]}"
-[ -n "$keep_running" ] || { [ "$status" -le 128 ] && [ -n "$(ls "$stage")" ]; } || end_orphans
+[ -n "$keep_running" ] || { [ "$status" -le 128 ] && [ -n "$(ls "$stage")" ] && [ -z "$left_early" ]; } || end_orphans
 [ -n "$window$duration" ] || [ $((SECONDS - began)) -le 60 ] ||
   note "all $((SECONDS - began)) s of the run were captured; a window of a few steps is smaller and as good: see --step"
 finish "$stage" "$folder" "$force" "$never"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support import recipes
 from support.recipes import RECIPES, environment, python, ranges, run, start, wait_for
 
 pytestmark = pytest.mark.nsys
@@ -24,7 +26,11 @@ with nvprof_kit.step(1):
 print("hello", name, sys.stdin.isatty(), sys.stdout.isatty(), os.environ["TMPDIR"], flush=True)
 time.sleep(1)  # nsys takes the ranges over now and then
 pathlib.Path("ready").write_text("yes")
-time.sleep(100)
+try:
+    time.sleep(100)
+except KeyboardInterrupt:
+    time.sleep(0.5)  # the second interrupt does not come here
+    sys.exit(130)
 """
 
 SAVING = """
@@ -97,6 +103,18 @@ def test_a_program_that_handles_sigterm_is_waited_for(nsys: str, tmp_path: Path)
     assert (tmp_path / "saved").exists()
     assert ranges(tmp_path / "run.sqlite") == ["step 1"]
     assert said == ""  # --quiet
+    assert profilers_of(tmp_path) == []  # 2022.4 and 2023.4 would leave their agent running
+
+
+def profilers_of(folder: Path) -> list[str]:
+    """The processes of nsys that work for a folder."""
+    left = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(folder).encode() in (process / "environ").read_bytes():
+                name = (process / "comm").read_text().strip()
+                left += [name] if name.startswith("nsys") and recipes.alive(int(process.name)) else []
+    return left
 
 
 def test_nothing_that_was_captured_is_a_failure(nsys: str, tmp_path: Path) -> None:
