@@ -26,7 +26,7 @@ Values = Callable[[click.Context, str], list[CompletionItem]]
 
 
 class _Completed(_Text):
-    """A text whose possible values are listed while it is typed."""
+    """A text; its possible values are listed while it is typed."""
 
     name = "text"
 
