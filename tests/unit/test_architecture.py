@@ -60,6 +60,11 @@ EXCEPTIONS = {
     # a plan is written as a script, with one of ncu's sets
     ("cli.verbs.ncu", "capture.ncu_script"),
     ("results.ncu", "capture.ncu_script"),
+    ("cli.recipe_verb", "capture.recipe_options"),
+    ("cli.verbs.capturing", "capture.recipe_options"),
+    ("cli.verbs.profile_ranks", "capture.recipe_options"),
+    ("cli.verbs.profile_ncu", "capture.recipe_options"),
+    ("cli.completion", "capture.recipes"),
     # the version
     ("cli.__init__", "__init__"),
 }
