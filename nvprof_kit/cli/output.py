@@ -15,6 +15,7 @@ import click
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import DOMAIN
 from nvprof_kit.report.export import tables
+from nvprof_kit.report.plain import plain
 from nvprof_kit.report.plots import plots
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Output:
                 raise UsageError(f"{self.path}: cannot write it: {error.strerror}") from None
         try:
             for warning in warnings:
-                print("!", warning, file=sys.stderr)
+                print("!", plain(warning), file=sys.stderr)
         except OSError:  # nobody reads stderr: the answer is written, and its status stays
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from nvprof_kit.trace.frames import labels
 from nvprof_kit.trace.nsys.calls import host_memory_item, host_memory_names
 from nvprof_kit.trace.nsys.columns import null_safe, strings_of, zero_is_missing
+from nvprof_kit.trace.nsys.sources import check_rows
 from nvprof_kit.trace.schema import OP_KINDS
 from nvprof_kit.trace.sqlite import Database, Int64Array
 
@@ -52,8 +53,11 @@ def op_tables(db: Database) -> list[str]:
 
 def read_ops(db: Database, optional: Collection[str]) -> Columns:
     """Columns of the schema's ``ops``, all kinds one behind the other."""
+    there = op_tables(db)
     read = db.columns(
-        " UNION ALL ".join(_op_select(db, table, optional) for table in op_tables(db)), needed=("start_ns", "end_ns")
+        " UNION ALL ".join(_op_select(db, table, optional) for table in there),
+        needed=("start_ns", "end_ns", "device", "correlation", "pid", "name", "stream", "bytes", *_SOURCES),
+        diagnose=lambda: check_rows(db, there),
     )
     ops: Columns = {
         **{name: values for name, values in read.items() if name not in ("name", "mangled")},
@@ -66,6 +70,8 @@ def read_ops(db: Database, optional: Collection[str]) -> Columns:
     if "host_memory" in optional:
         ops["host_memory"] = host_memory_names(read["host_memory"])
     if "mangled" in optional:
+        if not (read["mangled"] >= 0).any():
+            db.warn("CUPTI_ACTIVITY_KIND_KERNEL.mangledName is missing: kernels have no linker names")
         ops["mangled"] = _names_of(db, read["mangled"])
     return ops
 
@@ -75,14 +81,14 @@ def _op_select(db: Database, table: str, optional: Collection[str]) -> str:
     items = [
         "start AS start_ns",
         "[end] AS end_ns",
-        null_safe(db, table, "deviceId", "device", "0"),
-        null_safe(db, table, "correlationId", "correlation"),
-        null_safe(db, table, "globalPid", "pid"),
+        "deviceId AS device",
+        "correlationId AS correlation",
+        "globalPid AS pid",
         null_safe(db, table, "graphNodeId", "graph_node"),
         f"{OP_KINDS.index(kind)} AS kind",
     ]
     if "stream" in optional:
-        items.append(null_safe(db, table, "streamId", "stream"))
+        items.append("streamId AS stream")
     if "bytes" in optional:
         items.append(null_safe(db, table, "bytes", "bytes"))
     if "host_memory" in optional:
