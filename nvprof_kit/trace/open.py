@@ -7,8 +7,6 @@ made from it (the SQLite export of an ``.nsys-rep``) stands beside it under a na
 from __future__ import annotations
 
 import gzip
-import lzma
-import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
+from nvprof_kit.trace.packed import unpack
 
 if TYPE_CHECKING:
     from nvprof_kit.trace.schema import Trace
@@ -98,11 +97,7 @@ def _unpacked(path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="nvprof-kit-") as folder:
         plain = Path(folder) / (path.stem if path.suffix == ".xz" else path.name)
-        try:
-            with lzma.open(path) as packed, plain.open("wb") as out:
-                shutil.copyfileobj(packed, out, 1 << 20)
-        except (EOFError, lzma.LZMAError):
-            raise CaptureError(f"{path}: the xz file is cut off or damaged; copy it again") from None
+        unpack(path, plain)
         yield plain
 
 

@@ -98,7 +98,7 @@ def run(words: Sequence[str], inputs: Path) -> Outcome:
         broken = "an input was written to, or a file was left beside it"
     if not broken and status == 2 and len(said.strip().splitlines()) != 1:
         broken = f"not one line on stderr: {said[:500]!r}"
-    if not broken and any(letter in said + out.text() for letter in ("\x1b", "\x9b")):
+    if not broken and "export" not in words and any(letter in said + out.text() for letter in ("\x1b", "\x9b")):
         broken = "a control character reached the terminal"
     return Outcome(status, out.text(), said, broken)
 
@@ -121,5 +121,3 @@ def judged(changed: Outcome, whole: Outcome, named: Sequence[str]) -> str:
     if changed.status:
         return f"refused without a name: {changed.said.strip()[:300]}"
     return "" if changed.answer == whole.answer else "silently another answer"
-
-

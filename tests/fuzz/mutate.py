@@ -8,15 +8,49 @@ import random
 import re
 import shutil
 import sqlite3
-
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 COLUMN_WAYS = ("drop", "rename", "null", "retype")
 
-_ODD = (None, -1, 0, 1, 2**31, 2**53 + 1, 2**63 - 1, -(2**63), 1.5, -0.5, 1e300, "abc", "", "=1+1", "\x1b[31m", b"\xff\x00")
-_ODD_JSON = (None, -1, 0, 2**63, 2**70, -(2**63), 1.5, 1e308, "abc", "12.5", "", [], {}, [[]], True, "\x1b]0;x\x07", "\ud800")
+_ODD = (
+    None,
+    -1,
+    0,
+    1,
+    2**31,
+    2**53 + 1,
+    2**63 - 1,
+    -(2**63),
+    1.5,
+    -0.5,
+    1e300,
+    "abc",
+    "",
+    "=1+1",
+    "\x1b[31m",
+    b"\xff\x00",
+)
+_ODD_JSON = (
+    None,
+    -1,
+    0,
+    2**63,
+    2**70,
+    -(2**63),
+    1.5,
+    1e308,
+    "abc",
+    "12.5",
+    "",
+    [],
+    {},
+    [[]],
+    True,
+    "\x1b]0;x\x07",
+    "\ud800",
+)
 
 
 # ---------------------------------------------------------------- columns of SQLite
@@ -48,7 +82,9 @@ def change_column(source: Path, target: Path, table: str, column: str, way: str)
             elif way == "null":
                 items.append(f"NULL AS {name}")
             elif way == "retype":
-                items.append(f"CASE typeof({name}) WHEN 'text' THEN 7 WHEN 'null' THEN NULL ELSE {name} || '' END AS {name}")
+                items.append(
+                    f"CASE typeof({name}) WHEN 'text' THEN 7 WHEN 'null' THEN NULL ELSE {name} || '' END AS {name}"
+                )
         db.execute(f'CREATE TABLE changed AS SELECT {", ".join(items) or "NULL AS nothing"} FROM "{table}"')
         db.execute(f'DROP TABLE "{table}"')
         db.execute(f'ALTER TABLE changed RENAME TO "{table}"')
@@ -61,7 +97,8 @@ def random_cells(source: Path, target: Path, chance: random.Random) -> None:
     with closing(sqlite3.connect(target)) as db, db:
         for _ in range(chance.randint(1, 4)):
             table, column = chance.choice(there)
-            rowids = f'SELECT rowid FROM "{table}" ORDER BY rowid LIMIT {chance.choice((1, 3, 50))} OFFSET {chance.randint(0, 60)}'
+            limit, offset = chance.choice((1, 3, 50)), chance.randint(0, 60)
+            rowids = f'SELECT rowid FROM "{table}" ORDER BY rowid LIMIT {limit} OFFSET {offset}'
             what = chance.random()
             try:
                 if what < 0.7:
@@ -215,5 +252,3 @@ def change_csv_column(source: Path, target: Path, column: int, way: str) -> str:
         lines[place] = '"' + '","'.join(cells) + '"'
     target.write_text("\n".join(lines) + "\n")
     return name
-
-

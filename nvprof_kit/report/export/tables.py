@@ -38,7 +38,7 @@ def _csv(table: pd.DataFrame) -> bytes:
 
 def _mapped(table: pd.DataFrame, write: Callable[[str], str]) -> pd.DataFrame:
     """The table with every text as it may be written; numbers and missing values stay."""
-    texts = [name for name in table if table[name].dtype.kind not in "iufbmM"]
+    texts = [str(name) for name in table if table[name].dtype.kind not in "iufbmM"]
     written = {name: table[name].astype(object).map(lambda one: write(one) if isinstance(one, str) else one)
                for name in texts}  # fmt: skip
     return table.assign(**written) if written else table

@@ -115,6 +115,8 @@ def _check_has_domain(db: Database, domains: tables.Domains, domain: str, named:
             f"{named}: no NVTX events: record with `nsys profile --trace=cuda,nvtx`, and call "
             "nvprof_kit.annotate_model(model) in the program"
         )
+    if not domains.by_name:
+        check_rows(db, ("NVTX_EVENTS",))
     if not {"", *domains.by_name} & {*named_domains(domain, domains.by_name)}:
         others = ", ".join(sorted(domains.by_name)) or "only the default domain"
         raise CaptureError(
@@ -147,6 +149,10 @@ def _check_joins(
         db.warn("NVTX_EVENTS.category is missing in every range, though the program registered categories")
     if len(nodes["node"]):
         of_graph, known = ops["graph_node"] >= 0, ops["correlation"] >= 0
+        if of_graph.any() and (
+            lost := int(np.isin(ops["correlation"][known & ~of_graph], ops["correlation"][of_graph]).sum())
+        ):
+            db.warn(f"graphNodeId of kernels, copies or memsets is NULL in {lost} rows of replayed graphs")
         if not of_graph.any() and repeated(ops["correlation"][known], ops["pid"][known]):
             db.warn("CUPTI_ACTIVITY_KIND_KERNEL.graphNodeId is NULL in every row, though graphs were replayed")
         if of_graph.any() and (nodes["original"] < 0).all():

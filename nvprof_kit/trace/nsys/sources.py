@@ -52,8 +52,9 @@ def check_columns(db: Database, tables: Iterable[str]) -> None:
     nodes = node_table(db)
     if nodes is not None:
         _refuse_missing(db, nodes, ("start", "globalTid", *_NODE_COLUMNS))
-        if "CUPTI_ACTIVITY_KIND_KERNEL" in db.tables:
-            _refuse_missing(db, "CUPTI_ACTIVITY_KIND_KERNEL", ("graphNodeId",))
+        for kind in ("KERNEL", "MEMCPY", "MEMSET"):
+            if f"CUPTI_ACTIVITY_KIND_{kind}" in db.tables:
+                _refuse_missing(db, f"CUPTI_ACTIVITY_KIND_{kind}", ("graphNodeId",))
 
 
 def node_table(db: Database) -> str | None:
@@ -83,7 +84,8 @@ def check_rows(db: Database, tables: Iterable[str]) -> None:
 
 def _check_table(db: Database, table: str) -> None:
     source = NSYS_SOURCES["CUDA_GRAPH_NODE_EVENTS" if table == "CUDA_GRAPH_EVENTS" else table]
-    columns = [one for one in (*source.needed, *source.given, *source.nullable) if db.has(table, one)]
+    asked = dict.fromkeys((*source.needed, *source.given, *source.nullable, *_NODE_COLUMNS, "mangledName"))
+    columns = [one for one in asked if db.has(table, one)]
     counts = ", ".join(
         f'count(*) - count("{one}"), total(typeof("{one}") NOT IN '
         f"('null', '{'text' if one in source.texts else 'integer'}'))"

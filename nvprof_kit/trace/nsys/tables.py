@@ -48,7 +48,7 @@ def nvtx_domains(db: Database) -> Domains:
     """
     if "NVTX_EVENTS" not in db.tables:
         return Domains({}, {})
-    label = "CAST(coalesce(s.value, n.text, '') AS TEXT)"
+    label = "coalesce(s.value, n.text, '')"
     found = db.rows(
         f"SELECT n.eventType, n.globalTid, n.domainId, n.category, {label} FROM NVTX_EVENTS AS n "
         f"LEFT JOIN StringIds AS s ON s.id = n.textId WHERE n.eventType IN ({_CATEGORY}, {_DOMAIN_CREATE})"
@@ -68,13 +68,15 @@ def nvtx_domains(db: Database) -> Domains:
     return Domains({name: frozenset(keys) for name, keys in names.items()}, categories)
 
 
-def _check_registration(db: Database, kind: int, domain: Any, category: Any, text: str) -> None:
+def _check_registration(db: Database, kind: int, domain: Any, category: Any, text: Any) -> None:
     """Refuse a domain or a category without its number or its name: its ranges would count as another's."""
     what = "domain" if kind == _DOMAIN_CREATE else "category"
     if not isinstance(domain, int):
         raise db.refuse(f"NVTX_EVENTS.domainId is {domain!r} where a {what} is registered")
     if kind == _CATEGORY and not isinstance(category, int):
         raise db.refuse(f"NVTX_EVENTS.category is {category!r} where a category is registered")
+    if not isinstance(text, str):
+        raise db.refuse(f"NVTX_EVENTS.text is no text where a {what} is registered")
     if not text:
         raise db.refuse(f"NVTX_EVENTS.text and textId give no name where a {what} is registered")
 

@@ -189,14 +189,26 @@ def test_refusals_are_capture_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sql", "found"),
     [
-        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'abc'", "CUPTI_ACTIVITY_KIND_KERNEL.start is not a whole number in 1 of 1 rows"),
-        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = 1.5", "CUPTI_ACTIVITY_KIND_KERNEL.deviceId is not a whole number"),
+        (
+            "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'abc'",
+            "CUPTI_ACTIVITY_KIND_KERNEL.start is not a whole number in 1 of 1 rows",
+        ),
+        (
+            "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = 1.5",
+            "CUPTI_ACTIVITY_KIND_KERNEL.deviceId is not a whole number",
+        ),
         ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET [end] = NULL", "CUPTI_ACTIVITY_KIND_KERNEL.end is NULL in 1 of 1 rows"),
         ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET [end] = 299", "1 operations end before they begin"),
         ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET [end] = 9223372036854775807", "more than 100 days apart"),
-        ("UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET globalTid = x'ff00'", "CUPTI_ACTIVITY_KIND_RUNTIME.globalTid is not a whole number"),
+        (
+            "UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET globalTid = x'ff00'",
+            "CUPTI_ACTIVITY_KIND_RUNTIME.globalTid is not a whole number",
+        ),
         ("UPDATE NVTX_EVENTS SET start = NULL WHERE eventType = 59", "NVTX_EVENTS.start is NULL in 1 of 3 rows"),
-        ("UPDATE NVTX_EVENTS SET text = 3, textId = NULL WHERE eventType = 59", "NVTX_EVENTS.text is not text in 1 of 3 rows"),
+        (
+            "UPDATE NVTX_EVENTS SET text = 3, textId = NULL WHERE eventType = 59",
+            "NVTX_EVENTS.text is not text in 1 of 3 rows",
+        ),
         ("ALTER TABLE NVTX_EVENTS DROP COLUMN [end]", "the table NVTX_EVENTS has no column end"),
     ],
 )
