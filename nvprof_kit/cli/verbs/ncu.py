@@ -153,6 +153,7 @@ def _write_script(path: Path, made: Plan, section_set: str, about: list[str]) ->
     )
     try:
         path.write_text(text, encoding="utf-8")
-        path.chmod(0o755)
+        mode = path.stat().st_mode
+        path.chmod(mode | (mode & 0o444) >> 2)  # who may read it may run it: the umask has its say
     except OSError as error:
         raise UsageError(f"{path}: cannot write it: {error.strerror}") from None

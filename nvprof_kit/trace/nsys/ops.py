@@ -52,13 +52,18 @@ def op_tables(db: Database) -> list[str]:
 
 
 def read_ops(db: Database, optional: Collection[str]) -> Columns:
-    """Columns of the schema's ``ops``, all kinds one behind the other."""
+    """Columns of the schema's ``ops``, all kinds one behind the other, names still as ids. Needs no pandas."""
     there = op_tables(db)
     read = db.columns(
         " UNION ALL ".join(_op_select(db, table, optional) for table in there),
         needed=("start_ns", "end_ns", "device", "correlation", "pid", "name", "stream", "bytes", *_SOURCES),
         diagnose=lambda: check_rows(db, there),
     )
+    return read
+
+
+def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns:
+    """The columns with their texts; apart from `read_ops`, as it needs pandas and no reader thread may wait for that."""
     ops: Columns = {
         **{name: values for name, values in read.items() if name not in ("name", "mangled")},
         "correlation": zero_is_missing(read["correlation"]),

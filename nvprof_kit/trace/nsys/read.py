@@ -23,7 +23,7 @@ from nvprof_kit.trace.nsys import tables
 from nvprof_kit.trace.nsys.calls import read_calls
 from nvprof_kit.trace.nsys.memory import read_allocations, read_marks
 from nvprof_kit.trace.nsys.nccl import read_collectives
-from nvprof_kit.trace.nsys.ops import op_tables, read_ops
+from nvprof_kit.trace.nsys.ops import named_ops, op_tables, read_ops
 from nvprof_kit.trace.nsys.samples import read_samples
 from nvprof_kit.trace.nsys.scheduled import read_scheduled
 from nvprof_kit.trace.nsys.sources import check_columns, check_rows, node_table, tables_for
@@ -56,11 +56,12 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
         with ThreadPoolExecutor(max_workers=2) as pool:
             ops_job = pool.submit(read_ops, db, optional)
             api_job = pool.submit(tables.read_launches, db)
-            import pandas  # noqa: F401  (here, while the threads read)
+            # here, while the threads read; they import nothing themselves: an interrupted import may keep its lock
+            import pandas  # noqa: F401
 
             ranges = tables.read_ranges(db, domains, domain)
             nodes = tables.read_graph_nodes(db)
-            ops, api = ops_job.result(), api_job.result()
+            ops, api = named_ops(db, ops_job.result(), optional), api_job.result()
         api = tables.with_missed_launches(db, api, ops)
         _check_has_ranges(ranges, domain, named)
         tables.close_open_ranges(db, ranges, api, ops)
