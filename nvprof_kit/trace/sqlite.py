@@ -60,12 +60,12 @@ class Database:
         try:
             tables = [name for (name,) in self._small.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             self.tables: Mapping[str, frozenset[str]] = {table: self._columns(table) for table in tables}
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a message of SQLite's own
             self.close()
             raise self.broken(error) from None
 
     def _columns(self, table: str) -> frozenset[str]:
-        return frozenset(row[1] for row in self._small.execute(f'PRAGMA table_info("{table}")'))
+        return frozenset(row[1] for row in self._small.execute("SELECT 0, name FROM pragma_table_info(?)", (table,)))
 
     def broken(self, error: Exception | str) -> CaptureError:
         """The error that says what is wrong with the file."""
@@ -95,7 +95,7 @@ class Database:
         """
         try:
             return self._small.execute(sql).fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise self.broken(error) from None
 
     def columns(

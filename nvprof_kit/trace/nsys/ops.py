@@ -63,7 +63,7 @@ def read_ops(db: Database, optional: Collection[str]) -> Columns:
 
 
 def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns:
-    """The columns with their texts; apart from `read_ops`, as it needs pandas and no reader thread may wait for that."""
+    """The columns with their texts: apart from `read_ops`, as it needs pandas, and no thread may wait for that."""
     ops: Columns = {
         **{name: values for name, values in read.items() if name not in ("name", "mangled")},
         "correlation": zero_is_missing(read["correlation"]),
