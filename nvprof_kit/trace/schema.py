@@ -209,7 +209,7 @@ class Source(NamedTuple):
     texts: tuple[str, ...] = ()
 
 
-_OPERATION = ("start", "end", "deviceId", "contextId", "streamId")
+_OPERATION = ("start", "end", "deviceId", "streamId")
 _PAYLOADS = ("int64Value", "uint64Value", "int32Value", "uint32Value")
 _LAUNCHED = ("correlationId", "globalPid")
 _LAUNCH = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")

@@ -18,6 +18,7 @@ import adbc_driver_sqlite
 import numpy as np
 import numpy.typing as npt
 import pyarrow
+import pyarrow.compute  # here, and not in a thread that fills missing values
 
 from nvprof_kit.errors import CaptureError
 
@@ -178,5 +179,11 @@ def _as_numpy(column: Any, missing: int | str) -> npt.NDArray[Any]:
         return np.full(len(column), missing, dtype=object if isinstance(missing, str) else np.int64)
     if column.null_count:
         column = column.fill_null(missing)
-    values: npt.NDArray[Any] = column.to_numpy()
-    return values
+    # not column.to_numpy(): that imports pandas, and a thread that does so while Ctrl-C interrupts the same import of the
+    # main thread never ends
+    return np.concatenate([_chunk(chunk) for chunk in column.chunks])
+
+
+def _chunk(chunk: Any) -> Int64Array:
+    values = np.frombuffer(chunk.buffers()[1], dtype=np.int64)
+    return values[chunk.offset : chunk.offset + len(chunk)]

@@ -114,7 +114,7 @@ def _names_of(db: Database, ids: Int64Array) -> Any:
 def _op_names(db: Database, kind: npt.NDArray[np.int8], ids: Int64Array) -> Any:
     """Names of the operations: a kernel's is a string of the file, the others are told from kind and direction."""
     pairs, index = np.unique(ids * len(OP_KINDS) + kind, return_inverse=True)
-    strings = strings_of(db, pairs // len(OP_KINDS))
+    strings = strings_of(db, pairs[pairs % len(OP_KINDS) == OP_KINDS.index("kernel")] // len(OP_KINDS))
     named = []
     for id_, code in zip((pairs // len(OP_KINDS)).tolist(), (pairs % len(OP_KINDS)).tolist(), strict=True):
         kernel, copy, _, graph, _ = (code == place for place in range(len(OP_KINDS)))
