@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.trace.schema import OP_KINDS
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -122,13 +121,12 @@ def check_operations(named: str | Path, ops: Mapping[str, Any], api: Mapping[str
         Sentences on rows that stand twice and on operations that begin before their launch.
 
     Raises:
-        CaptureError: An operation ends before it begins, or moves fewer than 0 bytes, or runs on no device.
+        CaptureError: An operation ends before it begins, moves fewer than 0 bytes, or runs on no device.
     """
     check_spans(named, "operations", ops["start_ns"], ops["end_ns"])
     check_sizes(named, "the device of operations", ops["device"])
     if "bytes" in ops:
-        moves = np.isin(ops["kind"], [OP_KINDS.index(kind) for kind in ("memcpy", "memset")])
-        check_sizes(named, "the size of copies and memsets", ops["bytes"][moves])
+        check_sizes(named, "the size of copies and memsets", ops["bytes"][ops["bytes"] != -1])
     twice = repeated(*(ops[key] for key in ("start_ns", "end_ns", "device", "pid", "correlation", "graph_node")))
     before = early(ops, api)
     return (

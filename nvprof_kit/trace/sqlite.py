@@ -179,8 +179,7 @@ def _as_numpy(column: Any, missing: int | str) -> npt.NDArray[Any]:
         return np.full(len(column), missing, dtype=object if isinstance(missing, str) else np.int64)
     if column.null_count:
         column = column.fill_null(missing)
-    # not column.to_numpy(): that imports pandas, and a thread that does so while Ctrl-C interrupts the same import of the
-    # main thread never ends
+    # column.to_numpy() imports pandas: a thread that does so while Ctrl-C interrupts the main thread's never ends
     return np.concatenate([_chunk(chunk) for chunk in column.chunks])
 
 

@@ -167,7 +167,7 @@ def _break(case: Case, target: Path) -> tuple[str, ...]:
         else:
             (mutate.random_cells if chance.random() < 0.8 else mutate.random_bytes)(source, target, chance)
     elif case.kind == "ncu" and systematic:
-        return (mutate.change_csv_column(source, target, int(name), case.way),)
+        return (mutate.change_csv_column(source, target, int(name), case.way).partition(":PL_")[0],)
     elif case.kind in ("ncu", "timers"):
         (mutate.random_text if chance.random() < 0.8 else mutate.random_bytes)(source, target, chance)
     elif not systematic and chance.random() < 0.1:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit.trace.checks import check_sizes
 from nvprof_kit.trace.frames import labels
 from nvprof_kit.trace.nsys.calls import host_memory_item, host_memory_names
 from nvprof_kit.trace.nsys.columns import null_safe, strings_of, zero_is_missing
@@ -70,6 +71,9 @@ def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns
         "graph_node": zero_is_missing(read["graph_node"]),
         "kind": read["kind"].astype(np.int8),
     }
+    if "bytes" in optional:
+        moves = np.isin(ops["kind"], [OP_KINDS.index(kind) for kind in ("memcpy", "memset")])
+        check_sizes(db.named, "the size (bytes) of copies and memsets", ops["bytes"][moves])
     if "name" in optional:
         ops["name"] = _op_names(db, ops["kind"], read["name"])
     if "host_memory" in optional:

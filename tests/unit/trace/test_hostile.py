@@ -67,7 +67,7 @@ def test_a_column_that_is_missing_or_null_is_named(tmp_path: Path, table: str, c
 @pytest.mark.parametrize(
     ("sql", "said"),
     [
-        ("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET bytes = -4", "the size of copies and memsets is -4 in 1 rows"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET bytes = -4", "the size (bytes) of copies and memsets is -4 in 1 rows"),
         ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = -1", "the device of operations is -1 in 1 rows"),
         ("UPDATE PROFILER_OVERHEAD SET start = 170", "1 rows of PROFILER_OVERHEAD end before they begin"),
         ("UPDATE NVTX_EVENTS SET domainId = NULL WHERE eventType = 75", "NVTX_EVENTS.domainId is None"),
