@@ -9,9 +9,13 @@ from nvprof_kit.findings import Finding, by_gravity
 from nvprof_kit.names import DOMAIN
 from nvprof_kit.trace.nsys.health import CaptureHealth
 from nvprof_kit.trace.nsys.scrub import secret_names
+from nvprof_kit.trace.nsys.warnings import GUESS
 
 OVERHEAD_SHARE = 0.01
 """Share of the window from which the profiler's own time is a finding."""
+
+LOST_SHARE = 0.01
+"""Share of the kernel launches whose kernels are missing from which on a capture is called lossy."""
 
 LONG_NS = 60_000_000_000
 """Length from which a capture is called long."""
@@ -46,6 +50,14 @@ def _examine(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Find
 
 def _kernels(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Finding]:
     kernels, calls = capture.rows.get(_KERNELS, 0), capture.rows.get(_RUNTIME, 0)
+    if kernels and capture.lost:
+        yield Finding(
+            "error" if capture.lost > LOST_SHARE * capture.launches else "note",
+            "lost events",
+            f"{capture.lost:,} of {capture.launches:,} kernel launches have no kernel in the capture",
+            "sums are too small by what these kernels took; those at the end of a window ran after it ended",
+            "end the window after torch.cuda.synchronize(), capture fewer steps, or use an nsys as new as the driver",
+        )
     if kernels:
         yield Finding("ok", "kernels", f"{kernels:,} kernels, {calls:,} CUDA calls")
     elif calls:
@@ -144,10 +156,21 @@ def _ranges(capture: CaptureHealth) -> Iterator[Finding]:
 
 
 def _complaints(capture: CaptureHealth) -> Iterator[Finding]:
+    said = [text for text, _, _ in capture.complaints if GUESS.search(text)]
+    complete = capture.launches > 0 and not capture.lost
+    if said and complete:
+        yield Finding(
+            "ok",
+            "nsys's messages",
+            f"{len(said)} that something might be missing, but each of {capture.launches:,} kernel launches has its "
+            f"kernel: {' · '.join(said)}",
+        )
     for text, count, is_error in capture.complaints:
+        if complete and text in said:
+            continue
         lost = any(word in text.lower() for word in _LOSSES)
         yield Finding(
-            "error" if lost and "might" not in text else "warning",
+            "error" if lost and not GUESS.search(text) else "warning",
             "lost events" if lost else "nsys error" if is_error else "nsys warning",
             text + (f" ({count} times)" if count > 1 else ""),
             "where events are missing, sums are too small" if lost else "nsys wrote it into the capture",
@@ -187,7 +210,7 @@ def _overhead(capture: CaptureHealth) -> Iterator[Finding]:
             "overhead",
             seen,
             "CPU times and gaps between kernels are too long; the kernels' own times are not touched",
-            "begin some steps later, or trace less: profile.sh --preset light",
+            "begin the window some steps later, when libraries are loaded and buffers are made: profile.sh --step N",
         )
     else:
         yield Finding("ok", "overhead", seen)
@@ -205,8 +228,17 @@ def _length(capture: CaptureHealth) -> Iterator[Finding]:
 
 
 def _secrets(capture: CaptureHealth) -> Iterator[Finding]:
+    if capture.homes:
+        yield Finding(
+            "note",
+            "privacy",
+            f"names of home folders: {', '.join(capture.homes[:4])}",
+            "paths of libraries and tools tell who ran the program",
+            f"nvprof-kit scrub {shlex.quote(capture.path)}",
+        )
     if not capture.environment:
-        yield Finding("ok", "privacy", "no environment variables")
+        if not capture.homes:
+            yield Finding("ok", "privacy", "no environment variables, no home folders")
         return
     secrets = secret_names(list(capture.environment))
     named = f", among them {', '.join(secrets[:6])}" if secrets else ""

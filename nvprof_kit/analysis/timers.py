@@ -1,7 +1,9 @@
 """The stages that ranks timed: statistics, skew between ranks, and which rank the others wait for.
 
-The straggler is found as TraceML does it (``docs/timers.md``): in a stage that ends with a collective every rank takes
-as long as the slowest, and the slowest itself waits least. So the culprit is the rank with the *shortest* such stage.
+In a stage that ends with a collective every rank takes as long as the slowest, and the slowest itself waits least. So
+step by step the late rank is the one with the *shortest* such stage, and what it costs is how much less than the upper
+median of the ranks it waits (``docs/timers.md``). First the lost time is judged, then who caused it: one rank again
+and again, a few ranks together, or another rank each time.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit.analysis.attribution.nesting import nest
@@ -30,10 +34,16 @@ ENOUGH_STEPS = 20
 CAUSE_SHARE = 0.80
 """A stage is named as the cause where it explains so much of the gap."""
 
-RECURS = 0.50
-"""The same rank is to wait least in so many of the steps; else the slow rank rotates."""
+RECURS = 0.80
+"""A rank is a straggler if so much of the lost time is lost in steps in which it is late; else late ranks change."""
 
-_COLLECTIVE = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier|comm|sync", re.IGNORECASE)
+_COLLECTIVE = re.compile(
+    r"(?<![a-z])(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier|comms?|communication|sync|synchronize)"
+    r"(?![a-z])",
+    re.IGNORECASE,
+)
+"""Whole words of a stage's name: `grad_sync` is a collective's stage, `async_log` and `commit_metrics` are not."""
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _STEP = ("step", "iteration", "iter", "train_step", "training_step")
 
 
@@ -44,12 +54,13 @@ class Verdict:
     Attributes:
         severity: ``none``, ``warning``, ``critical``, or ``unknown`` where it cannot be told.
         reason: One sentence.
-        rank: The culprit.
+        rank: The late rank; None where no single rank is.
         collective: The stages taken for ending with a collective.
         steps: Calls compared.
-        gap_ns: What it costs the victim per step, mean.
-        score: The gap over the victim's step.
-        recurrence: Share of the steps in which this rank waited least.
+        gap_ns: What lateness costs the other ranks per step: the mean over the steps of the upper median less the
+            least of the ranks' times in the collective's stages.
+        score: The gap over the median rank's step.
+        recurrence: Share of the lost time that is lost in steps in which this rank is late.
         cause: The stage in which the culprit takes longer, where one explains the gap.
         cause_share: How much of the gap it explains.
     """
@@ -79,7 +90,7 @@ def find_straggler(calls: pd.DataFrame, collective: tuple[str, ...] = (), warm_u
     if calls["rank"].nunique() < 2:
         return Verdict("unknown", "one rank has nobody to be compared with")
     names = [str(name) for name in calls["stage"].cat.categories]
-    chosen = collective or tuple(name for name in names if _COLLECTIVE.search(name))
+    chosen = collective or tuple(name for name in names if _COLLECTIVE.search(_CAMEL.sub("_", name)))
     chosen = chosen or tuple(name for name in names if name.lower() == "backward")
     if not set(chosen) & set(names):
         what = f"no stage is called {', '.join(chosen)}" if chosen else "no stage is known to end with a collective"
@@ -108,35 +119,64 @@ def _shared_times(calls: pd.DataFrame, warm_up: int) -> pd.DataFrame:
 
 
 def _judge(times: pd.DataFrame, waits: pd.DataFrame, chosen: tuple[str, ...], outermost: list[str]) -> Verdict:
-    means = waits.mean().sort_values(kind="stable")
-    culprit, victim = int(means.index[0]), int(means.index[len(means) // 2])
-    gap = float(means.loc[victim] - means.loc[culprit])
-    whole = _step_time(times, outermost, victim)
+    """Judge the time lost in each step, then who lost it; ``waits`` has a row per step and a column per rank."""
+    ordered = np.sort(waits.to_numpy(dtype=np.float64), axis=1)
+    least, victim_waits = ordered[:, 0], ordered[:, ordered.shape[1] // 2]
+    gaps = victim_waits - least
+    gap, steps = float(gaps.mean()), len(waits)
+    late = (
+        waits.to_numpy(dtype=np.float64) < (least + gaps / 2)[:, None]
+    )  # nearer to the latest rank than to the median
+    lost = gaps.sum()
+    by_rank = (late * gaps[:, None]).sum(axis=0) / lost if lost else np.zeros(waits.shape[1])
+    ranks = [int(rank) for rank in waits.columns]
+    order = sorted(range(len(ranks)), key=lambda at: (-by_rank[at], ranks[at]))
+    worst, recurrence = ranks[order[0]], float(by_rank[order[0]])
+    median_rank = int(waits.mean().sort_values(kind="stable").index[len(ranks) // 2])
+    whole = _step_time(times, outermost, median_rank)
     score = gap / whole if whole else 0.0
-    steps = len(waits)
-    recurrence = float((waits.idxmin(axis=1) == culprit).mean())
-    cause, share = _cause(times, chosen, culprit, gap)
-    found = {
-        "rank": culprit,
-        "collective": chosen,
-        "steps": steps,
-        "gap_ns": round(gap),
-        "score": score,
-        "recurrence": recurrence,
-    }
-    waited = f"rank {culprit} waits least in {' + '.join(chosen)}, "
-    waited += f"{100 * score:.1f} % of a step less than rank {victim}"
+    found: dict[str, Any] = {"collective": chosen, "steps": steps, "gap_ns": round(gap), "score": score}
+    stage = " + ".join(chosen)
+    cost = f"{100 * score:.1f} % of a step"
     if score < NOTABLE:
-        return Verdict("none", f"no straggler: {waited}", **found)  # type: ignore[arg-type]
-    if recurrence < RECURS:
-        often = f"only in {100 * recurrence:.0f} % of {steps} steps"
-        return Verdict("warning", f"the slow rank rotates: {waited}, but {often}", **found)  # type: ignore[arg-type]
+        reason = f"no straggler: in {stage} the median rank waits {cost} longer than the latest"
+        return Verdict("none", reason, rank=worst if recurrence >= RECURS else None, recurrence=recurrence, **found)
     sharded = {"forward", "backward"} <= {name.lower() for name in chosen}
     severity = "critical" if score >= CRITICAL and steps >= ENOUGH_STEPS and not sharded else "warning"
-    reason = f"rank {culprit} is the straggler: it {waited.removeprefix(f'rank {culprit} ')}"
-    reason += f", in {100 * recurrence:.0f} % of {steps} steps"
-    reason += f"; its {cause} takes longer and explains {100 * share:.0f} % of it" if cause else ""
-    return Verdict(severity, reason, **found, cause=cause, cause_share=share)  # type: ignore[arg-type]
+    if len(gaps) > 2 and np.median(gaps) < NOTABLE * whole and gaps.max() > lost / 2:
+        call = int(waits.index[int(gaps.argmax())])
+        reason = f"no straggler: call {call} alone makes up {100 * gaps.max() / lost:.0f} % of the time lost in {stage}"
+        return Verdict("warning", reason, recurrence=recurrence, **found)
+    again = [at for at in order if by_rank[at] >= RECURS]
+    if not again:
+        return Verdict("warning", _changing(ranks, by_rank, order, stage, cost), recurrence=recurrence, **found)
+    named = " and ".join(str(ranks[at]) for at in sorted(again))
+    cause, share = _cause(times, chosen, worst, gap)
+    who = (
+        f"rank {named} is the straggler: it waits"
+        if len(again) == 1
+        else f"ranks {named} are the stragglers: they wait"
+    )
+    often = int(late[:, order[0]][gaps >= NOTABLE * whole].sum())
+    reason = f"{who} least in {stage}, {cost} less than the median rank, in {often} of {steps} steps"
+    reason += f"; {cause} takes longer there and explains {100 * share:.0f} % of it" if cause else ""
+    one = worst if len(again) == 1 else None
+    return Verdict(severity, reason, rank=one, recurrence=recurrence, cause=cause, cause_share=share, **found)
+
+
+def _changing(ranks: list[int], by_rank: npt.NDArray[np.float64], order: list[int], stage: str, cost: str) -> str:
+    """Which ranks are late in turn, as a sentence."""
+    often = [at for at in order if by_rank[at] >= RECURS / 3]
+    if len(often) == 2 and by_rank[often].sum() >= RECURS:
+        one, other = (ranks[at] for at in often)
+        return (
+            f"ranks {one} and {other} are late in turn: in {stage} the median rank waits {cost} longer than the latest"
+        )
+    worst = order[0]
+    return (
+        f"the slow rank rotates: in {stage} the median rank waits {cost} longer than the latest, which is another rank "
+        f"from step to step (rank {ranks[worst]} most often, for {100 * by_rank[worst]:.0f} % of the lost time)"
+    )
 
 
 def _step_time(times: pd.DataFrame, outermost: list[str], rank: int) -> float:
@@ -302,6 +342,25 @@ def _warnings(calls: pd.DataFrame) -> list[str]:
     ranks = set(calls["rank"].tolist())
     if missing := sorted(set(range(max(ranks))) - ranks):
         warnings.append(f"no log of rank {', '.join(map(str, missing))}: it is in none of the figures")
+    warnings += _clock_warnings(calls)
     if calls["cuda_ns"].isna().any() and calls["cuda_ns"].notna().any():
         warnings.append("some calls have no GPU time; ranks are compared by the CPU clock")
     return warnings
+
+
+def _clock_warnings(calls: pd.DataFrame) -> list[str]:
+    """Ranks whose clock differs: all of their calls end earlier or later than those of the median rank, by more than
+    half a step and 50 ms.
+    """
+    ends = calls.assign(stage=calls["stage"].astype(str)).pivot_table("end_ns", ["stage", "call"], "rank").dropna()
+    if ends.shape[1] < 2 or ends.empty:
+        return []
+    offsets = ends.sub(ends.median(axis=1), axis=0).median()
+    steps = ends.median(axis=1).groupby(level="stage").diff().median()
+    apart = max(50e6, 0.0 if pd.isna(steps) else float(steps) / 2)
+    return [
+        f"the clock of rank {rank} is {abs(offset) / 1e9:.2f} s {'ahead of' if offset > 0 else 'behind'} the others': "
+        "skew_start_ns and the timeline compare different clocks; durations and the verdict do not depend on it"
+        for rank, offset in offsets.items()
+        if abs(offset) > apart
+    ]

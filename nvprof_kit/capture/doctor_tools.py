@@ -20,9 +20,11 @@ def _nsys(machine: Machine) -> Iterator[Finding]:
         yield Finding(
             "error",
             "nsys",
-            "no nsys on PATH",
+            f"NSYS={machine.nsys_named} cannot be run" if machine.nsys_named else "no nsys on PATH",
             "the recipes in recipes/nsys run it",
-            "install Nsight Systems and put its bin folder on PATH, or set NSYS; without it: nvprof-kit record",
+            "set NSYS to an executable nsys, or unset it and put nsys on PATH"
+            if machine.nsys_named
+            else "install Nsight Systems and put its bin folder on PATH, or set NSYS; without it: nvprof-kit record",
         )
         return
     yield from _beside_driver("nsys", machine.nsys, machine)
@@ -33,7 +35,7 @@ def _ncu(machine: Machine) -> Iterator[Finding]:
         yield Finding(
             "note",
             "ncu",
-            "no ncu on PATH",
+            f"NCU={machine.ncu_named} cannot be run" if machine.ncu_named else "no ncu on PATH",
             "hardware counters of each kernel come from it; times per layer do not need it",
             "install Nsight Compute and put it on PATH",
         )

@@ -74,6 +74,8 @@ class Machine:
 
     Attributes:
         nsys: Version text of Nsight Systems, as ``2023.4.4``; None where there is none.
+        nsys_named: The executable that the environment variable NSYS names, '' where it is unset.
+        ncu_named: The same for NCU.
         ncu: The same of Nsight Compute.
         driver_cuda: The newest CUDA that the driver knows, as ``12.4``.
         gpus: The GPUs.
@@ -90,6 +92,8 @@ class Machine:
     """
 
     nsys: str | None = None
+    nsys_named: str = ""
+    ncu_named: str = ""
     ncu: str | None = None
     driver_cuda: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -134,7 +138,9 @@ def read_machine(
     smi = run(["nvidia-smi"]) or ""
     cuda = re.search(r"CUDA (?:\w+ )?Version\s*:\s*(\d+\.\d+)", smi)
     return Machine(
-        nsys=_version(run([environ.get("NSYS", "nsys"), "--version"])),
+        nsys=_version(run([environ.get("NSYS") or "nsys", "--version"])),
+        nsys_named=environ.get("NSYS", ""),
+        ncu_named=environ.get("NCU", ""),
         ncu=_version(run([environ.get("NCU", "ncu"), "--version"])),
         driver_cuda=cuda[1] if cuda else None,
         gpus=_gpus(run(["nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"])),

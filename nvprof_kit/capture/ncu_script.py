@@ -7,6 +7,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+SETS = ("basic", "detailed", "full", "source", "roofline", "nvlink", "pmsampling", "default")
+"""ncu's sets of sections, 2020 to 2026 (`ncu --list-sets`)."""
+
 
 @dataclass(frozen=True)
 class NcuScript:
@@ -19,6 +22,7 @@ class NcuScript:
         section_set: ncu's set of sections.
         own_window: Measure only between the program's cudaProfilerStart and Stop calls, as the capture did.
         report: Name of the report, without suffix.
+        rank: The one rank of several that is measured; None where the program is one process.
     """
 
     names: Sequence[str]
@@ -27,6 +31,7 @@ class NcuScript:
     section_set: str = "basic"
     own_window: bool = False
     report: str = "plan"
+    rank: int | None = None
 
 
 def ncu_arguments(script: NcuScript) -> list[str]:
@@ -47,7 +52,8 @@ def ncu_script(script: NcuScript) -> str:
     numbers = "|".join(map(str, script.invocations))
     arguments = shlex.join(ncu_arguments(script))
     report = shlex.quote(script.report)
-    return _TEXT.format(about=about, report=report, arguments=arguments, names=names, numbers=numbers)
+    rank = "" if script.rank is None else str(script.rank)
+    return _TEXT.format(rank=rank, about=about, report=report, arguments=arguments, names=names, numbers=numbers)
 
 
 _TEXT = """\
@@ -67,7 +73,7 @@ fail() {{
   exit "$1"
 }}
 
-report={report} force='' dry_run=''
+report={report} rank='{rank}' force='' dry_run=''
 extra=()
 while [ $# -gt 0 ]; do
   case $1 in
@@ -83,6 +89,13 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ $# -gt 0 ] || fail 2 "no program to run; needed: ${{0##*/}} -- python train.py"
+
+if [ -n "$rank" ] && [ -z "$dry_run" ]; then # every rank starts this script; only one of them is measured
+  this=${{RANK:-${{OMPI_COMM_WORLD_RANK:-${{PMIX_RANK:-${{PMI_RANK:-${{SLURM_PROCID-}}}}}}}}}}
+  [ -n "$this" ] ||
+    fail 2 "no rank is known; start it with the launcher: torchrun --no-python bash $0 -- python train.py"
+  [ "$this" = "$rank" ] || exec "$@"
+fi
 
 names=$(IFS='|'; printf '%s' "${{kernels[*]}}")
 command=("${{NCU:-ncu}}" {arguments} --kernel-id "::regex:^($names)\\$:$numbers")

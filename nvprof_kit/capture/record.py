@@ -62,6 +62,7 @@ class record(ContextDecorator):
         self.options = options
         self.written = False
         self._profiler: Any = None
+        self._started = False
         self._process = os.getpid()
         self._listener: Backend | None = None
 
@@ -81,12 +82,26 @@ class record(ContextDecorator):
         _running, self._profiler, self._process = self, profiler, os.getpid()
 
     def cancel(self) -> None:
-        """End a warm-up that no recording followed; nothing is written."""
+        """End a warm-up that no recording followed, or a recording; nothing is written."""
         global _running
-        if self._profiler is not None:
-            profiler, self._profiler, _running = self._profiler, None, None
+        if self._profiler is None:
+            return
+        if self._started:
+            self._fall_silent()
+        profiler, self._profiler, _running = self._profiler, None, None
+        if os.getpid() != self._process:
+            return
+        if not self._started:
             profiler.start_trace()
-            profiler.stop_trace()
+        self._started = False
+        profiler.stop_trace()
+
+    def _fall_silent(self) -> None:
+        """Ranges go nowhere again, or to a memory profiler around the recording."""
+        state.deactivate()
+        listener, self._listener = self._listener, None
+        if isinstance(listener, Watch) and listener.attached:
+            state.activate(listener)
 
     def __enter__(self) -> record:
         """Start recording, unless a profiler from outside is attached: then warn, and record nothing."""
@@ -100,6 +115,7 @@ class record(ContextDecorator):
         if self._profiler is None:
             self.warm_up()
         self._profiler.start_trace()
+        self._started = True
         self._listener = state.backend
         state.activate(Kineto())
         return self
@@ -111,10 +127,8 @@ class record(ContextDecorator):
         global _running
         if self._profiler is None:
             return
-        state.deactivate()
-        listener, self._listener = self._listener, None
-        if isinstance(listener, Watch) and listener.attached:  # a memory profiler around the recording
-            state.activate(listener)
+        self._fall_silent()
+        self._started = False
         profiler, self._profiler, _running = self._profiler, None, None
         if os.getpid() != self._process:
             return
@@ -132,6 +146,11 @@ class record(ContextDecorator):
             warnings.warn(f"{self.path} is not written: {failure.strerror or failure}", stacklevel=2)
             return
         self.written = True
+
+
+def running() -> record | None:
+    """The recording that runs in this process, or is warmed up."""
+    return _running
 
 
 def tool_attached() -> bool:
@@ -170,16 +189,30 @@ def _new_profiler(options: RecordOptions) -> Any:
         with_stack=options.stacks,
         record_shapes=options.shapes,
         profile_memory=options.memory,
+        **_experimental(options),
         # without acc_events: PyTorch would read all events into Python as it stops, which nobody asks for here and
         # which fails where a stack holds a name that is no text (UnicodeDecodeError in PyTorch 2.13)
     )
 
 
-def _is_enabled() -> bool:
-    """Whether PyTorch's profiler runs on this thread."""
-    import torch
+def _experimental(options: RecordOptions) -> dict[str, Any]:
+    """What newer releases of PyTorch can record: all threads, and with stacks Python's garbage collections too."""
+    from torch._C._profiler import _ExperimentalConfig
 
-    return bool(torch.autograd._profiler_enabled())
+    wanted: dict[str, Any] = {"profile_all_threads": True} | ({"record_python_gc_info": True} if options.stacks else {})
+    while wanted:
+        try:
+            return {"experimental_config": _ExperimentalConfig(**wanted)}
+        except TypeError:  # an older PyTorch does not know the last of them
+            wanted.popitem()
+    return {}
+
+
+def _is_enabled() -> bool:
+    """Whether PyTorch's profiler runs, on this thread or on all."""
+    from torch.autograd import profiler
+
+    return bool(profiler._is_profiler_enabled)
 
 
 def _export(profiler: Any, path: Path) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nvprof_kit.capture.record import RecordOptions, record, tool_attached
+from nvprof_kit.capture.record import RecordOptions, record, running, tool_attached
 from nvprof_kit.instrument.loop.schedule import AnySchedule, Schedule, Sink, Window, Windows, schedule_of
 from nvprof_kit.instrument.ranges import state
 from nvprof_kit.instrument.ranges.backends import Range
-from nvprof_kit.instrument.ranks import rank, world_size
+from nvprof_kit.instrument.ranks import mark_rank, rank, world_size
 from nvprof_kit.names import WINDOW, Category
 
 OnTraceReady = Callable[[Path, Window], object]
@@ -43,6 +44,9 @@ class scheduled(Windows):
             several; with more windows than one, ``run.1.json.gz``, ``run.2.json.gz``, ….
         options: What the embedded recorder keeps.
         on_trace_ready: Called with each trace that the embedded recorder wrote, and its window.
+
+    Where a recording runs already, as under ``nvprof-kit record``, the windows are not recorded apart, and a warning
+    says so. A handler that fails is a warning too; the loop goes on.
 
     Raises:
         UsageError: The schedule is none, or, in the loop, a trace cannot be written.
@@ -96,6 +100,7 @@ class Tool(Nothing):
             cuda.cudart().cudaProfilerStart()
         if state.backend is not None:
             self._started = state.backend.start(self._range)
+            mark_rank(again=True)
 
     def stop(self, _window: Window) -> None:
         """End, when the GPU has done what the window's steps launched."""
@@ -107,6 +112,11 @@ class Tool(Nothing):
         if cuda is not None:
             cuda.cudart().cudaProfilerStop()
         self._started = None
+
+    def cancel(self) -> None:
+        """End a window in which no step ran; the tool was told of its begin."""
+        if self._started is not None:
+            self.stop(Window(0, 0))
 
 
 class Traces(Nothing):
@@ -127,6 +137,14 @@ class Traces(Nothing):
 
     def warm_up(self, window: Window) -> None:
         """Set the profiler up."""
+        outer = running()
+        if outer is not None:
+            warnings.warn(
+                f"{outer.path.name} is being recorded already: step {window.first_step} and on are in it, and get no "
+                "trace of their own",
+                stacklevel=4,
+            )
+            return
         self._recorder = record(self._path_of(window), self._options)
         self._recorder.warm_up()
 
@@ -134,8 +152,8 @@ class Traces(Nothing):
         """Record."""
         if self._recorder is None:
             self.warm_up(window)
-        assert self._recorder is not None
-        self._recorder.__enter__()
+        if self._recorder is not None:
+            self._recorder.__enter__()
 
     def stop(self, window: Window) -> None:
         """Write the trace and hand it on."""
@@ -143,12 +161,16 @@ class Traces(Nothing):
         if recorder is not None:
             recorder.__exit__(None, None, None)
             if recorder.written and self._on_trace_ready is not None:
-                self._on_trace_ready(recorder.path, window)
+                try:
+                    self._on_trace_ready(recorder.path, window)
+                except Exception as error:  # the program does not die of what is done with its trace
+                    warnings.warn(f"on_trace_ready failed: {type(error).__name__}: {error}", stacklevel=4)
 
     def cancel(self) -> None:
-        """End the warm-up."""
-        if self._recorder is not None:
-            self._recorder.cancel()
+        """End the warm-up, or the window in which no step ran."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.cancel()
 
     def _path_of(self, window: Window) -> Path:
         """``run.json.gz``, or numbered from 1 as nsys numbers the reports of its windows."""

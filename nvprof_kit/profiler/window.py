@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -77,6 +78,25 @@ class _Memory(Boundaries):
         super().left(range_)
 
 
+def _own_time(
+    method: Callable[[WindowRecorder, Window], None],
+) -> Callable[[WindowRecorder, Window], None]:
+    """Keep what a method takes out of the throughput that the program measures."""
+
+    @functools.wraps(method)
+    def timed(self: WindowRecorder, window: Window) -> None:
+        meter = None if self._inside else self._options.throughput
+        began, inside, self._inside = time.perf_counter_ns(), self._inside, True
+        try:
+            method(self, window)
+        finally:
+            self._inside = inside
+            if meter is not None:
+                meter.leave_out(time.perf_counter_ns() - began)
+
+    return timed
+
+
 class WindowRecorder(Nothing):
     """What records the windows of a `LayerProfiler`: the embedded recorder, or an attached tool that is told of them.
 
@@ -113,7 +133,9 @@ class WindowRecorder(Nothing):
         self._kinds: dict[str, str] = {}
         self._plain: Sequence[int] = ()
         self._spent: dict[str, int] = {}
+        self._inside = False
 
+    @_own_time
     def warm_up(self, window: Window) -> None:
         """Set the profiler up, and find the folder to write to."""
         model = self._model()
@@ -128,6 +150,7 @@ class WindowRecorder(Nothing):
             self._recorder = record(self._files.trace, self._options.record)
             self._recorder.warm_up()
 
+    @_own_time
     def start(self, window: Window) -> None:
         """Record."""
         self.seen = True
@@ -151,6 +174,7 @@ class WindowRecorder(Nothing):
                 self._sampler.start()
                 self._undo.callback(self._sampler.stop)
 
+    @_own_time
     def stop(self, window: Window) -> None:
         """Write the trace, read it, and write what it tells."""
         if self._tool is not None:
@@ -173,13 +197,15 @@ class WindowRecorder(Nothing):
             self._on_trace_ready(self._files.trace, window)
 
     def cancel(self) -> None:
-        """End a warm-up that no window followed, or whatever runs after an error."""
-        with suppress(Exception):
-            self._undo.close()
+        """End a warm-up that no window followed, a window in which no step ran, or whatever runs after an error."""
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             with suppress(Exception):
                 recorder.cancel()
+        with suppress(Exception):
+            self._undo.close()
+        if self._tool is not None:
+            self._tool.cancel()
 
     def _watch(self, model: nn.Module) -> None:
         device = _cuda_device(model)

@@ -68,6 +68,7 @@ need_nsys
 need_program "$1"
 [ -z "$(session_state "$session")" ] ||
   fail 2 "a session $session runs already; take another name with -s NAME, or end it: nsys shutdown --session=$session"
+export NVPROF_KIT_RANK_MARK=step # a session misses the mark with which the program says at its begin which rank it is
 supervise "${command[@]}"
 [ "$status" -le 128 ] || end_orphans
 exit "$status"

@@ -162,6 +162,8 @@ check_disk "${folder:-.}" "$min_free"
 open_stage "$stage" "$force"
 
 [ ${#environment[@]} -eq 0 ] || export "${environment[@]}"
+# what begins later misses the mark with which the program says at its begin which rank it is
+case " ${settings[*]}" in *' --capture-range='* | *' --delay='*) export NVPROF_KIT_RANK_MARK=step ;; esac
 began=$SECONDS
 supervise "${command[@]}"
 [ -n "$keep_running" ] || { [ "$status" -le 128 ] && [ -n "$(ls "$stage")" ]; } || end_orphans

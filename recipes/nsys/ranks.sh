@@ -16,7 +16,8 @@ The launcher starts ranks.sh on every rank; it becomes profile.sh on those chose
   srun ranks.sh --ranks 0-31:8 -- python train.py
   mpirun -np 8 ranks.sh --ranks all -- python train.py
 
-Each leaves NAME-HOST-rankR-TIME.nsys-rep and .sqlite; then: nvprof-kit layers NAME-*.sqlite
+Each leaves NAME-RUN-HOST-rankR-TIME.nsys-rep and .sqlite; then: nvprof-kit layers NAME-*.sqlite
+RUN is the same on all ranks of a run, and the program's own mark in the capture has it too.
 
 Options:
   -r, --ranks LIST    which ranks: all, or numbers, ranges and strides such as 0,3 or 0-7 or 0-31:8 (default: 0)
@@ -29,6 +30,8 @@ Every other option is profile.sh's (see profile.sh --help): --step 12, --preset 
 rank samples the GPU of its own local rank, since a GPU can be sampled only once.
 
 The rank is taken from RANK, OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK or SLURM_PROCID, the first that is set.
+RUN is NVPROF_KIT_RUN_ID, else the id of torchrun's --rdzv-id, of Slurm's job and step, or of mpirun's PMIx, else, where all
+ranks are of this host, the launcher's process; else it is left out, and the programs are told none.
 Exit status: the program's own; 2 for a wrong call or where no rank is known, 3 where there is no nsys.
 HELP
 }
@@ -46,6 +49,22 @@ in_list() { # NUMBER LIST
     [ "$1" -lt "$first" ] || [ "$1" -gt "$last" ] || [ $((($1 - first) % stride)) -ne 0 ] || found=0
   done
   return "$found"
+}
+
+# What the ranks of one run have in common: told by the user or the launcher, or the launcher's process and its start.
+common_id() {
+  local all here_ranks process id=${NVPROF_KIT_RUN_ID-}
+  case ${TORCHELASTIC_RUN_ID-} in '' | none) ;; *) id=${id:-$TORCHELASTIC_RUN_ID} ;; esac
+  [ -z "${SLURM_JOB_ID-}" ] || id=${id:-$SLURM_JOB_ID${SLURM_STEP_ID:+.$SLURM_STEP_ID}}
+  id=${id:-${PMIX_NAMESPACE-}}
+  all=$(first_number WORLD_SIZE OMPI_COMM_WORLD_SIZE PMI_SIZE)
+  here_ranks=$(first_number LOCAL_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE MPI_LOCALNRANKS)
+  if [ -z "$id" ] && [ -n "$all" ] && [ "$all" = "$here_ranks" ] && read -r process 2>/dev/null <"/proc/$PPID/stat"; then
+    read -ra process <<<"${process##*) }"
+    id=$PPID.${process[19]} # its number and its start, in ticks since the boot
+  fi
+  [ -z "$id" ] || [ "${TORCHELASTIC_RESTART_COUNT:-0}" = 0 ] || id+=.restart$TORCHELASTIC_RESTART_COUNT
+  printf '%s' "${id//[!A-Za-z0-9._-]/_}"
 }
 
 ranks=0 local='' output=run dry_run='' metrics='' options=()
@@ -76,13 +95,16 @@ local_rank=$(first_number LOCAL_RANK OMPI_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID 
 [ -z "$local" ] || [ -n "$local_rank" ] ||
   fail 2 "--local: no local rank is known: none of LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK, MPI_LOCALRANKID, SLURM_LOCALID is set"
 
+NVPROF_KIT_RUN_ID=$(common_id)
+[ -z "$NVPROF_KIT_RUN_ID" ] || export NVPROF_KIT_RUN_ID
+
 chosen=$rank
 [ -z "$local" ] || chosen=$local_rank
 command=("$@")
 if in_list "$chosen" "$ranks"; then
   [ -z "$metrics" ] || [ -z "$local_rank" ] || options+=(-x "--gpu-metrics-devices=$local_rank")
   host=$(uname -n) # HOSTNAME may be that of another host, which Slurm brings along
-  name=${output%.nsys-rep}-${host//[!A-Za-z0-9._-]/_}-rank$rank-$(date +%Y%m%d-%H%M%S)
+  name=${output%.nsys-rep}${NVPROF_KIT_RUN_ID:+-$NVPROF_KIT_RUN_ID}-${host//[!A-Za-z0-9._-]/_}-rank$rank-$(date +%Y%m%d-%H%M%S)
   command=(bash "$here/profile.sh" --output "$name" "${options[@]}" ${dry_run:+--dry-run} -- "$@")
 elif [ -n "$dry_run" ]; then
   print_command "$@"

@@ -168,7 +168,7 @@ def ranges(path: Path) -> list[str]:
         ]
 
 
-@pytest.mark.nsys
+@pytest.mark.every_nsys
 def test_real_run(nsys: str, tmp_path: Path) -> None:
     done = run("--", *program(tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
     assert done.returncode == 7, done.stderr

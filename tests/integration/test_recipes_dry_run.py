@@ -8,9 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.recipes import OPTIONS, RECIPES, ROOT, run, stand_in
-
-GOLDEN = ROOT / "tests" / "golden" / "recipes" / "nsys.txt"
+from support.golden import Golden
+from support.recipes import OPTIONS, RECIPES, run, stand_in
 
 CALLS = """
 profile.sh -- python train.py --lr 3
@@ -93,12 +92,8 @@ def _plain(answer: str, folder: Path) -> str:
     return re.sub(r" --add-caps=CAP_SYS_ADMIN|(?<=podman)( run .*?) --ulimit=memlock=-1", r"\1", answer)
 
 
-def test_dry_runs(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    found = answers(tmp_path)
-    if request.config.getoption("--update-golden"):
-        GOLDEN.parent.mkdir(parents=True, exist_ok=True)
-        GOLDEN.write_text(found)
-    assert found == GOLDEN.read_text()
+def test_dry_runs(tmp_path: Path, golden: Golden) -> None:
+    golden("recipes/nsys.txt", answers(tmp_path))
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("nsys-")] == []
 
 
@@ -106,7 +101,7 @@ def test_every_recipe_is_called() -> None:
     assert {call.split()[0] for call in CALLS} == {path.name for path in RECIPES.glob("*.sh")}
 
 
-@pytest.mark.nsys
+@pytest.mark.every_nsys
 @pytest.mark.parametrize("preset", sorted(path.name for path in (RECIPES / "presets").iterdir()))
 def test_a_real_nsys_knows_every_option(nsys: str, preset: str, tmp_path: Path) -> None:
     known = subprocess.run([nsys, "profile", "--help"], capture_output=True, text=True, check=False).stdout
@@ -118,7 +113,7 @@ def test_a_real_nsys_knows_every_option(nsys: str, preset: str, tmp_path: Path) 
     assert set(left_out) <= {"--cuda-event-trace"}
 
 
-@pytest.mark.nsys
+@pytest.mark.every_nsys
 def test_launch_and_start_share_a_preset(nsys: str, tmp_path: Path) -> None:
     known = {
         verb: subprocess.run([nsys, verb, "--help"], capture_output=True, text=True, check=False).stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import sys
 from pathlib import Path
 
@@ -106,6 +107,48 @@ def test_torchrun(nsys: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     assert torchrun(tmp_path, nsys, "--ranks", "0,2") == 0, (tmp_path / "said").read_text()
     assert reports(tmp_path) == {0: ["rank 0"], 2: ["rank 2"]}
+
+
+def marks(path: Path) -> list[tuple[str, int]]:
+    """Text and payload of the marks of our domain."""
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+        return db.execute(
+            "SELECT coalesce(event.text, string.value), coalesce(event.int64Value, event.uint64Value, "
+            "event.int32Value, event.uint32Value) FROM NVTX_EVENTS event "
+            "LEFT JOIN StringIds string ON string.id = event.textId WHERE event.eventType = 34"
+        ).fetchall()
+
+
+@pytest.mark.nsys
+@pytest.mark.parametrize("window", [(), ("--step", "1")])
+def test_a_common_id_in_names_and_captures(window: tuple[str, ...], nsys: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    assert torchrun(tmp_path, nsys, "--ranks", "all", *window) == 0, (tmp_path / "said").read_text()
+    ids = set()
+    for path in tmp_path.glob("run-*.sqlite"):
+        rank = int(path.stem.split("-rank")[1].split("-")[0])
+        ((text, payload),) = marks(path)
+        start, run_id = text.split(" run ")
+        assert (start, payload) == (f"rank {rank} of 3", rank)
+        assert path.name.startswith(f"run-{run_id}-{os.uname().nodename}-rank{rank}-")
+        ids.add(run_id)
+    assert len(ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "my/run"}, "run-my_run-"),
+        ({"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1"}, "run-x.restart1-"),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, "run-7.0-"),
+        ({"NVPROF_KIT_RUN_ID": "ours", "SLURM_JOB_ID": "7"}, "run-ours-"),
+        ({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}, f"run-{os.getpid()}."),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, f"run-{os.uname().nodename}-"),
+    ],
+)
+def test_where_the_id_comes_from(variables: dict[str, str], name: str, tmp_path: Path) -> None:
+    done = run("ranks.sh", "-n", "--", "true", cwd=tmp_path, NSYS="nsys", RANK="0", **variables)
+    assert f"/{name}" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.nsys

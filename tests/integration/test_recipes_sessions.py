@@ -26,7 +26,7 @@ def session() -> str:
     return f"test{os.getpid()}"
 
 
-@pytest.mark.nsys
+@pytest.mark.every_nsys
 def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
     here = {"cwd": tmp_path, "NSYS": nsys, "XDG_RUNTIME_DIR": str(tmp_path / "state")}
     name = session()

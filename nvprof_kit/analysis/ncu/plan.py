@@ -3,6 +3,9 @@
 Every launch of one signature does the same work, so ncu need measure one of each. ncu chooses by name and measures
 the first launch of every grid, block and shared memory that a name comes with, so what is chosen here are names, and
 the price of a name is the number of its signatures. Where roles divide a signature, later launches are measured too.
+
+Kernels of collectives are left out: most of their time is waiting for other ranks, and ncu's kernel replay, which runs
+a kernel several times on one rank alone, would hang in them.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution.nesting import Int64Array
+from nvprof_kit.analysis.kernels.classes import family_of
 from nvprof_kit.analysis.kernels.signatures import Kernels, Signature, read_kernels
 from nvprof_kit.analysis.layers.order import with_holders
 from nvprof_kit.errors import CaptureError, UsageError
@@ -28,22 +32,25 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 LEAST_SHARE = 0.002
-"""A kind of a smaller share of the GPU time has no launch measured for itself."""
+"""A kind of a smaller share of the GPU time has no launch measured for itself, unless the asked share needs it."""
 
 
-def choose_invocations(kernels: Kernels, wanted: Bools, times: Ints) -> tuple[int, ...]:
+def choose_invocations(
+    kernels: Kernels, wanted: Bools, times: Ints, least_share: float = LEAST_SHARE
+) -> tuple[int, ...]:
     """The numbers of the launches to measure, ascending; the first is always among them.
 
     Args:
         kernels: The launches of the capture.
         wanted: Which signatures are of a chosen name, shape ``(s,)``.
         times: GPU time by signature, ``(s,)``.
+        least_share: The least share of the GPU time that a kind needs to have a launch measured for itself.
     """
     early = kernels.early & wanted[kernels.signature]
     signature, number = kernels.signature[early], kernels.invocation[early]
     chosen = [1]
     while True:
-        open_ = wanted & (times >= LEAST_SHARE * times.sum()) & ~_hit(signature, number, chosen, len(wanted))
+        open_ = wanted & (times >= least_share * times.sum()) & ~_hit(signature, number, chosen, len(wanted))
         useful = open_[signature]
         if not useful.any():
             return tuple(sorted(chosen))
@@ -112,7 +119,8 @@ class Plan:
         measurements: Number of launches that these are, in a step where the capture has steps.
         covered: Share of the asked GPU time that these kernels stand for, 0 to 1.
         least_covered: The block whose covered share is least, and that share.
-        gpu_ns: The GPU time that the plan is for, copies included.
+        gpu_ns: The GPU time that the plan is for: copies included, collectives left out.
+        collectives_ns: GPU time of the collectives' kernels, which are left out.
         launches: Number of kernel launches in it, which a full run measures one by one.
         info: What the capture says of itself.
         options: What was asked for.
@@ -125,6 +133,7 @@ class Plan:
     covered: float
     least_covered: tuple[str, float]
     gpu_ns: int
+    collectives_ns: int
     launches: int
     info: CaptureInfo
     options: PlanOptions = field(default_factory=PlanOptions)
@@ -145,7 +154,15 @@ def plan(trace: Trace, options: PlanOptions | None = None) -> Plan:
     kernels = read_kernels(trace)
     asked = _asked(kernels, options)
     times = kernels.by_owner() * asked[:, None]
+    collective = np.array([family_of(one.name).kernel_class == "comm" for one in kernels.signatures], dtype=bool)
+    collectives_ns = int(times[:, collective].sum())
+    times[:, collective] = 0
     other = kernels.other_ns * asked
+    if not times.any() and collectives_ns:
+        raise CaptureError(
+            f"{trace.info.path}: every kernel {_of_what(options)} is a collective's, which ncu cannot replay on one "
+            "rank; measure those with recipes/ncu/kernels.sh -s communication --rank N"
+        )
     if not times.any():
         raise CaptureError(
             f"{trace.info.path}: no kernel {_of_what(options)}; see `nvprof-kit layers` for what there is"
@@ -164,9 +181,12 @@ def plan(trace: Trace, options: PlanOptions | None = None) -> Plan:
             f"time {_of_what(options)}, copies the rest; ask for less"
         )
     wanted = np.isin(name, chosen) & (times.sum(axis=0) > 0)
-    invocations = choose_invocations(kernels, wanted, times.sum(axis=0))
-    measured, measurements = measured_by(kernels, wanted, invocations)
-    covered = (goals[:, :-1] * measured).sum(axis=1) / np.maximum(goals.sum(axis=1), 1)
+    for least_share in (LEAST_SHARE, LEAST_SHARE / 10, 0):
+        invocations = choose_invocations(kernels, wanted, times.sum(axis=0), least_share)
+        measured, measurements = measured_by(kernels, wanted, invocations)
+        covered = (goals[:, :-1] * measured).sum(axis=1) / np.maximum(goals.sum(axis=1), 1)
+        if covered[0] >= options.share:
+            break
     least = int(np.argmin(covered[1:])) + 1 if len(covered) > 1 else 0
     return Plan(
         rows=_rows(kernels, times, measured, int(goals[0].sum()), asked),
@@ -176,7 +196,8 @@ def plan(trace: Trace, options: PlanOptions | None = None) -> Plan:
         covered=float(covered[0]),
         least_covered=(blocks[least], float(covered[least])),
         gpu_ns=int(goals[0].sum()),
-        launches=int((kernels.launches() * asked[:, None]).sum()),
+        collectives_ns=collectives_ns,
+        launches=int((kernels.launches() * asked[:, None])[:, ~collective].sum()),
         info=trace.info,
         options=options,
     )

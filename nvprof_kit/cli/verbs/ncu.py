@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nvprof_kit.capture.ncu_script import SETS
 from nvprof_kit.cli.inputs import domain_for, opened, rules_option
 from nvprof_kit.cli.output import Output, Reading, reading, writing
 from nvprof_kit.cli.progress import each
@@ -49,7 +50,19 @@ def ncu() -> None:
 @click.option("--layer", default="", metavar="PATH", help="Only this layer and those in it: model.layers.3.")
 @click.option("--phase", default="", help="Only this phase: forward, backward, optimizer.")
 @click.option("--every-layer", is_flag=True, help="Reach the share in every block of the model, not only over all.")
-@click.option("--set", "section_set", default="basic", show_default=True, help="ncu's set of sections.")
+@click.option(
+    "--set",
+    "section_set",
+    type=click.Choice(SETS),
+    default="basic",
+    show_default=True,
+    help="ncu's set of sections.",
+)
+@click.option(
+    "--rank",
+    type=click.IntRange(min=0),
+    help="Of a program of several ranks measure this one: the launcher starts the script on each rank.",
+)
 @click.option(
     "--memory-gb",
     type=click.FloatRange(min=0),
@@ -59,19 +72,20 @@ def ncu() -> None:
 )
 @click.option("--script", type=click.Path(path_type=Path), metavar="FILE", help="Write the script that measures them.")
 @rules_option
-def plan(
-    asked: Reading, section_set: str, memory_gb: float, script: Path | None, rules: Rules | None, **options: Any
-) -> None:
+def plan(asked: Reading, memory_gb: float, script: Path | None, rules: Rules | None, **options: Any) -> None:
     """Choose the fewest kernels that stand for most of the GPU time of a CAPTURE, and write the script that measures
     just those with ncu, one launch of each.
 
-    Then: bash FILE -- python train.py, and nvprof-kit ncu layers plan.csv --with CAPTURE.
+    Then: bash FILE -- python train.py, and nvprof-kit ncu layers plan.csv --with CAPTURE. Of several ranks one is
+    measured: --rank 0, then torchrun --nproc-per-node 8 --no-python bash FILE -- python train.py. Kernels of
+    collectives are left out, since ncu cannot replay them on one rank alone.
     """
     from nvprof_kit.analysis.kernels.signatures import NEEDED
     from nvprof_kit.analysis.ncu.plan import PlanOptions
     from nvprof_kit.analysis.ncu.plan import plan as choose
     from nvprof_kit.report.text.ncu import plan_lines, plan_report
 
+    section_set, rank = options.pop("section_set"), options.pop("rank")
     if asked.output.form in plots.FORMATS:
         raise UsageError("a plan is a table; -o FILE ends in .csv, .json, .md, .parquet or .txt")
     if len(asked.captures) > 1:
@@ -79,7 +93,7 @@ def plan(
     (trace,) = each(asked.captures, lambda one: opened(one, asked.domain, rules, NEEDED))
     made = choose(trace, PlanOptions(**options))
     if script is not None:
-        _write_script(script, made, section_set, plan_lines(made, section_set, memory_gb))
+        _write_script(script, made, (section_set, rank), plan_lines(made, section_set, memory_gb))
     if asked.output.form in tables.FORMATS:
         asked.output.write(tables.encode(made.rows, asked.output.form), made.info.warnings)
     else:
@@ -138,7 +152,7 @@ def kernels(output: Output, report: str, domain: str) -> None:
     output.write(tables.encode(tidy(measured), output.form if output.form != "table" else "csv"), measured.warnings)
 
 
-def _write_script(path: Path, made: Plan, section_set: str, about: list[str]) -> None:
+def _write_script(path: Path, made: Plan, how: tuple[str, int | None], about: list[str]) -> None:
     from nvprof_kit.capture.ncu_script import NcuScript, ncu_script
 
     text = ncu_script(
@@ -146,7 +160,8 @@ def _write_script(path: Path, made: Plan, section_set: str, about: list[str]) ->
             names=made.names,
             invocations=made.invocations,
             about=["Written by nvprof-kit ncu plan.", *about],
-            section_set=section_set,
+            section_set=how[0],
+            rank=how[1],
             own_window=made.info.own_window,
             report=path.stem,
         )

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
+from nvprof_kit.instrument.loop.optimizers import Undo, hook_steps, innermost
 from nvprof_kit.instrument.modules.annotation import Annotation
 from nvprof_kit.instrument.ranges import state
 from nvprof_kit.instrument.ranges.backends import Range
 from nvprof_kit.instrument.ranges.scope import F, Scope, keep
 from nvprof_kit.instrument.ranges.wrapping import wrap
+from nvprof_kit.instrument.ranks import mark_rank
 from nvprof_kit.names import Category
 
 Batch = TypeVar("Batch")
@@ -36,6 +38,7 @@ class step(Scope):
         if self._number is None:
             self.range = _step_range(next(self._counter))
         super().__enter__()
+        mark_rank()
         return self
 
     def __call__(self, function: F) -> F:
@@ -115,7 +118,8 @@ class annotate_optimizer(Annotation):
     """Range an optimizer's ``step`` as ``optimizer``, while ranges are emitted.
 
     Args:
-        optimizer: A ``torch.optim.Optimizer``.
+        optimizer: A ``torch.optim.Optimizer``, or a wrapper of one or several, as accelerate, DeepSpeed and Megatron
+            make them.
 
     Raises:
         UsageError: The optimizer is annotated already.
@@ -123,10 +127,15 @@ class annotate_optimizer(Annotation):
 
     def _install(self, owner: Any) -> list[Any]:
         range_ = _range("optimizer", Category.PHASE)
-        return [
-            owner.register_step_pre_hook(_Open(range_)),
-            owner.register_step_post_hook(_Close(range_)),
-        ]
+        undo = hook_steps(innermost(owner), _Open(range_), _Close(range_))
+        return [_Handle(one) for one in undo]
+
+
+class _Handle:
+    """A removable handle, as PyTorch's hooks have them."""
+
+    def __init__(self, undo: Undo) -> None:
+        self.remove = undo
 
 
 class _Open:

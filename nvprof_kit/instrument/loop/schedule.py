@@ -175,7 +175,7 @@ class Sink(Protocol):
         """End the window that was started."""
 
     def cancel(self) -> None:
-        """End a warm-up that no window follows: the loop is over."""
+        """End a warm-up that no window follows, or a window in which no step ran: the loop is over."""
 
 
 class Windows:
@@ -209,9 +209,13 @@ class Windows:
         self.step_number += 1
         self._move(self.schedule(self.step_number))
 
-    def __exit__(self, *_exception: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         """The loop is over: a window that runs ends with the step that ran last."""
-        if self._window is not None:
+        error = exception[0] if exception else None
+        if self._window is not None and self._window.first_step == self.step_number > 0 and error is None:
+            self._window = None  # the loop ended where the window began
+            self._sink.cancel()
+        elif self._window is not None:
             self._stop(max(self._window.first_step, self.step_number - 1))
         elif self.action is Action.WARMUP:
             self._sink.cancel()

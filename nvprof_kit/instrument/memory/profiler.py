@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from nvprof_kit.errors import UsageError
+from nvprof_kit.instrument.loop.optimizers import hook_steps, innermost
 from nvprof_kit.instrument.memory.blocks import UNEXPLAINED, Unknown, cast_weights
 from nvprof_kit.instrument.memory.boundaries import Boundaries, Boundary, CudaAllocator
 from nvprof_kit.instrument.memory.files import MemoryFiles
@@ -40,11 +41,13 @@ class MemoryProfiler:
 
     A time point is taken when the model's forward ends, before and after each step of the optimizer, and where `point`
     is called. Nothing is kept alive and results stay what they are; each time point costs a walk over the parameters.
-    Under ``NVPROF_KIT=off`` it does nothing.
+    Under ``NVPROF_KIT=off`` it does nothing. What cannot be seen is a warning: no forward of the model ran, or other
+    hooks, such as those of ``save_on_cpu``, or another thread kept autograd's tensors out of sight.
 
     Args:
         model: The model; held weakly.
-        optimizer: Its optimizer, or a wrapper of one; held weakly.
+        optimizer: Its optimizer, a wrapper of one or several, or a list; held weakly. A step is over when the last of
+            them has stepped.
         options: Where to write, and what.
 
     Attributes:
@@ -63,7 +66,7 @@ class MemoryProfiler:
         self.points: list[TimePoint] = []
         self.folder = Path(options.folder) / rank_folder(options.mesh or mesh_of(model))
         self._model = weakref.ref(model)
-        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self._optimizers = [] if optimizer is None else [weakref.ref(one) for one in innermost(optimizer)]
         self._device = _device(model)
         self._undo: list[Callable[[], None]] = []
         on_cuda = self._device.type == "cuda"
@@ -75,6 +78,7 @@ class MemoryProfiler:
         self._files: MemoryFiles | None = None
         self._began = 0.0
         self._step = 0
+        self._seen_forward = False
 
     @property
     def boundaries(self) -> list[Boundary]:
@@ -92,14 +96,23 @@ class MemoryProfiler:
         self.folder = self._files.folder
         MemoryProfiler._running = self
         self._began = time.perf_counter()
-        self._saved = SavedTensors(model)
-        self._undo = [self._saved.remove, *self._follow_loop(model)]
-        if self._boundaries is not None:
-            self._undo += self._follow_layers(model, self._boundaries)
-        if self._history is not None:
-            self._history.start()
-            self._undo.append(self._history.stop)
-        self.point("begin")
+        self._undo = []
+        try:
+            self._saved = SavedTensors(model)
+            self._undo.append(self._saved.remove)
+            self._follow_loop(model)
+            if self._boundaries is not None:
+                self._follow_layers(model, self._boundaries)
+            if self._history is not None:
+                self._history.start()
+                self._undo.append(self._history.stop)
+            self.point("begin")
+        except BaseException:
+            self._take_back()
+            files, self._files, MemoryProfiler._running = self._files, None, None
+            if files is not None:
+                files.abandon()
+            raise
         return self
 
     def __exit__(self, *_exception: object) -> None:
@@ -107,9 +120,8 @@ class MemoryProfiler:
         if self._boundaries is not None:
             with suppress(RuntimeError):  # of a CUDA that is no longer there
                 self._boundaries.settle()
-        for undo in reversed(self._undo):
-            undo()
-        self._undo = []
+        self._take_back()
+        self._warn_of_what_was_not_seen()
         files, self._files = self._files, None
         if files is not None:
             MemoryProfiler._running = None
@@ -118,6 +130,29 @@ class MemoryProfiler:
             except OSError as error:
                 self._cannot_write(error)
         self._saved = None
+
+    def _take_back(self) -> None:
+        """Undo whatever `__enter__` did."""
+        undo, self._undo = self._undo, []
+        for one in reversed(undo):
+            with suppress(Exception):  # what cannot be undone keeps nothing else from being undone
+                one()
+
+    def _warn_of_what_was_not_seen(self) -> None:
+        if self._files is None or self._saved is None:
+            return
+        if self._step and not self._seen_forward:
+            warnings.warn(
+                "MemoryProfiler saw no forward of the model it was given, so activations are missing: profile what the "
+                "program calls (the result of torch.compile or of a wrapper), not what is inside",
+                stacklevel=3,
+            )
+        if self._saved.hidden:
+            warnings.warn(
+                f"MemoryProfiler could not see what autograd keeps in {', '.join(sorted(self._saved.hidden)[:3])}: its "
+                "forward ran under other hooks (save_on_cpu) or on another thread; activations there are missing",
+                stacklevel=3,
+            )
 
     def point(self, name: str) -> None:
         """Take a time point now."""
@@ -158,45 +193,51 @@ class MemoryProfiler:
         return self._unknown.rows(ledger.addresses, cast_weights(model, self._device), count)
 
     def _rows(self, ledger: Ledger) -> Iterator[Held]:
-        model, optimizer = self._model(), self._get_optimizer()
+        model = self._model()
         if model is not None:
             yield from model_rows(model, ledger)
-            if optimizer is not None:
+            for optimizer in self._known_optimizers():
                 yield from optimizer_rows(model, optimizer, ledger)
         if self._saved is not None:
             yield from self._saved.rows(ledger)
 
-    def _get_optimizer(self) -> Any:
-        return None if self._optimizer is None else self._optimizer()
+    def _known_optimizers(self) -> list[Any]:
+        return [one for one in (reference() for reference in self._optimizers) if one is not None]
 
-    def _follow_loop(self, model: nn.Module) -> list[Callable[[], None]]:
-        handles = [model.register_forward_hook(self._forward_ended, with_kwargs=True)]
-        optimizer = self._get_optimizer()
-        if optimizer is not None and hasattr(optimizer, "register_step_pre_hook"):
-            handles.append(optimizer.register_step_pre_hook(self._backward_ended))
-            handles.append(optimizer.register_step_post_hook(self._step_ended))
-        return [handle.remove for handle in handles]
+    def _follow_loop(self, model: nn.Module) -> None:
+        for called in _called(model):
+            self._undo.append(called.register_forward_hook(self._forward_ended, with_kwargs=True).remove)
+        self._undo += hook_steps(self._known_optimizers(), self._backward_ended, self._step_ended)
 
-    def _follow_layers(self, model: nn.Module, boundaries: Boundaries) -> list[Callable[[], None]]:
-        undo: list[Callable[[], None]] = []
+    def _follow_layers(self, model: nn.Module, boundaries: Boundaries) -> None:
         with suppress(UsageError):  # annotated already
-            undo.append(annotate_model(model).remove)
+            self._undo.append(annotate_model(model).remove)
         watch = Watch(boundaries)
         watch.attach()
-        return [*undo, watch.detach]
+        self._undo.append(watch.detach)
 
     def _forward_ended(self, _model: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
         if not torch.compiler.is_dynamo_compiling() and torch._C._current_graph_task_id() == -1:
+            self._seen_forward = True
             self._take(f"step {self._step} forward", outputs, [*args, kwargs])
 
     def _backward_ended(self, *_call: Any) -> None:
         self.point(f"step {self._step} backward")
 
-    def _step_ended(self, *_call: Any) -> None:
+    def _step_ended(self, optimizer: Any) -> None:
         self.point(f"step {self._step} optimizer")
+        if optimizer is not self._known_optimizers()[-1]:
+            return
         self._step += 1
         if self._boundaries is not None:
             self._boundaries.step = self._step
+
+
+def _called(model: nn.Module) -> list[nn.Module]:
+    """The modules that a program calls: the model, or the members of a container that has no forward of its own."""
+    if isinstance(model, (nn.ModuleList, nn.ModuleDict)):
+        return [called for child in model.children() for called in _called(child)]
+    return [model]
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -7,7 +7,7 @@ each moment it is known which storages are kept. The hooks hold the tensor that 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from nvprof_kit.instrument.memory.tensors import ACTIVATION, NONE, Held, Ledger, parts
 from nvprof_kit.names import strip_wrappers
+
+_top_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class _Storage:
@@ -54,9 +56,14 @@ class SavedTensors:
 
     Args:
         model: Its modules give the paths.
+
+    Attributes:
+        hidden: Modules whose forward ran with gradients where these hooks are not the innermost: under other hooks on
+            saved tensors, or on another thread, for which autograd has hooks of its own.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self.hidden: set[str] = set()
         self._storages: dict[int, _Storage] = {}
         self._lock = threading.RLock()
         self._here = threading.local()
@@ -121,6 +128,8 @@ class SavedTensors:
         def enter(module: nn.Module, _args: Any) -> None:
             if not torch.compiler.is_dynamo_compiling():  # a compiled region is one module: that around it
                 self._note_weights(module)
+                if torch.is_grad_enabled() and not self._innermost():
+                    self.hidden.add(path)
                 self._paths().append(path)
 
         def leave(_module: nn.Module, _args: Any, _outputs: Any) -> None:
@@ -131,6 +140,13 @@ class SavedTensors:
             module.register_forward_pre_hook(enter),
             module.register_forward_hook(leave, always_call=True),
         ]
+
+    def _innermost(self) -> bool:
+        """Whether autograd asks these hooks on this thread; under a checkpoint there is nothing to see for anyone."""
+        hooks = _top_hooks(False)
+        if hooks is None:
+            return False
+        return getattr(hooks[0], "__self__", None) is self or hooks[0].__module__ == "torch.utils.checkpoint"
 
     def _note_weights(self, module: nn.Module) -> None:
         for weight in (*module._parameters.values(), *module._buffers.values()):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from nvprof_kit.instrument.loop.optimizers import innermost
 from nvprof_kit.names import strip_wrappers
 
 PARAMS, GRADS, OS_PARAMS, OS_STATE, ACTIVATION = "params", "grads", "os_params", "os_state", "activation"
@@ -110,15 +111,19 @@ def model_rows(model: nn.Module, ledger: Ledger) -> Iterator[Held]:
 
 
 def optimizer_rows(model: nn.Module, optimizer: Any, ledger: Ledger) -> Iterator[Held]:
-    """A row for each master copy, its gradient, and each tensor of the optimizer's state."""
-    optimizer = _innermost(optimizer)
-    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    """A row for each master copy, its gradient, and each tensor of the state of an optimizer, or of those in it."""
+    for one in innermost(optimizer):
+        yield from _of_optimizer(model, one, ledger)
+
+
+def _of_optimizer(model: nn.Module, optimizer: Any, ledger: Ledger) -> Iterator[Held]:
+    own = [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
     paths = _paths(model, own)
     for parameter in own:
         yield from _rows(OS_PARAMS, paths[id(parameter)], parameter, ledger)
         if parameter.grad is not None:
             yield from _rows(GRADS, paths[id(parameter)], parameter.grad, ledger)
-    for parameter, state in optimizer.state.items():
+    for parameter, state in getattr(optimizer, "state", {}).items():
         path = paths.get(id(parameter), NONE)
         for name, tensor in _tensors(state):
             kind = OS_PARAMS if any(word in name for word in _MASTER) else OS_STATE
@@ -128,12 +133,6 @@ def optimizer_rows(model: nn.Module, optimizer: Any, ledger: Ledger) -> Iterator
 def _rows(kind: str, path: str, tensor: torch.Tensor, ledger: Ledger) -> Iterator[Held]:
     for count, device in ledger.add(tensor):
         yield Held(kind, path, count, device)
-
-
-def _innermost(optimizer: Any) -> Any:
-    """The optimizer inside a wrapper (of accelerate, DeepSpeed, Megatron, …)."""
-    inner = getattr(optimizer, "optimizer", None)
-    return _innermost(inner) if inner is not None and hasattr(inner, "param_groups") else optimizer
 
 
 def _paths(model: nn.Module, own: list[Any]) -> dict[int, str]:

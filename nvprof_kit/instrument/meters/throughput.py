@@ -175,6 +175,10 @@ class Throughput(Generic[Batch]):
         """A step begins now: what ran since the last one (validation, a checkpoint) does not count."""
         self._began, self._read = time.perf_counter_ns(), 0
 
+    def leave_out(self, duration_ns: int) -> None:
+        """So much of the running step was not the program's, as a profiler that writes its files: it does not count."""
+        self._began += duration_ns
+
     def summary(self, last: int = 0) -> ThroughputSummary:
         """The figures of the steps so far, of the last `KEPT` at most.
 

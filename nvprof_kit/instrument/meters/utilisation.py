@@ -73,7 +73,10 @@ class Utilisation:
     """
 
     def __init__(self, interval_s: float = 0.1, folder: str | Path | None = None, mesh: Any = None) -> None:
-        self._psutil, self._nvml = _libraries()
+        self._psutil: Any = None
+        self._nvml: Any = None
+        if state.mode != "off":
+            self._psutil, self._nvml = _libraries()
         self._interval = max(interval_s, 0.001)
         self._folder, self._mesh = folder, mesh
         self.samples: list[Sample] = []

@@ -20,20 +20,32 @@ def block_kinds(model: nn.Module, rules: Mapping[str, str] | None = None) -> dic
     Args:
         model: The model.
         rules: Kinds by a pattern of path or class name, as by `fnmatch`: ``{"*.temporal": "temporal"}``. The first
-            that matches counts, before what the model tells; it may name modules that are no blocks.
+            that matches counts, before what the model tells; it may name modules that are no blocks. A star matches
+            dots too, but what lies in a module that a pattern matched is not matched by it again:
+            ``transformer_blocks.*`` are the blocks, without their parts.
     """
     blocks = {strip_wrappers(part.path): class_name(part.module) for part in find_blocks(Part("", model))}
     holders: dict[str, set[str]] = {}
     for path, name in blocks.items():
         holders.setdefault(name, set()).add(_holder(path))
     kinds = {path: f"{name} in {_holder(path)}" if len(holders[name]) > 1 else name for path, name in blocks.items()}
-    for path, module in model.named_modules(remove_duplicate=False):
-        for pattern, kind in (rules or {}).items():
-            bare = strip_wrappers(path)
-            if bare and (fnmatchcase(bare, pattern) or fnmatchcase(class_name(module), pattern)):
+    matched: dict[str, set[str]] = {pattern: set() for pattern in rules or {}}
+    for path, module in model.named_modules(remove_duplicate=False):  # a module before those in it
+        bare = strip_wrappers(path)
+        for pattern, kind in (rules or {}).items() if bare else ():
+            if fnmatchcase(class_name(module), pattern) or (
+                fnmatchcase(bare, pattern) and matched[pattern].isdisjoint(_around(bare))
+            ):
+                matched[pattern].add(bare)
                 kinds[bare] = kind
                 break
     return kinds
+
+
+def _around(path: str) -> list[str]:
+    """The paths of the modules that a module lies in."""
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def class_name(module: nn.Module) -> str:

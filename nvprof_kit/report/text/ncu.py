@@ -140,6 +140,12 @@ def plan_lines(plan: Plan, section_set: str, memory_gb: float) -> list[str]:
         f"{plan.measurements} launches stand for {percent(plan.covered)} of the GPU time"
         f"{f' of {of_what}' if of_what else ''} in {plan.info.path}, which has {plan.launches:,} launches"
     ]
+    if plan.collectives_ns:
+        left_out = percent(plan.collectives_ns / (plan.gpu_ns + plan.collectives_ns))
+        lines.append(
+            f"collectives are left out ({left_out} of the GPU time): much of it is waiting, and ncu cannot replay them "
+            "on one rank; recipes/ncu/kernels.sh -s communication --rank N measures them"
+        )
     if plan.options.every_layer:
         block, share = plan.least_covered
         lines.append(f"and for at least {percent(share)} of every block's; least in {block}")

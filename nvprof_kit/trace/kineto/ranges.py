@@ -114,6 +114,10 @@ def read_operators(events: Events, process: int) -> dict[str, Any] | None:
     if any(category == Category.BACKWARD.value for _, _, category in _ours(events)):
         return None
     engine, nodes, forward = _by_kind(events)
+    if engine and not nodes:
+        events.warnings.append(
+            "no cpu_op event of the backward pass has args.Sequence number: its operators are not joined with the forward"
+        )
     found = engine + nodes + forward
     start, end = times(found)
     place = np.arange(len(found))

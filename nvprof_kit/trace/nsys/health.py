@@ -7,7 +7,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvprof_kit.trace.nsys.scrub import environment_names
+from nvprof_kit.trace.nsys.scrub import environment_names, home_folders
+from nvprof_kit.trace.nsys.sources import ALWAYS, check_columns, check_rows
+from nvprof_kit.trace.nsys.warnings import lost_launches
 from nvprof_kit.trace.open import nsys_sqlite
 from nvprof_kit.trace.sqlite import Database
 
@@ -25,7 +27,10 @@ class CaptureHealth:
         path: The file.
         schema: Version of the export's schema, empty where it does not say.
         rows: Number of rows of each table that matters, 0 where it is absent.
-        complaints: What nsys itself warned of and how often, most severe first; errors are marked.
+        complaints: What nsys itself warned of and how often, most severe first; errors are marked. A question about a
+            process names the process.
+        launches: Calls that launched a kernel.
+        lost: Those of them whose kernel is not in the capture.
         domains: Number of ranges in each NVTX domain; the default domain is ``''``.
         registered: Names of the NVTX domains that were made, with ranges or without.
         open_ranges: Ranges that never ended.
@@ -34,12 +39,15 @@ class CaptureHealth:
         overhead_ns: Time that nsys itself took within the window.
         whole_graphs: Launches of CUDA graphs, where no node of any graph was traced.
         environment: Names of the environment variables in the file.
+        homes: Home folders that are named in it.
     """
 
     path: str
     schema: str
     rows: Mapping[str, int]
     complaints: tuple[tuple[str, int, bool], ...] = ()
+    launches: int = 0
+    lost: int = 0
     domains: Mapping[str, int] | None = None
     registered: tuple[str, ...] = ()
     open_ranges: int = 0
@@ -48,6 +56,7 @@ class CaptureHealth:
     overhead_ns: int = 0
     whole_graphs: int = 0
     environment: tuple[str, ...] = ()
+    homes: tuple[str, ...] = ()
 
 
 def read_health(path: Path) -> CaptureHealth:
@@ -57,14 +66,19 @@ def read_health(path: Path) -> CaptureHealth:
         CaptureError: It cannot be read, or is no nsys capture.
         ToolError: An ``.nsys-rep`` needs an nsys, and there is none, or it is older than the report.
     """
-    with nsys_sqlite(path) as plain, closing(Database(plain)) as db:
+    with nsys_sqlite(path) as plain, closing(Database(plain, path)) as db:
+        check_columns(db, ALWAYS)
+        check_rows(db, ALWAYS)
         domains, registered = _domains(db)
         window, overhead = _window(db)
+        launches, lost = lost_launches(db)
         return CaptureHealth(
             path=str(path),
             schema=_schema(db),
             rows={table: _count(db, table) for table in _COUNTED},
             complaints=_complaints(db),
+            launches=launches,
+            lost=lost,
             domains=domains,
             registered=registered,
             open_ranges=_count(db, "NVTX_EVENTS", f'{_RANGES} AND "end" IS NULL'),
@@ -73,6 +87,7 @@ def read_health(path: Path) -> CaptureHealth:
             overhead_ns=overhead,
             whole_graphs=_whole_graphs(db),
             environment=tuple(environment_names(db)),
+            homes=tuple(home_folders(db)),
         )
 
 
@@ -92,11 +107,21 @@ def _schema(db: Database) -> str:
 def _complaints(db: Database) -> tuple[tuple[str, int, bool], ...]:
     if not db.has("DIAGNOSTIC_EVENT", "severity", "text"):
         return ()
+    pid = f"min((globalPid >> {_PID_SHIFT}) & {_PID_MASK})" if db.has("DIAGNOSTIC_EVENT", "globalPid") else "NULL"
     found = db.rows(
-        "SELECT text, count(*), max(severity) = 3 FROM DIAGNOSTIC_EVENT WHERE severity IN (2, 3) GROUP BY text "
+        f"SELECT text, count(*), max(severity) = 3, {pid} FROM DIAGNOSTIC_EVENT WHERE severity IN (2, 3) GROUP BY text "
         "ORDER BY max(severity) DESC, text"
     )
-    return tuple((" ".join(str(text).split()), int(count), bool(is_error)) for text, count, is_error in found)
+    return tuple(
+        (" ".join(str(text).split()) + _of_process(str(text), count, process), int(count), bool(is_error))
+        for text, count, is_error, process in found
+    )
+
+
+def _of_process(text: str, count: int, process: int | None) -> str:
+    if "the process" not in text or process is None:
+        return ""
+    return f" (process {process}{f' and {count - 1} more' if count > 1 else ''})"
 
 
 def _domains(db: Database) -> tuple[dict[str, int], tuple[str, ...]]:

@@ -40,6 +40,8 @@ _SECRET = re.compile(
 )
 _PATH = re.compile(r"(?<![\w/.:])/\w.*", re.DOTALL)
 _CAPTURE_TABLES = ("META_DATA_CAPTURE", "CAPTURE_META_DATA")
+_HOME = re.compile(r"/(home|Users)/(?!\(scrubbed\))[^/:;,'\"\0]+")
+_HOME_TABLES = ("StringIds", "TARGET_INFO_SYSTEM_ENV", "META_DATA_EXPORT", "EXPORT_META_DATA", *_CAPTURE_TABLES)
 
 
 def environment_names(db: Database) -> list[str]:
@@ -56,6 +58,18 @@ def environment_names(db: Database) -> list[str]:
         for (text,) in db.rows("SELECT value FROM StringIds WHERE instr(value, char(0)) > 0"):
             found.update(part.partition("=")[0] for part in str(text).split("\0") if "=" in part)
     return sorted(name for name in found if re.fullmatch(r"[A-Za-z_]\w*", name))
+
+
+def home_folders(db: Database) -> list[str]:
+    """The home folders that are named in an export's strings and facts, ascending."""
+    found: set[str] = set()
+    for table in _HOME_TABLES:
+        if db.has(table, "value"):
+            values = db.rows(
+                f"SELECT DISTINCT value FROM {table} WHERE value LIKE '%/home/%' OR value LIKE '%/Users/%'"
+            )
+            found.update(match[0] for (value,) in values for match in _HOME.finditer(str(value)))
+    return sorted(found)
 
 
 def secret_names(names: list[str]) -> list[str]:
@@ -202,9 +216,27 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None) -> dict[s
         ).rowcount
     removed["names of other processes"] += _other_processes(db, columns)
     removed["names with an environment behind them"] += _overlong_names(db)
+    removed["names of home folders"] += _homes(db, columns)
     if pattern is not None:
         removed["texts that --also matches"] += _matching(db, columns, pattern)
     return dict(removed)
+
+
+def _homes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
+    """Take out the names of home folders, wherever a path in the export has one."""
+    count = 0
+    db.create_function(
+        "homeless",
+        1,
+        lambda text: _HOME.sub(rf"/\1/{GONE}", text) if isinstance(text, str) else text,
+        deterministic=True,
+    )
+    for table in _HOME_TABLES:
+        if "value" in columns.get(table, set()):
+            count += db.execute(
+                f"UPDATE {table} SET value = homeless(value) WHERE value LIKE '%/home/%' OR value LIKE '%/Users/%'"
+            ).rowcount
+    return count
 
 
 def _told_paths(db: sqlite3.Connection, columns: set[str]) -> int:

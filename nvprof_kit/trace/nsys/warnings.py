@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,52 @@ from nvprof_kit.trace.sqlite import Database, integer_list
 
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _PID_MASK = ~0xFFFFFF
+_KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 _WARNING, _ERROR = 2, 3
 _OVERHEAD_SHARE = 0.01
+_LOST_SHARE = 0.001
+
+GUESS = re.compile(r"\bmight\b|\bmay\b|does the process use|is not supported by this build", re.IGNORECASE)
+"""Messages of nsys about what could be missing. nsys 2024.2 writes some of them into every capture of a part of a
+program, and under every newer driver; whether something is missing is seen from the capture itself, by `lost_launches`.
+"""
 
 
 def capture_warnings(db: Database, ops: dict[str, Any]) -> tuple[str, ...]:
     """Every warning that the export's own tables give reason for."""
-    return (*_whole_graphs(db, ops), *_overhead(db, ops), *_diagnostics(db))
+    launches, lost = lost_launches(db)
+    return (*_whole_graphs(db, ops), *_overhead(db, ops), *_lost(launches, lost), *_diagnostics(db, lost))
+
+
+def lost_launches(db: Database) -> tuple[int, int]:
+    """How many calls launched a kernel, and how many of those kernels are not in the capture.
+
+    Calls that only added a node to a CUDA graph launched nothing: in a process that captured graphs, nothing is known
+    and nothing is counted as lost.
+    """
+    if not db.has(_RUNTIME, "nameId") or not db.has(_KERNEL):
+        return 0, 0
+    names = dict(
+        db.rows(
+            "SELECT id, value FROM StringIds WHERE typeof(id) = 'integer' AND (value LIKE '%LaunchKernel%' "
+            "OR value LIKE '%LaunchCooperativeKernel%' OR value LIKE '%StreamBeginCapture%')"
+        )
+    )
+    if any("BeginCapture" in str(name) for name in names.values()):
+        return 0, 0
+    graphs = "WHERE graphNodeId IS NULL OR graphNodeId = 0" if db.has(_KERNEL, "graphNodeId") else ""
+    launches = int(db.rows(f"SELECT count(*) FROM {_RUNTIME} WHERE nameId IN ({integer_list(list(names))})")[0][0])
+    kernels = int(db.rows(f"SELECT count(*) FROM {_KERNEL} {graphs}")[0][0])
+    return launches, max(launches - kernels, 0)
+
+
+def _lost(launches: int, lost: int) -> list[str]:
+    if lost <= _LOST_SHARE * launches:
+        return []
+    return [
+        f"{lost:,} of {launches:,} kernel launches have no kernel in the capture: GPU times are too small; end the "
+        "window after torch.cuda.synchronize(), capture fewer steps, or use an nsys as new as the driver"
+    ]
 
 
 def handed_over_warnings(count: int) -> tuple[str, ...]:
@@ -81,8 +121,8 @@ def _overhead(db: Database, ops: dict[str, Any]) -> list[str]:
     ]
 
 
-def _diagnostics(db: Database) -> list[str]:
-    """Warnings and errors nsys wrote into the capture (2024.2 and newer)."""
+def _diagnostics(db: Database, lost: int) -> list[str]:
+    """Warnings and errors nsys wrote into the capture (2024.2 and newer); guesses only where something is missing."""
     if not db.has("DIAGNOSTIC_EVENT", "severity", "text"):
         return []
     found = db.rows(
@@ -92,4 +132,5 @@ def _diagnostics(db: Database) -> list[str]:
     return [
         f"nsys warns: {' '.join(str(text).split())}" + (f" ({count} times)" if count > 1 else "")
         for text, count in found
+        if lost or not GUESS.search(str(text))
     ]

@@ -14,6 +14,7 @@ from support.nsys_file import NsysFile
 from nvprof_kit.analysis.doctor import examine_captures
 from nvprof_kit.cli import group
 from nvprof_kit.trace.nsys.health import CaptureHealth, read_health
+from nvprof_kit.trace.open import open_capture
 
 DATA = Path(__file__).parents[2] / "data"
 KERNELS, CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -51,6 +52,9 @@ def test_all_is_well() -> None:
         ({"open_ranges": 2}, "open ranges", "note"),
         ({"complaints": (("Couldn't allocate CUPTI bufer", 3, True),)}, "lost events", "error"),
         ({"complaints": (("Not all NVTX events might have been collected.", 1, False),)}, "lost events", "warning"),
+        ({"launches": 100, "lost": 26}, "lost events", "error"),
+        ({"launches": 10_000, "lost": 26}, "lost events", "note"),
+        ({"homes": ("/home/ada",)}, "privacy", "note"),
         ({"complaints": (("No cuDNN events collected.", 1, False),)}, "nsys warning", "warning"),
         ({"whole_graphs": 5}, "CUDA graphs", "warning"),
         ({"overhead_ns": 600_000}, "overhead", "warning"),  # 1.2 % of 50 ms
@@ -66,6 +70,37 @@ def test_a_finding_has_a_reason(change: dict[str, object], check: str, level: st
     assert found(capture) == {check: level}
     findings = examine_captures([capture])["run.sqlite"]
     assert all(finding.why and finding.fix for finding in findings if finding.level != "ok")
+
+
+def test_what_nsys_merely_says_is_told_apart_from_what_is_missing() -> None:
+    said = (("Not all CUDA events might have been collected.", 1, False), ("No CUDA events collected. Does the process "
+            "use CUDA? (process 41)", 1, False))  # fmt: skip
+    assert found(replace(WELL, complaints=said, launches=100, lost=0)) == {}
+    assert found(replace(WELL, complaints=said, launches=100, lost=2)) == {
+        "lost events": "warning",
+        "nsys warning": "warning",
+    }
+
+
+def test_a_launch_without_its_kernel_is_counted(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("layers.0", 100, 200, category="forward")
+    file.kernel(300, 350, launched=(110, 120))
+    file.call("cudaLaunchKernel_v7000", 130, 140)
+    path = file.write()
+    health = read_health(path)
+    assert (health.launches, health.lost) == (2, 1)
+    warnings = open_capture(path).info.warnings
+    assert any(warning.startswith("1 of 2 kernel launches have no kernel in the capture") for warning in warnings)
+
+
+def test_of_a_stream_capture_no_launch_is_called_lost(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.call("cudaStreamBeginCapture_v10000", 10, 20)
+    file.call("cudaLaunchKernel_v7000", 30, 40)
+    file.kernel(300, 350, launched=(110, 120))
+    health = read_health(file.write())
+    assert (health.launches, health.lost) == (0, 0)
 
 
 def test_a_rank_without_kernels_is_judged_beside_the_others() -> None:

@@ -111,7 +111,7 @@ def test_permission_is_a_matter_of_capabilities_and_of_where_one_is() -> None:
     assert "sysctl -w kernel.perf_event_paranoid=2" in seen(closed, "CPU samples")
 
 
-def test_a_container_s_note_does_not_warning_counters_that_are_known() -> None:
+def test_a_container_s_note_leaves_counters_that_are_known_alone() -> None:
     def why(machine: Machine) -> str:
         return next(finding.why for finding in examine_machine(machine) if finding.check == "container")
 
@@ -131,6 +131,11 @@ def test_a_tool_older_than_the_driver() -> None:
     assert found(replace(WELL, nsys="2024.2.3", driver_cuda=None)) == {"nsys": "warning"}
     # a driver newer than the table
     assert "install the ncu of CUDA 14.1, or a newer one" in seen(replace(WELL, driver_cuda="14.1"), "ncu")
+
+
+def test_an_nsys_that_is_named_wrongly_is_named() -> None:
+    machine = replace(WELL, nsys=None, nsys_named="/opt/nowhere/nsys")
+    assert seen(machine, "nsys").startswith("NSYS=/opt/nowhere/nsys cannot be run")
 
 
 def test_what_is_known_of_an_old_nsys_is_said() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 import nvprof_kit
-from nvprof_kit import phase, record
+from nvprof_kit import annotate_model, phase, record
 from nvprof_kit.analysis.layers.layers import layers
 from nvprof_kit.errors import UsageError
 from nvprof_kit.instrument.ranges import state
@@ -192,3 +193,18 @@ def test_a_profiler_of_the_programs_own_ends_the_recording_with_a_warning(tmp_pa
     with recording:
         torch.ones(1)
     assert (tmp_path / "run.json").exists()
+
+
+def test_training_on_another_thread_is_recorded(tmp_path: Path) -> None:
+    """PyTorch's profiler records the thread that starts it, and since 2.6 all others where it is asked to."""
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()) for _ in range(2)))
+
+    def train() -> None:
+        model(torch.randn(4, 8)).sum().backward()
+
+    with annotate_model(model), record(tmp_path / "run.json"):
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+    rows = layers(open_capture(tmp_path / "run.json")).rows
+    assert {"0", "1"} <= set(rows["layer"]) and {"forward", "backward"} <= set(rows["phase"])

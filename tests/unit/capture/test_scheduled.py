@@ -63,6 +63,30 @@ def test_a_loop_that_ends_early(tmp_path: Path) -> None:
     assert not (tmp_path / "warm.json.gz").exists()
 
 
+def test_a_loop_that_ends_where_a_window_begins_leaves_no_trace(tmp_path: Path) -> None:
+    loop(scheduled("2:4", tmp_path / "run.json.gz"), 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_inside_another_recording_it_warns_and_goes_on(tmp_path: Path) -> None:
+    with (
+        pytest.warns(UserWarning, match=r"outer\.json\.gz is being recorded already: step 1 and on"),
+        record_module.record(tmp_path / "outer.json.gz"),
+    ):
+        loop(scheduled("1:2", tmp_path / "run.json.gz"), 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["outer.json.gz"]
+    assert steps_in(tmp_path / "outer.json.gz") == ["step 0", "step 1", "step 2"]
+
+
+def test_a_handler_that_fails_is_a_warning(tmp_path: Path) -> None:
+    def handler(_path: Path, _window: Window) -> None:
+        raise OSError("no bucket")
+
+    with pytest.warns(UserWarning, match="on_trace_ready failed: OSError: no bucket"):
+        loop(scheduled("1:2", tmp_path / "run.json.gz", on_trace_ready=handler), 3)
+    assert (tmp_path / "run.json.gz").exists()
+
+
 def test_ranks_have_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     loop(scheduled("0:1"), 1)

@@ -188,7 +188,7 @@ def test_a_graph_replay_belongs_to_the_layers_it_was_captured_in_and_the_step_th
     assert numbers(table(file), *columns)["layers.0", "forward"] == (3, 2, 20, 80)
 
 
-def test_a_graph_built_outside_the_window_belongs_to_its_launch_and_is_warninged(file: NsysFile) -> None:
+def test_a_graph_built_outside_the_window_belongs_to_its_launch_and_is_warned_of(file: NsysFile) -> None:
     file.range_("layers.0", 0, 100)
     launch = file.call("cudaGraphLaunch_v10000", 10, 20)
     file.kernel(100, 110, correlation=launch, node=11)
@@ -204,7 +204,7 @@ def test_whole_graph_tracing_names_the_flag_to_use(file: NsysFile) -> None:
     assert any("--cuda-graph-trace=node" in warning for warning in table(file).warnings)
 
 
-def test_operations_without_a_launching_call_are_kept_and_warninged(file: NsysFile) -> None:
+def test_operations_without_a_launching_call_are_kept_and_warned_of(file: NsysFile) -> None:
     file.range_("layers.0", 0, 100)
     file.kernel(50, 60, launched=(10, 11))
     file.kernel(60, 90, correlation=5)
@@ -215,7 +215,7 @@ def test_operations_without_a_launching_call_are_kept_and_warninged(file: NsysFi
     )
 
 
-def test_a_range_left_open_is_closed_at_the_end_and_warninged(file: NsysFile) -> None:
+def test_a_range_left_open_is_closed_at_the_end_and_warned_of(file: NsysFile) -> None:
     file.range_("layers.0", 0, None)
     file.kernel(50, 60, launched=(10, 11))
     result = table(file)

@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.lane import examples
 from support.nsys_file import NsysFile
 
 from nvprof_kit.analysis.kernels.signatures import NEEDED
 from nvprof_kit.analysis.ncu.plan import PlanOptions, _cover, block_of, plan, predicted_seconds
 from nvprof_kit.capture.ncu_script import NcuScript, ncu_script
 from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit.report.text.ncu import plan_lines
 from nvprof_kit.trace.open import open_capture
 
 LLAMA = Path(__file__).parents[3] / "data" / "llama-2023.4.sqlite.xz"
@@ -69,6 +71,35 @@ def test_copies_cannot_be_measured(file: NsysFile) -> None:
         planned(file, share=0.99)
 
 
+def test_collectives_are_left_out_and_said(file: NsysFile) -> None:
+    file.kernel(3000, 9000, launched=(3000, 3001), name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgs)")
+    made = planned(file, share=0.9)
+    assert made.names == ("_Zgemm", "_Zadd")  # as without the collective
+    assert (made.gpu_ns, made.collectives_ns, made.launches) == (300, 6000, 7)
+    # 6000 of 6300 ns
+    assert any("collectives are left out (95.2 % of the GPU time)" in line for line in plan_lines(made, "basic", 1.0))
+
+
+def test_a_layer_of_collectives_alone_cannot_be_planned(file: NsysFile) -> None:
+    file.range_("sync", 2990, 3100, category="forward")
+    file.kernel(3000, 9000, launched=(3000, 3001), name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgs)")
+    with pytest.raises(CaptureError, match="every kernel in sync is a collective's"):
+        planned(file, layer="sync")
+
+
+def test_what_is_measured_reaches_the_share_also_where_many_small_kinds_make_it(tmp_path: Path) -> None:
+    """1,000 signatures of one name, each 0.1 % of the time, half of them the second launch with their grid: each is
+    below the share that earns a launch of its own.
+    """
+    file = NsysFile(tmp_path / "run.sqlite")
+    for number in range(1000):
+        file.range_("a", 100 * number, 100 * number + 90, category="forward")
+        at = 100 * number
+        file.kernel(at + 10, at + 20, launched=(at, at + 1), name="f", grid=(1 + number // 2, 1, 1))
+        file.rows["CUPTI_ACTIVITY_KIND_KERNEL"][-1]["registersPerThread"] = 16 + number % 2
+    assert planned(file, share=0.9).covered >= 0.9
+
+
 def test_one_layer_or_phase(file: NsysFile) -> None:
     made = planned(file, layer="model.layers.1")
     assert (made.gpu_ns, made.launches, made.covered) == (140, 3, pytest.approx(130 / 140))
@@ -101,7 +132,7 @@ def test_block_of(layer: str, block: str) -> None:
     assert block_of(layer) == block
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(50))
 @given(
     times=st.lists(st.integers(1, 50), min_size=1, max_size=9),
     owners=st.data(),
@@ -209,6 +240,27 @@ def script(tmp_path: Path) -> Path:
     path = tmp_path / "plan.sh"
     path.write_text(ncu_script(NcuScript(["a"], invocations=(1, 7))))
     return path
+
+
+@pytest.mark.parametrize(("rank", "measured"), [("0", True), ("3", False)])
+def test_one_rank_of_several_is_measured(tmp_path: Path, rank: str, measured: bool) -> None:
+    (tmp_path / "ncu").write_text(NCU)
+    (tmp_path / "ncu").chmod(0o755)
+    (tmp_path / "plan.sh").write_text(ncu_script(NcuScript(["a"], rank=0)))
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "RANK": rank}
+    command = ["bash", "plan.sh", "--", "bash", "-c", "echo trained; exit 7"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (7, "trained\n")
+    assert (tmp_path / "plan.ncu-rep").exists() is measured
+
+
+def test_a_script_of_one_rank_needs_a_rank(tmp_path: Path) -> None:
+    (tmp_path / "plan.sh").write_text(ncu_script(NcuScript(["a"], rank=0)))
+    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+    environ = {name: value for name, value in os.environ.items() if name not in names}
+    command = ["bash", "plan.sh", "--", "true"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "no rank is known" in done.stderr
 
 
 def test_a_script_of_any_name(script: Path) -> None:

@@ -100,3 +100,20 @@ def test_an_optimizer_step_that_raises_is_closed_by_what_holds_it(sink) -> None:
     assert sink.open_count() == 0
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     optimizer.step()
+
+
+def test_a_wrapped_optimizer(sink) -> None:
+    class Accelerated(torch.optim.Optimizer):
+        """As accelerate's: of the class, but never initialized as one."""
+
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+        def step(self, closure: object = None) -> None:
+            self.optimizer.step()
+
+    wrapped = Accelerated(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1))
+    with annotate_optimizer(wrapped):
+        wrapped.step()
+    wrapped.step()
+    assert sink.lines == ["optimizer"]

@@ -7,6 +7,7 @@ import csv
 import gc
 import json
 import re
+import threading
 import weakref
 from pathlib import Path
 
@@ -449,3 +450,114 @@ def test_a_page_holds_the_tree_and_takes_no_text_for_markup() -> None:
     assert "<title>&lt;b&gt;</title>" in text
     assert re.findall(r"(?:src|href)=", text) == []
     assert [url for url in re.findall(r"https?://[^\"]+", text) if "w3.org" not in url] == []
+
+
+class Wrapper:
+    """As accelerate's and DeepSpeed's: an optimizer around another one, without hooks."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+class Subclass(torch.optim.Optimizer):
+    """As accelerate's `AcceleratedOptimizer`: of the class, but never initialized as one."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self, closure: object = None) -> None:
+        self.optimizer.step()
+
+
+def names_of_points(model: nn.Module, wrapped: object, optimizer: object, options: MemoryOptions) -> list[str]:
+    with MemoryProfiler(model, wrapped, options) as profiler:
+        for _ in range(2):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+    return [point.name for point in profiler.points]
+
+
+@pytest.mark.parametrize("wrapper", [Wrapper, Subclass, lambda optimizer: [optimizer]])
+def test_steps_of_a_wrapped_optimizer_are_seen(wrapper, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    wrapped = wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    stepper = wrapped[0] if isinstance(wrapped, list) else wrapped
+    found = names_of_points(model, wrapped, stepper, MemoryOptions(tmp_path))
+    each = [f"step {n} {what}" for n in range(2) for what in ("forward", "backward", "optimizer")]
+    assert found == ["begin", *each]
+
+
+def test_an_optimizer_of_another_kind(tmp_path: Path) -> None:
+    class Own:
+        def step(self) -> None:
+            pass
+
+    model, own = nn.Sequential(nn.Linear(8, 8)), Own()
+    assert "step 1 optimizer" in names_of_points(model, own, own, MemoryOptions(tmp_path))
+    assert "step" not in vars(own)  # taken back
+
+
+def test_an_entry_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    class Broken(torch.optim.SGD):
+        def register_step_pre_hook(self, _hook: object) -> None:
+            raise AttributeError("_optimizer_step_pre_hooks")
+
+    model = nn.Sequential(nn.Linear(8, 8))
+    optimizer = Broken(model.parameters(), lr=0.1)
+    with pytest.raises(AttributeError):
+        MemoryProfiler(model, optimizer, MemoryOptions(tmp_path)).__enter__()
+    assert not model._forward_hooks and not model[0]._forward_pre_hooks
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    with MemoryProfiler(model, None, MemoryOptions(tmp_path)):  # none is "running already"
+        pass
+
+
+def test_activations_out_of_sight_are_a_warning(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    with (
+        pytest.warns(UserWarning, match="could not see what autograd keeps in"),
+        MemoryProfiler(model, None, MemoryOptions(tmp_path)),
+        torch.autograd.graph.save_on_cpu(),
+    ):
+        model(torch.randn(4, 8)).sum().backward()
+
+
+def test_a_forward_on_another_thread_is_a_warning(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    with (
+        pytest.warns(UserWarning, match="on another thread"),
+        MemoryProfiler(model, None, MemoryOptions(tmp_path)),
+    ):
+        thread = threading.Thread(target=lambda: model(torch.randn(4, 8)).sum().backward())
+        thread.start()
+        thread.join()
+
+
+def test_a_model_that_nobody_calls_is_a_warning(tmp_path: Path) -> None:
+    model, other = nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.warns(UserWarning, match="saw no forward of the model"),
+        MemoryProfiler(model, optimizer, MemoryOptions(tmp_path)),
+    ):
+        other(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+
+
+def test_a_list_of_chunks(tmp_path: Path) -> None:
+    chunks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8)) for _ in range(2))
+    optimizer = torch.optim.SGD(chunks.parameters(), lr=0.1)
+    with MemoryProfiler(chunks, optimizer, MemoryOptions(tmp_path)) as profiler:
+        chunks[1](chunks[0](torch.randn(4, 8))).sum().backward()
+        optimizer.step()
+    assert [point.name for point in profiler.points].count("step 0 forward") == 2
+
+
+def test_checkpoints_are_no_reason_to_warn(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    with MemoryProfiler(model, None, MemoryOptions(tmp_path)):
+        torch.utils.checkpoint.checkpoint(model, torch.randn(4, 8), use_reentrant=False).sum().backward()
+    assert not [one for one in recwarn if "MemoryProfiler" in str(one.message)]

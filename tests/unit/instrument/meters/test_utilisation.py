@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import subprocess
 import sys
 import time
@@ -121,3 +122,14 @@ def test_a_missing_library_says_what_to_install(missing: str, monkeypatch: pytes
 def test_a_program_that_ends_while_it_samples_ends() -> None:
     code = "from nvprof_kit import Utilisation\nUtilisation(0.01).start()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_switched_off_it_needs_no_library() -> None:
+    program = (
+        "import sys; sys.modules['psutil'] = None\n"
+        "from nvprof_kit import Utilisation\n"
+        "with Utilisation() as sampler: pass\n"
+        "assert sampler.samples == []"
+    )
+    environ = {**os.environ, "NVPROF_KIT": "off"}
+    subprocess.run([sys.executable, "-c", program], env=environ, check=True)

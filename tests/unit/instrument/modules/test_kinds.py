@@ -69,3 +69,13 @@ def test_the_class_that_fully_shard_makes_is_the_users() -> None:
 
 def test_a_model_without_blocks() -> None:
     assert block_kinds(nn.Linear(2, 2)) == {}
+
+
+def test_a_pattern_of_blocks_does_not_match_their_parts() -> None:
+    rules = {"temporal_blocks.*": "temporal", "*.norm": "norm"}
+    kinds = block_kinds(Video(Other), rules)
+    assert [path for path, kind in kinds.items() if kind == "temporal"] == ["temporal_blocks.0", "temporal_blocks.1"]
+    # another pattern still finds the parts
+    assert {path for path, kind in kinds.items() if kind == "norm"} == {
+        f"{blocks}_blocks.{number}.norm" for blocks in ("spatial", "temporal") for number in (0, 1)
+    }

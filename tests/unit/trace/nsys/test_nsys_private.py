@@ -13,6 +13,7 @@ from support.nsys_file import NsysFile, thread
 from nvprof_kit.analysis.layers.layers import LayersOptions, layers
 from nvprof_kit.cli import group
 from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit.trace.nsys.health import read_health
 from nvprof_kit.trace.nsys.scrub import ScrubOptions, environment_names, scrub, secret_names
 from nvprof_kit.trace.open import open_capture
 from nvprof_kit.trace.sqlite import Database
@@ -49,6 +50,7 @@ def capture(tmp_path: Path) -> Path:
                 ("PROCESS_0:WORKING_DIR", "/home/alice"),
                 ("DEVICE_DISPLAY_NAME", "alice-box"),
                 ("CUDA_GRAPH_TRACE_OPTIONS:MODE", "node"),
+                ("TargetInstallDir", "/home/alice smith/nsys/target-linux-x64"),
             ],
         )
         db.execute("CREATE TABLE IF NOT EXISTS TARGET_INFO_SYSTEM_ENV (globalVid INT, name TEXT, value TEXT)")
@@ -109,6 +111,17 @@ def test_a_text_of_choice_goes_too(capture: Path, tmp_path: Path) -> None:
     assert b"layers.0" not in (tmp_path / "clean.sqlite").read_bytes()
     with pytest.raises(UsageError, match="no regular expression"):
         scrub(capture, tmp_path / "x.sqlite", ScrubOptions(also="("))
+
+
+def test_a_home_folder_in_the_path_of_a_library(capture: Path, tmp_path: Path) -> None:
+    with sqlite3.connect(capture) as db:
+        db.execute("INSERT INTO StringIds (id, value) VALUES (99999, '/home/alice/venv/lib/libtorch_cuda.so')")
+    assert read_health(capture).homes == ("/home/alice", "/home/alice smith")
+    scrub(capture, tmp_path / "scrubbed.sqlite")
+    assert read_health(tmp_path / "scrubbed.sqlite").homes == ()
+    with sqlite3.connect(tmp_path / "scrubbed.sqlite") as db:
+        (kept,) = db.execute("SELECT value FROM StringIds WHERE id = 99999").fetchone()
+    assert kept == "/home/(scrubbed)/venv/lib/libtorch_cuda.so"
 
 
 def test_what_is_no_capture(tmp_path: Path) -> None:

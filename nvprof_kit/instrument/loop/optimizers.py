@@ -1,0 +1,86 @@
+"""Optimizers and their wrappers: which optimizer takes the step, and hooks around it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Undo = Callable[[], None]
+Hook = Callable[..., Any]
+
+
+def innermost(optimizer: Any) -> list[Any]:
+    """The optimizers inside a wrapper (of accelerate, DeepSpeed, Megatron, …), or the optimizer itself.
+
+    A wrapper holds its optimizer as ``optimizer``; one that chains several holds them as ``chained_optimizers``, as
+    Megatron's does, or is a list.
+    """
+    if isinstance(optimizer, (list, tuple)):
+        return [one for part in optimizer for one in innermost(part)]
+    several = getattr(optimizer, "chained_optimizers", None)
+    if isinstance(several, (list, tuple)) and several:
+        return innermost(several)
+    inner = getattr(optimizer, "optimizer", None)
+    if inner is None or inner is optimizer or not (hasattr(inner, "param_groups") or hasattr(inner, "step")):
+        return [optimizer]
+    return innermost(inner)
+
+
+def hook_steps(optimizers: Iterable[Any], before: Hook, after: Hook) -> list[Undo]:
+    """Have something called before and after each step of some optimizers.
+
+    ``torch.optim.Optimizer`` has hooks for it; of any other object the method ``step`` is wrapped.
+
+    Args:
+        optimizers: What takes the steps, see `innermost`.
+        before: Called with the optimizer before a step.
+        after: Called with the optimizer after a step that did not raise.
+
+    Returns:
+        What takes the hooks out again.
+    """
+    undo: list[Undo] = []
+    try:
+        for optimizer in optimizers:
+            if hasattr(optimizer, "_optimizer_step_pre_hooks"):
+                undo.append(optimizer.register_step_pre_hook(_called_with_optimizer(before)).remove)
+                undo.append(optimizer.register_step_post_hook(_called_with_optimizer(after)).remove)
+            else:
+                undo.append(_wrap_step(optimizer, before, after))
+    except BaseException:
+        for one in undo:
+            one()
+        raise
+    return undo
+
+
+def _called_with_optimizer(hook: Hook) -> Hook:
+    def called(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        hook(optimizer)
+
+    return called
+
+
+def _wrap_step(optimizer: Any, before: Hook, after: Hook) -> Undo:
+    step = optimizer.step
+    own = "step" in vars(optimizer)
+
+    @functools.wraps(step)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        before(optimizer)
+        result = step(*args, **kwargs)
+        after(optimizer)
+        return result
+
+    optimizer.step = hooked
+
+    def undo() -> None:
+        if vars(optimizer).get("step") is not hooked:
+            return  # wrapped again since, by somebody else
+        if own:
+            optimizer.step = step
+        else:
+            del optimizer.step
+
+    return undo
