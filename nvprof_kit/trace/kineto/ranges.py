@@ -116,7 +116,7 @@ def read_operators(events: Events, process: int) -> dict[str, Any] | None:
     engine, nodes, forward = _by_kind(events)
     if engine and not nodes:
         events.warnings.append(
-            "no cpu_op event of the backward pass has args.Sequence number: its operators are not joined with the forward"
+            "no cpu_op event of the backward pass has args.Sequence number: it is not joined with the forward"
         )
     found = engine + nodes + forward
     start, end = times(found)

@@ -37,8 +37,8 @@ def capture(path: Path) -> Path:
     file = NsysFile(path)
     file.range_("layers.0", 100, 200, payload=0)
     file.kernel(300, 310, launched=(110, 115))
-    file.kernel(320, 330, launched=(120, 125), table="MEMCPY")
-    file.kernel(340, 350, launched=(130, 135), table="MEMSET")
+    file.kernel(320, 330, correlation=file.call("cudaMemcpyAsync_v3020", 120, 125), table="MEMCPY")
+    file.kernel(340, 350, correlation=file.call("cudaMemsetAsync_v3020", 130, 135), table="MEMSET")
     file.overhead("Buffer Flush", 150, 160)
     return file.write()
 
