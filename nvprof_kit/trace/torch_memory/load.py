@@ -16,6 +16,7 @@ import pickle
 import resource
 import sys
 from array import array
+from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any
 
@@ -142,7 +143,22 @@ def _texts(texts: list[Any], name: str) -> tuple[bytes, list[str]]:
         raise _Refused(_not(name, "a text"))
     places: dict[str, int] = {}
     codes = array("q", [places.setdefault(text, len(places)) for text in texts])
-    return codes.tobytes(), list(places)
+    return codes.tobytes(), _distinct(places)
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    """Texts without half letters, which no table can hold, and still each another."""
+    found: dict[str, None] = {}
+    for text in texts:
+        clean = _whole_letters(text)
+        while clean in found:
+            clean += "'"
+        found[clean] = None
+    return list(found)
+
+
+def _whole_letters(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _history(history: list[Any], frames: dict[int, int], stacks: list[Any]) -> dict[str, Any]:
@@ -181,7 +197,7 @@ def _frame(frame: dict[str, Any]) -> dict[str, Any]:
         kept.get("line", 0), int
     ):
         raise _Refused(_not("device_traces.frames", "of frames with filename, line and name"))
-    return kept
+    return {key: _whole_letters(value) if isinstance(value, str) else value for key, value in kept.items()}
 
 
 def _segments(segments: list[dict[str, Any]]) -> dict[str, Any]:
@@ -218,7 +234,7 @@ def _stretches(found: Any) -> list[tuple[int, str]]:
         len(row) == 2 and isinstance(row[0], int) and abs(row[0]) < 2**62 and isinstance(row[1], str) for row in rows
     ):
         raise _Refused(_not("nvprof_kit's stretches", "pairs of a time and a text"))
-    return [(row[0], row[1]) for row in rows]
+    return [(row[0], _whole_letters(row[1])) for row in rows]
 
 
 if __name__ == "__main__":

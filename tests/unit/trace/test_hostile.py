@@ -267,6 +267,12 @@ def test_a_snapshot_that_refers_to_itself_a_thousandfold_is_refused(tmp_path: Pa
     assert len(str(refused.value)) < 400
 
 
+def test_half_letters_in_a_snapshot_are_read(tmp_path: Path) -> None:
+    row = {"action": "alloc", "addr": 1, "size": 5, "stream": 0, "user_metadata": "a\ud800"}
+    (path := tmp_path / "a.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": [[row]]}))
+    assert read_snapshot(path).events["label"].tolist() == ["a?"]
+
+
 def test_timer_lines_with_a_wrong_digit_are_left_out(tmp_path: Path) -> None:
     good = "[RANK 0] forward, start=10.000000, end=11.000000, cpu_dur=1.0s, cuda_dur=900.0ms"
     lines = [
