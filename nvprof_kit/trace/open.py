@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
+from nvprof_kit.trace.kinds import told_by
 from nvprof_kit.trace.packed import unpack
 
 if TYPE_CHECKING:
@@ -122,10 +123,12 @@ def _reader(plain: Path, named: Path) -> Callable[[Path, str, Collection[str]], 
 
         # the export stands beside the report the user named, even where that is packed
         return lambda path, domain, optional: read_nsys(exported(path, beside=named), domain, optional, named)
-    if _starts_json(plain, head):
+    if not head.startswith(b"[RANK ") and _starts_json(plain, head):
         from nvprof_kit.trace.kineto.read import read_kineto
 
         return lambda path, domain, optional: read_kineto(path, domain, optional, named)
+    if known := told_by(head):
+        raise CaptureError(f"{named}: {known}; needed {_KINDS}")
     raise CaptureError(f"{named}: neither SQLite, an nsys report nor JSON (it begins {head[:12]!r}); needed {_KINDS}")
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import MEMORY_STRETCHES
 from nvprof_kit.trace.checks import check_moments, check_sizes
+from nvprof_kit.trace.kinds import told_by
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,6 +57,7 @@ BLOCKS: Mapping[str, str] = MappingProxyType(
 )
 """Columns of `Snapshot.blocks`: how the segments are divided when the snapshot is taken."""
 
+_PICKLE = b"\x80"
 _LATEST_US = 1 << 52
 """The year 2112; the allocator counts from 1970."""
 
@@ -101,9 +103,11 @@ def read_snapshot(path: str | Path) -> Snapshot:
     path = Path(path)
     try:
         with path.open("rb") as file:
-            file.read(1)
+            head = file.read(64)
     except OSError as error:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    if not head.startswith(_PICKLE) and (known := told_by(head)):
+        raise CaptureError(f"{path}: {known}; needed a snapshot of torch.cuda.memory._dump_snapshot")
     return _snapshot(_loaded(path), path)
 
 

@@ -267,6 +267,17 @@ def test_a_snapshot_that_refers_to_itself_a_thousandfold_is_refused(tmp_path: Pa
     assert len(str(refused.value)) < 400
 
 
+def test_a_file_of_another_kind_is_recognised(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="an SQLite file, as nsys exports: `nvprof-kit layers`"):
+        read_snapshot(capture(tmp_path / "a.sqlite"))
+    (path := tmp_path / "a.pickle").write_bytes(pickle.dumps({}))
+    with pytest.raises(CaptureError, match="a pickle: `nvprof-kit memory` reads"):
+        open_capture(path)
+    (path := tmp_path / "a.log").write_text("[RANK 0] forward\n")
+    with pytest.raises(CaptureError, match="`nvprof-kit timers` reads it"):
+        open_capture(path)
+
+
 def test_half_letters_in_a_snapshot_are_read(tmp_path: Path) -> None:
     row = {"action": "alloc", "addr": 1, "size": 5, "stream": 0, "user_metadata": "a\ud800"}
     (path := tmp_path / "a.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": [[row]]}))
