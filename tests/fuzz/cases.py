@@ -1,13 +1,12 @@
 """One case: a verb over a broken input, run in this process through the command line's own entry, and judged.
 
 What must hold: no defect (exit status 70) and no exception, an answer or a line on stderr within 20 seconds, no input
-written to, and no GPU time in a table that is not in the file.
+written to, and no control character on the terminal.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
 import io
 import os
@@ -104,13 +103,6 @@ def run(words: Sequence[str], inputs: Path) -> Outcome:
     if not broken and "export" not in words and any(letter in said + out.text() for letter in ("\x1b", "\x9b")):
         broken = "a control character reached the terminal"
     return Outcome(status, out.text(), said, broken)
-
-
-def self_time(outcome: Outcome) -> int | None:
-    """All GPU time of a table of `layers` in csv; None where there is no table."""
-    if outcome.status:
-        return None
-    return sum(int(row["gpu_self_ns"]) for row in csv.DictReader(io.StringIO(outcome.answer)))
 
 
 def judged(changed: Outcome, whole: Outcome, named: Sequence[str]) -> str:
