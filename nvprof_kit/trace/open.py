@@ -7,8 +7,6 @@ made from it (the SQLite export of an ``.nsys-rep``) stands beside it under a na
 from __future__ import annotations
 
 import gzip
-import lzma
-import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -18,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
+from nvprof_kit.trace.kinds import told_by
+from nvprof_kit.trace.packed import unpack
+from nvprof_kit.trace.schema import TABLES
 
 if TYPE_CHECKING:
     from nvprof_kit.trace.schema import Trace
@@ -36,7 +37,7 @@ def open_capture(path: str | Path, *, domain: str = DOMAIN, optional: Collection
             ``.xz``.
         domain: NVTX domain to take the ranges from; '' is the default domain.
         optional: Names of the optional columns of `nvprof_kit.trace.schema` that are wanted, and of the tables
-            ``calls``, ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``.
+            ``calls``, ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``, ``loads``.
 
     Returns:
         The capture's tables. `CaptureInfo.path` is the path as it was given.
@@ -52,6 +53,38 @@ def open_capture(path: str | Path, *, domain: str = DOMAIN, optional: Collection
     except (CaptureError, OSError) as error:
         raise _for_user(error, path) from None
     return replace(trace, info=replace(trace.info, path=str(path)))
+
+
+def open_more(trace: Trace, *, domain: str, optional: Collection[str]) -> Trace:
+    """The capture with more of its optional columns and tables.
+
+    Args:
+        trace: What `open_capture` read.
+        domain: The NVTX domain it was opened with.
+        optional: What is wanted besides, named as in `open_capture`.
+
+    Returns:
+        The capture with everything it had, and with that. Of an nsys capture only what is missing is read; a PyTorch
+        trace is one text and is read whole.
+
+    Raises:
+        CaptureError: As in `open_capture`, or the file was changed since.
+    """
+    path = Path(trace.info.path)
+    try:
+        if trace.info.tool.startswith("nsys"):
+            from nvprof_kit.trace.nsys.read import read_more
+
+            with nsys_sqlite(path) as plain:
+                return read_more(plain, trace, domain, optional, path)
+        fresh = open_capture(path, domain=domain, optional=optional)
+    except OSError as error:
+        raise _for_user(error, path) from None
+    if len(fresh.ops) != len(trace.ops):
+        raise CaptureError(f"{path}: the file was changed since it was opened; open it again")
+    tables: dict[str, Any] = {name: getattr(fresh, name) for name in optional if name in TABLES and name != "operators"}
+    columns = {str(name): fresh.ops[name] for name in fresh.ops if name not in trace.ops}
+    return replace(trace, ops=trace.ops.assign(**columns), **tables)
 
 
 @contextmanager
@@ -98,11 +131,7 @@ def _unpacked(path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="nvprof-kit-") as folder:
         plain = Path(folder) / (path.stem if path.suffix == ".xz" else path.name)
-        try:
-            with lzma.open(path) as packed, plain.open("wb") as out:
-                shutil.copyfileobj(packed, out, 1 << 20)
-        except (EOFError, lzma.LZMAError):
-            raise CaptureError(f"{path}: the xz file is cut off or damaged; copy it again") from None
+        unpack(path, plain)
         yield plain
 
 
@@ -127,10 +156,12 @@ def _reader(plain: Path, named: Path) -> Callable[[Path, str, Collection[str]], 
 
         # the export stands beside the report the user named, even where that is packed
         return lambda path, domain, optional: read_nsys(exported(path, beside=named), domain, optional, named)
-    if _starts_json(plain, head):
+    if not head.startswith(b"[RANK ") and _starts_json(plain, head):
         from nvprof_kit.trace.kineto.read import read_kineto
 
         return lambda path, domain, optional: read_kineto(path, domain, optional, named)
+    if known := told_by(head):
+        raise CaptureError(f"{named}: {known}; needed {_KINDS}")
     raise CaptureError(f"{named}: neither SQLite, an nsys report nor JSON (it begins {head[:12]!r}); needed {_KINDS}")
 
 

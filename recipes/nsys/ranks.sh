@@ -67,28 +67,41 @@ common_id() {
   printf '%s' "${id//[!A-Za-z0-9._-]/_}"
 }
 
-ranks=0 local='' output=run dry_run='' metrics='' options=()
-while [ $# -gt 0 ]; do
-  case $1 in
-    -h | --help) usage; exit 0 ;;
-    -n | --dry-run) dry_run=yes ;;
-    --local) local=yes ;;
-    -f | --force | --cuda-profiler | --keep-running) options+=("$1") ;;
-    --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}"; continue ;;
-    --) shift; break ;;
-    -r | --ranks) need_value "$1" $#; ranks=$2; shift ;;
-    -o | --output) need_value "$1" $#; output=$2; shift ;;
-    -*)
-      need_value "$1" $#
-      case $1,$2 in -p,metrics | --preset,metrics) metrics=yes ;; esac
-      options+=("$1" "$2")
-      shift ;;
-    *) fail 2 "the program comes after --: ranks.sh [OPTION]... -- $*" ;;
+# The number that nsys has for the GPU of a local rank: CUDA_VISIBLE_DEVICES renames the GPUs for the program, not for nsys.
+gpu_of() { # LOCAL-RANK
+  local visible=() gpu number id
+  IFS=, read -r -a visible <<<"${CUDA_VISIBLE_DEVICES-}"
+  # a launcher that shows each rank one GPU, srun for one
+  [ ${#visible[@]} -ne 1 ] || set -- 0
+  gpu=${visible[$1]-$1}
+  gpu=${gpu//[[:space:]]/}
+  case $gpu in
+    GPU-* | MIG-*)
+      while IFS=', ' read -r number id; do
+        case $id in "$gpu"*) gpu=$number; break ;; esac
+      done < <(nvidia-smi --query-gpu=index,uuid --format=csv,noheader 2>/dev/null) ;;
   esac
-  shift
-done
+  printf '%s' "$gpu"
+}
+
+ranks=0 local='' output=run dry_run='' metrics='' options=()
+option() { # NAME VALUE
+  case $1 in
+    ranks) ranks=$2 ;;
+    local) local=yes ;;
+    output) output=$2 ;;
+    dry-run) dry_run=yes ;;
+    *)
+      [ "$1=$2" != preset=metrics ] || metrics=yes
+      if [ -n "${takes_value[$1]}" ]; then options+=("$given" "$2"); else options+=("$given"); fi ;;
+  esac
+}
+
+# profile.sh's options are ranks.sh's too
+read_options "$(sed -n "/<<'HELP'/,/^HELP/p" "$here/profile.sh")"
+take_options "$@"
 need_name "${output%.nsys-rep}"
-[ $# -gt 0 ] || fail 2 "no program to run; needed: torchrun ... --no-python ranks.sh [OPTION]... -- python train.py"
+[ ${#program[@]} -gt 0 ] || fail 2 "no program to run; needed: torchrun ... --no-python ranks.sh [OPTION]... -- python train.py"
 
 find_rank
 local_rank=$(first_number LOCAL_RANK OMPI_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID SLURM_LOCALID)
@@ -100,14 +113,14 @@ NVPROF_KIT_RUN_ID=$(common_id)
 
 chosen=$rank
 [ -z "$local" ] || chosen=$local_rank
-command=("$@")
+command=("${program[@]}")
 if in_list "$chosen" "$ranks"; then
-  [ -z "$metrics" ] || [ -z "$local_rank" ] || options+=(-x "--gpu-metrics-devices=$local_rank")
+  [ -z "$metrics" ] || [ -z "$local_rank" ] || options+=(--nsys "--gpu-metrics-devices=$(gpu_of "$local_rank")")
   host=$(uname -n) # HOSTNAME may be that of another host, which Slurm brings along
   name=${output%.nsys-rep}${NVPROF_KIT_RUN_ID:+-$NVPROF_KIT_RUN_ID}-${host//[!A-Za-z0-9._-]/_}-rank$rank-$(date +%Y%m%d-%H%M%S)
-  command=(bash "$here/profile.sh" --output "$name" "${options[@]}" ${dry_run:+--dry-run} -- "$@")
+  command=(bash "$here/profile.sh" --output "$name" "${options[@]}" ${dry_run:+--dry-run} -- "${program[@]}")
 elif [ -n "$dry_run" ]; then
-  print_command "$@"
+  print_command "${program[@]}"
   exit 0
 fi
 exec "${command[@]}"

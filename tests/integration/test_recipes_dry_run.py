@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -60,23 +61,20 @@ def answers(folder: Path) -> str:
     """Every call with what it prints: once for the releases that agree."""
     said: list[str] = []
     where = {release: str(stand_in(folder, release)) for release in OPTIONS} | {"none": "nsys"}
-    for call in CALLS:
+
+    def answer_of(call: str, release: str) -> str:
         script, *argv = shlex.split(call)
+        done = run(script, "--dry-run", *argv, cwd=folder, NSYS=where[release], RANK="3", LOCAL_RANK="1")
+        assert done.returncode == 0, done.stderr
+        return _plain((done.stdout + done.stderr).replace(where[release], "nsys"), folder)
+
+    asked = [(call, release) for call in CALLS for release in RELEASES]
+    with ThreadPoolExecutor(4) as pool:
+        given = dict(zip(asked, pool.map(lambda pair: answer_of(*pair), asked), strict=True))
+    for call in CALLS:
         by_answer: dict[str, list[str]] = {}
         for release in RELEASES:
-            done = run(
-                script,
-                "--dry-run",
-                *argv,
-                cwd=folder,
-                NSYS=where[release],
-                RANK="3",
-                LOCAL_RANK="1",
-                XDG_RUNTIME_DIR=".",
-            )
-            assert done.returncode == 0, done.stderr
-            answer = (done.stdout + done.stderr).replace(where[release], "nsys")
-            by_answer.setdefault(_plain(answer, folder), []).append(release)
+            by_answer.setdefault(given[call, release], []).append(release)
         said.append(f"$ {call}")
         for answer, releases in by_answer.items():
             said.append(f"# {'every nsys' if len(by_answer) == 1 else ', '.join(releases)}\n{answer.rstrip()}")

@@ -366,6 +366,7 @@ def test_what_the_gpu_does_not_give_is_left_out(tmp_path: Path) -> None:
         "metric nvltx__bytes_data_user.sum: left out",
         "ncu does not give what was left out here: once more, without",
         "wrote layer.csv layer.ncu-rep",
+        "next: nvprof-kit ncu layers layer.csv",
     ]
     first, second = (tmp_path / "ran").read_text().splitlines()
     assert set(second.split()) - set(first.split()) == {

@@ -12,18 +12,21 @@ import pytest
 from support.recipes import RECIPES, environment, python, ranges, run
 
 TRAIN = """
-import os, signal, sys, time
-import torch, torch.distributed as dist
+import os, pathlib, signal, sys, time
 import nvprof_kit
-dist.init_process_group("gloo")
+rank, killed = int(os.environ["RANK"]), int(sys.argv[1])
 for number in range(3):
-    with nvprof_kit.step(number), nvprof_kit.layer_range(f"rank {dist.get_rank()}"):
-        dist.all_reduce(torch.ones(4))
-if dist.get_rank() == int(sys.argv[1]):
-    time.sleep(0.5)
+    with nvprof_kit.step(number), nvprof_kit.layer_range(f"rank {rank}"):
+        time.sleep(0.01)
+pathlib.Path(f"done{rank}").touch()
+while len(list(pathlib.Path().glob("done*"))) < int(os.environ["WORLD_SIZE"]):
+    time.sleep(0.05)
+if killed >= 0:
+    time.sleep(1)  # nsys takes the ranges over now and then
+if rank == killed:
     os.kill(os.getpid(), signal.SIGKILL)
-dist.barrier()
-dist.destroy_process_group()
+if killed >= 0:
+    time.sleep(100)  # as in a collective; the launcher ends it
 """
 
 
@@ -60,7 +63,7 @@ def test_any_subset_of_ranks(ranks: str, chosen: list[int], tmp_path: Path) -> N
 )
 def test_every_launcher(variables: dict[str, str], tmp_path: Path) -> None:
     done = run("ranks.sh", "-n", "-r", "3", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
-    assert re.search(r"--output=\S*/run-\S+-rank3-\d{8}-\d{6} true\n$", done.stdout), done.stdout + done.stderr
+    assert re.search(r"--output=run-\S+-rank3-\d{8}-\d{6} true\n$", done.stdout), done.stdout + done.stderr
     local = run("ranks.sh", "-n", "-r", "1", "--local", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
     assert "-rank3-" in local.stdout
 
@@ -159,10 +162,34 @@ def test_a_rank_that_is_killed(nsys: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".run*.partial"))
 
 
+@pytest.mark.parametrize(
+    ("visible", "local", "device"),
+    [
+        ("", "1", "1"),
+        ("4,5,6", "1", "5"),
+        ("7", "3", "7"),
+        (" 2, 3", "1", "3"),
+        ("GPU-b", "0", "6"),
+        ("GPU-x", "0", "GPU-x"),
+    ],
+)
+def test_the_metrics_are_those_of_the_gpu_that_the_rank_sees(
+    visible: str, local: str, device: str, tmp_path: Path
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '5, GPU-aaaa'\necho '6, GPU-bbbb'\n")
+    tool.chmod(0o755)
+    variables = {"RANK": "9", "LOCAL_RANK": local, "CUDA_VISIBLE_DEVICES": visible}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    words = ("-n", "-r", "all", "-p", "metrics", "--", "true")
+    done = run("ranks.sh", *words, cwd=tmp_path, NSYS="nsys", PATH=path, **variables)
+    assert f"--gpu-metrics-devices={device} " in done.stdout, done.stdout + done.stderr
+
+
 def test_the_host_is_this_one(tmp_path: Path) -> None:
     """Slurm brings along the variables of the host that the job came from."""
     variables = {"SLURM_PROCID": "0", "HOSTNAME": "login/01 of another"}
     done = run("ranks.sh", "-n", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
-    name = re.search(r"--output=\S*/run-(\S+)-rank0-", done.stdout)
+    name = re.search(r"--output=run-(\S+)-rank0-", done.stdout)
     assert name is not None, done.stdout + done.stderr
     assert name[1] == re.sub(r"[^A-Za-z0-9._-]", "_", os.uname().nodename)

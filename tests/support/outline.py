@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nvprof_kit.instrument.backends import Backend, Range
-
+from nvprof_kit.instrument.ranges.backends import Backend, Range
 from nvprof_kit.names import LAYER_CATEGORIES
 
 

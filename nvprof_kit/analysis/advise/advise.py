@@ -15,6 +15,7 @@ from nvprof_kit.analysis.advise import metric_rules as advice_metrics
 from nvprof_kit.analysis.advise import time_rules as advice_time
 from nvprof_kit.analysis.advise import work_rules as advice_work
 from nvprof_kit.analysis.advise.evidence import Evidence, Finding
+from nvprof_kit.analysis.attribution.operations import Operations
 from nvprof_kit.analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit.analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN_OPTIONAL
 from nvprof_kit.analysis.kernels.classes import Rule
@@ -94,18 +95,24 @@ class AdviseResult:
         return rows
 
 
-def advise(trace: Trace, own_rules: tuple[Rule, ...] = (), steps: StepOptions = ALL_STEPS) -> AdviseResult:
+def advise(
+    trace: Trace,
+    own_rules: tuple[Rule, ...] = (),
+    steps: StepOptions = ALL_STEPS,
+    known: Operations | None = None,
+) -> AdviseResult:
     """Look for what costs time and could be changed.
 
     Args:
         trace: The capture, opened with `OPTIONAL`.
         own_rules: Rules for kernel classes, asked before the package's.
         steps: Which steps to look at, by default all but warm-up.
+        known: The same operations, where owners and classes are known already.
 
     Raises:
         UsageError: None of the steps asked for is in the capture.
     """
-    evidence = Evidence(trace, own_rules, steps)
+    evidence = Evidence(trace, own_rules, steps, known)
     found = [finding for rule in RULES.values() for finding in rule(evidence)]
     return AdviseResult(
         findings=tuple(sorted(found, key=lambda one: -one.saves_ns)),

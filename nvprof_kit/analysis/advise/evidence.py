@@ -55,10 +55,17 @@ class Evidence(Operations):
         trace: The capture, with `nvprof_kit.analysis.breakdown.breakdown.OPTIONAL`.
         own_rules: Rules for kernel classes, asked before the package's.
         steps: Which steps to look at, by default all but warm-up.
+        known: The same operations, where owners and classes are known already.
     """
 
-    def __init__(self, trace: Trace, own_rules: Sequence[Rule] = (), steps: StepOptions = ALL_STEPS) -> None:
-        super().__init__(trace, own_rules)
+    def __init__(
+        self,
+        trace: Trace,
+        own_rules: Sequence[Rule] = (),
+        steps: StepOptions = ALL_STEPS,
+        known: Operations | None = None,
+    ) -> None:
+        super().__init__(trace, own_rules, known)
         self._steps = steps
 
     @cached_property

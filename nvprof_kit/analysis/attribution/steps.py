@@ -60,25 +60,26 @@ class StepOptions:
         """Whether anything was asked for."""
         return self != StepOptions()
 
-    def chosen(self, number: Int64Array, path: str) -> npt.NDArray[np.bool_]:
-        """Which instances are to be looked at, from their numbers.
-
-        Raises:
-            UsageError: None is left, though something was asked for.
-        """
-        kept = np.arange(len(number)) >= self.skip
-        if self.first is not None:
-            kept &= number >= self.first
-        if self.stop is not None:
-            kept &= number < self.stop
-        if self.selects and not kept.any():
-            there = f"{len(number)} steps, {number.min()} to {number.max()}" if len(number) else "no steps"
-            raise UsageError(f"{path}: none of the steps asked for is in it; it has {there}")
-        return kept
-
 
 ALL_STEPS = StepOptions()
 """Nothing asked for."""
+
+
+def chosen_steps(options: StepOptions, number: Int64Array, path: str) -> npt.NDArray[np.bool_]:
+    """Which instances are to be looked at, from their numbers.
+
+    Raises:
+        UsageError: None is left, though something was asked for.
+    """
+    kept = np.arange(len(number)) >= options.skip
+    if options.first is not None:
+        kept &= number >= options.first
+    if options.stop is not None:
+        kept &= number < options.stop
+    if options.selects and not kept.any():
+        there = f"{len(number)} steps, {number.min()} to {number.max()}" if len(number) else "no steps"
+        raise UsageError(f"{path}: none of the steps asked for is in it; it has {there}")
+    return kept
 
 
 class StepRanges(NamedTuple):

@@ -16,7 +16,7 @@ from nvprof_kit.analysis.attribution.attribution import Attribution
 from nvprof_kit.analysis.attribution.intervals import Cover
 from nvprof_kit.analysis.attribution.nesting import Int64Array
 from nvprof_kit.analysis.attribution.step_times import step_times
-from nvprof_kit.analysis.attribution.steps import StepOptions
+from nvprof_kit.analysis.attribution.steps import StepOptions, chosen_steps
 from nvprof_kit.trace.schema import Trace
 
 LOADING = 0.05
@@ -69,7 +69,7 @@ def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | 
     """
     options = options or StepOptions()
     number = attribution.ranges.steps
-    chosen = options.chosen(number, trace.info.path)
+    chosen = chosen_steps(options, number, trace.info.path)
     if options.selects or len(number) < 2:
         return StepChoice(chosen, asked=options.selects)
     times = step_times(trace, attribution)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvprof_kit.analysis.attribution.attribution import Attribution, attribute
+from nvprof_kit.analysis.attribution.attribution import Attribution
 from nvprof_kit.analysis.attribution.intervals import exact_sums
 from nvprof_kit.analysis.attribution.nesting import Int64Array
+from nvprof_kit.analysis.attribution.operations import Operations
 from nvprof_kit.analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit.analysis.attribution.warm_up import StepChoice, choose_steps
 from nvprof_kit.analysis.attribution.windows import Windows, step_windows
@@ -24,7 +25,7 @@ from nvprof_kit.analysis.breakdown.host import HostCalls
 from nvprof_kit.analysis.breakdown.idle import CAUSES, Idle, idle, launch_table
 from nvprof_kit.analysis.breakdown.queue import QUEUE_COLUMNS, queue_by_window, queue_over_time
 from nvprof_kit.analysis.breakdown.transfers import comm_table, copy_table, exposed
-from nvprof_kit.analysis.kernels.classes import KernelClasses, Rule, classify
+from nvprof_kit.analysis.kernels.classes import KernelClasses, Rule
 from nvprof_kit.trace.schema import CaptureInfo, Trace
 
 if TYPE_CHECKING:
@@ -105,7 +106,12 @@ class BreakdownResult:
         return found
 
 
-def breakdown(trace: Trace, own_rules: Sequence[Rule] = (), options: StepOptions = ALL_STEPS) -> BreakdownResult:
+def breakdown(
+    trace: Trace,
+    own_rules: Sequence[Rule] = (),
+    options: StepOptions = ALL_STEPS,
+    known: Operations | None = None,
+) -> BreakdownResult:
     """Where the time of each step goes.
 
     Args:
@@ -113,14 +119,15 @@ def breakdown(trace: Trace, own_rules: Sequence[Rule] = (), options: StepOptions
         own_rules: Rules for kernel classes, asked before the package's.
         options: Which steps to look at, by default the whole capture; what is of one step alone is of the one of median
             length among all but warm-up.
+        known: The same operations, where owners and classes are known already.
 
     Raises:
         UsageError: None of the steps asked for is in the capture.
         AssertionError: The parts do not add up to the whole: a defect of this package.
     """
-    attribution = attribute(trace)
-    choice = choose_steps(trace, attribution, options)
-    made = breakdown_of(trace, attribution, classify(trace.ops, own_rules), choice, in_steps=choice.asked)
+    operations = Operations(trace, own_rules, known)
+    choice = choose_steps(trace, operations.attribution, options)
+    made = breakdown_of(trace, operations.attribution, operations.classes, choice, in_steps=choice.asked)
     if made.communication["bytes"].notna().all():
         return made
     unattributed = (

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit.analysis.attribution.operations import Operations
 from nvprof_kit.analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit.analysis.diff.gates import Gate, GateOutcome, corrected, judge
 from nvprof_kit.analysis.diff.samples import StepSums, step_sums
@@ -106,15 +107,31 @@ class DiffResult:
     new: CaptureInfo
 
 
-def diff(base: Trace, new: Trace, gates: Sequence[Gate] = (), options: DiffOptions | None = None) -> DiffResult:
+def diff(
+    base: Trace,
+    new: Trace,
+    gates: Sequence[Gate] = (),
+    options: DiffOptions | None = None,
+    known: tuple[Operations | None, Operations | None] = (None, None),
+) -> DiffResult:
     """Compare two captures, opened with `OPTIONAL`.
+
+    Args:
+        base: The capture before.
+        new: The capture after.
+        gates: What must not become slower.
+        options: What counts as a change.
+        known: The operations of each, where owners and classes are known already.
 
     Raises:
         CaptureError: They cannot be compared: another GPU, another tool, another part of the loop, too few steps.
         UsageError: A gate limits nothing that is there.
     """
     options = options or DiffOptions()
-    before, after = (step_sums(one, options.own_rules, options.steps, options.min_steps) for one in (base, new))
+    before, after = (
+        step_sums(one, options.own_rules, options.steps, options.min_steps, known=operations)
+        for one, operations in zip((base, new), known, strict=True)
+    )
     reasons = [*_unlike(base.info, new.info, before, after), *_too_few(base.info, new.info, before, after, options)]
     none = not (len(before.steps) and len(after.steps))
     if reasons and (none or not options.anyway):

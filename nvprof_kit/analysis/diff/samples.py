@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit.analysis.attribution.attribution import attribute
 from nvprof_kit.analysis.attribution.intervals import exact_sums
 from nvprof_kit.analysis.attribution.nesting import NONE
-from nvprof_kit.analysis.attribution.operations import op_owners
+from nvprof_kit.analysis.attribution.operations import Operations, op_owners
 from nvprof_kit.analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit.analysis.attribution.warm_up import choose_steps, left_out_warnings
 from nvprof_kit.analysis.attribution.windows import step_windows
-from nvprof_kit.analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify
+from nvprof_kit.analysis.kernels.classes import CLASSES, KernelClasses, Rule
 from nvprof_kit.trace.schema import OP_KINDS, Trace
 
 if TYPE_CHECKING:
@@ -47,7 +46,11 @@ class StepSums:
 
 
 def step_sums(
-    trace: Trace, own_rules: Sequence[Rule] = (), options: StepOptions = ALL_STEPS, least: int = 0
+    trace: Trace,
+    own_rules: Sequence[Rule] = (),
+    options: StepOptions = ALL_STEPS,
+    least: int = 0,
+    known: Operations | None = None,
 ) -> StepSums:
     """Sum a capture's operations by step and by layer, phase and class; what lies outside these steps is left out.
 
@@ -56,8 +59,10 @@ def step_sums(
         own_rules: Rules for kernel classes, asked before the package's.
         options: Which steps, by default all but warm-up.
         least: So many steps are needed: where there are fewer without warm-up, warm-up is taken in.
+        known: The same operations, where owners and classes are known already.
     """
-    attribution, classes = attribute(trace), classify(trace.ops, own_rules)
+    operations = Operations(trace, own_rules, known)
+    attribution, classes = operations.attribution, operations.classes
     windows = step_windows(trace, attribution)
     choice = choose_steps(trace, attribution, options)
     left_out = left_out_warnings(choice)

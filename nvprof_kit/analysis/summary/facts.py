@@ -34,10 +34,18 @@ class Facts(Operations):
         own_rules: Rules for kernel classes, asked before the package's.
         by_step: Whether views tell steps apart.
         steps: Which steps to look at.
+        known: The same operations, where owners and classes are known already.
     """
 
-    def __init__(self, trace: Trace, own_rules: Sequence[Rule], by_step: bool, steps: StepOptions) -> None:
-        super().__init__(trace, own_rules)
+    def __init__(
+        self,
+        trace: Trace,
+        own_rules: Sequence[Rule],
+        by_step: bool,
+        steps: StepOptions,
+        known: Operations | None = None,
+    ) -> None:
+        super().__init__(trace, own_rules, known)
         self.by_step, self._steps = by_step, steps
 
     @cached_property

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from nvprof_kit.cli.inputs import kernel_rules, opened, read_kernel_rules, rules_option, steps_options
-from nvprof_kit.cli.output import Output, domain_option, writing
-from nvprof_kit.cli.progress import each, progress
-from nvprof_kit.report.export import tables
-from nvprof_kit.report.plots import plots
+from nvprof_kit.cli.inputs import kernel_rules, rules_option, steps_options
+from nvprof_kit.cli.output import Output, Reading, domain_option, named_domain, writing
+from nvprof_kit.cli.progress import progress
 
 if TYPE_CHECKING:
     from nvprof_kit.analysis.attribution.steps import StepOptions
-    from nvprof_kit.analysis.foreign.rules import Rules
 
 
 @click.command(short_help="What became slower or faster between two captures.")
 @click.argument("base")
 @click.argument("new")
-@writing()
+@writing(plot=False)
 @click.option("--fail-on", "limits", multiple=True, metavar="TARGET:+N%", help="Exit 1 if this became slower by N %.")
 @click.option("--min-steps", type=click.IntRange(min=2), default=4, show_default=True, help="Fewest steps to compare.")
 @click.option("--view", type=click.Choice(["rows", "kernels"]), default="rows", help="Table for csv, json and parquet.")
@@ -39,11 +36,11 @@ def diff(
     limits: tuple[str, ...],
     steps: StepOptions,
     min_steps: int,
-    view: str,
+    view: Literal["rows", "kernels"],
     top: int,
     anyway: bool,
     domain: str,
-    rules: Rules | None,
+    rules: str | None,
     rules_path: Path | None,
 ) -> None:
     """Compare two captures by layer, phase and kernel class; step-to-step variation decides what is a change.
@@ -52,25 +49,11 @@ def diff(
     'model.layers.* backward'. Exit 1 if a gate fails, 2 if the captures cannot be compared. With --format md the answer
     is fit for a pull request.
     """
-    from nvprof_kit.analysis.diff.diff import OPTIONAL, DiffOptions
-    from nvprof_kit.analysis.diff.diff import diff as compare
-    from nvprof_kit.analysis.diff.gates import parse_gate
-    from nvprof_kit.errors import UsageError
-    from nvprof_kit.report.text.diff import diff_markdown, diff_report
-
-    if output.form in plots.FORMATS:
-        raise UsageError("diff has no plot; needed a table format")
-    gates = [parse_gate(limit) for limit in limits]
-    options = DiffOptions(steps, min_steps, anyway=anyway, own_rules=read_kernel_rules(rules_path))
-    before, after = each((base, new), lambda one: opened(one, domain, rules, OPTIONAL))
+    asked = Reading((base, new), named_domain(domain), output)
+    before, after = (asked.open(one, rules, rules_path) for one in asked.captures)
     with progress() as say:
-        say("comparing step by step")
-        result = compare(before, after, gates, options)
-    if output.form == "md":
-        output.write(diff_markdown(result, top).encode())
-    elif output.form in tables.FORMATS:
-        output.write(tables.encode(getattr(result, view), output.form), result.warnings)
-    else:
-        output.print(diff_report(result, top))
-    if not all(outcome.held for outcome in result.gates):
+        say(f"comparing {base} with {new}, step by step")
+        result = before.diff(after, fail_on=limits, steps=steps, min_steps=min_steps, anyway=anyway, view=view, top=top)
+    output.write_results([result])
+    if not result.held:
         raise click.exceptions.Exit(1)

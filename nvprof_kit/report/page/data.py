@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit.analysis.attribution.attribution import attribute
 from nvprof_kit.analysis.attribution.intervals import exact_sums
 from nvprof_kit.analysis.attribution.nesting import Int64Array
+from nvprof_kit.analysis.attribution.operations import Operations
 from nvprof_kit.analysis.attribution.step_times import instance_of, slowest_step, step_times, typical_step
 from nvprof_kit.analysis.attribution.steps import ALL_STEPS, StepOptions
-from nvprof_kit.analysis.kernels.classes import CLASSES, Rule, classify
+from nvprof_kit.analysis.kernels.classes import CLASSES, Rule
 from nvprof_kit.analysis.layers.layers import LayersOptions, layers
 from nvprof_kit.analysis.layers.memory import layer_memory, memory_tree, tells_memory
 from nvprof_kit.analysis.timeline import timeline
@@ -47,19 +47,17 @@ class ClassTimes:
     warnings: tuple[str, ...] = ()
 
 
-def class_times(
-    trace: Trace, own_rules: tuple[Rule, ...] = (), counted: npt.NDArray[np.bool_] | None = None
-) -> ClassTimes | None:
+def class_times(operations: Operations, counted: npt.NDArray[np.bool_] | None = None) -> ClassTimes | None:
     """Time by class of kernel; None where the capture has no kernels.
 
     Args:
-        trace: The capture, with the column ``name``.
-        own_rules: Rules asked before the package's.
-        counted: Which operations count, all by default.
+        operations: The operations.
+        counted: Which of them count, all by default.
     """
+    trace = operations.trace
     if not trace.info.on_gpu:
         return None
-    found = classify(trace.ops, own_rules)
+    found = operations.classes
     length = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
     length = length if counted is None else np.where(counted, length, 0)
     sums = exact_sums(found.code.astype(np.int64), length, len(CLASSES)).tolist()
@@ -265,7 +263,9 @@ def sheet_of(
     step: int | None = None,
     found: AdviseResult | None = None,
     own_rules: tuple[Rule, ...] = (),
+    *,
     steps: StepOptions = ALL_STEPS,
+    known: Operations | None = None,
 ) -> Sheet:
     """Everything the page shows of a capture.
 
@@ -276,11 +276,13 @@ def sheet_of(
         found: What to do about it, None where nobody looked.
         own_rules: Rules for kernel classes, asked before the package's.
         steps: Which steps the figures per step are of, by default all but warm-up.
+        known: The same operations, where owners and classes are known already.
 
     Raises:
         UsageError: The capture has no such step.
     """
-    attribution = attribute(trace)
+    operations = Operations(trace, own_rules, known)
+    attribution = operations.attribution
     times = step_times(trace, attribution)
     result = layers(trace, LayersOptions(by_step=True, steps=steps), attribution)
     pointed = [] if found is None or step is not None else _steps_of(found, times)
@@ -290,7 +292,7 @@ def sheet_of(
         layers=result,
         steps=times,
         timelines=timelines,
-        classes=class_times(trace, own_rules, result.steps.of_ops(attribution)),
+        classes=class_times(operations, result.steps.of_ops(attribution)),
         findings=[] if found is None else _findings(found, result, [shown for _, shown in timelines]),
         memory=memory_tree(layer_memory(trace, attribution), result.tree) if tells_memory(trace) else None,
     )

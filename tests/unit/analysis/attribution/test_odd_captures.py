@@ -12,6 +12,7 @@ from support.nsys_file import MARK, START_END, NsysFile, thread
 
 from nvprof_kit.analysis.attribution.intervals import union_lengths
 from nvprof_kit.analysis.layers.layers import LayersOptions, LayersResult, layers
+from nvprof_kit.errors import CaptureError
 from nvprof_kit.trace.open import open_capture
 
 
@@ -156,11 +157,12 @@ def test_a_step_whose_number_fits_no_integer(file: NsysFile) -> None:
     assert sums(table(file, by_step=True)) == {(0, "(none)", "other"): 10}
 
 
-def test_operations_of_a_device_that_is_not_told(file: NsysFile) -> None:
+def test_operations_of_a_device_that_is_not_told_are_refused(file: NsysFile) -> None:
     file.range_("layers.0", 0, 100)
     for n, device in enumerate((0, None)):
         file.kernel(500, 510, launched=(50 + 2 * n, 51 + 2 * n), device=device)  # type: ignore[arg-type]
-    assert table(file).rows["gpu_busy_ns"].tolist() == [20]
+    with pytest.raises(CaptureError, match=r"KERNEL\.deviceId is NULL in 1 of 2 rows"):
+        table(file)
 
 
 def test_busy_time_of_many_steps_on_many_devices_in_a_long_capture() -> None:
