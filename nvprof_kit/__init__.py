@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .instrument.throughput import Throughput as Throughput
     from .instrument.timers import global_timer as global_timer
     from .instrument.utilisation import Utilisation as Utilisation
+    from .job import Job as Job
+    from .job import open_job as open_job
     from .profiler import handlers as handlers
     from .profiler.layer_profiler import LayerProfiler as LayerProfiler
     from .profiler.options import LayerOptions as LayerOptions
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Job": ".job",
     "LayerOptions": ".profiler.options",
     "LayerProfiler": ".profiler.layer_profiler",
     "MemoryOptions": ".instrument.memory_points",
@@ -61,6 +64,7 @@ _HOMES = {
     "layer_range": ".instrument.layer_range",
     "mark": ".instrument.loop",
     "memory_snapshot": ".instrument.snapshot",
+    "open_job": ".job",
     "phase": ".instrument.loop",
     "profiling_schedule": ".instrument.switch",
     "record": ".capture.record",
@@ -69,6 +73,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Job",
     "LayerOptions",
     "LayerProfiler",
     "MemoryOptions",

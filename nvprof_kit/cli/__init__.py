@@ -25,6 +25,7 @@ from nvprof_kit.cli.memory import memory
 from nvprof_kit.cli.metrics import metrics
 from nvprof_kit.cli.ncu import ncu
 from nvprof_kit.cli.plot import plot
+from nvprof_kit.cli.ranks import ranks
 from nvprof_kit.cli.recipes import recipes
 from nvprof_kit.cli.record import record
 from nvprof_kit.cli.report import report
@@ -64,6 +65,7 @@ for _verb in (
     export,
     record,
     recipes,
+    ranks,
     metrics,
     flops,
     ncu,

@@ -24,8 +24,10 @@ MAY_IMPORT = {
     "trace": FOUNDATION,
     "analysis": FOUNDATION | {"trace"},
     "report": FOUNDATION | {"trace", "analysis"},
-    "cli": FOUNDATION | {"trace", "analysis", "report"},
+    "cli": FOUNDATION | {"trace", "analysis", "report", "job", "job_maps"},
     "profiler": FOUNDATION | {"instrument", "capture", "trace", "analysis", "report"},
+    "job_maps": FOUNDATION | {"trace", "analysis"},
+    "job": FOUNDATION | {"job_maps", "trace", "analysis", "report"},
     "__main__": {"cli"},
 }
 """Data moves one way: a room imports rooms to its left. ``profiler`` alone is of both halves: it records, and reads the
@@ -49,6 +51,7 @@ EXCEPTIONS = {
     ("__init__", "instrument.throughput"),
     ("__init__", "instrument.timers"),
     ("__init__", "instrument.utilisation"),
+    ("__init__", "job"),
     ("__init__", "profiler.handlers"),
     ("__init__", "profiler.layer_profiler"),
     ("__init__", "profiler.options"),

@@ -1,0 +1,1 @@
+"""Captures of one job: which file is which rank, and the maps that are kept of them."""
