@@ -203,7 +203,8 @@ def _layers(parts: _Parts, pieces: pd.DataFrame, start: Int64Array, end: Int64Ar
     table = frame.groupby(keys, sort=True)[["compute_ns", "comm_ns", "copy_ns", "ops"]].sum()
     idling = pieces[~pieces["doing"].isin(list(DOING.values()))]
     idle_ns = idling.groupby(keys)["ns"].sum().rename("idle_ns")
-    table = table.join(idle_ns, how="outer").fillna(0).astype("int64").reset_index()
+    loading_ns = idling[idling["doing"] == "dataloader"].groupby(keys)["ns"].sum().rename("loading_ns")
+    table = table.join(idle_ns, how="outer").join(loading_ns, how="left").fillna(0).astype("int64").reset_index()
     return _ordered("layers", table.assign(rank=rank))
 
 

@@ -96,14 +96,13 @@ def judge(found: Evidence) -> Verdict:
     number = steps["step"].tolist() if len(steps) else sorted(charges["step"].unique().tolist())
     costs = faults.pivot_table(index="step", columns="rank", values="cost_ns", aggfunc="sum", fill_value=0.0)
     costs = costs.reindex(number, fill_value=0.0)
-    link = _slow_link(found, length, len(number))
+    link = _slow_link(found, length)
     median = costs.median() if costs.shape[1] else costs.sum()
     worst = int(median.idxmax()) if len(median) else -1
-    if (
-        len(median)
-        and median[worst] >= NOTABLE * length
-        and (link is None or link.cost_ns_per_step < median[worst] / 2)
-    ):
+    notable = len(median) > 0 and median[worst] >= NOTABLE * length
+    # where another rank is late in each step, a rank's own share of it is small
+    alone = notable and median[worst] >= costs.max(axis=1).median() / 2
+    if alone and (link is None or link.cost_ns_per_step < median[worst] / 2):
         return _of_rank(
             found, faults[faults["rank"] == worst], worst, cost=float(median[worst]), length=length, steps=number
         )
@@ -216,7 +215,7 @@ def _ratio(found: Evidence, rank: int) -> str:
     return f"{total.get(rank, 0) / others:.2f}" if others else "?"
 
 
-def _slow_link(found: Evidence, length: float, steps: int) -> Verdict | None:
+def _slow_link(found: Evidence, length: float) -> Verdict | None:
     """Communicators that move the same sizes more slowly than their equals."""
     table = found.transfers
     if not len(table):
@@ -226,7 +225,7 @@ def _slow_link(found: Evidence, length: float, steps: int) -> Verdict | None:
     slow = table[(table["equals"] >= 3) & (table["median_ns"] > SLOW_LINK * table["usual"]) & (table["usual"] > 0)]
     if not len(slow):
         return None
-    lost = (slow["median_ns"] - slow["usual"]) * slow["count"] / max(steps, 1)
+    lost = (slow["median_ns"] - slow["usual"]) * slow["count"] / slow["steps"]
     by_group = lost.groupby(slow["c"]).sum()
     cost = float(by_group.max())
     if cost < NOTABLE * length:

@@ -12,6 +12,7 @@ import numpy as np
 
 from nvprof_kit.analysis.nesting import Int64Array
 from nvprof_kit.analysis.ranks.causes import Causes, Pair, unresolved
+from nvprof_kit.analysis.ranks.coarse import coarse_charges
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 from nvprof_kit.trace.jobs.tables import SYMMETRIC, JobTables
 
@@ -38,12 +39,18 @@ CHARGE_COLUMNS = {
     "layer": "layer in which that rank lost the time",
     "phase": "phase there",
     "wait_ns": "time that other ranks waited for it; all rows add up to all waiting",
-    "cost_ns": "the same for one waiting rank, the mean over those of each collective",
+    "cost_ns": "the same for one waiting rank: in the communicator that waits most, the mean over its ranks",
 }
 """The columns of the table of charges."""
 
-MOST = 200_000
-"""Collectives whose causes are told at most, those that wait longest; the rest is `unresolved`."""
+MOST = 40_000
+"""Collectives whose causes are told one by one at most; of more they are told step by step."""
+
+SHOWN = 20_000
+"""Collectives of a larger job whose waits are in the table: those that wait longest."""
+
+NO_FAULT = ("start_up", "unresolved")
+"""Causes that are nobody's fault."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +80,27 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
     Raises:
         AssertionError: The charges do not add up to the waiting: a defect of this package.
     """
-    import pandas as pd
-
-    total = tables.total_wait()
-    found = tables.instances(-1 if tables.count() <= MOST else floor_ns, MOST)
-    found = found.sort_values("arrival", kind="stable", ignore_index=True)
-    small = _charged_alone(tables, found)
+    total, few = tables.total_wait(), tables.count() <= MOST
+    found = tables.instances(-1, 0 if few else SHOWN).sort_values("arrival", kind="stable", ignore_index=True)
     if not len(found):
-        return _checked(Waits(_waits(found, None, None), small, total, floor_ns))
+        nothing = _summed(_costed(coarse_charges(tables)))
+        return _checked(Waits(_waits(found, None), nothing, total, floor_ns))
     found["instance"] = np.arange(len(found))
     members = tables.members_of(found).merge(found, on=["c", "s", "k"])
     members["wait_ns"] = _exact(members)
+    if few:
+        shares = _shares(tables, found, members, floor_ns)
+        charges = _charges(shares, found)
+    else:
+        charges = coarse_charges(tables)
+        shares = _of_steps(charges, found)
+    return _checked(Waits(_waits(members, shares), _summed(_costed(charges)), total, floor_ns))
+
+
+def _shares(tables: JobTables, found: pd.DataFrame, members: pd.DataFrame, floor_ns: int) -> pd.DataFrame:
+    """The causes of every collective, one by one."""
+    import pandas as pd
+
     pairs = _pairs(members)
     ranks = np.union1d(pairs.late, pairs.peer).tolist()
     points = tables.points(ranks).merge(found[["c", "s", "k", "instance"]], on=["c", "s", "k"], how="left")
@@ -91,9 +108,18 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
     causes = Causes(points, tables.segments(ranks), found["arrival"].to_numpy(), found["late_rank"].to_numpy())
     told = found["wait_ns"].to_numpy() > floor_ns * (found["n"].to_numpy() - 1)
     shares = causes.shares(pairs.among(told))
-    shares = pd.concat([shares, unresolved(pairs.among(~told))], ignore_index=True)
-    charges = pd.concat([_charges(shares, found), small], ignore_index=True)
-    return _checked(Waits(_waits(members, found, shares), _summed(charges), total, floor_ns))
+    made: pd.DataFrame = pd.concat([shares, unresolved(pairs.among(~told))], ignore_index=True)
+    return made
+
+
+def _of_steps(charges: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
+    """The causes of collectives from those of their steps: the late rank's own, else that it was itself held up."""
+    top = charges.sort_values("wait_ns", ascending=False, kind="stable").drop_duplicates(["step", "rank"])
+    keys = {"left_on": ["step", "late_rank"], "right_on": ["step", "rank"], "how": "left"}
+    told = found[["instance", "step", "late_rank"]].merge(top[["step", "rank", "cause", "layer", "phase"]], **keys)
+    filled = told.fillna({"cause": "collective", "layer": NO_LAYER, "phase": NO_PHASE})
+    made: pd.DataFrame = filled.assign(share=1.0)[["instance", "late_rank", "cause", "layer", "phase", "share"]]
+    return made
 
 
 def _numbered(points: pd.DataFrame, told: int) -> pd.DataFrame:
@@ -139,27 +165,24 @@ def _charges(shares: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
     ns = np.floor(shares["share"].to_numpy() * wait[instance]).astype(np.int64)
     first = np.flatnonzero(np.diff(instance, prepend=-1))
     ns[first] += wait[instance[first]] - np.add.reduceat(ns, first)
-    others = found["n"].to_numpy()[instance] - 1
-    made: pd.DataFrame = shares.assign(
-        step=found["step"].to_numpy()[instance], rank=shares["late_rank"], wait_ns=ns, cost_ns=ns / others
-    )[list(CHARGE_COLUMNS)]
+    made: pd.DataFrame = shares.assign(rank=shares["late_rank"], wait_ns=ns)
+    for name in ("step", "c", "n"):
+        made[name] = found[name].to_numpy()[instance]
     return made
 
 
-def _charged_alone(tables: JobTables, found: pd.DataFrame) -> pd.DataFrame:
-    """What is not told further, charged to the rank that came last."""
-    import pandas as pd
-
-    whole = tables.by_late_rank().rename(columns={"late_rank": "rank"})
-    keys = ["step", "c", "rank"]
-    told = found.rename(columns={"late_rank": "rank"}).groupby(keys)["wait_ns"].sum().rename("told_ns").reset_index()
-    rest = whole.merge(told, on=keys, how="left")
-    rest["wait_ns"] -= rest["told_ns"].fillna(0).astype("int64")
-    rest = rest[rest["wait_ns"] != 0]
-    made: pd.DataFrame = rest.assign(
-        cause="unresolved", layer=NO_LAYER, phase=NO_PHASE, cost_ns=rest["wait_ns"] / (rest["n"] - 1).clip(lower=1)
-    )[list(CHARGE_COLUMNS)]
-    return _summed(made) if len(made) else pd.DataFrame(made)
+def _costed(charges: pd.DataFrame) -> pd.DataFrame:
+    """The charges with what they cost a waiting rank: in the communicator that waits most for the rank, since the
+    others wait for the same delay as it spreads through the job.
+    """
+    cost = charges["wait_ns"] / (charges["n"] - 1).clip(lower=1)
+    real = ~charges["cause"].isin(NO_FAULT)
+    keys = [charges["step"], charges["rank"]]
+    of_group = cost.where(real, 0).groupby([*keys, charges["c"]]).transform("sum")
+    most = of_group.groupby(keys).transform("max")
+    first = charges["c"].where(of_group == most).groupby(keys).transform("first")
+    made: pd.DataFrame = charges.assign(cost_ns=cost.where(charges["c"] == first, 0.0))
+    return made
 
 
 def _summed(charges: pd.DataFrame) -> pd.DataFrame:
@@ -168,10 +191,10 @@ def _summed(charges: pd.DataFrame) -> pd.DataFrame:
     return made
 
 
-def _waits(members: pd.DataFrame, found: pd.DataFrame | None, shares: pd.DataFrame | None) -> pd.DataFrame:
+def _waits(members: pd.DataFrame, shares: pd.DataFrame | None) -> pd.DataFrame:
     import pandas as pd
 
-    if found is None or shares is None:
+    if shares is None:
         nothing: pd.DataFrame = pd.DataFrame({name: [] for name in WAIT_COLUMNS})
         return nothing
     top = shares.sort_values("share", ascending=False, kind="stable").drop_duplicates("instance").set_index("instance")

@@ -87,6 +87,7 @@ LAYERS: Mapping[str, Column] = MappingProxyType(
         "copy_ns": Column("int64", "the same of copies and memsets"),
         "ops": Column("int64", "operations that compute"),
         "idle_ns": Column("int64", "time in which the device was idle, by where the launching thread was"),
+        "loading_ns": Column("int64", "the part of it that the data loader took"),
     }
 )
 """Layer x phase x step."""

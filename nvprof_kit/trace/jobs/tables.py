@@ -192,10 +192,13 @@ class JobTables:
         )
 
     def transfers(self) -> pd.DataFrame:
-        """Transfer times by communicator, kind and size: c, sort, bytes, n, count, median_ns, steps."""
+        """Transfer times by communicator, kind and size: c, sort, bytes, n (ranks of the communicator, of those that
+        are there where it is not told), count, median_ns, steps.
+        """
         return self._frame(
-            "SELECT c, sort, bytes, max(n) AS n, count(*) AS count, count(DISTINCT step) AS steps, "
-            "quantile_cont(ended - arrival, 0.5) AS median_ns FROM instances WHERE NOT unlike GROUP BY c, sort, bytes"
+            "SELECT c, sort, bytes, greatest(max(n), max(size)) AS n, count(*) AS count, "
+            "count(DISTINCT step) AS steps, quantile_cont(ended - arrival, 0.5) AS median_ns "
+            "FROM instances WHERE NOT unlike GROUP BY c, sort, bytes"
         )
 
     def communicators(self) -> pd.DataFrame:
@@ -243,6 +246,41 @@ class JobTables:
             f"SELECT rank, layer, phase, {medians}, count(*) AS steps FROM layers WHERE {known} "
             "GROUP BY rank, layer, phase"
         )
+
+    def excesses(self, least_ns: int, least_share: float) -> pd.DataFrame:
+        """What ranks have more of than the median of those that have the same layer and phase in the same step.
+
+        Args:
+            least_ns: A smaller excess is left out,
+            least_share: and one that is a smaller share of the median.
+
+        Returns:
+            step, rank, kind (compute, copy, host, data_loading), layer, phase, excess_ns, more_ops.
+        """
+        kinds = {
+            "compute": "compute_ns",
+            "copy": "copy_ns",
+            "host": "idle_ns - loading_ns",
+            "data_loading": "loading_ns",
+        }
+        parts = [
+            f"SELECT step, rank, '{kind}' AS kind, layer, phase, {ns} AS ns, ops FROM layers WHERE step >= 0"
+            for kind, ns in kinds.items()
+        ]
+        found = [
+            self._frame(
+                f"WITH spent AS ({part}), usual AS (SELECT step, layer, phase, quantile_disc(ns, 0.5) AS median_ns, "
+                "quantile_disc(ops, 0.5) AS median_ops FROM spent GROUP BY step, layer, phase) "
+                "SELECT step, rank, kind, layer, phase, ns - median_ns AS excess_ns, ops > median_ops AS more_ops "
+                "FROM spent JOIN usual USING (step, layer, phase) "
+                f"WHERE ns - median_ns > greatest({least_ns}, {least_share} * median_ns)"
+            )
+            for part in parts
+        ]
+        import pandas as pd
+
+        made: pd.DataFrame = pd.concat(found, ignore_index=True)
+        return made
 
     def step_lengths(self) -> pd.DataFrame:
         """Steps: step, median_ns over ranks, ranks."""
