@@ -196,7 +196,8 @@ def _standing_out(
     More GPU work in one layer stands out beside a host that is late everywhere: that varies, and this does not.
     """
     places: Any = _medians(faults[faults["layer"] != NO_LAYER], ["kind", "layer"], steps)
-    work = found.layers[found.layers["rank"] == rank].groupby("layer")["median_ns"].sum()
+    work = found.layers[found.layers["rank"] == rank].groupby("layer")["peers_ns"].sum()
+    work = work[work > 0]
     for kind in sorted({str(one) for one, _ in places.index}, key=lambda one: one != "work"):
         alike = places[kind].sort_values(ascending=False)
         layer, top = str(alike.index[0]), float(alike.iloc[0])

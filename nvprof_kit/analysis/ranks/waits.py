@@ -49,6 +49,9 @@ MOST = 40_000
 SHOWN = 20_000
 """Collectives of a larger job whose waits are in the table: those that wait longest."""
 
+SHOWN_WAITS = 300_000
+"""And so many waits at most."""
+
 NO_FAULT = ("start_up", "unresolved")
 """Causes that are nobody's fault."""
 
@@ -81,7 +84,10 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
         AssertionError: The charges do not add up to the waiting: a defect of this package.
     """
     total, few = tables.total_wait(), tables.count() <= MOST
-    found = tables.instances(-1, 0 if few else SHOWN).sort_values("arrival", kind="stable", ignore_index=True)
+    found = tables.instances(-1, 0 if few else SHOWN)
+    if not few:
+        found = found[found["n"].cumsum() <= SHOWN_WAITS]
+    found = found.sort_values("arrival", kind="stable", ignore_index=True)
     if not len(found):
         nothing = _summed(_costed(coarse_charges(tables)))
         return _checked(Waits(_waits(found, None), nothing, total, floor_ns))
