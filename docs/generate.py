@@ -40,7 +40,7 @@ from nvprof_kit.analysis.layers import COLUMNS, LayersResult, layers
 from nvprof_kit.analysis.metrics import COLUMNS as METRICS_COLUMNS
 from nvprof_kit.analysis.ncu_layers import COLUMNS as NCU_COLUMNS
 from nvprof_kit.analysis.ncu_plan import COLUMNS as PLAN_COLUMNS
-from nvprof_kit.analysis.ranks import clocks, waits
+from nvprof_kit.analysis.ranks import clocks, replay, waits
 from nvprof_kit.analysis.ranks import layers as ranks_layers
 from nvprof_kit.analysis.rules import preset, presets
 from nvprof_kit.analysis.timers import COLUMNS as TIMERS_COLUMNS
@@ -146,6 +146,8 @@ def texts() -> Mapping[str, str]:
         "ranks-charges": waits.CHARGE_COLUMNS,
         "ranks-layers": ranks_layers.COLUMNS,
         "ranks-clocks": clocks.COLUMNS,
+        "ranks-critical-path": replay.PATH_COLUMNS,
+        "ranks-what-if": replay.WHAT_IF_COLUMNS,
     }.items():
         rows = [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]
         made[f"columns-{verb}"] = "\n".join(["| column | meaning |", "|---|---|", *rows])

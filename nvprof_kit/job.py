@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nvprof_kit.analysis.ranks.answer import RanksAnswer
+    from nvprof_kit.analysis.ranks.replay import Graph
     from nvprof_kit.analysis.ranks.verdict import Verdict
     from nvprof_kit.analysis.ranks.waits import Waits
     from nvprof_kit.analysis.rules import Rules
@@ -144,11 +145,65 @@ class Job:
                 said.setdefault(line, []).append(rank)
         return [f"{_listed(ranks)}: {line}" for line, ranks in said.items()]
 
-    def answer(self) -> RanksAnswer:
-        """All of it."""
-        from nvprof_kit.analysis.ranks.answer import RanksAnswer
+    @cached_property
+    def _graph(self) -> tuple[Graph, pd.DataFrame]:
+        from nvprof_kit.analysis.ranks.replay import build
+        from nvprof_kit.analysis.ranks.waits import MOST
 
-        empty = self._waits.charges.iloc[:0]
+        self._aligned  # noqa: B018  # the collectives are matched with the clocks
+        if self._tables.count() > MOST:
+            raise UsageError(
+                f"{self._tables.count():,} collectives are too many to be replayed (at most {MOST:,}); "
+                "name the captures of fewer ranks, those of one pipeline for instance"
+            )
+        ranks, instances = self.ranks["rank"].tolist(), self._tables.instances()
+        return build(self._tables.points(ranks), self._tables.segments(ranks), instances), instances
+
+    def critical_path(self) -> JobTable:
+        """The critical path across ranks, by step, rank, layer and phase.
+
+        Raises:
+            UsageError: The job has too many collectives to be replayed.
+        """
+        from nvprof_kit.analysis.ranks.replay import PATH_COLUMNS, critical_path
+
+        return JobTable("critical path", critical_path(self._graph[0]), PATH_COLUMNS)
+
+    def what_if(self, rank: int | None = None, layer: str | None = None) -> JobTable:
+        """The step time if a rank, a layer of it, the data loaders, or the network were as the median of their equals.
+
+        Args:
+            rank: The rank; None: the verdict's, where it names one.
+            layer: The layer; None: the verdict's.
+
+        Raises:
+            UsageError: The job has no such rank, or too many collectives to be replayed.
+        """
+        from nvprof_kit.analysis.ranks import replay
+
+        if rank is not None and rank not in set(self.ranks["rank"]):
+            raise UsageError(f"no rank {rank} in the job")
+        graph, instances = self._graph
+        changes = {
+            "every transfer": (None, replay.network_cut(graph, instances)),
+            "every data loader": (replay.spent(graph, replay.loader_weights(graph)), None),
+        }
+        of = self.verdict.rank if rank is None else rank
+        named = self.verdict.layer if rank is None and layer is None else layer
+        if of is not None:
+            for one in dict.fromkeys((None, named)):
+                weights = replay.rank_weights(graph, self._layers, of, one)
+                changes[f"rank {of}" + (f" in {one}" if one else "")] = (replay.spent(graph, weights), None)
+        return JobTable("what if", replay.what_if(graph, changes), replay.WHAT_IF_COLUMNS)
+
+    def answer(self) -> RanksAnswer:
+        """All of it; the critical path and what-if where the job has few enough collectives."""
+        from nvprof_kit.analysis.ranks.answer import RanksAnswer
+        from nvprof_kit.analysis.ranks.replay import error
+        from nvprof_kit.analysis.ranks.waits import MOST
+
+        replayed = 0 < self._tables.count() <= MOST if self._waits else False
+        none = self._waits.charges.iloc[:0]
         return RanksAnswer(
             verdict=self.verdict,
             clocks=self._aligned[0],
@@ -156,10 +211,9 @@ class Job:
             charges=self._waits.charges,
             matrix=self._tables.matrix(),
             layers=self._layers,
-            critical_path=empty,
-            replay="",
-            what_if=empty,
-            bubbles=empty,
+            critical_path=self.critical_path().to_frame() if replayed else none,
+            what_if=self.what_if().to_frame() if replayed else none,
+            replay_error=error(self._graph[0]) if replayed else None,
             steps=len(self._tables.step_lengths()),
             collectives=self._tables.count(),
             total_wait_ns=self._waits.total_ns,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nvprof_kit.analysis.ranks.answer import RanksAnswer
     from nvprof_kit.analysis.rules import Rules
 
-VIEWS = ("waits", "charges", "layers", "clocks", "critical-path", "what-if", "bubbles")
+VIEWS = ("waits", "charges", "layers", "clocks", "critical-path", "what-if")
 
 
 class _Group(click.Group):

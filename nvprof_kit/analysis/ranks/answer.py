@@ -28,10 +28,9 @@ class RanksAnswer:
         charges: With `nvprof_kit.analysis.ranks.waits.CHARGE_COLUMNS`.
         matrix: Who waited for whom: waiting_rank, late_rank, wait_ns.
         layers: With `nvprof_kit.analysis.ranks.layers.COLUMNS`.
-        critical_path: With `nvprof_kit.analysis.ranks.replay.PATH_COLUMNS`; empty where it was not asked for.
-        replay: How far a replay of the unchanged graph is from what was measured, as a sentence.
-        what_if: With `nvprof_kit.analysis.ranks.replay.WHAT_IF_COLUMNS`; empty where it was not asked for.
-        bubbles: With `nvprof_kit.analysis.ranks.bubbles.COLUMNS`; empty where the job is no pipeline.
+        critical_path: With `nvprof_kit.analysis.ranks.replay.PATH_COLUMNS`; empty for a job of too many collectives.
+        what_if: With `nvprof_kit.analysis.ranks.replay.WHAT_IF_COLUMNS`; empty for a job of too many collectives.
+        replay_error: How far a replay of the unchanged graph is from what was measured, as a share of the step.
         steps: Number of steps.
         collectives: Matched collectives.
         total_wait_ns: All waiting.
@@ -45,9 +44,8 @@ class RanksAnswer:
     matrix: pd.DataFrame
     layers: pd.DataFrame
     critical_path: pd.DataFrame
-    replay: str
     what_if: pd.DataFrame
-    bubbles: pd.DataFrame
+    replay_error: float | None
     steps: int
     collectives: int
     total_wait_ns: int
@@ -70,7 +68,7 @@ class RanksAnswer:
             "layers": _records(self.layers),
             "critical_path": _records(self.critical_path),
             "what_if": _records(self.what_if),
-            "bubbles": _records(self.bubbles),
+            "replay_error": self.replay_error,
             "total_wait_ns": self.total_wait_ns,
             "warnings": list(self.warnings),
         }

@@ -38,9 +38,8 @@ def ranks_report(found: RanksAnswer, top: int = 10) -> list[RenderableType]:
     parts += _unlike(found.layers, top)
     parts += _clocks(found.clocks)
     if len(found.critical_path):
-        parts += _path(found.critical_path, found.replay, top)
-    if len(found.bubbles):
-        parts += [Text("Pipeline bubbles", "bold"), table_of(found.bubbles.head(top)), ""]
+        parts += _path(found.critical_path, top)
+        parts += _what_if(found.what_if, found.replay_error or 0.0)
     note = "Milliseconds. A rank waits from its kernel's start to the last rank's; all waiting is in the first table."
     return [*parts, Text(note, "dim"), *doubt_lines(found.warnings)]
 
@@ -173,7 +172,11 @@ def _clocks(clocks: pd.DataFrame) -> list[RenderableType]:
     return [Text(title, "bold"), made, ""]
 
 
-def _path(path: pd.DataFrame, replay: str, top: int) -> list[RenderableType]:
+def _path(path: pd.DataFrame, top: int) -> list[RenderableType]:
+    """The critical path over all steps, the longest parts first."""
+    keys = ["rank", "layer", "phase", "what"]
+    sums = path.groupby(keys, sort=False)["ns"].sum().sort_values(ascending=False)
+    total = max(int(sums.sum()), 1)
     made = table(
         [
             ("rank", "right"),
@@ -184,11 +187,23 @@ def _path(path: pd.DataFrame, replay: str, top: int) -> list[RenderableType]:
             ("share", "right"),
         ]
     )
-    for row in path.head(top).to_dict("records"):
-        made.add_row(
-            str(row["rank"]), row["layer"], row["phase"], row["what"], _MS(int(row["ns"])), percent(row["share"])
-        )
-    return [Text("Critical path across ranks, all steps", "bold"), made, Text(replay, "dim"), ""]
+    for key, ns in sums.head(top).items():
+        made.add_row(*map(str, key if isinstance(key, tuple) else (key,)), _MS(int(ns)), percent(ns / total))
+    rest = int(sums.iloc[top:].sum())
+    if rest:
+        made.add_row("", f"{len(sums) - top} more", "", "", _MS(rest), percent(rest / total))
+    return [Text("Critical path across ranks, all steps", "bold"), made, ""]
+
+
+def _what_if(changes: pd.DataFrame, error: float) -> list[RenderableType]:
+    """What a step would take with each change, and how well the unchanged graph is replayed."""
+    made = table([("as the median of its equals", "left"), ("step", "right"), ("saved", "right"), ("share", "right")])
+    for row in changes.to_dict("records"):
+        made.add_row(row["what"], _MS(row["step_ns"]), _MS(row["saved_ns"]), percent(row["saved_share"]))
+    measured = _MS(int(changes["measured_ns"].iloc[0]))
+    note = f"Replaying the unchanged graph gives the measured mean step of {measured} ms to within {percent(error)}."
+    bad = "" if error <= 0.02 else " That is more than 2 %: do not trust the savings."
+    return [Text("What if", "bold"), made, Text(note + bad, "yellow" if bad else "dim"), ""]
 
 
 def table_of(frame: pd.DataFrame) -> Table:
