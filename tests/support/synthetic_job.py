@@ -52,6 +52,7 @@ class SyntheticJob:
     missing: tuple[int, ...] = ()
     work_ns: float = 0.5 * MS
     transfer_ns: float = 40 * US
+    named: bool = True  # communicators bear names of their own; else only their streams tell them
     true_clocks: dict[int, tuple[float, float]] = field(default_factory=dict, compare=False)
 
     @property
@@ -181,6 +182,8 @@ def _tables(
     if lost:
         keep = ~np.isin((ranks[:, None] * count + place[None, :]).ravel(), list(lost))
     flat = {name: clock(values[:, ranks]).T.ravel() for name, values in (("a", played.arrived), ("e", played.ended))}
+    if not job.named:
+        names = ["stream 0"] * job.rows + ["stream 1"] * job.columns
     index, numbers = _renumbered(keep, here, np.tile(place, here), np.tile(number, here), (comm, step, count))
     plain = {
         "rank": rank,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvprof_kit.analysis.ranks.clocks import align
+from nvprof_kit.analysis.ranks.groups import groups_of
 from nvprof_kit.trace.jobs.tables import JobTables
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ SAMPLES = 100
 
 FEW = 2_000_000
 """Collectives of a job that are few."""
+
+TOLD_APART = 256
+"""Ranks of a job in which communicators that are named by streams are told apart."""
 
 LEAST_FLOOR_NS = 2_000
 """What no clock tells apart."""
@@ -29,6 +33,10 @@ def align_job(tables: JobTables, ranks: list[int]) -> tuple[pd.DataFrame, int]:
         The clocks with `nvprof_kit.analysis.ranks.clocks.COLUMNS`, and the time below which they tell nothing apart.
     """
     rows, most = tables.rows()
+    if 2 < len(ranks) <= TOLD_APART:
+        parts = groups_of(tables.stream_ends())
+        if len(parts):
+            tables.split(parts)
     every = 1 if rows <= FEW else max(most // SAMPLES, 1)
     odd = tables.odd_steps()
     ends = tables.ends(every)

@@ -117,7 +117,7 @@ def replay(graph: Graph, cut: Int64Array | None = None, quicker: Int64Array | No
         cut: How much less work each has between its gate and readiness, in ns; None for nothing.
         quicker: How much less its transfer takes.
     """
-    ends = graph.e.copy()
+    ends: Int64Array = graph.e.copy()
     nothing = np.zeros(len(ends), dtype=np.int64)
     cut, quicker = nothing if cut is None else cut, nothing if quicker is None else quicker
     gated = graph.gate >= 0

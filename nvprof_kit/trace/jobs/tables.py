@@ -24,13 +24,13 @@ SYMMETRIC = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
 _SYMMETRIC = str(SYMMETRIC)
 _PEER = "('Send', 'Recv', 'SendRecv')"
 
-_MEMBERS = f"""
+_MEMBERS = """
     SELECT rank, index, kind, bytes, size, start_ns, end_ns, step, comm,
-        CASE WHEN operation >= 0 THEN 0 ELSE hash(comm) END AS c,
+        CASE WHEN operation >= 0 THEN 0 ELSE {c} END AS c,
         CASE WHEN operation >= 0 OR sequence >= 0 THEN -2 ELSE step END AS s,
         CASE WHEN operation >= 0 THEN operation WHEN sequence >= 0 THEN sequence ELSE number END AS k,
-        CASE WHEN kind IN {_PEER} THEN 'SendRecv' ELSE kind END AS sort
-    FROM collectives
+        CASE WHEN kind IN {peer} THEN 'SendRecv' ELSE kind END AS sort
+    FROM collectives {join}
 """
 """The collectives with what finds their like on other ranks: communicator, step and number."""
 
@@ -86,7 +86,7 @@ class JobTables:
         versions = {row[0] for row in self._db.execute("SELECT DISTINCT version FROM ranks").fetchall()}
         if versions - {VERSION}:
             raise CaptureError(f"{folder}: maps of version {max(versions)}, this release reads {VERSION}; map again")
-        self._db.execute(f"CREATE VIEW members AS {_MEMBERS}")
+        self._db.execute("CREATE VIEW members AS " + _MEMBERS.format(c="hash(comm)", peer=_PEER, join=""))
 
     def close(self) -> None:
         """Give the database's memory and temporary files back."""
@@ -109,6 +109,21 @@ class JobTables:
         """Ends of collectives for the clocks: c, s, k, rank, end_ns, symmetric; of every so many one."""
         chosen = "" if keep_every <= 1 else f"WHERE hash(s, k) % {keep_every} = 0"
         return self._frame(f"SELECT c, s, k, rank, end_ns, sort IN {_SYMMETRIC} AS symmetric FROM members {chosen}")
+
+    def stream_ends(self) -> pd.DataFrame:
+        """Ends of collectives whose communicator is told by its stream alone: comm, s, k, rank, end_ns."""
+        return self._frame("SELECT comm, s, k, rank, end_ns FROM members WHERE comm LIKE 'stream %' AND s >= -1")
+
+    def split(self, parts: pd.DataFrame) -> None:
+        """Tell communicators of one name apart.
+
+        Args:
+            parts: comm, rank, and which part of it the rank is in.
+        """
+        self._db.register("given", parts)
+        self._db.execute("CREATE OR REPLACE TABLE parts AS SELECT * FROM given")
+        joined = {"c": "hash(comm, coalesce(part, 0))", "join": "LEFT JOIN parts USING (comm, rank)"}
+        self._db.execute("CREATE OR REPLACE VIEW members AS " + _MEMBERS.format(peer=_PEER, **joined))
 
     def odd_steps(self) -> pd.DataFrame:
         """Communicator and step in which ranks differ in the number of collectives matched by order: c, s."""

@@ -66,3 +66,12 @@ def test_ranks_that_share_nothing_are_not_aligned(tmp_path: Path) -> None:
     said = opened(job, tmp_path)
     assert np.isnan(said.clocks().to_frame()["residual_ns"]).sum() == 2
     assert any("not aligned" in line for line in said.warnings)
+
+
+def test_groups_that_only_streams_name_are_told_apart(tmp_path: Path) -> None:
+    job = SyntheticJob(3, 3, 6, 20, fault=Fault("slow_gpu", 4, size=2), seed=9, named=False)
+    said = opened(job, tmp_path)
+    assert said.verdict.rank == 4 and said.verdict.cause == "slow_gpu"
+    rows = said.waits().to_frame()
+    rows = rows[rows["collective"].str.startswith("stream 0") & (rows["late_rank"] == 4)]
+    assert set(rows["waiting_rank"]) == {3, 5}  # of its row of the grid
