@@ -101,6 +101,11 @@ def _write(answer: RanksAnswer, output: Output, view: str | None, top: int) -> N
     from nvprof_kit.report import tables
     from nvprof_kit.report.text.ranks import ranks_report, table_of
 
+    if view in ("critical-path", "what-if") and answer.replay_error is None:
+        raise UsageError(
+            f"{answer.collectives:,} matched collectives: a critical path and what-if need 1 to 40,000; "
+            "name the captures of fewer ranks"
+        )
     if output.form == "json" and view is None:
         output.write((json.dumps(answer.to_dict(), ensure_ascii=False, indent=1) + "\n").encode())
     elif output.form == "table":
