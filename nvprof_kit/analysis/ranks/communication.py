@@ -65,7 +65,7 @@ def communications(
     ops = rows[place]
     said = messages(trace, ops)
     calls = _calls(trace, ops)
-    names = trace.ops["name"].astype(str).to_numpy()[ops]
+    names = trace.ops["name"].iloc[ops].astype(str).to_numpy()
     kinds = {name: kind_of(name) for name in set(names.tolist())}
     kind = np.array([kinds[name] for name in names.tolist()], dtype=object)
     kind = np.where((kind == "SendRecv") | (kind == ""), np.where(calls.kind != "", calls.kind, kind), kind)

@@ -35,7 +35,8 @@ def lane_of(start: Int64Array, end: Int64Array, sort: npt.NDArray[np.int8], cuts
         sort: `COMPUTE`, `COMM` or `COPY` of each.
         cuts: Moments at which a piece ends besides, within the time of the operations.
     """
-    moments = np.unique(np.concatenate((start, end, cuts)))
+    moments = np.sort(np.concatenate((start, end, cuts)))  # as np.unique, which is slower for millions
+    moments = moments[np.append(True, moments[1:] > moments[:-1])[: len(moments)]]
     if len(moments) < 2:
         nothing = np.zeros(0, dtype=np.int64)
         return Lane(nothing, nothing, nothing.astype(np.int8), nothing)

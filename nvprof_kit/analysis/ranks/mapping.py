@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit.analysis.activity import COMM, COMPUTE, COPY, IDLE, activity
+from nvprof_kit.analysis.activity import COMM, COMPUTE, COPY, activity
 from nvprof_kit.analysis.attribution import Attribution, attribute
 from nvprof_kit.analysis.host import HostCalls
 from nvprof_kit.analysis.idle import idle
@@ -139,12 +139,10 @@ def _ready(parts: _Parts, place: Int64Array, start: Int64Array, end: Int64Array,
 def _gates(parts: _Parts, place: Int64Array, start: Int64Array, end: Int64Array) -> npt.NDArray[np.bool_]:
     """Whether the device computed nothing when each collective ended."""
     works = np.flatnonzero(parts.sort == COMPUTE)
-    lane = lane_of(start[works], end[works], parts.sort[works], np.zeros(0, dtype=np.int64))
-    if not len(lane.start):
-        return np.ones(len(place), dtype=bool)
-    at = np.searchsorted(lane.start, end[place], side="right") - 1
-    outside = (at < 0) | (end[place] >= lane.end[np.maximum(at, 0)])
-    quiet: npt.NDArray[np.bool_] = outside | (lane.state[np.maximum(at, 0)] == IDLE)
+    works = works[np.argsort(start[works], kind="stable")]
+    reach = np.append(np.maximum.accumulate(end[works]), np.iinfo(np.int64).min)
+    began = np.searchsorted(start[works], end[place], side="left") - 1
+    quiet: npt.NDArray[np.bool_] = reach[began] <= end[place]
     return quiet
 
 
