@@ -20,6 +20,7 @@ from nvprof_kit.analysis.ranks.lane import Lane, lane_of
 from nvprof_kit.analysis.windows import Windows, step_windows
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER
+from nvprof_kit.trace.frames import labels
 from nvprof_kit.trace.jobs.schema import TABLES, RankMap
 from nvprof_kit.trace.schema import Trace
 
@@ -156,12 +157,17 @@ def _pieces(
     at = np.searchsorted(gaps["start_ns"].to_numpy(), lane.start, side="right") - 1
     idle_piece = lane.op == NONE
     named = {}
-    for name, of_op in (("layer", parts.layer), ("phase", parts.phase)):
-        mine = np.append(np.asarray(of_op, dtype=object), NO_LAYER)[lane.op]
-        gap = np.append(np.asarray(gaps[name], dtype=object), NO_LAYER if name == "layer" else "other")[at]
-        named[name] = np.where(idle_piece, gap, mine)
-    causes = np.append(np.asarray(gaps["cause"], dtype=object), "other")[at]
-    states = np.array(["", "compute", "communication", "copy"], dtype=object)[lane.state]
+    for name, of_op, nothing in (("layer", parts.layer, NO_LAYER), ("phase", parts.phase, "other")):
+        # as codes: millions of names would be slow
+        of_gap = gaps[name].cat
+        names = [*of_op.categories, *of_gap.categories, nothing]
+        gap = np.append(of_gap.codes.to_numpy().astype(np.int64) + len(of_op.categories), len(names) - 1)[at]
+        named[name] = labels(np.where(idle_piece, gap, of_op.codes[lane.op]), names)
+    causes = gaps["cause"].cat
+    states = [*DOING.values(), *causes.categories, "other"]
+    gap_code = np.append(causes.codes.to_numpy().astype(np.int64) + 3, len(states) - 1)[at]
+    state_code = np.array([-1, 0, 1, 2])[lane.state]
+    doing = labels(np.where(idle_piece, gap_code, state_code), states)
     collective = np.full(len(start) + 1, NONE, dtype=np.int64)
     collective[place] = np.arange(len(place))
     windows = parts.windows
@@ -173,7 +179,7 @@ def _pieces(
         {
             "segment": np.searchsorted(cuts, lane.start, side="right"),
             "step": step,
-            "doing": np.where(idle_piece, causes, states),
+            "doing": doing,
             **named,
             "collective": np.where(lane.state == COMM, collective[lane.op], NONE),
             "ns": lane.end - lane.start,
@@ -193,17 +199,25 @@ def _layers(parts: _Parts, pieces: pd.DataFrame, start: Int64Array, end: Int64Ar
     import pandas as pd
 
     took = end - start
-    frame = pd.DataFrame({"step": parts.step, "layer": np.asarray(parts.layer), "phase": np.asarray(parts.phase)})
+    frame = pd.DataFrame({"step": parts.step, "layer": parts.layer, "phase": parts.phase})
     for name, sort in (("compute_ns", COMPUTE), ("comm_ns", COMM), ("copy_ns", COPY)):
         frame[name] = np.where(parts.sort == sort, took, 0)
     frame["ops"] = (parts.sort == COMPUTE).astype(np.int64)
     keys = ["step", "layer", "phase"]
-    table = frame.groupby(keys, sort=True)[["compute_ns", "comm_ns", "copy_ns", "ops"]].sum()
+    table = frame.groupby(keys, sort=True, observed=True)[["compute_ns", "comm_ns", "copy_ns", "ops"]].sum()
+    table = _plain(table)
     idling = pieces[~pieces["doing"].isin(list(DOING.values()))]
-    idle_ns = idling.groupby(keys)["ns"].sum().rename("idle_ns")
-    loading_ns = idling[idling["doing"] == "dataloader"].groupby(keys)["ns"].sum().rename("loading_ns")
+    idle_ns = _plain(idling.groupby(keys, observed=True)[["ns"]].sum())["ns"].rename("idle_ns")
+    loads = idling[idling["doing"] == "dataloader"]
+    loading_ns = _plain(loads.groupby(keys, observed=True)[["ns"]].sum())["ns"].rename("loading_ns")
     table = table.join(idle_ns, how="outer").join(loading_ns, how="left").fillna(0).astype("int64").reset_index()
     return _ordered("layers", table.assign(rank=rank))
+
+
+def _plain(sums: pd.DataFrame) -> pd.DataFrame:
+    """Sums by step, layer and phase whose names are text, so that those of several tables are the same."""
+    made: pd.DataFrame = sums.reset_index().astype({"layer": object, "phase": object}).set_index(list(sums.index.names))
+    return made
 
 
 def _steps(parts: _Parts, rank: int) -> pd.DataFrame:
