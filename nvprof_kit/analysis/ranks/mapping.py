@@ -27,7 +27,7 @@ from nvprof_kit.trace.schema import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-OPTIONAL = ("name", "stream", "bytes", "calls", "collectives", "marks")
+OPTIONAL = ("name", "stream", "calls", "collectives", "marks")
 """What `nvprof_kit.trace.open.open_capture` must read."""
 
 DOING = {COMPUTE: "compute", COMM: "communication", COPY: "copy"}
@@ -88,8 +88,8 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
         ready_segment=np.searchsorted(cuts, ready, side="right") - 1,
         end_segment=np.searchsorted(cuts, end[found.place], side="right") - 1,
         gates=gates,
-        layer=np.asarray(parts.layer)[found.place],
-        phase=np.asarray(parts.phase)[found.place],
+        layer=np.asarray(parts.layer[found.place]),
+        phase=np.asarray(parts.phase[found.place]),
     )
     return RankMap(
         ranks=_one_row(rank, facts),
