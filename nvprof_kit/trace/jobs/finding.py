@@ -103,8 +103,8 @@ def rank_of_environment(text: str) -> RankName:
 def rank_of_capture(path: Path) -> RankName:
     """The rank that a capture tells beside its marks: in Kineto's ``distributedInfo``, or nsys's environment."""
     head = _head(path)
-    if head.startswith(b"SQLite") or b"NVIDIA" in head:
-        return _rank_of_nsys(path)
+    if head.lstrip()[:1] not in (b"{", b"["):  # a PyTorch trace names NVIDIA too
+        return _rank_of_nsys(path) if head else RankName()
     text = head.decode("utf-8", "replace")
     found = _DISTRIBUTED.search(text)
     if not found:

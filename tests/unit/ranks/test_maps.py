@@ -14,7 +14,7 @@ from nvprof_kit import open_job
 from nvprof_kit.cli import group
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.job_maps import map_captures
-from nvprof_kit.trace.jobs.finding import rank_of_environment, rank_of_marks, rank_of_name
+from nvprof_kit.trace.jobs.finding import rank_of_capture, rank_of_environment, rank_of_marks, rank_of_name
 
 
 def test_the_waits_of_two_tiny_ranks(tmp_path: Path) -> None:
@@ -96,3 +96,8 @@ def test_ranks_in_marks_and_environments() -> None:
     assert (found.rank, found.world_size, found.run) == (3, 8, "a1b2")
     assert rank_of_environment("LOCAL_RANK=1\nRANK=9\n").rank == 9
     assert rank_of_environment("LOCAL_RANK=1").rank == -1
+
+
+def test_the_rank_of_a_pytorch_trace_is_in_it() -> None:
+    found = rank_of_capture(Path(__file__).parents[2] / "data" / "kineto" / "ddp.rank0.json.xz")
+    assert (found.rank, found.world_size, found.told_by) == (0, 2, "capture")
