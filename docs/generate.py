@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from nvprof_kit.analysis.advise import advise
 from nvprof_kit.analysis.breakdown import breakdown, critical_path, queue, transfers
 from nvprof_kit.analysis.breakdown import idle as launching
-from nvprof_kit.analysis.diff import diff
+from nvprof_kit.analysis.diff import diff, kernels
 from nvprof_kit.analysis.flops.flops import COLUMNS as FLOPS_COLUMNS
 from nvprof_kit.analysis.foreign.rules import preset, presets
 from nvprof_kit.analysis.hardware import DTYPES, known_gpus
@@ -131,7 +131,7 @@ def texts() -> Mapping[str, str]:
         "profiler-kinds": layer_profile.KIND_COLUMNS,
         "utilisation": utilisation.COLUMNS,
         "diff": diff.COLUMNS,
-        "diff-kernels": diff.KERNEL_COLUMNS,
+        "diff-kernels": kernels.KERNEL_COLUMNS,
     }.items():
         rows = [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]
         made[f"columns-{verb}"] = "\n".join(["| column | meaning |", "|---|---|", *rows])
