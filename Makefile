@@ -4,11 +4,17 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 DEMO ?= demo-output
 PYTEST_ARGS ?=
+WORKERS ?= 2
 
 bin := $(VENV)/bin
 pip := $(bin)/python -m pip --disable-pip-version-check install -qq
 
-.PHONY: demo test lint bench docs clean
+# each file's tests in one worker, all that run a real nsys in one: releases that run at once lose each other's events
+pytest := $(bin)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
+
+ranged := layer_range loop abuse backward compile_decorated
+
+.PHONY: demo test test-fast test-full test-python-ranges test-gpu lint bench docs clean
 
 demo: $(VENV)/.installed  ## train a small transformer under the embedded recorder and print what each layer costs
 	@mkdir -p $(DEMO)
@@ -18,13 +24,26 @@ demo: $(VENV)/.installed  ## train a small transformer under the embedded record
 	$(bin)/nvprof-kit layers $(DEMO)/run.json.gz
 	@printf '\n%s/ holds the trace (run.json.gz), the table (layers.csv) and the plot (layers.png).\n' "$(DEMO)"
 
-test: $(VENV)/.installed-test  ## run every test that this machine can run
-	$(bin)/python -m pytest $(PYTEST_ARGS)
+test: $(VENV)/.installed-test  ## what every change has to pass
+	$(pytest) $(PYTEST_ARGS)
+
+test-fast: $(VENV)/.installed-test  ## the same with one nsys at most and without a browser
+	nsys=$${NVPROF_KIT_NSYS-$$(command -v nsys)}; NVPROF_KIT_NSYS=$${nsys##*:} $(pytest) -m "not browser" $(PYTEST_ARGS)
+
+test-full: $(VENV)/.installed-test test-python-ranges  ## everything: every case, every nsys, many random cases
+	NVPROF_KIT_FULL=1 $(pytest) $(PYTEST_ARGS)
+
+# Ranges come from C or, where there was no compiler, from Python: what is seen from outside is the same.
+test-python-ranges: $(VENV)/.installed-test  ## the tests of ranges and hooks with the ranges in Python
+	NVPROF_KIT_PURE_PYTHON=1 $(pytest) $(foreach name,$(ranged),$(shell find tests/unit -name test_$(name).py))
+
+test-gpu: $(VENV)/.installed-test  ## the tests that need a GPU
+	$(bin)/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test  ## style, types and shell scripts
 	$(bin)/ruff check .
 	$(bin)/mypy
-	$(bin)/shellcheck -x recipes/*/*.sh recipes/*/*.bash recipes/*.bash .ci/run
+	$(bin)/shellcheck -x recipes/*/*.sh recipes/*/*.bash recipes/*.bash tools/get-nsys .ci/run
 
 bench: $(VENV)/.installed-test  ## measure: speed against nsys, cost of a range
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(bin)/python $$script || exit 1; done

@@ -8,16 +8,18 @@ a page is stale.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import is_dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 from click.testing import CliRunner
 
+import nvprof_kit
 from nvprof_kit.analysis.advise import advise
 from nvprof_kit.analysis.breakdown import breakdown, critical_path, queue, transfers
 from nvprof_kit.analysis.breakdown import idle as launching
@@ -39,6 +41,8 @@ from nvprof_kit.analysis.ncu.plan import COLUMNS as PLAN_COLUMNS
 from nvprof_kit.analysis.timers import COLUMNS as TIMERS_COLUMNS
 from nvprof_kit.cli import group
 from nvprof_kit.instrument.meters import utilisation
+from nvprof_kit.results.base import Result
+from nvprof_kit.results.document import Document
 from nvprof_kit.trace.open import open_capture
 
 DOCS = Path(__file__).parent
@@ -138,8 +142,100 @@ def texts() -> Mapping[str, str]:
     made |= {f"example-{name}": _example(line) for name, line in EXAMPLES.items()}
     made["attribution-programs"] = attribution_programs()
     made["presets"] = _presets()
+    made |= {f"api-{group}": _api(rooms) for group, rooms in API.items()}
     made["gpu-peaks"] = _gpu_peaks()
     return made
+
+
+API = {
+    "opening": ("_capture", "_sources", "_checks", "job"),
+    "answers": ("results",),
+    "errors": ("errors",),
+    "instrumentation": ("instrument",),
+    "recording": ("capture", "profiler"),
+}
+"""The sections of the API's page, and the rooms that their names come from."""
+
+_SECTIONS = {"Args": "Arguments", "Attributes": "Fields", "Returns": "Returns", "Yields": "Yields", "Raises": "Raises"}
+
+
+def _api(rooms: tuple[str, ...]) -> str:
+    """What the package offers from some rooms: every name with its signature and its docstring."""
+    lines: list[str] = []
+    for name in nvprof_kit.__all__:
+        thing = getattr(nvprof_kit, name)
+        home = getattr(thing, "__module__", None) or thing.__name__
+        if home.split(".")[1] not in rooms:
+            continue
+        lines += [f"### `{name}{_signature(thing)}`", "", *_described(thing), ""]
+        for base in inspect.getmro(thing)[1:] if inspect.isclass(thing) and "results" in rooms else ():
+            if base.__module__.startswith("nvprof_kit.analysis"):
+                lines += [*_fields(base), ""]
+        for member, method in sorted(vars(thing).items()) if inspect.isclass(thing) else ():
+            if member.startswith("_") or not inspect.getdoc(method) or not callable(_called(method)):
+                continue
+            shown = "" if isinstance(method, (property, cached_property)) else _signature(_called(method))
+            lines += [f"#### `{name}.{member}{shown}`", "", *_described(_called(method)), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _called(member: Any) -> Any:
+    """The function behind a method, a property, or a class method; None for anything else."""
+    if isinstance(member, property):
+        return member.fget
+    if isinstance(member, cached_property):
+        return member.func
+    return getattr(member, "__func__", member) if inspect.isroutine(member) else None
+
+
+def _signature(thing: Any) -> str:
+    """The arguments without their types, which the docstring tells; '' where there are none to tell."""
+    if not callable(thing) or (inspect.isclass(thing) and issubclass(thing, (Exception, Result, Document))):
+        return ""
+    try:
+        found = inspect.signature(thing)
+    except ValueError:
+        return ""
+    plain = [
+        one.replace(annotation=one.empty, default=_default(one.default))
+        if one.default is not one.empty
+        else one.replace(annotation=one.empty)
+        for one in found.parameters.values()
+        if one.name != "self"
+    ]
+    return str(inspect.Signature(plain)).replace("'…'", "…")
+
+
+def _default(value: Any) -> Any:
+    """A default as it is shown; one that is an object of its own is described where its class is."""
+    return "…" if repr(value).startswith("<") or is_dataclass(value) else value
+
+
+def _described(thing: Any) -> list[str]:
+    """A docstring of Google's style as Markdown."""
+    return _markdown((inspect.getdoc(thing) or "").splitlines())
+
+
+def _fields(base: Any) -> list[str]:
+    """The fields that a docstring tells of."""
+    lines = (inspect.getdoc(base) or "").splitlines()
+    return _markdown(lines[lines.index("Attributes:") :]) if "Attributes:" in lines else []
+
+
+def _markdown(lines: list[str]) -> list[str]:
+    made: list[str] = []
+    section = ""
+    for line in lines:
+        head = line.rstrip(":")
+        if line.endswith(":") and head in _SECTIONS:
+            section = head
+            made += [f"*{_SECTIONS[head]}*", ""]
+        elif section and re.match(r"    \S", line) and section not in ("Returns", "Yields"):
+            named, _, meaning = line.strip().partition(": ")
+            made.append(f"- `{named}`: {meaning}")
+        else:
+            made.append(f"  {line.strip()}" if section and line.strip() else line.strip())
+    return [line.replace("``", "`") for line in made]
 
 
 def _gpu_peaks() -> str:

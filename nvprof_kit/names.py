@@ -24,6 +24,9 @@ WINDOW = "window"
 MEMORY_BEGIN, MEMORY_END, MEMORY_PEAK = "allocated at begin", "allocated at end", "peak inside"
 """Texts of the marks of category ``memory`` that a layer's range may hold; the payload of each is a number of bytes."""
 
+RANK_MARK = "NVPROF_KIT_RANK_MARK"
+"""Variable of the environment: where it is ``step``, the `rank_text` is marked in every step and not only once."""
+
 WRAPPER_PARTS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of a module path that wrappers (DDP, torch.compile, FSDP, activation checkpointing) put in and the user
 never wrote.
@@ -70,6 +73,7 @@ KNOWN_PHASES = frozenset(
 """Texts taken for a phase where a range bears no category."""
 
 _STEP = re.compile(r"(?:step|iteration|iter|ProfilerStep)[ _#:]*(-?\d{1,18})", re.IGNORECASE)  # what fits 64 bits
+_RANK = re.compile(r"rank (\d{1,9})(?: of (\d{1,9}))?(?: run (\S+))?")
 _INDEX = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
@@ -106,6 +110,30 @@ def step_number(text: str) -> int | None:
     """
     found = _STEP.fullmatch(text)
     return int(found.group(1)) if found else None
+
+
+class RankName(NamedTuple):
+    """Which process of a job a capture is of; None for what nobody told."""
+
+    rank: int
+    world: int | None = None
+    run: str | None = None
+
+
+def rank_text(name: RankName) -> str:
+    """The text of the mark by which a process says who it is: ``rank 3 of 8 run 4711``."""
+    world = "" if name.world is None else f" of {name.world}"
+    run = "_".join((name.run or "").split())
+    return f"rank {name.rank}{world}{run and ' run '}{run}"
+
+
+def parse_rank(text: str) -> RankName | None:
+    """Who says so in the text of a mark of category ``user``, None where it is another mark's."""
+    found = _RANK.fullmatch(text)
+    if found is None:
+        return None
+    rank, world, run = found.groups()
+    return RankName(int(rank), None if world is None else int(world), run)
 
 
 def parse_range(text: str, category: str | None = None) -> RangeName:

@@ -2,15 +2,21 @@
 # shellcheck shell=bash
 # Sourced by nsys/common.bash and ncu/common.bash, never run.
 
-me=${0##*/}
+me=${NVPROF_KIT_VERB:-${0##*/}} # `nvprof-kit profile`, say, which becomes profile.sh
+unset NVPROF_KIT_VERB
+quiet=''
 
 fail() { # STATUS MESSAGE
   printf '%s: %s\n' "$me" "$2" >&2
   exit "$1"
 }
 
-note() { # MESSAGE
+warn() { # MESSAGE
   printf '%s: %s\n' "$me" "$1" >&2
+}
+
+note() { # MESSAGE, which --quiet leaves out
+  [ -n "$quiet" ] || warn "$1"
 }
 
 # older ones take an empty list for an unset variable
@@ -18,8 +24,55 @@ note() { # MESSAGE
 
 set +o posix # a mode, from POSIXLY_CORRECT, in which the status of a process that has ended is told once only
 
-need_value() { # OPTION NUMBER-OF-WORDS
-  [ "$2" -ge 2 ] || fail 2 "$1 needs a value; see $me --help"
+# --- options: a recipe's help is the list of them ---
+
+declare -A long_names=() takes_value=()
+# shellcheck disable=SC2034
+program=()
+
+# Takes the options of a help text: `  -o, --output NAME  ...` has a value, `  -f, --force  ...` has none.
+read_options() { # TEXT
+  local line pattern='^  (-([A-Za-z]), |    )--([a-z-]+)( [A-Z][A-Z:]*)?( |$)'
+  while IFS= read -r line; do
+    [[ $line =~ $pattern ]] || continue
+    [ -z "${BASH_REMATCH[2]}" ] || long_names[-${BASH_REMATCH[2]}]=${BASH_REMATCH[3]}
+    long_names[--${BASH_REMATCH[3]}]=${BASH_REMATCH[3]}
+    takes_value[${BASH_REMATCH[3]}]=${BASH_REMATCH[4]}
+  done <<<"$1"
+}
+
+# Calls the recipe's `option NAME VALUE` for each option, and sets `program` to the words behind `--`.
+take_options() { # WORD...
+  local name value
+  # shellcheck disable=SC2034  # the recipes read it
+  program=()
+  read_options "$(usage)"
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --)
+        # shellcheck disable=SC2034
+        program=("${@:2}")
+        break ;;
+      --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;; # --output=NAME is --output NAME
+    esac
+    name=${long_names[$1]-} value=''
+    case $1 in
+      -h | --help) usage; exit 0 ;;
+      -*) [ -n "$name" ] || fail 2 "no option $1; see $me --help" ;;
+      *)
+        [ -z "${no_program-}" ] || fail 2 "no option $1; see $me --help"
+        fail 2 "the program comes after --: $me [OPTION]... -- $*" ;;
+    esac
+    # shellcheck disable=SC2034
+    given=$1 # as it was written, for messages
+    if [ -n "${takes_value[$name]}" ]; then
+      [ $# -ge 2 ] || fail 2 "$1 needs a value; see $me --help"
+      value=$2
+      shift
+    fi
+    option "$name" "$value"
+    shift
+  done
 }
 
 need_number() { # OPTION VALUE
@@ -77,6 +130,28 @@ check_disk() { # FOLDER, there or not yet; MEGABYTES
     fail 2 "$folder has $free MB left and a report may need more; needed $2 MB: free some, or lower it with --min-free MB"
 }
 
+# The name with nsys's patterns replaced: %h the host, %p this process, %q{VARIABLE}, %% a percent sign. They are replaced here,
+# for a report that is there already is to be found before the run.
+expand_name() { # NAME; sets `output`
+  local rest=$1 variable
+  output=''
+  while [[ $rest == *%* ]]; do
+    output+=${rest%%\%*} rest=${rest#*%}
+    case $rest in
+      h*) output+=$(uname -n) rest=${rest#h} ;;
+      p*) output+="$$" rest=${rest#p} ;;
+      %*) output+=% rest=${rest#%} ;;
+      'q{'[A-Za-z_]*'}'*)
+        variable=${rest#q\{} variable=${variable%%\}*} rest=${rest#*\}}
+        [[ $variable =~ ^[A-Za-z0-9_]+$ ]] || fail 2 "-o '$1': '$variable' is no variable's name"
+        [ -n "${!variable-}" ] || fail 2 "-o '$1': the variable $variable is not set"
+        output+=${!variable//\//_} ;;
+      *) fail 2 "-o '$1': after % come h, p, q{VARIABLE} or another %" ;;
+    esac
+  done
+  output+=$rest
+}
+
 need_name() { # NAME of the report
   case ${1##*/} in '' | . | ..) fail 2 "-o '$1': needed a report's name, not a folder's" ;; esac
   # nsys writes the path as it is into the XML that its exporter reads
@@ -94,9 +169,8 @@ refuse_existing() { # FORCE FILE...
 
 # A report is written into a folder of its own beside it; only what is whole leaves that. So a run that is killed at any
 # moment leaves nothing that could be taken for a report.
-stage_of() { # NAME of the report, %h and the like included
-  local name=${1##*/}
-  printf '%s' "$(folder_of "$1").${name//%/_}.partial"
+stage_of() { # NAME of the report
+  printf '%s' "$(folder_of "$1").${1##*/}.partial"
 }
 
 folder_of() { # NAME of the report; nothing for this folder, else with a slash behind; a name is never taken for an option
@@ -113,70 +187,138 @@ open_stage() { # STAGE FORCE
   fail 2 "$1 exists: a run writes there now, or was killed; take what you need and remove it, or use --force"
 }
 
+# Brings what is in a stage to its place; sets `published`, and `status` to 1 where that was 0 and something stays behind.
 publish() { # STAGE FOLDER FORCE
-  local file target shown=()
+  local file target
+  published=()
   for file in "$1"/*; do
     [ -e "$file" ] || continue
     target=$2${file##*/}
     if [ -e "$target" ] && [ -z "$3" ]; then
-      note "$target exists; the new one stays in $1"
+      warn "$target exists; the new one stays in $1"
+    elif mv -fT -- "$file" "$target"; then
+      published+=("$target")
+      continue
     else
-      mv -fT -- "$file" "$target" || { note "cannot write $target; it stays in $1"; continue; }
-      shown+=("$target")
+      warn "cannot write $target; it stays in $1"
     fi
+    status=$((status ? status : 1))
   done
   rmdir -- "$1" 2>/dev/null || :
-  if [ ${#shown[@]} -gt 0 ]; then
-    note "wrote ${shown[*]}"
-  else
-    note "no report: nothing was captured"
-  fi
+  [ ${#published[@]} -eq 0 ] || note "wrote ${published[*]}"
+}
+
+say_next() { # WORD...; the command that reads what was written
+  note "next: $(print_command "$@")"
 }
 
 # --- a run under supervision ---
 
-# Runs a profiler and waits for it. Signals reach it once, which ends the program and still writes the report: SIGINT and
-# SIGTERM as they are, SIGHUP (a lost terminal) as SIGTERM, since nsys would die of it and leave the program behind.
-# Sets `status` to what it gave, which is the program's own.
+# The folder in which program.bash tells what became of the program; '' where the profiler starts it without.
+run='' leave_running='' how=become
+left_early='' # whether the profiler ended before the program; then nsys leaves its agent behind
+
+# Runs a profiler and waits for it, and for the program. Ctrl-C, SIGTERM and SIGHUP (a lost terminal, taken for SIGTERM) come
+# to the profiler once: it fetches what the program has buffered, then ends it. Told twice nsys would lose the report,
+# so a second signal within 3 s is taken for the same, and a later one is the program's. Sets `status` to what the program gave.
 supervise() { # WORD...
-  local child signals=0 began=$SECONDS
+  local child='' shared='' began=$SECONDS asked='' asked_at=-1
   NVPROF_KIT_RUN=$$.$(date +%s%N)
   export NVPROF_KIT_RUN
-  set -m # a process group of its own: Ctrl-C comes to this script only
+  trap 'pass_on INT' INT
+  trap 'pass_on TERM' TERM HUP
   # 3 may be a log of the recipe's, which would not end while the program's children have it open
-  if [ -t 0 ]; then "$@" </dev/null 3>&- & else "$@" <&0 3>&- & fi
+  if [ -t 0 ] && [ -z "$run" ]; then
+    # only the group in front may read from a terminal; Ctrl-C comes to all of it
+    shared=yes
+    (trap - INT TERM HUP && exec "$@" 3>&-) <&0 &
+  else
+    set -m # a process group of its own: Ctrl-C comes to this script only
+    "$@" <&0 3>&- &
+    set +m
+  fi
   child=$!
-  set +m
-  # shellcheck disable=SC2064  # the child's number as it is now
-  trap "pass_on INT $child" INT
-  # shellcheck disable=SC2064
-  trap "pass_on TERM $child" TERM HUP
   while kill -0 "$child" 2>/dev/null; do # a signal ends the waiting, and it may be at work still
     wait "$child" || :
   done
   # shellcheck disable=SC2034  # the recipes read it
   { status=0 && wait "$child"; } || status=$?
-  trap - INT TERM HUP
+  wait_for_program
+  trap '' INT TERM HUP # what was captured is brought to its place
 }
 
-# A launcher ends the other ranks when one fails, and they may have ended by then: their reports would not be written.
-# So a first signal that finds the program gone is kept from it, unless the program may not have begun yet.
-pass_on() { # SIGNAL CHILD
-  signals=$((signals + 1))
-  if [ "$signals" -gt 1 ] || [ $((SECONDS - began)) -lt 3 ] || program_runs; then
-    kill "-$1" "$2" 2>/dev/null || :
-  else
-    note "the program has ended and its report is being written; a second signal stops that"
+# nsys may end before a program that takes its time: then this waits for it and takes its status.
+wait_for_program() {
+  local patience
+  [ -n "$run" ] && [ -z "$leave_running" ] && [ "$status" -le 128 ] || return 0
+  # shellcheck disable=SC2034  # the recipes read it
+  ! program_alive || left_early=yes
+  while program_alive; do pause 0.2; done
+  [ "$how" = stay ] && [ -s "$run/pid" ] || return 0
+  for patience in 1 2 3 4 5; do
+    [ ! -s "$run/status" ] || { status=$(<"$run/status") && return 0; }
+    sleep "0.$patience"
+  done
+}
+
+pause() { # SECONDS; unlike sleep a signal ends it, and its trap runs at once
+  { sleep "$1" & } 2>/dev/null
+  wait $! || :
+}
+
+pass_on() { # SIGNAL
+  local first=$((asked_at < 0)) since=$((SECONDS - asked_at))
+  asked=$1
+  [ -z "$run" ] || printf '%s\n' "$asked" >"$run/end" # for a program that has not begun
+  if [ "$first" = 1 ]; then
+    asked_at=$SECONDS
+    # A launcher ends the other ranks when one fails, and they may have ended by then: their reports would not be written.
+    if program_ended; then
+      warn "the program has ended and its report is being written; another signal, 3 s from now, stops that"
+    elif [ "$1$shared" != INTyes ]; then
+      kill "-$1" "$child" 2>/dev/null || :
+    fi
+  elif [ "$since" -ge 3 ]; then # nobody's second touch of the same keys
+    tell_program "$1" || kill "-$1" "$child" 2>/dev/null || :
   fi
 }
 
+program_ended() {
+  if [ -n "$run" ]; then [ -s "$run/pid" ] && ! program_alive
+  else [ $((SECONDS - began)) -ge 3 ] && ! program_runs; fi
+}
+
+# As in a terminal Ctrl-C comes to the program's group; SIGTERM comes to itself alone. Fails where it does not run.
+tell_program() { # SIGNAL
+  [ -n "$run" ] && program_alive || return 1
+  if [ "$1" = INT ]; then kill -INT -- "-$(group_of "$(<"$run/pid")")" 2>/dev/null || :
+  else kill "-$1" "$(<"$run/pid")" 2>/dev/null || :; fi
+}
+
+program_alive() {
+  [ -s "$run/pid" ] && kill -0 "$(<"$run/pid")" 2>/dev/null
+}
+
+group_of() { # PROCESS
+  local stat
+  stat=$(<"/proc/$1/stat") && stat=${stat##*) } && cut -d ' ' -f 3 <<<"$stat"
+}
+
+kill_all() { # SIGNAL PROCESSES, a line each
+  local process
+  for process in $2; do kill "-$1" "$process" 2>/dev/null || :; done
+}
+
 program_runs() {
+  [ -n "$(others)" ]
+}
+
+others() { # the running processes of this run that are not the profiler's
   local process name
   for process in $(orphans); do
     name=$(cat "/proc/$process/comm" 2>/dev/null) || continue
-    case $name in nsys* | Qdstrm* | ncu* | cat | sleep) ;; *) return 0 ;; esac
+    case $name in nsys* | Qdstrm* | ncu* | cat | sleep) ;; *) echo "$process" ;; esac
   done
-  return 1
 }
 
 # Ends whatever a killed profiler left running: the program, its children, and the profiler's own agent. They are known by the
@@ -186,7 +328,7 @@ end_orphans() {
   for signal in 0 TERM KILL; do
     for patience in 1 2 3 4 5 6 7 8 9 10; do
       [ -n "$(orphans)" ] || return 0
-      [ "$patience" -ne 1 ] || [ "$signal" = 0 ] || orphans | xargs -r kill "-$signal" 2>/dev/null || :
+      [ "$patience" -ne 1 ] || [ "$signal" = 0 ] || kill_all "$signal" "$(orphans)"
       sleep 0.2
     done
   done

@@ -1,4 +1,4 @@
-"""Fixtures of every test: the Nsight Systems at hand."""
+"""What every test shares: the lanes, the Nsight Systems at hand, the golden files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,40 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.golden import Golden
+from support.lane import FULL, examples
 
-settings.register_profile("anywhere", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("anywhere")  # how long an example takes says more of the machine than of the code
+# how long an example takes says more of the machine than of the code
+settings.register_profile(
+    "anywhere", deadline=None, max_examples=examples(50), suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("anywhere")
+
+# the tensors are tiny and two workers share the machine: more threads would only wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+GLOO = "a process of PyTorch's gloo aborts as it ends: terminate called without an active exception"
+MOMENT = "it acts on nsys at a moment; on a loaded machine nsys may not be that far, or may hold ranges back"
+START = "nsys itself fails to start now and then on a loaded machine, and here every test needs its report"
+RERUN = {
+    "test_the_export_is_made_once_and_kept_beside": START,
+    "test_a_report_without_a_gpu_says_what_was_missing": START,
+    "test_a_cut_off_report": START,
+    "test_a_folder_that_cannot_be_written_to": START,
+    "test_packed_reports": START,
+    "test_two_ranks": GLOO,
+    "test_each_rank_counts_its_own_work": GLOO,
+    "test_torchrun": GLOO,
+    "test_a_rank_that_is_killed": MOMENT,
+    "test_a_run_that_is_interrupted": MOMENT,
+    "test_a_program_that_ends_while_it_is_captured": MOMENT,
+    "test_duration_ends_the_capture_and_the_program": MOMENT,
+    "test_ranges_are_there_when_a_capture_starts_later": MOMENT,
+    "test_two_captures_of_one_program": MOMENT,
+    "test_windows_of_a_schedule": MOMENT,
+}
+"""Tests that run again, once, where they failed, and why."""
 
 
 def _nsys_executables() -> list[str]:
@@ -29,22 +60,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that takes ``nsys`` with each executable in NVPROF_KIT_NSYS, or with the one on the PATH."""
+    """Run a test that takes ``nsys`` with the last executable in NVPROF_KIT_NSYS, or with the one on the PATH.
+
+    One marked ``every_nsys`` sees what differs between releases and runs with each; in the full lane all do.
+    """
     if "nsys" in metafunc.fixturenames:
         executables = _nsys_executables() or [None]
+        if not (FULL or metafunc.definition.get_closest_marker("every_nsys")):
+            executables = executables[-1:]
         metafunc.parametrize(
             "nsys", executables, indirect=True, ids=lambda path: path and Path(path).parent.parent.name
         )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run a failed test again, and say so, where others fail now and then: nsys fails to start under load, and
-    processes of PyTorch's gloo abort at their end ("terminate called without an active exception").
-    """
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only the full lane runs; say which tests run in one worker, and which run again."""
     for item in items:
-        named = "nsys" in getattr(item, "fixturenames", ()) or item.get_closest_marker("nsys")
-        if named or item.get_closest_marker("gloo"):
-            item.add_marker(pytest.mark.flaky(reruns=3, reruns_delay=3))
+        fixtures = getattr(item, "fixturenames", ())
+        if "chromium" in fixtures:
+            item.add_marker("browser")
+        if "nsys" in fixtures:
+            item.add_marker("nsys")
+        with_nsys = item.get_closest_marker("nsys")
+        item.add_marker(pytest.mark.xdist_group("nsys" if with_nsys else item.nodeid.partition("::")[0]))
+        if getattr(item, "originalname", item.name) in RERUN:
+            item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=3))
+    if not FULL:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
+@pytest.fixture
+def golden(pytestconfig: pytest.Config) -> Golden:
+    """Compares a text with a file in `tests/golden`: ``golden("layers/eager-2023.4.csv", found)``."""
+    return Golden(update=pytestconfig.getoption("--update-golden"))
 
 
 @pytest.fixture

@@ -117,12 +117,15 @@ class _Samples(NamedTuple):
         return _Samples(self.begin[which], self.end[which], {name: of[which] for name, of in self.values.items()})
 
 
-def metrics(trace: Trace, options: MetricsOptions | None = None) -> MetricsResult:
+def metrics(
+    trace: Trace, options: MetricsOptions | None = None, attribution: Attribution | None = None
+) -> MetricsResult:
     """GPU metrics of each layer.
 
     Args:
         trace: A capture with `Trace.samples`.
         options: What counts as enough.
+        attribution: Who owns each operation, where that is known already.
 
     Raises:
         CaptureError: The capture has no samples.
@@ -137,7 +140,7 @@ def metrics(trace: Trace, options: MetricsOptions | None = None) -> MetricsResul
         )
     by_device = {device: _of_device(trace, device) for device in sorted(set(trace.samples["device"]))}
     interval = int(np.median(np.concatenate([one.end - one.begin for one in by_device.values()])))
-    attribution = attribute(trace)
+    attribution = attribution or attribute(trace)
     parent = {} if options.own else layer_parents(attribution.ranges)
     records = [
         {"layer": layer, "phase": phase, **_means(trace, chosen, by_device, options.floor)}

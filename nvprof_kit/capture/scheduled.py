@@ -13,7 +13,7 @@ from nvprof_kit.capture.record import RecordOptions, record, running, tool_attac
 from nvprof_kit.instrument.loop.schedule import AnySchedule, Schedule, Sink, Window, Windows, schedule_of
 from nvprof_kit.instrument.ranges import state
 from nvprof_kit.instrument.ranges.backends import Range
-from nvprof_kit.instrument.ranks import rank, world_size
+from nvprof_kit.instrument.ranks import mark_rank, rank, world_size
 from nvprof_kit.names import WINDOW, Category
 
 OnTraceReady = Callable[[Path, Window], object]
@@ -100,6 +100,7 @@ class Tool(Nothing):
             cuda.cudart().cudaProfilerStart()
         if state.backend is not None:
             self._started = state.backend.start(self._range)
+            mark_rank(again=True)
 
     def stop(self, _window: Window) -> None:
         """End, when the GPU has done what the window's steps launched."""

@@ -14,8 +14,10 @@ from typing import NoReturn, TextIO
 import click
 
 from nvprof_kit import __version__
+from nvprof_kit.cli.completion import complete_if_asked
 from nvprof_kit.cli.verbs.advise import advise
 from nvprof_kit.cli.verbs.breakdown import breakdown
+from nvprof_kit.cli.verbs.capturing import launch, profile, start, status, stop
 from nvprof_kit.cli.verbs.diff import diff
 from nvprof_kit.cli.verbs.doctor import doctor
 from nvprof_kit.cli.verbs.export import export
@@ -25,6 +27,7 @@ from nvprof_kit.cli.verbs.memory import memory
 from nvprof_kit.cli.verbs.metrics import metrics
 from nvprof_kit.cli.verbs.ncu import ncu
 from nvprof_kit.cli.verbs.plot import plot
+from nvprof_kit.cli.verbs.profile_ncu import profile as ncu_profile
 from nvprof_kit.cli.verbs.recipes import recipes
 from nvprof_kit.cli.verbs.record import record
 from nvprof_kit.cli.verbs.report import report
@@ -62,6 +65,11 @@ for _verb in (
     report,
     plot,
     export,
+    profile,
+    launch,
+    start,
+    stop,
+    status,
     record,
     recipes,
     metrics,
@@ -73,6 +81,7 @@ for _verb in (
     scrub,
 ):
     group.add_command(_verb)
+ncu.add_command(ncu_profile)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -83,6 +92,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         _replace_unencodable(stream)
+    completed = complete_if_asked(group)
+    if completed is not None:
+        sys.exit(completed)
     try:
         with group.make_context("nvprof-kit", list(sys.argv[1:] if argv is None else argv)) as context:
             group.invoke(context)

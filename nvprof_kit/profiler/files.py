@@ -53,6 +53,7 @@ class WindowFiles:
         """
         from nvprof_kit.analysis.layers.profile import layer_profile
         from nvprof_kit.report.export.tables import FORMATS
+        from nvprof_kit.report.export.writer import write_file
         from nvprof_kit.report.text.layer_profile import memory_lines
         from nvprof_kit.trace.open import open_capture
 
@@ -61,10 +62,10 @@ class WindowFiles:
             trace = own_steps(trace, last_step)
         profile = layer_profile(trace, kinds, _memory_table(boundaries))
         for what, table in (("layers", profile.rows), ("kinds", profile.kinds)):
-            self.path(f"{what}.csv").write_bytes(FORMATS["csv"](table))
+            write_file(self.path(f"{what}.csv"), FORMATS["csv"](table), inputs=[self.trace])
         if boundaries:
             text = "\n".join(memory_lines(profile.rows))
-            self.path("memory_usage.txt").write_text(f"{text}\n", encoding="utf-8")
+            write_file(self.path("memory_usage.txt"), f"{text}\n", inputs=[self.trace])
         if draw:
             self._draw(profile, boundaries)
         return profile
@@ -72,23 +73,24 @@ class WindowFiles:
     def _draw(self, profile: LayerProfile, boundaries: Sequence[Boundary]) -> None:
         """The curves; a figure that cannot be drawn is no reason to lose the log."""
         try:
-            from nvprof_kit.report.plots.memory_curve import write_curve
+            from nvprof_kit.report.export.writer import write_file
+            from nvprof_kit.report.plots.memory_curve import curve_figure
             from nvprof_kit.report.plots.plots import encode
             from nvprof_kit.report.text.layer_profile import time_figure
 
-            self.path("cuda_time_plot.png").write_bytes(encode(time_figure(profile), "png"))
+            write_file(self.path("cuda_time_plot.png"), encode(time_figure(profile), "png"))
             if boundaries:
-                write_curve(self.path("memory_usage_line_chart.png"), boundaries)
+                write_file(self.path("memory_usage_line_chart.png"), encode(curve_figure(boundaries), "png"))
         except Exception as error:
             warnings.warn(f"curves of {self.name} are not drawn: {type(error).__name__}: {error}", stacklevel=2)
 
     def write_log(self, profile: LayerProfile, facts: list[str], *, echo: bool) -> None:
         """Write the summary log, and print its head where it is rank 0's."""
+        from nvprof_kit.report.export.writer import write_file
         from nvprof_kit.report.text.layer_profile import profile_head, profile_report
-        from nvprof_kit.report.text.terminal import print_to
+        from nvprof_kit.report.text.terminal import print_to, text_of
 
-        with self.path(f"rank_{self._rank}.log").open("w", encoding="utf-8") as file:
-            print_to(file, profile_report(profile, facts), kept=True)
+        write_file(self.path(f"rank_{self._rank}.log"), text_of(profile_report(profile, facts), kept=True))
         if echo and self._rank == 0:
             print_to(sys.stdout, [*profile_head(profile, facts), f"Files: {self.path('*')}"])
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
+from nvprof_kit.trace.schema import TABLES
 
 if TYPE_CHECKING:
     from nvprof_kit.trace.schema import Trace
@@ -52,6 +53,38 @@ def open_capture(path: str | Path, *, domain: str = DOMAIN, optional: Collection
     except (CaptureError, OSError) as error:
         raise _for_user(error, path) from None
     return replace(trace, info=replace(trace.info, path=str(path)))
+
+
+def open_more(trace: Trace, *, domain: str, optional: Collection[str]) -> Trace:
+    """The capture with more of its optional columns and tables.
+
+    Args:
+        trace: What `open_capture` read.
+        domain: The NVTX domain it was opened with.
+        optional: What is wanted besides, named as in `open_capture`.
+
+    Returns:
+        The capture with everything it had, and with that. Of an nsys capture only what is missing is read; a PyTorch
+        trace is one text and is read whole.
+
+    Raises:
+        CaptureError: As in `open_capture`, or the file was changed since.
+    """
+    path = Path(trace.info.path)
+    try:
+        if trace.info.tool.startswith("nsys"):
+            from nvprof_kit.trace.nsys.read import read_more
+
+            with nsys_sqlite(path) as plain:
+                return read_more(plain, trace, domain, optional, path)
+        fresh = open_capture(path, domain=domain, optional=optional)
+    except OSError as error:
+        raise _for_user(error, path) from None
+    if len(fresh.ops) != len(trace.ops):
+        raise CaptureError(f"{path}: the file was changed since it was opened; open it again")
+    tables: dict[str, Any] = {name: getattr(fresh, name) for name in optional if name in TABLES and name != "operators"}
+    columns = {str(name): fresh.ops[name] for name in fresh.ops if name not in trace.ops}
+    return replace(trace, ops=trace.ops.assign(**columns), **tables)
 
 
 @contextmanager

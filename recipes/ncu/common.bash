@@ -30,7 +30,9 @@ common_help() {
       --rank N        of a program of several ranks measure rank N alone, since under one ncu they would wait for each other;
                       its launcher has to start rank.sh on each (see rank.sh --help)
   -x, --ncu OPTION    one more word for ncu, as it stands: -x --devices -x 0; may be given again
-  -n, --dry-run       print the command and run nothing
+      --annotate      set NVPROF_KIT_ANNOTATE=1 for the program: nvprof_kit annotates its model by itself
+  -q, --quiet         say nothing but what went wrong
+  -n, --dry-run       print the commands of ncu that do the same, and run nothing
   -h, --help          print this and exit
 
 Environment:
@@ -40,36 +42,27 @@ Exit status: the program's own; 2 for a wrong call or an existing report, 3 wher
 HELP
 }
 
-# Takes one of the common options from the words; sets `taken` to the number of words it was.
-common_option() { # WORD...
-  # shellcheck disable=SC2034  # the recipes read it
-  taken=1
+# Takes one of the common options; a recipe's own `option` hands it what it does not know.
+common_option() { # NAME VALUE
   case $1 in
-    -h | --help) usage; exit 0 ;;
-    -f | --force) force=yes ;;
-    -n | --dry-run) dry_run=yes ;;
-    --window) window=yes ;;
-    -s | --set | -o | --output | --min-free | --count | --skip | --arch | --clock | --cache | --replay | --rank | -x | --ncu)
-      need_value "$1" $#
-      # shellcheck disable=SC2034
-      taken=2
-      case $1 in
-        -s | --set) sets+=("$2") ;;
-        -o | --output)
-          case $2 in *%*) fail 2 "$1 '$2': ncu gives % a meaning; take a name without" ;; esac
-          output=${2%.ncu-rep} ;;
-        --min-free) need_number "$1" "$2"; min_free=$2 ;;
-        --count) need_number "$1" "$2"; count=$2 ;;
-        --skip) need_number "$1" "$2"; skip=$2 ;;
-        --arch) one_of "$1" "$2" sm_80 sm_90 sm_100; arch=$2 ;;
-        --clock) one_of "$1" "$2" base none; clock=$2 ;;
-        --cache) one_of "$1" "$2" all none; cache=$2 ;;
-        --replay) one_of "$1" "$2" kernel application range app-range; replay=$2 ;;
-        --rank) need_number "$1" "$2"; rank=$2 ;;
-        -x | --ncu) extra+=("$2") ;;
-      esac ;;
-    -*) fail 2 "no option $1; see $me --help" ;;
-    *) fail 2 "the program comes after --: $me [OPTION]... -- $*" ;;
+    set) sets+=("$2") ;;
+    output)
+      case $2 in *%*) fail 2 "$given '$2': ncu gives % a meaning; take a name without" ;; esac
+      output=${2%.ncu-rep} ;;
+    force) force=yes ;;
+    min-free) need_number "$given" "$2"; min_free=$2 ;;
+    window) window=yes ;;
+    count) need_number "$given" "$2"; count=$2 ;;
+    skip) need_number "$given" "$2"; skip=$2 ;;
+    arch) one_of "$given" "$2" sm_80 sm_90 sm_100; arch=$2 ;;
+    clock) one_of "$given" "$2" base none; clock=$2 ;;
+    cache) one_of "$given" "$2" all none; cache=$2 ;;
+    replay) one_of "$given" "$2" kernel application range app-range; replay=$2 ;;
+    rank) need_number "$given" "$2"; rank=$2 ;;
+    annotate) export NVPROF_KIT_ANNOTATE=1 ;;
+    ncu) extra+=("$2") ;;
+    quiet) quiet=yes ;;
+    dry-run) dry_run=yes ;;
   esac
 }
 
@@ -78,7 +71,9 @@ common_option() { # WORD...
 find_arch() {
   local capability=''
   [ -z "$arch" ] || return 0
-  capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1) || :
+  local first=${CUDA_VISIBLE_DEVICES-}
+  first=${first%%,*} # the program's first may be another than the host's
+  capability=$(nvidia-smi ${first:+"--id=$first"} --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1) || :
   case $capability in
     8.*) arch=sm_80 ;;
     10.* | 11.* | 12.*) arch=sm_100 ;;
@@ -207,22 +202,25 @@ choose_measurements() {
 }
 
 measure() { # FILTER... -- PROGRAM...
-  local filter=() command import name stage log refused
+  local filter=() command name stage log refused
+  local import=(--page=raw --csv --print-units=base)
   while [ "$1" != -- ]; do filter+=("$1"); shift; done
   shift
   [ $# -gt 0 ] || fail 2 "no program to run; needed: $me [OPTION]... -- python train.py"
   need_name "$output"
   choose_measurements
   check_ranks "$@"
+  if [ -n "$dry_run" ]; then
+    name=$output
+    ncu_command "$@"
+    print_command env LC_ALL=C ${rank:+"NVPROF_KIT_NCU_RANK=$rank"} ${NVPROF_KIT_ANNOTATE:+NVPROF_KIT_ANNOTATE=1} \
+      "${command[@]::1}" ${force:+--force-overwrite} "${command[@]:1}"
+    printf '%s > %s\n' "$(print_command env LC_ALL=C "$ncu" "--import=$name.ncu-rep" "${import[@]}")" "$(print_command "$name.csv")"
+    exit 0
+  fi
   stage=$(stage_of "$output")
   name=$stage/${output##*/}
   ncu_command "$@"
-  import=("$ncu" "--import=$name.ncu-rep" --page=raw --csv --print-units=base)
-  if [ -n "$dry_run" ]; then
-    print_command env LC_ALL=C ${rank:+"NVPROF_KIT_NCU_RANK=$rank"} "${command[@]}"
-    print_command env LC_ALL=C "${import[@]}"
-    exit 0
-  fi
   need_tool ncu "$ncu" "Nsight Compute" NCU
   refuse_existing "$force" "$output".{ncu-rep,csv}
   need_program "$1"
@@ -246,9 +244,10 @@ measure() { # FILTER... -- PROGRAM...
     fail "$((status ? status : 1))" "no report: ncu measured no kernel; see what it said above${rank:+; is there a rank \
 $rank on this host, started by rank.sh?}"
   fi
-  "${import[@]}" >"$name.csv" ||
+  "$ncu" "--import=$name.ncu-rep" "${import[@]}" >"$name.csv" ||
     fail "$((status ? status : 1))" "ncu cannot read what it wrote; what there is stays in $stage"
   publish "$stage" "$(folder_of "$output")" "$force"
+  say_next nvprof-kit ncu layers "$output.csv"
   exit "$status"
 }
 

@@ -26,17 +26,15 @@ HELP
 }
 
 names=() each=''
-while [ $# -gt 0 ]; do
+option() { # NAME VALUE
   case $1 in
-    --) shift; break ;;
-    --*=*)
-      set -- "${1%%=*}" "${1#*=}" "${@:2}"
-      continue ;;
-    -k | --kernel) need_value "$1" $#; [ -n "$2" ] || fail 2 "$1 '' names no kernel"; names+=("$2"); shift 2 ;;
-    --each) each=yes; shift ;;
-    *) common_option "$@"; shift "$taken" ;;
+    kernel) [ -n "$2" ] || fail 2 "$given '' names no kernel"; names+=("$2") ;;
+    each) each=yes ;;
+    *) common_option "$@" ;;
   esac
-done
+}
+
+take_options "$@"
 refuse_ranges "ncu measures ranges, and no kernels by their names"
 [ ${#names[@]} -gt 0 ] || fail 2 "no kernel; needed: kernels.sh -k NAME -- python train.py"
 [ ${#sets[@]} -gt 0 ] || sets=(speed-of-light memory tensor occupancy stalls)
@@ -45,8 +43,8 @@ joined=$(IFS='|' && printf '%s' "${names[*]}")
 if [ -n "$each" ]; then
   case $joined in *:*) fail 2 "a name with a colon cannot be filtered by configuration: '$joined'" ;; esac
   need_filter_by_configuration
-  measure --filter-mode=per-launch-config "--kernel-id=::regex:$joined:1" -- "$@"
+  measure --filter-mode=per-launch-config "--kernel-id=::regex:$joined:1" -- "${program[@]}"
 else
   count=${count:-10}
-  measure "--kernel-name=regex:$joined" -- "$@"
+  measure "--kernel-name=regex:$joined" -- "${program[@]}"
 fi

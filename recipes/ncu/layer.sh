@@ -27,18 +27,16 @@ HELP
 }
 
 layer='' phase=forward domain=nvprof_kit
-while [ $# -gt 0 ]; do
+option() { # NAME VALUE
   case $1 in
-    --) shift; break ;;
-    --*=*) # --output=NAME is --output NAME
-      set -- "${1%%=*}" "${1#*=}" "${@:2}"
-      continue ;;
-    -l | --layer) need_value "$1" $#; layer=$2; shift 2 ;;
-    -p | --phase) need_value "$1" $#; one_of "$1" "$2" forward backward recompute; phase=$2; shift 2 ;;
-    --domain) need_value "$1" $#; domain=$2; shift 2 ;;
-    *) common_option "$@"; shift "$taken" ;;
+    layer) layer=$2 ;;
+    phase) one_of "$given" "$2" forward backward recompute; phase=$2 ;;
+    domain) domain=$2 ;;
+    *) common_option "$@" ;;
   esac
-done
+}
+
+take_options "$@"
 [ -n "$layer" ] || fail 2 "no layer; needed: layer.sh -l model.layers.3 -- python train.py"
 [ ${#sets[@]} -gt 0 ] || sets=(speed-of-light memory tensor occupancy stalls)
 case $replay in range | app-range)
@@ -49,4 +47,4 @@ esac
 output=${output:-layer}
 range=$layer
 [ "$phase" = forward ] || range="$layer $phase"
-measure "$(nvtx_range "$domain" "$range")" -- "$@"
+measure "$(nvtx_range "$domain" "$range")" -- "${program[@]}"

@@ -48,10 +48,10 @@ shell=/bin/bash # one that finds its libraries wherever it lies
 [ -x "$shell" ] || shell=$BASH
 folder=$(mktemp -d -- "${TMPDIR:-/tmp}/nvprof_kit.XXXXXXXX") ||
   fail 3 "cannot write to ${TMPDIR:-/tmp}; set TMPDIR to a folder that can be written"
-program=$folder/$hidden
-if ! cp -- "$shell" "$program" || ! "$program" -p -c :; then
+shadow=$folder/$hidden
+if ! cp -- "$shell" "$shadow" || ! "$shadow" -p -c :; then
   rm -rf -- "$folder"
   fail 3 "nothing can run in ${TMPDIR:-/tmp}; set TMPDIR to a folder with room, whose programs may run"
 fi
 # shellcheck disable=SC2016  # for the other shell, which reads no BASH_ENV
-exec "$program" -p -c 'rm -rf -- "${0%/*}"; exec -- "$@"' "$program" "$@"
+exec "$shadow" -p -c 'rm -rf -- "${0%/*}"; exec -- "$@"' "$shadow" "$@"

@@ -21,20 +21,18 @@ HELP
 }
 
 layer='' domain=nvprof_kit
-while [ $# -gt 0 ]; do
+option() { # NAME VALUE
   case $1 in
-    --) shift; break ;;
-    --*=*)
-      set -- "${1%%=*}" "${1#*=}" "${@:2}"
-      continue ;;
-    -l | --layer) need_value "$1" $#; layer=$2; shift 2 ;;
-    --domain) need_value "$1" $#; domain=$2; shift 2 ;;
-    *) common_option "$@"; shift "$taken" ;;
+    layer) layer=$2 ;;
+    domain) domain=$2 ;;
+    *) common_option "$@" ;;
   esac
-done
+}
+
+take_options "$@"
 refuse_ranges "ncu gives no peaks"
 sets+=(roofline)
 output=${output:-roofline}
 filter=()
 [ -z "$layer" ] || filter=("$(nvtx_range "$domain" "$layer")")
-measure "${filter[@]}" -- "$@"
+measure "${filter[@]}" -- "${program[@]}"

@@ -22,17 +22,15 @@ HELP
 }
 
 capture='' top=10
-while [ $# -gt 0 ]; do
+option() { # NAME VALUE
   case $1 in
-    --) shift; break ;;
-    --*=*)
-      set -- "${1%%=*}" "${1#*=}" "${@:2}"
-      continue ;;
-    -c | --capture) need_value "$1" $#; capture=$2; shift 2 ;;
-    --top) need_value "$1" $#; need_number "$1" "$2"; top=$2; shift 2 ;;
-    *) common_option "$@"; shift "$taken" ;;
+    capture) capture=$2 ;;
+    top) need_number "$given" "$2"; top=$2 ;;
+    *) common_option "$@" ;;
   esac
-done
+}
+
+take_options "$@"
 [ -n "$capture" ] || fail 2 "no capture; needed: top.sh -c run.sqlite -- python train.py"
 [ -f "$capture" ] || fail 2 "$capture: no such file"
 [ ${#sets[@]} -gt 0 ] || sets=(speed-of-light memory tensor occupancy stalls)
@@ -55,4 +53,4 @@ PYTHON
 [ -n "$names" ] || fail 2 "$capture: no kernel in it"
 refuse_ranges "ncu measures ranges, and no kernels by their names"
 need_filter_by_configuration
-measure --filter-mode=per-launch-config --kernel-name-base=mangled "--kernel-id=::regex:^($names)\$:1" -- "$@"
+measure --filter-mode=per-launch-config --kernel-name-base=mangled "--kernel-id=::regex:^($names)\$:1" -- "${program[@]}"

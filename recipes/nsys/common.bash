@@ -118,17 +118,114 @@ name_in() { # VERB --NAME=VALUE
   return 1
 }
 
-# --- when a report is whole ---
+# --- the run ---
 
-# Brings the report to its place, or leaves it where it is and says so.
-finish() { # STAGE FOLDER FORCE STATUS
-  local report
-  [ "$4" -lt 128 ] || case $4 in 129 | 130 | 143) ;; *) prove "$1" || return 0 ;; esac
+# Prints a command that leaves a report; nsys would write to /tmp where its folder is missing.
+print_capture() { # WORD...; uses `output`
+  local folder
+  folder=$(folder_of "$output")
+  [ -z "$folder" ] || [ -d "$folder" ] || printf '%s && ' "$(print_command mkdir -p -- "${folder%/}")"
+  print_command "$@"
+}
+
+# Sets `wrapped` to the program below program.bash, which gives it its own output and TMPDIR back and tells its process.
+wrap_program() { # PROGRAM...
+  # these end, with 0, before a program that handles the signal they pass on
+  ! [[ $("$nsys" --version 2>/dev/null) =~ \ 20(1[0-9]|2[0-3])\. ]] || how=stay
+  exec {own_output}>&1 {own_errors}>&2
+  # shellcheck disable=SC2034  # the recipes read it
+  wrapped=(bash "$here/program.bash" "$run" "$$" "$own_output" "$own_errors" "${TMPDIR-}" "$how" "$@")
+}
+
+# Runs nsys with its own words through `relay`.
+supervise_nsys() { # STAGE WORD...
+  local relaying patience
+  exec {words}> >(trap '' INT TERM HUP && relay "$1")
+  relaying=$!
+  supervise become_nsys "${@:2}"
+  exec {words}>&-
+  for patience in 1 2 3 4 5 6 7 8 9 10; do # what nsys left running might have it open
+    kill -0 "$relaying" 2>/dev/null || break
+    sleep "0.$patience"
+  done
+}
+
+become_nsys() { # WORD...
+  [ -n "$leave_running$leave_spool" ] || export TMPDIR="$run" # nsys spools there; the user's may be small
+  exec "$@" >&"$words" 2>&1 {words}>&-
+}
+
+leave_spool=''       # whether nsys keeps the user's TMPDIR
+ends_with_capture='' # whether the program is to end with the capture
+
+# What nsys says, without its progress and the names of files that are moved.
+relay() { # STAGE, or another folder
+  local line stage_path
+  stage_path=$(CDPATH='' cd -P -- "$1" && pwd -P)
+  while IFS= read -r line || [ -n "$line" ]; do
+    line=${line//$'\r'/}
+    case $line in
+      '' | '['[0-9]*'/'[0-9]*']'* | Generated: | 'Collecting data...' | 'Processing ['* | 'Processing events...') ;;
+      'Capture range '* | 'Initiating '* | 'The target application '* | 'Exporting '* | 'Saved '* | 'Saving '*) ;;
+      "Generating '"*)
+        [ -z "$ends_with_capture" ] || tell_program TERM || :
+        note "the capture has ended, its report is being written" ;;
+      *[![:space:]]*)
+        case ${line#"${line%%[![:space:]]*}"} in "$stage_path"/*) continue ;; esac
+        line=${line//"$stage_path/"/}
+        if [ -n "$quiet" ]; then printf '%s\n' "$line" >>"$1/.said"; else printf '%s\n' "$line" >&2; fi ;;
+    esac
+  done
+}
+
+
+# --- when a report is whole, and what is in it ---
+
+# Brings the report to its place, or leaves it where it is and says so. What captured nothing is a failure: `status` is 1 then
+# unless the program's own tells of another.
+finish() { # STAGE FOLDER FORCE WHAT-NEVER-BEGAN
+  local report reports=() empty=''
+  [ "$status" -eq 0 ] || [ ! -s "$1/.said" ] || cat -- "$1/.said" >&2
+  rm -f -- "$1/.said"
+  [ -z "$run" ] || rm -rf -- "$run"
+  [ "$status" -lt 128 ] || case $status in 129 | 130 | 143) ;; *) prove "$1" || return 0 ;; esac
   for report in "$1"/*.nsys-rep; do
-    [ ! -e "$report" ] || [ -e "${report%.nsys-rep}.sqlite" ] ||
-      note "nsys did not export ${report##*/}, see what it said above; again: nsys export --type=sqlite ${report##*/}"
+    [ -e "$report" ] || continue
+    reports+=("$report")
+    [ -e "${report%.nsys-rep}.sqlite" ] ||
+      warn "nsys did not export ${report##*/}, see what it said above; again: nsys export --type=sqlite ${report##*/}"
+    ! holds_nothing "${report%.nsys-rep}.sqlite" || empty=yes
   done
   publish "$1" "$2" "$3"
+  if [ ${#reports[@]} -eq 0 ]; then
+    warn "no report: nothing was captured${4:+: $4}"
+  elif [ -n "$empty" ]; then
+    warn "nothing was captured: the report has no range and no CUDA call; was the model annotated (annotate_model), and did \
+it use the GPU?"
+  else
+    for report in "${published[@]}"; do
+      case $report in *.sqlite) say_next nvprof-kit layers "$report"; break ;; esac
+    done
+    return 0
+  fi
+  status=$((status ? status : 1))
+}
+
+# Whether an export has none of what nsys can trace; asks nothing where there is no python3.
+holds_nothing() { # FILE
+  [ -e "$1" ] && command -v python3 >/dev/null || return 1
+  python3 -S - "$1" 2>/dev/null <<'PYTHON'
+import sqlite3, sys
+from urllib.parse import quote
+db = sqlite3.connect(f"file:{quote(sys.argv[1])}?mode=ro&immutable=1", uri=True)
+tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+what = [name for name in tables if name.startswith(("CUPTI_", "CUDNN_", "CUBLAS_", "OSRT_", "MPI_", "OPENMP", "NCCL"))]
+what += tables & {"GPU_METRICS", "COMPOSITE_EVENTS", "SCHED_EVENTS", "GENERIC_EVENTS"}
+asked = [f'SELECT 1 FROM "{name}" LIMIT 1' for name in what if not name.startswith("CUPTI_ACTIVITY_KIND_OVERHEAD")]
+if "NVTX_EVENTS" in tables:
+    asked.append("SELECT 1 FROM NVTX_EVENTS WHERE eventType IN (34, 59, 60, 70, 71) LIMIT 1")
+sys.exit("StringIds" not in tables or any(db.execute(sql).fetchone() for sql in asked))
+PYTHON
 }
 
 # Something was killed, the program or nsys itself: only a report that exports anew is whole.
@@ -139,7 +236,7 @@ prove() { # STAGE
     "$nsys" export --type=sqlite --force-overwrite=true "--output=${report%.nsys-rep}.sqlite" "$report" >/dev/null 2>&1 ||
       whole=
   done
-  [ -n "$whole" ] || note "nsys was killed while it wrote; what there is of the report stays in $1"
+  [ -n "$whole" ] || warn "nsys was killed while it wrote; what there is of the report stays in $1"
   [ -n "$whole" ]
 }
 
@@ -153,6 +250,15 @@ session_state() { # NAME; its line in nsys's list, nothing where there is no suc
   "$nsys" sessions list 2>/dev/null | awk -v name="$1" '$NF == name'
 }
 
-state_file() { # NAME; where start.sh leaves for stop.sh what it captures into
-  printf '%s' "${XDG_RUNTIME_DIR:-${HOME:-${TMPDIR:-/tmp}/nvprof_kit-$UID}/.cache}/nvprof_kit/$1.capture"
+# Where start.sh leaves for stop.sh what it captures into: a folder of the user's own that no variable moves, since the two may
+# be called from an ssh session and from a batch job.
+state_file() { # NAME
+  printf '%s' "/tmp/nvprof_kit-$UID/$(uname -n)-$1.capture"
+}
+
+need_state_folder() {
+  local folder=/tmp/nvprof_kit-$UID
+  (umask 077 && mkdir -p -- "$folder") 2>/dev/null || :
+  [ -d "$folder" ] && [ -O "$folder" ] && [ ! -L "$folder" ] && [ -w "$folder" ] ||
+    fail 2 "cannot write to $folder, where stop.sh looks for what start.sh captures into"
 }

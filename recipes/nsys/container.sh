@@ -34,32 +34,23 @@ HELP
 }
 
 image='' engine='' gpus=all nsight='' volumes=() shm=16g privileges=yes extra=() dry_run=''
-while [ $# -gt 0 ]; do
+option() { # NAME VALUE
   case $1 in
-    -h | --help) usage; exit 0 ;;
-    -n | --dry-run) dry_run=yes ;;
-    --unprivileged) privileges='' ;;
-    -i | --image | -e | --engine | -g | --gpus | --nsight | -v | --volume | --shm | -x | --extra)
-      need_value "$1" $#
-      case $1 in
-        -i | --image) image=$2 ;;
-        -e | --engine) engine=$2 ;;
-        -g | --gpus) gpus=$2 ;;
-        --nsight) nsight=$2 ;;
-        -v | --volume) volumes+=("$2") ;;
-        --shm) shm=$2 ;;
-        -x | --extra) extra+=("$2") ;;
-      esac
-      shift ;;
-    --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}"; continue ;;
-    --) shift; break ;;
-    -*) fail 2 "no option $1; see container.sh --help" ;;
-    *) fail 2 "the command comes after --: container.sh [OPTION]... -- $*" ;;
+    image) image=$2 ;;
+    engine) engine=$2 ;;
+    gpus) gpus=$2 ;;
+    nsight) nsight=$2 ;;
+    volume) volumes+=("$2") ;;
+    shm) shm=$2 ;;
+    unprivileged) privileges='' ;;
+    extra) extra+=("$2") ;;
+    dry-run) dry_run=yes ;;
   esac
-  shift
-done
+}
+
+take_options "$@"
 [ -n "$image" ] || fail 2 "no image; needed: container.sh --image IMAGE -- COMMAND"
-[ $# -gt 0 ] || fail 2 "no command to run; needed: container.sh --image IMAGE -- COMMAND"
+[ ${#program[@]} -gt 0 ] || fail 2 "no command to run; needed: container.sh --image IMAGE -- COMMAND"
 [ -n "$gpus" ] || fail 2 "--gpus '': needed all, none, or numbers such as 0,1"
 if [ -n "$nsight" ]; then
   [ -x "$nsight/bin/nsys" ] || fail 2 "--nsight $nsight: there is no bin/nsys in it"
@@ -109,7 +100,7 @@ case $engine in
   none) fail 3 "no container engine: none of docker, podman and apptainer is on PATH" ;;
   *) fail 2 "--engine $engine: none of docker, podman, apptainer" ;;
 esac
-command+=("${extra[@]}" "$image" "$@")
+command+=("${extra[@]}" "$image" "${program[@]}")
 if [ -n "$dry_run" ]; then
   print_command "${command[@]}"
   exit 0

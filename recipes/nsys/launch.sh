@@ -21,6 +21,8 @@ Options:
                       give start.sh the same
   -t, --trace LIST    what nsys traces instead of the preset's list
   -x, --nsys OPTION   one more option for nsys launch, as it stands; may be given again
+      --annotate      set NVPROF_KIT_ANNOTATE=1 for the program: nvprof_kit annotates its model by itself
+  -q, --quiet         say nothing but what went wrong
   -n, --dry-run       print the command and run nothing
   -h, --help          print this and exit
 
@@ -29,27 +31,21 @@ HELP
 }
 
 session=nvprof_kit preset=train trace='' dry_run='' extra=()
-while [ $# -gt 0 ]; do
+option() { # NAME VALUE
   case $1 in
-    -h | --help) usage; exit 0 ;;
-    -n | --dry-run) dry_run=yes ;;
-    -s | --session | -p | --preset | -t | --trace | -x | --nsys)
-      need_value "$1" $#
-      case $1 in
-        -s | --session) session=$2 ;;
-        -p | --preset) preset=$2 ;;
-        -t | --trace) trace=$2 ;;
-        -x | --nsys) extra+=("$2") ;;
-      esac
-      shift ;;
-    --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}"; continue ;;
-    --) shift; break ;;
-    -*) fail 2 "no option $1; see launch.sh --help" ;;
-    *) fail 2 "the program comes after --: launch.sh [OPTION]... -- $*" ;;
+    session) session=$2 ;;
+    preset) preset=$2 ;;
+    trace) trace=$2 ;;
+    nsys) extra+=("$2") ;;
+    annotate) environment+=(NVPROF_KIT_ANNOTATE=1) ;;
+    quiet) quiet=yes ;;
+    dry-run) dry_run=yes ;;
   esac
-  shift
-done
-[ $# -gt 0 ] || fail 2 "no program to run; needed: launch.sh [OPTION]... -- python serve.py"
+}
+
+environment=()
+take_options "$@"
+[ ${#program[@]} -gt 0 ] || fail 2 "no program to run; needed: $me [OPTION]... -- python serve.py"
 need_session_name "$session"
 
 read_preset "$preset"
@@ -58,16 +54,24 @@ fit_settings launch start
 for option in "${extra[@]}"; do
   case $option in --*=*) add_extra launch "$option" ;; *) settings+=("$option") ;; esac
 done
-command=("$nsys" launch "--session-new=$session" "${settings[@]}" "$@")
+launch=("$nsys" launch "--session-new=$session" "${settings[@]}")
 if [ -n "$dry_run" ]; then
-  print_command "${command[@]}"
+  print_command "${environment[@]}" "${launch[@]}" "${program[@]}"
   exit 0
 fi
 
 need_nsys
-need_program "$1"
+need_program "${program[0]}"
 [ -z "$(session_state "$session")" ] ||
   fail 2 "a session $session runs already; take another name with -s NAME, or end it: nsys shutdown --session=$session"
-supervise "${command[@]}"
-[ "$status" -le 128 ] || end_orphans
+export NVPROF_KIT_RANK_MARK=step # a session misses the mark with which the program says at its begin which rank it is
+check_disk "${TMPDIR:-/tmp}" 1 # nsys spools there, whatever start.sh captures into
+run=$(mktemp -d -- "${TMPDIR:-/tmp}/nvprof_kit.XXXXXXXX") || fail 3 "cannot write to ${TMPDIR:-/tmp}; set TMPDIR"
+trap 'rm -rf -- "$run"' EXIT
+leave_spool=yes # sessions are looked for there
+[ ${#environment[@]} -eq 0 ] || export "${environment[@]}"
+how=stay # stop.sh --shutdown ends it
+wrap_program "${program[@]}"
+supervise_nsys "$run" "${launch[@]}" "${wrapped[@]}"
+{ [ "$status" -le 128 ] && [ -z "$left_early" ]; } || end_orphans
 exit "$status"

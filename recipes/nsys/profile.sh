@@ -15,13 +15,16 @@ Run PROGRAM under `nsys profile` and leave NAME.nsys-rep, for the Nsight Systems
   nvprof-kit layers run.sqlite
 
 Options:
-  -o, --output NAME   name of the report without its suffix (default: run); nsys's %h, %p and %q{VARIABLE} work in it
+  -o, --output NAME   name of the report without its suffix (default: run, from nvprof-kit the program and the time);
+                      %h is the host, %p this process, %q{VARIABLE} a variable
   -f, --force         overwrite NAME.nsys-rep and NAME.sqlite
   -p, --preset NAME   settings: train (default), infer, graphs, memory, metrics, light, or a file like those in presets/
   -t, --trace LIST    what nsys traces instead of the preset's list; what is left out is not in the table
   -x, --nsys OPTION   one more option for nsys profile, as it stands: -x --stats=true; may be given again
+      --annotate      set NVPROF_KIT_ANNOTATE=1 for the program: nvprof_kit annotates its model by itself
       --min-free MB   refuse to start with less disk left (default: 1024)
-  -n, --dry-run       print the command and run nothing
+  -q, --quiet         say nothing but what went wrong: for the logs of batch jobs
+  -n, --dry-run       print the command of nsys that does the same, and run nothing
   -h, --help          print this and exit
 
 What to capture, one of (default: all of the run):
@@ -40,7 +43,8 @@ Environment:
   NSYS                the nsys to run (default: nsys on PATH)
 
 Ctrl-C and SIGTERM end the program, and the report is still written. A report appears under its name when it is whole.
-Exit status: the program's own; 2 for a wrong call or an existing report, 3 where there is no nsys, 127 no program.
+Exit status: the program's own; 1 where nothing was captured or the report could not be brought to its place, 2 for a wrong
+call or an existing report, 3 where there is no nsys, 127 no program.
 HELP
 }
 
@@ -63,40 +67,30 @@ choose_window() { # KIND VALUE
   window=$1 window_value=$2
 }
 
-while [ $# -gt 0 ]; do
+option() { # NAME VALUE
   case $1 in
-    -h | --help) usage; exit 0 ;;
-    -f | --force) force=yes ;;
-    -n | --dry-run) dry_run=yes ;;
-    --keep-running) keep_running=yes ;;
-    --cuda-profiler) choose_window cuda-profiler '' ;;
-    -o | --output | -p | --preset | -t | --trace | -x | --nsys | --min-free | \
-      --step | --range | --schedule | --windows | --delay | --duration)
-      need_value "$1" $#
-      case $1 in
-        -o | --output) output=$2 ;;
-        -p | --preset) preset=$2 ;;
-        -t | --trace) trace=$2 ;;
-        -x | --nsys) extra+=("$2") ;;
-        --min-free) need_number "$1" "$2"; min_free=$2 ;;
-        --step) need_number "$1" "$2"; choose_window step "$2" ;;
-        --windows) need_number "$1" "$2"; choose_window windows "$2" ;;
-        --range) [ -n "${2%%@*}" ] || fail 2 "--range '$2' names no range"; choose_window range "$2" ;;
-        --schedule) need_schedule "${2//[[:space:]]/}"; choose_window schedule "${2//[[:space:]]/}" ;;
-        --delay) need_seconds "$1" "$2"; delay=$2 ;;
-        --duration) need_seconds "$1" "$2"; duration=$2 ;;
-      esac
-      shift ;;
-    --*=*) # --output=NAME is --output NAME
-      set -- "${1%%=*}" "${1#*=}" "${@:2}"
-      continue ;;
-    --) shift; break ;;
-    -*) fail 2 "no option $1; see profile.sh --help" ;;
-    *) fail 2 "the program comes after --: profile.sh [OPTION]... -- $*" ;;
+    output) output=$2 ;;
+    force) force=yes ;;
+    preset) preset=$2 ;;
+    trace) trace=$2 ;;
+    nsys) extra+=("$2") ;;
+    annotate) environment+=(NVPROF_KIT_ANNOTATE=1) ;;
+    min-free) need_number "$given" "$2"; min_free=$2 ;;
+    quiet) quiet=yes ;;
+    dry-run) dry_run=yes ;;
+    step | windows) need_number "$given" "$2"; choose_window "$1" "$2" ;;
+    range) [ -n "${2%%@*}" ] || fail 2 "--range '$2' names no range"; choose_window range "$2" ;;
+    schedule) need_schedule "${2//[[:space:]]/}"; choose_window schedule "${2//[[:space:]]/}" ;;
+    cuda-profiler) choose_window cuda-profiler '' ;;
+    delay) need_seconds "$given" "$2"; delay=$2 ;;
+    duration) need_seconds "$given" "$2"; duration=$2 ;;
+    keep-running) keep_running=yes ;;
   esac
-  shift
-done
-[ $# -gt 0 ] || fail 2 "no program to run; needed: profile.sh [OPTION]... -- python train.py"
+}
+
+environment=()
+take_options "$@"
+[ ${#program[@]} -gt 0 ] || fail 2 "no program to run; needed: $me [OPTION]... -- python train.py"
 [ -z "$window" ] || [ -z "$delay$duration" ] ||
   fail 2 "--$window goes without --delay and --duration: the $window says when"
 [ -z "$keep_running" ] || [ -n "$duration" ] || fail 2 "--keep-running is of use only with --duration S"
@@ -119,22 +113,32 @@ windows_of() { # SCHEDULE; prints the number of its windows
     *) echo 1 ;;
   esac
 }
-environment=()
+never="" # what did not begin, where nothing was captured
 case $window in
-  step) capture_range "step $window_value@nvprof_kit" stop ;;
+  step)
+    never="step $window_value never began; it is what nvprof_kit.step($window_value) announces"
+    capture_range "step $window_value@nvprof_kit" stop ;;
   range)
+    never="no range '$window_value' began"
     case $window_value in
       *@) capture_range "${window_value%@}" stop ;;
       *@*) capture_range "$window_value" stop ;;
       *) capture_range "$window_value@nvprof_kit" stop ;;
     esac ;;
   schedule)
-    environment=("NVPROF_KIT_SCHEDULE=$window_value")
+    never="no window of the schedule $window_value began; is nvprof_kit.scheduled() around the program's loop, and are there \
+so many steps?"
+    environment+=("NVPROF_KIT_SCHEDULE=$window_value")
     capture_range window@nvprof_kit "$(range_end "$(windows_of "$window_value")")" ;;
-  windows) capture_range window@nvprof_kit "$(range_end "$window_value")" ;;
-  cuda-profiler) settings+=(--capture-range=cudaProfilerApi --capture-range-end=stop) ;;
+  windows)
+    never="no window of nvprof_kit.scheduled() began"
+    capture_range window@nvprof_kit "$(range_end "$window_value")" ;;
+  cuda-profiler)
+    never="the program never called cudaProfilerStart"
+    settings+=(--capture-range=cudaProfilerApi --capture-range-end=stop) ;;
 esac
 [ -z "$delay" ] || settings+=("--delay=$delay")
+[ -z "$delay" ] || never="the program ended before the $delay s of --delay were over"
 [ -z "$duration" ] || settings+=("--duration=$duration")
 [ -z "$keep_running" ] || settings+=(--kill=none)
 fit_settings profile
@@ -143,29 +147,44 @@ for option in "${extra[@]}"; do
 done
 
 output=${output%.nsys-rep}
-need_name "$output"
-stage=$(stage_of "$output")
-command=("$nsys" profile "${settings[@]}" --export=sqlite "--output=$stage/${output##*/}" "$@")
 if [ -n "$dry_run" ]; then
-  print_command "${environment[@]}" "${command[@]}"
+  need_name "$output"
+  print_capture "${environment[@]}" "$nsys" profile "${settings[@]}" --export=sqlite ${force:+--force-overwrite=true} \
+    "--output=$output" "${program[@]}"
   exit 0
 fi
+expand_name "$output"
+need_name "$output"
 
 need_nsys
 # .1 is the first of several windows
 refuse_existing "$force" "$output".{nsys-rep,sqlite} "$output".1.{nsys-rep,sqlite}
-need_program "$1"
+need_program "${program[0]}"
 [ -z "$duration" ] || [ "${duration%%.*}" -le 60 ] ||
   note "--duration $duration: beyond 60 s reports grow unwieldy and nsys may drop events; a few steps answer the question"
-folder=${stage%"${stage##*/}"}
+stage=$(stage_of "$output")
+folder=$(folder_of "$output")
 check_disk "${folder:-.}" "$min_free"
 open_stage "$stage" "$force"
+run=$(CDPATH='' cd -- "$stage" && pwd)/.run
+mkdir -- "$run"
 
+leave_running=$keep_running
+if [ -n "$duration$keep_running" ] && [[ "${settings[*]}" != *--kill=* ]]; then
+  # nsys would not wait for the program that it ends
+  how=stay ends_with_capture=yes
+  settings+=(--kill=none)
+fi
+[ -z "$leave_running" ] || check_disk "${TMPDIR:-/tmp}" "$min_free" # the program may have its part of nsys's files there
 [ ${#environment[@]} -eq 0 ] || export "${environment[@]}"
+# what begins later misses the mark with which the program says at its begin which rank it is
+case " ${settings[*]}" in *' --capture-range='* | *' --delay='*) export NVPROF_KIT_RANK_MARK=step ;; esac
 began=$SECONDS
-supervise "${command[@]}"
-[ -n "$keep_running" ] || { [ "$status" -le 128 ] && [ -n "$(ls "$stage")" ]; } || end_orphans
+wrap_program "${program[@]}"
+name=${output##*/}
+supervise_nsys "$stage" "$nsys" profile "${settings[@]}" --export=sqlite "--output=$stage/${name//%/%%}" "${wrapped[@]}"
+[ -n "$keep_running" ] || { [ "$status" -le 128 ] && [ -n "$(ls "$stage")" ] && [ -z "$left_early" ]; } || end_orphans
 [ -n "$window$duration" ] || [ $((SECONDS - began)) -le 60 ] ||
   note "all $((SECONDS - began)) s of the run were captured; a window of a few steps is smaller and as good: see --step"
-finish "$stage" "$folder" "$force" "$status"
+finish "$stage" "$folder" "$force" "$never"
 exit "$status"

@@ -16,7 +16,8 @@ The launcher starts ranks.sh on every rank; it becomes profile.sh on those chose
   srun ranks.sh --ranks 0-31:8 -- python train.py
   mpirun -np 8 ranks.sh --ranks all -- python train.py
 
-Each leaves NAME-HOST-rankR-TIME.nsys-rep and .sqlite; then: nvprof-kit layers NAME-*.sqlite
+Each leaves NAME-RUN-HOST-rankR-TIME.nsys-rep and .sqlite; then: nvprof-kit layers NAME-*.sqlite
+RUN is the same on all ranks of a run, and the program's own mark in the capture has it too.
 
 Options:
   -r, --ranks LIST    which ranks: all, or numbers, ranges and strides such as 0,3 or 0-7 or 0-31:8 (default: 0)
@@ -29,6 +30,8 @@ Every other option is profile.sh's (see profile.sh --help): --step 12, --preset 
 rank samples the GPU of its own local rank, since a GPU can be sampled only once.
 
 The rank is taken from RANK, OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK or SLURM_PROCID, the first that is set.
+RUN is NVPROF_KIT_RUN_ID, else the id of torchrun's --rdzv-id, of Slurm's job and step, or of mpirun's PMIx, else, where all
+ranks are of this host, the launcher's process; else it is left out, and the programs are told none.
 Exit status: the program's own; 2 for a wrong call or where no rank is known, 3 where there is no nsys.
 HELP
 }
@@ -48,44 +51,76 @@ in_list() { # NUMBER LIST
   return "$found"
 }
 
-ranks=0 local='' output=run dry_run='' metrics='' options=()
-while [ $# -gt 0 ]; do
-  case $1 in
-    -h | --help) usage; exit 0 ;;
-    -n | --dry-run) dry_run=yes ;;
-    --local) local=yes ;;
-    -f | --force | --cuda-profiler | --keep-running) options+=("$1") ;;
-    --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}"; continue ;;
-    --) shift; break ;;
-    -r | --ranks) need_value "$1" $#; ranks=$2; shift ;;
-    -o | --output) need_value "$1" $#; output=$2; shift ;;
-    -*)
-      need_value "$1" $#
-      case $1,$2 in -p,metrics | --preset,metrics) metrics=yes ;; esac
-      options+=("$1" "$2")
-      shift ;;
-    *) fail 2 "the program comes after --: ranks.sh [OPTION]... -- $*" ;;
+# What the ranks of one run have in common: told by the user or the launcher, or the launcher's process and its start.
+common_id() {
+  local all here_ranks process id=${NVPROF_KIT_RUN_ID-}
+  case ${TORCHELASTIC_RUN_ID-} in '' | none) ;; *) id=${id:-$TORCHELASTIC_RUN_ID} ;; esac
+  [ -z "${SLURM_JOB_ID-}" ] || id=${id:-$SLURM_JOB_ID${SLURM_STEP_ID:+.$SLURM_STEP_ID}}
+  id=${id:-${PMIX_NAMESPACE-}}
+  all=$(first_number WORLD_SIZE OMPI_COMM_WORLD_SIZE PMI_SIZE)
+  here_ranks=$(first_number LOCAL_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE MPI_LOCALNRANKS)
+  if [ -z "$id" ] && [ -n "$all" ] && [ "$all" = "$here_ranks" ] && read -r process 2>/dev/null <"/proc/$PPID/stat"; then
+    read -ra process <<<"${process##*) }"
+    id=$PPID.${process[19]} # its number and its start, in ticks since the boot
+  fi
+  [ -z "$id" ] || [ "${TORCHELASTIC_RESTART_COUNT:-0}" = 0 ] || id+=.restart$TORCHELASTIC_RESTART_COUNT
+  printf '%s' "${id//[!A-Za-z0-9._-]/_}"
+}
+
+# The number that nsys has for the GPU of a local rank: CUDA_VISIBLE_DEVICES renames the GPUs for the program, not for nsys.
+gpu_of() { # LOCAL-RANK
+  local visible=() gpu number id
+  IFS=, read -r -a visible <<<"${CUDA_VISIBLE_DEVICES-}"
+  # a launcher that shows each rank one GPU, srun for one
+  [ ${#visible[@]} -ne 1 ] || set -- 0
+  gpu=${visible[$1]-$1}
+  gpu=${gpu//[[:space:]]/}
+  case $gpu in
+    GPU-* | MIG-*)
+      while IFS=', ' read -r number id; do
+        case $id in "$gpu"*) gpu=$number; break ;; esac
+      done < <(nvidia-smi --query-gpu=index,uuid --format=csv,noheader 2>/dev/null) ;;
   esac
-  shift
-done
+  printf '%s' "$gpu"
+}
+
+ranks=0 local='' output=run dry_run='' metrics='' options=()
+option() { # NAME VALUE
+  case $1 in
+    ranks) ranks=$2 ;;
+    local) local=yes ;;
+    output) output=$2 ;;
+    dry-run) dry_run=yes ;;
+    *)
+      [ "$1=$2" != preset=metrics ] || metrics=yes
+      if [ -n "${takes_value[$1]}" ]; then options+=("$given" "$2"); else options+=("$given"); fi ;;
+  esac
+}
+
+# profile.sh's options are ranks.sh's too
+read_options "$(sed -n "/<<'HELP'/,/^HELP/p" "$here/profile.sh")"
+take_options "$@"
 need_name "${output%.nsys-rep}"
-[ $# -gt 0 ] || fail 2 "no program to run; needed: torchrun ... --no-python ranks.sh [OPTION]... -- python train.py"
+[ ${#program[@]} -gt 0 ] || fail 2 "no program to run; needed: torchrun ... --no-python ranks.sh [OPTION]... -- python train.py"
 
 find_rank
 local_rank=$(first_number LOCAL_RANK OMPI_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID SLURM_LOCALID)
 [ -z "$local" ] || [ -n "$local_rank" ] ||
   fail 2 "--local: no local rank is known: none of LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK, MPI_LOCALRANKID, SLURM_LOCALID is set"
 
+NVPROF_KIT_RUN_ID=$(common_id)
+[ -z "$NVPROF_KIT_RUN_ID" ] || export NVPROF_KIT_RUN_ID
+
 chosen=$rank
 [ -z "$local" ] || chosen=$local_rank
-command=("$@")
+command=("${program[@]}")
 if in_list "$chosen" "$ranks"; then
-  [ -z "$metrics" ] || [ -z "$local_rank" ] || options+=(-x "--gpu-metrics-devices=$local_rank")
+  [ -z "$metrics" ] || [ -z "$local_rank" ] || options+=(--nsys "--gpu-metrics-devices=$(gpu_of "$local_rank")")
   host=$(uname -n) # HOSTNAME may be that of another host, which Slurm brings along
-  name=${output%.nsys-rep}-${host//[!A-Za-z0-9._-]/_}-rank$rank-$(date +%Y%m%d-%H%M%S)
-  command=(bash "$here/profile.sh" --output "$name" "${options[@]}" ${dry_run:+--dry-run} -- "$@")
+  name=${output%.nsys-rep}${NVPROF_KIT_RUN_ID:+-$NVPROF_KIT_RUN_ID}-${host//[!A-Za-z0-9._-]/_}-rank$rank-$(date +%Y%m%d-%H%M%S)
+  command=(bash "$here/profile.sh" --output "$name" "${options[@]}" ${dry_run:+--dry-run} -- "${program[@]}")
 elif [ -n "$dry_run" ]; then
-  print_command "$@"
+  print_command "${program[@]}"
   exit 0
 fi
 exec "${command[@]}"

@@ -16,7 +16,8 @@ Options:
   -f, --force         overwrite NAME.nsys-rep and NAME.sqlite
   -p, --preset NAME   the preset that launch.sh was given (default: train)
   -x, --nsys OPTION   one more option for nsys start, as it stands; may be given again
-      --min-free MB   refuse to start with less disk left (default: 1024)
+      --min-free MB   refuse to start with less disk left, there and in TMPDIR (default: 1024)
+  -q, --quiet         say nothing but what went wrong
   -n, --dry-run       print the command and run nothing
   -h, --help          print this and exit
 
@@ -25,26 +26,21 @@ HELP
 }
 
 session=nvprof_kit output='' preset=train force='' min_free=1024 dry_run='' extra=()
-while [ $# -gt 0 ]; do
+option() { # NAME VALUE
   case $1 in
-    -h | --help) usage; exit 0 ;;
-    -f | --force) force=yes ;;
-    -n | --dry-run) dry_run=yes ;;
-    -s | --session | -o | --output | -p | --preset | -x | --nsys | --min-free)
-      need_value "$1" $#
-      case $1 in
-        -s | --session) session=$2 ;;
-        -o | --output) output=$2 ;;
-        -p | --preset) preset=$2 ;;
-        -x | --nsys) extra+=("$2") ;;
-        --min-free) need_number "$1" "$2"; min_free=$2 ;;
-      esac
-      shift ;;
-    --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}"; continue ;;
-    *) fail 2 "no option $1; see start.sh --help" ;;
+    session) session=$2 ;;
+    output) output=$2 ;;
+    force) force=yes ;;
+    preset) preset=$2 ;;
+    nsys) extra+=("$2") ;;
+    min-free) need_number "$given" "$2"; min_free=$2 ;;
+    quiet) quiet=yes ;;
+    dry-run) dry_run=yes ;;
   esac
-  shift
-done
+}
+
+no_program=yes
+take_options "$@"
 need_session_name "$session"
 
 number=1
@@ -54,18 +50,20 @@ while [ -z "$output" ]; do
 done
 output=${output%.nsys-rep}
 need_name "$output"
-stage=$(stage_of "$output")
 
 read_preset "$preset"
 fit_settings start launch
 for option in "${extra[@]}"; do
   case $option in --*=*) add_extra start "$option" ;; *) settings+=("$option") ;; esac
 done
-command=("$nsys" start "--session=$session" "${settings[@]}" --export=sqlite "--output=$stage/${output##*/}")
+start=("$nsys" start "--session=$session" "${settings[@]}" --export=sqlite)
 if [ -n "$dry_run" ]; then
-  print_command "${command[@]}"
+  print_capture "${start[@]}" ${force:+--force-overwrite=true} "--output=$output"
   exit 0
 fi
+expand_name "$output"
+need_name "$output"
+stage=$(stage_of "$output")
 
 need_nsys
 refuse_existing "$force" "$output".{nsys-rep,sqlite}
@@ -74,14 +72,14 @@ case $(session_state "$session") in
   *Collection*) fail 2 "session $session captures already; end that with stop.sh -s $session" ;;
 esac
 check_disk "$(dirname -- "$stage")" "$min_free"
+check_disk "${TMPDIR:-/tmp}" "$min_free" # nsys spools there
+need_state_folder
 open_stage "$stage" "$force"
 folder=$(CDPATH='' cd -- "$(dirname -- "$stage")" && pwd)/
 state=$(state_file "$session")
-{ mkdir -p "${state%/*}" && printf '%s\n' "$folder${stage##*/}" "$folder" "$force" >"$state"; } 2>/dev/null || {
-  rm -rf -- "$stage"
-  fail 2 "cannot write $state, where stop.sh looks; set XDG_RUNTIME_DIR to a folder that can be written to"
-}
-"${command[@]}" || {
+name=${output##*/}
+printf '%s\n' "$folder${stage##*/}" "$folder" "$force" >"$state"
+"${start[@]}" "--output=$stage/${name//%/%%}" || {
   status=$?
   rm -rf -- "$stage" "$state"
   fail "$status" "nsys did not start the capture"

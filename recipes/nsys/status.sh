@@ -20,15 +20,15 @@ HELP
 }
 
 environment='' dry_run=''
-while [ $# -gt 0 ]; do
+option() { # NAME VALUE
   case $1 in
-    -h | --help) usage; exit 0 ;;
-    -e | --environment) environment=yes ;;
-    -n | --dry-run) dry_run=yes ;;
-    *) fail 2 "no option $1; see status.sh --help" ;;
+    environment) environment=yes ;;
+    dry-run) dry_run=yes ;;
   esac
-  shift
-done
+}
+
+no_program=yes
+take_options "$@"
 if [ -n "$dry_run" ]; then
   print_command "$nsys" sessions list
   [ -z "$environment" ] || print_command "$nsys" status --environment

@@ -13,28 +13,26 @@ End the capture that start.sh began, and write its report. The program runs on, 
 Options:
   -s, --session NAME  name of the session (default: nvprof_kit)
       --shutdown      end the session too, and the program with it (SIGTERM)
+  -q, --quiet         say nothing but what went wrong
   -n, --dry-run       print the commands and run nothing
   -h, --help          print this and exit
 
-Exit status: 0 when the report is written; 2 for a wrong call or no capture to end, 3 where there is no nsys.
+Exit status: 0 when the report is written; 1 where nothing was captured, 2 for a wrong call or no capture to end, 3 where there is no nsys.
 HELP
 }
 
 session=nvprof_kit shutdown='' dry_run=''
-while [ $# -gt 0 ]; do
+option() { # NAME VALUE
   case $1 in
-    -h | --help) usage; exit 0 ;;
-    -n | --dry-run) dry_run=yes ;;
-    --shutdown) shutdown=yes ;;
-    -s | --session)
-      need_value "$1" $#
-      session=$2
-      shift ;;
-    --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}"; continue ;;
-    *) fail 2 "no option $1; see stop.sh --help" ;;
+    session) session=$2 ;;
+    shutdown) shutdown=yes ;;
+    quiet) quiet=yes ;;
+    dry-run) dry_run=yes ;;
   esac
-  shift
-done
+}
+
+no_program=yes
+take_options "$@"
 need_session_name "$session"
 stop=("$nsys" stop "--session=$session")
 end=("$nsys" shutdown "--session=$session" --kill=sigterm)
@@ -54,11 +52,11 @@ fi
 { IFS= read -r stage; IFS= read -r folder; IFS= read -r force; } <"$state"
 status=0
 if [[ $running == *Collection* ]]; then
-  "${stop[@]}" || status=$?
+  "${stop[@]}" 2>&1 | relay "$stage" || status=$? # with pipefail that of nsys
 else
   note "session $session captures no more: its program ended" # and nsys wrote the report then
 fi
 rm -f -- "$state"
-finish "$stage" "$folder" "$force" "$status"
+finish "$stage" "$folder" "$force" ""
 [ -z "$shutdown" ] || [ -z "$running" ] || "${end[@]}"
 exit "$status"

@@ -32,6 +32,7 @@ SUMS = """() => {
 }"""
 
 
+@pytest.mark.browser
 @pytest.mark.skipif(
     not LIBRARY, reason="set NVPROF_KIT_WEBCOMPONENTS to webcomponents.min.js of webcomponents.js 0.7.24"
 )

@@ -110,7 +110,6 @@ torch.distributed.destroy_process_group()
 """
 
 
-@pytest.mark.gloo
 def test_each_rank_counts_its_own_work(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(RANKS)

@@ -52,6 +52,7 @@ def capture(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.every_nsys
 def test_kernels_by_launch(nsys: str, capture: Path) -> None:
     """*CUDA GPU Kernel/Grid/Block Summary* has the times and launches of our signatures."""
     theirs: dict[tuple[str, str, str], tuple[int, int]] = {}
@@ -69,6 +70,7 @@ def test_kernels_by_launch(nsys: str, capture: Path) -> None:
     assert ours == theirs
 
 
+@pytest.mark.every_nsys
 def test_ranges(nsys: str, capture: Path) -> None:
     """*NVTX Push/Pop Range Summary* has the CPU times of our layers."""
     theirs = {row["Range"]: int(row["Total Time (ns)"]) for row in summary(nsys, "nvtx_pushpop_sum", capture)}

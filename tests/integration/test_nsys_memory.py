@@ -18,7 +18,7 @@ PROGRAM = """
 import torch
 from torch import nn
 from nvprof_kit import annotate_model, phase, step
-from nvprof_kit.instrument.memory_marks import Level
+from nvprof_kit.instrument.memory.marks import Level
 
 held, most = 1000, 1000
 
@@ -40,6 +40,7 @@ with step(3), phase("forward"):
 """
 
 
+@pytest.mark.every_nsys
 def test_layers_carry_the_memory(nsys: str, tmp_path: Path) -> None:
     path = profile(nsys, tmp_path, PROGRAM)
     recorded = read(path)

@@ -147,6 +147,7 @@ def table(path: Path, domain: str) -> tuple[dict[str, int], LayersResult]:
     return {layer[:13]: ns for layer, ns in zip(rows["layer"], rows["gpu_self_ns"], strict=True)}, result
 
 
+@pytest.mark.every_nsys
 def test_an_odd_capture(capture: Path) -> None:
     lengths = lay_kernels(capture)
     # launched in the middle of layers.0, where layers.1 has just begun or is about to: either may hold it

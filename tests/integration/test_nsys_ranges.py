@@ -136,6 +136,7 @@ def nesting(ranges: list[Recorded]) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.every_nsys
 def test_ranges_are_recorded(nsys: str, tmp_path: Path) -> None:
     recorded = read(profile(nsys, tmp_path, PROGRAM))
     ranges = [event for event in recorded if event.kind == 59]

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,9 +25,11 @@ with layer_range("layers.0"):
 """
 
 
-def record(nsys: str, folder: Path) -> Path:
-    """A real report of a program without a GPU."""
-    report = folder / "run.nsys-rep"
+@cache
+def recorded(nsys: str) -> bytes:
+    """A real report of a program without a GPU, recorded once for all tests with a release."""
+    folder = tempfile.TemporaryDirectory()
+    report = Path(folder.name) / "run.nsys-rep"
     command = [
         nsys,
         "profile",
@@ -40,8 +44,9 @@ def record(nsys: str, folder: Path) -> Path:
         "-c",
         PROGRAM,
     ]
-    subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
-    return report
+    with folder:
+        subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+        return report.read_bytes()
 
 
 def version(nsys: str) -> str:
@@ -51,9 +56,12 @@ def version(nsys: str) -> str:
 @pytest.fixture
 def report(nsys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", os.path.dirname(nsys) + os.pathsep + os.environ["PATH"])
-    return record(nsys, tmp_path)
+    copy = tmp_path / "run.nsys-rep"
+    copy.write_bytes(recorded(nsys))
+    return copy
 
 
+@pytest.mark.every_nsys
 def test_the_export_is_made_once_and_kept_beside(report: Path) -> None:
     before = report.read_bytes()
     first = exported(report, beside=report)
@@ -71,6 +79,7 @@ def test_a_report_without_a_gpu_says_what_was_missing(report: Path) -> None:
         open_capture(report)
 
 
+@pytest.mark.every_nsys
 def test_a_cut_off_report(report: Path) -> None:
     report.write_bytes(report.read_bytes()[:3000])
     with pytest.raises(
@@ -85,7 +94,8 @@ def test_a_report_newer_than_the_installed_nsys(tmp_path: Path, monkeypatch: pyt
     if len(versions) < 2:
         pytest.skip("needs two releases of nsys in NVPROF_KIT_NSYS")
     old, new = min(versions, key=lambda path: versions[path]), max(versions, key=lambda path: versions[path])
-    report = record(new, tmp_path)
+    report = tmp_path / "run.nsys-rep"
+    report.write_bytes(recorded(new))
     monkeypatch.setenv("PATH", os.path.dirname(old))
     with pytest.raises(ToolError, match=r"written by nsys 202\d\.\d\.\d, newer than the 202\d\.\d\.\d on PATH"):
         open_capture(report)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.recipes import OPTIONS, RECIPES, ROOT, run, stand_in
-
-GOLDEN = ROOT / "tests" / "golden" / "recipes" / "nsys.txt"
+from support.golden import Golden
+from support.recipes import OPTIONS, RECIPES, run, stand_in
 
 CALLS = """
 profile.sh -- python train.py --lr 3
@@ -61,23 +61,20 @@ def answers(folder: Path) -> str:
     """Every call with what it prints: once for the releases that agree."""
     said: list[str] = []
     where = {release: str(stand_in(folder, release)) for release in OPTIONS} | {"none": "nsys"}
-    for call in CALLS:
+
+    def answer_of(call: str, release: str) -> str:
         script, *argv = shlex.split(call)
+        done = run(script, "--dry-run", *argv, cwd=folder, NSYS=where[release], RANK="3", LOCAL_RANK="1")
+        assert done.returncode == 0, done.stderr
+        return _plain((done.stdout + done.stderr).replace(where[release], "nsys"), folder)
+
+    asked = [(call, release) for call in CALLS for release in RELEASES]
+    with ThreadPoolExecutor(4) as pool:
+        given = dict(zip(asked, pool.map(lambda pair: answer_of(*pair), asked), strict=True))
+    for call in CALLS:
         by_answer: dict[str, list[str]] = {}
         for release in RELEASES:
-            done = run(
-                script,
-                "--dry-run",
-                *argv,
-                cwd=folder,
-                NSYS=where[release],
-                RANK="3",
-                LOCAL_RANK="1",
-                XDG_RUNTIME_DIR=".",
-            )
-            assert done.returncode == 0, done.stderr
-            answer = (done.stdout + done.stderr).replace(where[release], "nsys")
-            by_answer.setdefault(_plain(answer, folder), []).append(release)
+            by_answer.setdefault(given[call, release], []).append(release)
         said.append(f"$ {call}")
         for answer, releases in by_answer.items():
             said.append(f"# {'every nsys' if len(by_answer) == 1 else ', '.join(releases)}\n{answer.rstrip()}")
@@ -93,12 +90,8 @@ def _plain(answer: str, folder: Path) -> str:
     return re.sub(r" --add-caps=CAP_SYS_ADMIN|(?<=podman)( run .*?) --ulimit=memlock=-1", r"\1", answer)
 
 
-def test_dry_runs(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    found = answers(tmp_path)
-    if request.config.getoption("--update-golden"):
-        GOLDEN.parent.mkdir(parents=True, exist_ok=True)
-        GOLDEN.write_text(found)
-    assert found == GOLDEN.read_text()
+def test_dry_runs(tmp_path: Path, golden: Golden) -> None:
+    golden("recipes/nsys.txt", answers(tmp_path))
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("nsys-")] == []
 
 
@@ -106,7 +99,7 @@ def test_every_recipe_is_called() -> None:
     assert {call.split()[0] for call in CALLS} == {path.name for path in RECIPES.glob("*.sh")}
 
 
-@pytest.mark.nsys
+@pytest.mark.every_nsys
 @pytest.mark.parametrize("preset", sorted(path.name for path in (RECIPES / "presets").iterdir()))
 def test_a_real_nsys_knows_every_option(nsys: str, preset: str, tmp_path: Path) -> None:
     known = subprocess.run([nsys, "profile", "--help"], capture_output=True, text=True, check=False).stdout
@@ -118,7 +111,7 @@ def test_a_real_nsys_knows_every_option(nsys: str, preset: str, tmp_path: Path) 
     assert set(left_out) <= {"--cuda-event-trace"}
 
 
-@pytest.mark.nsys
+@pytest.mark.every_nsys
 def test_launch_and_start_share_a_preset(nsys: str, tmp_path: Path) -> None:
     known = {
         verb: subprocess.run([nsys, verb, "--help"], capture_output=True, text=True, check=False).stdout

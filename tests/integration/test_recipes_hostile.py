@@ -7,6 +7,7 @@ What a real nsys leaves when things end badly is in test_recipes_signals.py.
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def files(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["a b", "-dash", "--output", "$HOME", "it's", "*", "`id`", "a;b", "back\\slash", "#", "é", "[x]", "%p"]
+    "name", ["a b", "-dash", "--output", "$HOME", "it's", "*", "`id`", "a;b", "back\\slash", "#", "é", "[x]", "100%%"]
 )
 def test_a_report_of_any_name(tool: Path, place: Path, name: str) -> None:
     done = run("profile.sh", "-o", name, "--", "sh", "-c", "exit 7", cwd=place, NSYS=str(tool / "nsys"))
@@ -166,7 +167,7 @@ def test_runs_at_once_in_one_folder(tool: Path, place: Path) -> None:
 
 def test_a_report_that_came_meanwhile_is_kept(tool: Path, place: Path) -> None:
     done = ask("nsys/profile.sh", "--", "touch", "run.sqlite", place=place, tool=tool)
-    assert done.returncode == 0 and "run.sqlite exists; the new one stays in .run.partial" in done.stderr
+    assert done.returncode == 1 and "run.sqlite exists; the new one stays in .run.partial" in done.stderr
     assert files(place / ".run.partial") == ["run.sqlite"]
 
 
@@ -185,6 +186,31 @@ def test_ncu_that_is_interrupted(tool: Path, place: Path, number: signal.Signals
     assert running.returncode == 128 + signal.SIGTERM, said  # what the stand-in gives of its program
     assert gone(pid)
     assert files(place) == ["pid", "roofline.csv", "roofline.ncu-rep"]
+
+
+ASKING = "import time; print('hello', input('name? '), open('ready', 'w').write('yes'), flush=True); time.sleep(100)"
+
+
+def test_a_terminal_is_the_programs_under_ncu(tool: Path, place: Path) -> None:
+    script = STAND_IN.replace("trap 'kill -TERM $!'", "trap :").replace('"$@" &', '"$@" <&0; exit_of=$?')
+    script = script.replace("while kill -0 $! 2>/dev/null; do wait $!; done\nwait $!\nstatus=$?", "status=$exit_of")
+    (tool / "ncu").write_text(script)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(place)
+        words = [str(NCU_RECIPES / "roofline.sh"), "--", sys.executable, "-c", ASKING]
+        os.execve(words[0], words, environment(NCU=str(tool / "ncu")))
+    os.write(terminal, b"world\n")
+    wait_for(place / "ready")
+    time.sleep(0.2)
+    os.write(terminal, b"\x03")
+    time.sleep(0.1)
+    os.write(terminal, b"\x03")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGINT
+    shown = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    assert "hello world" in shown
+    assert files(place) == ["ready", "roofline.csv", "roofline.ncu-rep"]
 
 
 def test_ncu_that_is_killed(tool: Path, place: Path) -> None:

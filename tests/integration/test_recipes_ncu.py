@@ -13,10 +13,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.golden import Golden
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "ncu"
-GOLDEN = ROOT / "tests" / "golden" / "recipes" / "ncu.txt"
 SETS = sorted(RECIPES.joinpath("sets").glob("*.txt"))
 NAMES = ("layer.sh", "kernels.sh", "top.sh", "roofline.sh")
 REAL = [path for path in os.environ.get("NVPROF_KIT_NCU", "").split(os.pathsep) if path]
@@ -61,16 +61,13 @@ def capture(tmp_path: Path) -> str:
     return str(file.write())
 
 
-def test_exact_commands(capture: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_exact_commands(capture: str, tmp_path: Path, golden: Golden) -> None:
     lines = []
     for call in CALLS:
         done = run(*_dry(call.replace("CAPTURE", capture)), cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, ""), call
         lines.append(f"$ {call}\n{done.stdout.replace('/no/ncu', 'ncu')}")
-    found = "\n".join(lines)
-    if request.config.getoption("--update-golden"):
-        GOLDEN.write_text(found)
-    assert found == GOLDEN.read_text()
+    golden("recipes/ncu.txt", "\n".join(lines))
 
 
 def _dry(call: str) -> list[str]:
@@ -369,6 +366,7 @@ def test_what_the_gpu_does_not_give_is_left_out(tmp_path: Path) -> None:
         "metric nvltx__bytes_data_user.sum: left out",
         "ncu does not give what was left out here: once more, without",
         "wrote layer.csv layer.ncu-rep",
+        "next: nvprof-kit ncu layers layer.csv",
     ]
     first, second = (tmp_path / "ran").read_text().splitlines()
     assert set(second.split()) - set(first.split()) == {

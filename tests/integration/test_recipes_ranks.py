@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import sys
 from pathlib import Path
 
@@ -11,18 +12,21 @@ import pytest
 from support.recipes import RECIPES, environment, python, ranges, run
 
 TRAIN = """
-import os, signal, sys, time
-import torch, torch.distributed as dist
+import os, pathlib, signal, sys, time
 import nvprof_kit
-dist.init_process_group("gloo")
+rank, killed = int(os.environ["RANK"]), int(sys.argv[1])
 for number in range(3):
-    with nvprof_kit.step(number), nvprof_kit.layer_range(f"rank {dist.get_rank()}"):
-        dist.all_reduce(torch.ones(4))
-if dist.get_rank() == int(sys.argv[1]):
-    time.sleep(0.5)
+    with nvprof_kit.step(number), nvprof_kit.layer_range(f"rank {rank}"):
+        time.sleep(0.01)
+pathlib.Path(f"done{rank}").touch()
+while len(list(pathlib.Path().glob("done*"))) < int(os.environ["WORLD_SIZE"]):
+    time.sleep(0.05)
+if killed >= 0:
+    time.sleep(1)  # nsys takes the ranges over now and then
+if rank == killed:
     os.kill(os.getpid(), signal.SIGKILL)
-dist.barrier()
-dist.destroy_process_group()
+if killed >= 0:
+    time.sleep(100)  # as in a collective; the launcher ends it
 """
 
 
@@ -59,7 +63,7 @@ def test_any_subset_of_ranks(ranks: str, chosen: list[int], tmp_path: Path) -> N
 )
 def test_every_launcher(variables: dict[str, str], tmp_path: Path) -> None:
     done = run("ranks.sh", "-n", "-r", "3", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
-    assert re.search(r"--output=\S*/run-\S+-rank3-\d{8}-\d{6} true\n$", done.stdout), done.stdout + done.stderr
+    assert re.search(r"--output=run-\S+-rank3-\d{8}-\d{6} true\n$", done.stdout), done.stdout + done.stderr
     local = run("ranks.sh", "-n", "-r", "1", "--local", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
     assert "-rank3-" in local.stdout
 
@@ -108,6 +112,48 @@ def test_torchrun(nsys: str, tmp_path: Path) -> None:
     assert reports(tmp_path) == {0: ["rank 0"], 2: ["rank 2"]}
 
 
+def marks(path: Path) -> list[tuple[str, int]]:
+    """Text and payload of the marks of our domain."""
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+        return db.execute(
+            "SELECT coalesce(event.text, string.value), coalesce(event.int64Value, event.uint64Value, "
+            "event.int32Value, event.uint32Value) FROM NVTX_EVENTS event "
+            "LEFT JOIN StringIds string ON string.id = event.textId WHERE event.eventType = 34"
+        ).fetchall()
+
+
+@pytest.mark.nsys
+@pytest.mark.parametrize("window", [(), ("--step", "1")])
+def test_a_common_id_in_names_and_captures(window: tuple[str, ...], nsys: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    assert torchrun(tmp_path, nsys, "--ranks", "all", *window) == 0, (tmp_path / "said").read_text()
+    ids = set()
+    for path in tmp_path.glob("run-*.sqlite"):
+        rank = int(path.stem.split("-rank")[1].split("-")[0])
+        ((text, payload),) = marks(path)
+        start, run_id = text.split(" run ")
+        assert (start, payload) == (f"rank {rank} of 3", rank)
+        assert path.name.startswith(f"run-{run_id}-{os.uname().nodename}-rank{rank}-")
+        ids.add(run_id)
+    assert len(ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "my/run"}, "run-my_run-"),
+        ({"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1"}, "run-x.restart1-"),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, "run-7.0-"),
+        ({"NVPROF_KIT_RUN_ID": "ours", "SLURM_JOB_ID": "7"}, "run-ours-"),
+        ({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}, f"run-{os.getpid()}."),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, f"run-{os.uname().nodename}-"),
+    ],
+)
+def test_where_the_id_comes_from(variables: dict[str, str], name: str, tmp_path: Path) -> None:
+    done = run("ranks.sh", "-n", "--", "true", cwd=tmp_path, NSYS="nsys", RANK="0", **variables)
+    assert f"/{name}" in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.nsys
 def test_a_rank_that_is_killed(nsys: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
@@ -116,10 +162,34 @@ def test_a_rank_that_is_killed(nsys: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".run*.partial"))
 
 
+@pytest.mark.parametrize(
+    ("visible", "local", "device"),
+    [
+        ("", "1", "1"),
+        ("4,5,6", "1", "5"),
+        ("7", "3", "7"),
+        (" 2, 3", "1", "3"),
+        ("GPU-b", "0", "6"),
+        ("GPU-x", "0", "GPU-x"),
+    ],
+)
+def test_the_metrics_are_those_of_the_gpu_that_the_rank_sees(
+    visible: str, local: str, device: str, tmp_path: Path
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '5, GPU-aaaa'\necho '6, GPU-bbbb'\n")
+    tool.chmod(0o755)
+    variables = {"RANK": "9", "LOCAL_RANK": local, "CUDA_VISIBLE_DEVICES": visible}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    words = ("-n", "-r", "all", "-p", "metrics", "--", "true")
+    done = run("ranks.sh", *words, cwd=tmp_path, NSYS="nsys", PATH=path, **variables)
+    assert f"--gpu-metrics-devices={device} " in done.stdout, done.stdout + done.stderr
+
+
 def test_the_host_is_this_one(tmp_path: Path) -> None:
     """Slurm brings along the variables of the host that the job came from."""
     variables = {"SLURM_PROCID": "0", "HOSTNAME": "login/01 of another"}
     done = run("ranks.sh", "-n", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
-    name = re.search(r"--output=\S*/run-(\S+)-rank0-", done.stdout)
+    name = re.search(r"--output=run-(\S+)-rank0-", done.stdout)
     assert name is not None, done.stdout + done.stderr
     assert name[1] == re.sub(r"[^A-Za-z0-9._-]", "_", os.uname().nodename)

@@ -11,8 +11,14 @@ import pytest
 from support.recipes import RECIPES, gone, python, ranges, run, start, wait_for
 
 PROGRAM = """
-import os, pathlib, sys, time
+import os, pathlib, signal, sys, time
 import nvprof_kit
+def save(*_):
+    time.sleep(0.5)
+    pathlib.Path("saved").touch()
+    sys.exit(5)
+if "saving" in sys.argv:
+    signal.signal(signal.SIGTERM, save)
 end = time.monotonic() + float(sys.argv[1])
 pathlib.Path("pid").write_text(str(os.getpid()))
 while time.monotonic() < end:
@@ -26,11 +32,11 @@ def session() -> str:
     return f"test{os.getpid()}"
 
 
-@pytest.mark.nsys
+@pytest.mark.every_nsys
 def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
-    here = {"cwd": tmp_path, "NSYS": nsys, "XDG_RUNTIME_DIR": str(tmp_path / "state")}
+    here = {"cwd": tmp_path, "NSYS": nsys}
     name = session()
-    launched = [str(RECIPES / "launch.sh"), "-s", name, "-t", "nvtx", "--", *python(PROGRAM, tmp_path, "100")]
+    launched = [str(RECIPES / "launch.sh"), "-s", name, "-t", "nvtx", "--", *python(PROGRAM, tmp_path, "100", "saving")]
     running = start(launched, **here)
     try:
         pid = int(wait_for(tmp_path / "pid"))
@@ -40,8 +46,10 @@ def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
             begun = run("start.sh", "-s", name, **here)
             assert begun.returncode == 0, begun.stderr
             assert run("start.sh", "-s", name, **here).returncode == 2
-            ended = run("stop.sh", "-s", name, **here)
+            # from an ssh session and from a batch job, say
+            ended = run("stop.sh", "-s", name, XDG_RUNTIME_DIR=str(tmp_path / "another"), HOME="/nonexistent", **here)
             assert ended.returncode == 0, ended.stderr
+            assert ".partial" not in begun.stdout + begun.stderr + ended.stdout + ended.stderr
         refused = run("stop.sh", "-s", name, **here)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     finally:
@@ -49,6 +57,7 @@ def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
         said, _ = running.communicate(timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert gone(pid), said
+    assert (tmp_path / "saved").exists() and running.returncode == 5, said
     for number in (1, 2):
         assert "layers.0" in ranges(tmp_path / f"{name}.{number}.sqlite")
     assert not list(tmp_path.glob(".*.partial"))
@@ -56,7 +65,7 @@ def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
 
 @pytest.mark.nsys
 def test_a_program_that_ends_while_it_is_captured(nsys: str, tmp_path: Path) -> None:
-    here = {"cwd": tmp_path, "NSYS": nsys, "XDG_RUNTIME_DIR": str(tmp_path / "state")}
+    here = {"cwd": tmp_path, "NSYS": nsys}
     name = session()
     launched = [str(RECIPES / "launch.sh"), "-s", name, "-t", "nvtx", "--", *python(PROGRAM, tmp_path, "100")]
     running = start(launched, **here)

@@ -40,9 +40,8 @@ PROFILE = [str(RECIPES / "profile.sh"), "-t", "nvtx", "--"]
     ("ending", "status"),
     [
         ("raise RuntimeError('boom')", 1),
-        ("os.kill(os.getpid(), 11)", 128 + 11),
-        ("os.kill(os.getpid(), 9)", 128 + 9),
         ("os.abort()", 128 + 6),
+        ("os.kill(os.getpid(), 9)", 128 + 9),
     ],
 )
 def test_a_program_that_crashes(nsys: str, ending: str, status: int, tmp_path: Path) -> None:
@@ -52,8 +51,10 @@ def test_a_program_that_crashes(nsys: str, ending: str, status: int, tmp_path: P
     assert not (tmp_path / ".run.partial").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("whom", ["the script", "its group"])
+@pytest.mark.parametrize(
+    ("number", "whom"),
+    [(signal.SIGINT, "its group"), (signal.SIGTERM, "the script"), (signal.SIGHUP, "its group")],
+)
 def test_a_run_that_is_interrupted(nsys: str, number: signal.Signals, whom: str, tmp_path: Path) -> None:
     running = start([*PROFILE, *python(PROGRAM, tmp_path, "time.sleep(100)")], tmp_path, NSYS=nsys)
     pid = int(wait_for(tmp_path / "pid"))

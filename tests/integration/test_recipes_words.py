@@ -171,10 +171,14 @@ def test_no_place_for_what_stop_reads(tmp_path: Path) -> None:
     nsys = tmp_path / "nsys"
     nsys.write_text('#!/bin/sh\n[ "$1" != sessions ] || echo "1 00:01 Launched 1 nvprof_kit"\n')
     nsys.chmod(0o755)
-    done = run("start.sh", cwd=tmp_path, NSYS=str(nsys), XDG_RUNTIME_DIR="/proc/none")
+    folder = tmp_path / "recipes"
+    shutil.copytree(RECIPES.parent, folder)
+    common = folder / "nsys" / "common.bash"
+    common.write_text(common.read_text().replace("folder=/tmp/nvprof_kit-$UID", "folder=/proc/none"))
+    done = run(str(folder / "nsys" / "start.sh"), cwd=tmp_path, NSYS=str(nsys))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("start.sh: cannot write /proc/none/nvprof_kit/nvprof_kit.capture")
-    assert [path.name for path in tmp_path.iterdir()] == ["nsys"]
+    assert done.stderr.startswith("start.sh: cannot write to /proc/none")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["nsys", "recipes"]
 
 
 def test_a_bash_that_is_too_old(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ with nvprof_kit.step(1), nvprof_kit.layer_range("layers.0"):
 """
 
 
-@pytest.mark.nsys
+@pytest.mark.every_nsys
 def test_nothing_private_is_left(nsys: str, tmp_path: Path) -> None:
     folder = tmp_path / "planted-folder"
     folder.mkdir()

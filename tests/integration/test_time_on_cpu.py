@@ -28,6 +28,7 @@ print(time.process_time_ns())
 """
 
 
+@pytest.mark.every_nsys
 def test_time_on_the_cpu(nsys: str, tmp_path: Path) -> None:
     words = ["--trace=osrt", "--sample=none", "--cpuctxsw=process-tree", "--export=sqlite", "-o", tmp_path / "run"]
     ran = subprocess.run(

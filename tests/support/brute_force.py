@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +43,8 @@ class BruteForce:
         self.db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
         self.db.execute("CREATE TEMP TABLE ours AS " + self._ranges_sql(), {"domain": domain})
         self.db.execute("CREATE INDEX temp.by_thread ON ours (globalTid, start)")
+        # a capture does not change: both tables ask for the same moments and the same operations
+        self.around, self.elsewhere, self.operations = map(cache, (self.around, self.elsewhere, self.operations))
 
     def _ranges_sql(self) -> str:
         return """

@@ -279,7 +279,7 @@ def leaks(program: Program, times: int) -> dict[str, int]:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return len(gc.get_objects()), pages * os.sysconf("SC_PAGE_SIZE")
 
-    for _ in range(20):
+    for _ in range(8):
         answer(program)
     objects, memory = counts()
     for _ in range(times):

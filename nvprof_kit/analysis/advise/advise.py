@@ -15,6 +15,7 @@ from nvprof_kit.analysis.advise import metric_rules as advice_metrics
 from nvprof_kit.analysis.advise import time_rules as advice_time
 from nvprof_kit.analysis.advise import work_rules as advice_work
 from nvprof_kit.analysis.advise.evidence import Evidence, Finding
+from nvprof_kit.analysis.attribution.operations import Operations
 from nvprof_kit.analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN_OPTIONAL
 from nvprof_kit.analysis.kernels.classes import Rule
 from nvprof_kit.trace.schema import CaptureInfo, Trace
@@ -93,14 +94,15 @@ class AdviseResult:
         return rows
 
 
-def advise(trace: Trace, own_rules: tuple[Rule, ...] = ()) -> AdviseResult:
+def advise(trace: Trace, own_rules: tuple[Rule, ...] = (), known: Operations | None = None) -> AdviseResult:
     """Look for what costs time and could be changed.
 
     Args:
         trace: The capture, opened with `OPTIONAL`.
         own_rules: Rules for kernel classes, asked before the package's.
+        known: The same operations, where owners and classes are known already.
     """
-    evidence = Evidence(trace, own_rules)
+    evidence = Evidence(trace, own_rules, known)
     found = [finding for rule in RULES.values() for finding in rule(evidence)]
     return AdviseResult(
         findings=tuple(sorted(found, key=lambda one: -one.saves_ns)),

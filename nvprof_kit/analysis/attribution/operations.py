@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvprof_kit.analysis.attribution.attribution import Attribution, attribute
+from nvprof_kit.analysis.attribution.attribution import HOW, Attribution, attribute
 from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array, Integers
 from nvprof_kit.analysis.attribution.ranges import Ranges
-from nvprof_kit.analysis.kernels.classes import KernelClasses, Rule, classify
+from nvprof_kit.analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 from nvprof_kit.trace.schema import Trace
 
@@ -25,20 +25,22 @@ class Operations:
     Args:
         trace: The capture, with the operations' names.
         own_rules: Rules for kernel classes, asked before the package's.
+        known: The same operations, of which owners and classes are taken: they are then found once for several
+            questions.
     """
 
-    def __init__(self, trace: Trace, own_rules: Sequence[Rule] = ()) -> None:
-        self.trace, self._own_rules = trace, own_rules
+    def __init__(self, trace: Trace, own_rules: Sequence[Rule] = (), known: Operations | None = None) -> None:
+        self.trace, self._own_rules, self._known = trace, own_rules, known
 
     @cached_property
     def attribution(self) -> Attribution:
         """Who owns each operation."""
-        return attribute(self.trace)
+        return attribute(self.trace) if self._known is None else self._known.attribution
 
     @cached_property
     def classes(self) -> KernelClasses:
         """The class of each operation."""
-        return classify(self.trace.ops, self._own_rules)
+        return classify(self.trace.ops, self._own_rules) if self._known is None else self._known.classes
 
 
 def layer_column(ranges: Ranges, layer_range: Integers) -> pd.Categorical:
@@ -69,4 +71,29 @@ def _categorical(codes: Any, names: Any) -> pd.Categorical:
     from nvprof_kit.trace.frames import labels
 
     made: pd.Categorical = labels(np.asarray(codes), list(names))
+    return made
+
+
+def attributed(operations: Operations, ops: pd.DataFrame) -> pd.DataFrame:
+    """A table of operations with their owners.
+
+    Args:
+        operations: The operations and who owns them.
+        ops: Their table, in the same order.
+
+    Returns:
+        The table with the columns layer, phase, step (missing outside steps), kernel_class and how more.
+    """
+    import pandas as pd
+
+    owners = operations.attribution
+    layer, phase = op_owners(owners)
+    step = np.append(owners.ranges.steps, 0)[owners.step]
+    made: pd.DataFrame = ops.assign(
+        layer=layer,
+        phase=phase,
+        step=pd.arrays.IntegerArray(step.astype(np.int64), owners.step == NONE),
+        kernel_class=_categorical(operations.classes.code.astype(np.int64), list(CLASSES)),
+        how=_categorical(owners.how.astype(np.int64), list(HOW)),
+    )
     return made

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvprof_kit.analysis.attribution.attribution import Attribution, attribute
+from nvprof_kit.analysis.attribution.attribution import Attribution
 from nvprof_kit.analysis.attribution.intervals import exact_sums
+from nvprof_kit.analysis.attribution.operations import Operations
 from nvprof_kit.analysis.attribution.windows import Windows, step_windows
 from nvprof_kit.analysis.breakdown.activity import STATES, Activity, activity
 from nvprof_kit.analysis.breakdown.critical_path import critical_path, median_window
@@ -20,7 +21,7 @@ from nvprof_kit.analysis.breakdown.host import HostCalls
 from nvprof_kit.analysis.breakdown.idle import CAUSES, Idle, idle, launch_table
 from nvprof_kit.analysis.breakdown.queue import QUEUE_COLUMNS, queue_by_window, queue_over_time
 from nvprof_kit.analysis.breakdown.transfers import comm_table, copy_table, exposed
-from nvprof_kit.analysis.kernels.classes import KernelClasses, Rule, classify
+from nvprof_kit.analysis.kernels.classes import KernelClasses, Rule
 from nvprof_kit.trace.schema import CaptureInfo, Trace
 
 if TYPE_CHECKING:
@@ -97,17 +98,19 @@ class BreakdownResult:
         return found
 
 
-def breakdown(trace: Trace, own_rules: Sequence[Rule] = ()) -> BreakdownResult:
+def breakdown(trace: Trace, own_rules: Sequence[Rule] = (), known: Operations | None = None) -> BreakdownResult:
     """Where the time of each step goes.
 
     Args:
         trace: The capture, opened with `OPTIONAL`.
         own_rules: Rules for kernel classes, asked before the package's.
+        known: The same operations, where owners and classes are known already.
 
     Raises:
         AssertionError: The parts do not add up to the whole: a defect of this package.
     """
-    made = breakdown_of(trace, attribute(trace), classify(trace.ops, own_rules))
+    operations = Operations(trace, own_rules, known)
+    made = breakdown_of(trace, operations.attribution, operations.classes)
     if made.communication["bytes"].notna().all():
         return made
     unattributed = (

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit.analysis.attribution.operations import Operations
 from nvprof_kit.analysis.diff.effects import Effects, effects
 from nvprof_kit.analysis.diff.gates import Gate, GateOutcome, Limits, corrected, judge
 from nvprof_kit.analysis.diff.kernels import compared_kernels
@@ -121,8 +122,16 @@ def diff(
     new: Trace | Sequence[Trace],
     gates: Sequence[Gate] = (),
     options: DiffOptions | None = None,
+    known: Sequence[Operations | None] = (),
 ) -> DiffResult:
     """Compare two captures, opened with `OPTIONAL`, or several runs of each program.
+
+    Args:
+        base: The capture before, or several runs.
+        new: The capture after, or several runs.
+        gates: What must not become slower.
+        options: What counts as a change.
+        known: The operations of each run, BASE's first, where owners and classes are known already.
 
     Raises:
         CaptureError: They cannot be compared: another GPU, another tool, another part of the loop, too few steps.
@@ -131,7 +140,10 @@ def diff(
     options = options or DiffOptions()
     sides = [tuple(side) if isinstance(side, Sequence) else (side,) for side in (base, new)]
     infos = [tuple(one.info for one in side) for side in sides]
-    before, after = (tuple(step_sums(one, options.own_rules, options.skip_steps) for one in side) for side in sides)
+    given = iter((*known, *[None] * (len(infos[0]) + len(infos[1]) - len(known))))
+    before, after = (
+        tuple(step_sums(one, options.own_rules, options.skip_steps, next(given)) for one in side) for side in sides
+    )
     reasons = _reasons([*zip((*infos[0], *infos[1]), (*before, *after), strict=True)], options)
     none = not all(len(sums.steps) for sums in (*before, *after))
     if reasons and (none or not options.anyway):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit.analysis.attribution.attribution import Attribution, attribute
+from nvprof_kit.analysis.attribution.attribution import Attribution
 from nvprof_kit.analysis.attribution.intervals import exact_sums
-from nvprof_kit.analysis.attribution.operations import op_owners
+from nvprof_kit.analysis.attribution.operations import Operations, op_owners
 from nvprof_kit.analysis.attribution.windows import step_windows
-from nvprof_kit.analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify
+from nvprof_kit.analysis.kernels.classes import CLASSES, KernelClasses, Rule
 from nvprof_kit.trace.schema import OP_KINDS, Trace
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ class StepSums:
     skipped: int = 0
 
 
-def step_sums(trace: Trace, own_rules: Sequence[Rule] = (), skip: int | None = None) -> StepSums:
+def step_sums(
+    trace: Trace, own_rules: Sequence[Rule] = (), skip: int | None = None, known: Operations | None = None
+) -> StepSums:
     """Sum a capture's operations by step and by layer, phase and class; what lies outside these steps is left out.
 
     Args:
@@ -53,8 +55,10 @@ def step_sums(trace: Trace, own_rules: Sequence[Rule] = (), skip: int | None = N
         own_rules: Rules for kernel classes, asked before the package's.
         skip: First steps left out; None leaves out one of three or more, in which the profiler's start, compilation
             and autotuning are waited for.
+        known: The same operations, where owners and classes are known already.
     """
-    attribution, classes = attribute(trace), classify(trace.ops, own_rules)
+    operations = Operations(trace, own_rules, known)
+    attribution, classes = operations.attribution, operations.classes
     skipped = int(len(attribution.ranges.steps) >= _WARM_UP_OF) if skip is None else skip
     steps = attribution.ranges.steps[skipped:]
     layer, phase = op_owners(attribution)

@@ -109,18 +109,21 @@ class FlopsResult:
     warnings: tuple[str, ...] = ()
 
 
-def flops(trace: Trace, counts: FlopsFile, options: FlopsOptions | None = None) -> FlopsResult:
+def flops(
+    trace: Trace, counts: FlopsFile, options: FlopsOptions | None = None, known: Operations | None = None
+) -> FlopsResult:
     """Join what was counted with what was captured.
 
     Args:
         trace: The capture, its ranges as in the contract, with the operations' names.
         counts: What was counted, in a run of the same program.
         options: What to compare with.
+        known: The same operations, where owners and classes are known already.
     """
     import pandas as pd
 
     options = options or FlopsOptions()
-    operations = Operations(trace)
+    operations = Operations(trace, known=known)
     counted = read_counted(counts)
     rows = captured_rows(trace, operations.attribution)
     steps = len(operations.attribution.ranges.steps)

@@ -159,11 +159,12 @@ class Kernels:
         return np.bincount(self.owner * shape[1] + self.signature, minlength=shape[0] * shape[1]).reshape(shape)
 
 
-def read_kernels(trace: Trace) -> Kernels:
+def read_kernels(trace: Trace, attribution: Attribution | None = None) -> Kernels:
     """The kernels of a capture by signature and owner.
 
     Args:
         trace: A capture with the optional columns `NEEDED`.
+        attribution: Who owns each operation, where that is known already.
 
     Raises:
         CaptureError: The capture does not say how its kernels were launched.
@@ -174,7 +175,7 @@ def read_kernels(trace: Trace) -> Kernels:
             f"{trace.info.path}: it does not say how its kernels were launched (grid, block, registers); needed a "
             "capture of nsys"
         )
-    attribution = attribute(trace)
+    attribution = attribution or attribute(trace)
     owners, owner = _owners(attribution, ops["start_ns"].to_numpy())
     duration = (ops["end_ns"] - ops["start_ns"]).to_numpy()
     kernel = np.flatnonzero(ops["kind"].to_numpy() == OP_KINDS.index("kernel"))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit.analysis.attribution.attribution import Attribution
 from nvprof_kit.analysis.attribution.nesting import Int64Array
 from nvprof_kit.analysis.kernels.classes import family_of
 from nvprof_kit.analysis.kernels.signatures import Kernels, Signature, read_kernels
@@ -139,19 +140,20 @@ class Plan:
     options: PlanOptions = field(default_factory=PlanOptions)
 
 
-def plan(trace: Trace, options: PlanOptions | None = None) -> Plan:
+def plan(trace: Trace, options: PlanOptions | None = None, attribution: Attribution | None = None) -> Plan:
     """Choose the kernels to measure.
 
     Args:
         trace: A capture with the optional columns `nvprof_kit.analysis.kernels.signatures.NEEDED`.
         options: What the plan is for.
+        attribution: Who owns each operation, where that is known already.
 
     Raises:
         CaptureError: The capture has no kernel of what is asked for, or does not name its kernels.
         UsageError: The share cannot be reached, since copies and kernels without a name take the rest.
     """
     options = options or PlanOptions()
-    kernels = read_kernels(trace)
+    kernels = read_kernels(trace, attribution)
     asked = _asked(kernels, options)
     times = kernels.by_owner() * asked[:, None]
     collective = np.array([family_of(one.name).kernel_class == "comm" for one in kernels.signatures], dtype=bool)

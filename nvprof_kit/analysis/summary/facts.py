@@ -30,10 +30,11 @@ class Facts(Operations):
         trace: The capture.
         own_rules: Rules for kernel classes, asked before the package's.
         by_step: Whether views tell steps apart.
+        known: The same operations, where owners and classes are known already.
     """
 
-    def __init__(self, trace: Trace, own_rules: Sequence[Rule], by_step: bool) -> None:
-        super().__init__(trace, own_rules)
+    def __init__(self, trace: Trace, own_rules: Sequence[Rule], by_step: bool, known: Operations | None = None) -> None:
+        super().__init__(trace, own_rules, known)
         self.by_step = by_step
 
     @cached_property

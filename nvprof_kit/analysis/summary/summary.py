@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvprof_kit.analysis.attribution.intervals import union_lengths
+from nvprof_kit.analysis.attribution.operations import Operations
 from nvprof_kit.analysis.attribution.ranges import steps_around
 from nvprof_kit.analysis.kernels.classes import Rule
 from nvprof_kit.analysis.summary.facts import Facts
@@ -76,10 +77,10 @@ class SummaryResult:
     info: CaptureInfo
 
 
-def summary(trace: Trace, options: SummaryOptions | None = None) -> SummaryResult:
-    """Summarise a capture, opened with `OPTIONAL`."""
+def summary(trace: Trace, options: SummaryOptions | None = None, known: Operations | None = None) -> SummaryResult:
+    """Summarise a capture, opened with `OPTIONAL`; owners and classes are taken from `known`, where they are."""
     options = options or SummaryOptions()
-    facts = Facts(trace, options.own_rules, options.by_step)
+    facts = Facts(trace, options.own_rules, options.by_step, known)
     views = {name: _sorted(VIEWS[name](facts), options.sort) for name in options.views or VIEWS}
     return SummaryResult(
         views=views,

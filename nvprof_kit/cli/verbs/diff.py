@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import click
 
-from nvprof_kit.cli.inputs import kernel_rules, opened, read_kernel_rules, rules_option
-from nvprof_kit.cli.output import Output, domain_option, writing
-from nvprof_kit.cli.progress import each, progress
-from nvprof_kit.report.export import tables
-from nvprof_kit.report.plots import plots
-
-if TYPE_CHECKING:
-    from nvprof_kit.analysis.foreign.rules import Rules
+from nvprof_kit.cli.inputs import kernel_rules, rules_option
+from nvprof_kit.cli.output import Output, Reading, domain_option, named_domain, writing
+from nvprof_kit.cli.progress import progress
+from nvprof_kit.errors import UsageError
 
 
 class _Sides(click.Command):
@@ -39,8 +35,6 @@ def _sides(captures: tuple[str, ...], bases: tuple[str, ...], news: tuple[str, .
     Raises:
         UsageError: There are not two sides.
     """
-    from nvprof_kit.errors import UsageError
-
     if not bases and not news and len(captures) == 2:
         return captures[:1], captures[1:]
     if captures or not bases or not news:
@@ -52,7 +46,7 @@ def _sides(captures: tuple[str, ...], bases: tuple[str, ...], news: tuple[str, .
 @click.argument("captures", metavar="BASE NEW", nargs=-1)
 @click.option("--base", "bases", multiple=True, metavar="FILE...", help="Runs of the program before.")
 @click.option("--new", "news", multiple=True, metavar="FILE...", help="Runs of the program now.")
-@writing()
+@writing(plot=False)
 @click.option("--fail-on", "limits", multiple=True, metavar="TARGET:+N%", help="Exit 1 if this became slower by N %.")
 @click.option("--allow-undecided", is_flag=True, help="A gate holds that the captures cannot decide.")
 @click.option(
@@ -83,11 +77,11 @@ def diff(
     with_communication: bool,
     skip_steps: int | None,
     min_steps: int,
-    view: str,
+    view: Literal["rows", "kernels"],
     top: int,
     anyway: bool,
     domain: str,
-    rules: Rules | None,
+    rules: str | None,
     rules_path: Path | None,
 ) -> None:
     """Compare two captures, or several runs of each program, by layer, phase and kernel class; the noise of steps and
@@ -97,34 +91,24 @@ def diff(
     'model.layers.* backward'. Exit 1 if a gate fails or cannot be decided, 2 if the captures cannot be compared. With
     --format md the answer is fit for a pull request.
     """
-    from nvprof_kit.analysis.diff.diff import OPTIONAL, DiffOptions
-    from nvprof_kit.analysis.diff.diff import diff as compare
-    from nvprof_kit.analysis.diff.gates import parse_gate
-    from nvprof_kit.errors import UsageError
-    from nvprof_kit.report.text.diff import diff_markdown, diff_report
-
-    if output.form in plots.FORMATS:
-        raise UsageError("diff has no plot; needed a table format")
-    gates = [parse_gate(limit) for limit in limits]
-    options = DiffOptions(
-        skip_steps,
-        min_steps,
-        run_noise=run_noise / 100,
-        communication=with_communication,
-        allow_undecided=allow_undecided,
-        anyway=anyway,
-        own_rules=read_kernel_rules(rules_path),
-    )
-    sides = _sides(captures, bases, news)
-    opened_sides = [each(side, lambda one: opened(one, domain, rules, OPTIONAL)) for side in sides]
+    (base, *more), (new, *others) = _sides(captures, bases, news)
+    asked = Reading((base, *more, new, *others), named_domain(domain), output)
+    runs = [asked.open(one, rules, rules_path) for one in asked.captures]
     with progress() as say:
-        say("comparing step by step")
-        result = compare(opened_sides[0], opened_sides[1], gates, options)
-    if output.form == "md":
-        output.write(diff_markdown(result, top).encode())
-    elif output.form in tables.FORMATS:
-        output.write(tables.encode(getattr(result, view), output.form), result.warnings)
-    else:
-        output.print(diff_report(result, top))
-    if not all(outcome.held for outcome in result.gates):
+        say(f"comparing {base} with {new}, step by step")
+        result = runs[0].diff(
+            runs[1 + len(more) :],
+            base=runs[1 : 1 + len(more)],
+            fail_on=limits,
+            allow_undecided=allow_undecided,
+            run_noise=run_noise / 100,
+            communication=with_communication,
+            skip_steps=skip_steps,
+            min_steps=min_steps,
+            anyway=anyway,
+            view=view,
+            top=top,
+        )
+    output.write_results([result])
+    if not result.held:
         raise click.exceptions.Exit(1)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from nvprof_kit.cli.output import Output, writing
 from nvprof_kit.cli.progress import progress
-from nvprof_kit.report.export import tables
-from nvprof_kit.report.plots import plots
+
+if TYPE_CHECKING:
+    from nvprof_kit._sources import MemoryView
 
 _VIEWS = ("layer", "stack", "size", "allocation", "step", "segment", "leak")
 
@@ -24,30 +26,17 @@ _VIEWS = ("layer", "stack", "size", "allocation", "step", "segment", "leak")
     "segments; leaks. By default the terminal gets all, a file the first.",
 )
 @click.option("--device", type=click.IntRange(min=0), help="Device ordinal; default: the one with the most reserved.")
-def memory(output: Output, snapshot: Path, by: str | None, device: int | None) -> None:
+def memory(output: Output, snapshot: Path, by: MemoryView | None, device: int | None) -> None:
     """Who held the GPU's memory at the peak, how it grew from step to step, what was left behind, how it lies.
 
     A SNAPSHOT is a pickle by nvprof_kit.memory_snapshot or torch.cuda.memory._dump_snapshot. FILE ends in .csv, .json,
     .md, .parquet or .txt for a table, in .html for a page with everything, in .svg, .png or .pdf for the timeline (with
     --by segment: the segments).
     """
-    from nvprof_kit.analysis.memory.memory import memory as analyse
-    from nvprof_kit.report.text import memory as report
-    from nvprof_kit.trace.torch_memory.snapshot import read_snapshot
+    from nvprof_kit._sources import open_snapshot
 
+    output.spare([snapshot])
     with progress() as say:
         say(f"reading {snapshot}")
-        read = read_snapshot(snapshot)
-        say("following allocations")
-        result = analyse(read, device)
-    if output.form == "html":
-        output.write(report.memory_page(result, read))
-    elif output.form in tables.FORMATS:
-        output.write(tables.encode(report.view(result, by or "layer"), output.form), result.warnings)
-    elif output.form in plots.FORMATS:
-        from nvprof_kit.report.plots.memory import segments_figure, timeline_figure
-
-        figure = segments_figure(read, result.summary.device) if by == "segment" else timeline_figure(result)
-        output.write(plots.encode(figure, output.form), result.warnings)
-    else:
-        output.print(report.memory_report(result, (by,) if by else _VIEWS))
+        result = open_snapshot(snapshot).memory(by, device=device)
+    output.write_results([result])

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from nvprof_kit.capture.ncu_script import SETS
-from nvprof_kit.cli.inputs import domain_for, opened, rules_option
-from nvprof_kit.cli.output import Output, Reading, reading, writing
-from nvprof_kit.cli.progress import each
+from nvprof_kit.cli.inputs import rules_option
+from nvprof_kit.cli.output import Output, Reading, named_domain, reading, writing
+from nvprof_kit.cli.progress import each, progress
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import DOMAIN
-from nvprof_kit.report.export import tables
 from nvprof_kit.report.plots import plots
-
-if TYPE_CHECKING:
-    from nvprof_kit.analysis.foreign.rules import Rules
-    from nvprof_kit.analysis.ncu.plan import Plan
-
+from nvprof_kit.results.base import TABLE
 
 _DOMAIN = click.option(
     "--domain",
@@ -39,7 +35,7 @@ def ncu() -> None:
 
 
 @ncu.command(short_help="Which kernels to measure.")
-@reading
+@reading()
 @click.option(
     "--share",
     type=click.FloatRange(0, 1, min_open=True),
@@ -72,7 +68,7 @@ def ncu() -> None:
 )
 @click.option("--script", type=click.Path(path_type=Path), metavar="FILE", help="Write the script that measures them.")
 @rules_option
-def plan(asked: Reading, memory_gb: float, script: Path | None, rules: Rules | None, **options: Any) -> None:
+def plan(asked: Reading, script: Path | None, rules: str | None, **options: Any) -> None:
     """Choose the fewest kernels that stand for most of the GPU time of a CAPTURE, and write the script that measures
     just those with ncu, one launch of each.
 
@@ -80,24 +76,14 @@ def plan(asked: Reading, memory_gb: float, script: Path | None, rules: Rules | N
     measured: --rank 0, then torchrun --nproc-per-node 8 --no-python bash FILE -- python train.py. Kernels of
     collectives are left out, since ncu cannot replay them on one rank alone.
     """
-    from nvprof_kit.analysis.kernels.signatures import NEEDED
-    from nvprof_kit.analysis.ncu.plan import PlanOptions
-    from nvprof_kit.analysis.ncu.plan import plan as choose
-    from nvprof_kit.report.text.ncu import plan_lines, plan_report
-
-    section_set, rank = options.pop("section_set"), options.pop("rank")
-    if asked.output.form in plots.FORMATS:
-        raise UsageError("a plan is a table; -o FILE ends in .csv, .json, .md, .parquet or .txt")
     if len(asked.captures) > 1:
         raise UsageError(f"a plan is for one capture, not {len(asked.captures)}")
-    (trace,) = each(asked.captures, lambda one: opened(one, asked.domain, rules, NEEDED))
-    made = choose(trace, PlanOptions(**options))
     if script is not None:
-        _write_script(script, made, (section_set, rank), plan_lines(made, section_set, memory_gb))
-    if asked.output.form in tables.FORMATS:
-        asked.output.write(tables.encode(made.rows, asked.output.form), made.info.warnings)
-    else:
-        asked.output.print(plan_report(made, section_set, memory_gb))
+        Output(TABLE, script).spare(asked.captures)
+    (made,) = each(asked.captures, lambda one: asked.open(one, rules).ncu_plan(**options))
+    if script is not None:
+        made.save_script(script)
+    asked.output.write_results([made])
 
 
 @ncu.command(short_help="What each layer did to the GPU.")
@@ -107,31 +93,20 @@ def plan(asked: Reading, memory_gb: float, script: Path | None, rules: Rules | N
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model in the table; default: all.")
 @rules_option
 @writing()
-def layers(output: Output, reports: tuple[str, ...], depth: int | None, rules: Rules | None, **source: Any) -> None:
+def layers(output: Output, reports: tuple[str, ...], depth: int | None, rules: str | None, **source: Any) -> None:
     """What each layer did to the GPU: how busy it kept compute, memory and tensor cores, and what bound it.
 
     A REPORT is ncu's raw or details page as .csv, or an .ncu-rep, each also packed as .xz; several are taken together.
     FILE ends in .csv, .json, .md, .parquet or .txt for the table, in .png, .svg or .pdf for a roofline.
     """
-    from nvprof_kit.analysis.kernels.signatures import NEEDED
-    from nvprof_kit.analysis.ncu.layers import ncu_layers
-    from nvprof_kit.trace.ncu.open import open_ncu, together
+    from nvprof_kit._sources import open_ncu
 
-    capture, domain = source["capture"], domain_for(source["domain"], rules)
-    report = together(each(reports, lambda one: open_ncu(one, domain=domain)))
-    traces = each([capture] if capture else [], lambda one: opened(one, source["domain"], rules, NEEDED))
-    result = ncu_layers(report, traces[0] if traces else None)
-    if output.form in tables.FORMATS:
-        output.write(tables.encode(result.rows, output.form), result.warnings)
-    elif output.form in plots.FORMATS:
-        from nvprof_kit.analysis.ncu.roofline import roofline
-        from nvprof_kit.report.plots.roofline import roofline_figure
-
-        output.write(plots.encode(roofline_figure(roofline(report, result)), output.form), result.warnings)
-    else:
-        from nvprof_kit.report.text.ncu import ncu_layers_report
-
-        output.print(ncu_layers_report(result, depth))
+    capture = source["capture"]
+    output.spare([*reports, *([capture] if capture else [])])
+    with progress() as say:
+        say(f"reading {', '.join(reports)}")
+        result = open_ncu(*reports, rules=rules, domain=named_domain(source["domain"])).layers(capture, depth=depth)
+    output.write_results([result])
 
 
 @ncu.command(short_help="What each measured kernel did.")
@@ -143,31 +118,10 @@ def kernels(output: Output, report: str, domain: str) -> None:
 
     A REPORT is ncu's raw or details page as .csv, or an .ncu-rep, each also packed as .xz.
     """
-    from nvprof_kit.analysis.ncu.layers import tidy
-    from nvprof_kit.trace.ncu.open import open_ncu
+    from nvprof_kit._sources import open_ncu
 
     if output.form in plots.FORMATS:
         raise UsageError("a plot of kernels is the roofline: nvprof-kit ncu layers REPORT -o roofline.png")
-    (measured,) = each([report], lambda one: open_ncu(one, domain=domain))
-    output.write(tables.encode(tidy(measured), output.form if output.form != "table" else "csv"), measured.warnings)
-
-
-def _write_script(path: Path, made: Plan, how: tuple[str, int | None], about: list[str]) -> None:
-    from nvprof_kit.capture.ncu_script import NcuScript, ncu_script
-
-    text = ncu_script(
-        NcuScript(
-            names=made.names,
-            invocations=made.invocations,
-            about=["Written by nvprof-kit ncu plan.", *about],
-            section_set=how[0],
-            rank=how[1],
-            own_window=made.info.own_window,
-            report=path.stem,
-        )
-    )
-    try:
-        path.write_text(text, encoding="utf-8")
-        path.chmod(0o755)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot write it: {error.strerror}") from None
+    output.spare([report])
+    (measured,) = each([report], lambda one: open_ncu(one, domain=domain).kernels())
+    replace(output, form="csv" if output.form == TABLE else output.form).write_results([measured])

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from nvprof_kit.cli.progress import progress
-from nvprof_kit.errors import UsageError
 
 
 @click.command(short_help="Copy a capture without what it says about you and the machine.")
@@ -28,22 +27,12 @@ def scrub(capture: Path, target: Path | None, force: bool, also: str | None) -> 
     CAPTURE is an .sqlite or an .sqlite.xz. Times, kernels and ranges stay as they are. An .nsys-rep has the same in it
     and cannot be scrubbed: give the copy away instead.
     """
-    from nvprof_kit.trace.nsys.scrub import ScrubOptions
-    from nvprof_kit.trace.nsys.scrub import scrub as write_copy
+    from nvprof_kit._checks import scrub as write_copy
+    from nvprof_kit._checks import scrubbed_name
 
-    name, dot, suffix = capture.name.partition(".sqlite")
-    if not dot:
-        raise UsageError(
-            f"{capture}: only an .sqlite export can be scrubbed; export it: nsys export -t sqlite {capture}"
-        )
-    if not capture.is_file():
-        raise UsageError(f"{capture}: no such file")
-    target = target or capture.with_name(f"{name}.scrubbed{dot}{suffix}")
-    if target.exists() and (not force or target.samefile(capture)):
-        hint = "the copy needs a name of its own" if target.samefile(capture) else "overwrite it with --force"
-        raise UsageError(f"{target} exists; {hint}, or choose another with -o")
+    target = target or scrubbed_name(capture)
     with progress() as say:
         say(f"copying {capture}")
-        removed = write_copy(capture, target, ScrubOptions(also))
+        removed = write_copy(capture, target, also=also, force=force)
     taken = ", ".join(f"{count} {what}" for what, count in removed.items() if count)
     click.echo(f"{target}: without {taken or 'anything to take out: there was nothing private in it'}", err=True)

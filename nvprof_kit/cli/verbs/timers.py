@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
 from nvprof_kit.cli.output import Output, writing
 from nvprof_kit.cli.progress import progress
-from nvprof_kit.report.export import tables
-from nvprof_kit.report.plots import plots
 
 
 @click.command(short_help="Stages timed by global_timer: statistics, skew, straggler.")
@@ -34,28 +33,23 @@ from nvprof_kit.report.plots import plots
     show_default=True,
     help="First calls of each stage left out of the verdict.",
 )
-def timers(output: Output, logs: tuple[Path, ...], by: str | None, collective: tuple[str, ...], warm_up: int) -> None:
+def timers(
+    output: Output,
+    logs: tuple[Path, ...],
+    by: Literal["rank", "call"] | None,
+    collective: tuple[str, ...],
+    warm_up: int,
+) -> None:
     """How long the timed stages take on every rank, how far the ranks are apart, and which one the others wait for.
 
     A LOG is a timer_rank*.log or the folder that holds them. FILE ends in .csv, .json, .md, .parquet or .txt for the
     table, in .png, .svg or .pdf for the timeline over the ranks.
     """
-    from nvprof_kit.analysis.timers import TimersOptions
-    from nvprof_kit.analysis.timers import timers as analyse
-    from nvprof_kit.trace.timer_log import read_timer_logs
+    from nvprof_kit._sources import open_timers
 
     with progress() as say:
-        say("reading logs")
-        read = read_timer_logs(logs)
-        say("comparing ranks")
-        result = analyse(read, TimersOptions(by == "rank", collective, warm_up))
-    if output.form in tables.FORMATS:
-        output.write(tables.encode(result.calls if by == "call" else result.rows, output.form), result.warnings)
-    elif output.form in plots.FORMATS:
-        from nvprof_kit.report.text.timers import timeline_figure
-
-        output.write(plots.encode(timeline_figure(result), output.form), result.warnings)
-    else:
-        from nvprof_kit.report.text.timers import timers_report
-
-        output.print(timers_report(result))
+        say("reading logs and comparing ranks")
+        opened = open_timers(*logs)
+        output.spare(opened.sources)
+        result = opened.timers(by, collective=collective, warm_up=warm_up)
+    output.write_results([result])

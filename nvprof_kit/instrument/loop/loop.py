@@ -13,6 +13,7 @@ from nvprof_kit.instrument.ranges import state
 from nvprof_kit.instrument.ranges.backends import Range
 from nvprof_kit.instrument.ranges.scope import F, Scope, keep
 from nvprof_kit.instrument.ranges.wrapping import wrap
+from nvprof_kit.instrument.ranks import mark_rank
 from nvprof_kit.names import Category
 
 Batch = TypeVar("Batch")
@@ -37,6 +38,7 @@ class step(Scope):
         if self._number is None:
             self.range = _step_range(next(self._counter))
         super().__enter__()
+        mark_rank()
         return self
 
     def __call__(self, function: F) -> F:

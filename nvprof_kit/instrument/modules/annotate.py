@@ -22,6 +22,7 @@ from nvprof_kit.instrument.modules.kinds import class_name, unwrapped
 from nvprof_kit.instrument.modules.ranged import Compiled, Ranged, annotated
 from nvprof_kit.instrument.ranges import state
 from nvprof_kit.instrument.ranges.layer import Family, Layer
+from nvprof_kit.instrument.ranks import mark_rank
 from nvprof_kit.names import layer_index, strip_wrappers
 
 Select = type | tuple[type, ...] | str | Iterable[str] | Callable[[str, nn.Module], bool]
@@ -101,6 +102,7 @@ class ModelAnnotation(Annotation):
                 annotated[module] = ranged
 
     def _install(self, owner: Any) -> list[Any]:
+        mark_rank()
         keep_out(self)
         range_recomputes()
         compiled = Compiled(owner)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from nvprof_kit.instrument.compile.uncompiled import uncompiled
+from nvprof_kit.instrument.modules.classes import RangesCalls
 from nvprof_kit.instrument.ranges import state
 from nvprof_kit.instrument.ranges.layer import Layer
 from nvprof_kit.instrument.ranges.layer_range import LayerScope
@@ -20,7 +21,7 @@ _nothing = nullcontext().__exit__
 """Takes anything, does nothing, and can be pickled without this package."""
 
 
-class Calls:
+class Calls(RangesCalls):
     """The calls of one layer. A copied or pickled module takes hooks along that do nothing.
 
     Attributes:
@@ -98,8 +99,3 @@ def hook_module(module: nn.Module, calls: Calls) -> list[Any]:
         module.register_forward_pre_hook(calls.enter, prepend=True, with_kwargs=True),
         module.register_forward_hook(calls.leave, always_call=True),
     ]
-
-
-def is_ranged(module: nn.Module) -> bool:
-    """Whether hooks of ours range the module's calls."""
-    return any(isinstance(getattr(hook, "__self__", None), Calls) for hook in module._forward_pre_hooks.values())

@@ -16,7 +16,7 @@ import torch.utils.checkpoint as checkpoints
 from torch import nn
 
 from nvprof_kit.instrument.compile.uncompiled import uncompiled, uncompiled_itself
-from nvprof_kit.instrument.modules.calls import is_ranged
+from nvprof_kit.instrument.modules.classes import is_ranged
 from nvprof_kit.instrument.ranges import state
 from nvprof_kit.instrument.ranges.layer import Layer
 from nvprof_kit.instrument.ranges.ranges import Block, Frame, Here, Range

@@ -170,4 +170,4 @@ def _decorate(target: Any, scope_of: ScopeOf | None) -> Any:
         return wrap(target, scope_of)
     from nvprof_kit.instrument.modules.classes import range_class
 
-    return range_class(target, scope_of)
+    return range_class(target, scope_of, LayerScope)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvprof_kit.analysis.attribution.attribution import Attribution, attribute
+from nvprof_kit.analysis.attribution.attribution import Attribution
 from nvprof_kit.analysis.attribution.intervals import exact_sums
 from nvprof_kit.analysis.attribution.nesting import Int64Array
+from nvprof_kit.analysis.attribution.operations import Operations
 from nvprof_kit.analysis.attribution.steps import occurrences, require_step, slowest_step, step_times, typical_step
-from nvprof_kit.analysis.kernels.classes import CLASSES, Rule, classify
+from nvprof_kit.analysis.kernels.classes import CLASSES, Rule
 from nvprof_kit.analysis.layers.layers import LayersOptions, layers
 from nvprof_kit.analysis.layers.memory import layer_memory, memory_tree, tells_memory
 from nvprof_kit.analysis.timeline import timeline
@@ -45,16 +46,12 @@ class ClassTimes:
     warnings: tuple[str, ...] = ()
 
 
-def class_times(trace: Trace, own_rules: tuple[Rule, ...] = ()) -> ClassTimes | None:
-    """Time by class of kernel; None where the capture has no kernels.
-
-    Args:
-        trace: The capture, with the column ``name``.
-        own_rules: Rules asked before the package's.
-    """
+def class_times(operations: Operations) -> ClassTimes | None:
+    """Time by class of kernel; None where the capture has no kernels."""
+    trace = operations.trace
     if not trace.info.on_gpu:
         return None
-    found = classify(trace.ops, own_rules)
+    found = operations.classes
     length = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
     sums = exact_sums(found.code.astype(np.int64), length, len(CLASSES)).tolist()
     took = [(name, ns) for name, ns in zip(CLASSES, sums, strict=True) if ns > 0]
@@ -259,7 +256,11 @@ def short_text(text: str) -> str:
 
 
 def sheet_of(
-    trace: Trace, step: int | None = None, found: AdviseResult | None = None, own_rules: tuple[Rule, ...] = ()
+    trace: Trace,
+    step: int | None = None,
+    found: AdviseResult | None = None,
+    own_rules: tuple[Rule, ...] = (),
+    known: Operations | None = None,
 ) -> Sheet:
     """Everything the page shows of a capture.
 
@@ -269,11 +270,13 @@ def sheet_of(
         step: The step to show in time, None for the typical one, the slowest, and those that findings point to.
         found: What to do about it, None where nobody looked.
         own_rules: Rules for kernel classes, asked before the package's.
+        known: The same operations, where owners and classes are known already.
 
     Raises:
         UsageError: The capture has no such step.
     """
-    attribution = attribute(trace)
+    operations = Operations(trace, own_rules, known)
+    attribution = operations.attribution
     times = step_times(trace, attribution)
     result = layers(trace, LayersOptions(by_step=True), attribution)
     pointed = [] if found is None or step is not None else _steps_of(found, trace, attribution)
@@ -283,7 +286,7 @@ def sheet_of(
         layers=result,
         steps=times,
         timelines=timelines,
-        classes=class_times(trace, own_rules),
+        classes=class_times(operations),
         findings=[] if found is None else _findings(found, result, [shown for _, shown in timelines]),
         memory=memory_tree(layer_memory(trace, attribution), result.tree) if tells_memory(trace) else None,
     )

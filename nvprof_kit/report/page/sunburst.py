@@ -9,6 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from nvprof_kit.report.export.writer import write_file
+
 Row = Sequence[Any]
 """Kind, path, bytes, device."""
 
@@ -40,10 +42,10 @@ def write_sunbursts(folder: Path, points: Sequence[Point]) -> None:
     for kind, (name, title) in PAGES.items():
         most = max(points, key=_Sum(kind))
         rows = [(row[1], row[2]) for row in _here(most) if row[0] == kind]
-        (folder / name).write_bytes(sunburst_page(title, f"At {most[0]}.", rows))
+        write_file(folder / name, sunburst_page(title, f"At {most[0]}.", rows))
     most = max(points, key=_Sum(None))
     rows = [(f"{row[0]}.{row[1]}" if row[1] else row[0], row[2]) for row in _here(most)]
-    (folder / SUMMARY).write_bytes(sunburst_page("Memory", f"At {most[0]}, when it was most.", rows))
+    write_file(folder / SUMMARY, sunburst_page("Memory", f"At {most[0]}, when it was most.", rows))
 
 
 def sunburst_page(title: str, about: str, rows: Iterable[tuple[str, int]]) -> bytes:

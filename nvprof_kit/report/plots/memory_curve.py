@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nvprof_kit.report.export.writer import write_file
+from nvprof_kit.report.plots.plots import encode
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -15,7 +18,7 @@ _LABELS = 48
 
 def write_curve(path: Path, boundaries: Sequence[Any]) -> None:
     """Write the chart of the last whole step; the file's suffix decides its format."""
-    curve_figure(boundaries).savefig(path, dpi=150)
+    write_file(path, encode(curve_figure(boundaries), path.suffix[1:]))
 
 
 def curve_figure(boundaries: Sequence[Any]) -> Figure:

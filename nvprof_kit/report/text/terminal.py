@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from io import StringIO
 from typing import TextIO
 
 from rich import box
@@ -135,3 +136,18 @@ def capture_facts(info: CaptureInfo, steps: int) -> list[str]:
 def warning_lines(warnings: Iterable[str]) -> list[Text]:
     """What may be wrong with the figures, a line each."""
     return [Text(f"! {warning}", "yellow") for warning in warnings]
+
+
+def text_of(parts: Iterable[RenderableType], kept: bool = False) -> str:
+    """The parts of a report as plain text, as `print_to` writes them to a file."""
+    file = StringIO()
+    print_to(file, parts, kept=kept)
+    return file.getvalue()
+
+
+def html_of(parts: Iterable[RenderableType]) -> str:
+    """The parts of a report as an element of HTML, with their colours; no text in them is taken for markup."""
+    console = Console(file=StringIO(), width=120, highlight=False, markup=False, record=True, force_terminal=True)
+    _print(console, parts, grow=True)
+    style = "font-family:Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre;overflow-x:auto;line-height:1.3"
+    return console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')

@@ -7,9 +7,10 @@ is a third of the whole time.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from nvprof_kit.trace.nsys.ops import op_tables, read_ops
 from nvprof_kit.trace.nsys.samples import read_samples
 from nvprof_kit.trace.nsys.scheduled import read_scheduled
 from nvprof_kit.trace.nsys.warnings import capture_warnings, handed_over_warnings
-from nvprof_kit.trace.schema import CaptureInfo, Trace
+from nvprof_kit.trace.schema import OPS, CaptureInfo, Trace
 from nvprof_kit.trace.sqlite import Database
 
 _DAY_NS = 86_400 * 10**9
@@ -73,12 +74,49 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
             ops=make_frame("ops", ops),
             graph_nodes=make_frame("graph_nodes", nodes),
             calls=make_frame("calls", calls) if calls else None,
-            samples=make_frame("samples", read_samples(db)) if "samples" in optional else None,
-            marks=make_frame("marks", read_marks(db, domains, domain)) if "marks" in optional else None,
-            allocations=make_frame("allocations", read_allocations(db)) if "allocations" in optional else None,
-            collectives=make_frame("collectives", read_collectives(db)) if "collectives" in optional else None,
-            scheduled=make_frame("scheduled", read_scheduled(db)) if "scheduled" in optional else None,
+            **_optional_tables(db, domain, {*optional} - {"calls"}),
         )
+
+
+def read_more(path: Path, trace: Trace, domain: str, optional: Collection[str], named: Path) -> Trace:
+    """The capture with more of its optional columns and tables; what was read already is not read again.
+
+    Args:
+        path: The SQLite file.
+        trace: What was read of it.
+        domain: The NVTX domain it was opened with.
+        optional: Optional columns and tables wanted besides.
+        named: The path to name in messages.
+
+    Raises:
+        CaptureError: The file is damaged, or another than was read.
+    """
+    with closing(Database(path, named)) as db:
+        found = _optional_tables(db, domain, optional)
+        if "calls" in found:
+            columns = {name: trace.ops[name].to_numpy() for name in ("start_ns", "end_ns")}
+            calls = {name: found["calls"][name].to_numpy() for name in ("start_ns", "end_ns")}
+            _check_times(named, columns, [columns, calls])
+        wanted = [name for name, column in OPS.items() if column.optional and name in optional]
+        if wanted:
+            ops = make_frame("ops", read_ops(db, wanted))
+            if len(ops) != len(trace.ops):
+                raise CaptureError(f"{named}: the file was changed since it was opened; open it again")
+            found["ops"] = trace.ops.assign(**{name: ops[name] for name in wanted})
+    return replace(trace, **found)
+
+
+def _optional_tables(db: Database, domain: str, optional: Collection[str]) -> dict[str, Any]:
+    """Those of the optional tables that are wanted, by name."""
+    readers: dict[str, Callable[[], dict[str, Any]]] = {
+        "calls": lambda: read_calls(db),
+        "samples": lambda: read_samples(db),
+        "marks": lambda: read_marks(db, tables.nvtx_domains(db), domain),
+        "allocations": lambda: read_allocations(db),
+        "collectives": lambda: read_collectives(db),
+        "scheduled": lambda: read_scheduled(db),
+    }
+    return {name: make_frame(name, read()) for name, read in readers.items() if name in optional}
 
 
 def _check_is_nsys(db: Database, named: Path) -> None:

@@ -1,17 +1,12 @@
 """A snapshot of the CUDA caching allocator (``torch.cuda.memory._dump_snapshot``) as tables.
 
-A snapshot is a pickle, and a pickle from somewhere else can run anything when it is loaded. So it is loaded by an
-unpickler that knows no classes and no functions: numbers, text, lists, tuples and dicts come through, all else is
-refused before it does anything.
+A snapshot is a pickle, and is read as plain data: see `plain_pickle`.
 """
 
 from __future__ import annotations
 
 import gc
-import pickle
-import resource
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -20,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import MEMORY_STRETCHES
+from nvprof_kit.trace.plain_pickle import load_plain, one_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,10 +58,6 @@ BLOCKS: Mapping[str, str] = MappingProxyType(
 )
 """Columns of `Snapshot.blocks`: how the segments are divided when the snapshot is taken."""
 
-_ROOM = 2 << 30
-_ROOM_PER_BYTE = 40
-"""Memory that loading may take, apart and per byte of the file: a made-up file asks for more than any real one."""
-
 Frames = list[dict[str, Any]]
 """A call stack, innermost first, each frame with filename, line and name."""
 
@@ -91,16 +83,6 @@ class Snapshot:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Loads plain data and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it would load {module}.{name}")
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("it refers to objects outside of it")
-
-
 def read_snapshot(path: str | Path) -> Snapshot:
     """Read a snapshot.
 
@@ -119,47 +101,13 @@ def read_snapshot(path: str | Path) -> Snapshot:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file, _bounded_memory(path.stat().st_size):
-            plain = _PlainUnpickler(file).load()
-    except OSError as error:
-        raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    except pickle.UnpicklingError as error:
-        what = "it holds more than plain data, " if "it would" in str(error) or "it refers" in str(error) else ""
-        raise CaptureError(f"{path}: refused as a snapshot: {what}{_one_line(error)}; nothing in it was run") from None
-    except MemoryError:
-        raise CaptureError(
-            f"{path}: refused as a snapshot: it asks for far more memory than its size accounts for"
-        ) from None
-    except Exception as error:  # whatever a damaged or made-up pickle leads to
-        raise CaptureError(
-            f"{path}: not a pickle, or a damaged one ({_one_line(error)}); take the snapshot again"
-        ) from None
+    plain = load_plain(path, "snapshot")
     if not isinstance(plain, dict) or not {"segments", "device_traces"} <= plain.keys():
         raise CaptureError(
             f"{path}: a pickle, but no snapshot of the CUDA allocator: needed segments and device_traces, as "
             "torch.cuda.memory._dump_snapshot and nvprof_kit.memory_snapshot write them"
         )
     return plain
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__
-
-
-@contextmanager
-def _bounded_memory(file_bytes: int) -> Iterator[None]:
-    """Let the process grow by what such a file can need, and no more."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + _ROOM + _ROOM_PER_BYTE * file_bytes
-    if before[0] != resource.RLIM_INFINITY:
-        limit = min(limit, before[0])
-    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _tables(plain: dict[str, Any], path: Path) -> Snapshot:
@@ -181,7 +129,7 @@ def _tables(plain: dict[str, Any], path: Path) -> Snapshot:
             events = events.astype({"action": "category", "label": "category"})
         segments, blocks = _segments(plain["segments"]), _blocks(plain["segments"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
-        why = f"{type(error).__name__} {_one_line(error)}"
+        why = f"{type(error).__name__} {one_line(error)}"
         raise CaptureError(f"{path}: a snapshot with parts that cannot be understood ({why})") from None
     return Snapshot(str(path), events, segments, blocks, stacks, plain.get("allocator_settings") or {})
 

@@ -41,9 +41,10 @@ class Stage(nn.Module):
 
 
 def wrap(kind: str, model: nn.Module) -> nn.Module:
-    mesh = dist.device_mesh.init_device_mesh("cuda", (dist.get_world_size(),))
+    device = next(model.parameters()).device
+    mesh = dist.device_mesh.init_device_mesh(device.type, (dist.get_world_size(),))
     if kind == "ddp":
-        return nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
+        return nn.parallel.DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
     if kind in ("fsdp", "fsdp-keep"):
         from torch.distributed.fsdp import fully_shard
 

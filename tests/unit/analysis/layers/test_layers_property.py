@@ -8,6 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.brute_force import BruteForce
+from support.lane import examples
 from support.nsys_file import PUSH_POP, START_END, NsysFile
 
 from nvprof_kit.analysis.layers.layers import LayersOptions, layers
@@ -54,7 +55,7 @@ launches = st.lists(
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(30))
 @given(st.dictionaries(threads, trees(), min_size=1, max_size=4), launches)
 def test_any_capture(
     by_thread: dict[tuple[int, int], list[object]], launched: list[tuple[tuple[int, int], int, int, int, int]]
@@ -67,6 +68,7 @@ def test_any_capture(
         for (pid, tid), call, start, length, device in launched:
             file.kernel(start, start + length, launched=(call, call + 1), tid=tid, pid=pid, device=device)
         path = file.write()
+        truth = BruteForce(path)
         for by_step in (False, True):
             keys = ["step", "layer", "phase"] if by_step else ["layer", "phase"]
             rows = layers(open_capture(path), LayersOptions(by_step=by_step)).rows
@@ -74,9 +76,7 @@ def test_any_capture(
                 tuple(row[key] for key in keys): {name: row[name] for name in NUMBERS}
                 for row in rows.astype(object).where(rows.notna(), None).to_dict("records")
             }
-            expected = {
-                key: {name: row[name] for name in NUMBERS} for key, row in BruteForce(path).table(by_step).items()
-            }
+            expected = {key: {name: row[name] for name in NUMBERS} for key, row in truth.table(by_step).items()}
             assert ours == expected
 
 
@@ -85,7 +85,7 @@ crossing = st.lists(
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(30))
 @given(crossing, st.lists(st.tuples(st.integers(0, 130), st.integers(1, 9)), min_size=1, max_size=12))
 def test_ranges_that_cross(
     ranges: list[tuple[int, tuple[str, str], int, int]], launched: list[tuple[int, int]]

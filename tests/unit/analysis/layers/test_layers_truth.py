@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from support.brute_force import BruteForce
@@ -16,17 +17,24 @@ CAPTURES = sorted(DATA.glob("*.sqlite.xz"))
 NUMBERS = ["calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "gpu_busy_ns", "cpu_ns"]
 
 
+class Case(NamedTuple):
+    """A capture, unpacked, and what the independent computation knows of it: computed once for all tests."""
+
+    path: Path
+    truth: BruteForce
+
+
 @pytest.fixture(scope="module", params=CAPTURES, ids=lambda path: path.name.removesuffix(".sqlite.xz"))
-def capture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def capture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     plain = tmp_path_factory.mktemp("captures") / request.param.stem
     plain.write_bytes(lzma.decompress(request.param.read_bytes()))
-    return plain
+    return Case(plain, BruteForce(plain))
 
 
 @pytest.mark.parametrize("by_step", [False, True], ids=["all", "by-step"])
-def test_every_number_equals_the_brute_force(capture: Path, by_step: bool) -> None:
-    rows = layers(open_capture(capture), LayersOptions(by_step=by_step)).rows
-    expected = BruteForce(capture).table(by_step)
+def test_every_number_equals_the_brute_force(capture: Case, by_step: bool) -> None:
+    rows = layers(open_capture(capture.path), LayersOptions(by_step=by_step)).rows
+    expected = capture.truth.table(by_step)
     keys = ["step", "layer", "phase"] if by_step else ["layer", "phase"]
     plain = rows.astype(object).where(rows.notna(), None)
     ours = {tuple(row[key] for key in keys): row for row in plain.to_dict("records")}
@@ -36,9 +44,9 @@ def test_every_number_equals_the_brute_force(capture: Path, by_step: bool) -> No
         assert row["share"] == pytest.approx(expected[key]["share"], abs=1e-12)
 
 
-def test_it_adds_up(capture: Path) -> None:
-    result = layers(open_capture(capture))
-    expected = sum(op["ns"] for op in BruteForce(capture).operations())
+def test_it_adds_up(capture: Case) -> None:
+    result = layers(open_capture(capture.path))
+    expected = sum(op["ns"] for op in capture.truth.operations())
     assert result.rows["gpu_self_ns"].sum() == result.summary.total_ns == expected
     assert sum(result.summary.by_how.values()) == expected
     top = result.tree[result.tree["depth"] == 0]

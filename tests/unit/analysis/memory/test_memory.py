@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from support.lane import examples
 from support.snapshot_file import BASE, SnapshotFile, training
 
 from nvprof_kit.analysis.memory.memory import LEAKS, MemoryResult, memory
@@ -157,7 +158,7 @@ def test_without_history_the_segments_remain(tmp_path: Path) -> None:
     assert b"<svg" in encode(timeline_figure(result), "svg")
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(30))
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.booleans()), max_size=40), st.integers(0, 3))
 def test_nothing_is_lost(tmp_path_factory: pytest.TempPathFactory, actions: list, early: int) -> None:
     """At the peak, and at every moment, blocks by layer and what was before add up to the level."""

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from support.caching_allocator import Replay
+from support.golden import Golden
 
 from nvprof_kit.analysis.memory.memory import MemoryResult, memory
 from nvprof_kit.report.export.tables import encode
 from nvprof_kit.trace.torch_memory.snapshot import read_snapshot
 
 DATA = Path(__file__).parents[3] / "data" / "snapshots"
-GOLDEN = Path(__file__).parents[3] / "golden" / "memory"
 
 MAX_MEMORY_ALLOCATED = 187_992_576
 MEMORY_ALLOCATED = 98_619_392
@@ -74,7 +74,7 @@ def test_layers_and_steps_and_the_leak(run: MemoryResult) -> None:
 
 
 @pytest.mark.parametrize("by", ["layer", "stack", "step", "allocation", "leak"])
-def test_golden_tables(run: MemoryResult, by: str, request: pytest.FixtureRequest) -> None:
+def test_golden_tables(run: MemoryResult, by: str, golden: Golden) -> None:
     tables = {
         "layer": run.by_layer,
         "stack": run.by_stack,
@@ -83,11 +83,7 @@ def test_golden_tables(run: MemoryResult, by: str, request: pytest.FixtureReques
         "leak": run.leaks,
     }
     made = encode(tables[by], "csv").decode()
-    path = GOLDEN / f"run-2.11.{by}.csv"
-    if request.config.getoption("--update-golden"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(made)
-    assert made == path.read_text()
+    golden(f"memory/run-2.11.{by}.csv", made)
 
 
 def test_a_snapshot_of_one_step_and_of_running_out(plain: Path) -> None:

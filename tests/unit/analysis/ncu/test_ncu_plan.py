@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.lane import examples
 from support.nsys_file import NsysFile
 
 from nvprof_kit.analysis.kernels.signatures import NEEDED
@@ -131,7 +132,7 @@ def test_block_of(layer: str, block: str) -> None:
     assert block_of(layer) == block
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(50))
 @given(
     times=st.lists(st.integers(1, 50), min_size=1, max_size=9),
     owners=st.data(),

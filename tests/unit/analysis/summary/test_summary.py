@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support.golden import Golden
 from support.nsys_file import PID, NsysFile, thread
 
 from nvprof_kit.analysis.summary.summary import OPTIONAL, VIEWS, SummaryOptions, SummaryResult, summary
@@ -207,13 +208,9 @@ def test_real_captures_lose_nothing(capture: str, by_step: bool) -> None:
         ("slow-cpu-2024.2", "device"),
     ],
 )
-def test_the_golden_tables(capture: str, view: str, request: pytest.FixtureRequest) -> None:
-    golden = DATA.parent / "golden" / "summary" / f"{capture}.{view}.csv"
+def test_the_golden_tables(capture: str, view: str, golden: Golden) -> None:
     found = analysed(DATA / f"{capture}.sqlite.xz", views=(view,)).views[view].to_csv(index=False, float_format="%.6g")
-    if request.config.getoption("--update-golden"):
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(found)
-    assert found == golden.read_text()
+    golden(f"summary/{capture}.{view}.csv", found)
 
 
 def test_an_empty_view_says_which_switch_gives_it() -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 import torch
 import torch._dynamo as dynamo
-from compiled_models import blocks_in_place, blocks_wrapped, whole
+from compiled_models import BLOCKS, blocks_in_place, blocks_wrapped, fresh_compiler, whole
 from torch import nn
 from torch._dynamo.utils import counters
 
 from nvprof_kit import layer_range
 from nvprof_kit.instrument.ranges import state
-
-BLOCKS = 12  # more than the compiler compiles one function anew before it gives up
 
 
 def bare(target: Callable | type) -> Callable | type:
@@ -85,10 +84,9 @@ WAYS = [whole, blocks_in_place, blocks_wrapped, by_forward]
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    dynamo.reset()
     counters.clear()
-    yield
-    dynamo.reset()
+    with fresh_compiler():
+        yield
 
 
 def compiles() -> tuple[int, int, dict[str, int]]:
@@ -102,19 +100,26 @@ def train(model: nn.Module) -> None:
     model(torch.ones(2, 4)).sum().backward()
 
 
+@cache
+def baseline(way: Callable[..., nn.Module], **options) -> tuple[int, int, dict[str, int]]:
+    """What compiling the model takes where nothing is decorated."""
+    assert state.backend is None
+    plain = way(make_net(bare), **options)
+    for _ in range(2):
+        train(plain)
+    found = compiles()
+    assert found[0] > 0
+    dynamo.reset()
+    return found
+
+
 @pytest.mark.parametrize(("first", "fullgraph"), [("asleep", True), ("awake", False)])
 @pytest.mark.parametrize("decorated", DECORATIONS)
 @pytest.mark.parametrize("way", WAYS)
 def test_compiled_once_and_ranged_from_outside(way, decorated, fullgraph: bool, first: str, sink) -> None:
     options = {"backend": "aot_eager", "fullgraph": fullgraph}
     state.deactivate()
-    plain = way(make_net(bare), **options)
-    for _ in range(2):
-        train(plain)
-    expected = compiles()
-    assert expected[0] > 0
-    dynamo.reset()
-
+    expected = baseline(way, **options)
     if first == "awake":
         state.activate(sink)
     compiled = way(make_net(decorated), **options)

@@ -74,7 +74,7 @@ def judge(events: list[Event]) -> tuple[int, list[str]]:
     return total, wrong
 
 
-@pytest.mark.parametrize("depth", [None, 1, "leaf"])
+@pytest.mark.parametrize("depth", [None, pytest.param(1, marks=pytest.mark.full), "leaf"])
 @pytest.mark.parametrize("name", ZOO)
 def test_backward_operators_land_in_the_layer_of_their_forward(name: str, depth: Any, tmp_path: Path) -> None:
     total, wrong = judge(record(make(name), tmp_path / "trace.json", depth=depth))

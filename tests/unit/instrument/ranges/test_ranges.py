@@ -90,16 +90,6 @@ def test_the_environment_can_choose_python(chosen: str) -> None:
     assert done.stdout.strip() == str(ranges.compiled and chosen != "1")
 
 
-@pytest.mark.skipif(not ranges.compiled, reason="these tests run with Python's ranges anyway")
-def test_what_is_ranged_with_c_is_ranged_with_python() -> None:
-    files = ["layer_range", "loop", "abuse", "backward", "compile_decorated"]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    command += [str(next(ROOT.glob(f"tests/unit/instrument/**/test_{name}.py"))) for name in files]
-    environ = {**os.environ, "NVPROF_KIT_PURE_PYTHON": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:]
-
-
 def test_blocks_nest_and_exceptions_close_them(world) -> None:
     outer, inner = world.block("outer"), world.block("inner")
     with outer:

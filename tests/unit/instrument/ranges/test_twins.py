@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.lane import examples
 
 ROOT = Path(__file__).parents[4]
 PROGRAM = ROOT / "tests" / "support" / "twin_programs.py"
@@ -110,7 +111,7 @@ def around(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 programs = st.lists(st.recursive(simple, around, max_leaves=15), min_size=1, max_size=5)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(programs)
 def test_any_program_looks_the_same(twins, program: list[Any]) -> None:
     seen = {name: twin.ask(program=program) for name, twin in twins.items()}
@@ -145,6 +146,6 @@ EVERYTHING = [
 @pytest.mark.parametrize("twin", ["python", "c"])
 def test_nothing_is_left_behind(twin: str, twins) -> None:
     assert len(twins[twin].ask(program=EVERYTHING)["log"]) > 50
-    left = twins[twin].ask(program=EVERYTHING, times=30)
-    assert left["objects"] < 15, left  # a leak of one object a run would be 30
+    left = twins[twin].ask(program=EVERYTHING, times=20)
+    assert left["objects"] < 10, left  # a leak of one object a run would be 20
     assert left["bytes"] < 4 << 20, left

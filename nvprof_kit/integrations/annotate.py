@@ -1,0 +1,250 @@
+"""No line of code at all: ``NVPROF_KIT_ANNOTATE=1`` with the folder `site` on ``PYTHONPATH``.
+
+Python then starts `install` in the program and in every Python process that it starts. Once torch is imported, calls of
+modules are watched until large ones are: those are annotated, the loop that calls them is ranged (`loop.HostLoop` with
+steps of its own), and the watch ends. What was annotated and what could not be is said on stderr.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nvprof_kit.integrations.guard import Guarded, never_fails
+from nvprof_kit.integrations.importing import after_import
+
+VARIABLE = "NVPROF_KIT_ANNOTATE"
+
+FIRST = "NVPROF_KIT_ANNOTATE_FIRST"
+"""Process id of the first process; those below it that call no module (a launcher's, a compiler's) say nothing."""
+
+SITE = Path(__file__).parent / "site"
+"""The folder for ``PYTHONPATH``."""
+
+SMALL = 100_000
+"""A module with fewer parameters, and without repeated blocks, is none of the program's models."""
+
+MOST = 8
+"""So many models are annotated; then the watch ends."""
+
+PATIENCE = 64
+"""After a model was found, and then so many outermost calls brought nothing new, the watch ends."""
+
+
+def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a program's environment needs so that it is annotated: ``NVPROF_KIT_ANNOTATE`` and ``PYTHONPATH``.
+
+    Args:
+        environ: The environment as it is, `os.environ` by default.
+
+    Returns:
+        The two variables; what is in ``PYTHONPATH`` already stays, behind.
+    """
+    environ = os.environ if environ is None else environ
+    there = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(SITE)]
+    return {VARIABLE: "1", "PYTHONPATH": os.pathsep.join([str(SITE), *there])}
+
+
+def install() -> None:
+    """Watch for models as soon as this process imports torch; raises nothing."""
+    try:
+        if os.environ.get(VARIABLE, "").strip().lower() in ("1", "on", "true", "yes"):
+            os.environ.setdefault(FIRST, str(os.getpid()))
+            after_import("torch", lambda _torch: _start())
+    except Exception as error:  # the program runs without us
+        say(f"nothing is annotated ({type(error).__name__}: {error})")
+
+
+def say(text: str) -> None:
+    """Tell the user, on stderr."""
+    with suppress(OSError, ValueError):
+        print(f"nvprof-kit annotate: {text}", file=sys.stderr, flush=True)
+
+
+def _start() -> None:
+    from nvprof_kit.instrument.ranges import state
+
+    if state.mode != "off":
+        Watch().begin()
+
+
+class Watch(Guarded):
+    """Watches the outermost calls of modules for models to annotate.
+
+    Attributes:
+        found: What was annotated, by the class of the model.
+        failed: What could not be, with the reason.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, Any]] = []
+        self.failed: list[tuple[str, str]] = []
+        self._loop: Any = None
+        self._patches: list[Any] = []
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._optimizers = False
+        self._quiet = 0
+        self._called = False
+        self._pid = os.getpid()
+        self._inside = threading.local()
+
+    def begin(self) -> None:
+        """Begin: calls of modules and the making of optimizers are watched."""
+        import torch
+        from torch import nn
+
+        from nvprof_kit.integrations.patches import Patch
+
+        self._patches = [
+            Patch(nn.Module, "__call__", self._watching),
+            Patch(torch.optim.Optimizer, "__init__", self._noting_optimizer),
+        ]
+        after_import("torch._dynamo", lambda _dynamo: self._keep_out())
+        atexit.register(self.report)
+
+    def _keep_out(self) -> None:
+        from nvprof_kit.instrument.compile.hidden import keep_out
+
+        if self._patches:
+            keep_out(self)
+
+    def pause(self) -> bool:
+        """Take the watch out while torch.compile traces; says whether it was in."""
+        watched, self._paused = self._patches, self._patches
+        for patch in watched:
+            patch.remove()
+        self._patches = []
+        return bool(watched)
+
+    def resume(self) -> None:
+        """Put it back."""
+        if self._paused and not self._is_over():
+            self._patches = [patch.again() for patch in self._paused]
+
+    _paused: list[Any] = []  # noqa: RUF012  # replaced, never filled
+
+    def undo(self) -> None:
+        """End the watch."""
+        for patch in self._patches:
+            patch.remove()
+        self._patches = self._paused = []
+
+    def _is_over(self) -> bool:
+        return self.broken or len(self.found) >= MOST or (bool(self.found) and self._quiet >= PATIENCE)
+
+    def _watching(self, call: Any) -> Any:
+        inside = self._inside
+
+        def watched(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if getattr(inside, "a_call", False):
+                return call(module, *args, **kwargs)
+            self.look_at(module)
+            inside.a_call = True
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                inside.a_call = False
+
+        from nvprof_kit.instrument.compile.uncompiled import leave_to_python
+
+        leave_to_python(watched, callees=False)
+        return watched
+
+    def _noting_optimizer(self, init: Any) -> Any:
+        def noted(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self._optimizers = True
+            if self._loop is not None:
+                self._loop.trains = self._loop.trains or None
+            init(optimizer, *args, **kwargs)
+
+        return noted
+
+    @never_fails
+    def look_at(self, module: Any) -> None:
+        """A module is called, by no other module: annotate it, if it is large and new."""
+        self._quiet += 1
+        self._called = True
+        if module in self._seen:
+            if self._is_over():
+                self.undo()
+            return
+        self._seen.add(module)
+        if os.getpid() != self._pid or not _is_model(module):
+            return
+        from nvprof_kit.instrument.modules.kinds import class_name, unwrapped
+
+        model = unwrapped(module)
+        self._seen.add(model)
+        name = class_name(model)
+        try:
+            handle = self._annotated(model, name)
+        except Exception as error:
+            self.failed.append((name, str(error)))
+            say(f"could not annotate {name}: {error}")
+            return
+        if handle is not None:
+            self.found.append((name, handle))
+            self._quiet = 0
+            say(_described(name, handle))
+
+    def _annotated(self, model: Any, name: str) -> Any:
+        from nvprof_kit.instrument.modules.annotate import annotate_model
+        from nvprof_kit.instrument.ranges import state
+        from nvprof_kit.integrations.loop import HostLoop
+        from nvprof_kit.integrations.models import annotate_under, is_ranged
+
+        if model in state.annotated or is_ranged(model):
+            say(f"{name} is annotated by the program itself, and left so")
+            handle = None
+        elif self.found:
+            handle = annotate_under(name, model)
+        else:
+            handle = annotate_model(model)
+        if self._loop is None:
+            self._loop = HostLoop(own_steps=True)
+            self._loop.trains = None if self._optimizers else False
+            self._loop.begin(model)
+        return handle
+
+    def report(self) -> None:
+        """At the program's end: what had no range after all."""
+        if os.getpid() != self._pid:
+            return
+        if not self.found and not self.failed and self._loop is None and self._should_have_called():
+            say(f"no module of {SMALL} parameters or with repeated blocks was called; nothing is annotated")
+        for name, handle in self.found:
+            inside, never = handle.inside_compiled, handle.never_entered()
+            if inside:
+                say(f"{name}: {len(inside)} modules have no range of their own inside what torch.compile compiled")
+            elif never and len(never) < len(handle.paths):
+                say(f"{name}: {len(never)} of {len(handle.paths)} modules were never called, first {never[0]}")
+
+    def _should_have_called(self) -> bool:
+        first = os.environ.get(FIRST) == str(self._pid) and "torch.distributed.run" not in sys.modules
+        return self._called or first
+
+
+def _is_model(module: Any) -> bool:
+    from nvprof_kit.instrument.modules.blocks import Part, find_blocks
+
+    if sum(parameter.numel() for parameter in module.parameters()) >= SMALL:
+        return True
+    return len(find_blocks(Part("", module))) > 1
+
+
+def _described(name: str, handle: Any) -> str:
+    from nvprof_kit.names import layer_index
+
+    blocks = len({path for path in handle.paths if layer_index(path) != -1 and path.rpartition(".")[2].isdecimal()})
+    text = f"annotated {name}: {len(handle.paths)} modules" + (f", {blocks} blocks among them" if blocks else "")
+    if handle.skipped:
+        path, reason = next(iter(handle.skipped.items()))
+        text += f"; without {len(handle.skipped)}, as {path}: {reason}"
+    return text

@@ -1,0 +1,86 @@
+"""DeepSpeed: its engine, whose ``forward``, ``backward`` and ``step`` the program calls.
+
+```python
+from nvprof_kit.integrations.deepspeed import annotate_engine
+engine, optimizer, loader, _ = deepspeed.initialize(...)
+layers = annotate_engine(engine)
+```
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nvprof_kit.instrument.loop.switch import Switch
+from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations.patches import Patch
+
+
+class annotate_engine:
+    """Ranges the layers of an engine's model, and its steps, phases and micro-batches.
+
+    A step is an optimizer's step: it is over with the ``engine.step()`` at the boundary of gradient accumulation, and
+    holds a range for each micro-batch. As a context manager it ends with the block, else with `close`.
+
+    Args:
+        engine: What ``deepspeed.initialize`` gave.
+        schedule: Which steps to record, as `loop.HostLoop` takes it.
+        path: Trace of the embedded recorder, ``run.json.gz`` by default.
+        annotation: Options of `nvprof_kit.annotate_model`.
+
+    Raises:
+        UsageError: The schedule is none.
+    """
+
+    def __init__(self, engine: Any, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
+        self.loop = HostLoop(schedule, path=path, annotation=annotation)
+        self._patches: list[Patch] = []
+        try:
+            self.loop.accumulation = engine.gradient_accumulation_steps()
+            self.loop.begin(engine.module, first=engine.global_steps)
+            self._patches.append(Patch(engine, "backward", functools.partial(_around_backward, self.loop)))
+            self._patches.append(Patch(engine, "step", functools.partial(_around_step, self.loop, engine)))
+        except Exception as error:  # the engine works without us
+            self.loop.give_up(error)
+
+    def close(self) -> None:
+        """The loop is over; what was recorded is written."""
+        for patch in self._patches:
+            patch.remove()
+        self.loop.end()
+
+    def __enter__(self) -> annotate_engine:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+
+def _around_backward(loop: HostLoop, backward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(backward)
+    def ranged(*args: Any, **kwargs: Any) -> Any:
+        loop.backward_begins()
+        try:
+            return backward(*args, **kwargs)
+        finally:
+            loop.backward_ends()
+
+    return ranged
+
+
+def _around_step(loop: HostLoop, engine: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def ranged(*args: Any, **kwargs: Any) -> Any:
+        if not engine.is_gradient_accumulation_boundary():
+            return step(*args, **kwargs)
+        loop.optimizer_begins()
+        try:
+            return step(*args, **kwargs)
+        finally:
+            loop.optimizer_ends()
+            loop.step_end()
+
+    return ranged

@@ -1,0 +1,158 @@
+"""diffusers: a pipeline's text encoders, each of its denoising steps, and its VAE.
+
+```python
+from nvprof_kit.integrations.diffusers import annotate_pipeline
+layers = annotate_pipeline(pipe)
+```
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from nvprof_kit.instrument.compile.hidden import keep_out
+from nvprof_kit.instrument.compile.uncompiled import leave_to_python
+from nvprof_kit.instrument.loop.switch import Switch
+from nvprof_kit.instrument.modules.ranged import Compiled
+from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations.patches import Patch
+from nvprof_kit.integrations.points import LoopHooks
+
+DENOISERS = ("transformer", "unet", "prior", "decoder", "controlnet")
+"""Components that a denoising step calls, by the begin of their names."""
+
+_VAE_METHODS = ("encode", "decode")
+
+
+class annotate_pipeline:
+    """Ranges a pipeline's models, each under its component's name, its denoising steps, and its phases.
+
+    ``text_encoder.…``, ``transformer.…`` and ``vae.…`` are the layers. A step is a denoising step: it lasts from the
+    first call of the denoiser to the end of ``scheduler.step``, so that the two calls of true guidance are one step.
+    The phases are ``denoising step``, the encoders by their components' names, ``vae encode`` and ``vae decode``.
+    As a context manager it ends with the block, else with `close`.
+
+    Args:
+        pipe: A ``DiffusionPipeline``; its components as they are now.
+        schedule: Which denoising steps to record, as `loop.HostLoop` takes it.
+        path: Trace of the embedded recorder, ``run.json.gz`` by default.
+
+    Raises:
+        UsageError: The schedule is none.
+    """
+
+    def __init__(self, pipe: Any, schedule: Switch = None, path: str | Path | None = None) -> None:
+        self.loop = _PipelineLoop(schedule, path=path, annotation={})
+        self._points: _Points | None = None
+        try:
+            models = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+            self.loop.begin(models, watch=False)
+            self._points = _Points(self.loop, pipe, models)
+            vars(pipe)["_nvprof_kit_layers"] = self  # it lives as long as the pipeline
+        except Exception as error:  # the pipeline works without us
+            self.loop.give_up(error)
+
+    def close(self) -> None:
+        """Range the pipeline's steps and phases no more; what was recorded is written."""
+        if self._points is not None:
+            self._points.remove()
+        self.loop.end()
+
+    def __enter__(self) -> annotate_pipeline:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+
+class _PipelineLoop(HostLoop):
+    """The denoising steps of a pipeline's calls.
+
+    Attributes:
+        done: Steps that the running call of the pipeline has done.
+    """
+
+    done = 0
+
+    def denoiser_called(self) -> None:
+        """The denoiser is called: in the step that runs, or in one that begins."""
+        self.step_begin()
+        self.phase("denoising step")
+
+    def denoised(self, steps_of_call: int) -> None:
+        """The scheduler has stepped; of so many steps that the call has, 0 where that is not known."""
+        self.step_end()
+        self.done += 1
+        if self.done < steps_of_call:
+            self.denoiser_called()
+        else:
+            self.done = 0
+
+
+class _Points(LoopHooks):
+    """Watches the points at which a pipeline passes by, while ranges are emitted."""
+
+    def __init__(self, loop: _PipelineLoop, pipe: Any, models: dict[str, nn.Module]) -> None:
+        self._pipe = pipe
+        self._models = models
+        super().__init__(loop)
+
+    def _install(self, owner: Any) -> list[Any]:
+        keep_out(self)
+        hooks: list[Any] = []
+        for name, model in self._models.items():
+            if name.startswith(DENOISERS):
+                hooks += self._hooked(model, lambda *_call: owner.denoiser_called(), None)
+            elif name.startswith("vae") or hasattr(model, "decode"):
+                methods = [method for method in _VAE_METHODS if hasattr(model, method)]
+                hooks += [
+                    Patch(model, method, functools.partial(_in_phase, owner, f"{name} {method}")) for method in methods
+                ]
+            else:
+                begin = functools.partial(_set_phase, owner, name)
+                hooks += self._hooked(model, begin, functools.partial(_set_phase, owner, None))
+        if hasattr(self._pipe, "scheduler") and hasattr(self._pipe.scheduler, "step"):
+            hooks.append(Patch(self._pipe.scheduler, "step", functools.partial(_ending_step, owner, self._pipe)))
+        return hooks
+
+    def _hooked(self, model: nn.Module, begin: Callable[..., None], end: Callable[..., None] | None) -> list[Any]:
+        places = Compiled(model).places(model)
+        hooks = [place.register_forward_pre_hook(begin, prepend=True) for place in places]
+        leave_to_python(begin)
+        if end is not None:
+            leave_to_python(end)
+            hooks += [place.register_forward_hook(end, always_call=True) for place in places]
+        return hooks
+
+
+def _set_phase(loop: HostLoop, name: str | None, *_call: object) -> None:
+    loop.phase(name)
+
+
+def _in_phase(loop: HostLoop, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def ranged(*args: Any, **kwargs: Any) -> Any:
+        loop.phase(name)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            loop.phase(None)
+
+    leave_to_python(ranged, callees=False)
+    return ranged
+
+
+def _ending_step(loop: _PipelineLoop, pipe: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def ranged(*args: Any, **kwargs: Any) -> Any:
+        result = step(*args, **kwargs)
+        steps = getattr(pipe, "_num_timesteps", 0)
+        loop.denoised(steps if isinstance(steps, int) else 0)
+        return result
+
+    return ranged

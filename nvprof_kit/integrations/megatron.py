@@ -1,0 +1,178 @@
+"""Megatron: a callback for Megatron-Bridge, and one call for Megatron-LM's own training loop, which has no callbacks.
+
+```python
+from nvprof_kit.integrations.megatron import LayerCallback
+pretrain(config, forward_step, callbacks=[LayerCallback()])          # Megatron-Bridge
+
+from nvprof_kit.integrations.megatron import annotate_training
+annotate_training()                                                  # Megatron-LM, above pretrain(...)
+```
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvprof_kit.instrument.loop.switch import Switch
+from nvprof_kit.integrations.guard import never_fails
+from nvprof_kit.integrations.importing import after_import
+from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations.patches import Patch
+
+SCHEDULES = "megatron.core.pipeline_parallel.schedules"
+TRAINING = "megatron.training.training"
+
+
+class LayerCallback:
+    """Ranges the layers of Megatron-Bridge's model chunks, and its steps, phases and evaluations.
+
+    It has the events of ``megatron.bridge.training.callbacks.Callback`` without being derived from it, so that it can
+    be made where Megatron-Bridge is not importable.
+
+    Args:
+        schedule: Which steps to record, as `loop.HostLoop` takes it.
+        path: Trace of the embedded recorder, ``run.json.gz`` by default.
+        annotation: Options of `nvprof_kit.annotate_model`.
+
+    Raises:
+        UsageError: The schedule is none.
+    """
+
+    def __init__(self, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
+        self.loop = _MegatronLoop(schedule, path=path, annotation=annotation)
+
+    def on_train_start(self, context: Any) -> None:
+        """The training begins, or goes on."""
+        first = getattr(getattr(context.state, "train_state", None), "step", 0)
+        self.loop.begin_training(context.model, int(first))
+
+    def on_train_step_start(self, _context: Any) -> None:
+        """A step begins."""
+        self.loop.step_begin()
+
+    def on_train_step_end(self, _context: Any) -> None:
+        """The optimizer has stepped."""
+        self.loop.step_end()
+
+    def on_train_end(self, _context: Any) -> None:
+        """The training is over."""
+        self.loop.finish()
+
+    def on_eval_start(self, _context: Any) -> None:
+        """An evaluation begins."""
+        self.loop.evaluation_begins()
+
+    def on_eval_end(self, _context: Any) -> None:
+        """It is over."""
+        self.loop.evaluation_ends()
+
+    on_test_start = on_eval_start
+    on_test_end = on_eval_end
+
+
+class annotate_training:
+    """Ranges the layers, steps, phases and evaluations of Megatron-LM's ``pretrain``.
+
+    Its functions ``train_step`` and ``evaluate`` are wrapped, now or as soon as ``megatron.training`` is imported.
+    Megatron-LM's own ``--profile`` may be on as well: it captures steps with cudaProfilerStart, and gives no layer's
+    backward.
+
+    Args:
+        schedule: Which steps to record, as `loop.HostLoop` takes it.
+        path: Trace of the embedded recorder, ``run.json.gz`` by default.
+        annotation: Options of `nvprof_kit.annotate_model`.
+
+    Raises:
+        UsageError: The schedule is none.
+    """
+
+    def __init__(self, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
+        self.loop = _MegatronLoop(schedule, path=path, annotation=annotation)
+        self._patches: list[Patch] = []
+        after_import(TRAINING, self._wrap)
+
+    def _wrap(self, training: Any) -> None:
+        self._patches += [
+            Patch(training, "train_step", functools.partial(_around_train_step, self.loop)),
+            Patch(training, "evaluate", functools.partial(_around_evaluate, self.loop)),
+        ]
+
+    def close(self) -> None:
+        """The training is over; what was recorded is written."""
+        while self._patches:
+            self._patches.pop().remove()
+        self.loop.finish()
+
+
+class _MegatronLoop(HostLoop):
+    _patches: Sequence[Patch] = ()
+
+    @never_fails
+    def begin_training(self, chunks: Any, first: int) -> None:
+        """The training begins with the model chunks of this rank."""
+        chunks = list(chunks) if isinstance(chunks, (list, tuple)) else [chunks]
+        self.begin([_innermost(chunk) for chunk in chunks], first=first)
+        schedules = sys.modules.get(SCHEDULES)
+        if schedules is not None and not self._patches:
+            self._patches = [Patch(schedules, "backward_step", functools.partial(_around_backward, self))]
+
+    @never_fails
+    def ensure_training(self, chunks: Any, iteration: int | None) -> None:
+        """A step of the training begins, perhaps its first."""
+        if not self.runs:
+            self.begin_training(chunks, iteration or 0)
+        self.step_begin(iteration)
+
+    def finish(self) -> None:
+        """The training is over."""
+        for patch in self._patches:
+            patch.remove()
+        self._patches = ()
+        self.end()
+
+
+def _innermost(chunk: Any) -> Any:
+    """A chunk without Megatron's wrappers (``DistributedDataParallel``, ``Float16Module``), which call it in turn."""
+    while hasattr(chunk, "module"):
+        chunk = chunk.module
+    return chunk
+
+
+def _around_backward(loop: HostLoop, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def backward_step(*args: Any, **kwargs: Any) -> Any:
+        loop.backward_begins()  # Megatron may run the engine past torch.autograd.backward
+        try:
+            return method(*args, **kwargs)
+        finally:
+            loop.backward_ends()
+
+    return backward_step
+
+
+def _around_train_step(loop: _MegatronLoop, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def train_step(forward_step_func: Any, data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        loop.ensure_training(model, kwargs.get("iteration"))
+        try:
+            return method(forward_step_func, data_iterator, model, *args, **kwargs)
+        finally:
+            loop.step_end()
+
+    return train_step
+
+
+def _around_evaluate(loop: HostLoop, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        loop.evaluation_begins()
+        try:
+            return method(*args, **kwargs)
+        finally:
+            loop.evaluation_ends()
+
+    return evaluate

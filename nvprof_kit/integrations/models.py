@@ -1,0 +1,41 @@
+"""Annotating the models of a host: one alone by its own paths, several each under its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from nvprof_kit.instrument.modules.annotate import ModelAnnotation, _by_structure, annotate_model
+from nvprof_kit.instrument.modules.blocks import Part
+from nvprof_kit.instrument.ranges import state
+
+
+def annotate_models(named: Mapping[str, nn.Module], options: Mapping[str, Any]) -> list[ModelAnnotation]:
+    """Annotate models by the prefix of their paths; what the program has annotated itself stays as it is.
+
+    Raises:
+        UsageError: The options contradict each other.
+    """
+    return [
+        annotate_model(model, **options) if not prefix else annotate_under(prefix, model)
+        for prefix, model in named.items()
+        if model not in state.annotated and not is_ranged(model)
+    ]
+
+
+def annotate_under(prefix: str, model: nn.Module) -> ModelAnnotation:
+    """Annotate a model with a prefix before the path of every layer, so that several models stay apart.
+
+    Raises:
+        UsageError: It is annotated already.
+    """
+    return ModelAnnotation(model, _by_structure(Part(prefix, model)), backward=True, root=prefix)
+
+
+def is_ranged(model: nn.Module) -> bool:
+    """Whether another annotation ranges some module of the model, as the program's own of a wrapped model does."""
+    from nvprof_kit.instrument.modules.ranged import annotated
+
+    return any(module in annotated for module in model.modules())

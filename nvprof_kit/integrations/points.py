@@ -1,0 +1,140 @@
+"""The points of PyTorch at which every training loop passes by, watched while ranges are emitted.
+
+A host tells where its steps begin and end; that data is fetched, the model is called, a backward pass runs and an
+optimizer steps, PyTorch itself tells, whoever owns the loop.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import dataloader
+
+from nvprof_kit.instrument.compile.hidden import keep_out
+from nvprof_kit.instrument.compile.uncompiled import leave_to_python
+from nvprof_kit.instrument.modules.annotation import Annotation
+from nvprof_kit.instrument.modules.ranged import Compiled
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.integrations.patches import Patch
+
+
+class Watcher(Protocol):
+    """Who is told."""
+
+    def fetching(self, dataset: object) -> None:
+        """A DataLoader is asked for its next batch."""
+
+    def calling(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """The model is called."""
+
+    def backward_begins(self) -> None:
+        """A backward pass begins."""
+
+    def backward_ends(self) -> None:
+        """It is over."""
+
+    def optimizer_begins(self) -> None:
+        """An optimizer's step begins."""
+
+    def optimizer_ends(self) -> None:
+        """It is over."""
+
+
+class LoopHooks(Annotation):
+    """Hooks of a loop that are in place only while ranges are emitted, and never fail the run.
+
+    Args:
+        owner: The loop, a `guard.Guarded`; held weakly.
+    """
+
+    def wake(self) -> None:
+        """Install the hooks, if not installed."""
+        try:
+            super().wake()
+        except Exception as error:
+            owner = self._owner()
+            if owner is not None:
+                owner.give_up(error)
+
+    def pause(self) -> bool:
+        """Take all out while torch.compile traces; says whether there was anything."""
+        had = bool(self._hooks)
+        self.sleep()
+        return had
+
+    def resume(self) -> None:
+        """Put all back after a `pause`."""
+        owner = self._owner()
+        if owner is not None and state.backend is not None and state.annotated.get(owner) is self:
+            self.wake()
+
+
+class Points(LoopHooks):
+    """Watches the points for a loop.
+
+    Args:
+        watcher: Who is told; held weakly.
+        models: The models that the loop calls; they live as long as the hooks on them.
+    """
+
+    def __init__(self, watcher: Watcher, models: list[nn.Module]) -> None:
+        self._models = models
+        super().__init__(watcher)
+
+    def _install(self, owner: Any) -> list[Any]:
+        keep_out(self)
+        return [
+            *self._hook_models(owner),
+            Patch(dataloader._BaseDataLoaderIter, "__next__", functools.partial(_telling_fetch, owner)),
+            Patch(torch.autograd, "backward", functools.partial(_telling_backward, owner)),
+            register_optimizer_step_pre_hook(lambda *_call: owner.optimizer_begins()),
+            register_optimizer_step_post_hook(lambda *_call: owner.optimizer_ends()),
+        ]
+
+    def _hook_models(self, owner: Any) -> list[Any]:
+        def call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            if not torch.compiler.is_dynamo_compiling():
+                owner.calling(model, args, kwargs)
+
+        leave_to_python(call)
+        return [
+            place.register_forward_pre_hook(call, prepend=True, with_kwargs=True)
+            for model in self._models
+            for place in Compiled(model).places(model)
+        ]
+
+
+def _telling_fetch(owner: Watcher, fetch: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fetch)
+    def told(iterator: Any) -> Any:
+        if not _is_exhausted(iterator):
+            owner.fetching(getattr(iterator, "_dataset", None))
+        return fetch(iterator)
+
+    return told
+
+
+def _is_exhausted(iterator: Any) -> bool:
+    """Whether a loader whose length is known has given its last batch: this fetch begins no step."""
+    try:
+        return bool(iterator._num_yielded >= len(iterator))
+    except (AttributeError, TypeError):
+        return False
+
+
+def _telling_backward(owner: Watcher, backward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(backward)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        owner.backward_begins()
+        try:
+            return backward(*args, **kwargs)
+        finally:
+            owner.backward_ends()
+
+    leave_to_python(told, callees=False)
+    return told

@@ -1,0 +1,80 @@
+"""SGLang: a general plug-in (entry point ``sglang.srt.plugins``), which SGLang loads in every process.
+
+It does nothing unless somebody listens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nvprof_kit.integrations.guard import warn
+
+RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
+GRAPHS = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"
+
+
+def register() -> None:
+    """Range SGLang's model runner, while somebody listens; called by SGLang."""
+    try:
+        from nvprof_kit.integrations.loop import listens
+
+        if listens():
+            _register()
+    except Exception as error:  # SGLang starts without us
+        warn(f"SGLang is not ranged ({type(error).__name__}: {error})")
+
+
+def _register() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    hooks: list[tuple[str, Callable[..., Any]]] = [
+        (f"{RUNNER}.load_model", load_model),
+        (f"{RUNNER}.forward", forward),
+        (f"{RUNNER}.sample", sample),
+        (f"{GRAPHS}.capture_one_shape", capture_one_shape),
+    ]
+    for target, hook in hooks:
+        HookRegistry.register(target, hook, HookType.AROUND)
+
+
+def load_model(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+    """Annotate the model that a runner has loaded."""
+    from nvprof_kit.integrations.serving import engine
+
+    result = method(runner, *args, **kwargs)
+    engine().loaded(runner, runner.model)
+    return result
+
+
+def forward(method: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Range a batch as a step, from here to the end of its sampling."""
+    from nvprof_kit.integrations.serving import engine
+
+    engine().called(runner, _phase(getattr(forward_batch, "forward_mode", None)))
+    return method(runner, forward_batch, *args, **kwargs)
+
+
+def sample(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+    """End the step."""
+    from nvprof_kit.integrations.serving import engine
+
+    try:
+        return method(runner, *args, **kwargs)
+    finally:
+        engine().sampled(runner)
+
+
+def capture_one_shape(method: Callable[..., Any], graphs: Any, size: int, *args: Any, **kwargs: Any) -> Any:
+    """Name the layers in the graph of a batch size."""
+    from nvprof_kit.integrations.serving import engine
+
+    with engine().capturing(size):
+        return method(graphs, size, *args, **kwargs)
+
+
+_PHASES = {"EXTEND": "prefill", "SPLIT_PREFILL": "prefill", "DLLM_EXTEND": "prefill", "MIXED": "mixed", "IDLE": "idle"}
+
+
+def _phase(mode: Any) -> str:
+    return _PHASES.get(getattr(mode, "name", ""), "decode")

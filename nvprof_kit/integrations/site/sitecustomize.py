@@ -1,0 +1,36 @@
+"""Started by every Python that has this folder on ``PYTHONPATH``: annotates models where NVPROF_KIT_ANNOTATE asks.
+
+It raises nothing, and runs the ``sitecustomize`` that it stands before, if there is one.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+
+def _run_next() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+def _annotate() -> None:
+    try:
+        from nvprof_kit.integrations.annotate import install
+    except ImportError as error:
+        print(f"nvprof-kit annotate: {sys.executable} has no nvprof_kit: {error}", file=sys.stderr)
+        return
+    install()
+
+
+if os.environ.get("NVPROF_KIT_ANNOTATE", "") not in ("", "0"):
+    try:
+        _annotate()
+    except Exception as error:  # the program comes first
+        print(f"nvprof-kit annotate: nothing is annotated: {error}", file=sys.stderr)
+_run_next()

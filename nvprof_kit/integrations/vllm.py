@@ -1,0 +1,134 @@
+"""vLLM: a general plug-in (entry point ``vllm.general_plugins``), which vLLM loads in every process.
+
+It does nothing unless somebody listens. Both model runners of vLLM (``vllm.v1.worker.gpu_model_runner`` and
+``vllm.v1.worker.gpu.model_runner``) are ranged when the engine imports them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from nvprof_kit.integrations.guard import warn
+from nvprof_kit.integrations.importing import after_import
+
+RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
+"""Modules that have a class ``GPUModelRunner``."""
+
+GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
+"""Module of the newer runner's ``CudaGraphManager``."""
+
+_registered = False
+
+
+def register() -> None:
+    """Range vLLM's model runners, while somebody listens; called by vLLM, perhaps more than once in a process."""
+    global _registered  # noqa: PLW0603
+    if _registered:
+        return
+    try:
+        from nvprof_kit.integrations.loop import listens
+
+        if listens():
+            _registered = True
+            for module in RUNNERS:
+                after_import(module, _range_runner)
+            after_import(GRAPHS, _range_graphs)
+    except Exception as error:  # vLLM starts without us
+        warn(f"vLLM is not ranged ({type(error).__name__}: {error})")
+
+
+def _range_runner(module: Any) -> None:
+    runner = module.GPUModelRunner
+    _replace(runner, "load_model", _loading)
+    _replace(runner, "execute_model", _executing)
+    _replace(runner, "sample_tokens", _sampling)
+    _replace(runner, "_warmup_and_capture", _capturing)
+
+
+def _range_graphs(module: Any) -> None:
+    _replace(module.CudaGraphManager, "capture", _capturing_each)
+
+
+def _replace(cls: Any, name: str, make: Callable[..., Callable[..., Any]]) -> None:
+    if name in vars(cls):
+        setattr(cls, name, functools.wraps(vars(cls)[name])(make(vars(cls)[name])))
+
+
+def _loading(method: Callable[..., Any]) -> Callable[..., Any]:
+    def load_model(runner: Any, *args: Any, **kwargs: Any) -> Any:
+        from nvprof_kit.integrations.serving import engine
+
+        result = method(runner, *args, **kwargs)
+        engine().loaded(runner, getattr(runner, "model", None) or runner.get_model())
+        return result
+
+    return load_model
+
+
+def _executing(method: Callable[..., Any]) -> Callable[..., Any]:
+    def execute_model(runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        from nvprof_kit.integrations.serving import engine
+
+        phase = _phase(scheduler_output)
+        if phase is None or kwargs.get("dummy_run"):
+            return method(runner, scheduler_output, *args, **kwargs)
+        engine().called(runner, phase)
+        result = method(runner, scheduler_output, *args, **kwargs)
+        if result is not None:  # else `sample_tokens` follows
+            engine().sampled(runner)
+        return result
+
+    return execute_model
+
+
+def _phase(scheduler_output: Any) -> str | None:
+    """The phase of a scheduled batch, None of an empty one; drafted tokens that are verified are decoding."""
+    from nvprof_kit.integrations.serving import phase_of
+
+    counts = getattr(scheduler_output, "num_scheduled_tokens", None)
+    if not counts:
+        return None
+    drafted = getattr(scheduler_output, "scheduled_spec_decode_tokens", None) or {}
+    return phase_of([count - len(drafted.get(request, ())) for request, count in counts.items()])
+
+
+def _sampling(method: Callable[..., Any]) -> Callable[..., Any]:
+    def sample_tokens(runner: Any, *args: Any, **kwargs: Any) -> Any:
+        from nvprof_kit.integrations.serving import engine
+
+        try:
+            return method(runner, *args, **kwargs)
+        finally:
+            engine().sampled(runner)
+
+    return sample_tokens
+
+
+def _capturing(method: Callable[..., Any]) -> Callable[..., Any]:
+    def _warmup_and_capture(runner: Any, desc: Any, *args: Any, **kwargs: Any) -> Any:
+        from nvprof_kit.integrations.serving import engine
+
+        with engine().capturing(getattr(desc, "num_tokens", 0)):
+            return method(runner, desc, *args, **kwargs)
+
+    return _warmup_and_capture
+
+
+def _capturing_each(method: Callable[..., Any]) -> Callable[..., Any]:
+    def capture(manager: Any, create_forward_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def create(desc: Any, *own: Any, **named: Any) -> Callable[..., Any]:
+            forward = create_forward_fn(desc, *own, **named)
+
+            def run(*given: Any, **asked: Any) -> Any:
+                from nvprof_kit.integrations.serving import engine
+
+                with engine().capturing(getattr(desc, "num_tokens", 0)):
+                    return forward(*given, **asked)
+
+            return run
+
+        return method(manager, create, *args, **kwargs)
+
+    return capture

@@ -1,0 +1,1 @@
+"""Many ranks of one job: their captures and other sources of collectives."""

@@ -1,0 +1,217 @@
+"""A Llama-shaped model trained over several ranks, a fault planted on the last one; one process a rank, for torchrun.
+
+    torchrun --nproc-per-node 2 ranks.py ddp|fsdp|tensor|pipeline [--faults layer,host,loader,none] [--record FOLDER]
+
+Each fault is a window of its own of six steps, in the order asked for:
+
+- ``layer``: the last rank multiplies more matrices in the forward of one layer's mlp (``late_layer()``)
+- ``host``: its Python is busy for 30 ms in the forward of one layer's attention
+- ``loader``: its data loader takes 30 ms longer for a batch
+- ``none``: nothing is planted
+
+nsys collects the windows by cudaProfilerStart and cudaProfilerStop (``--capture-range-end=repeat:4``), so each is a
+report. With ``--record`` the embedded recorder writes them instead, FOLDER/KIND-FAULT.rankR.json.gz, and beside each
+the Flight Recorder's dump, where ``TORCH_FR_BUFFER_SIZE`` is set. Without a GPU it runs over gloo, on a smaller model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from parallel import wrap
+from torch import nn
+from train import Size, llama
+from variants import collected
+
+import nvprof_kit
+
+CUDA = torch.cuda.is_available()
+LAYERS, STEPS, WARM_UP = 4, 6, 3
+SIZE = Size(LAYERS, 2048) if CUDA else Size(LAYERS, 128, 500)
+BATCH, LENGTH, MICRO_BATCHES = 8, 1024 if CUDA else 16, 4
+SLOW_MATRIX, SLOW_PRODUCTS = (8192, 8) if CUDA else (512, 8)
+SLOW_S = 0.03
+
+planted = {"fault": "none"}
+"""The fault of the window that runs."""
+
+
+def is_planted(fault: str) -> bool:
+    return planted["fault"] == fault and dist.get_rank() == dist.get_world_size() - 1
+
+
+def plant(layer: nn.Module, device: torch.device) -> None:
+    """Make the faults possible in this layer: in its mlp's forward and in its attention's."""
+    matrix = torch.randn(SLOW_MATRIX, SLOW_MATRIX, device=device, dtype=torch.bfloat16 if CUDA else torch.float32)
+    product = torch.empty_like(matrix)
+
+    def multiply() -> None:
+        with torch.no_grad():
+            for _ in range(SLOW_PRODUCTS if is_planted("layer") else 0):
+                torch.mm(matrix, matrix, out=product)
+
+    def be_busy() -> None:
+        until = time.perf_counter() + SLOW_S
+        while is_planted("host") and time.perf_counter() < until:
+            pass
+
+    before(layer.mlp, multiply)
+    before(layer.self_attn, be_busy)
+
+
+def before(module: nn.Module, act: Callable[[], None]) -> None:
+    """Act inside the module's forward, where its range is open."""
+    forward = module.forward
+
+    def slowed(*args: Any, **kwargs: Any) -> Any:
+        act()
+        return forward(*args, **kwargs)
+
+    module.forward = slowed
+
+
+def batches() -> Iterator[torch.Tensor]:
+    """Batches of tokens on the CPU, the same on every rank of a tensor or pipeline job."""
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        if is_planted("loader"):
+            time.sleep(SLOW_S)
+        tokens = torch.randint(0, SIZE.vocabulary, (BATCH, LENGTH + 1), generator=generator)
+        yield tokens.pin_memory() if CUDA else tokens
+
+
+def late_layer(kind: str) -> int:
+    """Number of the layer that the faults of layer and host are planted in: of a pipeline, one of the last stage."""
+    return LAYERS - 1 if kind == "pipeline" else LAYERS // 2
+
+
+class Stage(nn.Module):
+    """The part of a Llama that is one of a pipeline's stages; its layers keep their numbers in the whole model."""
+
+    def __init__(self, model: nn.Module, rank: int, stages: int) -> None:
+        super().__init__()
+        inner = model.model
+        mine = range(rank * LAYERS // stages, (rank + 1) * LAYERS // stages)
+        self.embed_tokens = inner.embed_tokens if rank == 0 else None
+        self.rotary_emb = inner.rotary_emb
+        self.layers = nn.ModuleDict({str(number): inner.layers[number] for number in mine})
+        self.norm = inner.norm if rank == stages - 1 else None
+        self.lm_head = model.lm_head if rank == stages - 1 else None
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = hidden if self.embed_tokens is None else self.embed_tokens(hidden)
+        places = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
+        turns = self.rotary_emb(hidden, position_ids=places)
+        for layer in self.layers.values():
+            hidden = layer(hidden, attention_mask=None, position_ids=places, position_embeddings=turns)
+        return hidden if self.norm is None else self.lm_head(self.norm(hidden))
+
+
+def data_parallel(kind: str, device: torch.device) -> Callable[[torch.Tensor], None]:
+    """A step of DDP, FSDP2 or tensor parallel training."""
+    model = llama(SIZE).to(device, torch.bfloat16 if CUDA else torch.float32)
+    plant(model.model.layers[late_layer(kind)], device)
+    wrapped = wrap(kind, model)
+    nvprof_kit.annotate_model(wrapped)
+    # a foreach step does not take sharded and plain parameters together
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-4, foreach=kind != "tensor")
+    nvprof_kit.annotate_optimizer(optimizer)
+
+    def step(tokens: torch.Tensor) -> None:
+        with nvprof_kit.phase("forward"):
+            loss = wrapped(input_ids=tokens[:, :-1], labels=tokens[:, 1:])[0]
+        with nvprof_kit.phase("backward"):
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def pipeline(device: torch.device) -> Callable[[torch.Tensor], None]:
+    """A step of a pipeline of as many stages as ranks, four micro-batches."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    rank, stages = dist.get_rank(), dist.get_world_size()
+    module = Stage(llama(SIZE), rank, stages).to(device, torch.bfloat16 if CUDA else torch.float32)
+    if rank == stages - 1:
+        plant(module.layers[str(late_layer("pipeline"))], device)
+    nvprof_kit.annotate_model(module, root=f"stage{rank}")
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
+    nvprof_kit.annotate_optimizer(optimizer)
+
+    def loss_of(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
+
+    schedule = ScheduleGPipe(PipelineStage(module, rank, stages, device), n_microbatches=MICRO_BATCHES, loss_fn=loss_of)
+
+    def step(tokens: torch.Tensor) -> None:
+        with nvprof_kit.phase("pipeline"):
+            inputs = (tokens[:, :-1].contiguous(),) if rank == 0 else ()
+            target = tokens[:, 1:].contiguous() if rank == stages - 1 else None
+            schedule.step(*inputs, target=target)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def dump_flight_recorder(path: Path) -> None:
+    """What the Flight Recorder holds of this rank, as PyTorch's own watchdog would write it."""
+    c10d = torch._C._distributed_c10d
+    dump = getattr(c10d, "_dump_nccl_trace", None) or getattr(c10d, "_dump_fr_trace", None)
+    if dump is not None and any(os.environ.get(f"TORCH_{name}_BUFFER_SIZE") for name in ("FR", "NCCL_TRACE")):
+        path.write_bytes(dump(includeCollectives=True, includeStackTraces=False, onlyActive=False))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=("ddp", "fsdp", "tensor", "pipeline"))
+    parser.add_argument("--faults", default="layer,host,loader,none")
+    parser.add_argument("--record", type=Path)
+    asked = parser.parse_args()
+
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if CUDA else torch.device("cpu")
+    if CUDA:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if CUDA else "gloo", device_id=device if CUDA else None)
+    torch.manual_seed(0)
+    step = pipeline(device) if asked.kind == "pipeline" else data_parallel(asked.kind, device)
+    loader = iter(nvprof_kit.annotate_dataloader(batches()))
+
+    numbers = itertools.count()
+
+    def train(steps: int) -> None:
+        for number in itertools.islice(numbers, steps):
+            with nvprof_kit.step(number):
+                step(next(loader).to(device, non_blocking=True))
+
+    def window(name: str) -> AbstractContextManager[object]:
+        if asked.record is not None:
+            return nvprof_kit.record(asked.record / f"{name}.rank{dist.get_rank()}.json.gz")
+        return collected() if CUDA else nullcontext()
+
+    train(WARM_UP)
+    for fault in asked.faults.split(","):
+        planted["fault"] = fault
+        train(1)
+        dist.barrier()
+        name = f"{asked.kind}-{fault}"
+        with window(name):
+            train(STEPS)
+        if asked.record is not None:
+            dump_flight_recorder(asked.record / f"{name}.rank{dist.get_rank()}.flight")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Captures taken now: every number of their tables equals an independent computation, and layers hold the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.brute_force import BruteForce
+from support.gpu import Profiled
+
+from nvprof_kit.analysis.layers.layers import layers
+from nvprof_kit.trace.open import open_capture
+
+NUMBERS = ["calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "gpu_busy_ns", "cpu_ns"]
+SMALL = ("--layers", "2", "--width", "512", "--vocabulary", "4096", "--steps", "2")
+
+
+def check(capture: Path, least: float = 0.99) -> None:
+    """The table against brute force, and the share of forward and backward that is in a layer."""
+    result = layers(open_capture(capture))
+    truth = BruteForce(capture).table()
+    ours = {(row["layer"], row["phase"]): row for row in result.rows.to_dict("records")}
+    assert set(ours) == {key for key, row in truth.items() if row["calls"] or row["gpu_ops"]}
+    for key, row in ours.items():
+        assert {name: row[name] for name in NUMBERS} == {name: truth[key][name] for name in NUMBERS}, key
+    loop = result.rows[result.rows["phase"].isin(["forward", "backward", "recompute"])]
+    held = loop[loop["layer"] != "(none)"]["gpu_self_ns"].sum()
+    assert loop["gpu_self_ns"].sum() > 0
+    assert held >= least * loop["gpu_self_ns"].sum()
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2", "encoder"])
+def test_a_training_step(model: str, profiled: Profiled) -> None:
+    check(profiled("train.py", model, *SMALL))
+
+
+@pytest.mark.parametrize(
+    "variant", ["checkpoint", "checkpoint-inside", "graph", "compile-blocks", "compile-model-parts", "generate"]
+)
+def test_the_ways_in_which_people_train(variant: str, profiled: Profiled) -> None:
+    check(profiled("variants.py", variant))
+
+
+def test_two_kernels_of_our_own(profiled: Profiled) -> None:
+    """A kernel a layer, and nothing else on the GPU."""
+    rows = layers(open_capture(profiled("own_kernel.py"))).rows.set_index(["layer", "phase"])
+    assert [rows.loc[(f"layers.{index}", "forward"), "gpu_ops"] for index in (0, 1)] == [1, 1]
+    assert rows["gpu_ops"].sum() == 2

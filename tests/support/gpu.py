@@ -1,0 +1,53 @@
+"""How the tests of a GPU run what lies in `tests/gpu`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GPU = ROOT / "tests" / "gpu"
+PROGRAMS = GPU / "programs"
+Program = Callable[..., str]
+"""Runs a program by its name with some arguments; returns what it printed."""
+Profiled = Callable[..., Path]
+"""The same under nsys; returns the capture."""
+
+
+def gpus() -> int:
+    """How many GPUs the driver lists."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def need(*tools: str) -> None:
+    """Skip the test that needs a tool which is not on PATH."""
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"needs {' and '.join(missing)} on PATH")
+
+
+def run(*command: object, timeout: float = 600) -> str:
+    """Run a command in the repository's root; returns what it printed, which a failure shows."""
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": paths, "PYTHON": sys.executable},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout

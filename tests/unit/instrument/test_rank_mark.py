@@ -1,0 +1,146 @@
+"""The mark by which a process says which rank of which run it is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from nvprof_kit import annotate_model, record, step
+from nvprof_kit.instrument import ranks
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.instrument.ranges.backends import Range
+from nvprof_kit.names import RankName, parse_rank, rank_text
+
+IDS = ("NVPROF_KIT_RUN_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE")
+RANKS = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
+SLURM = ("SLURM_PROCID", "SLURM_NTASKS")
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*IDS, *RANKS, *SLURM, "NVPROF_KIT_RANK_MARK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (RankName(3, 8, "4711"), "rank 3 of 8 run 4711"),
+        (RankName(0, 1024), "rank 0 of 1024"),
+        (RankName(3, None, "a.b-c"), "rank 3 run a.b-c"),
+    ],
+)
+def test_text_and_back(name: RankName, text: str) -> None:
+    assert rank_text(name) == text
+    assert parse_rank(text) == name
+
+
+def test_an_id_of_several_words_is_one_word_in_the_mark() -> None:
+    assert rank_text(RankName(0, 2, "my  run\t1")) == "rank 0 of 2 run my_run_1"
+
+
+@pytest.mark.parametrize("text", ["rank", "rank 3 of", "rank -1 of 8", "rank 3 of 8 run", "frank 3", "rank 3 run a b"])
+def test_other_marks(text: str) -> None:
+    assert parse_rank(text) is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "abc"}, RankName(3, 8, "abc")),
+        ({"RANK": "3", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "none"}, RankName(3, 8)),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "77"}, RankName(1, 2, "77")),
+        ({"SLURM_PROCID": "1", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}, RankName(1, None, "77.0")),
+        ({"OMPI_COMM_WORLD_RANK": "1", "PMIX_NAMESPACE": "prte-1@1"}, RankName(1, None, "prte-1@1")),
+        ({"PMIX_RANK": "1"}, RankName(1)),
+        ({"RANK": "0", "WORLD_SIZE": "2", "NVPROF_KIT_RUN_ID": "ours", "SLURM_JOB_ID": "77"}, RankName(0, 2, "ours")),
+        ({"SLURM_JOB_ID": "77"}, None),
+    ],
+)
+def test_every_launcher(variables: dict[str, str], name: RankName | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(monkeypatch, **variables)
+    assert ranks.who() == name
+
+
+def test_annotate_model_and_steps_mark_once(sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    launched(monkeypatch, RANK="3", WORLD_SIZE="8", NVPROF_KIT_RUN_ID="x")
+    with annotate_model(torch.nn.Linear(1, 1)), step(0), step(1):
+        pass
+    assert sink.lines == ["mark rank 3 of 8 run x", "step 0", "  step 1"]
+
+
+def test_the_mark_bears_the_rank(sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(monkeypatch, RANK="3", WORLD_SIZE="8")
+    said: list[Range] = []
+    monkeypatch.setattr(sink, "mark", said.append)
+    with step(0):
+        pass
+    assert [(one.text, one.category.value, one.payload) for one in said] == [("rank 3 of 8", "user", 3)]
+
+
+def test_the_first_step_marks_inside_its_range(sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nsys may capture that step alone."""
+    launched(monkeypatch, RANK="3", WORLD_SIZE="8")
+    for number in range(2):
+        with step(number):
+            pass
+    assert sink.lines == ["step 0", "mark rank 3 of 8", "step 1"]
+
+
+def test_every_step_where_the_capture_may_begin_late(sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(monkeypatch, RANK="0", WORLD_SIZE="2", NVPROF_KIT_RANK_MARK="step")
+    for number in range(2):
+        with step(number):
+            pass
+    assert sink.lines == ["step 0", "mark rank 0 of 2", "step 1", "mark rank 0 of 2"]
+
+
+def test_no_mark_where_no_rank_is_known(sink) -> None:
+    with step(0):
+        pass
+    assert sink.lines == ["step 0"]
+
+
+def test_a_rank_known_later_is_marked_then(sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    with step(0):
+        pass
+    launched(monkeypatch, RANK="1", WORLD_SIZE="2")
+    with step(1):
+        pass
+    assert sink.lines == ["step 0", "step 1", "mark rank 1 of 2"]
+
+
+def test_each_recording_has_the_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    launched(monkeypatch, RANK="1", WORLD_SIZE="2", NVPROF_KIT_RUN_ID="r")
+    assert state.backend is None
+    with annotate_model(torch.nn.Linear(1, 1)):
+        for number in range(2):
+            with record(tmp_path / f"{number}.json.gz"), step(number):
+                pass
+    for number in range(2):
+        with gzip.open(tmp_path / f"{number}.json.gz") as file:
+            names = [event["name"] for event in json.load(file)["traceEvents"]]
+        assert names.count("nvprof_kit:user:rank 1 of 2 run r") == 1
+
+
+def test_each_window_of_a_schedule_has_the_mark(sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nvprof_kit.capture.scheduled import Tool
+    from nvprof_kit.instrument.loop.schedule import Window
+
+    launched(monkeypatch, RANK="1", WORLD_SIZE="2")
+    tool = Tool()
+    for number in range(2):
+        window = Window(number, number, number)
+        tool.start(window)
+        tool.stop(window)
+    assert sink.lines == ["start window", "mark rank 1 of 2", "end window"] * 2

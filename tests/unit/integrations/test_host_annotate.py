@@ -1,0 +1,101 @@
+"""``NVPROF_KIT_ANNOTATE=1``: a program without a line of ours, in the process and its workers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from nvprof_kit.integrations.annotate import SITE, environment
+
+ROOT = Path(__file__).parents[3]
+
+PROGRAM = """
+import sys
+import torch
+from torch import nn
+sys.path.append("examples")
+from tiny_transformer import TinyTransformer, counting
+head, model = nn.Linear(4, 4), TinyTransformer(width=64, layers=2)
+head(torch.randn(2, 4))  # small: none of the models
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(counting(8, 17), batch_size=4, num_workers=1)
+for tokens in loader:
+    nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def run(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    known = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**known, **environment(known)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def told(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in done.stderr.splitlines() if line.startswith("nvprof-kit annotate:")]
+
+
+def test_a_training_is_ranged_without_a_line(tmp_path: Path) -> None:
+    trace = tmp_path / "run.json.gz"
+    record = ["-m", "nvprof_kit", "record", "-o", str(trace), "--"]
+    done = run(*record, sys.executable, "-c", PROGRAM)
+    assert done.returncode == 0, done.stderr
+    assert told(done) == ["nvprof-kit annotate: annotated TinyTransformer: 14 modules, 2 blocks among them"]
+    with gzip.open(trace, "rt") as file:
+        names = {event.get("name", "") for event in json.load(file)["traceEvents"]}
+    steps = {name for name in names if name.startswith("nvprof_kit:step:")}
+    assert steps == {"nvprof_kit:step:step 0", "nvprof_kit:step:step 1"}
+    wanted = (
+        "phase:data",
+        "phase:forward",
+        "phase:optimizer",
+        "forward:layers.1.mlp",
+        "backward:layers.1.mlp backward",
+    )
+    assert {f"nvprof_kit:{name}" for name in wanted} <= names
+
+
+def test_a_program_without_a_model_is_told_so_once() -> None:
+    child = "import subprocess, sys, torch; subprocess.run([sys.executable, '-c', 'import torch'], check=True)"
+    done = run("-c", child)
+    assert done.returncode == 0, done.stderr
+    nothing = "no module of 100000 parameters or with repeated blocks was called; nothing is annotated"
+    assert told(done) == [f"nvprof-kit annotate: {nothing}"]
+
+
+def test_a_program_without_torch_starts_as_without_us(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('their own')")
+    done = run("-c", "import sys; print(sys.argv, 'torch' in sys.modules)", PYTHONPATH=f"{ROOT}:{tmp_path}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "their own\n['-c'] False\n", "")
+
+
+def test_a_python_without_the_package_says_so(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import sitecustomize; print('ran')"],
+        cwd=tmp_path,
+        env={"NVPROF_KIT_ANNOTATE": "1", "PYTHONPATH": str(SITE)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "has no nvprof_kit" in done.stderr
+
+
+def test_the_environment_keeps_what_is_there() -> None:
+    first = environment({"PYTHONPATH": "/a:/b"})
+    assert first == {"NVPROF_KIT_ANNOTATE": "1", "PYTHONPATH": f"{SITE}:/a:/b"}
+    assert environment(first) == first
+    assert environment({})["PYTHONPATH"] == str(SITE)

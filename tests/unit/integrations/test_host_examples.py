@@ -1,0 +1,136 @@
+"""The examples of the hosts, run with the real packages: each at most 25 lines, each with its ranges in their places.
+
+A package that is not installed skips its example. CI has transformers, accelerate, lightning and diffusers.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+from pathlib import Path
+
+import pytest
+from support.outline import Outline
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+NEEDS = {
+    "trainer": ("transformers", "accelerate"),
+    "trl_sft": ("trl", "datasets"),
+    "accelerate_loop": ("accelerate",),
+    "lightning_module": ("lightning",),
+    "fabric_loop": ("lightning",),
+    "flux_pipeline": ("diffusers", "transformers"),
+    "deepspeed_engine": ("deepspeed",),
+    "torchtitan_profiler": ("torchtitan", "tyro"),
+    "composer_trainer": ("composer",),
+}
+"""Packages that an example imports."""
+
+NOT_RUN = {"vllm_engine", "sglang_engine", "megatron_pretrain", "tiny_transformer"}
+"""Those that need a GPU and an engine, and the model that others share."""
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+def run(name: str) -> None:
+    for package in NEEDS[name]:
+        pytest.importorskip(package, exc_type=ImportError)
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+
+
+def micro_batches(count: int, data: bool = False, closures: bool = False) -> list[str]:
+    """The outline of a step with micro-batches: data for each or once, the last in an optimizer's closure or not."""
+    lines = [] if data else ["  data"]
+    for number in range(1, count + 1):
+        lines += ["  data"] if data else []
+        lines += ["  optimizer"] if closures and number == count else []
+        lines += [f"  micro-batch {number}", "    forward", "    backward"]
+    return [*lines, "  optimizer"]
+
+
+def steps(count: int, body: list[str], first: int = 0) -> list[str]:
+    return [line for number in range(first, first + count) for line in (f"step {number}", *body)]
+
+
+def test_trainer(heard: Outline) -> None:
+    run("trainer")
+    body = micro_batches(2)
+    assert heard.outline == [*steps(3, body), "eval", *steps(3, body, 3), "eval"]
+    assert "model.layers.1.mlp" in heard.under("forward")
+    assert "model.layers.1.mlp backward" in heard.under("backward")
+    assert "model.layers.1.mlp" in heard.under("eval")
+    assert heard.under("optimizer") == heard.under("data") == []
+
+
+def test_trl(heard: Outline) -> None:
+    run("trl_sft")
+    assert heard.outline == steps(3, micro_batches(2))
+    assert "model.layers.1.mlp" in heard.under("forward")
+
+
+def test_accelerate(heard: Outline) -> None:
+    run("accelerate_loop")
+    # Accelerate fetches a batch ahead, so that the last micro-batch fetches none
+    last = [line for index, line in enumerate(micro_batches(2, data=True)) if index != 4]
+    assert heard.outline == [*steps(2, micro_batches(2, data=True)), *steps(1, last, 2)]
+    assert "layers.1.mlp" in heard.under("forward")
+
+
+def test_lightning(heard: Outline) -> None:
+    run("lightning_module")
+    body = micro_batches(2, data=True, closures=True)
+    assert heard.outline == ["eval", *steps(3, body), "eval"]
+    assert "model.layers.1.mlp" in heard.under("forward")
+    assert "model.layers.1.mlp" in heard.under("eval")
+
+
+def test_fabric(heard: Outline) -> None:
+    from nvprof_kit.integrations.loop import _end_running
+
+    run("fabric_loop")
+    _end_running()  # as the process's end does
+    assert heard.outline == steps(4, ["  data", "  forward", "  backward", "  optimizer"])
+
+
+def test_flux(heard: Outline) -> None:
+    run("flux_pipeline")
+    denoising = steps(4, ["  denoising step"])
+    assert heard.outline == ["text_encoder_2", "text_encoder", *denoising, "vae decode"]
+    assert {name.partition(".")[0] for name in heard.under("denoising step")} == {"transformer"}
+    assert "transformer.single_transformer_blocks.1.attn" in heard.under("step 3")
+    assert "vae.decoder" in heard.under("vae decode")
+    assert "text_encoder_2.encoder.block.1" in heard.under("text_encoder_2")
+
+
+@pytest.mark.skipif("deepspeed" not in os.environ.get("NVPROF_KIT_HOSTS", ""), reason="compiles for minutes at first")
+def test_deepspeed(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in {**one, "DS_ACCELERATOR": "cpu"}.items():
+        monkeypatch.setenv(name, value)
+    run("deepspeed_engine")
+    assert heard.outline == steps(3, micro_batches(2)[1:])
+    assert "layers.1.mlp backward" in heard.under("backward")
+
+
+def test_torchtitan(heard: Outline) -> None:
+    run("torchtitan_profiler")
+    assert heard.outline == steps(3, ["  forward", "  backward", "  optimizer"], first=1)
+
+
+def test_composer(heard: Outline) -> None:
+    run("composer_trainer")
+    micro = [["  optimizer", f"  micro-batch {number}", "    forward", "    backward"] for number in (1, 2)]
+    assert heard.outline == steps(3, ["  data", *micro[0], *micro[1], "  optimizer"])
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_is_short(path: Path) -> None:
+    assert path.stem in NEEDS.keys() | NOT_RUN
+    if path.stem != "tiny_transformer":
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        assert len(lines) <= 25

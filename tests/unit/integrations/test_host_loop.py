@@ -1,0 +1,247 @@
+"""`HostLoop`: the steps, phases, micro-batches and evaluations of any loop, from PyTorch's own points."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import warnings
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from support.outline import Outline
+from torch import nn
+from torch.utils.data import DataLoader, dataloader
+
+from nvprof_kit.errors import UsageError
+from nvprof_kit.instrument.ranges import state
+from nvprof_kit.integrations.loop import HostLoop, listens
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+
+def begun(model: nn.Module, **options: object) -> HostLoop:
+    loop = HostLoop(annotation={}, **options)  # type: ignore[arg-type]
+    loop.begin(model)
+    return loop
+
+
+def train(model: nn.Module, loop: HostLoop, steps: int = 1, accumulation: int = 1, told: bool = True) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = iter(DataLoader(torch.randn(steps * accumulation * 2, 4), batch_size=2))
+    for _ in range(steps):
+        for _ in range(accumulation):
+            model(next(loader)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if told:
+            loop.step_end()
+
+
+STEP = ["  data", "  forward", "  backward", "  optimizer"]
+
+
+def test_a_step_has_its_phases(heard: Outline) -> None:
+    model = small()
+    loop = begun(model)
+    train(model, loop, steps=2)
+    loop.end()
+    assert heard.outline == ["step 0", *STEP, "step 1", *STEP]
+    assert heard.under("forward") == ["Sequential", "0", "1", "2"] * 2
+    assert heard.under("backward") == ["Sequential backward", "2 backward", "1 backward", "0 backward"] * 2
+
+
+def test_micro_batches_are_told_apart(heard: Outline) -> None:
+    model = small()
+    loop = begun(model)
+    loop.accumulation = 2
+    train(model, loop, accumulation=2)
+    loop.end()
+    first = ["  data", "  micro-batch 1", "    forward", "    backward"]
+    second = ["  data", "  micro-batch 2", "    forward", "    backward"]
+    assert heard.outline == ["step 0", *first, *second, "  optimizer"]
+
+
+def test_without_a_host_a_step_ends_where_the_next_begins(heard: Outline) -> None:
+    model = small()
+    loop = begun(model, own_steps=True)
+    train(model, loop, steps=2, told=False)
+    loop.end()
+    assert heard.outline == ["step 0", *STEP, "step 1", *STEP]
+
+
+def test_an_evaluation_is_of_no_step(heard: Outline) -> None:
+    model = small()
+    loop = begun(model, own_steps=True)
+    train(model, loop, told=False)
+    model.eval()
+    with torch.no_grad():
+        for batch in DataLoader(torch.randn(4, 4), batch_size=2):
+            model(batch)
+    model.train()
+    train(model, loop, told=False)
+    loop.end()
+    assert heard.outline == ["step 0", *STEP, "eval", "step 1", *STEP]
+
+
+def test_inference_has_a_step_for_each_call(heard: Outline) -> None:
+    model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8)).eval()
+    loop = begun(model, own_steps=True)
+    loop.trains = False
+    with torch.no_grad():
+        model(torch.tensor([[1, 2, 3]]))
+        model(torch.tensor([[1]]))
+    loop.end()
+    assert heard.outline == ["step 0", "  prefill", "step 1", "  decode"]
+
+
+def test_the_optimizer_calls_a_closure(heard: Outline) -> None:
+    model = small()
+    loop = begun(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure() -> torch.Tensor:
+        loss = model(torch.randn(2, 4)).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    loop.step_end()
+    loop.end()
+    assert heard.outline == ["optimizer", "step 0", "  forward", "  backward", "  optimizer"]
+
+
+def test_while_nobody_listens_nothing_is_installed() -> None:
+    model = small()
+    fetch, backward = dataloader._BaseDataLoaderIter.__next__, torch.autograd.backward
+    loop = begun(model)
+    assert dataloader._BaseDataLoaderIter.__next__ is fetch and torch.autograd.backward is backward
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    state.activate(outline := Outline())
+    assert torch.autograd.backward is not backward
+    state.deactivate()
+    assert dataloader._BaseDataLoaderIter.__next__ is fetch and torch.autograd.backward is backward
+    loop.end()
+    assert outline.lines == []
+
+
+def test_a_loop_that_ends_leaves_pytorch_as_it_was(heard: Outline) -> None:
+    backward = torch.autograd.backward
+    model = small()
+    loop = begun(model)
+    assert torch.autograd.backward is not backward
+    loop.end()
+    assert torch.autograd.backward is backward
+    train(model, loop)
+    assert heard.outline == []
+
+
+def test_what_fails_inside_is_one_warning(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small()
+    loop = begun(model)
+    monkeypatch.setattr(HostLoop, "_ensure_step", lambda _self: 1 / 0)
+    with pytest.warns(UserWarning, match="gives up, the run goes on.*ZeroDivisionError") as caught:
+        train(model, loop, steps=3)
+    assert len([one for one in caught if "gives up" in str(one.message)]) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, loop)
+
+
+def test_hooks_that_cannot_be_installed_are_one_warning(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(dataloader._BaseDataLoaderIter, "__next__")
+    model = small()
+    with pytest.warns(UserWarning, match="gives up, the run goes on"):
+        loop = begun(model)
+    model(torch.randn(2, 4)).sum().backward()
+    loop.end()
+    assert heard.outline == []
+
+
+def test_a_wrong_schedule_is_said_where_it_is_given() -> None:
+    with pytest.raises(UsageError, match="none of early"):
+        HostLoop("sometimes")
+
+
+def test_a_wrong_schedule_of_the_environment_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVPROF_KIT_PROFILING", "sometimes")
+    with pytest.warns(UserWarning, match="none of early"):
+        loop = begun(small())
+    assert loop.runs
+    loop.end()
+
+
+def test_a_schedule_records_its_steps(tmp_path: Path) -> None:
+    model = small()
+    loop = begun(model, schedule="1:3", path=tmp_path / "run.json.gz")
+    train(model, loop, steps=4)
+    loop.end()
+    with gzip.open(tmp_path / "run.json.gz", "rt") as file:
+        names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
+    assert [name for name in names if name.startswith("nvprof_kit:step:")] == [
+        "nvprof_kit:step:step 1",
+        "nvprof_kit:step:step 2",
+    ]
+
+
+def test_off_is_off(heard: Outline) -> None:
+    model = small()
+    loop = begun(model, schedule="off")
+    train(model, loop)
+    assert not loop.runs and heard.lines == []
+
+
+def test_of_two_hosts_around_one_model_the_first_ranges(heard: Outline) -> None:
+    model = small()
+    outer = begun(model)
+    inner = begun(nn.Sequential(model))
+    train(model, outer)
+    inner.step_end()
+    inner.end()
+    outer.end()
+    assert heard.outline == ["step 0", *STEP]
+
+
+def test_a_new_model_takes_over(heard: Outline) -> None:
+    begun(small())  # its host raised, and never ended it
+    model = small()
+    loop = begun(model)
+    train(model, loop)
+    loop.end()
+    assert heard.outline == ["step 0", *STEP]
+
+
+def test_a_model_that_the_program_annotated_stays_as_it_is(heard: Outline) -> None:
+    from nvprof_kit import annotate_model
+
+    model = small()
+    handle = annotate_model(model, depth=0)
+    loop = begun(model)
+    train(model, loop)
+    loop.end()
+    handle.remove()
+    assert heard.under("forward") == ["Sequential"]
+
+
+def test_a_loop_that_is_forgotten_goes_away() -> None:
+    loop = begun(small())
+    forgotten = weakref.ref(loop)
+    loop.end()
+    del loop
+    gc.collect()
+    assert forgotten() is None
+
+
+def test_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NVPROF_KIT_PROFILING", raising=False)
+    monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
+    assert not listens()
+    monkeypatch.setenv("NVPROF_KIT_PROFILING", "3:5")
+    assert listens()
+    monkeypatch.setenv("NVPROF_KIT_PROFILING", "off")
+    monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "stable")
+    assert listens()

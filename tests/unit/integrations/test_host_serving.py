@@ -1,0 +1,260 @@
+"""The plug-ins of vLLM and SGLang: on runners like theirs, and against the source of the real packages.
+
+The engines need a GPU: what is asserted of them here is that what is wrapped exists and is called as assumed.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.outline import Outline
+from torch import nn
+
+from nvprof_kit.integrations import megatron, serving, sglang, vllm
+from nvprof_kit.integrations.factory import fabric_callbacks, lightning_callbacks
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_engine", None)
+    monkeypatch.setattr(vllm, "_registered", False)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class GPUModelRunner:
+    """As much of vLLM's as is wrapped."""
+
+    model: Any = None
+
+    def load_model(self) -> None:
+        self.model = Model()
+
+    def get_model(self) -> Any:
+        return self.model
+
+    def execute_model(self, scheduler_output: Any, intermediate_tensors: Any = None) -> None:
+        self.model(torch.randn(2, 4))
+
+    def sample_tokens(self, grammar_output: Any) -> str:
+        return "tokens"
+
+    def _warmup_and_capture(self, desc: Any, cudagraph_runtime_mode: Any = None) -> None:
+        self.model(torch.randn(desc.num_tokens, 4))
+
+
+def batch(**tokens: int) -> SimpleNamespace:
+    return SimpleNamespace(num_scheduled_tokens=tokens, scheduled_spec_decode_tokens={})
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = ModuleType("runners")
+    module.GPUModelRunner = type("GPUModelRunner", (), dict(vars(GPUModelRunner)))  # type: ignore[attr-defined]
+    for name in vllm.RUNNERS:
+        monkeypatch.setitem(sys.modules, name, module if name == vllm.RUNNERS[0] else ModuleType(name))
+    monkeypatch.setitem(sys.modules, vllm.RUNNERS[1], SimpleNamespace(GPUModelRunner=type("Other", (), {})))
+    monkeypatch.setitem(sys.modules, vllm.GRAPHS, SimpleNamespace(CudaGraphManager=type("Graphs", (), {})))
+    vllm.register()
+    vllm.register()  # vLLM calls it once a process, or more often
+    return module.GPUModelRunner()
+
+
+def test_vllm_steps_are_prefill_or_decode(heard: Outline, runner: Any) -> None:
+    runner.load_model()
+    for scheduled in (batch(a=7), batch(a=1), batch(a=1, b=9), batch()):
+        runner.execute_model(scheduled)
+        assert runner.sample_tokens(None) == "tokens"
+    serving.engine().end()
+    assert heard.outline == ["step 0", "  prefill", "step 1", "  decode", "step 2", "  mixed"]
+    assert heard.under("decode") == [
+        "Model",
+        "layers.0",
+        "layers.0.0",
+        "layers.0.1",
+        *("layers.1", "layers.1.0", "layers.1.1"),
+    ]
+
+
+def test_layers_in_a_graph_are_named_by_its_batch_size(heard: Outline, runner: Any) -> None:
+    runner.load_model()
+    runner._warmup_and_capture(SimpleNamespace(num_tokens=8))
+    runner.execute_model(batch(a=1))
+    runner.sample_tokens(None)
+    serving.engine().end()
+    assert heard.under("capture")[:2] == ["graph8.Model", "graph8.layers.0"]
+    assert heard.under("decode")[:2] == ["Model", "layers.0"]
+
+
+def test_a_draft_models_runner_has_no_steps_of_its_own(heard: Outline, runner: Any) -> None:
+    draft = type(runner)()
+    runner.load_model()
+    draft.load_model()
+    runner.execute_model(batch(a=1))
+    draft.execute_model(batch(a=1))
+    runner.sample_tokens(None)
+    serving.engine().end()
+    assert heard.outline == ["step 0", "  decode"]
+    assert "draft.layers.1" in heard.under("decode")
+
+
+def test_nothing_is_wrapped_while_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NVPROF_KIT_PROFILING", raising=False)
+    monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
+    finders = list(sys.meta_path)
+    vllm.register()
+    sglang.register()
+    assert sys.meta_path == finders
+    assert lightning_callbacks() == fabric_callbacks() == []
+
+
+def test_sglang_steps(heard: Outline) -> None:
+    runner = type("ModelRunner", (), {"model": Model()})()
+    sglang.load_model(lambda _runner: None, runner)
+    for mode in ("EXTEND", "DECODE", "MIXED"):
+        sglang.forward(
+            lambda one, _batch: one.model(torch.randn(1, 4)),
+            runner,
+            SimpleNamespace(forward_mode=SimpleNamespace(name=mode)),
+        )
+        sglang.sample(lambda *_given: None, runner, None, None)
+    sglang.capture_one_shape(lambda _graphs, size: runner.model(torch.randn(size, 4)), None, 4)
+    serving.engine().end()
+    assert heard.outline == ["step 0", "  prefill", "step 1", "  decode", "step 2", "  mixed", "capture"]
+    assert heard.under("capture")[0] == "graph4.Model"
+
+
+def test_phase_of_a_batch() -> None:
+    assert [serving.phase_of(tokens) for tokens in ([1, 1], [5, 9], [1, 9])] == ["decode", "prefill", "mixed"]
+
+
+def test_megatron_bridge(heard: Outline) -> None:
+    model = Model()
+    context = SimpleNamespace(model=[model], state=SimpleNamespace(train_state=SimpleNamespace(step=7)))
+    callback = megatron.LayerCallback()
+    callback.on_train_start(context)
+    for _ in range(2):
+        callback.on_train_step_start(context)
+        model(torch.randn(2, 4)).sum().backward()
+        callback.on_train_step_end(context)
+    callback.on_eval_start(context)
+    with torch.no_grad():
+        model.eval()(torch.randn(2, 4))
+    callback.on_eval_end(context)
+    callback.on_train_end(context)
+    step = ["  forward", "  backward"]
+    assert heard.outline == ["step 7", *step, "step 8", *step, "eval"]
+
+
+def test_megatron_lm(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    training = ModuleType(megatron.TRAINING)
+
+    def train_step(forward_step_func: Any, data_iterator: Any, chunks: Any, iteration: int | None = None) -> str:
+        chunks[0](torch.randn(2, 4)).sum().backward()
+        return "loss"
+
+    training.train_step, training.evaluate = train_step, lambda: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, megatron.TRAINING, training)
+    layers = megatron.annotate_training()
+    assert [training.train_step(None, None, [model], iteration=number) for number in (4, 5)] == ["loss"] * 2
+    layers.close()
+    assert training.train_step is train_step
+    assert heard.outline == ["step 4", "  forward", "  backward", "step 5", "  forward", "  backward"]
+
+
+# the real packages' source
+
+
+def functions(package: str, path: str) -> dict[str, list[str]]:
+    """The functions of a package's file, ``Class.method`` among them, with their parameters; without importing it."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(f"needs the source of {package}")
+    tree = ast.parse((Path(next(iter(spec.submodule_search_locations))) / path).read_text(encoding="utf-8"))
+    found = {}
+    for node in tree.body:
+        for inner in [node, *(node.body if isinstance(node, ast.ClassDef) else [])]:
+            if isinstance(inner, ast.FunctionDef):
+                name = inner.name if inner is node else f"{node.name}.{inner.name}"  # type: ignore[union-attr]
+                found[name] = [argument.arg for argument in inner.args.args]
+    return found
+
+
+@pytest.mark.parametrize("path", ["v1/worker/gpu_model_runner.py", "v1/worker/gpu/model_runner.py"])
+def test_vllm_has_what_is_wrapped(path: str) -> None:
+    known = functions("vllm", path)
+    assert known["GPUModelRunner.execute_model"][:2] == ["self", "scheduler_output"]
+    assert {"GPUModelRunner.load_model", "GPUModelRunner.get_model", "GPUModelRunner.sample_tokens"} <= known.keys()
+
+
+def test_vllm_captures_as_assumed() -> None:
+    assert functions("vllm", "v1/worker/gpu_model_runner.py")["GPUModelRunner._warmup_and_capture"][:2] == [
+        "self",
+        "desc",
+    ]
+    assert functions("vllm", "v1/worker/gpu/cudagraph_utils.py")["CudaGraphManager.capture"][:2] == [
+        "self",
+        "create_forward_fn",
+    ]
+
+
+def test_sglang_has_what_is_wrapped() -> None:
+    runner = functions("sglang", "srt/model_executor/model_runner.py")
+    assert runner["ModelRunner.forward"][:2] == ["self", "forward_batch"]
+    assert {"ModelRunner.load_model", "ModelRunner.sample"} <= runner.keys()
+    graphs = functions("sglang", "srt/model_executor/runner/decode_cuda_graph_runner.py")
+    assert graphs["DecodeCudaGraphRunner.capture_one_shape"][:2] == ["self", "size"]
+
+
+def test_sglangs_own_registry_takes_the_hooks(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions("sglang", "version.py")
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None and spec.submodule_search_locations
+    path = Path(next(iter(spec.submodule_search_locations))) / "srt" / "plugins" / "hook_registry.py"
+    own = importlib.util.spec_from_file_location("hook_registry", path)
+    assert own is not None and own.loader is not None
+    registry = importlib.util.module_from_spec(own)
+    own.loader.exec_module(registry)
+    runner = type("ModelRunner", (), {"load_model": lambda self: setattr(self, "model", Model())})
+    runner.forward = lambda self, forward_batch: self.model(torch.randn(1, 4))  # type: ignore[attr-defined]
+    runner.sample = lambda self, output, forward_batch: "tokens"  # type: ignore[attr-defined]
+    module = ModuleType("runners")
+    module.ModelRunner = runner  # type: ignore[attr-defined]
+    module.DecodeCudaGraphRunner = type("Graphs", (), {"capture_one_shape": lambda self, size, forward: None})  # type: ignore[attr-defined]
+    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", registry)
+    monkeypatch.setitem(sys.modules, "runners", module)
+    monkeypatch.setattr(sglang, "RUNNER", "runners.ModelRunner")
+    monkeypatch.setattr(sglang, "GRAPHS", "runners.DecodeCudaGraphRunner")
+    sglang.register()
+    registry.HookRegistry.apply_hooks()
+    one = runner()
+    one.load_model()
+    one.forward(SimpleNamespace(forward_mode=SimpleNamespace(name="DECODE")))
+    assert one.sample(None, None) == "tokens"
+    serving.engine().end()
+    assert heard.outline == ["step 0", "  decode"]
+
+
+def test_megatron_core_has_what_is_wrapped() -> None:
+    if importlib.util.find_spec("megatron") is None:
+        pytest.skip("needs the source of megatron.core")
+    assert functions("megatron.core", "pipeline_parallel/schedules.py")["backward_step"]

@@ -1,0 +1,167 @@
+"""One writer for every file: never over an input, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.nsys_file import NsysFile
+
+from nvprof_kit.errors import UsageError
+from nvprof_kit.report.export.writer import WriteError, write_file, writing
+
+ROOT = Path(__file__).parents[4]
+DATA = ROOT / "tests" / "data"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("layers.0", 100, 200, category="forward")
+    file.kernel(300, 330, launched=(110, 115))
+    return file.write()
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_written_and_nothing_else_is_left(tmp_path: Path) -> None:
+    assert write_file(tmp_path / "a.txt", "one") == tmp_path / "a.txt"
+    assert write_file(tmp_path / "a.txt", b"two").read_bytes() == b"two"
+    assert left(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.usefixtures("umask")
+def test_the_umask_holds_for_files_and_scripts(tmp_path: Path) -> None:
+    plain, script = write_file(tmp_path / "a", "x"), write_file(tmp_path / "b", "x", executable=True)
+    assert stat.S_IMODE(plain.stat().st_mode) == 0o600
+    assert stat.S_IMODE(script.stat().st_mode) == 0o700
+
+
+def test_a_file_keeps_its_mode(tmp_path: Path) -> None:
+    target = tmp_path / "a"
+    target.touch()
+    target.chmod(0o640)
+    write_file(target, "x")
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    write_file(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
+
+
+@pytest.mark.parametrize("kind", ["itself", "symlink", "hard link", "folder's symlink", "relative"])
+def test_an_input_is_refused_by_whatever_name(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    source = folder / "run.json"
+    source.write_text("question")
+    target = tmp_path / "other"
+    if kind == "itself":
+        target = source
+    elif kind == "symlink":
+        target.symlink_to(source)
+    elif kind == "hard link":
+        os.link(source, target)
+    elif kind == "folder's symlink":
+        target.symlink_to(folder)
+        target = target / "run.json"
+    else:
+        monkeypatch.chdir(folder)
+        target = Path("../in/run.json")
+    with pytest.raises(UsageError, match="is the input"):
+        write_file(target, "answer", inputs=[source])
+    assert source.read_text() == "question"
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("run.nsys-rep", "run.sqlite"),
+        ("run.nsys-rep.xz", "run.sqlite"),
+        ("run.nsys-rep", "run.sqlite.xz"),
+        ("run.sqlite", "run.nsys-rep"),
+        ("run.sqlite.xz", "run.nsys-rep"),
+        ("run.sqlite", "run.sqlite-wal"),
+        ("run.nsys-rep", "run.sqlite-wal"),
+    ],
+)
+def test_what_belongs_to_an_input_is_refused_too(tmp_path: Path, source: str, target: str) -> None:
+    (tmp_path / source).touch()  # the target need not be there yet: the export of a report is made when it is read
+    with pytest.raises(UsageError, match="belongs to the input"):
+        write_file(tmp_path / target, "answer", inputs=[tmp_path / source])
+    assert left(tmp_path) == [source]
+
+
+def test_what_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "a"
+    target.write_text("old")
+    with pytest.raises(RuntimeError), writing(target) as file:
+        file.write(b"ne")
+        raise RuntimeError
+    assert target.read_text() == "old" and left(tmp_path) == ["a"]
+
+
+def test_no_planted_name_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("safe")
+    monkeypatch.setattr("nvprof_kit.report.export.writer.secrets.token_hex", lambda _: "known")
+    (tmp_path / ".nvprof-kit-known.tmp").symlink_to(victim)
+    with pytest.raises(WriteError, match="cannot write it"):
+        write_file(tmp_path / "a", "x")
+    assert victim.read_text() == "safe"
+
+
+def test_what_is_no_file_is_written_as_it_is(tmp_path: Path) -> None:
+    assert write_file("/dev/null", "x") == Path("/dev/null")
+    assert not Path("/dev/null").is_file()
+
+
+@pytest.mark.parametrize("target", ["", "no/folder/a"])
+def test_what_cannot_be_written_is_one_line(tmp_path: Path, target: str) -> None:
+    with pytest.raises(WriteError, match="cannot write it") as caught:
+        write_file(tmp_path / target, "x")
+    assert isinstance(caught.value, OSError) and caught.value.strerror
+
+
+def limited(size: int, *argv: object) -> subprocess.CompletedProcess[str]:
+    """Our command line with a limit on the size of files, as a full disk has one."""
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
+        f"from nvprof_kit.cli import main; main({[str(one) for one in argv]!r})"
+    )
+    return subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_a_full_disk_keeps_the_old_file(run: Path) -> None:
+    target = run.with_name("layers.csv")
+    target.write_text("old")
+    done = limited(16, "layers", run, "-o", target)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "cannot write it: File too large; the file that was there is unchanged" in done.stderr
+    assert target.read_text() == "old" and left(run.parent) == ["layers.csv", "run.sqlite"]
+
+
+@pytest.mark.parametrize("form", ["table", "csv"])
+def test_a_full_stdout_is_one_line(run: Path, form: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        words = [sys.executable, "-m", "nvprof_kit", "layers", str(run), "--format", form]
+        done = subprocess.run(words, check=False, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "nvprof-kit: stdout: cannot write it: No space left on device; the answer is not whole\n"

@@ -1,0 +1,143 @@
+"""What the package offers: one list, typed, reachable from Python as from the command line, and shown in the docs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.nsys_file import NsysFile
+
+import nvprof_kit
+from nvprof_kit.cli import group
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import nvprof_kit
+
+capture: nvprof_kit.Capture = nvprof_kit.open("run.sqlite", rules="megatron-lm")
+layers = capture.layers(by_step=True, memory=True)
+total: int = layers.summary.total_ns
+reveal_type(layers)  # nvprof_kit.results.layers.Layers
+reveal_type(layers.rows)  # pandas.core.frame.DataFrame
+reveal_type(layers.to_frame())  # pandas.core.frame.DataFrame
+reveal_type(layers.warnings)  # tuple[str, ...]
+reveal_type(layers.save("x.csv"))  # pathlib.Path
+reveal_type(capture.breakdown().to_frame("idle"))  # pandas.core.frame.DataFrame
+reveal_type(capture.summary("kernel").to_frame())  # pandas.core.frame.DataFrame
+reveal_type(capture.advise().findings[0].advice)  # str
+reveal_type(capture.flops(peaks={"bf16": 989e12}).whole.mfu)  # float
+reveal_type(capture.metrics().to_frame())  # pandas.core.frame.DataFrame
+reveal_type(capture.diff("other.sqlite", fail_on=["step:+5%"]).held)  # bool
+reveal_type(capture.tables["ops"])  # pandas.core.frame.DataFrame
+reveal_type(capture.sql("SELECT 1"))  # pandas.core.frame.DataFrame
+reveal_type(capture.plot("timeline").to_frame())  # pandas.core.frame.DataFrame
+reveal_type(capture.report("run.html"))  # pathlib.Path
+reveal_type(capture.ncu_plan().script())  # str
+reveal_type(nvprof_kit.open_ncu("raw.csv").layers(capture).to_frame())  # pandas.core.frame.DataFrame
+reveal_type(nvprof_kit.open_snapshot("s.pickle").memory().to_frame("leak"))  # pandas.core.frame.DataFrame
+reveal_type(nvprof_kit.open_timers("logs/").timers("rank").to_frame())  # pandas.core.frame.DataFrame
+reveal_type(nvprof_kit.doctor().ok)  # bool
+with nvprof_kit.step(1), nvprof_kit.phase("forward"):
+    pass
+capture.plot("nosuch")  # type: ignore[arg-type]
+nvprof_kit.nosuch  # type: ignore[attr-defined]
+"""
+
+CALLS = {
+    "layers": "Capture.layers",
+    "summary": "Capture.summary",
+    "breakdown": "Capture.breakdown",
+    "advise": "Capture.advise",
+    "diff": "Capture.diff",
+    "report": "Capture.report",
+    "plot": "Capture.plot",
+    "export": "Capture.export",
+    "metrics": "Capture.metrics",
+    "flops": "Capture.flops",
+    "ncu plan": "Capture.ncu_plan",
+    "ncu layers": "NcuReports.layers",
+    "ncu kernels": "NcuReports.kernels",
+    "memory": "MemorySnapshot.memory",
+    "timers": "TimerLog.timers",
+    "record": "record",
+    "recipes": "recipes_folder",
+    "doctor": "doctor",
+    "scrub": "scrub",
+}
+"""What a verb of the command line is in Python."""
+
+
+def verbs() -> list[str]:
+    found = []
+    for name, command in group.commands.items():
+        found += [f"{name} {inner}" for inner in getattr(command, "commands", {})] or [name]
+    return found
+
+
+def stub_names() -> list[str]:
+    tree = ast.parse((ROOT / "nvprof_kit" / "__init__.pyi").read_text(encoding="utf-8"))
+    return [str(one.asname) for node in tree.body if isinstance(node, ast.ImportFrom) for one in node.names]
+
+
+def test_there_is_one_list_of_names() -> None:
+    assert sorted(nvprof_kit.__all__) == sorted(stub_names())
+    assert set(nvprof_kit.__all__) <= set(dir(nvprof_kit))
+
+
+@pytest.mark.parametrize("name", stub_names())
+def test_every_name_is_there_and_says_what_it_is(name: str) -> None:
+    assert inspect.getdoc(getattr(nvprof_kit, name))
+
+
+def test_the_types_are_shipped() -> None:
+    assert (ROOT / "nvprof_kit" / "py.typed").is_file()
+
+
+def test_a_strictly_typed_program_passes_without_any(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    # with the settings and the cache of the package's own check, which is strict: a second run takes seconds
+    words = [sys.executable, "-m", "mypy", "--no-error-summary", "--no-pretty", str(program)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    said = dict(re.findall(r':(\d+): note: Revealed type is "(.*)"', done.stdout))
+    lines = PROGRAM.splitlines()
+    meant = {str(number): line.split("  # ")[1] for number, line in enumerate(lines, 1) if "reveal_type" in line}
+    assert said == meant and done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_nothing_is_reachable_from_the_command_line_only(verb: str) -> None:
+    if verb not in CALLS:
+        assert hasattr(nvprof_kit, f"open_{verb}") or verb == "ranks", f"what is {verb} in Python?"
+        return
+    there: object = nvprof_kit
+    for part in CALLS[verb].split("."):
+        there = getattr(there, part)
+    assert callable(there)
+
+
+def test_the_python_in_the_readme_that_reads_a_capture_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = [one for one in re.findall(r"```python\n(.*?)```", readme, re.S) if "nvprof_kit.open(" in one]
+    for name, kernel in (("run.sqlite", 30), ("after.sqlite", 40)):
+        file = NsysFile(tmp_path / name)
+        for number in range(4):
+            zero = 1000 * number
+            file.range_(f"step {number}", zero + 100, zero + 900, category="step", payload=number)
+            file.range_("model.layers.0", zero + 110, zero + 200, category="forward")
+            file.kernel(zero + 300, zero + 300 + kernel, launched=(zero + 120, zero + 125))
+        file.write()
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+    assert {path.suffix for path in tmp_path.iterdir()} >= {".sqlite", ".csv", ".png", ".html"}
+
+
+def test_what_is_public_is_on_the_page_of_the_api() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert [name for name in nvprof_kit.__all__ if f"`{name}" not in page] == []

@@ -1,0 +1,185 @@
+"""The front door: one capture, many questions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.nsys_file import NsysFile
+
+import nvprof_kit
+from nvprof_kit.analysis.attribution import operations
+from nvprof_kit.trace.nsys import read
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two steps of 100 ns, in each a layer that launches a gemm of 30 ns, and an all-reduce of 10 ns outside."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    for number, zero in enumerate((0, 1000)):
+        file.range_(f"step {number}", zero + 100, zero + 900, category="step", payload=number)
+        file.range_("layers.0", zero + 110, zero + 200, category="forward")
+        file.kernel(zero + 300, zero + 330, launched=(zero + 120, zero + 125), name="sm90_xmma_gemm_f16")
+        file.kernel(
+            zero + 400, zero + 410, launched=(zero + 220, zero + 225), name="ncclDevKernel_AllReduce_Sum_f32_RING"
+        )
+    return file.write()
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[Any]:
+    """The calls of a function of a module, from now on."""
+    calls: list[Any] = []
+    real: Callable[..., Any] = getattr(module, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, call)
+    return calls
+
+
+def test_many_questions_attribute_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nvprof_kit.analysis.attribution import attribution
+
+    calls = counted(monkeypatch, attribution, "_Owners")
+    capture = nvprof_kit.open(run)
+    assert calls == []
+    capture.layers(by_step=True)
+    capture.breakdown()
+    capture.summary()
+    capture.advise()
+    capture.plot("steps")
+    capture.report(run.with_name("page.html"))
+    capture.export(run.with_name("trace.json"))
+    assert capture.sql("SELECT count(*) AS n FROM operations")["n"].item() == 4
+    assert len(calls) == 1
+
+
+def test_the_verb_report_attributes_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nvprof_kit.analysis.attribution import attribution
+    from nvprof_kit.cli import main
+
+    calls = counted(monkeypatch, attribution, "_Owners")
+    with pytest.raises(SystemExit) as end:
+        main(["report", str(run), "-o", str(run.with_name("page.html"))])
+    assert end.value.code == 0 and len(calls) == 1
+
+
+def test_a_pytorch_trace_is_parsed_twice_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nvprof_kit.trace.kineto import read as kineto
+
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0, "args": {}}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event]}))
+    calls = counted(monkeypatch, kineto, "read_kineto")
+    capture = nvprof_kit.open(path)
+    capture.layers()
+    capture.breakdown()
+    capture.summary()
+    assert len(capture.tables["operations"]) == 1 and len(calls) == 2
+
+
+def test_classes_are_told_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = counted(monkeypatch, operations, "classify")
+    capture = nvprof_kit.open(run)
+    capture.report(run.with_name("page.html"))
+    capture.breakdown()
+    assert len(calls) == 1
+
+
+def test_a_table_is_read_once_and_only_when_it_is_needed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, core = counted(monkeypatch, read, "read_calls"), counted(monkeypatch, read, "read_nsys")
+    launches = counted(monkeypatch, read.tables, "read_launches")
+    capture = nvprof_kit.open(run)
+    capture.layers()
+    assert not calls
+    capture.breakdown()
+    capture.summary("kernel")
+    assert len(calls) == 1
+    assert len(core) == 1 and len(launches) == 1
+
+
+def test_what_is_read_later_is_what_is_read_at_once(run: Path) -> None:
+    later, at_once = nvprof_kit.open(run), nvprof_kit.open(run)
+    later.layers()
+    assert str(later.breakdown()) == str(at_once.breakdown())
+    assert later.tables["operations"].equals(at_once.tables["operations"])
+
+
+def test_an_answer_prints_gives_a_frame_and_is_saved(run: Path) -> None:
+    layers = nvprof_kit.open(run).layers()
+    assert "layers.0" in str(layers) and str(layers) == repr(layers)
+    assert "layers.0" in layers._repr_html_() and "<script" not in layers._repr_html_()
+    frame = layers.to_frame()
+    # 2 steps x 30 ns in the layer, 2 x 10 ns of all-reduce outside
+    assert frame.set_index("layer")["gpu_self_ns"].to_dict() == {"layers.0": 60, "(none)": 20}
+    for suffix in ("csv", "json", "md", "parquet", "txt", "html", "png", "svg", "pdf"):
+        path = layers.save(run.with_name(f"answer.{suffix}"))
+        assert path.stat().st_size > 0
+    with pytest.raises(nvprof_kit.UsageError, match="no format has this suffix"):
+        layers.save(run.with_name("answer.xlsx"))
+
+
+def test_an_answer_without_a_picture_says_so(run: Path) -> None:
+    with pytest.raises(nvprof_kit.UsageError, match="has no plot"):
+        nvprof_kit.open(run).breakdown().save(run.with_name("x.png"))
+
+
+def test_no_file_is_an_error_when_it_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(nvprof_kit.CaptureError, match="no such file"):
+        nvprof_kit.open(tmp_path / "none.sqlite")
+
+
+def test_sql_sees_the_attributed_operations(run: Path) -> None:
+    capture = nvprof_kit.open(run)
+    rows = capture.sql(
+        "SELECT layer, phase, step, kernel_class, sum(end_ns - start_ns)::BIGINT AS ns FROM operations "
+        "GROUP BY ALL ORDER BY ALL"
+    )
+    assert rows.to_dict("split")["data"] == [
+        ["(none)", "other", 0, "comm", 10],
+        ["(none)", "other", 1, "comm", 10],
+        ["layers.0", "forward", 0, "gemm", 30],
+        ["layers.0", "forward", 1, "gemm", 30],
+    ]
+
+
+@pytest.mark.parametrize("name", ["operations", "OPERATIONS", '"operations"', "main.operations"])
+def test_sql_finds_a_table_as_sql_names_it(run: Path, name: str) -> None:
+    assert nvprof_kit.open(run).sql(f"SELECT count(*) AS n FROM {name}")["n"].item() == 4
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM '/etc/passwd'",
+        "COPY (SELECT 1) TO '{out}'",
+        "ATTACH '{out}' AS other",
+        "INSTALL httpfs",
+        "SET enable_external_access = true",
+        "EXPORT DATABASE '{out}'",
+        "SELECT * FROM query",
+        "SELEC 1",
+        "",
+    ],
+)
+def test_sql_reaches_nothing_but_the_tables(run: Path, tmp_path: Path, query: str) -> None:
+    query_frame = run  # a local name is no table either
+    with pytest.raises(nvprof_kit.UsageError, match="cannot be answered"):
+        nvprof_kit.open(query_frame).sql(query.format(out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_view_or_table_names_what_there_is(run: Path) -> None:
+    capture: Any = nvprof_kit.open(run)
+    with pytest.raises(nvprof_kit.UsageError, match="there are device, overview"):
+        capture.summary("nosuch")
+    with pytest.raises(nvprof_kit.UsageError, match="there are layers, timeline"):
+        capture.plot("nosuch")
+    with pytest.raises(KeyError, match="there are ranges, api"):
+        capture.tables["nosuch"]
