@@ -46,7 +46,7 @@ COLUMNS = {
     "verdict": "`slower`, `faster`, `same`, `undecided`, `new`, `gone`",
     "within": "the change is within ± this with 95 %: the larger end of the interval",
     "at_most": "the change is below this with 95 %: what a gate compares with its limit",
-    "error": "standard error of `change`, of steps and runs",
+    "error": "standard error of `change`, of steps and runs, missing as `change` is",
     "df": "its degrees of freedom; 1e6 where the run-to-run floor is all of it",
 }
 """The columns of `DiffResult.rows`."""

@@ -45,7 +45,7 @@ class Effects:
         low, high: The 95 % interval of `change`; NaN where the samples do not bound it, or a side lacks the row.
         at_most: What `change` lies below with 95 %.
         p: Of the change being none.
-        error: Standard error of the change, in the same relative unit.
+        error: Standard error of the change, in the same relative unit; NaN as `change` is.
         df: Its degrees of freedom.
         widening: What the error was widened by because equal layers disagree, 1.0 where they do not.
     """
@@ -109,7 +109,7 @@ def effects(
         high,
         at_most,
         np.asarray(2 * stats.t.sf(t, df)),
-        np.where(np.isfinite(error), error, np.nan),
+        np.where(np.isfinite(error) & known, error, np.nan),
         df,
         widening,
     )

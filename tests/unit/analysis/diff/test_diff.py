@@ -93,6 +93,18 @@ def test_a_capture_does_not_differ_from_itself(tmp_path: Path) -> None:
     assert (result.rows["change_ns"] == 0).all()
 
 
+def test_two_real_runs_differ_in_the_optimizer_alone() -> None:
+    # the same Llama, run twice, the second time with fewer kernels in its optimizer and with its data on the GPU
+    base, new = (opened(DATA / f"{name}-2023.4.sqlite.xz") for name in ("eager", "llama"))
+    layers = diff(base, new).rows.query("level == 'layer'")
+    changed = layers[~layers["verdict"].isin(("same", "undecided"))]
+    assert changed[["layer", "phase", "verdict"]].to_numpy().tolist() == [
+        ["(none)", "optimizer", "faster"],
+        ["(none)", "data", "new"],
+    ]
+    assert (layers["verdict"] == "same").sum() > 30
+
+
 def test_the_classes_of_a_real_capture_add_up() -> None:
     path = DATA / "hooks-graph-2023.4.sqlite.xz"
     trace = opened(path)

@@ -57,3 +57,9 @@ def test_a_step_that_stalled_is_no_change_where_there_are_ten() -> None:
 def test_one_step_bounds_nothing() -> None:
     found = effects([np.ones((1, 1))], [2 * np.ones((1, 1))], np.zeros(1, dtype=np.int64), FLOOR)
     assert found.p.tolist() == [1.0] and np.isnan(found.at_most).all()
+
+
+def test_what_base_lacks_has_no_relative_error() -> None:
+    found = effects([np.zeros((1, 4))], [np.full((1, 4), 9.0)], np.zeros(1, dtype=np.int64), FLOOR)
+    assert np.isnan([*found.change, *found.error, *found.at_most]).all()
+    assert found.new.tolist() == [9.0] and found.p[0] < 1e-9
