@@ -4,6 +4,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 DEMO ?= demo-output
 PYTEST_ARGS ?=
+FUZZ_ARGS ?= --cases 12000
 WORKERS ?= 2
 
 bin := $(VENV)/bin
@@ -14,7 +15,7 @@ pytest := $(bin)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
 
 ranged := layer_range loop abuse backward compile_decorated
 
-.PHONY: demo test test-fast test-full test-python-ranges test-gpu lint bench docs clean
+.PHONY: demo test test-fast test-full test-python-ranges test-gpu lint bench docs fuzz clean
 
 demo: $(VENV)/.installed  ## train a small transformer under the embedded recorder and print what each layer costs
 	@mkdir -p $(DEMO)
@@ -47,6 +48,9 @@ lint: $(VENV)/.installed-test  ## style, types and shell scripts
 
 bench: $(VENV)/.installed-test  ## measure: speed against nsys, cost of a range
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(bin)/python $$script || exit 1; done
+
+fuzz: $(VENV)/.installed-test  ## break captures of every format in 12,000 ways and judge every answer
+	cd tests && PYTHONPATH=$(CURDIR):. $(abspath $(bin))/python -m fuzz.fuzz $(FUZZ_ARGS)
 
 docs: $(VENV)/.installed  ## write the help of the verbs and the meaning of the columns into docs/
 	$(bin)/python docs/generate.py

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn, TextIO
 
@@ -35,6 +37,7 @@ from nvprof_kit.cli.verbs.scrub import scrub
 from nvprof_kit.cli.verbs.summary import summary
 from nvprof_kit.cli.verbs.timers import timers
 from nvprof_kit.errors import NvprofKitError
+from nvprof_kit.report.plain import plain
 
 
 def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -85,9 +88,10 @@ ncu.add_command(ncu_profile)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0 done, 1 a gate failed, 2 bad input or usage, 3 a needed tool is missing.
+    """Run the command line and exit: 0 done, 1 a gate failed, 2 bad input or usage, 3 a needed tool is missing, 70 a
+    defect of this package.
 
-    Whatever goes wrong on purpose is one line on stderr; a traceback is a defect of this package.
+    Whatever goes wrong is one line on stderr; that of a defect names the file that holds the traceback.
     """
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -114,12 +118,32 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         status = 128 + signal.SIGPIPE
     except (KeyboardInterrupt, click.Abort):
         status = 128 + signal.SIGINT
+    except MemoryError:
+        status = _complain("out of memory; free some, raise `ulimit -v`, or capture fewer steps", 2)
+    except OSError as error:
+        status = _complain(f"{error.filename or 'stdout'}: {error.strerror or error}", 2)
+    except Exception as error:
+        status = _complain(_unforeseen(error), os.EX_SOFTWARE)
     sys.exit(status)
 
 
 def _complain(message: str, exit_code: int) -> int:
-    print("nvprof-kit:", " ".join(message.splitlines()), file=sys.stderr)
+    print("nvprof-kit:", plain(" ".join(message.splitlines())), file=sys.stderr)
     return exit_code
+
+
+def _unforeseen(error: Exception) -> str:
+    """What to say of a defect of this package; the traceback goes to a file of its own."""
+    what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="nvprof-kit-", suffix=".traceback", delete=False, encoding="utf-8", errors="replace"
+        ) as file:
+            traceback.print_exception(error, file=file)
+    except OSError:
+        traceback.print_exception(error)
+        return f"a defect of nvprof-kit ({what}): please report it with the traceback above"
+    return f"a defect of nvprof-kit ({what}): please report it with {file.name}"
 
 
 def _usage(error: click.ClickException) -> str:

@@ -18,6 +18,7 @@ from nvprof_kit.errors import UsageError
 from nvprof_kit.names import DOMAIN
 from nvprof_kit.report.export import tables
 from nvprof_kit.report.export.writer import refuse_input, write_file
+from nvprof_kit.report.plain import plain
 from nvprof_kit.report.plots import plots
 from nvprof_kit.results.base import TABLE, no_plot
 
@@ -128,7 +129,7 @@ class Output:
             write_file(self.path, data, inputs=inputs)
         try:
             for warning in warnings:
-                print("!", warning, file=sys.stderr)
+                print("!", plain(warning), file=sys.stderr)
         except OSError:  # nobody reads stderr: the answer is written, and its status stays
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 

@@ -7,8 +7,6 @@ made from it (the SQLite export of an ``.nsys-rep``) stands beside it under a na
 from __future__ import annotations
 
 import gzip
-import lzma
-import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -18,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
+from nvprof_kit.trace.kinds import told_by
+from nvprof_kit.trace.packed import unpack
 from nvprof_kit.trace.schema import TABLES
 
 if TYPE_CHECKING:
@@ -131,11 +131,7 @@ def _unpacked(path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="nvprof-kit-") as folder:
         plain = Path(folder) / (path.stem if path.suffix == ".xz" else path.name)
-        try:
-            with lzma.open(path) as packed, plain.open("wb") as out:
-                shutil.copyfileobj(packed, out, 1 << 20)
-        except (EOFError, lzma.LZMAError):
-            raise CaptureError(f"{path}: the xz file is cut off or damaged; copy it again") from None
+        unpack(path, plain)
         yield plain
 
 
@@ -160,10 +156,12 @@ def _reader(plain: Path, named: Path) -> Callable[[Path, str, Collection[str]], 
 
         # the export stands beside the report the user named, even where that is packed
         return lambda path, domain, optional: read_nsys(exported(path, beside=named), domain, optional, named)
-    if _starts_json(plain, head):
+    if not head.startswith(b"[RANK ") and _starts_json(plain, head):
         from nvprof_kit.trace.kineto.read import read_kineto
 
         return lambda path, domain, optional: read_kineto(path, domain, optional, named)
+    if known := told_by(head):
+        raise CaptureError(f"{named}: {known}; needed {_KINDS}")
     raise CaptureError(f"{named}: neither SQLite, an nsys report nor JSON (it begins {head[:12]!r}); needed {_KINDS}")
 
 

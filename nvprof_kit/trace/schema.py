@@ -193,6 +193,75 @@ TABLES: Mapping[str, Mapping[str, Column]] = MappingProxyType(
 )
 
 
+class Source(NamedTuple):
+    """What a table of an nsys export must have, where the table is there (schemas 2.7 to 3.28).
+
+    Attributes:
+        needed: Columns with a value in every row.
+        given: Columns that must be there, and be NULL only in rows to which they do not apply: not in all.
+        nullable: Columns that must be there and may be NULL in every row.
+        texts: Those of the columns that hold text; all others hold whole numbers.
+    """
+
+    needed: tuple[str, ...]
+    given: tuple[str, ...] = ()
+    nullable: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+
+
+_OPERATION = ("start", "end", "deviceId", "streamId")
+_PAYLOADS = ("int64Value", "uint64Value", "int32Value", "uint32Value")
+_LAUNCHED = ("correlationId", "globalPid")
+_LAUNCH = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
+_SHARED = ("staticSharedMemory", "dynamicSharedMemory")
+
+NSYS_SOURCES: Mapping[str, Source] = MappingProxyType(
+    {
+        "StringIds": Source(("id", "value"), texts=("value",)),
+        "NVTX_EVENTS": Source(
+            ("start", "eventType"),
+            given=("globalTid", "domainId"),
+            nullable=("end", "endGlobalTid", "category", "text", "textId", *_PAYLOADS),
+            texts=("text",),
+        ),
+        "CUPTI_ACTIVITY_KIND_KERNEL": Source((*_OPERATION, "demangledName", *_LAUNCH, *_SHARED), given=_LAUNCHED),
+        "CUPTI_ACTIVITY_KIND_MEMCPY": Source((*_OPERATION, "bytes", "copyKind"), _LAUNCHED, ("srcKind", "dstKind")),
+        "CUPTI_ACTIVITY_KIND_MEMSET": Source((*_OPERATION, "bytes"), given=_LAUNCHED),
+        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": Source(_OPERATION, given=_LAUNCHED),
+        "CUPTI_ACTIVITY_KIND_RUNTIME": Source(("start", "end", "nameId"), given=("globalTid", "correlationId")),
+        "PROFILER_OVERHEAD": Source(("start", "end", "globalTid", "nameId")),
+        "CUDA_GRAPH_NODE_EVENTS": Source(
+            ("start", "graphNodeId"), given=("globalTid",), nullable=("originalGraphNodeId",)
+        ),
+        "CUDA_GPU_MEMORY_USAGE_EVENTS": Source(
+            ("start", "bytes", "deviceId", "memKind", "memoryOperationType"), given=_LAUNCHED
+        ),
+        "GPU_METRICS": Source(("typeId", "metricId", "value"), given=("timestamp",)),
+        "TARGET_INFO_GPU_METRICS": Source(("typeId", "metricId", "metricName"), texts=("metricName",)),
+        "SCHED_EVENTS": Source(("start", "isSchedIn"), given=("globalTid",)),
+        "NVTX_PAYLOAD_SCHEMA_ENTRIES": Source(
+            ("domainId", "schemaId"), given=("name",), nullable=("offset",), texts=("name",)
+        ),
+    }
+)
+"""The tables of an nsys export that a `Trace` is read from; the others only say where the capture was made."""
+
+KINETO_SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "kernel": ("name", "ts", "dur", "args.device", "args.stream", "args.correlation"),
+        "gpu_memcpy": ("name", "ts", "dur", "args.device", "args.stream", "args.correlation", "args.bytes"),
+        "gpu_memset": ("name", "ts", "dur", "args.device", "args.stream", "args.correlation", "args.bytes"),
+        "cuda_runtime": ("name", "ts", "dur", "tid", "args.correlation"),
+        "cuda_driver": ("name", "ts", "dur", "tid", "args.correlation"),
+        "overhead": ("name", "ts", "dur", "tid"),
+        "cpu_op": ("name", "ts", "dur", "tid"),
+        "user_annotation": ("name", "ts", "dur", "tid"),
+        "python_function": ("name", "ts", "dur", "tid"),
+    }
+)
+"""Keys that each complete event of a Kineto trace must have, by category."""
+
+
 MEMORY_TABLES = ("marks", "allocations")
 """The optional tables in which a capture tells of memory."""
 

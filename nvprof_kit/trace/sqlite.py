@@ -8,7 +8,7 @@ made beside a capture.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,14 +18,15 @@ import adbc_driver_sqlite
 import numpy as np
 import numpy.typing as npt
 import pyarrow
+import pyarrow.compute  # here, and not in a thread that fills missing values
 
 from nvprof_kit.errors import CaptureError
 
 Int64Array = npt.NDArray[np.int64]
 
-_BATCH_ROWS = 1 << 30
-"""All rows in one batch: its buffers become NumPy columns without a copy, and a column's type is told from all of
-its rows.
+_BATCH_ROWS = 1 << 16
+"""The driver reserves a batch's whole buffers before it reads the first row, and tells a column's type from the first
+batch. With 2**30 rows it reserved 8 GiB a column, was no faster, and ended in a segmentation fault under `ulimit -v`.
 """
 
 _MAP_BYTES = 1 << 40
@@ -48,33 +49,44 @@ class Database:
     """
 
     def __init__(self, path: Path, named: Path | None = None) -> None:
-        self.path, self._named = path, named or path
+        self.path, self.named = path, named or path
+        self.warnings: list[str] = []
         journal = any(path.with_name(path.name + end).exists() for end in ("-wal", "-journal"))
         self._uri = f"file:{quote(str(path.resolve()))}?mode=ro" + ("" if journal else "&immutable=1")
         try:
             self._small = sqlite3.connect(self._uri, uri=True, check_same_thread=False)
         except sqlite3.Error as error:
             raise self.broken(error) from None
+        self._small.text_factory = _text  # a program may give NVTX texts of any encoding
         try:
             tables = [name for (name,) in self._small.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             self.tables: Mapping[str, frozenset[str]] = {table: self._columns(table) for table in tables}
-        except (sqlite3.Error, UnicodeDecodeError) as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a message of SQLite's own
             self.close()
             raise self.broken(error) from None
 
     def _columns(self, table: str) -> frozenset[str]:
-        return frozenset(row[1] for row in self._small.execute(f'PRAGMA table_info("{table}")'))
+        return frozenset(row[1] for row in self._small.execute("SELECT 0, name FROM pragma_table_info(?)", (table,)))
 
     def broken(self, error: Exception | str) -> CaptureError:
         """The error that says what is wrong with the file."""
         what = str(error).partition("\n")[0]  # the driver adds the query
         return CaptureError(
-            f"{self._named}: not a whole SQLite file ({what}); copy it again, or export the .nsys-rep again"
+            f"{self.named}: not a whole SQLite file ({what}); copy it again, or export the .nsys-rep again"
         )
 
     def has(self, table: str, *columns: str) -> bool:
         """Whether the file has the table, and all of these columns in it."""
         return table in self.tables and self.tables[table].issuperset(columns)
+
+    def refuse(self, found: str) -> CaptureError:
+        """The error that says which table and column hold what they must not."""
+        return CaptureError(f"{self.named}: {found}; the file is damaged or of an unknown schema: export it again")
+
+    def warn(self, found: str) -> None:
+        """Note what the file lacks, for `CaptureInfo.warnings`; once for each sentence."""
+        if found not in self.warnings:
+            self.warnings.append(found)
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """The rows of a small query.
@@ -88,7 +100,13 @@ class Database:
             raise self.broken(error) from None
 
     def columns(
-        self, sql: str, *, missing: int = -1, texts: Collection[str] = (), needed: Collection[str] = ()
+        self,
+        sql: str,
+        *,
+        missing: int = -1,
+        texts: Collection[str] = (),
+        needed: Collection[str] = (),
+        diagnose: Callable[[], None] | None = None,
     ) -> dict[str, npt.NDArray[Any]]:
         """The columns of a query over many rows; whole numbers come as int64, text as object arrays. Callable from any
         thread.
@@ -97,7 +115,9 @@ class Database:
             sql: The query, with a name for every column.
             missing: What stands for NULL in a column of whole numbers.
             texts: Columns of text, in which NULL is ''; all others are whole numbers.
-            needed: Columns in which no row may lack a value.
+            needed: Columns, as far as the query has them, in which no row should lack a value.
+            diagnose: Called where a column holds what it should not, or a needed one lacks a value: raises an error
+                that names table and column, or returns where the query can live with it.
 
         Raises:
             CaptureError: The file is damaged, or a column holds what it should not.
@@ -110,9 +130,15 @@ class Database:
                 _fetch(connection, f"PRAGMA mmap_size = {_MAP_BYTES}")
                 table = _fetch(connection, sql)
         except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError) as error:
+            if diagnose is not None:
+                diagnose()
             raise self.broken(error) from None
+        if diagnose is not None and any(table.column(name).null_count for name in table.column_names if name in needed):
+            diagnose()
         for name in table.column_names:
-            if wrong := _wrong(table.column(name), text=name in texts, needed=name in needed):
+            if wrong := _wrong(table.column(name), text=name in texts, needed=name in needed and diagnose is None):
+                if diagnose is not None:
+                    diagnose()
                 raise self.broken(f"{wrong} for {name}")
         return {name: _as_numpy(table.column(name), "" if name in texts else missing) for name in table.column_names}
 
@@ -140,10 +166,23 @@ def _wrong(column: Any, *, text: bool, needed: bool) -> str:
     return f"values that are not {'text' if text else 'whole numbers'}"
 
 
+def _text(raw: bytes) -> str:
+    """Text of the file; a sign stands for what is not UTF-8."""
+    return raw.decode("utf-8", "replace")
+
+
 def _as_numpy(column: Any, missing: int | str) -> npt.NDArray[Any]:
+    if isinstance(missing, str) and column.null_count < len(column):
+        raw = column.cast(pyarrow.binary()).to_pylist()
+        return np.array([missing if one is None else _text(one) for one in raw], dtype=object)
     if column.null_count == len(column):  # the driver cannot tell the type of nothing
         return np.full(len(column), missing, dtype=object if isinstance(missing, str) else np.int64)
     if column.null_count:
         column = column.fill_null(missing)
-    values: npt.NDArray[Any] = column.to_numpy()
-    return values
+    # column.to_numpy() imports pandas: a thread that does so while Ctrl-C interrupts the main thread's never ends
+    return np.concatenate([_chunk(chunk) for chunk in column.chunks])
+
+
+def _chunk(chunk: Any) -> Int64Array:
+    values = np.frombuffer(chunk.buffers()[1], dtype=np.int64)
+    return values[chunk.offset : chunk.offset + len(chunk)]

@@ -34,10 +34,11 @@ STAGES: Mapping[str, str] = MappingProxyType(
 """Columns of `TimerLogs.stages`."""
 
 _LINE = re.compile(
-    r"^\[RANK (\d+)\] (.*), start=(\d+)\.(\d{6})\d*, end=(\d+)\.(\d{6})\d*, "
-    r"cpu_dur=(\d+(?:\.\d+)?)s(?:, cuda_dur=(\d+(?:\.\d+)?|nan)ms)?$",
-    re.MULTILINE,
+    r"^\[RANK (\d{1,6})\] (.{1,400}), start=(\d{1,10})\.(\d{6})\d{0,9}, end=(\d{1,10})\.(\d{6})\d{0,9}, "
+    r"cpu_dur=(\d{1,8}(?:\.\d{1,15})?)s(?:, cuda_dur=(\d{1,11}(?:\.\d{1,15})?|nan)ms)?$",
+    re.MULTILINE | re.ASCII,
 )
+"""No run has a million ranks, and no stage takes a hundred years: a line with more digits is damaged."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,13 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
     for file in (file for path in named for file in _files(path)):
         text = _text(file)
         found = _LINE.findall(text)
+        backwards = [line for line in found if (int(line[4]), line[5]) < (int(line[2]), line[3])]
+        if backwards:
+            warnings.append(f"{file}: {len(backwards)} of its lines have an end before their start, and are left out")
         unread = sum(1 for line in text.splitlines() if line.strip()) - len(found)
         if unread:
             warnings.append(f"{file}: {unread} of its lines {'is' if unread == 1 else 'are'} no timer's and left out")
+        found = [line for line in found if line not in backwards] if backwards else found
         if found:
             tables.append(_table(found))
         warnings += [

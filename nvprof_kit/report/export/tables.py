@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from nvprof_kit.report.plain import csv_cell, plain
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -31,7 +33,15 @@ def with_capture(tables: Iterable[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
 
 
 def _csv(table: pd.DataFrame) -> bytes:
-    return table.to_csv(index=False, lineterminator="\n").encode()
+    return _mapped(table, csv_cell).to_csv(index=False, lineterminator="\n").encode()
+
+
+def _mapped(table: pd.DataFrame, write: Callable[[str], str]) -> pd.DataFrame:
+    """The table with every text as it may be written; numbers and missing values stay."""
+    texts = [str(name) for name in table if table[name].dtype.kind not in "iufbmM"]
+    written = {name: table[name].astype(object).map(lambda one: write(one) if isinstance(one, str) else one)
+               for name in texts}  # fmt: skip
+    return table.assign(**written) if written else table
 
 
 def _json(table: pd.DataFrame) -> bytes:
@@ -53,7 +63,7 @@ def _cell(value: object) -> str:
         return f"{value:.6g}"
     if value is None:
         return ""
-    return str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+    return plain(str(value)).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
 def _parquet(table: pd.DataFrame) -> bytes:

@@ -15,6 +15,7 @@ from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
+from nvprof_kit.report.plain import plain
 from nvprof_kit.report.text.units import counted
 from nvprof_kit.trace.schema import CaptureInfo
 
@@ -23,16 +24,25 @@ _SHORT, _SHORT_LABEL = 12, 24
 """Cells that a text, and the first column's, is not shortened below."""
 
 
+class _PlainConsole(Console):
+    """A console that prints no control character of the texts that it is given."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """What rich renders, its own control codes left as they are."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(plain(segment.text), segment.style)
+
+
 def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) -> None:
     """Print the parts of a report: on a terminal in colour and at its width, else plain and ``COLUMNS`` wide; where
     that is not set, or the file is ``kept``, 120 and as much more as the labels and figures of a table need.
     """
     if file.isatty():
-        _print(Console(file=file, highlight=False, markup=False), parts)
+        _print(_PlainConsole(file=file, highlight=False, markup=False), parts)
         return
     columns = "" if kept else os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() else 120
-    console = Console(file=file, width=width, highlight=False, markup=False, color_system=None)
+    console = _PlainConsole(file=file, width=width, highlight=False, markup=False, color_system=None)
     with console.capture() as plain:
         _print(console, parts, grow=not columns.isdecimal())
     file.writelines(line.rstrip() + "\n" for line in plain.get().splitlines())

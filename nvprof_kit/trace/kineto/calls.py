@@ -31,7 +31,7 @@ def read_calls(events: Events, process: int) -> dict[str, Any]:
         "pid": np.full(len(chosen), process, dtype=np.int64),
         "correlation": numbers(chosen, "correlation"),
         "kind": np.array([CALL_KINDS.index(kind) for kind, _ in found], dtype=np.int8),
-        "name": [str(event.get("name", "")) for event in chosen],
+        "name": [event.name for event in chosen],
     }
 
 
@@ -50,13 +50,15 @@ _WIDTHS = {
 }
 """Bytes of an element by PyTorch's name of its type; types called ``Float8…`` have one."""
 
+_MOST = 1 << 50
+"""No collective moves as many."""
 _IN, _OUT = "In msg nelems", "Out msg nelems"
 
 
 def read_collectives(events: Events, process: int) -> dict[str, Any]:
     """Columns of the schema's ``collectives``: a row for each kernel that says what it moves."""
     kernels = [event for kind, found in events.gpu if kind == "kernel" for event in found]
-    told = [event for event in kernels if _IN in event.get("args", {}) or _OUT in event.get("args", {})]
+    told = [event for event in kernels if _IN in event.args or _OUT in event.args]
     start, end = times(told)
     return {
         "start_ns": start,
@@ -64,7 +66,7 @@ def read_collectives(events: Events, process: int) -> dict[str, Any]:
         "pid": np.full(len(told), process, dtype=np.int64),
         "tid": np.zeros(len(told), dtype=np.int64),
         "correlation": numbers(told, "correlation"),
-        "call": [str(event["args"].get("Collective name", "")) for event in told],
+        "call": [str(event.args.get("Collective name", "")) for event in told],
         "bytes": np.array([_bytes(event) for event in told], dtype=np.int64),
         "ranks": numbers(told, "Group size"),
     }
@@ -72,8 +74,8 @@ def read_collectives(events: Events, process: int) -> dict[str, Any]:
 
 def _bytes(event: Event) -> int:
     """Bytes of the larger buffer, -1 where the type is unknown."""
-    said = event["args"]
+    said = event.args
     kind = str(said.get("dtype", ""))
     width = 1 if kind.startswith("Float8") else _WIDTHS.get(kind, 0)
-    count = max(number(said.get(_IN, 0)), number(said.get(_OUT, 0)))
-    return width * count if width and count >= 0 else -1
+    count = max(number(said.get(_IN)) or 0, number(said.get(_OUT)) or 0)
+    return width * count if width and 0 <= count < _MOST else -1

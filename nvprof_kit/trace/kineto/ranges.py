@@ -40,12 +40,10 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
     ours = _ours(events)
     if ours:
         have = {category for _, _, category in ours}
-        loop = [
-            (event, *found) for event in events.annotations if (found := _loop_annotation(str(event.get("name", ""))))
-        ]
+        loop = [(event, *found) for event in events.annotations if (found := _loop_annotation(event.name))]
         chosen = ours + [one for one in loop if one[2] not in have]
     else:
-        named = [(event, *_plain_annotation(str(event.get("name", "")))) for event in events.annotations]
+        named = [(event, *_plain_annotation(event.name)) for event in events.annotations]
         chosen = [one for one in named if one[1]] + _modules(events)
     kept = [event for event, _, _ in chosen]
     start, end = times(kept)
@@ -63,7 +61,7 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
 
 
 def _ours(events: Events) -> list[_Named]:
-    return [(event, *found) for event in events.annotations if (found := parse_kineto_name(str(event.get("name", ""))))]
+    return [(event, *found) for event in events.annotations if (found := parse_kineto_name(event.name))]
 
 
 def _loop_annotation(name: str) -> tuple[str, str] | None:
@@ -89,7 +87,7 @@ def _modules(events: Events) -> list[_Named]:
 
     The trace knows a module by its class and a number, and not by its name in the model.
     """
-    calls = [event for event in events.python if str(event.get("name", "")).startswith(_MODULE)]
+    calls = [event for event in events.python if event.name.startswith(_MODULE)]
     start, end = times(calls)
     thread = threads(calls)
     path: dict[str, str] = {}
@@ -98,8 +96,8 @@ def _modules(events: Events) -> list[_Named]:
     for call in np.lexsort((-end, start, thread)).tolist():
         while open_calls and (thread[open_calls[-1]] != thread[call] or end[open_calls[-1]] <= start[call]):
             open_calls.pop()
-        name = str(calls[call]["name"])[len(_MODULE) :]
-        around = path[str(calls[open_calls[-1]]["name"])[len(_MODULE) :]] if open_calls else ""
+        name = calls[call].name[len(_MODULE) :]
+        around = path[calls[open_calls[-1]].name[len(_MODULE) :]] if open_calls else ""
         if around and "." not in path.get(name, "") and name not in around.split("."):
             path[name] = f"{around}.{name}"
         path.setdefault(name, name)
@@ -116,11 +114,15 @@ def read_operators(events: Events, process: int) -> dict[str, Any] | None:
     if any(category == Category.BACKWARD.value for _, _, category in _ours(events)):
         return None
     engine, nodes, forward = _by_kind(events)
+    if engine and not nodes:
+        events.warnings.append(
+            "no cpu_op event of the backward pass has args.Sequence number: it is not joined with the forward"
+        )
     found = engine + nodes + forward
     start, end = times(found)
     place = np.arange(len(found))
     threads_of = _forward_threads(events, forward)
-    name = [str(event.get("name", "")).removeprefix(_BACKWARD_OP) for event in found]
+    name = [event.name.removeprefix(_BACKWARD_OP) for event in found]
     return {
         "start_ns": start,
         "end_ns": end,
@@ -128,7 +130,7 @@ def read_operators(events: Events, process: int) -> dict[str, Any] | None:
         "tid": threads(found),
         "backward": place < len(engine) + len(nodes),
         "engine": place < len(engine),
-        "sequence": [number(event.get("args", {}).get("Sequence number", -1)) for event in found],
+        "sequence": [_or(number(event.args.get("Sequence number")), -1) for event in found],
         "forward_tid": [threads_of.get(_forward_thread(event), -1) for event in found],
         "name": name,
     }
@@ -140,29 +142,33 @@ def _by_kind(events: Events) -> tuple[list[Event], list[Event], list[Event]]:
     nodes: list[Event] = []
     forward: list[Event] = []
     for event in events.operators:
-        name = str(event.get("name", ""))
+        name = event.name
         if name.startswith(_BACKWARD_OP):
             engine.append(event)
-        elif "Sequence number" in event.get("args", {}):
+        elif "Sequence number" in event.args:
             (nodes if _forward_thread(event) or _NODE.fullmatch(name) else forward).append(event)
     return engine, nodes, forward
 
 
 def _forward_thread(event: Event) -> int:
     """PyTorch's own number of the thread whose forward made a node; it is no thread id of the system."""
-    return number(event.get("args", {}).get("Fwd thread id", 0))
+    return number(event.args.get("Fwd thread id")) or 0
+
+
+def _or(value: int | None, missing: int) -> int:
+    return missing if value is None else value
 
 
 def _forward_threads(events: Events, forward: Sequence[Event]) -> dict[int, int]:
     """Thread ids behind PyTorch's numbers: the arrows from forward to backward tell; one thread alone is it."""
-    nodes = {(event.get("tid"), event["ts"]): _forward_thread(event) for event in events.operators}
-    begins = {arrow.get("id"): arrow.get("tid") for arrow in events.arrows if arrow.get("ph") == "s"}
+    nodes = {(event.tid, event.ts): _forward_thread(event) for event in events.operators}
+    begins = {arrow.id: arrow.tid for arrow in events.arrows if arrow.begins}
     known: dict[int, int] = {}
     for arrow in events.arrows:
-        its = nodes.get((arrow.get("tid"), arrow.get("ts")), 0)
-        if arrow.get("ph") == "f" and its and arrow.get("id") in begins:
-            known.setdefault(its, number(begins[arrow.get("id")]))
-    alone = {number(event.get("tid")) for event in forward}
+        its = nodes.get((arrow.tid, arrow.ts), 0)
+        if not arrow.begins and its and arrow.id in begins:
+            known.setdefault(its, begins[arrow.id])
+    alone = {event.tid for event in forward}
     if len(alone) == 1:
         (thread,) = alone
         known = {its: thread for its in set(nodes.values()) if its}

@@ -6,11 +6,7 @@ and not one it calls. Times in the file are microseconds with three decimals and
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
-import re
-import zlib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -20,17 +16,19 @@ import numpy.typing as npt
 
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
+from nvprof_kit.trace.checks import check_moments, check_operations
 from nvprof_kit.trace.domains import named_domains
 from nvprof_kit.trace.frames import empty_frame, make_frame
 from nvprof_kit.trace.kineto.calls import host_memory, read_calls, read_collectives
 from nvprof_kit.trace.kineto.events import Event, Events, Int64Array, number, numbers, threads, times
 from nvprof_kit.trace.kineto.ranges import read_operators, read_ranges
+from nvprof_kit.trace.kineto.stream import TraceFile
 from nvprof_kit.trace.schema import OP_KINDS, CaptureInfo, Trace
 
-_HALF_LETTER = re.compile(
-    rb"\\u[dD][89abAB]\w\w(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]\w\w)\\u[dD][c-fC-F]\w\w",
+_NO_GPU = (
+    "no GPU operations in this trace: the operations are CPU operators, each counted while none that it calls is "
+    "running"
 )
-"""Half of a letter that JSON writes as two, without the other: no text of any encoding."""
 
 
 def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path) -> Trace:
@@ -50,31 +48,35 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
             f"{named}: a PyTorch trace has no NVTX domains, so --domain {domain!r} cannot be found in it; "
             "leave --domain out"
         )
-    whole = _load(path, named)
-    events = Events.of(whole["traceEvents"])
+    file = TraceFile(path, named)
+    events = Events.of(file.events(), named)
     on_gpu = any(found for _, found in events.gpu)
-    process = _process(events, named)
+    process = events.process
+    if process is None:
+        raise CaptureError(
+            f"{named}: a trace without operators, CUDA calls or kernels; record with nvprof_kit.record or "
+            "torch.profiler with CPU (and CUDA) activities"
+        )
     if on_gpu:
         ops, api = _gpu_ops(events, process, optional), _launches(events, process)
     else:
         ops, api = _cpu_ops(events.operators, process, optional)
     ranges = read_ranges(events, process)
     operators = read_operators(events, process)
+    odd = (*check_operations(named, ops, api), *events.warnings)
+    check_moments(
+        named, (table[edge] for table in (ranges, ops, api) for edge in ("start_ns", "end_ns") if edge in table)
+    )
     return Trace(
         info=CaptureInfo(
             path=str(named),
             tool="PyTorch profiler (Kineto)",
-            schema=str(whole.get("schemaVersion", "")),
+            schema=str(file.other.get("schemaVersion", "")),
             domain=DOMAIN,
-            gpus=_gpu_names(whole, np.unique(ops["device"])) if on_gpu else (),
+            gpus=_gpu_names(file.other.get("deviceProperties"), np.unique(ops["device"])) if on_gpu else (),
             ordinals=tuple(np.unique(ops["device"]).tolist()) if on_gpu else (),
             on_gpu=on_gpu,
-            warnings=()
-            if on_gpu
-            else (
-                "no GPU operations in this trace: the operations are CPU operators, each counted while none "
-                "that it calls is running",
-            ),
+            warnings=odd if on_gpu else (_NO_GPU, *odd),
         ),
         ranges=make_frame("ranges", ranges) if len(ranges["start_ns"]) else empty_frame("ranges"),
         api=make_frame("api", api),
@@ -83,45 +85,6 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
         calls=make_frame("calls", read_calls(events, process)) if "calls" in optional else None,
         collectives=make_frame("collectives", read_collectives(events, process)) if "collectives" in optional else None,
         operators=None if operators is None else make_frame("operators", operators),
-    )
-
-
-def _load(path: Path, named: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    try:
-        with gzip.open(path, "rb") if packed else path.open("rb") as file:
-            whole = json.loads(_whole_letters(file.read()))
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise CaptureError(f"{named}: the gzip file is cut off or damaged; record it again or copy it again") from None
-    except json.JSONDecodeError as error:
-        raise CaptureError(
-            f"{named}: the JSON is cut off or damaged at character {error.pos}: the program ended before the "
-            "trace was whole; record it again"
-        ) from None
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise CaptureError(f"{named}: not readable as JSON ({error}); needed a PyTorch profiler trace") from None
-    whole = {"traceEvents": whole} if isinstance(whole, list) else whole
-    if not isinstance(whole, dict) or not isinstance(whole.get("traceEvents"), list):
-        raise CaptureError(
-            f"{named}: JSON, but no trace (no traceEvents); needed what torch.profiler's export_chrome_trace writes"
-        )
-    return whole
-
-
-def _whole_letters(text: bytes) -> bytes:
-    """The file with a sign in place of each half letter, which no table can hold."""
-    return _HALF_LETTER.sub(rb"\\ufffd", text) if b"\\ud" in text or b"\\uD" in text else text
-
-
-def _process(events: Events, named: Path) -> int:
-    """The process that was traced; the events of the GPU bear the device's number instead."""
-    for found in (events.calls, events.operators, events.annotations):
-        if found:
-            return number(found[0].get("pid"))
-    raise CaptureError(
-        f"{named}: a trace without operators, CUDA calls or kernels; record with nvprof_kit.record or "
-        "torch.profiler with CPU (and CUDA) activities"
     )
 
 
@@ -147,17 +110,17 @@ def _gpu_ops(trace: Events, process: int, optional: Collection[str]) -> dict[str
 def _optional(events: list[Event], optional: Collection[str]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     if "name" in optional:
-        made["name"] = [str(event.get("name", "")) for event in events]
+        made["name"] = [event.name for event in events]
     for column in ("stream", "bytes"):
         if column in optional:
             made[column] = numbers(events, column)
     if "host_memory" in optional:
-        made["host_memory"] = [host_memory(str(event.get("name", ""))) for event in events]
+        made["host_memory"] = [host_memory(event.name) for event in events]
     return made
 
 
 def _launches(trace: Events, process: int) -> dict[str, Any]:
-    events = [event for event in trace.calls if "correlation" in event.get("args", {})]
+    events = [event for event in trace.calls if "correlation" in event.args]
     return {
         "start_ns": times(events)[0],
         "tid": threads(events),
@@ -220,10 +183,7 @@ def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple
     return columns[:, 0], columns[:, 1], columns[:, 2]
 
 
-def _gpu_names(whole: dict[str, Any], devices: npt.NDArray[np.int64]) -> tuple[str, ...]:
-    known = {
-        number(one.get("id")): str(one.get("name", ""))
-        for one in whole.get("deviceProperties", [])
-        if isinstance(one, dict)
-    }
+def _gpu_names(properties: Any, devices: npt.NDArray[np.int64]) -> tuple[str, ...]:
+    told = [one for one in properties if isinstance(one, dict)] if isinstance(properties, list) else []
+    known = {number(one.get("id")): str(one.get("name", "")) for one in told}
     return tuple(known.get(int(device), "GPU of unknown name") for device in devices)

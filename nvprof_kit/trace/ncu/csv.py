@@ -114,7 +114,10 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
     page = _read_page(text.splitlines(), named)
     details = page.column("Metric Name") is not None
     if details and any(page.column(name) is None for name in _DETAILS):
-        raise CaptureError(f"{named}: a summary page of ncu; needed the raw page: ncu --import FILE --page raw --csv")
+        missing = ", ".join(name for name in _DETAILS if page.column(name) is None)
+        raise CaptureError(
+            f"{named}: a summary page of ncu (no {missing}); needed the raw page: ncu --import FILE --page raw --csv"
+        )
     if not page.rows:
         raise CaptureError(_nothing(page.said, named, page=True))
     results, cells, units = _details(page) if details else _raw(page)
@@ -128,7 +131,7 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
         metrics=pd.DataFrame(metrics),
         texts=pd.DataFrame(texts, index=range(len(results))),
         units={name: unit for name, (unit, _) in units.items() if name in metrics},
-        warnings=(*_warnings(page, style, details), *unread),
+        warnings=(*_warnings(page, style, details), *_nvtx_warnings(page, results), *unread),
         invocations=page.launches,
     )
 
@@ -170,8 +173,14 @@ def _nothing(said: dict[str, list[str]], named: str, page: bool = False) -> str:
     if any("No kernels were profiled" in line for lines in said.values() for line in lines):
         return f"{named}: ncu measured no kernel; check the names and ranges it was given (an NVTX filter needs --nvtx)"
     if page:
-        return f"{named}: a page of ncu without a result; the file was cut off, or ncu measured no kernel"
-    return f"{named}: no page of ncu in it; needed what `ncu --import FILE.ncu-rep --page raw --csv` prints"
+        return (
+            f"{named}: a page of ncu without a result (no row with numbers in ID and Process ID); the file was cut "
+            "off, or ncu measured no kernel"
+        )
+    return (
+        f"{named}: no page of ncu in it (no header that begins with ID); needed what `ncu --import FILE.ncu-rep --page "
+        "raw --csv` prints"
+    )
 
 
 def _fields(line: str, page: _Page) -> list[str] | None:
@@ -312,6 +321,19 @@ def _size(cell: str) -> str:
 def _without_prefix(kernel: str, state: NvtxState) -> str:
     """The kernel's name without the range that ``--print-nvtx-rename kernel`` puts in front of it."""
     return next((kernel.removeprefix(f"{name}/") for _, name in state.ranges if kernel.startswith(f"{name}/")), kernel)
+
+
+def _nvtx_warnings(page: _Page, results: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Results of which nobody knows the ranges: without the column, and with cells that hold no state."""
+    place = page.column(_PUSH_POP)
+    if place is None:
+        return (f"no column {_PUSH_POP}: no kernel's ranges are known; measure with ncu --nvtx",)
+    cells = [row[place].strip() for row in results]
+    broken = sum(1 for cell in cells if cell and parse_cell(cell).tid < 0)
+    if broken or not any(cells):
+        what = f"holds no state in {broken}" if broken else f"is empty in {len(cells)}"
+        return (f"the column {_PUSH_POP} {what} of {len(cells)} results: their ranges are not known",)
+    return ()
 
 
 def _warnings(page: _Page, style: NumberStyle, details: bool) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Prints an ``.ncu-rep`` as json, one object a line for each result: ``python -m nvprof_kit.trace.ncu.dump FILE``.
+"""Prints an ``.ncu-rep`` as json, one object a line for each result: ``python -I dump.py FILE FOLDER_OF_NCU_REPORT``.
 
 A process of its own, since the library of ncu-report and that of pyarrow do not bear each other: with pyarrow loaded
 first, reading a metric ends in a segmentation fault (ncu-report 2025.3.1, pyarrow 26.0).
@@ -11,8 +11,14 @@ import sys
 from typing import Any
 
 
-def main(path: str) -> None:
-    """Print every result of a report: its name, its metrics as [value, unit], and its NVTX ranges by domain."""
+def main(path: str, library: str) -> None:
+    """Print every result of a report: its name, its metrics as [value, unit], and its NVTX ranges by domain.
+
+    Args:
+        path: The report.
+        library: The folder that ``ncu_report`` lies in; the standard library comes before it.
+    """
+    sys.path.append(library)
     import ncu_report
 
     context = ncu_report.load_report(path)  # it owns its results: they live no longer than it does
@@ -41,4 +47,4 @@ def _ranges(state: Any) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +10,9 @@ from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
 from nvprof_kit.trace.domains import DEFAULT
 from nvprof_kit.trace.ncu.schema import NcuReport
+from nvprof_kit.trace.packed import read_packed
 
-_XZ, _REPORT = b"\xfd7zXZ\x00", b"NVR\x00"
+_REPORT = b"NVR\x00"
 
 
 def open_ncu(path: str | Path, *, domain: str = DOMAIN) -> NcuReport:
@@ -30,11 +30,7 @@ def open_ncu(path: str | Path, *, domain: str = DOMAIN) -> NcuReport:
     path = Path(path)
     domain = "" if domain == DEFAULT else domain
     try:
-        data = path.read_bytes()
-        if data.startswith(_XZ):
-            data = lzma.decompress(data)
-    except (EOFError, lzma.LZMAError):
-        raise CaptureError(f"{path}: the xz file is cut off or damaged; copy it again") from None
+        data = read_packed(path)
     except OSError as error:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     if not data:

@@ -32,11 +32,13 @@ def read_rep(path: Path, domain: str, named: str) -> NcuReport:
         CaptureError: The report is damaged, newer than the reader, or holds no result.
         ToolError: There is neither the ncu-report package nor an ncu.
     """
-    if importlib.util.find_spec("ncu_report") is None:
+    library = importlib.util.find_spec("ncu_report")
+    if library is None or library.origin is None:
         return _printed(path, domain, named)
-    command = [sys.executable, "-m", "nvprof_kit.trace.ncu.dump", str(path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    # -I: neither the current folder nor PYTHONPATH has a say in what the child imports
+    script = Path(__file__).with_name("dump.py").resolve()
+    command = [sys.executable, "-I", str(script), str(path), str(Path(library.origin).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
     if done.returncode:
         said = done.stderr.strip().splitlines()
         raise CaptureError(

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from nvprof_kit.trace.checks import check_spans
 from nvprof_kit.trace.frames import labels
+from nvprof_kit.trace.nsys.sources import check_rows
 from nvprof_kit.trace.schema import CALL_KINDS
 from nvprof_kit.trace.sqlite import Database, Int64Array, integer_list
 
@@ -23,10 +25,10 @@ def read_calls(db: Database) -> dict[str, Any]:
     ``emit_nvtx`` or ``nsys --pytorch`` left ranges of them.
     """
     parts = [
-        _read(db, kind, f'SELECT start AS start_ns, "end" AS end_ns, globalTid AS tid, {correlation} AS correlation, '
-              f"nameId AS name FROM {table}")
+        _read(db, kind, table, f'SELECT start AS start_ns, "end" AS end_ns, globalTid AS tid, '
+              f"{correlation} AS correlation, nameId AS name FROM {table}")
         for kind, (table, correlation) in _TABLES.items()
-        if db.has(table, "start", "end", "globalTid", "nameId")
+        if table in db.tables
     ] + _operators(db)  # fmt: skip
     names = ("start_ns", "end_ns", "tid", "correlation", "kind")
     columns = {name: np.concatenate([part[name] for part in parts] or [np.empty(0, dtype=np.int64)]) for name in names}
@@ -44,8 +46,13 @@ def _shifted(parts: list[dict[str, Any]]) -> list[Int64Array]:
     return [part["code"] + first for part, first in zip(parts, before, strict=False)]
 
 
-def _read(db: Database, kind: str, sql: str) -> dict[str, Any]:
-    read = db.columns(sql)
+def _read(db: Database, kind: str, table: str, sql: str) -> dict[str, Any]:
+    read = db.columns(
+        sql,
+        needed=("start_ns", "end_ns", "tid", "correlation", "name"),
+        diagnose=lambda: check_rows(db, (table,)),
+    )
+    check_spans(db.named, f"rows of {table}", read["start_ns"], read["end_ns"])
     known, code = np.unique(read.pop("name"), return_inverse=True)
     strings = dict(db.rows(f"SELECT id, value FROM StringIds WHERE id IN ({integer_list(known)})"))
     texts = [_plain(str(strings.get(one) or "(unnamed call)")) for one in known.tolist()]
@@ -54,8 +61,6 @@ def _read(db: Database, kind: str, sql: str) -> dict[str, Any]:
 
 def _operators(db: Database) -> list[dict[str, Any]]:
     """Ranges that PyTorch itself made of its operators: ``aten::addmm, seq = 12``."""
-    if not db.has("NVTX_EVENTS", "start", "end", "globalTid", "text"):
-        return []
     label = "coalesce((SELECT value FROM StringIds WHERE id = textId), text)"
     rows = db.rows(
         f'SELECT start, "end", globalTid, {label} FROM NVTX_EVENTS WHERE eventType = 59 AND "end" IS NOT NULL AND '
@@ -80,7 +85,7 @@ def _plain(name: str) -> str:
 
 def host_memory_item(db: Database, table: str) -> str:
     """One item of a SELECT: the host's end of a copy as a code of `host_memory_names`, -1 where it has none."""
-    if not db.has(table, "srcKind", "dstKind"):
+    if not table.endswith("MEMCPY"):
         return "-1 AS host_memory"
     codes = integer_list(_HOST_MEMORY)
     return (

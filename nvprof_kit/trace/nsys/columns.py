@@ -16,7 +16,12 @@ def strings_of(db: Database, ids: Int64Array) -> dict[int, str]:
     """The strings of the file by their ids, those that are there."""
     wanted = [int(id_) for id_ in ids if id_ >= 0]
     sql = f"SELECT id, CAST(value AS TEXT) FROM StringIds WHERE id IN ({integer_list(wanted)}) AND value IS NOT NULL"
-    return dict(db.rows(sql)) if wanted else {}
+    found = dict(db.rows(sql)) if wanted else {}
+    if len(found) < len(set(wanted)):
+        db.warn(
+            f"StringIds lacks the text of {len(set(wanted)) - len(found)} of {len(set(wanted))} ids that events have"
+        )
+    return found
 
 
 def zero_is_missing(ids: Int64Array) -> Int64Array:

@@ -8,9 +8,11 @@ import re
 import shutil
 import subprocess
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 from nvprof_kit.errors import CaptureError, ToolError
+from nvprof_kit.trace.sqlite import Database
 
 
 def exported(report: Path, *, beside: Path) -> Path:
@@ -26,8 +28,10 @@ def exported(report: Path, *, beside: Path) -> Path:
         CaptureError: nsys cannot read the report, or the folder cannot be written to.
     """
     target = beside.with_name(beside.name.removesuffix(".xz")).with_suffix(".sqlite")
-    if target.exists() and target.stat().st_mtime >= beside.stat().st_mtime:
-        return target
+    if target.exists():
+        _check_is_its_export(target, report.name, beside)
+        if target.stat().st_mtime >= beside.stat().st_mtime:
+            return target
     nsys = shutil.which("nsys")
     if nsys is None:
         raise ToolError(
@@ -47,6 +51,26 @@ def exported(report: Path, *, beside: Path) -> Path:
             f"run `nsys export --type sqlite --output FOLDER/{target.name} {beside}` and give that file"
         ) from None
     return target
+
+
+def _check_is_its_export(target: Path, report: str, named: Path) -> None:
+    """Refuse what stands where the export would, and is another report's.
+
+    Raises:
+        CaptureError: The file says that it was made from a report of another name.
+    """
+    try:
+        with closing(Database(target)) as db:
+            meta = next((one for one in ("META_DATA_EXPORT", "EXPORT_META_DATA") if db.has(one, "name", "value")), None)
+            asked = f"SELECT value FROM {meta} WHERE name = 'EXPORT_PARAM_INPUT_FILE'"
+            made_from = [str(value) for (value,) in db.rows(asked)] if meta else []
+    except CaptureError:
+        return  # no export at all: it is made anew
+    if made_from and made_from[0] not in ("", report, "(scrubbed)"):
+        raise CaptureError(
+            f"{named}: {target.name} beside it is the export of {made_from[0]}, not of this report; "
+            "move it away, or name it if it is what you want to read"
+        )
 
 
 def _export(nsys: str, report: Path, fresh: Path, named: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvprof_kit.trace.nsys.scrub import environment_names, home_folders
+from nvprof_kit.trace.nsys.sources import ALWAYS, check_columns, check_rows
 from nvprof_kit.trace.nsys.warnings import lost_launches
 from nvprof_kit.trace.open import nsys_sqlite
 from nvprof_kit.trace.sqlite import Database
@@ -65,7 +66,9 @@ def read_health(path: Path) -> CaptureHealth:
         CaptureError: It cannot be read, or is no nsys capture.
         ToolError: An ``.nsys-rep`` needs an nsys, and there is none, or it is older than the report.
     """
-    with nsys_sqlite(path) as plain, closing(Database(plain)) as db:
+    with nsys_sqlite(path) as plain, closing(Database(plain, path)) as db:
+        check_columns(db, ALWAYS)
+        check_rows(db, ALWAYS)
         domains, registered = _domains(db)
         window, overhead = _window(db)
         launches, lost = lost_launches(db)

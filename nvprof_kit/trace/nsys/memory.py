@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from nvprof_kit.trace.checks import check_sizes
 from nvprof_kit.trace.frames import labels
-from nvprof_kit.trace.nsys.columns import null_safe
+from nvprof_kit.trace.nsys.sources import check_rows
 from nvprof_kit.trace.nsys.tables import RUNTIME, Domains, process_of, read_nvtx
 from nvprof_kit.trace.sqlite import Database, Int64Array
 
@@ -15,8 +16,6 @@ Columns = dict[str, Any]
 
 _EVENTS = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 _MARK = 34
-_MOST_BYTES = 1 << 50
-"""No machine has as many."""
 _KINDS = ("pageable", "pinned", "device", "array", "managed", "static", "managed static", "unknown")
 """By the numbers of ENUM_CUDA_MEM_KIND."""
 
@@ -30,22 +29,24 @@ def read_marks(db: Database, domains: Domains, domain: str) -> Columns:
 
 def read_allocations(db: Database) -> Columns:
     """Columns of the schema's ``allocations``, empty where nsys traced none."""
-    if not db.has(_EVENTS, "start", "bytes", "memoryOperationType"):
+    if _EVENTS not in db.tables:
         empty: Columns = {name: np.empty(0, dtype=np.int64) for name in ("time_ns", "pid", "tid", "call_ns", "device")}
         return {**empty, "bytes": np.empty(0, dtype=np.int64), "kind": labels(np.empty(0, dtype=np.int64), ())}
     items = [
         "start AS time",
         "bytes",
         "memoryOperationType AS freed",
-        null_safe(db, _EVENTS, "globalPid", "pid"),
-        null_safe(db, _EVENTS, "deviceId", "device", "0"),
-        null_safe(db, _EVENTS, "memKind", "kind", "7"),
-        null_safe(db, _EVENTS, "correlationId", "correlation"),
+        "globalPid AS pid",
+        "deviceId AS device",
+        "memKind AS kind",
+        "correlationId AS correlation",
     ]
-    read = db.columns(f"SELECT {', '.join(items)} FROM {_EVENTS}")
-    most = int(read["bytes"].max(initial=0))
-    if most > _MOST_BYTES:
-        raise db.broken(f"an allocation of {most} bytes")
+    read = db.columns(
+        f"SELECT {', '.join(items)} FROM {_EVENTS}",
+        needed=("time", "bytes", "freed", "pid", "device", "kind", "correlation"),
+        diagnose=lambda: check_rows(db, (_EVENTS,)),
+    )
+    check_sizes(db.named, f"{_EVENTS}.bytes", read["bytes"])
     tid, call = _calls(db, read["pid"], read["correlation"])
     return {
         "time_ns": read["time"],
@@ -61,7 +62,7 @@ def read_allocations(db: Database) -> Columns:
 def _calls(db: Database, pid: Int64Array, correlation: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Thread and begin of the call of each event, joined by process and correlation id, -1 where there is none."""
     none = np.full(len(pid), -1, dtype=np.int64)
-    if not db.has(RUNTIME, "start", "globalTid", "correlationId") or not db.has(_EVENTS, "correlationId"):
+    if RUNTIME not in db.tables:
         return none, none
     calls = db.columns(
         f"SELECT start, globalTid AS tid, correlationId AS correlation FROM {RUNTIME} "

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit.trace.checks import check_sizes
 from nvprof_kit.trace.frames import labels
 from nvprof_kit.trace.nsys.calls import host_memory_item, host_memory_names
 from nvprof_kit.trace.nsys.columns import null_safe, strings_of, zero_is_missing
+from nvprof_kit.trace.nsys.sources import check_rows
 from nvprof_kit.trace.schema import OP_KINDS
 from nvprof_kit.trace.sqlite import Database, Int64Array
 
@@ -51,21 +53,34 @@ def op_tables(db: Database) -> list[str]:
 
 
 def read_ops(db: Database, optional: Collection[str]) -> Columns:
-    """Columns of the schema's ``ops``, all kinds one behind the other."""
+    """Columns of the schema's ``ops``, all kinds one behind the other, names still as ids. Needs no pandas."""
+    there = op_tables(db)
     read = db.columns(
-        " UNION ALL ".join(_op_select(db, table, optional) for table in op_tables(db)), needed=("start_ns", "end_ns")
+        " UNION ALL ".join(_op_select(db, table, optional) for table in there),
+        needed=("start_ns", "end_ns", "device", "correlation", "pid", "name", "stream", "bytes", *_SOURCES),
+        diagnose=lambda: check_rows(db, there),
     )
+    return read
+
+
+def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns:
+    """The columns with their texts: apart from `read_ops`, as it needs pandas, and no thread may wait for that."""
     ops: Columns = {
         **{name: values for name, values in read.items() if name not in ("name", "mangled")},
         "correlation": zero_is_missing(read["correlation"]),
         "graph_node": zero_is_missing(read["graph_node"]),
         "kind": read["kind"].astype(np.int8),
     }
+    if "bytes" in optional:
+        moves = np.isin(ops["kind"], [OP_KINDS.index(kind) for kind in ("memcpy", "memset")])
+        check_sizes(db.named, "the size (bytes) of copies and memsets", ops["bytes"][moves])
     if "name" in optional:
         ops["name"] = _op_names(db, ops["kind"], read["name"])
     if "host_memory" in optional:
         ops["host_memory"] = host_memory_names(read["host_memory"])
     if "mangled" in optional:
+        if not (read["mangled"] >= 0).any():
+            db.warn("CUPTI_ACTIVITY_KIND_KERNEL.mangledName is missing: kernels have no linker names")
         ops["mangled"] = _names_of(db, read["mangled"])
     return ops
 
@@ -75,14 +90,14 @@ def _op_select(db: Database, table: str, optional: Collection[str]) -> str:
     items = [
         "start AS start_ns",
         "[end] AS end_ns",
-        null_safe(db, table, "deviceId", "device", "0"),
-        null_safe(db, table, "correlationId", "correlation"),
-        null_safe(db, table, "globalPid", "pid"),
+        "deviceId AS device",
+        "correlationId AS correlation",
+        "globalPid AS pid",
         null_safe(db, table, "graphNodeId", "graph_node"),
         f"{OP_KINDS.index(kind)} AS kind",
     ]
     if "stream" in optional:
-        items.append(null_safe(db, table, "streamId", "stream"))
+        items.append("streamId AS stream")
     if "bytes" in optional:
         items.append(null_safe(db, table, "bytes", "bytes"))
     if "host_memory" in optional:
@@ -103,7 +118,7 @@ def _names_of(db: Database, ids: Int64Array) -> Any:
 def _op_names(db: Database, kind: npt.NDArray[np.int8], ids: Int64Array) -> Any:
     """Names of the operations: a kernel's is a string of the file, the others are told from kind and direction."""
     pairs, index = np.unique(ids * len(OP_KINDS) + kind, return_inverse=True)
-    strings = strings_of(db, pairs // len(OP_KINDS))
+    strings = strings_of(db, pairs[pairs % len(OP_KINDS) == OP_KINDS.index("kernel")] // len(OP_KINDS))
     named = []
     for id_, code in zip((pairs // len(OP_KINDS)).tolist(), (pairs % len(OP_KINDS)).tolist(), strict=True):
         kernel, copy, _, graph, _ = (code == place for place in range(len(OP_KINDS)))

@@ -17,22 +17,21 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.trace.checks import DAY_NS, check_moments, check_operations, repeated
 from nvprof_kit.trace.domains import named_domains
 from nvprof_kit.trace.frames import make_frame
 from nvprof_kit.trace.nsys import tables
 from nvprof_kit.trace.nsys.calls import read_calls
 from nvprof_kit.trace.nsys.memory import read_allocations, read_marks
 from nvprof_kit.trace.nsys.nccl import read_collectives
-from nvprof_kit.trace.nsys.ops import op_tables, read_ops
+from nvprof_kit.trace.nsys.ops import named_ops, op_tables, read_ops
 from nvprof_kit.trace.nsys.samples import read_samples
 from nvprof_kit.trace.nsys.scheduled import read_scheduled
+from nvprof_kit.trace.nsys.sources import check_columns, check_rows, node_table, tables_for
 from nvprof_kit.trace.nsys.warnings import capture_warnings, handed_over_warnings
 from nvprof_kit.trace.schema import OPS, CaptureInfo, Trace
 from nvprof_kit.trace.sqlite import Database
 
-_DAY_NS = 86_400 * 10**9
-_LONGEST_DAYS = 100
-"""No capture is as long; sums of nanoseconds are exact up to there."""
 _EXPORT_METADATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 
 
@@ -50,25 +49,31 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
     """
     with closing(Database(path, named)) as db:
         _check_is_nsys(db, named)
+        check_columns(db, tables_for(optional))
+        check_rows(db, ("StringIds",))
         _check_has_operations(db, named)
         domains = tables.nvtx_domains(db)
         _check_has_domain(db, domains, domain, named)
         with ThreadPoolExecutor(max_workers=2) as pool:
             ops_job = pool.submit(read_ops, db, optional)
             api_job = pool.submit(tables.read_launches, db)
-            import pandas  # noqa: F401  (here, while the threads read)
+            # here, while the threads read; they import nothing themselves: an interrupted import may keep its lock
+            import pandas  # noqa: F401
 
             ranges = tables.read_ranges(db, domains, domain)
             nodes = tables.read_graph_nodes(db)
-            ops, api = ops_job.result(), api_job.result()
+            ops, api = named_ops(db, ops_job.result(), optional), api_job.result()
         api = tables.with_missed_launches(db, api, ops)
         _check_has_ranges(ranges, domain, named)
         tables.close_open_ranges(db, ranges, api, ops)
         calls = read_calls(db) if "calls" in optional else None
-        _check_times(named, ops, [ranges, api, ops, *([calls] if calls else [])])
+        timed = [ranges, api, ops, *([calls] if calls else [])]
+        check_moments(named, (table[edge] for table in timed for edge in ("start_ns", "end_ns") if edge in table))
+        _check_joins(db, ranges, ops, nodes, registered=tables.has_categories(domains, domain))
+        odd = check_operations(named, ops, api)
         handed_over = handed_over_warnings(tables.handed_over(db, domains, domain))
         return Trace(
-            info=_info(db, domain, ranges, ops, more_warnings=handed_over),
+            info=_info(db, domain, ranges, ops, more_warnings=(*odd, *handed_over)),
             ranges=make_frame("ranges", ranges),
             api=make_frame("api", api),
             ops=make_frame("ops", ops),
@@ -92,18 +97,18 @@ def read_more(path: Path, trace: Trace, domain: str, optional: Collection[str], 
         CaptureError: The file is damaged, or another than was read.
     """
     with closing(Database(path, named)) as db:
+        check_columns(db, tables_for(optional))
         found = _optional_tables(db, domain, optional)
         if "calls" in found:
-            columns = {name: trace.ops[name].to_numpy() for name in ("start_ns", "end_ns")}
-            calls = {name: found["calls"][name].to_numpy() for name in ("start_ns", "end_ns")}
-            _check_times(named, columns, [columns, calls])
+            check_moments(named, (found["calls"][edge].to_numpy() for edge in ("start_ns", "end_ns")))
         wanted = [name for name, column in OPS.items() if column.optional and name in optional]
         if wanted:
-            ops = make_frame("ops", read_ops(db, wanted))
+            ops = make_frame("ops", named_ops(db, read_ops(db, wanted), wanted))
             if len(ops) != len(trace.ops):
                 raise CaptureError(f"{named}: the file was changed since it was opened; open it again")
             found["ops"] = trace.ops.assign(**{name: ops[name] for name in wanted})
-    return replace(trace, **found)
+        more = [warning for warning in db.warnings if warning not in trace.info.warnings]
+    return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, *more)), **found)
 
 
 def _optional_tables(db: Database, domain: str, optional: Collection[str]) -> dict[str, Any]:
@@ -149,6 +154,8 @@ def _check_has_domain(db: Database, domains: tables.Domains, domain: str, named:
             f"{named}: no NVTX events: record with `nsys profile --trace=cuda,nvtx`, and call "
             "nvprof_kit.annotate_model(model) in the program"
         )
+    if not domains.by_name:
+        check_rows(db, ("NVTX_EVENTS",))
     if not {"", *domains.by_name} & {*named_domains(domain, domains.by_name)}:
         others = ", ".join(sorted(domains.by_name)) or "only the default domain"
         raise CaptureError(
@@ -167,18 +174,29 @@ def _check_has_ranges(ranges: dict[str, Any], domain: str, named: Path) -> None:
     )
 
 
-def _check_times(named: Path, ops: dict[str, Any], timed: list[dict[str, Any]]) -> None:
-    """Refuse what no profiler writes and no sum survives: operations backwards in time, and moments years apart."""
-    again = "the file is damaged: copy it again, or export the .nsys-rep again"
-    backwards = int(np.count_nonzero(ops["end_ns"] < ops["start_ns"]))
-    if backwards:
-        raise CaptureError(f"{named}: {backwards} operations end before they begin; {again}")
-    edges = [table["start_ns"] for table in timed] + [table["end_ns"] for table in timed if "end_ns" in table]
-    lows, highs = ([int(one(values)) for values in edges if len(values)] for one in (np.min, np.max))
-    if max(highs) - min(lows) > _LONGEST_DAYS * _DAY_NS:
-        raise CaptureError(
-            f"{named}: moments from {min(lows)} to {max(highs)} ns, more than {_LONGEST_DAYS} days apart; {again}"
-        )
+def _check_joins(
+    db: Database, ranges: dict[str, Any], ops: dict[str, Any], nodes: dict[str, Any], *, registered: bool
+) -> None:
+    """Note the columns that hold nothing where the rest of the file says that they should."""
+    count, left_open = len(ranges["start_ns"]), int(ranges["left_open"].sum())
+    if left_open * 2 > count:
+        db.warn(f"NVTX_EVENTS.end is missing in {left_open} of {count} ranges: they are taken to last until the "
+                "capture's end")  # fmt: skip
+    if nameless := int(np.count_nonzero(ranges["text"] == "")):
+        db.warn(f"NVTX_EVENTS.text and textId give no text to {nameless} of {count} ranges")
+    if registered and set(ranges["category"].categories) == {""}:
+        db.warn("NVTX_EVENTS.category is missing in every range, though the program registered categories")
+    if len(nodes["node"]):
+        of_graph, known = ops["graph_node"] >= 0, ops["correlation"] >= 0
+        if of_graph.any() and (
+            lost := int(np.isin(ops["correlation"][known & ~of_graph], ops["correlation"][of_graph]).sum())
+        ):
+            db.warn(f"graphNodeId of kernels, copies or memsets is NULL in {lost} rows of replayed graphs")
+        if not of_graph.any() and repeated(ops["correlation"][known], ops["pid"][known]):
+            db.warn("CUPTI_ACTIVITY_KIND_KERNEL.graphNodeId is NULL in every row, though graphs were replayed")
+        if of_graph.any() and (nodes["original"] < 0).all():
+            db.warn(f"{node_table(db)}.originalGraphNodeId is NULL in every row: replayed kernels are counted for the "
+                    "layer that launched the graph")  # fmt: skip
 
 
 def _info(
@@ -204,7 +222,7 @@ def _info(
         processes=len(np.unique(np.concatenate([np.unique(ranges["pid"]), np.unique(ops["pid"])]))),
         session_ns=_session_ns(db),
         own_window=_own_window(db),
-        warnings=(*capture_warnings(db, ops), *more_warnings),
+        warnings=(*capture_warnings(db, ops), *more_warnings, *db.warnings),
     )
 
 
@@ -220,4 +238,4 @@ def _session_ns(db: Database) -> int:
     if not db.has("ANALYSIS_DETAILS", "duration", "stopTime"):
         return 0
     lengths = db.rows("SELECT max(CAST(duration AS INTEGER)), max(CAST(stopTime AS INTEGER)) FROM ANALYSIS_DETAILS")[0]
-    return max((length for length in lengths if length is not None and length < _DAY_NS), default=0)
+    return max((length for length in lengths if length is not None and length < DAY_NS), default=0)

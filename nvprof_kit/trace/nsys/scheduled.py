@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from nvprof_kit.trace.nsys.sources import check_rows
 from nvprof_kit.trace.nsys.tables import process_of
 from nvprof_kit.trace.sqlite import Database
 
@@ -18,9 +19,14 @@ def read_scheduled(db: Database) -> dict[str, Any]:
     A thread that was on a CPU when nsys began to watch runs from the first switch of the capture on, one that still is
     when it ends to the last.
     """
-    if not db.has(_TABLE, "start", "isSchedIn", "globalTid"):
+    if _TABLE not in db.tables:
         return {name: np.empty(0, dtype=np.int64) for name in ("start_ns", "end_ns", "pid", "tid")}
-    read = db.columns(f"SELECT start, isSchedIn AS put_on, globalTid AS tid FROM {_TABLE} WHERE globalTid IS NOT NULL")
+    read = db.columns(
+        f"SELECT start, isSchedIn AS put_on, globalTid AS tid FROM {_TABLE}",
+        needed=("start", "put_on", "tid"),
+        diagnose=lambda: check_rows(db, (_TABLE,)),
+    )
+    read = {name: values[read["tid"] != -1] for name, values in read.items()}
     order = np.lexsort((read["start"], read["tid"]))  # at one moment the file knows what came first
     moment, tid, put_on = (read[name][order] for name in ("start", "tid", "put_on"))
     first, last = int(moment.min(initial=0)), int(moment.max(initial=0))

@@ -7,19 +7,26 @@ folder, the machine's name, the names of all processes that ran on it, what the 
 from __future__ import annotations
 
 import lzma
+import os
 import re
 import shutil
+import signal
 import sqlite3
+import stat
+import tempfile
 from collections import Counter
-from collections.abc import Collection
-from contextlib import closing
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import current_thread, main_thread
 
 from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit.trace.packed import unpack
 from nvprof_kit.trace.sqlite import Database, integer_list
 
 GONE = "(scrubbed)"
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
 _VARIABLES = "name LIKE '%ENVIRONMENT_VARIABLE%'"
 _OWNER = (
@@ -103,39 +110,80 @@ def scrub(source: Path, target: Path, options: ScrubOptions = ScrubOptions()) ->
         pattern = None if options.also is None else re.compile(options.also)
     except re.error as error:
         raise UsageError(f"--also {options.also!r} is no regular expression: {error}") from None
-    partial = target.with_name(f".{target.name}.partial")
+    _refuse_journal(source)
     try:
-        _unpack(source, partial)
-        with closing(sqlite3.connect(partial)) as db:
-            with db:
-                removed = _take_out(db, pattern)
-            db.execute("VACUUM")
-        _pack(partial, target)
+        with _partial(source, target) as partial:
+            _unpack(source, partial)
+            with closing(sqlite3.connect(partial)) as db:
+                db.execute("PRAGMA journal_mode = MEMORY")  # no journal beside the copy that a kill could leave
+                with db:
+                    removed = _take_out(db, pattern)
+                db.execute("VACUUM")
+            if target.suffix == ".xz":
+                with _partial(source, target) as packed:
+                    _pack(partial, packed)
+                    packed.replace(target)
+            else:
+                partial.replace(target)
     except sqlite3.Error as error:
         raise CaptureError(f"{source}: not a whole SQLite export ({error}); export the .nsys-rep again") from None
     except (OSError, lzma.LZMAError, EOFError) as error:
         raise UsageError(f"{source}: cannot be copied to {target}: {error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
     return removed
 
 
+def _refuse_journal(source: Path) -> None:
+    """Refuse a file beside which its last changes still lie: a copy of it alone would lack them.
+
+    Raises:
+        CaptureError: There is a write-ahead log or a journal that is not empty.
+    """
+    for end in ("-wal", "-journal"):
+        journal = source.with_name(source.name + end)
+        if journal.exists() and journal.stat().st_size:
+            raise CaptureError(
+                f"{source}: {journal.name} beside it holds changes that are not in it yet; let the program that writes "
+                f"it end, or merge them: sqlite3 {source.name} 'PRAGMA wal_checkpoint(TRUNCATE)'"
+            )
+
+
+@contextmanager
+def _partial(source: Path, target: Path) -> Iterator[Path]:
+    """A new file beside the target that nobody else can foresee, open or read, with at most the source's mode; gone
+    afterwards, unless it has become the target, and when the program is told to end.
+    """
+    number, name = tempfile.mkstemp(prefix=".nvprof-kit-", suffix=".partial", dir=target.parent)  # O_EXCL, mode 0600
+    partial = Path(name)
+    before = {one: signal.getsignal(one) for one in _ENDINGS} if current_thread() is main_thread() else {}
+
+    def end(which: int, _: object) -> None:
+        partial.unlink(missing_ok=True)
+        signal.signal(which, signal.SIG_DFL)
+        os.kill(os.getpid(), which)
+
+    try:
+        for one in before:
+            signal.signal(one, end)
+        os.fchmod(number, stat.S_IMODE(source.stat().st_mode) & 0o666)
+        os.close(number)
+        yield partial
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        partial.unlink(missing_ok=True)
+
+
 def _unpack(source: Path, target: Path) -> None:
-    with lzma.open(source) if source.suffix == ".xz" else source.open("rb") as packed, target.open("wb") as file:
-        shutil.copyfileobj(packed, file, 1 << 20)
+    if source.suffix == ".xz":
+        unpack(source, target)
+        return
+    with source.open("rb") as file, target.open("wb") as copy:
+        shutil.copyfileobj(file, copy, 1 << 20)
 
 
 def _pack(source: Path, target: Path) -> None:
-    if target.suffix != ".xz":
-        source.replace(target)
-        return
-    packed = target.with_name(f".{target.name}.packed")
-    try:
-        with source.open("rb") as file, lzma.open(packed, "wb") as archive:
-            shutil.copyfileobj(file, archive, 1 << 20)
-        packed.replace(target)
-    finally:
-        packed.unlink(missing_ok=True)
+    with source.open("rb") as file, lzma.open(target, "wb") as archive:
+        shutil.copyfileobj(file, archive, 1 << 20)
 
 
 def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None) -> dict[str, int]:

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from nvprof_kit.trace.domains import named_domains
 from nvprof_kit.trace.frames import MISSING_PAYLOAD, labels
-from nvprof_kit.trace.nsys.columns import null_safe, strings_of, zero_is_missing
+from nvprof_kit.trace.nsys.columns import strings_of, zero_is_missing
+from nvprof_kit.trace.nsys.sources import check_rows, node_table
 from nvprof_kit.trace.sqlite import Database, Int64Array, integer_list
 
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -47,15 +48,18 @@ def nvtx_domains(db: Database) -> Domains:
     """
     if "NVTX_EVENTS" not in db.tables:
         return Domains({}, {})
-    label = _label_sql(db)
+    label = "coalesce(s.value, n.text, '')"
     found = db.rows(
-        f"SELECT n.eventType, n.globalTid, coalesce(n.domainId, 0), n.category, {label} FROM NVTX_EVENTS AS n "
-        f"{_string_join(db)} WHERE n.eventType IN ({_CATEGORY}, {_DOMAIN_CREATE}) AND typeof(n.globalTid) = 'integer' "
-        "AND typeof(coalesce(n.domainId, 0)) = 'integer'"
+        f"SELECT n.eventType, n.globalTid, n.domainId, n.category, {label} FROM NVTX_EVENTS AS n "
+        f"LEFT JOIN StringIds AS s ON s.id = n.textId WHERE n.eventType IN ({_CATEGORY}, {_DOMAIN_CREATE})"
     )
     names: dict[str, set[tuple[int, int]]] = {}
     categories: dict[tuple[int, int, int], str] = {}
     for kind, tid, domain, category, text in found:
+        _check_registration(db, kind, domain, category, text)
+        if not isinstance(tid, int):
+            check_rows(db, ("NVTX_EVENTS",))
+            continue
         pid = tid & _PID_MASK
         if kind == _DOMAIN_CREATE:
             names.setdefault(text, set()).add((pid, domain))
@@ -64,15 +68,24 @@ def nvtx_domains(db: Database) -> Domains:
     return Domains({name: frozenset(keys) for name, keys in names.items()}, categories)
 
 
-def _label_sql(db: Database) -> str:
-    parts = (["s.value"] if db.has("NVTX_EVENTS", "textId") else []) + (
-        ["n.text"] if db.has("NVTX_EVENTS", "text") else []
-    )
-    return f"CAST(coalesce({', '.join([*parts, repr('')])}) AS TEXT)"
+def _check_registration(db: Database, kind: int, domain: Any, category: Any, text: Any) -> None:
+    """Refuse a domain or a category without its number or its name: its ranges would count as another's."""
+    what = "domain" if kind == _DOMAIN_CREATE else "category"
+    if not isinstance(domain, int):
+        raise db.refuse(f"NVTX_EVENTS.domainId is {domain!r} where a {what} is registered")
+    if kind == _CATEGORY and not isinstance(category, int):
+        raise db.refuse(f"NVTX_EVENTS.category is {category!r} where a category is registered")
+    if not isinstance(text, str):
+        raise db.refuse(f"NVTX_EVENTS.text is no text where a {what} is registered")
+    if not text:
+        raise db.refuse(f"NVTX_EVENTS.text and textId give no name where a {what} is registered")
 
 
-def _string_join(db: Database) -> str:
-    return "LEFT JOIN StringIds AS s ON s.id = n.textId" if db.has("NVTX_EVENTS", "textId") else ""
+def has_categories(domains: Domains, domain: str) -> bool:
+    """Whether a program registered categories of the domain, or of one of several by commas."""
+    pairs = _pairs_of(domains, domain)
+    default = "" in named_domains(domain, domains.by_name)
+    return any((pid, id_) in pairs or (default and id_ == _DEFAULT_DOMAIN) for pid, id_, _ in domains.categories)
 
 
 def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
@@ -94,23 +107,25 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
     payload; `MISSING_PAYLOAD` stands for an end or a payload that is not there.
     """
     pairs = _pairs_of(domains, domain)
-    wanted = f"coalesce(domainId, 0) IN ({integer_list(_domain_ids(domains, domain))})"
+    wanted = f"(domainId IN ({integer_list(_domain_ids(domains, domain))}) OR {_no_number('domainId')})"
     read = db.columns(
         'SELECT start, [end] AS "end", eventType AS kind, globalTid AS tid, '
         + ", ".join(
             [
-                "coalesce(domainId, 0) AS domain",
-                null_safe(db, "NVTX_EVENTS", "category", "category"),
-                null_safe(db, "NVTX_EVENTS", "textId", "text_id"),
-                null_safe(db, "NVTX_EVENTS", "text", "text", "''"),
-                f"{_payload_sql(db)} AS payload",
+                "domainId AS domain",
+                "category",
+                "textId AS text_id",
+                "coalesce(text, '') AS text",
+                "coalesce(uint64Value, int64Value, uint32Value, int32Value) AS payload",
             ]
         )
-        + f" FROM NVTX_EVENTS WHERE eventType IN ({integer_list(kinds)}) AND {wanted}",
+        + f" FROM NVTX_EVENTS WHERE (eventType IN ({integer_list(kinds)}) OR {_no_number('eventType')}) AND {wanted}",
         missing=MISSING_PAYLOAD,
         texts=("text",),
-        needed=("start",),
+        needed=("start", "kind", "tid", "domain"),
+        diagnose=lambda: check_rows(db, ("NVTX_EVENTS",)),
     )
+    read["domain"] = np.where(read["domain"] == MISSING_PAYLOAD, _DEFAULT_DOMAIN, read["domain"])
     pid = process_of(read["tid"])
     keep = _of_domain(pid, read["domain"], pairs) | (read["domain"] == _DEFAULT_DOMAIN)
     if not keep.all():
@@ -137,8 +152,6 @@ def _domain_ids(domains: Domains, domain: str) -> set[int]:
 
 def handed_over(db: Database, domains: Domains, domain: str) -> int:
     """Number of ranges of the domain that ended on another thread than they began on."""
-    if not db.has("NVTX_EVENTS", "endGlobalTid"):
-        return 0
     ids, pairs = _domain_ids(domains, domain), _pairs_of(domains, domain)
     found = db.rows(
         f"SELECT globalTid, coalesce(domainId, 0) FROM NVTX_EVENTS WHERE eventType IN ({integer_list(_START_END)}) "
@@ -147,9 +160,9 @@ def handed_over(db: Database, domains: Domains, domain: str) -> int:
     return sum(id_ == _DEFAULT_DOMAIN or (tid & _PID_MASK, id_) in pairs for tid, id_ in found)
 
 
-def _payload_sql(db: Database) -> str:
-    present = [c for c in ("uint64Value", "int64Value", "uint32Value", "int32Value") if db.has("NVTX_EVENTS", c)]
-    return f"coalesce({', '.join([*present, 'NULL', 'NULL'])})"
+def _no_number(column: str) -> str:
+    """A condition that holds in rows whose column holds nothing or no number, so that the reader meets them."""
+    return f"({column} IS NULL OR {column} >= '')"  # every text and blob is above every number
 
 
 def _of_domain(pid: Int64Array, domain: Int64Array, pairs: Iterable[tuple[int, int]]) -> npt.NDArray[np.bool_]:
@@ -185,7 +198,7 @@ def close_open_ranges(db: Database, ranges: Columns, api: Columns, ops: Columns)
             for values in (ranges["end_ns"], ranges["start_ns"], api["start_ns"], ops["end_ns"])
             if len(values)
         ]
-        if db.has(RUNTIME, "end"):
+        if RUNTIME in db.tables:
             ends += [int(last) for (last,) in db.rows(f'SELECT max("end") FROM {RUNTIME}') if last is not None]
         ranges["end_ns"][still_open] = max(ends)
 
@@ -195,7 +208,7 @@ def close_open_ranges(db: Database, ranges: Columns, api: Columns, ops: Columns)
 
 def read_launches(db: Database) -> Columns:
     """Columns of the schema's ``api``: the calls whose names say that they launch, copy or set something."""
-    return _read_api(db, f"nameId IN ({integer_list(_launching_names(db))})")
+    return _read_api(db, f"nameId IN ({integer_list(_launching_names(db))}) OR {_no_number('nameId')}")
 
 
 def _launching_names(db: Database) -> list[int]:
@@ -204,11 +217,12 @@ def _launching_names(db: Database) -> list[int]:
 
 
 def _read_api(db: Database, where: str) -> Columns:
-    if not db.has(RUNTIME, "start", "globalTid", "correlationId"):
+    if RUNTIME not in db.tables:
         return {name: np.empty(0, dtype=np.int64) for name in ("start_ns", "tid", "pid", "correlation")}
     read = db.columns(
         f"SELECT start, globalTid AS tid, correlationId AS correlation FROM {RUNTIME} WHERE {where}",
-        needed=("start",),
+        needed=("start", "tid", "correlation"),
+        diagnose=lambda: check_rows(db, (RUNTIME,)),
     )
     return {
         "start_ns": read["start"],
@@ -223,7 +237,7 @@ def with_missed_launches(db: Database, api: Columns, ops: Columns) -> Columns:
     orphans = {process: _orphans(process, ops, api) for process in np.unique(ops["pid"]).tolist()}
     if not any(map(len, orphans.values())) or RUNTIME not in db.tables:
         return api
-    others = _read_api(db, f"nameId NOT IN ({integer_list(_launching_names(db))})")
+    others = _read_api(db, f"NOT {_no_number('nameId')} AND nameId NOT IN ({integer_list(_launching_names(db))})")
     keep = np.zeros(len(others["pid"]), dtype=bool)
     for process, ids in orphans.items():
         keep |= (others["pid"] == process) & np.isin(others["correlation"], ids)
@@ -248,22 +262,15 @@ def _not_in(ids: Int64Array, known: Int64Array) -> Int64Array:
 
 
 def read_graph_nodes(db: Database) -> Columns:
-    """Columns of the schema's ``graph_nodes``; the table that holds them changed its name after 2023.4, its
-    columns tell it.
-    """
+    """Columns of the schema's ``graph_nodes``."""
     names = ("node", "original", "start_ns", "tid", "pid")
-    table = next(
-        (
-            t
-            for t in ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS")
-            if db.has(t, "start", "globalTid", "graphNodeId", "originalGraphNodeId")
-        ),
-        None,
-    )
+    table = node_table(db)
     if table is None:
         return {name: np.empty(0, dtype=np.int64) for name in names}
     read = db.columns(
-        f"SELECT graphNodeId AS node, originalGraphNodeId AS original, start, globalTid AS tid FROM {table}"
+        f"SELECT graphNodeId AS node, originalGraphNodeId AS original, start, globalTid AS tid FROM {table}",
+        needed=("node", "start", "tid"),
+        diagnose=lambda: check_rows(db, (table,)),
     )
     return {
         "node": read["node"],

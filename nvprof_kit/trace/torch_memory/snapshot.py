@@ -1,21 +1,20 @@
-"""A snapshot of the CUDA caching allocator (``torch.cuda.memory._dump_snapshot``) as tables.
-
-A snapshot is a pickle, and is read as plain data: see `plain_pickle`.
-"""
+"""A snapshot of the CUDA caching allocator (``torch.cuda.memory._dump_snapshot``) as tables."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable, Mapping
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import MEMORY_STRETCHES
-from nvprof_kit.trace.plain_pickle import load_plain, one_line
+from nvprof_kit.trace.checks import check_moments, check_sizes
+from nvprof_kit.trace.kinds import told_by
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,6 +57,10 @@ BLOCKS: Mapping[str, str] = MappingProxyType(
 )
 """Columns of `Snapshot.blocks`: how the segments are divided when the snapshot is taken."""
 
+_PICKLE = b"\x80"
+_LATEST_US = 1 << 52
+"""The year 2112; the allocator counts from 1970."""
+
 Frames = list[dict[str, Any]]
 """A call stack, innermost first, each frame with filename, line and name."""
 
@@ -83,165 +86,169 @@ class Snapshot:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
+class _Handed(pickle.Unpickler):
+    """Loads what `load` handed over, which is plain data again."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it would load {module}.{name}")
+
+
 def read_snapshot(path: str | Path) -> Snapshot:
-    """Read a snapshot.
+    """Read a snapshot. Another process loads it (`nvprof_kit.trace.torch_memory.load`), so that neither the limits of
+    that nor what the file asks for touches this one.
 
     Raises:
         CaptureError: The file cannot be read, is no pickle, holds anything but plain data, or is no snapshot.
     """
     path = Path(path)
-    collecting = gc.isenabled()
-    gc.disable()  # a million dicts that stay are searched for cycles again and again
     try:
-        plain = _load(path)
-        return _tables(plain, path)
-    finally:
-        if collecting:
-            gc.enable()
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError as error:
+        raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    if not head.startswith(_PICKLE) and (known := told_by(head)):
+        raise CaptureError(f"{path}: {known}; needed a snapshot of torch.cuda.memory._dump_snapshot")
+    return _snapshot(_loaded(path), path)
 
 
-def _load(path: Path) -> dict[str, Any]:
-    plain = load_plain(path, "snapshot")
-    if not isinstance(plain, dict) or not {"segments", "device_traces"} <= plain.keys():
-        raise CaptureError(
-            f"{path}: a pickle, but no snapshot of the CUDA allocator: needed segments and device_traces, as "
-            "torch.cuda.memory._dump_snapshot and nvprof_kit.memory_snapshot write them"
-        )
-    return plain
+def _loaded(path: Path) -> dict[str, Any]:
+    script = Path(__file__).with_name("load.py").resolve()
+    command = [sys.executable, "-I", str(script), str(path.resolve()), MEMORY_STRETCHES]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+        assert child.stdout is not None
+        try:
+            said: dict[str, Any] = _Handed(child.stdout).load()
+        except (EOFError, pickle.UnpicklingError):
+            said = {"error": "refused as a snapshot: loading it took more than the process that did so may take"}
+        finally:
+            child.kill()
+    if "error" in said:
+        raise CaptureError(f"{path}: {said['error']}")
+    return said
 
 
-def _tables(plain: dict[str, Any], path: Path) -> Snapshot:
+def _snapshot(said: dict[str, Any], path: Path) -> Snapshot:
+    import numpy as np
     import pandas as pd
 
-    try:
-        histories = []
-        stacks: dict[int, Frames] = {}
-        before = 0
-        traces = plain["device_traces"]
-        for device in range(len(traces)):
-            history, traces[device] = traces[device], None  # let go of each device's events as they become columns
-            if history:
-                histories.append(_events(history, device, plain.get(MEMORY_STRETCHES) or []))
-                _keep_stacks(history, before, stacks)
-                before += len(history)
-        events = pd.concat(histories, ignore_index=True) if histories else _events([], 0, [])
-        if len(histories) > 1:
-            events = events.astype({"action": "category", "label": "category"})
-        segments, blocks = _segments(plain["segments"]), _blocks(plain["segments"])
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
-        why = f"{type(error).__name__} {one_line(error)}"
-        raise CaptureError(f"{path}: a snapshot with parts that cannot be understood ({why})") from None
-    return Snapshot(str(path), events, segments, blocks, stacks, plain.get("allocator_settings") or {})
+    stacks: dict[int, Frames] = {}
+    histories = []
+    before = 0
+    for device, history in enumerate(said["devices"]):
+        numbers = np.frombuffer(history.pop("stack"), "int64")
+        have = np.flatnonzero(numbers >= 0)
+        found = map(said["stacks"].__getitem__, numbers[have].tolist())
+        stacks.update(zip((have + before).tolist(), found, strict=True))
+        wrong = np.abs(_integers(history["time_us"])) > _LATEST_US
+        if wrong.any():
+            raise CaptureError(
+                f"{path}: device_traces.time_us is no time in {wrong.sum()} rows; take the snapshot again"
+            )
+        if len(numbers):
+            histories.append(_events(history, device, said["stretches"]))
+            before += len(numbers)
+    events = pd.concat(histories, ignore_index=True) if histories else _no_events()
+    if len(histories) > 1:
+        events = events.astype({"action": "category", "label": "category"})
+    size = events["size_bytes"].to_numpy()
+    check_sizes(path, "device_traces.size", size)
+    segments, blocks = _segments(said["segments"]), _blocks(said["segments"])
+    for name in ("total_bytes", "allocated_bytes", "active_bytes"):
+        check_sizes(path, f"segments.{name}", segments[name].to_numpy())
+    check_sizes(path, "segments.blocks.size", blocks["size_bytes"].to_numpy())
+    times = events["time_ns"].to_numpy()
+    check_moments(path, [times[times > 0]])
+    return Snapshot(str(path), events, segments, blocks, stacks, said["settings"])
 
 
-def _events(history: list[dict[str, Any]], device: int, stretches: list[tuple[int, str]]) -> pd.DataFrame:
+def _integers(raw: bytes) -> Any:
+    import numpy as np
+
+    return np.frombuffer(raw, "int64")
+
+
+def _texts(told: tuple[bytes, list[str]]) -> pd.Categorical:
     import pandas as pd
 
-    time = _integers(history, "time_us")
-    labels = [event.get("user_metadata") or "" for event in history]
-    if stretches:
-        _label_by_time(labels, time, stretches)
+    return pd.Categorical.from_codes(_integers(told[0]), categories=pd.Index(told[1], dtype="str"))
+
+
+def _no_events() -> pd.DataFrame:
+    empty: dict[str, Any] = dict.fromkeys(("addr", "size", "stream", "time_us"), b"")
+    return _events({**empty, "action": (b"", []), "label": (b"", [])}, 0, [])
+
+
+def _events(history: dict[str, Any], device: int, stretches: list[tuple[int, str]]) -> pd.DataFrame:
+    import pandas as pd
+
+    time = _integers(history["time_us"])
+    label = _texts(history["label"])
     table: pd.DataFrame = pd.DataFrame(
         {
             "device": device,
-            "action": _texts(map(itemgetter("action"), history)),
-            "addr": _integers(history, "addr"),
-            "size_bytes": _integers(history, "size"),
-            "stream": _integers(history, "stream"),
+            "action": _texts(history["action"]),
+            "addr": _integers(history["addr"]),
+            "size_bytes": _integers(history["size"]),
+            "stream": _integers(history["stream"]),
             "time_ns": time * 1000,
-            "label": _texts(labels),
+            "label": _labelled(label, time, stretches) if stretches else label,
         }
     )
     return table
 
 
-def _label_by_time(labels: list[str], time: Any, stretches: list[tuple[int, str]]) -> None:
-    """Give the events without a label that of the step and phase which the program was in."""
+def _labelled(label: pd.Categorical, time: Any, stretches: list[tuple[int, str]]) -> pd.Categorical:
+    """The labels; an event without one gets that of the step and phase which the program was in."""
     import numpy as np
+    import pandas as pd
 
     begins = np.array([begin for begin, _ in stretches], dtype=np.int64)
-    places = np.searchsorted(begins, time, side="right") - 1
-    for number, label in enumerate(labels):
-        if not label and places[number] >= 0:
-            labels[number] = stretches[places[number]][1]
+    texts = np.array(["", *(text for _, text in stretches)], dtype=object)
+    told = np.asarray(label, dtype=object)
+    own = told != ""
+    labels = np.where(own, told, texts[np.searchsorted(begins, time, side="right")])
+    codes, categories = pd.factorize(labels)
+    return pd.Categorical.from_codes(codes, categories=pd.Index(categories, dtype="str"))
 
 
-def _texts(texts: Iterable[Any]) -> pd.Categorical:
-    """Texts as a categorical, its categories in the order of their first appearance."""
-    import numpy as np
+def _segments(said: dict[str, Any]) -> pd.DataFrame:
     import pandas as pd
 
-    numbers: dict[str, int] = {}
-    codes = [numbers.setdefault(text, len(numbers)) for text in texts]
-    categories = pd.Index([str(text) for text in numbers], dtype="str")
-    return pd.Categorical.from_codes(np.array(codes, dtype="int64"), categories=categories)
-
-
-def _integers(rows: list[dict[str, Any]], name: str) -> Any:
-    import numpy as np
-
-    try:
-        return np.fromiter(map(itemgetter(name), rows), "int64", len(rows))
-    except KeyError:
-        return np.fromiter((row.get(name, 0) for row in rows), "int64", len(rows))
-
-
-def _keep_stacks(history: list[dict[str, Any]], before: int, stacks: dict[int, Frames]) -> None:
-    for number, event in enumerate(history, before):
-        if event["action"] == "alloc" and event.get("frames"):
-            stacks[number] = event["frames"]
-
-
-def _segments(segments: list[dict[str, Any]]) -> pd.DataFrame:
-    import pandas as pd
-
-    kinds = ["expandable" if segment.get("is_expandable") else segment["segment_type"] for segment in segments]
     made: pd.DataFrame = pd.DataFrame(
         {
-            "device": _integers(segments, "device"),
-            "address": _integers(segments, "address"),
-            "total_bytes": _integers(segments, "total_size"),
-            "allocated_bytes": _integers(segments, "allocated_size"),
-            "active_bytes": _integers(segments, "active_size"),
-            "kind": _texts(kinds),
-            "stream": _integers(segments, "stream"),
-            "pool": _texts(str(tuple(segment.get("segment_pool_id", (0, 0)))) for segment in segments),
+            "device": _integers(said["device"]),
+            "address": _integers(said["address"]),
+            "total_bytes": _integers(said["total_size"]),
+            "allocated_bytes": _integers(said["allocated_size"]),
+            "active_bytes": _integers(said["active_size"]),
+            "kind": _texts(said["kind"]),
+            "stream": _integers(said["stream"]),
+            "pool": _texts(said["pool"]),
         }
     )
     return made
 
 
-def _blocks(segments: list[dict[str, Any]]) -> pd.DataFrame:
+def _blocks(said: dict[str, Any]) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
 
-    counts = [len(segment["blocks"]) for segment in segments]
-    blocks = [block for segment in segments for block in segment["blocks"]]
-    size = _integers(blocks, "size")
-    if blocks and all("address" in block for block in blocks):
-        address = _integers(blocks, "address")
+    counts, size = _integers(said["count"]), _integers(said["block_size"])
+    segment = np.repeat(np.arange(len(counts)), counts)
+    if said["block_address"] is not None:
+        address = _integers(said["block_address"])
     else:  # PyTorch up to 2.1 left it to be counted up
-        address = _counted_up(segments)
-    requested = [block.get("requested_size", block["size"]) for block in blocks]
+        before = np.cumsum(size) - size
+        first = np.cumsum(counts) - counts
+        begin = before[first[segment]] if len(size) else before
+        address = _integers(said["address"])[segment] + before - begin
     made: pd.DataFrame = pd.DataFrame(
         {
-            "segment": np.repeat(np.arange(len(segments)), counts),
+            "segment": segment,
             "address": address,
             "size_bytes": size,
-            "requested_bytes": np.array(requested, dtype="int64"),
-            "state": _texts(block["state"] for block in blocks),
+            "requested_bytes": _integers(said["block_requested"]),
+            "state": _texts(said["block_state"]),
         }
     )
     return made
-
-
-def _counted_up(segments: list[dict[str, Any]]) -> Any:
-    import numpy as np
-
-    addresses = []
-    for segment in segments:
-        at = segment["address"]
-        for block in segment["blocks"]:
-            addresses.append(at)
-            at += block["size"]
-    return np.array(addresses, dtype="int64")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
+from pathlib import Path
 
 import click
 import pytest
@@ -74,13 +77,21 @@ def test_exit_codes(
     assert capsys.readouterr().err.strip() == line
 
 
-def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_is_one_line_that_names_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     def fail() -> None:
-        raise ZeroDivisionError
+        raise ZeroDivisionError("\x1b[31mnothing\nat all")
 
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setitem(group.commands, "fail", click.Command("fail", callback=fail))
-    with pytest.raises(ZeroDivisionError):
-        main(["fail"])
+    assert run("fail") == os.EX_SOFTWARE
+    (line,) = capsys.readouterr().err.splitlines()
+    (kept,) = tmp_path.iterdir()
+    assert "ZeroDivisionError: \ufffd[31mnothing at all" in line
+    assert line.endswith(str(kept))
+    assert "raise ZeroDivisionError" in kept.read_text()
+    assert kept.stat().st_mode & 0o077 == 0
 
 
 def test_recipes_prints_their_folder(capsys: pytest.CaptureFixture[str]) -> None:

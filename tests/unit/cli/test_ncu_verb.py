@@ -79,7 +79,7 @@ def test_plan_writes_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     ("argv", "message"),
     [
         (["layers", PLAN, "-o", "a.png"], "no kernel with both operations and bytes of DRAM counted"),
-        (["layers", PLAN, "--with", PLAN], "neither SQLite"),
+        (["layers", PLAN, "--with", PLAN], "a page of ncu: `nvprof-kit ncu layers` reads it"),
         (["layers", RUN], "no page of ncu in it"),
         (["layers", "none.csv"], "no such file"),
         (["plan", RUN, "-o", "a.png"], "ncu plan has no plot; needed a table format"),

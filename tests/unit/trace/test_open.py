@@ -189,16 +189,27 @@ def test_refusals_are_capture_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sql", "found"),
     [
-        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'abc'", "not whole numbers for start_ns"),
-        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = 1.5", "not whole numbers for device"),
-        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET [end] = NULL", "1 rows without a value for end_ns"),
+        (
+            "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'abc'",
+            "CUPTI_ACTIVITY_KIND_KERNEL.start is not a whole number in 1 of 1 rows",
+        ),
+        (
+            "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = 1.5",
+            "CUPTI_ACTIVITY_KIND_KERNEL.deviceId is not a whole number",
+        ),
+        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET [end] = NULL", "CUPTI_ACTIVITY_KIND_KERNEL.end is NULL in 1 of 1 rows"),
         ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET [end] = 299", "1 operations end before they begin"),
         ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET [end] = 9223372036854775807", "more than 100 days apart"),
-        ("UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET globalTid = x'ff00'", "not whole numbers for tid"),
-        ("UPDATE NVTX_EVENTS SET start = NULL WHERE eventType = 59", "1 rows without a value for start"),
-        ("UPDATE NVTX_EVENTS SET text = 3, textId = NULL WHERE eventType = 59", "not text for text"),
-        ("UPDATE StringIds SET value = CAST(x'ff00' AS TEXT)", "Could not decode to UTF-8"),
-        ("ALTER TABLE NVTX_EVENTS DROP COLUMN [end]", "no such column: end"),
+        (
+            "UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET globalTid = x'ff00'",
+            "CUPTI_ACTIVITY_KIND_RUNTIME.globalTid is not a whole number",
+        ),
+        ("UPDATE NVTX_EVENTS SET start = NULL WHERE eventType = 59", "NVTX_EVENTS.start is NULL in 1 of 3 rows"),
+        (
+            "UPDATE NVTX_EVENTS SET text = 3, textId = NULL WHERE eventType = 59",
+            "NVTX_EVENTS.text is not text in 1 of 3 rows",
+        ),
+        ("ALTER TABLE NVTX_EVENTS DROP COLUMN [end]", "the table NVTX_EVENTS has no column end"),
     ],
 )
 def test_tables_that_hold_what_they_should_not(tmp_path: Path, sql: str, found: str) -> None:

@@ -73,7 +73,9 @@ def test_the_hosts_end_in_a_pytorch_trace(name: str, memory: str) -> None:
 def test_calls_of_a_pytorch_trace() -> None:
     call = {"ts": 1.5, "dur": 2.25, "tid": 3, "name": "cudaLaunchKernel", "args": {"correlation": 7}}
     flush = {"ts": 9, "dur": 1, "tid": "3", "name": "Buffer Flush"}
-    calls = read_calls(Events({"cuda_runtime": [call], "overhead": [flush]}, []), 5)
+    calls = read_calls(
+        Events.of([call | {"ph": "X", "cat": "cuda_runtime"}, flush | {"ph": "X", "cat": "overhead"}]), 5
+    )
     assert calls["start_ns"].tolist() == [1500, 9000] and calls["end_ns"].tolist() == [3750, 10000]
     assert calls["correlation"].tolist() == [7, -1] and calls["kind"].tolist() == [0, 1]
     assert calls["tid"].tolist() == [3, 3] and calls["pid"].tolist() == [5, 5]

@@ -129,7 +129,7 @@ def test_what_is_no_capture(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="not a whole SQLite export"):
         scrub(tmp_path / "bad.sqlite", tmp_path / "clean.sqlite")
     (tmp_path / "bad.sqlite.xz").write_bytes(lzma.compress(b"x" * 100)[:-9])
-    with pytest.raises(UsageError, match="cannot be copied"):
+    with pytest.raises(CaptureError, match="cut off or damaged"):
         scrub(tmp_path / "bad.sqlite.xz", tmp_path / "clean.sqlite")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.sqlite", "bad.sqlite.xz"]
 
@@ -150,3 +150,21 @@ def test_the_verb(capture: Path) -> None:
     assert ask(str(capture), "--force")[0] == 0
     assert "a name of its own" in ask(str(capture), "-f", "-o", str(capture))[1]
     assert "only an .sqlite export" in ask("run.nsys-rep")[1]
+
+
+def test_the_copy_is_as_private_as_the_source_and_follows_no_link(capture: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    target = tmp_path / "copy.sqlite"
+    target.with_name(f".{target.name}.partial").symlink_to(victim)
+    capture.chmod(0o600)
+    scrub(capture, target)
+    assert victim.read_text() == "mine"
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".nvprof-kit-")] == []
+
+
+def test_changes_that_are_not_in_the_file_yet_are_not_lost(capture: Path, tmp_path: Path) -> None:
+    capture.with_name(f"{capture.name}-wal").write_bytes(b"changes")
+    with pytest.raises(CaptureError, match="-wal beside it holds changes"):
+        scrub(capture, tmp_path / "copy.sqlite")

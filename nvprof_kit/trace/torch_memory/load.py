@@ -1,0 +1,241 @@
+"""Loads a snapshot's pickle in a process of its own and hands over its columns: ``python -I load.py FILE STRETCHES``.
+
+A pickle from somewhere else can run anything when it is loaded, and a small one can ask for any memory and any time.
+So it is loaded by an unpickler that knows no classes and no functions, in a process whose memory is limited, which
+imports nothing but the standard library. Every value is checked for its type before anything walks into it: lists that
+share their parts a thousandfold are refused, not followed.
+
+What comes out on stdout is a pickle of numbers, texts, lists and dicts again.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import resource
+import sys
+from array import array
+from collections.abc import Iterable
+from operator import itemgetter
+from typing import Any
+
+_ROOM = 2 << 30
+_ROOM_PER_BYTE = 60
+"""Memory that loading may take, apart and per byte of the file: a made-up file asks for more than any real one."""
+_MOST_FRAMES = 2000
+
+
+class _Refused(Exception):
+    pass
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Loads plain data and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it would load {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it refers to objects outside of it")
+
+
+def main(path: str, stretches: str) -> None:
+    """Print the columns of a snapshot, or one line that says why not."""
+    size = os.path.getsize(path)
+    resource.setrlimit(resource.RLIMIT_AS, (_ROOM + _ROOM_PER_BYTE * size,) * 2)
+    gc.disable()  # a million dicts that stay are searched for cycles again and again
+    said = _said(path, stretches)
+    try:
+        pickle.dump(said, sys.stdout.buffer, protocol=5)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        pass
+    os._exit(0)  # a million dicts need not be taken apart one by one
+
+
+def _said(path: str, stretches: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            plain = _PlainUnpickler(file).load()
+        return _columns(plain, stretches)
+    except pickle.UnpicklingError as error:
+        what = "it holds more than plain data, " if "it would" in str(error) or "it refers" in str(error) else ""
+        return {"error": f"refused as a snapshot: {what}{_one_line(error)}; nothing in it was run"}
+    except MemoryError:
+        return {"error": "refused as a snapshot: it asks for far more memory than its size accounts for"}
+    except _Refused as error:
+        return {"error": str(error)}
+    except Exception as error:  # whatever a damaged or made-up pickle leads to
+        return {"error": f"not a pickle, or a damaged one ({_one_line(error)}); take the snapshot again"}
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:120] or type(error).__name__
+
+
+def _columns(plain: Any, stretches: str) -> dict[str, Any]:
+    if not isinstance(plain, dict) or "segments" not in plain or "device_traces" not in plain:
+        raise _Refused(
+            "a pickle, but no snapshot of the CUDA allocator: needed segments and device_traces, as "
+            "torch.cuda.memory._dump_snapshot and nvprof_kit.memory_snapshot write them"
+        )
+    settings = plain.get("allocator_settings")
+    frames: dict[int, int] = {}
+    stacks: list[list[dict[str, Any]]] = []
+    return {
+        "devices": [_history(one, frames, stacks) for one in _rows(plain["device_traces"], "device_traces", list)],
+        "stacks": stacks,
+        "segments": _segments(_rows(plain["segments"], "segments", dict)),
+        "stretches": _stretches(plain.get(stretches) or []),
+        "settings": {key: value for key, value in settings.items() if isinstance(key, str) and _scalar(value)}
+        if isinstance(settings, dict)
+        else {},
+    }
+
+
+def _scalar(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float))
+
+
+def _rows(found: Any, name: str, kind: type) -> list[Any]:
+    """A list whose items are all of one kind."""
+    if not isinstance(found, (list, tuple)):
+        raise _Refused(_not(name, "a list"))
+    if set(map(type, found)) - {kind}:
+        raise _Refused(_not(name, f"a list of {kind.__name__}s"))
+    return list(found)
+
+
+def _not(name: str, needed: str) -> str:
+    return f"a snapshot whose {name} is not {needed}; it is damaged: take the snapshot again"
+
+
+def _integers(rows: list[dict[str, Any]], name: str, what: str, missing: int | None = None) -> bytes:
+    """The values of a key in all rows, int64; `missing` stands for what an event of running out of memory lacks, and
+    for times, which PyTorch before 2.2 did not write.
+    """
+    try:
+        return array("q", map(itemgetter(name), rows)).tobytes()
+    except KeyError:
+        lacking = [row for row in rows if name not in row]
+        if missing is None or not (name == "time_us" or all(row.get("action") == "oom" for row in lacking)):
+            raise _Refused(_not(f"{what}.{name}", "in every row")) from None
+        try:
+            return array("q", (row.get(name, missing) for row in rows)).tobytes()
+        except (TypeError, OverflowError):
+            raise _Refused(_not(f"{what}.{name}", "a whole number of 64 bits")) from None
+    except (TypeError, OverflowError):
+        return _wide(rows, name, what)
+
+
+def _wide(rows: list[dict[str, Any]], name: str, what: str) -> bytes:
+    """The same where an address has its highest bit set."""
+    try:
+        return array("Q", map(itemgetter(name), rows)).tobytes()
+    except (TypeError, OverflowError):
+        raise _Refused(_not(f"{what}.{name}", "a whole number of 64 bits")) from None
+
+
+def _texts(texts: list[Any], name: str) -> tuple[bytes, list[str]]:
+    """Texts as codes into their distinct values, in the order of their first appearance."""
+    if set(map(type, texts)) - {str}:
+        raise _Refused(_not(name, "a text"))
+    places: dict[str, int] = {}
+    codes = array("q", [places.setdefault(text, len(places)) for text in texts])
+    return codes.tobytes(), _distinct(places)
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    """Texts without half letters, which no table can hold, and still each another."""
+    found: dict[str, None] = {}
+    for text in texts:
+        clean = _whole_letters(text)
+        while clean in found:
+            clean += "'"
+        found[clean] = None
+    return list(found)
+
+
+def _whole_letters(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _history(history: list[Any], frames: dict[int, int], stacks: list[Any]) -> dict[str, Any]:
+    rows = _rows(history, "device_traces", dict)
+    if not all("action" in row for row in rows):
+        raise _Refused(_not("device_traces.action", "in every row"))
+    actions = [row["action"] for row in rows]
+    return {
+        "action": _texts(actions, "device_traces.action"),
+        "addr": _integers(rows, "addr", "device_traces", 0),
+        "size": _integers(rows, "size", "device_traces"),
+        "stream": _integers(rows, "stream", "device_traces", 0),
+        "time_us": _integers(rows, "time_us", "device_traces", 0),
+        "label": _texts([row.get("user_metadata") or "" for row in rows], "device_traces.user_metadata"),
+        "stack": array("q", [
+            _stack(row["frames"], frames, stacks) if action == "alloc" and row.get("frames") else -1
+            for row, action in zip(rows, actions, strict=True)
+        ]).tobytes(),
+    }  # fmt: skip
+
+
+def _stack(found: Any, known: dict[int, int], stacks: list[Any]) -> int:
+    """Number of a call stack; the same list in many events is one."""
+    place = known.get(id(found))
+    if place is None:
+        if not isinstance(found, list) or len(found) > _MOST_FRAMES or not all(isinstance(one, dict) for one in found):
+            raise _Refused(_not("device_traces.frames", f"a list of at most {_MOST_FRAMES} frames"))
+        place = known[id(found)] = len(stacks)
+        stacks.append([_frame(frame) for frame in found])
+    return place
+
+
+def _frame(frame: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in frame.items() if key in ("filename", "line", "name")}
+    if not all(isinstance(kept.get(key, ""), str) for key in ("filename", "name")) or not isinstance(
+        kept.get("line", 0), int
+    ):
+        raise _Refused(_not("device_traces.frames", "of frames with filename, line and name"))
+    return {key: _whole_letters(value) if isinstance(value, str) else value for key, value in kept.items()}
+
+
+def _segments(segments: list[dict[str, Any]]) -> dict[str, Any]:
+    blocks: list[dict[str, Any]] = []
+    for segment in segments:
+        blocks += _rows(segment.get("blocks"), "segments.blocks", dict)
+    kinds = ["expandable" if one.get("is_expandable") else one.get("segment_type") for one in segments]
+    addressed = all("address" in block for block in blocks)
+    requested = [{"requested_size": block.get("requested_size", block.get("size"))} for block in blocks]
+    integers = {name: _integers(segments, name, "segments") for name in ("device", "address", "stream")}
+    sizes = {name: _integers(segments, name, "segments") for name in ("total_size", "allocated_size", "active_size")}
+    return {
+        **integers,
+        **sizes,
+        "kind": _texts(kinds, "segments.segment_type"),
+        "pool": _texts([_pool(one.get("segment_pool_id", (0, 0))) for one in segments], "segments.segment_pool_id"),
+        "count": array("q", [len(segment["blocks"]) for segment in segments]).tobytes(),
+        "block_address": _integers(blocks, "address", "segments.blocks") if addressed else None,
+        "block_size": _integers(blocks, "size", "segments.blocks"),
+        "block_requested": _integers(requested, "requested_size", "segments.blocks"),
+        "block_state": _texts([block.get("state") for block in blocks], "segments.blocks.state"),
+    }
+
+
+def _pool(found: Any) -> str:
+    if not isinstance(found, (list, tuple)) or len(found) != 2 or not all(isinstance(one, int) for one in found):
+        raise _Refused(_not("segments.segment_pool_id", "a pair of whole numbers"))
+    return str(tuple(found))
+
+
+def _stretches(found: Any) -> list[tuple[int, str]]:
+    rows = _rows(found, "nvprof_kit's stretches", tuple if found and isinstance(found[0], tuple) else list)
+    if not all(
+        len(row) == 2 and isinstance(row[0], int) and abs(row[0]) < 2**62 and isinstance(row[1], str) for row in rows
+    ):
+        raise _Refused(_not("nvprof_kit's stretches", "pairs of a time and a text"))
+    return [(row[0], _whole_letters(row[1])) for row in rows]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Broken inputs of every format, and what must hold whatever they are."""

@@ -1,0 +1,118 @@
+"""One case: a verb over a broken input, run in this process through the command line's own entry, and judged.
+
+What must hold: no defect (exit status 70) and no exception, an answer or a line on stderr within 20 seconds, no input
+written to, and no control character on the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import signal
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvprof_kit.cli import main
+
+LONGEST_S = 20
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a verb did: its exit status, what it wrote, and what must not have been."""
+
+    status: int
+    answer: str
+    said: str
+    broken: str = ""
+
+
+class _Hang(BaseException):
+    pass
+
+
+@contextlib.contextmanager
+def _limited(seconds: int) -> Iterator[None]:
+    def end(*_: object) -> None:
+        raise _Hang
+
+    before = [(one, signal.signal(one, end)) for one in (signal.SIGALRM, signal.SIGPROF)]
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # its own time: other programs slow it down as well
+    signal.setitimer(signal.ITIMER_REAL, 6 * seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for one, handler in before:
+            signal.signal(one, handler)
+
+
+class _Stream(io.TextIOWrapper):
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8", write_through=True)
+
+    def text(self) -> str:
+        self.flush()
+        raw = self.buffer
+        assert isinstance(raw, io.BytesIO)
+        return raw.getvalue().decode("utf-8", "replace")
+
+
+def state(folder: Path) -> dict[str, tuple[str, int]]:
+    """Every file of a folder: its content and when it was written to."""
+    return {
+        str(path.relative_to(folder)): (hashlib.blake2b(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def run(words: Sequence[str], inputs: Path) -> Outcome:
+    """Run a verb; `inputs` is the folder that it must leave as it is."""
+    before = state(inputs)
+    out, err = _Stream(), _Stream()
+    status, broken = 0, ""
+    scratch = tempfile.tempdir
+    with tempfile.TemporaryDirectory() as kept, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        tempfile.tempdir = kept
+        try:
+            with _limited(LONGEST_S), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                main(words)
+        except SystemExit as end:
+            status = int(end.code or 0)
+        except _Hang:
+            status, broken = -1, f"did not end within {LONGEST_S} s"
+        except BaseException as error:
+            status, broken = -1, f"{type(error).__name__} left the command line: {error}"
+        finally:
+            tempfile.tempdir = scratch
+        if status == os.EX_SOFTWARE:
+            broken = "a defect: " + "".join(one.read_text()[-1500:] for one in Path(kept).glob("*.traceback"))
+    said = err.text()
+    if not broken and state(inputs) != before:
+        broken = "an input was written to, or a file was left beside it"
+    if not broken and status == 2 and len(said.strip().splitlines()) != 1:
+        broken = f"not one line on stderr: {said[:500]!r}"
+    if not broken and "export" not in words and any(letter in said + out.text() for letter in ("\x1b", "\x9b")):
+        broken = "a control character reached the terminal"
+    return Outcome(status, out.text(), said, broken)
+
+
+def judged(changed: Outcome, whole: Outcome, named: Sequence[str]) -> str:
+    """What is wrong with the outcome for an input in which one column was dropped, renamed, emptied or retyped: it must
+    name it (one of these words) in an error or a warning, or the answer must be the same; '' where it does.
+    """
+    if changed.broken:
+        return changed.broken
+    if any(word in changed.said for word in named):
+        return ""
+    if changed.status:
+        return f"refused without a name: {changed.said.strip()[:300]}"
+    return "" if changed.answer == whole.answer else "silently another answer"

@@ -1,0 +1,324 @@
+"""Inputs that no profiler writes: each is refused or warned of by the name that the wrong thing has in the file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import pickle
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.nsys_file import NsysFile
+
+from nvprof_kit.analysis.kernels.classes import family_of
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.report.plain import csv_cell, plain
+from nvprof_kit.trace import packed
+from nvprof_kit.trace.ncu.open import open_ncu
+from nvprof_kit.trace.open import open_capture
+from nvprof_kit.trace.schema import NSYS_SOURCES, OPS
+from nvprof_kit.trace.timer_log import read_timer_logs
+from nvprof_kit.trace.torch_memory.snapshot import read_snapshot
+
+DATA = Path(__file__).parents[2] / "data"
+EVERYTHING = ("name", "stream", "bytes", "calls", "marks", "allocations", "samples", "scheduled", "collectives")
+
+
+def capture(path: Path) -> Path:
+    """A capture with a row in every table that is read always: a layer, its kernel, a copy and a memset of 10 ns each,
+    and an overhead of the profiler.
+    """
+    file = NsysFile(path)
+    file.range_("layers.0", 100, 200, payload=0)
+    file.kernel(300, 310, launched=(110, 115))
+    file.kernel(320, 330, correlation=file.call("cudaMemcpyAsync_v3020", 120, 125), table="MEMCPY")
+    file.kernel(340, 350, correlation=file.call("cudaMemsetAsync_v3020", 130, 135), table="MEMSET")
+    file.overhead("Buffer Flush", 150, 160)
+    return file.write()
+
+
+def change(path: Path, sql: str) -> Path:
+    with closing(sqlite3.connect(path)) as db, db:
+        db.executescript(sql)
+    return path
+
+
+def needed() -> list[tuple[str, str]]:
+    tables = ("NVTX_EVENTS", "PROFILER_OVERHEAD", *(f"CUPTI_ACTIVITY_KIND_{one}" for one in ("KERNEL", "RUNTIME")))
+    return [(table, column) for table in tables for column in (*NSYS_SOURCES[table].needed, *NSYS_SOURCES[table].given)]
+
+
+@pytest.mark.parametrize(("table", "column"), needed())
+def test_a_column_that_is_missing_or_null_is_named(tmp_path: Path, table: str, column: str) -> None:
+    path = change(capture(tmp_path / "a.sqlite"), f'UPDATE {table} SET "{column}" = NULL')
+    with pytest.raises(CaptureError, match=rf"{table}\.{column} is (NULL|None)"):
+        open_capture(path, optional=(*EVERYTHING, *OPS))
+    path = change(capture(tmp_path / "a.sqlite"), f'ALTER TABLE {table} DROP COLUMN "{column}"')
+    with pytest.raises(CaptureError, match=f"the table {table} has no column {column}"):
+        open_capture(path)
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET bytes = -4", "the size (bytes) of copies and memsets is -4 in 1 rows"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = -1", "the device of operations is -1 in 1 rows"),
+        ("UPDATE PROFILER_OVERHEAD SET start = 170", "1 rows of PROFILER_OVERHEAD end before they begin"),
+        ("UPDATE NVTX_EVENTS SET domainId = NULL WHERE eventType = 75", "NVTX_EVENTS.domainId is None"),
+        ("UPDATE NVTX_EVENTS SET category = NULL WHERE eventType = 33", "NVTX_EVENTS.category is None"),
+        ("UPDATE NVTX_EVENTS SET eventType = eventType || ''", "NVTX_EVENTS.eventType is not a whole number"),
+        ("UPDATE StringIds SET value = 7", "StringIds.value is not text"),
+    ],
+)
+def test_values_that_no_profiler_writes_are_refused(tmp_path: Path, sql: str, said: str) -> None:
+    path = capture(tmp_path / "a.sqlite")
+    if "StringIds" in sql or "eventType ||" in sql:  # a column without a type keeps what it is given
+        table = "StringIds" if "StringIds" in sql else "NVTX_EVENTS"
+        change(
+            path,
+            f"CREATE TABLE t AS SELECT * FROM {table}; DROP TABLE {table}; CREATE TABLE {table} AS SELECT * FROM t",
+        )
+        names = [row[1] for row in sqlite3.connect(path).execute(f"PRAGMA table_info({table})")]
+        change(path, f"DROP TABLE {table}; CREATE TABLE {table} ({', '.join(f'[{one}]' for one in names)}); "
+                     f"INSERT INTO {table} SELECT * FROM t")  # fmt: skip
+    with pytest.raises(CaptureError) as refused:
+        open_capture(change(path, sql), optional=EVERYTHING)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL SELECT * FROM CUPTI_ACTIVITY_KIND_KERNEL", "1 operations stand in"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET start = start + 1000000", "3 operations begin before the call"),
+        (
+            "UPDATE NVTX_EVENTS SET category = NULL WHERE eventType = 59",
+            "NVTX_EVENTS.category is missing in every range",
+        ),
+        ("UPDATE NVTX_EVENTS SET [end] = NULL", "NVTX_EVENTS.end is missing in 1 of 1 ranges"),
+        ("UPDATE NVTX_EVENTS SET textId = NULL WHERE eventType = 59", "textId give no text to 1 of 1 ranges"),
+        (
+            "UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET correlationId = NULL WHERE start = 110",
+            "correlationId is NULL in 1 of 3",
+        ),
+        ("DELETE FROM StringIds WHERE value = 'gemm'", "StringIds lacks the text of 1 of 1 ids"),
+    ],
+)
+def test_what_is_odd_is_warned_of(tmp_path: Path, sql: str, said: str) -> None:
+    trace = open_capture(change(capture(tmp_path / "a.sqlite"), sql), optional=("name",))
+    assert any(said in warning for warning in trace.info.warnings), trace.info.warnings
+
+
+def test_texts_in_another_encoding_are_read(tmp_path: Path) -> None:
+    latin = "UPDATE {} = CAST(x'6cffe9' AS TEXT)"
+    path = change(
+        capture(tmp_path / "a.sqlite"), latin.format("NVTX_EVENTS SET textId = NULL, text") + " WHERE eventType = 59"
+    )
+    assert open_capture(path).ranges["text"].tolist() == ["l\ufffd\ufffd"]
+
+
+def test_sound_captures_get_no_warning(tmp_path: Path) -> None:
+    assert open_capture(capture(tmp_path / "a.sqlite"), optional=EVERYTHING).info.warnings == ()
+
+
+def test_a_capture_opens_where_memory_is_limited(tmp_path: Path) -> None:
+    """A reservation of a whole batch's buffers ended the process with a segmentation fault."""
+    path = capture(tmp_path / "a.sqlite")
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30,) * 2)\n"
+        f"from nvprof_kit.trace.open import open_capture; print(len(open_capture({str(path)!r}).ops))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
+def test_reader_threads_import_nothing(tmp_path: Path) -> None:
+    """An import that Ctrl-C interrupts may keep its lock, and a thread that imports the same waits for ever."""
+    path = capture(tmp_path / "a.sqlite")
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom nvprof_kit.trace.nsys import ops, tables\n"
+        "from nvprof_kit.trace.sqlite import Database\n"
+        f"db = Database(Path({str(path)!r}))\nbefore = set(sys.modules)\n"
+        "ops.read_ops(db, ('name', 'mangled', 'host_memory', 'bytes', 'grid_x'))\ntables.read_launches(db)\n"
+        "print(sorted(one for one in set(sys.modules) - before if not one.startswith('encodings')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "pandas" not in done.stdout
+
+
+# ---------------------------------------------------------------- Kineto
+
+
+def event(category: str, **keys: Any) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": "aten::mm",
+        "ts": 1.0,
+        "dur": 2.0,
+        "pid": 9,
+        "tid": 1,
+        "args": {},
+    } | keys
+
+
+def trace(path: Path, *events: dict[str, Any]) -> Path:
+    path.write_text(json.dumps({"traceEvents": list(events)}))
+    return path
+
+
+KERNEL = {"args": {"device": 0, "stream": 7, "correlation": 5}, "ts": 4.0}
+CALL = {"args": {"correlation": 5}}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        ({"ts": None}, "1 kernel events have no ts"),
+        ({"dur": "seven"}, "1 kernel events have no dur"),
+        ({"dur": -3}, "end before they begin"),
+        ({"ts": float("nan")}, "ts is nan in 1 events|no ts"),
+        ({"name": None}, "1 kernel events have no name"),
+        ({"args": None}, r"no kernel event has args\.device"),
+        ({"args": [1]}, r"no kernel event has args\.device"),
+        ({"args": {"device": 0}}, r"no kernel event has args\.correlation"),
+        ({"args": {"device": 0, "correlation": 2**70}}, r"no kernel event has args\.correlation"),
+    ],
+)
+def test_keys_that_an_event_lacks_are_named(tmp_path: Path, kernel: dict[str, Any], said: str) -> None:
+    path = trace(tmp_path / "a.json", event("kernel", **(KERNEL | kernel)), event("cuda_runtime", **CALL))
+    with pytest.raises(CaptureError, match=said):
+        open_capture(path)
+
+
+def test_ids_as_large_as_they_come_and_times_as_text(tmp_path: Path) -> None:
+    large = {"correlation": 2**64 - 2}
+    kernel = KERNEL | {"args": {"device": "0", "stream": 7, **large}, "ts": "4.5", "dur": "1.25"}
+    path = trace(tmp_path / "a.json", event("kernel", **kernel), event("cuda_runtime", args=large))
+    read = open_capture(path)
+    assert read.ops["correlation"].tolist() == read.api["correlation"].tolist() == [-2]
+    assert (read.ops["end_ns"] - read.ops["start_ns"]).tolist() == [1250]
+
+
+def test_an_event_longer_than_the_window_and_a_header_behind_the_events(tmp_path: Path, monkeypatch: Any) -> None:
+    from nvprof_kit.trace.kineto import stream
+
+    monkeypatch.setattr(stream, "_WINDOW", 16)
+    path = tmp_path / "a.json"
+    events = [event("cpu_op", ts=float(number)) for number in range(50)]
+    path.write_text(json.dumps({"traceEvents": events, "schemaVersion": 12}, indent=2))
+    read = open_capture(path)
+    assert read.info.schema == "12"
+    assert len(read.calls if read.calls is not None else read.ops) == 50
+    path.write_text(path.read_text()[:-40])
+    with pytest.raises(CaptureError, match="cut off or damaged at character"):
+        open_capture(path)
+
+
+def test_what_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "_LEAST", 1 << 20)
+    monkeypatch.setattr(packed, "_RATIO", 10)
+    (path := tmp_path / "a.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (5 << 20)))
+    with pytest.raises(CaptureError, match="unpacks to more than 1 MB"):
+        open_capture(path)
+    (path := tmp_path / "a.sqlite.xz").write_bytes(lzma.compress(b"SQLite format 3\0" + bytes(5 << 20)))
+    with pytest.raises(CaptureError, match="unpacks to more than 1 MB"):
+        open_capture(path)
+    (path := tmp_path / "a.csv.xz").write_bytes(lzma.compress(bytes(5 << 20)))
+    with pytest.raises(CaptureError, match="unpacks to more than 1 MB"):
+        open_ncu(path)
+
+
+# ---------------------------------------------------------------- snapshots, timers, ncu
+
+
+def shared(depth: int = 60) -> list[Any]:
+    """A list of two, each the same list of two, and so on: 2**60 items in some hundred bytes."""
+    nested: list[Any] = ["x"]
+    for _ in range(depth):
+        nested = [nested, nested]
+    return nested
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"device_traces": [[{"action": "alloc", "addr": 1, "size": 5, "stream": 0, "frames": 5}]]},
+        {"device_traces": [[{"action": "alloc", "addr": 1, "size": 5, "stream": 0, "frames": shared()}]]},
+        {"device_traces": [[{"action": shared(), "addr": 1, "size": 5, "stream": 0}]]},
+        {"device_traces": [[{"action": "alloc", "addr": 1, "size": 5, "stream": 0, "user_metadata": shared()}]]},
+        {"device_traces": [[{"action": "alloc", "addr": shared(), "size": 5, "stream": 0}]]},
+        {"device_traces": [[{"action": "alloc", "addr": 1, "size": -5, "stream": 0}]]},
+        {"segments": shared()},
+        {"segments": [{"device": 0, "segment_pool_id": shared(), "blocks": []}]},
+    ],
+)
+def test_a_snapshot_that_refers_to_itself_a_thousandfold_is_refused(tmp_path: Path, broken: dict[str, Any]) -> None:
+    path = tmp_path / "a.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [], "allocator_settings": shared()} | broken))
+    with pytest.raises(CaptureError, match=r"(segments|device_traces)") as refused:
+        read_snapshot(path)
+    assert len(str(refused.value)) < 400
+
+
+def test_a_file_of_another_kind_is_recognised(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="an SQLite file, as nsys exports: `nvprof-kit layers`"):
+        read_snapshot(capture(tmp_path / "a.sqlite"))
+    (path := tmp_path / "a.pickle").write_bytes(pickle.dumps({}))
+    with pytest.raises(CaptureError, match="a pickle: `nvprof-kit memory` reads"):
+        open_capture(path)
+    (path := tmp_path / "a.log").write_text("[RANK 0] forward\n")
+    with pytest.raises(CaptureError, match="`nvprof-kit timers` reads it"):
+        open_capture(path)
+
+
+def test_half_letters_in_a_snapshot_are_read(tmp_path: Path) -> None:
+    row = {"action": "alloc", "addr": 1, "size": 5, "stream": 0, "user_metadata": "a\ud800"}
+    (path := tmp_path / "a.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": [[row]]}))
+    assert read_snapshot(path).events["label"].tolist() == ["a?"]
+
+
+def test_timer_lines_with_a_wrong_digit_are_left_out(tmp_path: Path) -> None:
+    good = "[RANK 0] forward, start=10.000000, end=11.000000, cpu_dur=1.0s, cuda_dur=900.0ms"
+    lines = [
+        good,
+        good.replace("RANK 0", "RANK 999999999999"),
+        good.replace("end=11", "end=9"),
+        good.replace("=10", "=" + "9" * 40),
+    ]
+    (path := tmp_path / "timer_rank0.log").write_text("\n".join(lines) + "\n")
+    logs = read_timer_logs([path])
+    assert len(logs.stages) == 1
+    assert sorted(warning.partition(": ")[2] for warning in logs.warnings) == [
+        "1 of its lines have an end before their start, and are left out",
+        "2 of its lines are no timer's and left out",
+    ]
+
+
+def test_the_reader_of_ncu_reports_imports_nothing_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ncu_report")
+    (tmp_path / "own.ncu-rep").write_bytes(lzma.decompress((DATA / "ncu/own-2025.3.ncu-rep.xz").read_bytes()))
+    (tmp_path / "json.py").write_text("open('it-ran', 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert len(open_ncu("own.ncu-rep").kernels)
+    assert not (tmp_path / "it-ran").exists()
+
+
+def test_a_name_of_a_million_letters_is_classed_at_once() -> None:
+    assert family_of("void " + "a_gemm<" * 150_000).kernel_class == family_of("void a_gemm<").kernel_class
+
+
+def test_no_text_steers_a_terminal_or_is_a_formula() -> None:
+    assert plain("a\x1b]0;x\x07\x9b1m\u202eb\nc") == "a\ufffd]0;x\ufffd\ufffd1m\ufffdb\nc"
+    assert csv_cell("=HYPERLINK(1)") == "'=HYPERLINK(1)"
+    assert csv_cell("@a") == "'@a"
+    assert csv_cell("layers.0") == "layers.0"
