@@ -23,7 +23,7 @@ import nvprof_kit
 from nvprof_kit.analysis.advise import advise
 from nvprof_kit.analysis.breakdown import breakdown, critical_path, queue, transfers
 from nvprof_kit.analysis.breakdown import idle as launching
-from nvprof_kit.analysis.diff import diff
+from nvprof_kit.analysis.diff import diff, kernels
 from nvprof_kit.analysis.flops.flops import COLUMNS as FLOPS_COLUMNS
 from nvprof_kit.analysis.foreign.rules import preset, presets
 from nvprof_kit.analysis.hardware import DTYPES, known_gpus
@@ -140,7 +140,7 @@ def texts() -> Mapping[str, str]:
         "profiler-kinds": layer_profile.KIND_COLUMNS,
         "utilisation": utilisation.COLUMNS,
         "diff": diff.COLUMNS,
-        "diff-kernels": diff.KERNEL_COLUMNS,
+        "diff-kernels": kernels.KERNEL_COLUMNS,
         "ranks-waits": waits.WAIT_COLUMNS,
         "ranks-charges": waits.CHARGE_COLUMNS,
         "ranks-layers": ranks_layers.COLUMNS,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit.analysis.attribution.attribution import Attribution
 from nvprof_kit.analysis.attribution.intervals import exact_sums
 from nvprof_kit.analysis.attribution.operations import Operations, op_owners
 from nvprof_kit.analysis.attribution.windows import step_windows
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 Key = tuple[str, str, str]
 """Layer, phase and kernel class."""
 
+_WARM_UP_OF = 3
+
 
 @dataclass(frozen=True)
 class StepSums:
@@ -28,32 +31,35 @@ class StepSums:
 
     Attributes:
         steps: Numbers of the steps, ascending.
-        wall: Length of every step on every device in ns, in no order, shape ``(s,)``.
+        wall: Length of each step in ns, the mean over devices, shape ``(len(steps),)``.
         by_key: GPU time in ns by key, a value per step, shape ``(len(steps),)`` each.
         kernels: A row per kernel name: name, kernel_class, count and gpu_ns per step, where (owners and counts, a
             hashable thing that is equal for kernels doing the same work).
+        skipped: How many first steps were left out.
     """
 
     steps: npt.NDArray[np.int64]
-    wall: npt.NDArray[np.int64]
+    wall: npt.NDArray[np.float64]
     by_key: dict[Key, npt.NDArray[np.int64]]
     kernels: pd.DataFrame
+    skipped: int = 0
 
 
 def step_sums(
-    trace: Trace, own_rules: Sequence[Rule] = (), skipped: int = 0, known: Operations | None = None
+    trace: Trace, own_rules: Sequence[Rule] = (), skip: int | None = None, known: Operations | None = None
 ) -> StepSums:
     """Sum a capture's operations by step and by layer, phase and class; what lies outside these steps is left out.
 
     Args:
         trace: The capture, with the column ``name``.
         own_rules: Rules for kernel classes, asked before the package's.
-        skipped: First steps left out.
+        skip: First steps left out; None leaves out one of three or more, in which the profiler's start, compilation
+            and autotuning are waited for.
         known: The same operations, where owners and classes are known already.
     """
     operations = Operations(trace, own_rules, known)
     attribution, classes = operations.attribution, operations.classes
-    windows = step_windows(trace, attribution)
+    skipped = int(len(attribution.ranges.steps) >= _WARM_UP_OF) if skip is None else skip
     steps = attribution.ranges.steps[skipped:]
     layer, phase = op_owners(attribution)
     inside = np.flatnonzero(attribution.step >= skipped)
@@ -66,7 +72,7 @@ def step_sums(
     names = tuple(CLASSES)
     return StepSums(
         steps=steps,
-        wall=(windows.end - windows.start)[windows.in_step & np.isin(windows.step, steps)],
+        wall=_wall(trace, attribution, steps),
         by_key={
             (
                 str(layer.categories[key // len(CLASSES) // phases]),
@@ -76,7 +82,18 @@ def step_sums(
             for key, row in zip(keys.tolist(), cells.reshape(len(keys), len(steps)), strict=True)
         },
         kernels=_kernels(trace, classes, pair, inside, max(len(steps), 1)),
+        skipped=skipped,
     )
+
+
+def _wall(trace: Trace, attribution: Attribution, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Length of each step, the mean over its stretches on the devices."""
+    windows = step_windows(trace, attribution)
+    mine = np.flatnonzero(windows.in_step & np.isin(windows.step, steps))
+    place = np.searchsorted(steps, windows.step[mine])
+    count = np.bincount(place, minlength=len(steps))
+    total = exact_sums(place, (windows.end - windows.start)[mine], len(steps))
+    return total / np.maximum(count, 1)
 
 
 def _kernels(
