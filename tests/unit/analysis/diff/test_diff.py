@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.nsys_file import NsysFile
 
+from nvprof_kit.analysis.diff import diff as diff_module
 from nvprof_kit.analysis.diff.diff import OPTIONAL, DiffOptions, DiffResult, diff
 from nvprof_kit.analysis.diff.gates import parse_gate
 from nvprof_kit.errors import CaptureError, UsageError
@@ -31,6 +32,21 @@ def capture(path: Path, lengths: tuple[int, ...] = STEADY, gemm: str = "nvjet_a"
         file.kernel(begin + 100, begin + 100 + length, launched=(begin + 11, begin + 12), name=gemm)
         file.kernel(begin + 300, begin + 350, launched=(begin + 21, begin + 22), name="vectorized_elementwise_kernel")
     return file.write()
+
+
+@pytest.fixture(autouse=True)
+def a_host_as_steady_as_the_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tiny steps are idle for most of their length, which would hide every change of it."""
+    if "host_noise" not in request.keywords:
+        monkeypatch.setattr(diff_module, "HOST_NOISE", 0.0)
+
+
+@pytest.mark.host_noise
+def test_a_step_that_waits_for_the_host_differs_from_run_to_run(tmp_path: Path) -> None:
+    # 600 becomes 700, of which the GPU is idle for 450: runs of one program differ by 0.25 · 900 / 1300 = 17 %
+    step = row(compared(tmp_path, STEADY, tuple(2 * length for length in STEADY)), level="step")
+    assert step["verdict"] == "undecided"
+    assert step["error"] == pytest.approx(2**0.5 * 0.25 * 900 / 1300, rel=0.02)
 
 
 def opened(path: Path) -> Trace:
