@@ -23,7 +23,7 @@ import nvprof_kit
 from nvprof_kit.analysis.advise import advise
 from nvprof_kit.analysis.breakdown import breakdown, critical_path, queue, transfers
 from nvprof_kit.analysis.breakdown import idle as launching
-from nvprof_kit.analysis.diff import diff
+from nvprof_kit.analysis.diff import diff, kernels
 from nvprof_kit.analysis.flops.flops import COLUMNS as FLOPS_COLUMNS
 from nvprof_kit.analysis.foreign.rules import preset, presets
 from nvprof_kit.analysis.hardware import DTYPES, known_gpus
@@ -38,11 +38,15 @@ from nvprof_kit.analysis.memory import steps as memory_traffic
 from nvprof_kit.analysis.metrics import COLUMNS as METRICS_COLUMNS
 from nvprof_kit.analysis.ncu.layers import COLUMNS as NCU_COLUMNS
 from nvprof_kit.analysis.ncu.plan import COLUMNS as PLAN_COLUMNS
+from nvprof_kit.analysis.ranks import clocks, replay, waits
+from nvprof_kit.analysis.ranks import layers as ranks_layers
 from nvprof_kit.analysis.timers import COLUMNS as TIMERS_COLUMNS
 from nvprof_kit.cli import group
 from nvprof_kit.instrument.meters import utilisation
 from nvprof_kit.results.base import Result
 from nvprof_kit.results.document import Document
+from nvprof_kit.trace.jobs.schema import TABLES as MAP_TABLES
+from nvprof_kit.trace.jobs.schema import VERSION as MAP_VERSION
 from nvprof_kit.trace.open import open_capture
 
 DOCS = Path(__file__).parent
@@ -89,6 +93,7 @@ EXAMPLES = {
     "breakdown-copies": "breakdown slow-2024.2.sqlite.xz --view copies --top 3",
     "breakdown-queue": "breakdown ddp.rank0-2024.2.sqlite.xz --view queue",
     "summary-operator": "summary slow-operators-2024.2.sqlite.xz --view operator --top 10",
+    "ranks": "ranks ranks-ddp-layer.rank0-2024.2.sqlite.xz ranks-ddp-layer.rank1-2024.2.sqlite.xz --workers 1 --top 5",
     "summary-device": "summary slow-cpu-2024.2.sqlite.xz --view device",
 }
 """Commands of which a page shows what they print, on committed captures of an H200."""
@@ -135,12 +140,19 @@ def texts() -> Mapping[str, str]:
         "profiler-kinds": layer_profile.KIND_COLUMNS,
         "utilisation": utilisation.COLUMNS,
         "diff": diff.COLUMNS,
-        "diff-kernels": diff.KERNEL_COLUMNS,
+        "diff-kernels": kernels.KERNEL_COLUMNS,
+        "ranks-waits": waits.WAIT_COLUMNS,
+        "ranks-charges": waits.CHARGE_COLUMNS,
+        "ranks-layers": ranks_layers.COLUMNS,
+        "ranks-clocks": clocks.COLUMNS,
+        "ranks-critical-path": replay.PATH_COLUMNS,
+        "ranks-what-if": replay.WHAT_IF_COLUMNS,
     }.items():
         rows = [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]
         made[f"columns-{verb}"] = "\n".join(["| column | meaning |", "|---|---|", *rows])
     made |= {f"example-{name}": _example(line) for name, line in EXAMPLES.items()}
     made["attribution-programs"] = attribution_programs()
+    made["columns-maps"] = _maps()
     made["presets"] = _presets()
     made |= {f"api-{group}": _api(rooms) for group, rooms in API.items()}
     made["gpu-peaks"] = _gpu_peaks()
@@ -254,6 +266,16 @@ def _example(line: str) -> str:
     shown = CliRunner().invoke(group, words, env={"COLUMNS": "120"}, catch_exceptions=False).stdout
     kept = [text.replace(f"{data}/", "") for text in shown.rstrip().splitlines() if not text.startswith("! ")]
     return "\n".join(["```", f"$ nvprof-kit {line}", *kept, "```"])
+
+
+def _maps() -> str:
+    """The tables of a rank's map and their columns."""
+    lines = [f"Version {MAP_VERSION}.", "", "| table | column | type | meaning |", "|---|---|---|---|"]
+    for table, columns in MAP_TABLES.items():
+        for name, column in columns.items():
+            kind = {"object": "text"}.get(column.dtype, column.dtype)
+            lines.append(f"| `{table}` | `{name}` | {kind} | {column.meaning} |")
+    return "\n".join(lines)
 
 
 def _presets() -> str:

@@ -39,6 +39,8 @@ from .instrument.meters.utilisation import Utilisation as Utilisation
 from .instrument.modules.annotate import annotate_model as annotate_model
 from .instrument.modules.methods import instrument_method as instrument_method
 from .instrument.ranges.layer_range import layer_range as layer_range
+from .job import Job as Job
+from .job import open_job as open_job
 from .profiler import handlers as handlers
 from .profiler.layer_profiler import LayerProfiler as LayerProfiler
 from .profiler.options import LayerOptions as LayerOptions

@@ -282,20 +282,29 @@ class Capture:
 
     def diff(
         self,
-        new: Capture | str | Path,
+        new: Capture | str | Path | Sequence[Capture | str | Path],
         *,
+        base: Sequence[Capture | str | Path] = (),
         fail_on: Sequence[str] = (),
+        allow_undecided: bool = False,
+        run_noise: float = 0.0075,
+        communication: bool = False,
         steps: StepOptions | None = None,
-        min_steps: int = 4,
+        min_steps: int = 2,
         anyway: bool = False,
         view: Literal["rows", "kernels"] = "rows",
         top: int = 15,
     ) -> Diff:
-        """What became slower or faster in another capture; step-to-step variation decides what is a change.
+        """What became slower or faster in another capture; the noise of steps and runs decides what is a change.
 
         Args:
-            new: The other capture; a path is opened with the rules and the domain of this one.
+            new: The other capture, or several runs of that program; a path is opened with the rules and the domain of
+                this one.
+            base: More runs of this capture's program.
             fail_on: Gates, as in ``"step:+5%"``; `Diff.held` says whether they all held.
+            allow_undecided: Whether a gate holds that the captures cannot decide.
+            run_noise: Least standard deviation from run to run of one program, relative.
+            communication: Whether layers and phases count communication.
             steps: Which steps of each to compare; None for all but warm-up.
             min_steps: Fewest steps of each to compare.
             anyway: Compare captures that should not be compared.
@@ -311,11 +320,24 @@ class Capture:
         from nvprof_kit.results.diff import Diff
 
         gates = [parse_gate(limit) for limit in fail_on]
-        other = new if isinstance(new, Capture) else self._like(new)
-        options = DiffOptions(steps or _all_steps(), min_steps, anyway=anyway, own_rules=self._kernel_rules)
-        base, known = self._operations(OPTIONAL), other._operations(OPTIONAL)
-        result = diff(base.trace, known.trace, gates, options, (base, known))
-        return Diff(**vars(result), sources=(*self.sources, *other.sources), view=view, top=top)
+        news = [new] if isinstance(new, (Capture, str, Path)) else new
+        sides = [
+            [one if isinstance(one, Capture) else self._like(one) for one in side] for side in ((self, *base), news)
+        ]
+        options = DiffOptions(
+            steps or _all_steps(),
+            min_steps,
+            run_noise=run_noise,
+            communication=communication,
+            allow_undecided=allow_undecided,
+            anyway=anyway,
+            own_rules=self._kernel_rules,
+        )
+        known = [[one._operations(OPTIONAL) for one in side] for side in sides]
+        before, after = ([one.trace for one in side] for side in known)
+        result = diff(before, after, gates, options, [*known[0], *known[1]])
+        sources = tuple(source for side in sides for one in side for source in one.sources)
+        return Diff(**vars(result), sources=sources, view=view, top=top)
 
     def plot(self, view: PlotView = "layers", *, depth: int | None = None, step: int | None = None) -> Plot:
         """A picture, labelled and in colours that colour-blind readers tell apart.

@@ -30,6 +30,8 @@ from nvprof_kit.cli.verbs.metrics import metrics
 from nvprof_kit.cli.verbs.ncu import ncu
 from nvprof_kit.cli.verbs.plot import plot
 from nvprof_kit.cli.verbs.profile_ncu import profile as ncu_profile
+from nvprof_kit.cli.verbs.profile_ranks import profile as ranks_profile
+from nvprof_kit.cli.verbs.ranks import ranks
 from nvprof_kit.cli.verbs.recipes import recipes
 from nvprof_kit.cli.verbs.record import record
 from nvprof_kit.cli.verbs.report import report
@@ -75,6 +77,7 @@ for _verb in (
     status,
     record,
     recipes,
+    ranks,
     metrics,
     flops,
     ncu,
@@ -85,6 +88,7 @@ for _verb in (
 ):
     group.add_command(_verb)
 ncu.add_command(ncu_profile)
+ranks.add_command(ranks_profile)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

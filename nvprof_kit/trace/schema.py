@@ -166,6 +166,11 @@ COLLECTIVES: Mapping[str, Column] = MappingProxyType(
             "bytes of its larger buffer: all of an all-gather's output or a reduce-scatter's input; -1: unknown",
         ),
         "ranks": Column("int64", "ranks of its group, -1: unknown"),
+        "communicator": Column(
+            "category", "what its communicator is called on every rank; '' where unknown", optional=True
+        ),
+        "sequence": Column("int64", "sequence number within the communicator, -1: unknown", optional=True),
+        "peers": Column("category", "ranks of the group, or the other rank of a send or receive; ''", optional=True),
     }
 )
 """Calls of a communication library (NCCL), where the capture tells what they moved."""

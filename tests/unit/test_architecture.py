@@ -31,9 +31,12 @@ MAY_IMPORT = {
     "_capture": FOUNDATION | {"trace", "analysis", "report", "results", "_sql"},
     "_sources": FOUNDATION | {"trace", "analysis", "report", "results", "_capture"},
     "_checks": FOUNDATION | {"capture", "trace", "analysis", "results"},
-    "cli": FOUNDATION | {"trace", "analysis", "report", "results", "_capture", "_sources", "_checks"},
+    "cli": FOUNDATION
+    | {"trace", "analysis", "report", "results", "_capture", "_sources", "_checks", "job", "job_maps"},
     "profiler": FOUNDATION | {"instrument", "capture", "trace", "analysis", "report"},
     "integrations": FOUNDATION | {"instrument", "capture"},
+    "job_maps": FOUNDATION | {"trace", "analysis"},
+    "job": FOUNDATION | {"job_maps", "trace", "analysis", "report"},
     "__main__": {"cli"},
 }
 """Data moves one way: a room imports rooms to its left. ``profiler`` alone is of both halves: it records, and reads the

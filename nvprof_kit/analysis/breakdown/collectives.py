@@ -77,22 +77,31 @@ def messages(trace: Trace, rows: Int64Array) -> Messages:
     """
     size, ranks = np.full(len(rows), -1, dtype=np.int64), np.full(len(rows), -1, dtype=np.int64)
     if trace.collectives is not None and len(trace.collectives) and len(rows):
-        calls = {
-            name: trace.collectives[name].to_numpy()
-            for name in ("start_ns", "end_ns", "pid", "tid", "correlation", "bytes", "ranks")
-        }
-        calls["ends_group"] = (trace.collectives["call"] == "ncclGroupEnd").to_numpy().astype(np.int64)
-        linked = calls["correlation"] >= 0
-        owner = np.full(len(linked), NONE, dtype=np.int64)
-        owner[linked] = _by_correlation(trace, rows, {name: values[linked] for name, values in calls.items()})
-        owner[~linked] = _by_time(trace, rows, {name: values[~linked] for name, values in calls.items()})
-        given = np.flatnonzero((owner >= 0) & (calls["ends_group"] == 0))
+        owner = kernels_of_calls(trace, rows)
+        calls = {name: trace.collectives[name].to_numpy() for name in ("bytes", "ranks")}
+        given = np.flatnonzero(owner >= 0)
         told = np.bincount(owner[given], minlength=len(rows)) > 0
         unknown = np.bincount(owner[given], weights=calls["bytes"][given] < 0, minlength=len(rows)) > 0
         summed = np.bincount(owner[given], weights=calls["bytes"][given], minlength=len(rows)).astype(np.int64)
         size = np.where(told & ~unknown, summed, -1)
         np.maximum.at(ranks, owner[given], calls["ranks"][given])
     return Messages(size, ranks)
+
+
+def kernels_of_calls(trace: Trace, rows: Int64Array) -> Int64Array:
+    """The kernel, an index into `rows`, that each row of `Trace.collectives` asked for, by the rules of `messages`;
+    `NONE` for a call without one and for the end of a group, shape ``(c,)``.
+    """
+    if trace.collectives is None or not len(trace.collectives):
+        return np.zeros(0, dtype=np.int64)
+    calls = {name: trace.collectives[name].to_numpy() for name in ("start_ns", "end_ns", "pid", "tid", "correlation")}
+    ends_group = (trace.collectives["call"] == "ncclGroupEnd").to_numpy()
+    calls["ends_group"] = ends_group.astype(np.int64)
+    linked = calls["correlation"] >= 0
+    owner = np.full(len(linked), NONE, dtype=np.int64)
+    owner[linked] = _by_correlation(trace, rows, {name: values[linked] for name, values in calls.items()})
+    owner[~linked] = _by_time(trace, rows, {name: values[~linked] for name, values in calls.items()})
+    return np.where(ends_group, NONE, owner)
 
 
 def _by_correlation(trace: Trace, rows: Int64Array, calls: dict[str, Int64Array]) -> Int64Array:

@@ -1,13 +1,13 @@
-"""Two captures compared: what became slower or faster beyond step-to-step variation, and which kernels came and went.
+"""Two captures compared, or several of each program: what became slower or faster beyond the noise of steps and runs,
+what is the same and how surely, what the captures cannot decide, and which kernels came and went.
 
-The samples are the steps. Whether a difference is one is told by a rank test (Mann-Whitney), corrected for the number
-of questions asked (Benjamini-Hochberg), and never by a percentage alone; a bootstrap gives the range the change lies
-in. Differences below `DiffOptions.noise` are none, whatever the test says.
+`nvprof_kit.analysis.diff.effects` has the model. Its p is corrected for the number of questions asked
+(Benjamini-Hochberg), so that of a hundred layers that did not change five are not called changed.
 """
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,9 @@ import numpy.typing as npt
 
 from nvprof_kit.analysis.attribution.operations import Operations
 from nvprof_kit.analysis.attribution.steps import ALL_STEPS, StepOptions
-from nvprof_kit.analysis.diff.gates import Gate, GateOutcome, corrected, judge
+from nvprof_kit.analysis.diff.effects import Effects, effects
+from nvprof_kit.analysis.diff.gates import Gate, GateOutcome, Limits, corrected, judge
+from nvprof_kit.analysis.diff.kernels import compared_kernels
 from nvprof_kit.analysis.diff.samples import StepSums, step_sums
 from nvprof_kit.analysis.kernels.classes import Rule
 from nvprof_kit.errors import CaptureError
@@ -34,33 +36,26 @@ COLUMNS = {
     "layer": "module path or `(none)`, '' over all",
     "phase": "phase of the layer or of the loop, '' over all",
     "kernel_class": "class of the kernels, '' over all",
-    "base_ns": "median time per step in BASE",
+    "base_ns": "time per step in BASE: the geometric mean, the mean where some step lacks the row",
     "new_ns": "the same in NEW",
     "change_ns": "the difference",
     "change": "the difference over `base_ns`, missing where that is 0",
-    "low": "lower end of the 95 % bootstrap interval of `change`; missing for `layer class`",
+    "low": "lower end of the 95 % interval of `change`, missing where the steps bound nothing",
     "high": "its upper end",
-    "p": "Mann-Whitney's p over the steps, corrected for the number of rows of its level",
+    "p": "of no change, by the t test of the effect model, corrected for the number of rows of its level",
     "p_alone": "the same before the correction",
-    "verdict": "`slower`, `faster`, `same`, `new`, `gone`",
+    "verdict": "`slower`, `faster`, `same`, `undecided`, `new`, `gone`",
+    "within": "the change is within ± this with 95 %: the larger end of the interval",
+    "at_most": "the change is below this with 95 %: what a gate compares with its limit",
+    "error": "standard error of `change`, of steps and runs, missing as `change` is",
+    "df": "its degrees of freedom; 1e6 where the run-to-run floor is all of it",
 }
 """The columns of `DiffResult.rows`."""
-
-KERNEL_COLUMNS = {
-    "what": "`new`, `gone` or `renamed`",
-    "name": "the kernel, in BASE where it is gone or renamed",
-    "now": "its name in NEW where it is renamed",
-    "kernel_class": "its class",
-    "count": "runs per step",
-    "base_ns": "time per step in BASE",
-    "new_ns": "time per step in NEW",
-}
-"""The columns of `DiffResult.kernels`."""
 
 LEVELS = ("step", "phase", "class", "layer", "layer class")
 """What is compared, from the whole to its parts."""
 
-_RESAMPLES = 999
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 @dataclass(frozen=True)
@@ -69,32 +64,44 @@ class DiffOptions:
 
     Attributes:
         steps: Which steps of each capture to compare, by default all but warm-up.
-        min_steps: Fewest steps of each that can be compared; below four no rank test can tell anything at 5 %.
+        min_steps: Fewest steps of each that can be compared; where there are fewer without warm-up, it is taken in.
         level: Probability of calling a difference one that is none.
         noise: Relative change below which nothing is a change.
+        run_noise: Least standard deviation from run to run of one program, relative.
+        tolerance: What is within ± this is the same; what may be more is undecided.
+        communication: Whether layers and phases count communication, which is mostly waiting for other ranks.
+        allow_undecided: Whether a gate holds that the captures cannot decide.
         anyway: Compare what should not be compared, with the reason as a warning.
         own_rules: Rules for kernel classes, asked before the package's.
     """
 
     steps: StepOptions = ALL_STEPS
-    min_steps: int = 4
+    min_steps: int = 2
     level: float = 0.05
     noise: float = 0.01
+    run_noise: float = 0.0075
+    tolerance: float = 0.1
+    communication: bool = False
+    allow_undecided: bool = False
     anyway: bool = False
     own_rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True)
 class DiffResult:
-    """Two captures compared.
+    """Two captures compared, or several of each.
 
     Attributes:
         rows: The columns of `COLUMNS`, by level, within one the largest difference first.
-        kernels: Kernels that are new, gone or renamed, the costliest first, with `KERNEL_COLUMNS`.
+        kernels: Kernels that are new, gone, renamed or run in another number, the costliest first, with
+            `nvprof_kit.analysis.diff.kernels.KERNEL_COLUMNS`.
         gates: What became of each gate.
-        base_steps, new_steps: Number of steps compared.
+        base_steps, new_steps: Number of steps compared, over all runs.
         warnings: Sentences on what may be wrong with the comparison.
-        base, new: What the captures say of themselves.
+        base, new: What the first capture of each side says of itself.
+        base_runs, new_runs: The same of every capture.
+        launches: Kernels per step in BASE and in NEW.
+        notes: Sentences on how it was compared.
     """
 
     rows: pd.DataFrame
@@ -105,60 +112,87 @@ class DiffResult:
     warnings: tuple[str, ...]
     base: CaptureInfo
     new: CaptureInfo
+    base_runs: tuple[CaptureInfo, ...] = ()
+    new_runs: tuple[CaptureInfo, ...] = ()
+    launches: tuple[float, float] = (0.0, 0.0)
+    notes: tuple[str, ...] = ()
 
 
 def diff(
-    base: Trace,
-    new: Trace,
+    base: Trace | Sequence[Trace],
+    new: Trace | Sequence[Trace],
     gates: Sequence[Gate] = (),
     options: DiffOptions | None = None,
-    known: tuple[Operations | None, Operations | None] = (None, None),
+    known: Sequence[Operations | None] = (),
 ) -> DiffResult:
-    """Compare two captures, opened with `OPTIONAL`.
+    """Compare two captures, opened with `OPTIONAL`, or several runs of each program.
 
     Args:
-        base: The capture before.
-        new: The capture after.
+        base: The capture before, or several runs.
+        new: The capture after, or several runs.
         gates: What must not become slower.
         options: What counts as a change.
-        known: The operations of each, where owners and classes are known already.
+        known: The operations of each run, BASE's first, where owners and classes are known already.
 
     Raises:
         CaptureError: They cannot be compared: another GPU, another tool, another part of the loop, too few steps.
         UsageError: A gate limits nothing that is there.
     """
     options = options or DiffOptions()
+    sides = [tuple(side) if isinstance(side, Sequence) else (side,) for side in (base, new)]
+    infos = [tuple(one.info for one in side) for side in sides]
+    given = iter((*known, *[None] * (len(infos[0]) + len(infos[1]) - len(known))))
     before, after = (
-        step_sums(one, options.own_rules, options.steps, options.min_steps, known=operations)
-        for one, operations in zip((base, new), known, strict=True)
+        tuple(step_sums(one, options.own_rules, options.steps, options.min_steps, next(given)) for one in side)
+        for side in sides
     )
-    reasons = [*_unlike(base.info, new.info, before, after), *_too_few(base.info, new.info, before, after, options)]
-    none = not (len(before.steps) and len(after.steps))
+    reasons = _reasons([*zip((*infos[0], *infos[1]), (*before, *after), strict=True)], options)
+    none = not all(len(sums.steps) for sums in (*before, *after))
     if reasons and (none or not options.anyway):
-        raise CaptureError(f"{base.info.path} and {new.info.path} cannot be compared: {'; '.join(reasons)}")
-    rows = _rows(before, after, options)
+        raise CaptureError(f"{infos[0][0].path} and {infos[1][0].path} cannot be compared: {'; '.join(reasons)}")
+    rows, widening = _rows(before, after, options)
+    kernels, launches = compared_kernels(before, after)
+    limits = Limits(options.level, options.noise, options.allow_undecided)
     return DiffResult(
         rows=rows,
-        kernels=_kernels(before.kernels, after.kernels),
-        gates=tuple(judge(gate, rows, options.level, options.noise) for gate in gates),
-        base_steps=len(before.steps),
-        new_steps=len(after.steps),
-        warnings=(
-            *(f"compared in spite of this: {reason}" for reason in reasons),
+        kernels=kernels,
+        gates=tuple(judge(gate, rows, limits) for gate in gates),
+        base_steps=sum(len(sums.steps) for sums in before),
+        new_steps=sum(len(sums.steps) for sums in after),
+        warnings=tuple(f"compared in spite of this: {reason}" for reason in reasons),
+        base=infos[0][0],
+        new=infos[1][0],
+        base_runs=infos[0],
+        new_runs=infos[1],
+        launches=launches,
+        notes=(
             *(
                 f"{info.path}: {said}"
-                for info, sums in ((base.info, before), (new.info, after))
+                for info, sums in zip((*infos[0], *infos[1]), (*before, *after), strict=True)
                 for said in sums.left_out
             ),
-            *_blind(before, after, rows, options),
+            *_notes(before, after, rows, widening, options),
         ),
-        base=base.info,
-        new=new.info,
     )
+
+
+def _reasons(captures: Sequence[tuple[CaptureInfo, StepSums]], options: DiffOptions) -> list[str]:
+    """Why the captures measure different things, or too little."""
+    reasons: list[str] = []
+    (first, sums), *others = captures
+    for other, its in others:
+        reasons += _unlike(first, other, sums, its)
+    reasons += [
+        f"{info.path} has {len(sums.steps)} steps to compare, needed {options.min_steps}: capture more, or mark "
+        "them with nvprof_kit.step(...)"
+        for info, sums in captures
+        if len(sums.steps) < options.min_steps
+    ]
+    return list(dict.fromkeys(reasons))
 
 
 def _unlike(base: CaptureInfo, new: CaptureInfo, before: StepSums, after: StepSums) -> list[str]:
-    """Why the captures measure different things."""
+    """Why two captures measure different things."""
     reasons = []
     if base.gpus != new.gpus:
         reasons.append(f"other GPUs ({', '.join(base.gpus) or 'none'}; {', '.join(new.gpus) or 'none'})")
@@ -170,165 +204,127 @@ def _unlike(base: CaptureInfo, new: CaptureInfo, before: StepSums, after: StepSu
     return reasons
 
 
-def _too_few(base: CaptureInfo, new: CaptureInfo, before: StepSums, after: StepSums, options: DiffOptions) -> list[str]:
-    return [
-        f"{info.path} has {len(sums.steps)} steps to compare, needed {options.min_steps}: capture more, or mark "
-        "them with nvprof_kit.step(...)"
-        for info, sums in ((base, before), (new, after))
-        if len(sums.steps) < options.min_steps
-    ]
+def _notes(
+    before: Sequence[StepSums], after: Sequence[StepSums], rows: pd.DataFrame, widening: float, options: DiffOptions
+) -> tuple[str, ...]:
+    """How the captures were compared, where a reader may take it for something else."""
+    notes = []
+    comm = rows[(rows["level"] == "class") & (rows["kernel_class"] == "comm")]
+    if len(comm) and not options.communication:
+        notes.append(
+            "Layers and phases are compared without communication, which may be waiting for other ranks; "
+            "--with-communication counts it."
+        )
+    if len(before) == len(after) == 1:
+        notes.append(
+            f"One run of each: their noise from run to run is taken to be {100 * options.run_noise:g} % "
+            "(--run-noise); give several of each with --base and --new to have it measured."
+        )
+    if widening > 1:
+        notes.append(
+            f"Equal layers differ {widening:.1f} times more between the captures than their steps predict; the "
+            "intervals of layers are that much wider."
+        )
+    return tuple(notes)
 
 
-def _blind(before: StepSums, after: StepSums, rows: pd.DataFrame, options: DiffOptions) -> list[str]:
-    """That the steps are too few to tell a change of one layer among so many, whatever its size."""
-    left, right = len(before.steps), len(after.steps)
-    layers = int((rows["level"] == "layer").sum())
-    if not layers or 2 * layers / math.comb(left + right, left) < options.level:
-        return []
-    needed = next(n for n in range(2, 1000) if 2 * layers / math.comb(2 * n, n) < options.level)
-    return [
-        f"{left} and {right} steps are too few to tell a change of one layer among {layers} rows of layers, however "
-        f"large: capture {needed} or more of each, or name the layer in --fail-on"
-    ]
+Key = tuple[str, str, str, str]
+"""Level, layer, phase and class."""
+Samples = dict[Key, npt.NDArray[np.float64]]
 
 
-Samples = dict[tuple[str, str, str, str], npt.NDArray[np.float64]]
-
-
-def _samples(sums: StepSums) -> Samples:
-    """Level, layer, phase and class of everything that is compared, and its values over the steps."""
+def _samples(sums: StepSums, communication: bool) -> Samples:
+    """Everything that is compared, and its values over the steps."""
     made: Samples = {("step", "", "", ""): sums.wall.astype(float)}
     for (layer, phase, kernel_class), row in sums.by_key.items():
-        for key in (
-            ("phase", "", phase, ""),
-            ("class", "", "", kernel_class),
-            ("layer", layer, phase, ""),
-            ("layer class", layer, phase, kernel_class),
-        ):
+        keys: list[Key] = [("class", "", "", kernel_class)]
+        if communication or kernel_class != "comm":
+            keys += [
+                ("phase", "", phase, ""),
+                ("layer", layer, phase, ""),
+                ("layer class", layer, phase, kernel_class),
+            ]
+        for key in keys:
             made[key] = made[key] + row if key in made else row.astype(float)
     return made
 
 
-def _rows(before: StepSums, after: StepSums, options: DiffOptions) -> pd.DataFrame:
+def _rows(before: Sequence[StepSums], after: Sequence[StepSums], options: DiffOptions) -> tuple[pd.DataFrame, float]:
+    """The rows of all levels, and what the error of the layers was widened by."""
     import pandas as pd
 
-    left, right = _samples(before), _samples(after)
-    parts = []
+    sides = [[_samples(sums, options.communication) for sums in side] for side in (before, after)]
+    present = list(dict.fromkeys(key for side in sides for run in side for key in run))
+    parts, widening = [], 1.0
     for level in LEVELS:
-        keys = [key for key in dict.fromkeys((*left, *right)) if key[0] == level]
+        keys = [key for key in present if key[0] == level]
         if keys:
-            parts.append(_level(keys, left, right, options))
+            found = effects(
+                [_matrix(keys, run) for run in sides[0]],
+                [_matrix(keys, run) for run in sides[1]],
+                _equals(keys),
+                max(options.run_noise, _host_noise(before, after) if level == "step" else 0.0),
+                widen=level in ("layer", "layer class"),
+            )
+            parts.append(_level(keys, found, options))
+            widening = found.widening if level == "layer" else widening
     rows: pd.DataFrame = pd.concat(parts, ignore_index=True)
-    return rows
+    return rows, widening
 
 
-def _level(keys: list[tuple[str, str, str, str]], left: Samples, right: Samples, options: DiffOptions) -> pd.DataFrame:
-    """The rows of one level."""
-    import pandas as pd
-
-    sides = [_matrix(keys, samples) for samples in (left, right)]
-    medians = [np.median(side, axis=1) if side.shape[1] else np.zeros(len(keys)) for side in sides]
-    change = np.divide(medians[1] - medians[0], medians[0], out=np.full(len(keys), np.nan), where=medians[0] > 0)
-    alone = _p_values(*sides)
-    p = corrected(alone)
-    low, high = _intervals(*sides) if keys[0][0] != "layer class" else (np.full(len(keys), np.nan),) * 2
-    told = (p < options.level) & ~(np.abs(change) < options.noise)
-    verdict = np.select(
-        [
-            [key not in left for key in keys],
-            [key not in right for key in keys],
-            told & (medians[1] > medians[0]),
-            told & (medians[1] < medians[0]),
-        ],
-        ["new", "gone", "slower", "faster"],
-        "same",
-    )
-    columns: dict[str, Any] = dict(
-        zip(("level", "layer", "phase", "kernel_class"), zip(*keys, strict=True), strict=True)
-    )
-    columns |= {"base_ns": medians[0], "new_ns": medians[1], "change_ns": medians[1] - medians[0]}
-    columns |= {"change": change, "low": low, "high": high, "p": p, "p_alone": alone, "verdict": verdict}
-    table = pd.DataFrame(columns).astype({name: "int64" for name in ("base_ns", "new_ns", "change_ns")})
-    ordered: pd.DataFrame = table.iloc[np.argsort(-table["change_ns"].abs().to_numpy(), kind="stable")]
-    return ordered
+HOST_NOISE = 0.25
+"""Standard deviation from run to run of the time in which the GPU waits for the host, relative. Ten runs of one eager
+program of which the GPU was idle for 60 % of a step had steps of 16.7 to 25.8 ms, 15 % of standard deviation, while
+their layers on the GPU agreed within 1 % (``docs/diff.md``).
+"""
 
 
-def _matrix(keys: list[tuple[str, str, str, str]], samples: Samples) -> npt.NDArray[np.float64]:
-    width = next(len(row) for key, row in samples.items() if key[0] == keys[0][0]) if samples else 0
+def _host_noise(before: Sequence[StepSums], after: Sequence[StepSums]) -> float:
+    """Least noise from run to run of the length of a step, where one run of each side does not show it."""
+    if len(before) > 1 and len(after) > 1:
+        return 0.0
+    wall = sum(float(sums.wall.sum()) for sums in (*before, *after))
+    busy = sum(float(row.sum()) for sums in (*before, *after) for row in sums.by_key.values())
+    return HOST_NOISE * max(1 - busy / wall, 0.0) if wall else 0.0
+
+
+def _matrix(keys: list[Key], samples: Samples) -> npt.NDArray[np.float64]:
+    width = len(samples["step", "", "", ""])
     return np.array([samples.get(key, np.zeros(width)) for key in keys])
 
 
-def _p_values(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Mann-Whitney's p of each row."""
-    from scipy import stats
-
-    if min(left.shape[1], right.shape[1]) < 2:
-        return np.ones(len(left))
-    constant = (left == left[:, :1]).all(axis=1) & (right == left[:, :1]).all(axis=1)
-    p = np.ones(len(left))
-    tied = np.array(
-        [
-            len(np.unique(np.concatenate(pair))) < left.shape[1] + right.shape[1]
-            for pair in zip(left, right, strict=True)
-        ]
-    )
-    for rows, method in ((~constant & ~tied, "exact"), (~constant & tied, "asymptotic")):
-        if rows.any():
-            p[rows] = stats.mannwhitneyu(left[rows], right[rows], axis=1, method=method).pvalue
-    return p
+def _equals(keys: list[Key]) -> npt.NDArray[np.int64]:
+    """A number for each row that its equals share: layers whose paths differ only in numbers."""
+    named = [(_NUMBER.sub("*", layer), phase, kernel_class) for _, layer, phase, kernel_class in keys]
+    place = {one: number for number, one in enumerate(dict.fromkeys(named))}
+    return np.array([place[one] for one in named], dtype=np.int64)
 
 
-def _intervals(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> tuple[Any, Any]:
-    """The 95 % bootstrap interval of each row's relative change of medians."""
-    from scipy import stats
-
-    low, high = np.full(len(left), np.nan), np.full(len(left), np.nan)
-    rows = (left > 0).all(axis=1)
-    if rows.any() and min(left.shape[1], right.shape[1]) >= 2:
-
-        def change(a: Any, b: Any, axis: int) -> Any:
-            middle = np.median(a, axis=axis)
-            return (np.median(b, axis=axis) - middle) / middle
-
-        found = stats.bootstrap(
-            (left[rows], right[rows]),
-            change,
-            axis=1,
-            method="percentile",
-            n_resamples=_RESAMPLES,
-            batch=100,
-            random_state=0,
-        ).confidence_interval
-        low[rows], high[rows] = found.low, found.high
-    return low, high
-
-
-def _kernels(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
-    """Kernels that only one capture has; two that do the same work are one that was renamed."""
+def _level(keys: list[Key], found: Effects, options: DiffOptions) -> pd.DataFrame:
+    """The rows of one level."""
     import pandas as pd
 
-    gone, fresh = (
-        one[~one["name"].isin(other["name"])].sort_values("gpu_ns", ascending=False, kind="stable")
-        for one, other in ((before, after), (after, before))
+    p = corrected(found.p)
+    within = np.maximum(np.abs(found.low), np.abs(found.high))
+    told = (p < options.level) & ~(np.abs(found.change) < options.noise)
+    verdict = np.select(
+        [
+            (found.base == 0) & (found.new > 0),
+            (found.new == 0) & (found.base > 0),
+            told & (found.change > 0),
+            told & (found.change < 0),
+            (within <= options.tolerance) | ((found.base == 0) & (found.new == 0)),
+        ],
+        ["new", "gone", "slower", "faster", "same"],
+        "undecided",
     )
-    left = fresh.to_dict("records")
-    rows = []
-    for old in gone.to_dict("records"):
-        same = next((one for one in left if _same_work(old, one)), None)
-        if same is not None:
-            left.remove(same)
-        now, ns = (same["name"], same["gpu_ns"]) if same else ("", 0.0)
-        rows.append(
-            ("renamed" if same else "gone", old["name"], now, old["kernel_class"], old["count"], old["gpu_ns"], ns)
-        )
-    rows += [("new", one["name"], "", one["kernel_class"], one["count"], 0.0, one["gpu_ns"]) for one in left]
-    table = pd.DataFrame(rows, columns=list(KERNEL_COLUMNS)).astype({"base_ns": "int64", "new_ns": "int64"})
-    order = np.argsort(-table[["base_ns", "new_ns"]].max(axis=1).to_numpy(), kind="stable")
-    made: pd.DataFrame = table.iloc[order].reset_index(drop=True)
-    return made
-
-
-def _same_work(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
-    """Whether two kernels are of one class and run as often per step in as many places."""
-    places = [(row["kernel_class"], row["where"][0], row["where"][2]) for row in (one, other)]
-    return places[0] == places[1]
+    base_ns, new_ns = (np.rint(side).astype(np.int64) for side in (found.base, found.new))
+    columns: dict[str, Any] = dict(
+        zip(("level", "layer", "phase", "kernel_class"), zip(*keys, strict=True), strict=True)
+    )
+    columns |= {"base_ns": base_ns, "new_ns": new_ns, "change_ns": new_ns - base_ns, "change": found.change}
+    columns |= {"low": found.low, "high": found.high, "p": p, "p_alone": found.p, "verdict": verdict}
+    columns |= {"within": within, "at_most": found.at_most, "error": found.error, "df": found.df}
+    table = pd.DataFrame(columns)
+    ordered: pd.DataFrame = table.iloc[np.argsort(-table["change_ns"].abs().to_numpy(), kind="stable")]
+    return ordered

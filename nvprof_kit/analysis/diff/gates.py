@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -39,11 +40,12 @@ class Gate:
 
 @dataclass(frozen=True)
 class GateOutcome:
-    """What became of a gate: whether it held, and the sentence that says why."""
+    """What became of a gate: whether it held, the sentence that says why, and whether the captures could not decide."""
 
     gate: Gate
     held: bool
     reason: str
+    undecided: bool = False
 
 
 def parse_gate(text: str) -> Gate:
@@ -76,41 +78,83 @@ def corrected(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return found
 
 
-def judge(gate: Gate, rows: pd.DataFrame, level: float, noise: float) -> GateOutcome:
-    """Whether a gate holds; it fails where something became slower by the limit, beyond step-to-step variation. That is
-    asked of the rows it names alone, so p is corrected for their number.
+@dataclass(frozen=True)
+class Limits:
+    """What a gate calls a change.
+
+    Attributes:
+        level: Probability of calling a difference one that is none.
+        noise: Relative change below which nothing is a change.
+        allow_undecided: Whether a gate holds that the captures cannot decide.
+        negligible: Part of the step's time; a row that cannot have lost more is not undecided.
+    """
+
+    level: float
+    noise: float
+    allow_undecided: bool = False
+    negligible: float = 0.001
+
+
+def judge(gate: Gate, rows: pd.DataFrame, limits: Limits) -> GateOutcome:
+    """Whether a gate holds. It fails where something became slower by the limit, beyond the noise; that is asked of the
+    rows it names alone, so p is corrected for their number. It also fails where a row may have become slower by the
+    limit and nobody knows: its upper bound (95 %) reaches the limit.
 
     Args:
         gate: The gate.
         rows: `nvprof_kit.analysis.diff.diff.DiffResult.rows`.
-        level: As in `nvprof_kit.analysis.diff.diff.DiffOptions`.
-        noise: The same.
+        limits: What is a change.
 
     Raises:
         UsageError: It limits nothing that either capture has.
     """
-    mine = rows[rows["level"] == gate.level]
+    mine = _limited(gate, rows)
+    told = (corrected(mine["p_alone"].to_numpy()) < limits.level) & ~(mine["change"].abs() < limits.noise)
+    slower = mine[((mine["change"] >= gate.limit) & told) | (mine["verdict"] == "new")]
+    if len(slower):
+        return GateOutcome(gate, False, f"{_worst(slower)}, the limit is +{100 * gate.limit:g} %")
+    undecided = mine[~(mine["at_most"] < gate.limit) & (mine["new_ns"] > 0) & ~_negligible(mine, rows, limits)]
+    if len(undecided):
+        row = undecided.sort_values(["at_most"], ascending=False, kind="stable", na_position="first").iloc[0]
+        reason = f"undecided: {named(row)} {_change(row)}, {_bound(row)}; capture more steps, or more runs of each"
+        if len(undecided) > 1:
+            reason += f" ({len(undecided)} of {len(mine)} rows)"
+        return GateOutcome(gate, limits.allow_undecided, reason, undecided=True)
+    row = mine.sort_values("change", ascending=False, kind="stable").iloc[0]
+    bound = f", {_bound(row)}" if row["at_most"] < gate.limit else ""
+    return GateOutcome(gate, True, f"largest change {_change(row)} ({named(row)}){bound}")
+
+
+def _limited(gate: Gate, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that a gate names."""
+    mine: pd.DataFrame = rows[rows["level"] == gate.level]
     if gate.level in _COLUMN:
         mine = mine[mine[_COLUMN[gate.level]] == gate.target]
     elif gate.level == "layer":
         texts = zip(mine["layer"], mine["layer"] + " " + mine["phase"], strict=True)
         mine = mine[[any(fnmatchcase(text, gate.target) for text in pair) for pair in texts]]
     if not len(mine):
-        raise UsageError(f"--fail-on {gate.text!r}: neither capture has such a {gate.level}")
-    mine = mine.assign(told=corrected(mine["p_alone"].to_numpy()) < level)
-    grown = (mine["base_ns"] == 0) & (mine["new_ns"] > 0)
-    over = mine[(mine["change"] >= gate.limit) | grown | (mine["verdict"] == "new")]
-    slower = over[(over["told"] & ~(over["change"] < noise)) | (over["verdict"] == "new")]
-    if len(slower):
-        worst = slower.sort_values("change_ns", ascending=False, kind="stable").iloc[0]
-        return GateOutcome(gate, False, f"{named(worst)} {_change(worst)}, the limit is +{100 * gate.limit:g} %")
-    if len(over):
-        worst = over.sort_values("change_ns", ascending=False, kind="stable").iloc[0]
-        alone = worst["p_alone"] < level
-        why = f"too few steps to tell it among {len(mine)} rows" if alone else "within step-to-step variation"
-        return GateOutcome(gate, True, f"{named(worst)} {_change(worst)}, but {why}")
-    worst = mine.sort_values("change", ascending=False, kind="stable").iloc[0]
-    return GateOutcome(gate, True, f"at most {_change(worst)} ({named(worst)})")
+        raise UsageError(
+            f"--fail-on {gate.text!r}: neither capture has such a {gate.level} outside communication; needed one that "
+            "the table has, or --with-communication"
+        )
+    return mine
+
+
+def _negligible(mine: pd.DataFrame, rows: pd.DataFrame, limits: Limits) -> npt.NDArray[np.bool_]:
+    """Which rows lost next to nothing of the step, whatever their change is."""
+    step = int(rows.loc[rows["level"] == "step", "base_ns"].iloc[0])
+    found: npt.NDArray[np.bool_] = (mine["at_most"] * mine["base_ns"] < limits.negligible * step).to_numpy()
+    return found
+
+
+def _worst(rows: pd.DataFrame) -> str:
+    row = rows.sort_values("change_ns", ascending=False, kind="stable").iloc[0]
+    return f"{named(row)} {_change(row)}"
+
+
+def _bound(row: pd.Series) -> str:
+    return f"at most {100 * row['at_most']:+.1f} %" if abs(row["at_most"]) < math.inf else "bounded by nothing"
 
 
 def named(row: pd.Series) -> str:
@@ -124,6 +168,4 @@ def named(row: pd.Series) -> str:
 def _change(row: pd.Series) -> str:
     if row["verdict"] == "new":
         return "is new"
-    if row["base_ns"]:
-        return f"{100 * row['change']:+.1f} %"
-    return "ran in fewer than half of the steps before and runs in most now" if row["new_ns"] else "+0.0 %"
+    return f"{100 * row['change']:+.1f} %" if row["base_ns"] else "+0.0 %"

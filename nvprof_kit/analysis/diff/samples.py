@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit.analysis.attribution.attribution import Attribution
 from nvprof_kit.analysis.attribution.intervals import exact_sums
-from nvprof_kit.analysis.attribution.nesting import NONE
+from nvprof_kit.analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit.analysis.attribution.operations import Operations, op_owners
 from nvprof_kit.analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit.analysis.attribution.warm_up import choose_steps, left_out_warnings
@@ -31,7 +32,7 @@ class StepSums:
 
     Attributes:
         steps: Number of each step, by time; a number may come again.
-        wall: Length of every step on every device in ns, in no order, shape ``(s,)``.
+        wall: Length of each step in ns, the mean over devices, shape ``(len(steps),)``.
         by_key: GPU time in ns by key, a value per step, shape ``(len(steps),)`` each.
         kernels: A row per kernel name: name, kernel_class, count and gpu_ns per step, where (owners and counts, a
             hashable thing that is equal for kernels doing the same work).
@@ -39,7 +40,7 @@ class StepSums:
     """
 
     steps: npt.NDArray[np.int64]
-    wall: npt.NDArray[np.int64]
+    wall: npt.NDArray[np.float64]
     by_key: dict[Key, npt.NDArray[np.int64]]
     kernels: pd.DataFrame
     left_out: tuple[str, ...] = ()
@@ -63,7 +64,6 @@ def step_sums(
     """
     operations = Operations(trace, own_rules, known)
     attribution, classes = operations.attribution, operations.classes
-    windows = step_windows(trace, attribution)
     choice = choose_steps(trace, attribution, options)
     left_out = left_out_warnings(choice)
     if not choice.asked and choice.count < least:
@@ -83,7 +83,7 @@ def step_sums(
     names = tuple(CLASSES)
     return StepSums(
         steps=steps,
-        wall=(windows.end - windows.start)[column[windows.instance] >= 0],
+        wall=_wall(trace, attribution, column, len(steps)),
         by_key={
             (
                 str(layer.categories[key // len(CLASSES) // phases]),
@@ -95,6 +95,23 @@ def step_sums(
         kernels=_kernels(trace, classes, pair, inside, max(len(steps), 1)),
         left_out=left_out,
     )
+
+
+def _wall(trace: Trace, attribution: Attribution, column: Int64Array, steps: int) -> npt.NDArray[np.float64]:
+    """Length of each step, the mean over its stretches on the devices.
+
+    Args:
+        trace: The capture.
+        attribution: Its steps.
+        column: For each instance of a step its place among those looked at, or `NONE`; behind the last `NONE`.
+        steps: How many are looked at.
+    """
+    windows = step_windows(trace, attribution)
+    place = column[windows.instance]
+    mine = np.flatnonzero(place >= 0)
+    count = np.bincount(place[mine], minlength=steps)
+    total = exact_sums(place[mine], (windows.end - windows.start)[mine], steps)
+    return total / np.maximum(count, 1)
 
 
 def _kernels(

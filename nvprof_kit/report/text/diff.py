@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nvprof_kit.analysis.diff.diff import DiffResult
+    from nvprof_kit.trace.schema import CaptureInfo
 
 _MS = Milliseconds(1, 3)
 _MARKUP = re.compile(r"[\\|*`\[\]]")
@@ -30,8 +31,8 @@ def diff_report(result: DiffResult, top: int) -> list[RenderableType]:
     for cells in rows:
         made.add_row(*cells)
     parts: list[RenderableType] = [
-        Text("base ").append_text(capture_line(result.base, result.base_steps)),
-        Text("new  ").append_text(capture_line(result.new, result.new_steps)),
+        *_captures("base", result.base_runs or (result.base,), result.base_steps),
+        *_captures("new ", result.new_runs or (result.new,), result.new_steps),
         "",
         Text(_headline(result), "bold"),
         "",
@@ -39,13 +40,14 @@ def diff_report(result: DiffResult, top: int) -> list[RenderableType]:
         *([Text(_unshown(result, len(rows)), "dim")] if _unshown(result, len(rows)) else []),
     ]
     if len(result.kernels):
-        parts += ["", Text("Kernels", "bold"), *(Text(line) for line in _kernel_lines(result, top))]
+        parts += ["", Text(_kernel_head(result), "bold"), *(Text(line) for line in _kernel_lines(result, top))]
     if result.gates:
         parts += ["", *(Text(line, "" if held else "bold red") for held, line in _gate_lines(result))]
     return [
         *parts,
         "",
-        Text("Median milliseconds per step; GPU time but for the step.", "dim"),
+        Text("Milliseconds per step, geometric means; GPU time but for the step.", "dim"),
+        *(Text(note, "dim") for note in result.notes),
         *warning_lines(result.warnings),
     ]
 
@@ -59,27 +61,49 @@ def diff_markdown(result: DiffResult, top: int) -> str:
     lines += [f"| {' | '.join(_HEAD)} |", "|---|---:|---:|---:|---:|---|"]
     lines += [f"| {' | '.join(map(_escaped, cells))} |" for cells in rows]
     if len(result.kernels):
-        lines += ["", "<details><summary>Kernels that came, went or were renamed</summary>", ""]
+        lines += ["", f"<details><summary>{_kernel_head(result)}</summary>", ""]
         lines += [f"- {_escaped(line)}" for line in _kernel_lines(result, top)]
         lines += ["", "</details>"]
     lines += [f"\n> {_escaped(warning)}" for warning in result.warnings]
-    base, new = (f"`{info.path}` ({info.tool}, {', '.join(info.gpus)})" for info in (result.base, result.new))
-    lines += ["", f"{base}, {result.base_steps} steps; {new}, {result.new_steps} steps. Median milliseconds per step."]
+    base, new = (
+        ", ".join(f"`{info.path}`" for info in runs) + f" ({one.tool}, {', '.join(one.gpus)})"
+        for one, runs in ((result.base, result.base_runs), (result.new, result.new_runs))
+    )
+    lines += [
+        "",
+        f"{base}, {result.base_steps} steps; {new}, {result.new_steps} steps. Milliseconds per step, geometric means.",
+        *map(_escaped, result.notes),
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _captures(side: str, runs: tuple[CaptureInfo, ...], steps: int) -> list[Text]:
+    """A line for one run; for several a line each, and their steps together."""
+    if len(runs) == 1:
+        return [Text(f"{side} ").append_text(capture_line(runs[0], steps))]
+    return [*(Text(f"{side} {info.path}") for info in runs), Text(f"     {steps} steps of {len(runs)} runs", "dim")]
 
 
 def _headline(result: DiffResult) -> str:
     """One sentence: what became of the step."""
     step = result.rows.iloc[0]
     times = f"{_MS(int(step['base_ns']))} → {_MS(int(step['new_ns']))} ms"
-    if step["verdict"] == "same":
-        return f"No change of the step beyond its own variation: {times} ({100 * step['change']:+.1f} %)"
-    return f"The step is {step['verdict']} by {abs(100 * step['change']):.1f} %: {times} (p = {step['p']:.2g})"
+    verdict = step["verdict"]
+    if verdict in ("slower", "faster"):
+        return f"The step is {verdict} by {abs(100 * step['change']):.1f} %: {times} (p = {step['p']:.2g})"
+    return f"The step is {_verdict(step)}: {times} ({100 * step['change']:+.1f} %)"
+
+
+def _verdict(row: Any) -> str:
+    """The verdict, with what it is good for."""
+    same = row["verdict"] == "same" and row["within"] == row["within"]
+    return f"the same within ±{max(100 * row['within'], 0.1):.1f} %" if same else str(row["verdict"])
 
 
 def _changed(result: DiffResult) -> pd.DataFrame:
     rows = result.rows[result.rows["level"] != "layer class"]
-    changed: pd.DataFrame = rows[(rows["level"] == "step") | (rows["verdict"] != "same")]
+    same = rows["verdict"].isin(("same", "undecided"))
+    changed: pd.DataFrame = rows[(rows["level"] == "step") | ~same]
     return changed
 
 
@@ -91,19 +115,36 @@ def _shown(result: DiffResult, top: int) -> list[tuple[str, ...]]:
 
 
 def _unshown(result: DiffResult, shown: int) -> str:
-    more, same = len(_changed(result)) - shown, int((result.rows["verdict"] == "same").sum())
-    return "; ".join(
-        part
-        for part in (f"{more} more changed" if more else "", f"{same} rows without a change" if same else "")
-        if part
-    )
+    more = len(_changed(result)) - shown
+    rows = result.rows[result.rows["level"].isin(("phase", "class", "layer"))]
+    same, undecided = (rows[rows["verdict"] == verdict] for verdict in ("same", "undecided"))
+    parts = [f"{more} more changed"] if more else []
+    if len(same):
+        parts.append(f"{_rows(len(same))} the same, each within ±{100 * same['within'].max():.1f} % or less")
+    if len(undecided):
+        parts.append(f"{_rows(len(undecided))} undecided, the costliest {named(_costliest(undecided))}")
+    return "; ".join(parts)
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'' if count == 1 else 's'}"
+
+
+def _costliest(rows: pd.DataFrame) -> pd.Series:
+    row: pd.Series = rows.sort_values("new_ns", ascending=False, kind="stable").iloc[0]
+    return row
 
 
 def _cells(row: Any) -> tuple[str, ...]:
     known = row["change"] == row["change"]
     interval = f"{100 * row['low']:+.1f} … {100 * row['high']:+.1f} %" if row["low"] == row["low"] else ""
     change = f"{100 * row['change']:+.1f} %" if known else ""
-    return (named(row), _MS(int(row["base_ns"])), _MS(int(row["new_ns"])), change, interval, row["verdict"])
+    return (named(row), _MS(int(row["base_ns"])), _MS(int(row["new_ns"])), change, interval, _verdict(row))
+
+
+def _kernel_head(result: DiffResult) -> str:
+    base, new = result.launches
+    return f"Kernels that came, went or changed; {base:.6g} → {new:.6g} launches per step"
 
 
 def _kernel_lines(result: DiffResult, top: int) -> list[str]:
@@ -111,7 +152,8 @@ def _kernel_lines(result: DiffResult, top: int) -> list[str]:
     for row in result.kernels.head(top).to_dict("records"):
         name = row["name"][:90] + (f" → {row['now'][:90]}" if row["now"] else "")
         spent = " → ".join(_MS(int(row[side])) or "0" for side in ("base_ns", "new_ns"))
-        lines.append(f"{row['what']}: {name} ({row['kernel_class']}, {row['count']:g} per step, {spent} ms)")
+        counts = dict.fromkeys(f"{row[side]:.4g}" for side in ("base_count", "new_count"))
+        lines.append(f"{row['what']}: {name} ({row['kernel_class']}, {' → '.join(counts)} per step, {spent} ms)")
     return lines + ([f"… and {len(result.kernels) - top} more"] if len(result.kernels) > top else [])
 
 

@@ -7,6 +7,7 @@ kernel (``libkineto/src/output_json.cpp`` of PyTorch's Kineto).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,16 @@ def read_collectives(events: Events, process: int) -> dict[str, Any]:
         "call": [str(event.args.get("Collective name", "")) for event in told],
         "bytes": np.array([_bytes(event) for event in told], dtype=np.int64),
         "ranks": numbers(told, "Group size"),
+        "communicator": [_communicator(event.args) for event in told],
+        "sequence": numbers(told, "Seq"),
+        "peers": [str(event.args.get("Process Group Ranks", "")) for event in told],
     }
+
+
+def _communicator(said: Mapping[str, Any]) -> str:
+    """What names the group on every rank: its ranks, with PyTorch's name of it, since ranks may share two groups."""
+    name, ranks = str(said.get("Process Group Name", "")), str(said.get("Process Group Ranks", ""))
+    return f"group {name} {ranks}".strip() if name or ranks else ""
 
 
 def _bytes(event: Event) -> int:

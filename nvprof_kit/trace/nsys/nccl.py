@@ -28,7 +28,7 @@ _OF_ALL_RANKS = ("AllGather", "ReduceScatter", "AlltoAll", "Gather", "Scatter")
 
 
 def read_collectives(db: Database) -> Columns:
-    """Columns of the schema's ``collectives``; without rows where the export has no payloads."""
+    """Columns of the schema's ``collectives``; only calls' names and times where the export has no payloads."""
     rows = _calls(db)
     if not rows:
         return _columns([], np.empty((0, 3), dtype=np.int64))
@@ -38,17 +38,20 @@ def read_collectives(db: Database) -> Columns:
 
 def _calls(db: Database) -> list[tuple[Any, ...]]:
     """Start, end, thread, domain's id, name and payload of every call of NCCL's."""
-    if not db.has("NVTX_EVENTS", "binaryData", "domainId", "textId", "text") or not db.has(
-        "NVTX_PAYLOAD_SCHEMA_ENTRIES", "domainId", "schemaId", "name", "offset"
-    ):
+    if not db.has("NVTX_EVENTS", "domainId", "textId", "text"):
         return []
+    payload = "n.binaryData" if db.has("NVTX_EVENTS", "binaryData") and _has_layouts(db) else "NULL"
     label = "coalesce((SELECT value FROM StringIds WHERE id = {0}.textId), {0}.text)"
     return db.rows(
-        f'SELECT n.start, n."end", n.globalTid, n.domainId, {label.format("n")}, n.binaryData FROM NVTX_EVENTS AS n '
+        f'SELECT n.start, n."end", n.globalTid, n.domainId, {label.format("n")}, {payload} FROM NVTX_EVENTS AS n '
         f"JOIN NVTX_EVENTS AS d ON d.eventType = 75 AND {label.format('d')} = '{_DOMAIN}' AND d.domainId = n.domainId "
         f"AND (d.globalTid & {_PID_MASK}) = (n.globalTid & {_PID_MASK}) "
         'WHERE n.eventType = 59 AND n."end" IS NOT NULL ORDER BY n.start'
     )
+
+
+def _has_layouts(db: Database) -> bool:
+    return db.has("NVTX_PAYLOAD_SCHEMA_ENTRIES", "domainId", "schemaId", "name", "offset")
 
 
 def _payloads(db: Database, rows: list[tuple[Any, ...]]) -> Int64Array:
@@ -71,6 +74,8 @@ def _payloads(db: Database, rows: list[tuple[Any, ...]]) -> Int64Array:
 
 def _layouts(db: Database, domains: set[int]) -> Mapping[int, Mapping[int, tuple[int, int]]]:
     """By schema: which of size, communicator and ranks it holds, at which offset, in how many bytes."""
+    if not _has_layouts(db):
+        return {}
     wanted = {_SIZE: (0, 8), _COMMUNICATOR: (1, 8), _RANKS: (2, 4)}
     found: dict[int, dict[int, tuple[int, int]]] = {}
     for schema, name, offset in db.rows(
@@ -105,7 +110,18 @@ def _columns(rows: list[tuple[Any, ...]], said: Int64Array) -> Columns:
         "call": labels(which.astype(np.int64), [str(name) for name in names]),
         "bytes": size,
         "ranks": ranks,
+        "communicator": _communicators(said[:, 1]),
+        "sequence": np.full(len(rows), -1, dtype=np.int64),
+        "peers": labels(np.zeros(len(rows), dtype=np.int64), [""]),
     }
+
+
+def _communicators(id_: Int64Array) -> Any:
+    """The communicators' ids as text, '' for -1."""
+    distinct, which = np.unique(id_, return_inverse=True)
+    return labels(
+        which.ravel().astype(np.int64), ["" if one == -1 else f"{one & (1 << 64) - 1:#x}" for one in distinct.tolist()]
+    )
 
 
 def _ranks(pid: Int64Array, said: Int64Array) -> Int64Array:

@@ -1,0 +1,211 @@
+"""How much longer each row takes in NEW than in BASE, and how sure that is: an effect model with power for few steps.
+
+The model, on the logarithm of the times: a run has its own level (clocks, temperature, where memory lies), and its
+steps vary about that. So the run is the sampling unit. The standard error of a change has two parts:
+
+- steps: each run's variance from step to step, but not below the median of its equals (the layers that differ only in
+  their number), so that four steps that happen to agree prove nothing (Welch's t, Satterthwaite's degrees of freedom);
+- runs: where a side has several runs, the variance of the runs' means about their side, moderated over the rows as
+  limma does (Smyth 2004, doi:10.2202/1544-6115.1027), and never below the floor; with one run a side, the floor alone.
+
+Where equal layers disagree about the change by more than that error predicts, it is widened until they fit (Birge's
+ratio). A row that does not run in every step has no logarithm and is compared by its mean in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+TRIM = 0.1
+"""Of ten steps or more, this part at either end is left out of a run's mean: a step that stalled is not its level."""
+
+MOST_WIDENING = 3.0
+"""More disagreement of equal layers is a change of some of them and no noise."""
+
+_EQUALS, _RESIDUALS, _MODERATED = 4, 8, 10
+_FLOOR_DF = 4
+_KNOWN = 1e6
+_MAD_TO_SIGMA = 1.4826
+_MAD_ERROR = 1.167  # standard error of MAD over sigma, times the root of the number of values
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What each row's change is, shape ``(rows,)`` each.
+
+    Attributes:
+        base, new: Time per step of each side: the geometric mean, the mean for a row that some step lacks.
+        change: ``new / base - 1``, NaN where base is 0.
+        low, high: The 95 % interval of `change`; NaN where the samples do not bound it, or a side lacks the row.
+        at_most: What `change` lies below with 95 %.
+        p: Of the change being none.
+        error: Standard error of the change, in the same relative unit; NaN as `change` is.
+        df: Its degrees of freedom.
+        widening: What the error was widened by because equal layers disagree, 1.0 where they do not.
+    """
+
+    base: Floats
+    new: Floats
+    change: Floats
+    low: Floats
+    high: Floats
+    at_most: Floats
+    p: Floats
+    error: Floats
+    df: Floats
+    widening: float
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run's level by row, the variance of that level from its steps, and the degrees of freedom of that."""
+
+    level: Floats
+    variance: Floats
+    df: int
+
+
+def effects(
+    base: Sequence[Floats], new: Sequence[Floats], equals: npt.NDArray[np.int64], run_noise: float, widen: bool = True
+) -> Effects:
+    """The change of each row.
+
+    Args:
+        base: The runs of BASE, each the times by row and step, shape ``(rows, its steps)``.
+        new: The same of NEW, with the same rows.
+        equals: Which rows are equal work: rows of one number, shape ``(rows,)``.
+        run_noise: Least standard deviation from run to run, relative.
+        widen: Whether `equals` are many layers, whose disagreement widens the error.
+    """
+    from scipy import stats
+
+    logs = np.logical_and.reduce([(run > 0).all(axis=1) for run in (*base, *new)])
+    before, after = ([_run(run, logs, equals) for run in side] for side in (base, new))
+    middle = [np.mean([run.level for run in side], axis=0) for side in (before, after)]
+    scale = np.where(logs | (middle[0] <= 0), 1.0, middle[0])
+    effect = (middle[1] - middle[0]) / scale
+    floor = [np.where(logs, 1.0, level / scale) ** 2 * run_noise**2 for level in middle]
+    variance, df = _variance(before, after, floor, scale, logs)
+    widening = _widening(effect, variance, equals, logs) if widen else 1.0
+    error = np.sqrt(variance) * widening
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.where(effect == 0, 0.0, np.abs(effect) / error)
+    half, one_sided = stats.t.ppf(0.975, df) * error, stats.t.ppf(0.95, df) * error
+    known, both = logs | (middle[0] > 0), logs | ((middle[0] > 0) & (middle[1] > 0))
+    change = _relative(effect, logs, known)
+    low, high, at_most = (_relative(effect + by, logs, both) for by in (-half, half, one_sided))
+    base_time, new_time = (np.where(logs, np.exp(np.where(logs, level, 0.0)), level) for level in middle)
+    return Effects(
+        base_time,
+        new_time,
+        change,
+        low,
+        high,
+        at_most,
+        np.asarray(2 * stats.t.sf(t, df)),
+        np.where(np.isfinite(error) & known, error, np.nan),
+        df,
+        widening,
+    )
+
+
+def _relative(value: Floats, logs: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> Floats:
+    with np.errstate(over="ignore"):
+        told = np.where(logs, np.expm1(np.where(logs, value, 0.0)), value)
+    return np.where(known & np.isfinite(told) & np.isfinite(value), told, np.nan)
+
+
+def _run(times: Floats, logs: npt.NDArray[np.bool_], equals: npt.NDArray[np.int64]) -> _Run:
+    count = times.shape[1]
+    cut = int(TRIM * count)
+    level, variance = _mean(times, 0)
+    if logs.any():
+        level[logs], variance[logs] = _mean(np.log(times[logs]), cut)
+        variance[logs] = np.maximum(variance[logs], _typical(variance[logs], equals[logs]))
+    return _Run(level, variance, max(count - 2 * cut - 1, 1))
+
+
+def _mean(values: Floats, cut: int) -> tuple[Floats, Floats]:
+    """The trimmed mean of each row and its variance (Yuen 1974); without a cut the mean and its variance."""
+    count = values.shape[1]
+    ordered = np.sort(values, axis=1)
+    kept = ordered[:, cut : count - cut]
+    if count < 2:
+        return kept.mean(axis=1), np.full(len(values), np.inf)
+    clipped = np.clip(values, kept[:, :1], kept[:, -1:])
+    left = kept.shape[1]
+    return kept.mean(axis=1), clipped.var(axis=1, ddof=1) * (count - 1) / (left * (left - 1))
+
+
+def _typical(values: Floats, groups: npt.NDArray[np.int64]) -> Floats:
+    """The median of each value's group, by value."""
+    import pandas as pd
+
+    return pd.Series(values).groupby(groups).transform("median").to_numpy(dtype=np.float64)
+
+
+def _variance(
+    before: list[_Run], after: list[_Run], floor: list[Floats], scale: Floats, logs: npt.NDArray[np.bool_]
+) -> tuple[Floats, Floats]:
+    """The variance of each row's effect and its degrees of freedom."""
+    sides = list(zip((before, after), floor, strict=True))
+    steps = [
+        (run.variance / scale**2 / len(side) ** 2, run.df) for side, _ in sides for run in side
+    ]  # what each run's steps add
+    least = sum(part for part, _ in steps) + sum(low / len(side) for side, low in sides)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        df = least**2 / sum(part**2 / free for part, free in steps)
+    df = np.clip(np.nan_to_num(df, nan=1.0, posinf=_KNOWN), 1.0, _KNOWN)
+    df = np.where(np.isfinite(least), df, 1.0)
+    free = len(before) + len(after) - 2
+    if not free:
+        return np.asarray(least), df
+    squares = sum(
+        ((levels - levels.mean(axis=0)) ** 2).sum(axis=0)
+        for levels in (np.array([run.level for run in side]) / scale for side, _ in sides)
+    )
+    shares = 1 / len(before) + 1 / len(after)
+    between, moderated = _moderated(np.asarray(squares) / free, np.asarray(least) / shares, free, logs)
+    seen = between * shares
+    return np.maximum(least, seen), np.where(seen > least, np.minimum(moderated, _KNOWN), df)
+
+
+def _moderated(variance: Floats, floor: Floats, free: int, logs: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Variances of few runs drawn towards what the other rows have, and their degrees of freedom (Smyth 2004); where
+    there are too few rows, towards the floor.
+    """
+    from scipy import optimize, special
+
+    used = logs & (variance > 0)
+    own = np.full(len(variance), float(_FLOOR_DF + free))
+    to_floor = (_FLOOR_DF * np.where(np.isfinite(floor), floor, variance) + free * variance) / (_FLOOR_DF + free)
+    if int(used.sum()) < _MODERATED:
+        return to_floor, own
+    z = np.log(variance[used]) - special.digamma(free / 2) + np.log(free / 2)
+    spread = float(z.var(ddof=1)) - float(special.polygamma(1, free / 2))
+    most = float(special.polygamma(1, _KNOWN / 2))
+    prior = _KNOWN
+    if spread > most:
+        prior = 2 * optimize.brentq(lambda x: float(special.polygamma(1, x)) - spread, 1e-3, _KNOWN)
+    middle = np.exp(z.mean() + special.digamma(prior / 2) - np.log(prior / 2))
+    drawn = (prior * middle + free * variance) / (prior + free)
+    return np.where(used, drawn, to_floor), np.where(used, prior + free, own)
+
+
+def _widening(effect: Floats, variance: Floats, equals: npt.NDArray[np.int64], logs: npt.NDArray[np.bool_]) -> float:
+    """How many times more equal layers disagree about the change than its error predicts; 1.0 where that is chance."""
+    import pandas as pd
+
+    rows = pd.DataFrame({"group": equals, "effect": effect, "error": np.sqrt(variance)})[logs & np.isfinite(variance)]
+    rows = rows[(rows["error"] > 0) & (rows.groupby("group")["effect"].transform("size") >= _EQUALS)]
+    if len(rows) < _RESIDUALS:
+        return 1.0
+    off = (rows["effect"] - rows.groupby("group")["effect"].transform("median")).abs() / rows["error"]
+    ratio = _MAD_TO_SIGMA * float(off.median())
+    return min(ratio, MOST_WIDENING) if ratio > 1 + 2 * _MAD_ERROR / np.sqrt(len(rows)) else 1.0

@@ -1,0 +1,190 @@
+"""One clock for all ranks, from the ends of matched collectives.
+
+A collective that every rank needs from every other ends on all of them at about the same moment. In each communicator
+the differences of the ranks' ends to those of its first rank are fitted by a line, robustly: medians of the first and
+the last third of the samples, so that a collective far off moves nothing. Ranks that share no communicator are joined
+through ranks that share one with both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = {
+    "rank": "rank",
+    "offset_ns": "what is added to the rank's times, at `at_ns`; missing where the rank could not be aligned",
+    "drift_ppm": "how much more is added for each million nanoseconds after `at_ns`",
+    "residual_ns": "scaled median absolute deviation of the collectives' ends from it",
+    "matched": "collectives it was found from",
+    "at_ns": "moment on the rank's own clock",
+    "through": "rank whose clock it was joined to",
+}
+"""The columns of the table of clocks."""
+
+ENOUGH = 12
+"""Samples from which on a drift is told."""
+
+
+class Line(NamedTuple):
+    """A clock's correction: at moment ``x`` it is ``offset + drift * (x - at)``, times in ns."""
+
+    at: float
+    offset: float
+    drift: float
+
+    def apply(self, moment: float) -> float:
+        """The corrected moment."""
+        return moment + self.offset + self.drift * (moment - self.at)
+
+    def inverse(self) -> Line:
+        """The correction back."""
+        return Line(self.at + self.offset, -self.offset, -self.drift / (1 + self.drift))
+
+    def then(self, other: Line) -> Line:
+        """This correction and another after it."""
+        return Line(self.at, other.apply(self.apply(self.at)) - self.at, (1 + self.drift) * (1 + other.drift) - 1)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A rank's clock against that of the first rank of a communicator."""
+
+    line: Line
+    residual: float
+    matched: int
+
+
+def align(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
+    """The clocks of all ranks, with `COLUMNS`.
+
+    Args:
+        ends: Ends of collectives: c (communicator), s and k (which of its collectives), rank, end_ns, symmetric.
+        ranks: The ranks; the first one's clock is the reference.
+    """
+    import pandas as pd
+
+    fits = _fits(ends)
+    lines: dict[int, tuple[Line, float, int, int]] = {}
+    islands: list[int] = []
+    for first in ranks:
+        if first in lines:
+            continue
+        islands.append(first)
+        lines[first] = (Line(0.0, 0.0, 0.0), 0.0, 0, first)
+        _spread(fits, lines)
+    if len(islands) > 1:  # the largest island is the job, the others are not aligned with it
+        lines = {rank: found for rank, found in lines.items() if _root(lines, rank) == _largest(lines, islands)}
+    rows: list[tuple[Any, ...]] = []
+    for rank in ranks:
+        if rank not in lines:
+            rows.append((rank, pd.NA, np.nan, np.nan, 0, 0, pd.NA))
+            continue
+        line, residual, matched, through = lines[rank]
+        rows.append((rank, round(line.offset), line.drift * 1e6, residual, matched, round(line.at), through))
+    frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(COLUMNS))
+    typed: pd.DataFrame = frame.astype({"offset_ns": "Int64", "through": "Int64", "at_ns": "int64", "matched": "int64"})
+    return typed
+
+
+def _root(lines: dict[int, tuple[Line, float, int, int]], rank: int) -> int:
+    while lines[rank][3] != rank:
+        rank = lines[rank][3]
+    return rank
+
+
+def _largest(lines: dict[int, tuple[Line, float, int, int]], islands: list[int]) -> int:
+    roots = [_root(lines, rank) for rank in lines]
+    return max(islands, key=roots.count)
+
+
+def _spread(fits: dict[int, dict[int, _Fit]], lines: dict[int, tuple[Line, float, int, int]]) -> None:
+    """Join every communicator that has an aligned rank, the most exact first, until none is left."""
+    waiting = sorted(fits, key=lambda one: max(fit.residual for fit in fits[one].values()))
+    while True:
+        ready = next(
+            (
+                one
+                for one in waiting
+                if any(rank in lines for rank in fits[one]) and any(r not in lines for r in fits[one])
+            ),
+            None,
+        )
+        if ready is None:
+            return
+        waiting.remove(ready)
+        members = fits[ready]
+        known = next(rank for rank in members if rank in lines)
+        back = members[known].line.inverse().then(lines[known][0])  # of the communicator's first rank
+        for rank, fit in members.items():
+            if rank not in lines:
+                residual = max(fit.residual, members[known].residual, lines[known][1])
+                lines[rank] = (fit.line.then(back), residual, fit.matched, known)
+
+
+def _fits(ends: pd.DataFrame) -> dict[int, dict[int, _Fit]]:
+    """By communicator and rank: the correction to the clock of the communicator's first rank."""
+    import pandas as pd
+
+    if not len(ends):
+        return {}
+    if ends["symmetric"].any():
+        # one that only sends is done before the others: not used where a communicator has better
+        has = ends.groupby("c")["symmetric"].transform("any")
+        ends = ends[ends["symmetric"] | ~has]
+    first = ends.groupby("c")["rank"].transform("min")
+    base = ends[ends["rank"] == first][["c", "s", "k", "end_ns"]].rename(columns={"end_ns": "base_ns"})
+    pairs = ends.merge(base, on=["c", "s", "k"])
+    fits: dict[int, dict[int, _Fit]] = {}
+    pairs = pairs.sort_values(["c", "rank", "base_ns"], kind="stable")
+    key = np.flatnonzero(
+        np.diff(pairs["rank"].to_numpy(), prepend=-1) | (np.diff(pd.factorize(pairs["c"])[0], prepend=-1) != 0)
+    )
+    bounds = np.append(key, len(pairs))
+    comm, rank = pairs["c"].to_numpy(), pairs["rank"].to_numpy()
+    own, other = pairs["end_ns"].to_numpy(), pairs["base_ns"].to_numpy()
+    for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        fit = _fit(own[low:high], other[low:high])
+        fits.setdefault(int(comm[low]), {})[int(rank[low])] = fit
+    return {one: members for one, members in fits.items() if len(members) > 1}
+
+
+def _fit(own: npt.NDArray[np.int64], base: npt.NDArray[np.int64]) -> _Fit:
+    """The correction that brings a rank's ends to the first rank's."""
+    at = int(own[0])
+    apart = (base - own).astype(np.float64)
+    level = float(np.median(apart))
+    spread = _deviation(apart - level)
+    if len(own) < ENOUGH:
+        return _Fit(Line(at, level, 0.0), spread, len(own))
+    moment = (own - at).astype(np.float64)
+    slope = _slope(moment, apart)
+    rest = apart - slope * moment
+    start = float(np.median(rest))
+    sloped = _deviation(rest - start)
+    if sloped < 0.7 * spread:
+        return _Fit(Line(at, start, slope), sloped, len(own))
+    return _Fit(Line(at, level, 0.0), spread, len(own))
+
+
+def _slope(moment: npt.NDArray[np.float64], apart: npt.NDArray[np.float64]) -> float:
+    """Slope through the medians of the first and the last third, refined on what it leaves."""
+    third = max(len(moment) // 3, 1)
+    run = float(np.median(moment[-third:]) - np.median(moment[:third]))
+    if run <= 0:
+        return 0.0
+    slope = 0.0
+    for _ in range(3):
+        rest = apart - slope * moment
+        slope += float(np.median(rest[-third:]) - np.median(rest[:third])) / run
+    return slope
+
+
+def _deviation(rest: npt.NDArray[np.float64]) -> float:
+    return float(1.4826 * np.median(np.abs(rest))) if len(rest) else 0.0

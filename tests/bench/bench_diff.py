@@ -1,0 +1,110 @@
+"""How often `nvprof-kit diff` finds what is there, and how often a gate fails on identical programs: a simulation.
+
+    python tests/bench/bench_diff.py [--trials 2000] [--layers 24] [--steps 5] [--step-noise 1]
+
+A program of equal layers, forward and backward, is drawn: each run has a level of its own, and its steps vary about it.
+The first step of each run is left out, as the verb does. Errors are normal on the logarithm.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit.analysis.diff.effects import effects
+from nvprof_kit.analysis.diff.gates import corrected
+
+FLOOR = 0.0075
+LEVEL = 0.05
+
+Floats = npt.NDArray[np.float64]
+
+
+class Program(NamedTuple):
+    """What is drawn: layers in two phases, steps that are compared, and the noise of steps and of runs."""
+
+    layers: int = 24
+    steps: int = 4
+    step_noise: float = 0.01
+    run_noise: float = FLOOR
+    common: float = 0.0  # part of the variance from run to run that all layers share
+
+
+class Rates(NamedTuple):
+    """Parts of the trials."""
+
+    found: float
+    wrong: float
+    fails_slower: float
+    fails_undecided: float
+
+
+def run(random: np.random.Generator, program: Program, slow: float) -> Floats:
+    """The times of one run by row and step; the first row takes ``slow`` times longer."""
+    rows = 2 * program.layers
+    shared = np.sqrt(program.common) * random.normal()
+    own = np.sqrt(1 - program.common) * random.normal(size=(rows, 1))
+    steps = program.step_noise * random.normal(size=(rows, program.steps))
+    level = np.where(np.arange(rows) == 0, slow, 1.0)[:, None]
+    return np.asarray(1e6 * level * np.exp(program.run_noise * (shared + own) + steps))
+
+
+def rates(
+    trials: int, program: Program, slow: float = 1.0, limit: float = 0.1, runs: Sequence[int] = (1, 1), seed: int = 0
+) -> Rates:
+    """How often the slow row is found, another one is called changed, and a gate on all rows fails.
+
+    Args:
+        trials: Number of comparisons drawn.
+        program: What is drawn.
+        slow: What the first row of NEW takes, 1.0 for identical programs.
+        limit: Limit of the gate.
+        runs: Number of runs of BASE and of NEW.
+        seed: Of the random numbers.
+    """
+    random = np.random.default_rng(seed)
+    equals = np.repeat(np.arange(2), program.layers)
+    seen = np.zeros((trials, 4), dtype=bool)
+    for trial in range(trials):
+        base = [run(random, program, 1.0) for _ in range(runs[0])]
+        new = [run(random, program, slow) for _ in range(runs[1])]
+        found = effects(base, new, equals, FLOOR)
+        told = (corrected(found.p) < LEVEL) & (np.abs(found.change) >= 0.01)
+        slower = bool((told & (found.change >= limit)).any())
+        undecided = not slower and bool((found.at_most >= limit).any())
+        seen[trial] = (told[0] and found.change[0] > 0, told[1:].any(), slower, undecided)
+    return Rates(*(float(part) for part in seen.mean(axis=0)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=2000)
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--step-noise", type=float, default=1.0, help="in %%")
+    options = parser.parse_args()
+    program = Program(options.layers, options.steps - 1, options.step_noise / 100)
+    one = program._replace(layers=1)
+    cases = [
+        ("+10 % in one layer, gate *:+5%", program, 1.1, 0.05, (1, 1)),
+        ("+10 % in one layer, gate *:+5%, 3 and 2 runs", program, 1.1, 0.05, (3, 2)),
+        ("identical, gate *:+10%", program, 1.0, 0.1, (1, 1)),
+        ("identical, gate *:+5%, 3 and 2 runs", program, 1.0, 0.05, (3, 2)),
+        ("identical, gate *:+10%, run noise of two floors", program._replace(run_noise=2 * FLOOR), 1.0, 0.1, (1, 1)),
+        ("identical, gate *:+10%, run noise of four floors", program._replace(run_noise=4 * FLOOR), 1.0, 0.1, (1, 1)),
+        ("identical, gate *:+10%, shared run noise", program._replace(common=1.0), 1.0, 0.1, (1, 1)),
+        ("identical, gate of two rows:+5%", one, 1.0, 0.05, (1, 1)),
+        ("identical, gate of two rows:+5%, 2 and 2 runs", one, 1.0, 0.05, (2, 2)),
+    ]
+    print(f"{'case':50s} {'found':>7s} {'wrong':>7s} {'slower':>7s} {'undecided':>9s}")
+    for name, drawn, slow, limit, runs in cases:
+        told = rates(options.trials, drawn, slow, limit, runs)
+        print(f"{name:50s} " + " ".join(f"{100 * part:6.1f}%" for part in told))
+
+
+if __name__ == "__main__":
+    main()

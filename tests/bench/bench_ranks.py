@@ -1,0 +1,104 @@
+"""How long comparing the ranks of a large job takes, what mapping costs, and whether planted faults are found.
+
+    python tests/bench/bench_ranks.py [--ranks 1000 10000] [--jobs 200] [--keep FOLDER]
+
+The jobs are synthetic (`support.synthetic_job`): 10 steps of 500 collectives for each rank, a layer of one rank planted
+slow, clocks up to 10 s apart that drift by up to 50 ppm. Each comparison is a process of its own; its peak memory is
+told. Then random small jobs, each with one fault or none: what is judged wrongly is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.synthetic_job import MS, Fault, SyntheticJob, misjudged, random_job, write_maps
+
+DATA = Path(__file__).parents[1] / "data"
+COMPARE = """
+import resource, sys, time
+began = time.time()
+from nvprof_kit import open_job
+job = open_job(sys.argv[1])
+clocks, verdict = job.clocks(), job.verdict
+peak = resource.getrusage(resource.RUSAGE_SELF)
+cpu = peak.ru_utime + peak.ru_stime
+print(f"{time.time() - began:.1f} s, {cpu:.1f} s of processor, {peak.ru_maxrss / 1024:,.0f} MB: {verdict.sentence}")
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1_000, 10_000])
+    parser.add_argument("--jobs", type=int, default=200)
+    parser.add_argument("--ranks-per-file", type=int, default=100)
+    parser.add_argument("--keep", type=Path, help="where the maps of large jobs are kept and found again")
+    options = parser.parse_args()
+    mapping()
+    for ranks in options.ranks:
+        with tempfile.TemporaryDirectory() as folder:
+            compare(ranks, options.ranks_per_file, (options.keep or Path(folder)) / f"{ranks}")
+    random_jobs(options.jobs)
+
+
+def run(code: str, *words: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], env=environment, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def mapping() -> None:
+    """The map of a capture beside its table of layers, each in a process of its own, medians of three."""
+    from bench_layers import amplify
+
+    with tempfile.TemporaryDirectory() as folder:
+        large = Path(folder) / "run.rank0.sqlite"
+        rows = amplify(DATA / "hooks-ddp-2024.2.sqlite.xz", large, 100)
+        commands = {
+            "layers": ["layers", str(large), "--format", "csv"],
+            "ranks map": ["ranks", "map", str(large), "--workers", "1", "-o"],
+        }
+        seen: dict[str, list[float]] = {name: [] for name in commands}
+        for turn in range(3):
+            for name, words in commands.items():
+                where = [str(Path(folder) / f"maps{turn}")] if name == "ranks map" else []
+                began = time.perf_counter()
+                run("import sys; from nvprof_kit.cli import main; main(sys.argv[1:])", *words, *where)
+                seen[name].append(time.perf_counter() - began)
+    one, other = (sorted(times)[1] for times in seen.values())
+    print(
+        f"{sum(rows.values()):,} rows: layers {one:.2f} s, ranks map {other:.2f} s, {other / one:.2f} times", flush=True
+    )
+
+
+def compare(ranks: int, ranks_per_file: int, folder: Path) -> None:
+    if not (folder / "ranks").is_dir():
+        fault = Fault("slow_layer", ranks // 3, 5)
+        write_maps(SyntheticJob(ranks // 8, 8, 10, 500, 24, fault, seed=1, work_ns=0.2 * MS), folder, ranks_per_file)
+    print(f"{ranks:,} ranks x 10 steps x 500 collectives: {run(COMPARE, str(folder))}", flush=True)
+
+
+def random_jobs(count: int) -> None:
+    from nvprof_kit import open_job
+
+    wrong = 0
+    for seed in range(count):
+        job = random_job(seed)
+        with tempfile.TemporaryDirectory() as folder:
+            write_maps(job, Path(folder), job.ranks)
+            said = misjudged(job, open_job(folder).verdict)
+        wrong += bool(said)
+        print(said, end="\n" if said else "", flush=True)
+    print(f"{count} random jobs, {wrong} judged wrongly")
+
+
+if __name__ == "__main__":
+    main()

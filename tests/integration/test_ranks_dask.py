@@ -1,0 +1,31 @@
+"""Maps made on a Dask cluster of worker processes, one of which is killed in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+distributed = pytest.importorskip("distributed")
+
+from support.tiny_ranks import capture  # noqa: E402
+
+from nvprof_kit.job_maps import map_captures  # noqa: E402
+
+
+def test_nothing_is_lost_with_a_worker(tmp_path: Path) -> None:
+    files = [capture(tmp_path, rank) for rank in range(12)]
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+        victim = next(iter(cluster.workers.values())).pid
+        seen: list[str] = []
+
+        def done(name: str) -> None:
+            seen.append(name)
+            if len(seen) == 2:
+                os.kill(victim, signal.SIGKILL)
+
+        names = map_captures(files, tmp_path / "maps", dask=cluster.scheduler_address, done=done)
+    assert len(names) == len(set(names)) == 12
+    assert len(list((tmp_path / "maps" / "ranks").glob("*.parquet"))) == 12

@@ -1,0 +1,360 @@
+"""Jobs of many ranks with planted faults and clock errors, made as maps without a capture.
+
+The ranks are a grid. A step is a loop over intervals: a rank works in one layer, then takes part in a collective with
+its row or, every few times, with its column, and goes on when that has ended. All arithmetic is on the true time; each
+rank's own clock is offset and drifts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nvprof_kit.trace.jobs.schema import TABLES, VERSION
+
+US, MS = 1_000, 1_000_000
+COLUMN_EVERY = 5
+KINDS = (
+    "none", "slow_gpu", "slow_layer", "slow_host", "slow_link", "data_loading", "rotating", "one_bad_step"
+)  # fmt: skip
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is planted: its kind, the rank, and where it applies the layer or the step; `size` scales it."""
+
+    kind: str = "none"
+    rank: int = 0
+    layer: int = 0
+    step: int = 0
+    size: float = 1.0
+
+
+@dataclass(frozen=True)
+class SyntheticJob:
+    rows: int = 4
+    columns: int = 4
+    steps: int = 8
+    per_step: int = 24
+    layers: int = 6
+    fault: Fault = Fault()
+    seed: int = 0
+    clocks: bool = True
+    lost: int = 0
+    missing: tuple[int, ...] = ()
+    work_ns: float = 0.5 * MS
+    transfer_ns: float = 40 * US
+    named: bool = True  # communicators bear names of their own; else only their streams tell them
+    true_clocks: dict[int, tuple[float, float]] = field(default_factory=dict, compare=False)
+
+    @property
+    def ranks(self) -> int:
+        return self.rows * self.columns
+
+    def layer_of(self, k: int) -> tuple[int, str]:
+        """Forward through the layers, then backward."""
+        half = (self.per_step + 1) // 2
+        place = k if k < half else self.per_step - 1 - k
+        return place * self.layers // half, "forward" if k < half else "backward"
+
+    def in_column(self, k: int) -> bool:
+        return self.columns == 1 or (self.rows > 1 and k % COLUMN_EVERY == COLUMN_EVERY - 1)
+
+
+@dataclass
+class Played:
+    """What happened, in true time: arrays by (collective, rank)."""
+
+    arrived: Floats
+    ended: Floats
+    computed: Floats
+    idled: Floats
+    loaded: Floats  # by (step, rank)
+    began: Floats  # steps, by (step, rank)
+
+
+def play(job: SyntheticJob) -> Played:
+    random = np.random.default_rng(job.seed)
+    count, ranks = job.steps * job.per_step, job.ranks
+    arrived, ended, computed = (np.zeros((count, ranks)) for _ in range(3))
+    idled = np.zeros((count, ranks))
+    loaded, began = np.zeros((job.steps, ranks)), np.zeros((job.steps, ranks))
+    now = random.uniform(0, 80 * MS, ranks)  # the profilers start one after the other
+    work = job.work_ns * random.uniform(0.7, 1.3, job.per_step)
+    grid = np.arange(ranks).reshape(job.rows, job.columns)
+    link = np.ones((2, ranks))
+    fault, hit = job.fault, np.zeros(ranks, dtype=bool)
+    hit[fault.rank] = True
+    if fault.kind == "slow_link":
+        link[0, grid[fault.rank // job.columns]] = 1 + 5 * fault.size
+    for step in range(job.steps):
+        began[step] = now
+        loaded[step] = 0.3 * MS + random.exponential(20 * US, ranks)
+        if fault.kind == "data_loading":
+            loaded[step] += hit * fault.size * 0.25 * job.work_ns * job.per_step
+        now = now + loaded[step]
+        late = (np.arange(ranks) == _late_in(job, step)) if fault.kind in ("rotating", "one_bad_step") else None
+        for k in range(job.per_step):
+            layer, _ = job.layer_of(k)
+            took = work[k] * random.normal(1, 0.004, ranks).clip(0.97, 1.03)
+            idle = random.exponential(3 * US, ranks)
+            if fault.kind == "slow_gpu":
+                took = took * np.where(hit, 1 + 0.2 * fault.size, 1)
+            elif fault.kind == "slow_layer" and layer == fault.layer:
+                took = took * np.where(hit, 1 + 0.25 * job.layers * fault.size, 1)
+            elif fault.kind == "slow_host":
+                idle = idle + hit * 0.2 * fault.size * job.work_ns
+            elif late is not None:
+                took = took * np.where(late, 1 + (0.25 if fault.kind == "rotating" else 2.0) * fault.size, 1)
+            place = step * job.per_step + k
+            arrived[place] = now + took + idle
+            computed[place], idled[place] = took, idle
+            column = job.in_column(k)
+            shaped = arrived[place].reshape(job.rows, job.columns)
+            last = np.broadcast_to(shaped.max(axis=0 if column else 1, keepdims=True), shaped.shape).ravel()
+            now = last + job.transfer_ns * link[int(column)] * random.normal(1, 0.01)
+            ended[place] = now + random.exponential(0.5 * US, ranks)
+            now = ended[place]
+    return Played(arrived, ended, computed, idled, loaded, began)
+
+
+def _late_in(job: SyntheticJob, step: int) -> int:
+    if job.fault.kind == "rotating":
+        return int(np.random.default_rng(job.seed).permutation(job.ranks)[step % job.ranks])
+    return job.fault.rank if step == job.fault.step else -1
+
+
+def write_maps(job: SyntheticJob, folder: Path, ranks_per_file: int = 1) -> None:
+    """Write the maps of a job, so many ranks a file."""
+    played = play(job)
+    random = np.random.default_rng(job.seed + 1)
+    offset = random.uniform(-10e9, 10e9, job.ranks) * job.clocks
+    drift = random.uniform(-50e-6, 50e-6, job.ranks) * job.clocks
+    for table in TABLES:
+        (folder / table).mkdir(parents=True, exist_ok=True)
+    kept = [rank for rank in range(job.ranks) if rank not in job.missing]
+    for rank in kept:
+        job.true_clocks[rank] = (offset[rank], drift[rank])
+    lost = set(map(int, random.integers(0, job.steps * job.per_step * job.ranks, job.lost)))
+    for number, first in enumerate(range(0, len(kept), ranks_per_file)):
+        mine = np.array(kept[first : first + ranks_per_file])
+        for table, columns in _tables(job, played, mine, _Clocks(offset[mine], drift[mine]), lost):
+            schema = TABLES[table]
+            arrays = {name: columns[name] for name in schema}
+            pq.write_table(pa.table(arrays), folder / table / f"part-{number:05d}.parquet", compression="zstd")
+
+
+@dataclass(frozen=True)
+class _Clocks:
+    offset: Floats
+    drift: Floats
+
+    def __call__(self, moments: Floats) -> Ints:
+        """True times, by (…, rank), on the ranks' own clocks."""
+        return np.round(moments * (1 + self.drift) + self.offset).astype(np.int64)
+
+
+def _tables(
+    job: SyntheticJob, played: Played, ranks: Ints, clock: _Clocks, lost: set[int]
+) -> Iterator[tuple[str, dict[str, object]]]:
+    count, here = job.steps * job.per_step, len(ranks)
+    k = np.tile(np.arange(job.per_step), job.steps)
+    step = np.repeat(np.arange(job.steps), job.per_step)
+    column = np.array([job.in_column(one) for one in range(job.per_step)])[k]
+    layer = np.array([job.layer_of(one)[0] for one in range(job.per_step)])[k]
+    backward = np.array([job.layer_of(one)[1] == "backward" for one in range(job.per_step)])[k].astype(int)
+    layers = [f"model.layers.{one}" for one in range(job.layers)] + ["(none)"]
+    place = np.arange(count)
+    number = np.where(column, np.cumsum(column.reshape(job.steps, -1), axis=1).ravel(), 0)
+    number = np.where(column, number, np.cumsum(~column.reshape(job.steps, -1), axis=1).ravel()) - 1
+    rank = np.repeat(ranks, count)
+    comm = np.where(column[None, :], job.rows + (ranks % job.columns)[:, None], (ranks // job.columns)[:, None])
+    names = [f"row {one}" for one in range(job.rows)] + [f"column {one}" for one in range(job.columns)]
+    keep = np.ones(here * count, dtype=bool)
+    if lost:
+        keep = ~np.isin((ranks[:, None] * count + place[None, :]).ravel(), list(lost))
+    flat = {name: clock(values[:, ranks]).T.ravel() for name, values in (("a", played.arrived), ("e", played.ended))}
+    if not job.named:
+        names = ["stream 0"] * job.rows + ["stream 1"] * job.columns
+    index, numbers = _renumbered(keep, here, np.tile(place, here), np.tile(number, here), (comm, step, count))
+    plain = {
+        "rank": rank,
+        "index": index,
+        "operation": np.full(here * count, -1),
+        "sequence": np.full(here * count, -1),
+        "step": np.tile(step, here),
+        "number": numbers,
+        "bytes": np.full(here * count, 1 << 22),
+        "size": np.tile(np.where(column, job.rows, job.columns), here),
+        "start_ns": flat["a"],
+        "end_ns": flat["e"],
+        "ready_ns": flat["a"],
+        "ready_segment": np.tile(2 * place, here),
+        "end_segment": np.tile(2 * place + 1, here),
+        "gates": np.ones(here * count, dtype=bool),
+    }
+    collectives: dict[str, object] = {name: values[keep] for name, values in plain.items()}
+    collectives |= {
+        "comm": _words(comm.ravel()[keep], names),
+        "kind": _words(np.zeros(keep.sum(), dtype=int), ["AllReduce"]),
+        "layer": _words(np.tile(layer, here)[keep], layers),
+        "phase": _words(np.tile(backward, here)[keep], ["forward", "backward"]),
+    }
+    yield "collectives", collectives
+    computed, idled = (
+        np.round(values[:, ranks]).astype(np.int64).T.ravel() for values in (played.computed, played.idled)
+    )
+    waited = flat["e"] - flat["a"]
+    parts = [
+        (0, 2 * place, computed, layer, backward, -1),
+        (1, 2 * place, idled, layer, backward, -1),
+        (2, 2 * place + 1, waited, layer, backward, 0),
+    ]
+    loaded = np.round(played.loaded[:, ranks]).astype(np.int64).T.ravel()
+    first = np.arange(job.steps) * job.per_step
+    three = len(parts)
+    segments: dict[str, object] = {
+        "rank": np.concatenate([np.tile(rank, three), np.repeat(ranks, job.steps)]),
+        "segment": np.concatenate([*(np.tile(part[1], here) for part in parts), np.tile(2 * first, here)]),
+        "step": np.concatenate([np.tile(np.tile(step, here), three), np.tile(np.arange(job.steps), here)]),
+        "doing": _words(
+            np.concatenate([np.repeat([part[0] for part in parts], here * count), np.full(len(loaded), 3)]),
+            ["compute", "launch", "communication", "dataloader"],
+        ),
+        "layer": _words(
+            np.concatenate([np.tile(np.tile(layer, here), three), np.full(len(loaded), job.layers)]), layers
+        ),
+        "phase": _words(
+            np.concatenate([np.tile(np.tile(backward, here), three), np.full(len(loaded), 2)]),
+            ["forward", "backward", "data"],
+        ),
+        "collective": np.concatenate(
+            [np.full(2 * here * count, -1), np.where(keep, index, -1), np.full(len(loaded), -1)]
+        ),
+        "ns": np.concatenate([computed, idled, waited, loaded]),
+        "ops": np.concatenate([np.full(here * count, 10), np.zeros(2 * here * count + len(loaded), dtype=int)]),
+    }
+    order = np.lexsort((segments["segment"], segments["rank"]))
+    yield "segments", {name: _taken(values, order) for name, values in segments.items()}
+    in_layers = _layers(job, ranks, (computed, idled), (layer, backward, step), layers)
+    yield "layers", _with_loading(in_layers, ranks, job, loaded)
+    begins = clock(played.began[:, ranks]).T.ravel()
+    ends = clock(np.concatenate([played.began[1:, ranks], played.ended[-1:, ranks]])).T.ravel()
+    yield "steps", {"rank": np.repeat(ranks, job.steps), "step": np.tile(np.arange(job.steps), here), "start_ns": begins, "end_ns": ends}  # fmt: skip  # noqa: E501
+    same = {"version": VERSION, "capture": "synthetic", "size_bytes": 0, "changed_ns": 0, "reading": "", "run": "one"}
+    told = {"world_size": job.ranks, "tool": "synthetic", "gpu": "", "rank_told_by": "given", "warnings": ""}
+    yield "ranks", {"rank": ranks} | {name: [value] * here for name, value in (same | told).items()}
+
+
+def _renumbered(
+    keep: np.ndarray, here: int, index: Ints, number: Ints, by: tuple[Ints, Ints, int]
+) -> tuple[Ints, Ints]:
+    """Places and numbers as they are counted where collectives are lost."""
+    if keep.all():
+        return index, number
+    comm, step, count = by
+    index, number = index.copy(), number.copy()
+    for one in range(here):
+        mine = slice(one * count, (one + 1) * count)
+        kept = keep[mine]
+        index[mine] = np.cumsum(kept) - 1
+        for which in np.unique(comm[one]):
+            for at in np.unique(step[~kept]):
+                here_too = np.flatnonzero((comm[one] == which) & (step == at))
+                number[one * count + here_too] = np.cumsum(kept[here_too]) - 1
+    return index, number
+
+
+def _layers(
+    job: SyntheticJob, ranks: Ints, times: tuple[Ints, Ints], of: tuple[Ints, Ints, Ints], names: list[str]
+) -> dict[str, object]:
+    here, (layer, backward, step) = len(ranks), of
+    cell = (step * job.layers + layer) * 2 + backward
+    size = job.steps * job.layers * 2
+    cells = (np.arange(here)[:, None] * size + cell[None, :]).ravel()
+    computed, idled, ops = (
+        np.bincount(cells, weights=one, minlength=here * size).astype(np.int64)
+        for one in (*times, np.full(len(cells), 10))
+    )
+    used = np.flatnonzero(ops)
+    at = used % size
+    return {
+        "rank": ranks[used // size],
+        "step": at // 2 // job.layers,
+        "layer": _words(at // 2 % job.layers, names),
+        "phase": _words(at % 2, ["forward", "backward"]),
+        "compute_ns": computed[used],
+        "comm_ns": np.zeros(len(used), dtype=np.int64),
+        "copy_ns": np.zeros(len(used), dtype=np.int64),
+        "ops": ops[used],
+        "idle_ns": idled[used],
+        "loading_ns": np.zeros(len(used), dtype=np.int64),
+    }
+
+
+def _with_loading(of: dict[str, object], ranks: Ints, job: SyntheticJob, loaded: Ints) -> dict[str, object]:
+    many = len(loaded)
+    more: dict[str, object] = {name: np.zeros(many, dtype=np.int64) for name in of}
+    more |= {"rank": np.repeat(ranks, job.steps), "step": np.tile(np.arange(job.steps), len(ranks))}
+    more |= {"idle_ns": loaded, "loading_ns": loaded}
+    more |= {"layer": ["(none)"] * many, "phase": ["data"] * many}
+    joined: dict[str, object] = {}
+    for name, values in of.items():
+        if isinstance(values, pa.DictionaryArray):
+            joined[name] = pa.concat_arrays([values.cast(pa.string()), pa.array(more[name])])
+        else:
+            joined[name] = np.concatenate([np.asarray(values), np.asarray(more[name])])
+    return joined
+
+
+def _words(codes: npt.NDArray[np.integer], names: list[str]) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(names))
+
+
+def _taken(values: object, order: Ints) -> object:
+    return values.take(pa.array(order)) if isinstance(values, pa.DictionaryArray) else np.asarray(values)[order]
+
+
+def random_job(seed: int) -> SyntheticJob:
+    """A job with one fault of a random kind, on a random grid, with random troubles."""
+    random = np.random.default_rng(seed)
+    rows, columns = (int(random.integers(3, 6)), int(random.integers(2, 6)))
+    kind = KINDS[seed % len(KINDS)]
+    ranks, steps, layers = rows * columns, int(random.integers(6, 10)), int(random.integers(4, 9))
+    fault = Fault(
+        kind, int(random.integers(0, ranks)), int(random.integers(0, layers)), int(random.integers(1, steps)),
+        float(random.uniform(0.8, 2.0)),
+    )  # fmt: skip
+    gone = [rank for rank in random.permutation(ranks).tolist() if rank != fault.rank][: int(random.integers(0, 2))]
+    in_row = {fault.rank // columns * columns + one for one in range(columns)}
+    missing = tuple(rank for rank in gone if rank not in in_row)
+    return SyntheticJob(
+        rows, columns, steps, int(random.integers(10, 16)) * 2, layers, fault, seed, True,
+        int(random.integers(0, 4)), missing,
+    )  # fmt: skip
+
+
+def misjudged(job: SyntheticJob, verdict: object) -> str:
+    """What a verdict says wrongly of a job, '' where it is right."""
+    said = (verdict.rank, verdict.layer, verdict.cause, verdict.severity)  # type: ignore[attr-defined]
+    kind, rank = job.fault.kind, job.fault.rank
+    layer = f"model.layers.{job.fault.layer}"
+    right = {
+        "none": said[0] is None and said[3] == "none" and said[2] in ("none", "start_up"),
+        "slow_gpu": said[:3] == (rank, None, "slow_gpu"),
+        "slow_layer": said[:3] == (rank, layer, "slow_layer"),
+        "slow_host": said[0] == rank and said[2] == "slow_host",
+        "slow_link": said[2] == "slow_link",
+        "data_loading": said[0] == rank and said[2] == "data_loading",
+        "rotating": said[0] is None and said[2] == "rotating",
+        "one_bad_step": said[0] is None and said[2] == "one_bad_step" and said[3] == "none",
+    }[kind]
+    return "" if right else f"seed {job.seed}: {job.fault} of {job.rows}x{job.columns}: {verdict}"

@@ -1,0 +1,28 @@
+"""Tiny captures of a rank: two steps of one layer and an all-reduce."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.nsys_file import NsysFile
+
+MS = 1_000_000
+AR = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+
+
+def capture(folder: Path, rank: int, *, slower: int = 0, shift: int = 0, name: str = "") -> Path:
+    """Two steps of one layer and an all-reduce; `slower` ns more in the layer, the clock `shift` ns ahead."""
+    file = NsysFile(folder / (name or f"run.rank{rank}.sqlite"), nsys="2024.2")
+    late = 0
+    for step in (0, 1):
+        at = shift + step * 20 * MS + late
+        file.range_(f"step {step}", at, at + 15 * MS, category="step", payload=step)
+        file.range_("layers.0", at + 1 * MS, at + 2 * MS, category="forward")
+        begin = at + 2 * MS
+        file.kernel(begin, begin + 4 * MS + slower, launched=(at + 1_200_000, at + 1_210_000))
+        # both end at 18 ms of the step on the true clock, whoever came last
+        arrived = begin + 4 * MS + slower
+        end = shift + step * 20 * MS + 18 * MS
+        file.kernel(arrived, end, launched=(at + 2_100_000, at + 2_110_000), name=AR, stream=9)
+    file.write()
+    return file.path

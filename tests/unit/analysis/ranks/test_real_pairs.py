@@ -1,0 +1,99 @@
+"""Real captures of two ranks, against an independent computation of who came last and for how long."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import shutil
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.ranks_brute_force import late
+
+from nvprof_kit import open_job
+from nvprof_kit.cli import group
+from nvprof_kit.job import Job
+
+DATA = Path(__file__).parents[3] / "data"
+PAIRS = ("ranks-ddp-layer", "ranks-ddp-none", "tensor", "pipeline")
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs")
+    for name in PAIRS:
+        for rank in (0, 1):
+            with (
+                lzma.open(DATA / f"{name}.rank{rank}-2024.2.sqlite.xz") as packed,
+                (folder / f"{name}.rank{rank}.sqlite").open("wb") as plain,
+            ):
+                shutil.copyfileobj(packed, plain)
+    return folder
+
+
+def opened(folder: Path, name: str) -> Job:
+    return open_job([folder / f"{name}.rank{rank}.sqlite" for rank in (0, 1)], workers=1)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_who_came_last_and_for_how_long(unpacked: Path, name: str) -> None:
+    expected = late(*(unpacked / f"{name}.rank{rank}.sqlite" for rank in (0, 1)))
+    job = opened(unpacked, name)
+    rows = job.waits().to_frame()
+    assert len(rows) == len(expected)
+    rows["number"] = range(len(rows))  # both by time of arrival
+    tolerance = 4 * job.clocks().to_frame()["residual_ns"].max() + 20_000
+    for row, one in zip(rows.to_dict("records"), expected, strict=True):
+        if one.wait_ns > tolerance:
+            assert row["late_rank"] == one.late_rank
+            assert row["waiting_rank"] == 1 - one.late_rank
+            assert abs(row["wait_ns"] - one.wait_ns) <= tolerance
+
+
+def test_the_planted_layer_is_named(unpacked: Path) -> None:
+    verdict = opened(unpacked, "ranks-ddp-layer").verdict
+    assert (verdict.rank, verdict.layer, verdict.phase) == (1, "model.layers.3.mlp", "forward")
+    assert verdict.cause == "more_work"
+    assert 15e6 < verdict.cost_ns_per_step < 25e6
+
+
+def test_a_late_host_is_told_from_a_slow_layer(unpacked: Path) -> None:
+    verdict = opened(unpacked, "ranks-ddp-none").verdict
+    assert (verdict.rank, verdict.layer, verdict.cause) == (0, None, "slow_host")
+    assert 8e6 < verdict.cost_ns_per_step < 17e6
+
+
+@pytest.mark.parametrize("name", ["ranks-ddp-layer", "ranks-ddp-none"])
+def test_the_first_collective_waits_for_a_profiler(unpacked: Path, name: str) -> None:
+    job = opened(unpacked, name)
+    first = job.waits().to_frame().iloc[0]
+    assert first["cause"] == "start_up" and first["wait_ns"] > 50e6
+    charged = job.charges().to_frame()
+    assert charged["wait_ns"].sum() == job.waits().to_frame()["wait_ns"].sum()
+
+
+def test_a_late_rank_in_steps_after_the_first(unpacked: Path) -> None:
+    waits = opened(unpacked, "ranks-ddp-layer").waits().to_frame()
+    by_step: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for row in waits.to_dict("records"):
+        by_step[row["step"]][row["late_rank"]] += row["wait_ns"]
+    assert {step: max(late, key=late.__getitem__) for step, late in by_step.items()} == {3: 0, 4: 1, 5: 1, 6: 1, 7: 1}
+    assert all(15e6 < by_step[step][1] < 25e6 for step in (4, 5, 6, 7))
+
+
+def test_the_json_contract(unpacked: Path, tmp_path: Path) -> None:
+    file = tmp_path / "ranks.json"
+    captures = [str(unpacked / f"ranks-ddp-layer.rank{rank}.sqlite") for rank in (0, 1)]
+    done = CliRunner().invoke(group, ["ranks", *captures, "--workers", "1", "-o", str(file)])
+    assert done.exit_code == 0, done.output
+    said = json.loads(file.read_text())
+    assert (said["schema"], said["version"]) == ("nvprof_kit.ranks", 1)
+    assert set(said["verdict"]) == {"rank", "layer", "phase", "cause", "severity", "cost_ns_per_step", "sentence"}
+    assert set(said["clocks"][1]) >= {"rank", "offset_ns", "drift_ppm", "residual_ns"}
+    keys = {"step", "collective", "waiting_rank", "late_rank", "wait_ns", "cause", "layer", "phase"}
+    assert len(said["waits"]) == 40 and all(set(row) >= keys for row in said["waits"])
+    assert all(isinstance(row["wait_ns"], int) for row in said["waits"])
+    assert {"layer", "phase", "rank", "median_ns"} <= set(said["layers"][0])
+    assert sum(row["wait_ns"] for row in said["charges"]) == sum(row["wait_ns"] for row in said["waits"])

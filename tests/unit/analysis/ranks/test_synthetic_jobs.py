@@ -1,0 +1,77 @@
+"""Jobs with planted faults and clock errors: every fault is found, and none where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.synthetic_job import KINDS, Fault, SyntheticJob, misjudged, play, random_job, write_maps
+
+from nvprof_kit import open_job
+from nvprof_kit.analysis.ranks import waits
+from nvprof_kit.job import Job
+
+
+def opened(job: SyntheticJob, folder: Path) -> Job:
+    write_maps(job, folder, ranks_per_file=job.ranks)
+    return open_job(folder)
+
+
+@pytest.mark.parametrize("seed", range(len(KINDS)), ids=KINDS)
+def test_the_planted_fault_is_found(seed: int, tmp_path: Path) -> None:
+    job = random_job(seed)
+    assert misjudged(job, opened(job, tmp_path).verdict) == ""
+
+
+def test_clocks_are_aligned_through_other_ranks(tmp_path: Path) -> None:
+    job = SyntheticJob(3, 3, 6, 20, seed=4)
+    clocks = opened(job, tmp_path).clocks().to_frame().set_index("rank")
+    reference, rate = job.true_clocks[0]
+    for rank, (offset, drift) in job.true_clocks.items():
+        # the true time of the rank's moment at_ns, on rank 0's clock, is what at_ns and offset_ns add up to
+        at = int(clocks.loc[rank, "at_ns"])
+        true = (at - offset) / (1 + drift)
+        assert at + int(clocks.loc[rank, "offset_ns"]) == pytest.approx(true * (1 + rate) + reference, abs=5_000)
+
+
+def test_waits_are_those_of_the_true_times(tmp_path: Path) -> None:
+    job = SyntheticJob(2, 3, 4, 10, fault=Fault("slow_gpu", 4), seed=7)
+    said = opened(job, tmp_path)
+    # in true time: from each rank's arrival to the last of its row or column
+    arrived, expected = play(job).arrived, 0.0
+    for place in range(len(arrived)):
+        shaped = arrived[place].reshape(2, 3)
+        axis = 0 if job.in_column(place % job.per_step) else 1
+        expected += float((shaped.max(axis=axis, keepdims=True) - shaped).sum())
+    assert said.charges().to_frame()["wait_ns"].sum() == pytest.approx(expected, rel=0.001)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_collectives_are_told_step_by_step(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "MOST", 100)
+    job = SyntheticJob(4, 4, 8, 20, fault=Fault(kind, rank=6, layer=2, step=5), seed=1)
+    said = opened(job, tmp_path)
+    assert misjudged(job, said.verdict) == ""
+    assert said.charges().to_frame()["wait_ns"].sum() == said.answer().total_wait_ns
+
+
+def test_missing_ranks_are_named(tmp_path: Path) -> None:
+    job = SyntheticJob(3, 3, 4, 10, missing=(5,), seed=2)
+    assert any("1 of 9 ranks are missing (5)" in line for line in opened(job, tmp_path).warnings)
+
+
+def test_ranks_that_share_nothing_are_not_aligned(tmp_path: Path) -> None:
+    job = SyntheticJob(2, 2, 4, 4, seed=3)  # too few collectives a step for one of a column
+    said = opened(job, tmp_path)
+    assert np.isnan(said.clocks().to_frame()["residual_ns"]).sum() == 2
+    assert any("not aligned" in line for line in said.warnings)
+
+
+def test_groups_that_only_streams_name_are_told_apart(tmp_path: Path) -> None:
+    job = SyntheticJob(3, 3, 6, 20, fault=Fault("slow_gpu", 4, size=2), seed=9, named=False)
+    said = opened(job, tmp_path)
+    assert said.verdict.rank == 4 and said.verdict.cause == "slow_gpu"
+    rows = said.waits().to_frame()
+    rows = rows[rows["collective"].str.startswith("stream 0") & (rows["late_rank"] == 4)]
+    assert set(rows["waiting_rank"]) == {3, 5}  # of its row of the grid
