@@ -93,7 +93,8 @@ EXAMPLES = {
     "breakdown-copies": "breakdown slow-2024.2.sqlite.xz --view copies --top 3",
     "breakdown-queue": "breakdown ddp.rank0-2024.2.sqlite.xz --view queue",
     "summary-operator": "summary slow-operators-2024.2.sqlite.xz --view operator --top 10",
-    "ranks": "ranks ranks-ddp-layer.rank0-2024.2.sqlite.xz ranks-ddp-layer.rank1-2024.2.sqlite.xz --workers 1 --top 5",
+    "ranks": "ranks ranks/ranks-ddp-layer.rank0-2024.2.sqlite.xz ranks/ranks-ddp-layer.rank1-2024.2.sqlite.xz "
+    "--workers 1 --top 5",
     "summary-device": "summary slow-cpu-2024.2.sqlite.xz --view device",
 }
 """Commands of which a page shows what they print, on committed captures of an H200."""
@@ -354,6 +355,7 @@ def _help(verb: str) -> str:
     for word in verb.split():
         assert isinstance(command, click.Group)
         command = command.commands[word]
+        command._help_option = None  # click keeps the one of whoever asked first, who may have had other names for it
         context = command.make_context(word, [], parent=context, resilient_parsing=True)
     return command.get_help(context)
 

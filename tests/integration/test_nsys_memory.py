@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from support.nsys_file import KERNEL_TABLE
 from test_nsys_ranges import profile, read
 
 from nvprof_kit.analysis.layers.layers import LayersOptions, layers
@@ -78,8 +79,10 @@ def test_layers_carry_the_memory(nsys: str, tmp_path: Path) -> None:
 def with_a_kernel(path: Path) -> Path:
     """The export with a kernel that nobody launched, as this machine has no GPU."""
     with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT, [end] INT, deviceId INT, demangledName INT)")
-        db.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1, 2, 0, 1)")
+        db.execute(KERNEL_TABLE)
+        (pid,) = db.execute("SELECT globalTid & ~16777215 FROM NVTX_EVENTS LIMIT 1").fetchone()
+        columns = "start, [end], deviceId, correlationId, globalPid, demangledName"
+        db.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL ({columns}) VALUES (1, 2, 0, 1, ?, 1)", (pid,))
     db.close()
     return path
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.nsys_file import KERNEL_TABLE
 
 from nvprof_kit.analysis.layers.layers import LayersResult, layers
 from nvprof_kit.trace.open import open_capture
@@ -122,9 +123,8 @@ def lay_kernels(path: Path) -> dict[str, int]:
     ).fetchall()
     last = max(end or start for _, start, end, _ in ranges)
     db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start, end, globalTid, correlationId, nameId)")
-    db.execute(
-        "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, correlationId, globalPid, demangledName)"
-    )
+    db.execute(KERNEL_TABLE)
+    columns = "start, [end], deviceId, correlationId, globalPid, demangledName"
     db.execute("INSERT INTO StringIds (id, value) VALUES (1000000, 'cudaLaunchKernel_v7000')")
     lengths = {}
     for number, (text, start, end, tid) in enumerate(ranges):
@@ -135,7 +135,7 @@ def lay_kernels(path: Path) -> dict[str, int]:
         db.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", call)
         lengths[text[:13]] = 1 << number
         kernel = (last + 1000 * number, last + 1000 * number + (1 << number), 0, call[3], tid & ~0xFFFFFF, 1_000_000)
-        db.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?, ?)", kernel)
+        db.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL ({columns}) VALUES (?, ?, ?, ?, ?, ?)", kernel)
     db.commit()
     db.close()
     return lengths

@@ -280,3 +280,12 @@ class NsysFile:
             db.execute("INSERT INTO TARGET_INFO_GPU VALUES (0, 'Test GPU', 0)")
         db.close()
         return self.path
+
+
+KERNEL_TABLE = (
+    "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT, [end] INT, deviceId INT, correlationId INT, globalPid INT, "
+    "demangledName INT, streamId INT DEFAULT 7, contextId INT DEFAULT 1, shortName INT DEFAULT 1, mangledName INT, "
+    + ", ".join(f"{name} INT DEFAULT 1" for name in ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"))
+    + ", registersPerThread INT DEFAULT 16, staticSharedMemory INT DEFAULT 0, dynamicSharedMemory INT DEFAULT 0)"
+)
+"""Kernels to be laid into a real export of a machine without a GPU: what is not said of one has a plain value."""

@@ -26,7 +26,9 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in PAIRS:
         for rank in (0, 1):
             with (
-                lzma.open(DATA / f"{name}.rank{rank}-2024.2.sqlite.xz") as packed,
+                lzma.open(
+                    DATA / ("ranks" if name.startswith("ranks") else ".") / f"{name}.rank{rank}-2024.2.sqlite.xz"
+                ) as packed,
                 (folder / f"{name}.rank{rank}.sqlite").open("wb") as plain,
             ):
                 shutil.copyfileobj(packed, plain)
