@@ -64,7 +64,7 @@ def test_two_ranks(tmp_path: Path) -> None:
     read = [sys.executable, "-m", "nvprof_kit", "timers", "time_log"]
     told = subprocess.run(read, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
     assert "Straggler: critical. Rank 1 is the straggler: it waits least in backward" in told
-    assert "its forward takes longer" in told
+    assert "forward takes longer there" in told
     table = subprocess.run([*read, "--by", "rank", "--format", "csv"], cwd=tmp_path, check=True, capture_output=True)
     rows = list(csv.DictReader(io.StringIO(table.stdout.decode())))
     assert {(row["stage"], row["rank"], row["calls"]) for row in rows} == {

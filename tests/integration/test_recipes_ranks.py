@@ -151,7 +151,7 @@ def test_a_common_id_in_names_and_captures(window: tuple[str, ...], nsys: str, t
 )
 def test_where_the_id_comes_from(variables: dict[str, str], name: str, tmp_path: Path) -> None:
     done = run("ranks.sh", "-n", "--", "true", cwd=tmp_path, NSYS="nsys", RANK="0", **variables)
-    assert f"/{name.replace('PID', str(os.getpid()))}" in done.stdout, done.stdout + done.stderr
+    assert f"--output={name.replace('PID', str(os.getpid()))}" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.nsys
