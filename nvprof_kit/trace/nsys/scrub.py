@@ -40,6 +40,13 @@ _SECRET = re.compile(
 )
 _PATH = re.compile(r"(?<![\w/.:])/\w.*", re.DOTALL)
 _CAPTURE_TABLES = ("META_DATA_CAPTURE", "CAPTURE_META_DATA")
+_SPOOL = re.compile(r"/.*/nsight_systems/\S*", re.DOTALL)
+_SPOOL_COLUMNS = (
+    ("StringIds", "value"),
+    ("TARGET_INFO_SYSTEM_ENV", "value"),
+    ("DIAGNOSTIC_EVENT", "text"),
+    ("ANALYSIS_FILE", "filename"),
+)
 _HOME = re.compile(r"/(home|Users)/(?!\(scrubbed\))[^/:;,'\"\0]+")
 _HOME_TABLES = ("StringIds", "TARGET_INFO_SYSTEM_ENV", "META_DATA_EXPORT", "EXPORT_META_DATA", *_CAPTURE_TABLES)
 
@@ -216,10 +223,25 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None) -> dict[s
         ).rowcount
     removed["names of other processes"] += _other_processes(db, columns)
     removed["names with an environment behind them"] += _overlong_names(db)
+    removed["paths of nsys's own files"] += _spools(db, columns)
     removed["names of home folders"] += _homes(db, columns)
     if pattern is not None:
         removed["texts that --also matches"] += _matching(db, columns, pattern)
     return dict(removed)
+
+
+def _spools(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
+    """Take out where nsys kept its own files while it ran: beside the report, in a folder of the user's."""
+    count = 0
+    db.create_function(
+        "spoolless", 1, lambda text: _SPOOL.sub(GONE, text) if isinstance(text, str) else text, deterministic=True
+    )
+    for table, column in _SPOOL_COLUMNS:
+        if column in columns.get(table, set()):
+            count += db.execute(
+                f"UPDATE {table} SET {column} = spoolless({column}) WHERE {column} LIKE '%/nsight_systems/%'"
+            ).rowcount
+    return count
 
 
 def _homes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
