@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from nvprof_kit.integrations.guard import Guarded, never_fails
 from nvprof_kit.names import Category
 
 
-class LoopRanges(Guarded):
+class LoopRanges(Guarded, ABC):
     """Opens and closes the ranges of one loop, on the thread that runs it.
 
     Attributes:
@@ -30,9 +31,9 @@ class LoopRanges(Guarded):
         self._micro_batches = 0
 
     @property
+    @abstractmethod
     def runs(self) -> bool:
         """Whether the loop has begun and is not over."""
-        raise NotImplementedError
 
     @property
     def in_step(self) -> bool:
