@@ -59,7 +59,7 @@ clean:
 	rm -rf $(VENV) $(DEMO)
 
 # torch comes first and only where it is missing: a build for CUDA that is there already stays
-$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard nvprof_kit/instrument/ranges/ranges_c/*)
+$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard nvprof_kit/_instrument/ranges/ranges_c/*)
 	@echo "installing into $(VENV): nvprof-kit and $(TORCH)"
 	@test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
 	@$(bin)/python -c 'import torch' 2>/dev/null || $(pip) $(TORCH)

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-PLACE = Path("nvprof_kit", "instrument", "ranges")
+PLACE = Path("nvprof_kit", "_instrument", "ranges")
 ROOT = Path(__file__).resolve().parent
 
 

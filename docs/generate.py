@@ -20,34 +20,34 @@ import click
 from click.testing import CliRunner
 
 import nvprof_kit
-from nvprof_kit.analysis.advise import advise
-from nvprof_kit.analysis.breakdown import breakdown, critical_path, queue, transfers
-from nvprof_kit.analysis.breakdown import idle as launching
-from nvprof_kit.analysis.diff import diff, kernels
-from nvprof_kit.analysis.flops.flops import COLUMNS as FLOPS_COLUMNS
-from nvprof_kit.analysis.foreign.rules import preset, presets
-from nvprof_kit.analysis.hardware import DTYPES, known_gpus
-from nvprof_kit.analysis.kernels.classes import classify
-from nvprof_kit.analysis.layers import profile as layer_profile
-from nvprof_kit.analysis.layers.layers import COLUMNS, LayersResult, layers
-from nvprof_kit.analysis.layers.memory import MEMORY as LAYER_MEMORY_COLUMNS
-from nvprof_kit.analysis.memory import memory
-from nvprof_kit.analysis.memory import steps as memory_segments
-from nvprof_kit.analysis.memory import steps as memory_steps
-from nvprof_kit.analysis.memory import steps as memory_traffic
-from nvprof_kit.analysis.metrics import COLUMNS as METRICS_COLUMNS
-from nvprof_kit.analysis.ncu.layers import COLUMNS as NCU_COLUMNS
-from nvprof_kit.analysis.ncu.plan import COLUMNS as PLAN_COLUMNS
-from nvprof_kit.analysis.ranks import clocks, replay, waits
-from nvprof_kit.analysis.ranks import layers as ranks_layers
-from nvprof_kit.analysis.timers import COLUMNS as TIMERS_COLUMNS
-from nvprof_kit.cli import group
-from nvprof_kit.instrument.meters import utilisation
-from nvprof_kit.results.base import Result
-from nvprof_kit.results.document import Document
-from nvprof_kit.trace.jobs.schema import TABLES as MAP_TABLES
-from nvprof_kit.trace.jobs.schema import VERSION as MAP_VERSION
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.advise import advise
+from nvprof_kit._analysis.breakdown import breakdown, critical_path, queue, transfers
+from nvprof_kit._analysis.breakdown import idle as launching
+from nvprof_kit._analysis.diff import diff, kernels
+from nvprof_kit._analysis.flops.flops import COLUMNS as FLOPS_COLUMNS
+from nvprof_kit._analysis.foreign.rules import preset, presets
+from nvprof_kit._analysis.hardware import DTYPES, known_gpus
+from nvprof_kit._analysis.kernels.classes import classify
+from nvprof_kit._analysis.layers import profile as layer_profile
+from nvprof_kit._analysis.layers.layers import COLUMNS, LayersResult, layers
+from nvprof_kit._analysis.layers.memory import MEMORY as LAYER_MEMORY_COLUMNS
+from nvprof_kit._analysis.memory import memory
+from nvprof_kit._analysis.memory import steps as memory_segments
+from nvprof_kit._analysis.memory import steps as memory_steps
+from nvprof_kit._analysis.memory import steps as memory_traffic
+from nvprof_kit._analysis.metrics import COLUMNS as METRICS_COLUMNS
+from nvprof_kit._analysis.ncu.layers import COLUMNS as NCU_COLUMNS
+from nvprof_kit._analysis.ncu.plan import COLUMNS as PLAN_COLUMNS
+from nvprof_kit._analysis.ranks import clocks, replay, waits
+from nvprof_kit._analysis.ranks import layers as ranks_layers
+from nvprof_kit._analysis.timers import COLUMNS as TIMERS_COLUMNS
+from nvprof_kit._cli import group
+from nvprof_kit._instrument.meters import utilisation
+from nvprof_kit._results.base import Result
+from nvprof_kit._results.document import Document
+from nvprof_kit._trace.jobs.schema import TABLES as MAP_TABLES
+from nvprof_kit._trace.jobs.schema import VERSION as MAP_VERSION
+from nvprof_kit._trace.open import open_capture
 
 DOCS = Path(__file__).parent
 
@@ -161,11 +161,11 @@ def texts() -> Mapping[str, str]:
 
 
 API = {
-    "opening": ("_capture", "_sources", "_checks", "job", "analysis"),
-    "answers": ("results",),
+    "opening": ("_api", "_analysis"),
+    "answers": ("_results",),
     "errors": ("errors",),
-    "instrumentation": ("instrument",),
-    "recording": ("capture", "profiler"),
+    "instrumentation": ("_instrument",),
+    "recording": ("_capture", "_profiler"),
 }
 """The sections of the API's page, and the rooms that their names come from."""
 
@@ -181,8 +181,8 @@ def _api(rooms: tuple[str, ...]) -> str:
         if home.split(".")[1] not in rooms:
             continue
         lines += [f"### `{name}{_signature(thing)}`", "", *_described(thing), ""]
-        for base in inspect.getmro(thing)[1:] if inspect.isclass(thing) and "results" in rooms else ():
-            if base.__module__.startswith("nvprof_kit.analysis"):
+        for base in inspect.getmro(thing)[1:] if inspect.isclass(thing) and "_results" in rooms else ():
+            if base.__module__.startswith("nvprof_kit._analysis"):
                 lines += [*_fields(base), ""]
         for member, method in sorted(vars(thing).items()) if inspect.isclass(thing) else ():
             if member.startswith("_") or not inspect.getdoc(method) or not callable(_called(method)):

@@ -18,8 +18,8 @@ from typing import Any
 
 from accelerate.utils import ProfileKwargs
 
-from nvprof_kit.instrument.loop.switch import Switch
-from nvprof_kit.instrument.ranks import rank
+from nvprof_kit._instrument.loop.switch import Switch
+from nvprof_kit._instrument.ranks import rank
 from nvprof_kit.integrations.callers import calling_object
 from nvprof_kit.integrations.guard import never_fails
 from nvprof_kit.integrations.loop import HostLoop

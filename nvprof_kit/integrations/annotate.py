@@ -69,7 +69,7 @@ def say(text: str) -> None:
 
 
 def _start() -> None:
-    from nvprof_kit.instrument.ranges import state
+    from nvprof_kit._instrument.ranges import state
 
     if state.mode != "off":
         Watch().begin()
@@ -110,7 +110,7 @@ class Watch(Guarded):
         atexit.register(self.report)
 
     def _keep_out(self) -> None:
-        from nvprof_kit.instrument.compile.hidden import keep_out
+        from nvprof_kit._instrument.compile.hidden import keep_out
 
         if self._patches:
             keep_out(self)
@@ -152,7 +152,7 @@ class Watch(Guarded):
             finally:
                 inside.a_call = False
 
-        from nvprof_kit.instrument.compile.uncompiled import leave_to_python
+        from nvprof_kit._instrument.compile.uncompiled import leave_to_python
 
         leave_to_python(watched, callees=False)
         return watched
@@ -178,7 +178,7 @@ class Watch(Guarded):
         self._seen.add(module)
         if os.getpid() != self._pid or not _is_model(module):
             return
-        from nvprof_kit.instrument.modules.kinds import class_name, unwrapped
+        from nvprof_kit._instrument.modules.kinds import class_name, unwrapped
 
         model = unwrapped(module)
         self._seen.add(model)
@@ -195,8 +195,8 @@ class Watch(Guarded):
             say(_described(name, handle))
 
     def _annotated(self, model: Any, name: str) -> Any:
-        from nvprof_kit.instrument.modules.annotate import annotate_model
-        from nvprof_kit.instrument.ranges import state
+        from nvprof_kit._instrument.modules.annotate import annotate_model
+        from nvprof_kit._instrument.ranges import state
         from nvprof_kit.integrations.loop import HostLoop
         from nvprof_kit.integrations.models import annotate_under, is_ranged
 
@@ -232,7 +232,7 @@ class Watch(Guarded):
 
 
 def _is_model(module: Any) -> bool:
-    from nvprof_kit.instrument.modules.blocks import Part, find_blocks
+    from nvprof_kit._instrument.modules.blocks import Part, find_blocks
 
     if sum(parameter.numel() for parameter in module.parameters()) >= SMALL:
         return True

@@ -13,8 +13,8 @@ from typing import Any
 
 from composer import Callback
 
-from nvprof_kit.instrument.loop.switch import Switch
-from nvprof_kit.instrument.modules.blocks import Part, children
+from nvprof_kit._instrument.loop.switch import Switch
+from nvprof_kit._instrument.modules.blocks import Part, children
 from nvprof_kit.integrations.guard import never_fails
 from nvprof_kit.integrations.loop import HostLoop
 

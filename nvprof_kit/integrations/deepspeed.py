@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nvprof_kit.instrument.loop.switch import Switch
+from nvprof_kit._instrument.loop.switch import Switch
 from nvprof_kit.integrations.loop import HostLoop
 from nvprof_kit.integrations.patches import Patch
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import nn
 
-from nvprof_kit.instrument.compile.hidden import keep_out
-from nvprof_kit.instrument.compile.uncompiled import leave_to_python
-from nvprof_kit.instrument.loop.switch import Switch
-from nvprof_kit.instrument.modules.ranged import Compiled
+from nvprof_kit._instrument.compile.hidden import keep_out
+from nvprof_kit._instrument.compile.uncompiled import leave_to_python
+from nvprof_kit._instrument.loop.switch import Switch
+from nvprof_kit._instrument.modules.ranged import Compiled
 from nvprof_kit.integrations.loop import HostLoop
 from nvprof_kit.integrations.patches import Patch
 from nvprof_kit.integrations.points import LoopHooks

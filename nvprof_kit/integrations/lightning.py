@@ -21,10 +21,10 @@ except ImportError:  # installed under its older name
     from pytorch_lightning import Callback
     from pytorch_lightning.profilers import Profiler
 
-from nvprof_kit.instrument.loop.loop import phase
-from nvprof_kit.instrument.loop.switch import Switch
-from nvprof_kit.instrument.modules.blocks import Part, children
-from nvprof_kit.instrument.ranges import state
+from nvprof_kit._instrument.loop.loop import phase
+from nvprof_kit._instrument.loop.switch import Switch
+from nvprof_kit._instrument.modules.blocks import Part, children
+from nvprof_kit._instrument.ranges import state
 from nvprof_kit.integrations.guard import Guarded, never_fails
 from nvprof_kit.integrations.loop import HostLoop
 

@@ -17,13 +17,13 @@ from typing import Any
 from torch import is_grad_enabled as _is_grad_enabled
 from torch import nn
 
-from nvprof_kit.capture.scheduled import VARIABLE as SCHEDULE
-from nvprof_kit.capture.scheduled import scheduled
+from nvprof_kit._capture.scheduled import VARIABLE as SCHEDULE
+from nvprof_kit._capture.scheduled import scheduled
+from nvprof_kit._instrument.loop.schedule import Schedule
+from nvprof_kit._instrument.loop.switch import Switch, profiling_schedule
+from nvprof_kit._instrument.modules.annotate import ModelAnnotation
+from nvprof_kit._instrument.ranges import state
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument.loop.schedule import Schedule
-from nvprof_kit.instrument.loop.switch import Switch, profiling_schedule
-from nvprof_kit.instrument.modules.annotate import ModelAnnotation
-from nvprof_kit.instrument.ranges import state
 from nvprof_kit.integrations.guard import never_fails, warn
 from nvprof_kit.integrations.models import annotate_models
 from nvprof_kit.integrations.points import Points

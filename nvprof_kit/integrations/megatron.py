@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nvprof_kit.instrument.loop.switch import Switch
+from nvprof_kit._instrument.loop.switch import Switch
 from nvprof_kit.integrations.guard import never_fails
 from nvprof_kit.integrations.importing import after_import
 from nvprof_kit.integrations.loop import HostLoop

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from nvprof_kit.instrument.modules.annotate import ModelAnnotation, _by_structure, annotate_model
-from nvprof_kit.instrument.modules.blocks import Part
-from nvprof_kit.instrument.ranges import state
+from nvprof_kit._instrument.modules.annotate import ModelAnnotation, _by_structure, annotate_model
+from nvprof_kit._instrument.modules.blocks import Part
+from nvprof_kit._instrument.ranges import state
 
 
 def annotate_models(named: Mapping[str, nn.Module], options: Mapping[str, Any]) -> list[ModelAnnotation]:
@@ -36,6 +36,6 @@ def annotate_under(prefix: str, model: nn.Module) -> ModelAnnotation:
 
 def is_ranged(model: nn.Module) -> bool:
     """Whether another annotation ranges some module of the model, as the program's own of a wrapped model does."""
-    from nvprof_kit.instrument.modules.ranged import annotated
+    from nvprof_kit._instrument.modules.ranged import annotated
 
     return any(module in annotated for module in model.modules())

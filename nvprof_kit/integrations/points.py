@@ -15,11 +15,11 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
-from nvprof_kit.instrument.compile.hidden import keep_out
-from nvprof_kit.instrument.compile.uncompiled import leave_to_python
-from nvprof_kit.instrument.modules.annotation import Annotation
-from nvprof_kit.instrument.modules.ranged import Compiled
-from nvprof_kit.instrument.ranges import state
+from nvprof_kit._instrument.compile.hidden import keep_out
+from nvprof_kit._instrument.compile.uncompiled import leave_to_python
+from nvprof_kit._instrument.modules.annotation import Annotation
+from nvprof_kit._instrument.modules.ranged import Compiled
+from nvprof_kit._instrument.ranges import state
 from nvprof_kit.integrations.patches import Patch
 
 

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from nvprof_kit.instrument.loop.generation import prefill_or_decode
-from nvprof_kit.instrument.ranges import state
-from nvprof_kit.instrument.ranges.backends import Range
+from nvprof_kit._instrument.loop.generation import prefill_or_decode
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit.integrations.guard import Guarded, never_fails
 from nvprof_kit.names import Category
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from nvprof_kit.instrument.modules.annotate import ModelAnnotation
-from nvprof_kit.instrument.ranges import state
-from nvprof_kit.instrument.ranges.layer import layer_of
-from nvprof_kit.instrument.ranges.layer_range import LayerScope
+from nvprof_kit._instrument.modules.annotate import ModelAnnotation
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.layer import layer_of
+from nvprof_kit._instrument.ranges.layer_range import LayerScope
 from nvprof_kit.integrations.guard import never_fails
 from nvprof_kit.integrations.loop import HostLoop
 from nvprof_kit.integrations.models import annotate_under

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit.analysis.diff.effects import effects
-from nvprof_kit.analysis.diff.gates import corrected
+from nvprof_kit._analysis.diff.effects import effects
+from nvprof_kit._analysis.diff.gates import corrected
 
 FLOOR = 0.0075
 LEVEL = 0.05

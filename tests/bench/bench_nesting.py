@@ -21,7 +21,7 @@ LIMIT_US = 50.0
 
 
 def main() -> None:
-    from nvprof_kit.analysis.attribution.nesting import nest
+    from nvprof_kit._analysis.attribution.nesting import nest
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranges", type=int, default=1_000_000)

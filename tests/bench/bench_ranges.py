@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 from nvprof_kit import annotate_model, layer_range, phase
-from nvprof_kit.instrument.ranges import ranges, state
-from nvprof_kit.instrument.ranges.backends import nvtx_domain
+from nvprof_kit._instrument.ranges import ranges, state
+from nvprof_kit._instrument.ranges.backends import nvtx_domain
 
 ROUNDS, CALLS, LAYERS = 405, 200, 20  # short rounds, so that few of them are interrupted
 STEPS, MODEL_ROUNDS = 10, 60

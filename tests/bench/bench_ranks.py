@@ -71,7 +71,7 @@ def mapping() -> None:
             for name, words in commands.items():
                 where = [str(Path(folder) / f"maps{turn}")] if name == "ranks map" else []
                 began = time.perf_counter()
-                run("import sys; from nvprof_kit.cli import main; main(sys.argv[1:])", *words, *where)
+                run("import sys; from nvprof_kit._cli import main; main(sys.argv[1:])", *words, *where)
                 seen[name].append(time.perf_counter() - began)
     one, other = (sorted(times)[1] for times in seen.values())
     print(

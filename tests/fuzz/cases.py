@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvprof_kit.cli import main
+from nvprof_kit._cli import main
 
 LONGEST_S = 20
 

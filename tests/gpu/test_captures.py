@@ -8,8 +8,8 @@ import pytest
 from support.brute_force import BruteForce
 from support.gpu import Profiled
 
-from nvprof_kit.analysis.layers.layers import layers
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.layers.layers import layers
+from nvprof_kit._trace.open import open_capture
 
 NUMBERS = ["calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "gpu_busy_ns", "cpu_ns"]
 SMALL = ("--layers", "2", "--width", "512", "--vocabulary", "4096", "--steps", "2")

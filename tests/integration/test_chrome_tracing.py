@@ -14,9 +14,9 @@ import pytest
 from support.browser import browser
 from support.perfetto_ui import web_files
 
-from nvprof_kit.analysis.layers.layers import layers
-from nvprof_kit.cli import main
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.layers.layers import layers
+from nvprof_kit._cli import main
+from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[1] / "data"
 LIBRARY = os.environ.get("NVPROF_KIT_WEBCOMPONENTS", "")

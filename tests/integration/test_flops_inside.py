@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from nvprof_kit.cli import group
+from nvprof_kit._cli import group
 
 PROGRAM = """
 import sys, torch

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from support import as_kineto
 
-from nvprof_kit.analysis.breakdown.breakdown import OPTIONAL, breakdown
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, breakdown
+from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[1] / "data"
 PYTHON = os.environ.get("NVPROF_KIT_HTA_PYTHON")

@@ -14,9 +14,9 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import nvprof_kit  # noqa: E402
-from nvprof_kit.analysis.attribution.attribution import attribute  # noqa: E402
-from nvprof_kit.analysis.layers.layers import layers  # noqa: E402
-from nvprof_kit.trace.open import open_capture  # noqa: E402
+from nvprof_kit._analysis.attribution.attribution import attribute  # noqa: E402
+from nvprof_kit._analysis.layers.layers import layers  # noqa: E402
+from nvprof_kit._trace.open import open_capture  # noqa: E402
 
 PATHS = {"M_0": "M", "M_0.Embedding_0": "embed", "M_0.Linear_4": "head"} | {
     f"M_0.Block_{block}{part}": f"layers.{block}{name}"

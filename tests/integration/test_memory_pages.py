@@ -10,10 +10,10 @@ import pytest
 from support.browser import browser, opened
 from support.snapshot_file import training
 
-from nvprof_kit.analysis.memory.memory import memory
-from nvprof_kit.report.page.sunburst import sunburst_page
-from nvprof_kit.report.text.memory import memory_page
-from nvprof_kit.trace.torch_memory.snapshot import read_snapshot
+from nvprof_kit._analysis.memory.memory import memory
+from nvprof_kit._report.page.sunburst import sunburst_page
+from nvprof_kit._report.text.memory import memory_page
+from nvprof_kit._trace.torch_memory.snapshot import read_snapshot
 
 EVIL = '</script><script>alert("x")</script>'
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from support.recipes import run
 
-from nvprof_kit.analysis.kernels.signatures import NEEDED, read_kernels
-from nvprof_kit.analysis.layers.layers import layers
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.kernels.signatures import NEEDED, read_kernels
+from nvprof_kit._analysis.layers.layers import layers
+from nvprof_kit._trace.open import open_capture
 
 pytestmark = pytest.mark.nsys
 DATA = Path(__file__).parents[1] / "data"

@@ -9,9 +9,9 @@ import pytest
 from support.nsys_file import KERNEL_TABLE
 from test_nsys_ranges import profile, read
 
-from nvprof_kit.analysis.layers.layers import LayersOptions, layers
-from nvprof_kit.trace.open import open_capture
-from nvprof_kit.trace.schema import MEMORY_TABLES
+from nvprof_kit._analysis.layers.layers import LayersOptions, layers
+from nvprof_kit._trace.open import open_capture
+from nvprof_kit._trace.schema import MEMORY_TABLES
 
 pytestmark = pytest.mark.nsys
 
@@ -19,7 +19,7 @@ PROGRAM = """
 import torch
 from torch import nn
 from nvprof_kit import annotate_model, phase, step
-from nvprof_kit.instrument.memory.marks import Level
+from nvprof_kit._instrument.memory.marks import Level
 
 held, most = 1000, 1000
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.nsys_file import KERNEL_TABLE
 
-from nvprof_kit.analysis.layers.layers import LayersResult, layers
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.layers.layers import LayersResult, layers
+from nvprof_kit._trace.open import open_capture
 
 pytestmark = pytest.mark.nsys
 

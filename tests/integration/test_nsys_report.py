@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from nvprof_kit._trace.nsys.export import exported
+from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError, ToolError
-from nvprof_kit.trace.nsys.export import exported
-from nvprof_kit.trace.open import open_capture
 
 pytestmark = pytest.mark.nsys
 

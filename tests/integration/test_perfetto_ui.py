@@ -13,9 +13,9 @@ from support.browser import browser
 from support.nsys_file import NsysFile
 from support.perfetto_ui import PerfettoUi, opened_in_perfetto, web_files
 
-from nvprof_kit.analysis.layers.layers import LayersOptions, layers
-from nvprof_kit.cli import main
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.layers.layers import LayersOptions, layers
+from nvprof_kit._cli import main
+from nvprof_kit._trace.open import open_capture
 
 TESTS = Path(__file__).parents[1]
 DOCUMENTED = (TESTS.parent / "docs" / "export.md").read_text(encoding="utf-8").split("```sql\n")[1].split("```")[0]

@@ -12,7 +12,7 @@ distributed = pytest.importorskip("distributed")
 
 from support.tiny_ranks import capture  # noqa: E402
 
-from nvprof_kit.job_maps import map_captures  # noqa: E402
+from nvprof_kit._api.job_maps import map_captures  # noqa: E402
 
 
 def test_nothing_is_lost_with_a_worker(tmp_path: Path) -> None:

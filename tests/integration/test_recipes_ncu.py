@@ -430,7 +430,7 @@ def test_it_takes_every_option(ncu: str, call: str, tmp_path: Path) -> None:
 
 def test_the_script_of_a_plan(ncu: str, tmp_path: Path) -> None:
     """The options that `nvprof-kit ncu plan` writes are those of a real ncu."""
-    from nvprof_kit.capture.ncu_script import NcuScript, ncu_script
+    from nvprof_kit._capture.ncu_script import NcuScript, ncu_script
 
     (tmp_path / "plan.sh").write_text(ncu_script(NcuScript(["_Z4gemmv", "nvjet_x.y"], own_window=True)))
     done = subprocess.run(

@@ -12,7 +12,7 @@ from support.browser import browser, opened
 from support.lane import FULL
 from support.nsys_file import NsysFile
 
-from nvprof_kit.cli import main
+from nvprof_kit._cli import main
 
 DATA = Path(__file__).parents[1] / "data"
 EVIL = '<script>alert("x")</script>'

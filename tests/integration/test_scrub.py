@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.recipes import python, ranges, run
 
-from nvprof_kit.trace.nsys.health import read_health
-from nvprof_kit.trace.nsys.scrub import scrub
+from nvprof_kit._trace.nsys.health import read_health
+from nvprof_kit._trace.nsys.scrub import scrub
 
 PROGRAM = """
 import nvprof_kit

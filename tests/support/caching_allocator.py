@@ -1,6 +1,6 @@
 """PyTorch's caching allocator replayed from a snapshot's events: how large the block of each tensor was.
 
-It judges what `nvprof_kit.analysis.memory.memory` says of real snapshots. The rules are those of
+It judges what `nvprof_kit._analysis.memory.memory` says of real snapshots. The rules are those of
 ``c10/cuda/CUDACachingAllocator.cpp`` for the default settings: sizes are rounded up to 512 bytes; a request takes the
 front of a free block, and the rest of that stays free if it is worth it, at least 512 bytes in the pool of small
 blocks (up to 1 MiB) and more than 1 MiB in that of large ones. What is not worth it belongs to the tensor's block.

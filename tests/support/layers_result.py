@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nvprof_kit.analysis.attribution.warm_up import StepChoice
-from nvprof_kit.analysis.layers.layers import LayersResult, Summary
-from nvprof_kit.trace.schema import CaptureInfo
+from nvprof_kit._analysis.attribution.warm_up import StepChoice
+from nvprof_kit._analysis.layers.layers import LayersResult, Summary
+from nvprof_kit._trace.schema import CaptureInfo
 
 MS = 1_000_000
 

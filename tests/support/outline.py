@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nvprof_kit.instrument.ranges.backends import Backend, Range
+from nvprof_kit._instrument.ranges.backends import Backend, Range
 from nvprof_kit.names import LAYER_CATEGORIES
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nvprof_kit.trace.jobs.schema import TABLES, VERSION
+from nvprof_kit._trace.jobs.schema import TABLES, VERSION
 
 US, MS = 1_000, 1_000_000
 COLUMN_EVERY = 5

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-EXTENSION = "nvprof_kit.instrument.ranges._ranges"
+EXTENSION = "nvprof_kit._instrument.ranges._ranges"
 
 if __name__ == "__main__":  # before anything of the package chooses a twin
     if len(sys.argv) > 1:
@@ -34,8 +34,8 @@ if __name__ == "__main__":  # before anything of the package chooses a twin
         os.environ["NVPROF_KIT_PURE_PYTHON"] = "1"
 
 from nvprof_kit import annotate_model, layer_range, phase  # noqa: E402
-from nvprof_kit.instrument.ranges import ranges, state  # noqa: E402
-from nvprof_kit.instrument.ranges.backends import Backend, Range  # noqa: E402
+from nvprof_kit._instrument.ranges import ranges, state  # noqa: E402
+from nvprof_kit._instrument.ranges.backends import Backend, Range  # noqa: E402
 
 Program = list[list[Any]]
 

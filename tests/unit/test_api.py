@@ -13,7 +13,7 @@ import pytest
 from support.nsys_file import NsysFile
 
 import nvprof_kit
-from nvprof_kit.cli import group
+from nvprof_kit._cli import group
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,7 @@ import nvprof_kit
 capture: nvprof_kit.Capture = nvprof_kit.open("run.sqlite", rules="megatron-lm")
 layers = capture.layers(by_step=True, memory=True, steps=nvprof_kit.StepOptions(first=1))
 total: int = layers.summary.total_ns
-reveal_type(layers)  # nvprof_kit.results.layers.Layers
+reveal_type(layers)  # nvprof_kit._results.layers.Layers
 reveal_type(layers.rows)  # pandas.core.frame.DataFrame
 reveal_type(layers.to_frame())  # pandas.core.frame.DataFrame
 reveal_type(layers.warnings)  # tuple[str, ...]

@@ -16,60 +16,54 @@ from support.nsys_file import NsysFile
 PACKAGE = Path(__file__).parents[2] / "nvprof_kit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-FOUNDATION = {"names", "errors", "findings"}
+FOUNDATION = {"names", "errors", "_findings"}
 MAY_IMPORT = {
     "names": set(),
     "errors": set(),
-    "findings": set(),
-    "instrument": FOUNDATION,
-    "capture": FOUNDATION,
-    "trace": FOUNDATION,
-    "analysis": FOUNDATION | {"trace"},
-    "report": FOUNDATION | {"trace", "analysis"},
-    "results": FOUNDATION | {"trace", "analysis", "report"},
-    "_sql": FOUNDATION,
-    "_capture": FOUNDATION | {"trace", "analysis", "report", "results", "_sql"},
-    "_sources": FOUNDATION | {"trace", "analysis", "report", "results", "_capture"},
-    "_checks": FOUNDATION | {"capture", "trace", "analysis", "results"},
-    "cli": FOUNDATION
-    | {"trace", "analysis", "report", "results", "_capture", "_sources", "_checks", "job", "job_maps"},
-    "profiler": FOUNDATION | {"instrument", "capture", "trace", "analysis", "report"},
-    "integrations": FOUNDATION | {"instrument", "capture"},
-    "job_maps": FOUNDATION | {"trace", "analysis"},
-    "job": FOUNDATION | {"job_maps", "trace", "analysis", "report"},
-    "__main__": {"cli"},
+    "_findings": set(),
+    "_instrument": FOUNDATION,
+    "_capture": FOUNDATION,
+    "_trace": FOUNDATION,
+    "_analysis": FOUNDATION | {"_trace"},
+    "_report": FOUNDATION | {"_trace", "_analysis"},
+    "_results": FOUNDATION | {"_trace", "_analysis", "_report"},
+    "_api": FOUNDATION | {"_capture", "_trace", "_analysis", "_report", "_results"},
+    "_cli": FOUNDATION | {"_trace", "_analysis", "_report", "_results", "_api"},
+    "_profiler": FOUNDATION | {"_instrument", "_capture", "_trace", "_analysis", "_report"},
+    "integrations": FOUNDATION | {"_instrument", "_capture"},
+    "__main__": {"_cli"},
 }
-"""Data moves one way: a room imports rooms to its left. ``profiler`` alone is of both halves: it records, and reads the
-file that it recorded. ``integrations`` may import whatever instruments and captures; nothing imports it."""
+"""Data moves one way: a room imports rooms to its left. ``_profiler`` alone is of both halves: it records, and reads
+the file that it recorded. ``integrations`` may import whatever instruments and captures; nothing imports it."""
 
 EXCEPTIONS = {
     # the recorder wakes annotated models, and ranges then go to Kineto
-    ("capture.record", "instrument.ranges.state"),
-    ("capture.record", "instrument.ranges.backends"),
+    ("_capture.record", "_instrument.ranges.state"),
+    ("_capture.record", "_instrument.ranges.backends"),
     # and gives them back to a memory profiler around it
-    ("capture.record", "instrument.ranges.watch"),
+    ("_capture.record", "_instrument.ranges.watch"),
     # a schedule drives the recorder, or tells the attached tool by a range
-    ("capture.scheduled", "instrument.ranges.state"),
-    ("capture.scheduled", "instrument.ranges.backends"),
-    ("capture.scheduled", "instrument.loop.schedule"),
-    ("capture.scheduled", "instrument.ranks"),
+    ("_capture.scheduled", "_instrument.ranges.state"),
+    ("_capture.scheduled", "_instrument.ranges.backends"),
+    ("_capture.scheduled", "_instrument.loop.schedule"),
+    ("_capture.scheduled", "_instrument.ranks"),
     # the memory profiler leaves its own pages when it ends, as the documents it follows describe
-    ("instrument.memory.files", "report.plots.memory_curve"),
-    ("instrument.memory.files", "report.page.sunburst"),
+    ("_instrument.memory.files", "_report.plots.memory_curve"),
+    ("_instrument.memory.files", "_report.page.sunburst"),
     # verbs that capture instead of reading
-    ("cli.verbs.record", "capture.launch"),
-    ("cli.verbs.record", "capture.record"),
-    ("cli.verbs.recipes", "capture.recipes"),
+    ("_cli.verbs.record", "_capture.launch"),
+    ("_cli.verbs.record", "_capture.record"),
+    ("_cli.verbs.recipes", "_capture.recipes"),
     # a plan is written as a script, with one of ncu's sets
-    ("cli.verbs.ncu", "capture.ncu_script"),
-    ("results.ncu", "capture.ncu_script"),
-    ("cli.recipe_verb", "capture.recipe_options"),
-    ("cli.verbs.capturing", "capture.recipe_options"),
-    ("cli.verbs.profile_ranks", "capture.recipe_options"),
-    ("cli.verbs.profile_ncu", "capture.recipe_options"),
-    ("cli.completion", "capture.recipes"),
+    ("_cli.verbs.ncu", "_capture.ncu_script"),
+    ("_results.ncu", "_capture.ncu_script"),
+    ("_cli.recipe_verb", "_capture.recipe_options"),
+    ("_cli.verbs.capturing", "_capture.recipe_options"),
+    ("_cli.verbs.profile_ranks", "_capture.recipe_options"),
+    ("_cli.verbs.profile_ncu", "_capture.recipe_options"),
+    ("_cli.completion", "_capture.recipes"),
     # the version
-    ("cli.__init__", "__init__"),
+    ("_cli.__init__", "__init__"),
 }
 """The imports against the direction, by name."""
 
@@ -136,17 +130,17 @@ def test_no_import_cycle() -> None:
 
 
 def test_the_check_sees_relative_and_local_imports() -> None:
-    assert set(imports(PACKAGE / "capture" / "record.py")) >= {
+    assert set(imports(PACKAGE / "_capture" / "record.py")) >= {
         "errors",
-        "instrument.ranges.state",
-        "instrument.ranges.backends",
+        "_instrument.ranges.state",
+        "_instrument.ranges.backends",
     }
-    assert set(imports(PACKAGE / "_capture.py")) >= {
-        "analysis.layers.layers",
-        "trace.open",
-        "results.layers",
+    assert set(imports(PACKAGE / "_api" / "capture.py")) >= {
+        "_analysis.layers.layers",
+        "_trace.open",
+        "_results.layers",
     }
-    assert "names" in set(imports(PACKAGE / "instrument" / "ranges" / "backends.py"))
+    assert "names" in set(imports(PACKAGE / "_instrument" / "ranges" / "backends.py"))
 
 
 def loaded(code: str) -> set[str]:
@@ -170,7 +164,7 @@ def test_importing_the_package_pulls_in_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("argument", ["--version", "--help"])
 def test_the_command_line_answers_without_anything_heavy(argument: str) -> None:
-    run = f"import nvprof_kit.cli\ntry: nvprof_kit.cli.main([{argument!r}])\nexcept SystemExit: pass"
+    run = f"import nvprof_kit._cli\ntry: nvprof_kit._cli.main([{argument!r}])\nexcept SystemExit: pass"
     assert loaded(run) & HEAVY == set()
 
 
@@ -184,7 +178,7 @@ def test_reading_never_imports_torch_nor_nvtx(tmp_path: Path) -> None:
     file.kernel(300, 330, launched=(110, 115))
     capture = file.write()
     call = f"main(['layers', {str(capture)!r}])"
-    run = f"from nvprof_kit.cli import main\ntry: {call}\nexcept SystemExit as end: assert not end.code"
+    run = f"from nvprof_kit._cli import main\ntry: {call}\nexcept SystemExit as end: assert not end.code"
     assert loaded(run) & {"torch", "nvtx", "matplotlib"} == set()
 
 
@@ -194,13 +188,13 @@ def test_a_capture_is_opened_before_pandas_is_loaded() -> None:
         "layers.layers breakdown.breakdown advise.advise summary.summary metrics flops.flops kernels.signatures "
         "diff.diff foreign.translate timeline"
     )
-    run = "import nvprof_kit.trace.open" + "".join(f"\nimport nvprof_kit.analysis.{name}" for name in needed.split())
+    run = "import nvprof_kit._trace.open" + "".join(f"\nimport nvprof_kit._analysis.{name}" for name in needed.split())
     assert "pandas" not in loaded(run)
 
 
 def test_sql_stays_with_the_tables_it_fills() -> None:
     spoken = {module_name(path) for path in FILES if "SELECT " in path.read_text(encoding="utf-8")}
-    assert {name.split(".")[0] for name in spoken} <= {"trace"}
+    assert {name.split(".")[0] for name in spoken} <= {"_trace"}
 
 
 WRITES = re.compile(r"write_text\(|write_bytes\(|savefig\(|open\([^)]*[\"'][wax]b?[\"']")
@@ -208,7 +202,7 @@ WRITES = re.compile(r"write_text\(|write_bytes\(|savefig\(|open\([^)]*[\"'][wax]
 
 def test_every_file_is_written_by_the_writer() -> None:
     """It refuses inputs, and writes whole or not at all; what only fills a buffer is none of it."""
-    rooms = ("cli", "report", "results", "profiler", "_capture", "_sources", "_checks", "_sql")
+    rooms = ("_cli", "_report", "_results", "_profiler", "_api")
     found = {
         f"{module_name(path)}: {line.strip()}"
         for path in FILES
@@ -216,5 +210,5 @@ def test_every_file_is_written_by_the_writer() -> None:
         for line in path.read_text(encoding="utf-8").splitlines()
         if WRITES.search(line) and "savefig(buffer" not in line
     }
-    allowed = ("report.export.writer: ", "cli.__init__: setattr(sys, name")
+    allowed = ("_report.export.writer: ", "_cli.__init__: setattr(sys, name")
     assert {one for one in found if not one.startswith(allowed)} == set()

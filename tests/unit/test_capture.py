@@ -11,8 +11,8 @@ import pytest
 from support.nsys_file import NsysFile
 
 import nvprof_kit
-from nvprof_kit.analysis.attribution import operations
-from nvprof_kit.trace.nsys import read
+from nvprof_kit._analysis.attribution import operations
+from nvprof_kit._trace.nsys import read
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[Any
 
 
 def test_many_questions_attribute_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nvprof_kit.analysis.attribution import attribution
+    from nvprof_kit._analysis.attribution import attribution
 
     calls = counted(monkeypatch, attribution, "_Owners")
     capture = nvprof_kit.open(run)
@@ -60,8 +60,8 @@ def test_many_questions_attribute_once(run: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_verb_report_attributes_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nvprof_kit.analysis.attribution import attribution
-    from nvprof_kit.cli import main
+    from nvprof_kit._analysis.attribution import attribution
+    from nvprof_kit._cli import main
 
     calls = counted(monkeypatch, attribution, "_Owners")
     with pytest.raises(SystemExit) as end:
@@ -70,7 +70,7 @@ def test_the_verb_report_attributes_once(run: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_pytorch_trace_is_parsed_twice_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nvprof_kit.trace.kineto import read as kineto
+    from nvprof_kit._trace.kineto import read as kineto
 
     event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0, "args": {}}
     path = tmp_path / "run.json"

@@ -12,8 +12,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from nvprof_kit.analysis.layers.layers import COLUMNS
-from nvprof_kit.cli import group
+from nvprof_kit._analysis.layers.layers import COLUMNS
+from nvprof_kit._cli import group
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "recipes" / "README.md"])

@@ -16,8 +16,8 @@ os.environ["NVPROF_KIT"] = "on"
 import torch
 
 from nvprof_kit import layer_range
-from nvprof_kit.instrument.memory.marks import read_cuda
-from nvprof_kit.instrument.ranges import state
+from nvprof_kit._instrument.memory.marks import read_cuda
+from nvprof_kit._instrument.ranges import state
 
 CALLS = 20_000
 

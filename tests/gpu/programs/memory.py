@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nvprof_kit import MemoryOptions, MemoryProfiler
-from nvprof_kit.instrument.memory import blocks as memory_blocks
+from nvprof_kit._instrument.memory import blocks as memory_blocks
 
 KINDS = ("params", "grads", "os_state", "activation", "outputs", "inputs", "autocast", "workspace")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import sys
 
-from nvprof_kit.analysis.ncu.counters import AMOUNTS, DURATION, PERCENTAGES
+from nvprof_kit._analysis.ncu.counters import AMOUNTS, DURATION, PERCENTAGES
 
 BASES = {name.split(".")[0] for names in (DURATION, *PERCENTAGES.values()) for name in names}
 BASES |= {base for ways in AMOUNTS.values() for way in ways for base, _factor in way}

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from nvprof_kit import global_timer
-from nvprof_kit.instrument.meters.timers import GlobalTimer
+from nvprof_kit._instrument.meters.timers import GlobalTimer
 
 
 def loop(model: nn.Module, batch: torch.Tensor, steps: int, extra: int) -> None:

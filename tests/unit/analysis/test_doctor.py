@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.doctor import examine_captures
-from nvprof_kit.cli import group
-from nvprof_kit.trace.nsys.health import CaptureHealth, read_health
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.doctor import examine_captures
+from nvprof_kit._cli import group
+from nvprof_kit._trace.nsys.health import CaptureHealth, read_health
+from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[2] / "data"
 KERNELS, CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.layers.layers import layers
-from nvprof_kit.analysis.metrics import COLUMNS, MetricsOptions, MetricsResult, _busy_until, _Samples, _union, metrics
-from nvprof_kit.cli import main
+from nvprof_kit._analysis.layers.layers import layers
+from nvprof_kit._analysis.metrics import COLUMNS, MetricsOptions, MetricsResult, _busy_until, _Samples, _union, metrics
+from nvprof_kit._cli import main
+from nvprof_kit._report.text.metrics import metrics_lines
+from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.report.text.metrics import metrics_lines
-from nvprof_kit.trace.open import open_capture
 
 H200 = Path(__file__).parents[2] / "data" / "metrics" / "llama-2023.4.sqlite.xz"
 TYPE = 281479271677952  # its low byte, the GPU's number, is 0

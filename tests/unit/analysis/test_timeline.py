@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.attribution.attribution import Attribution, attribute
-from nvprof_kit.analysis.attribution.step_times import slowest_step, step_times, typical_step
-from nvprof_kit.analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
-from nvprof_kit.analysis.breakdown.breakdown import breakdown
-from nvprof_kit.analysis.timeline import OPTIONAL, _parts, timeline
-from nvprof_kit.trace.open import open_capture
-from nvprof_kit.trace.schema import Trace
+from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
+from nvprof_kit._analysis.attribution.step_times import slowest_step, step_times, typical_step
+from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
+from nvprof_kit._analysis.breakdown.breakdown import breakdown
+from nvprof_kit._analysis.timeline import OPTIONAL, _parts, timeline
+from nvprof_kit._trace.open import open_capture
+from nvprof_kit._trace.schema import Trace
 
 DATA = Path(__file__).parents[2] / "data"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nvprof_kit.analysis.timers import COLUMNS, TimersOptions, TimersResult, timers
+from nvprof_kit._analysis.timers import COLUMNS, TimersOptions, TimersResult, timers
+from nvprof_kit._report.text.timers import timeline_figure, timers_report
+from nvprof_kit._trace.timer_log import STAGES, read_timer_logs
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.report.text.timers import timeline_figure, timers_report
-from nvprof_kit.trace.timer_log import STAGES, read_timer_logs
 
 
 def log(folder: Path, rank: int, stages: list[tuple[str, int, int, int | None]]) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit.capture.launch import PythonCommand, parse_python, record_program, runner_argv
-from nvprof_kit.capture.record import RecordOptions
+from nvprof_kit._capture.launch import PythonCommand, parse_python, record_program, runner_argv
+from nvprof_kit._capture.record import RecordOptions
 from nvprof_kit.errors import ToolError, UsageError
 
 
@@ -55,7 +55,7 @@ def test_runner_argv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         Path("r.json"), RecordOptions(shapes=True), parse_python(["python", "-u", "train.py", "--lr", "3"])
     )
     settings = argv.pop(4)
-    assert argv == ["python", "-u", "-m", "nvprof_kit.capture.runner", "train.py", "--lr", "3"]
+    assert argv == ["python", "-u", "-m", "nvprof_kit._capture.runner", "train.py", "--lr", "3"]
     assert json.loads(settings) == {"path": f"{tmp_path}/r.json", "stacks": False, "shapes": True, "memory": False}
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit.capture import nsight_releases
-from nvprof_kit.capture.doctor import examine_machine
-from nvprof_kit.capture.machine import Gpu, Machine, Program, read_machine
-from nvprof_kit.findings import LEVELS
+from nvprof_kit._capture import nsight_releases
+from nvprof_kit._capture.doctor import examine_machine
+from nvprof_kit._capture.machine import Gpu, Machine, Program, read_machine
+from nvprof_kit._findings import LEVELS
 
 H200 = Gpu("NVIDIA H200", "580.65.06", "9.0", mig=False, clock=1980, max_clock=1980)
 WELL = Machine(

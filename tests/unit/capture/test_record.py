@@ -14,12 +14,12 @@ from torch import nn
 
 import nvprof_kit
 from nvprof_kit import annotate_model, phase, record
-from nvprof_kit.analysis.layers.layers import layers
+from nvprof_kit._analysis.layers.layers import layers
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit._instrument.ranges.watch import Watch
+from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument.ranges import state
-from nvprof_kit.instrument.ranges.backends import Range
-from nvprof_kit.instrument.ranges.watch import Watch
-from nvprof_kit.trace.open import open_capture
 
 
 @pytest.fixture(autouse=True)

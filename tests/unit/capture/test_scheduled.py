@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit.capture import record as record_module
-from nvprof_kit.capture.scheduled import Tool, scheduled
+from nvprof_kit._capture import record as record_module
+from nvprof_kit._capture.scheduled import Tool, scheduled
+from nvprof_kit._instrument.loop.loop import step
+from nvprof_kit._instrument.loop.schedule import Schedule, Window
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Backend, Range
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument.loop.loop import step
-from nvprof_kit.instrument.loop.schedule import Schedule, Window
-from nvprof_kit.instrument.ranges import state
-from nvprof_kit.instrument.ranges.backends import Backend, Range
 
 torch = pytest.importorskip("torch")
 

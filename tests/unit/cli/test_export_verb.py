@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.nsys_file import NsysFile
 
-from nvprof_kit.cli import main
+from nvprof_kit._cli import main
 
 
 @pytest.fixture

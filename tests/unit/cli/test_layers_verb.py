@@ -15,9 +15,9 @@ import pytest
 from support.nsys_file import NsysFile
 from support.nsys_memory import Allocations, carry
 
-from nvprof_kit.analysis.layers.memory import MEMORY
-from nvprof_kit.cli import main
-from nvprof_kit.cli.output import Output
+from nvprof_kit._analysis.layers.memory import MEMORY
+from nvprof_kit._cli import main
+from nvprof_kit._cli.output import Output
 from nvprof_kit.errors import UsageError
 
 CONTRACT = [

@@ -11,7 +11,7 @@ import click
 import pytest
 
 import nvprof_kit
-from nvprof_kit.cli import group, main
+from nvprof_kit._cli import group, main
 from nvprof_kit.errors import CaptureError, ToolError, UsageError
 
 

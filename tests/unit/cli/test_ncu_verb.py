@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit.analysis.ncu.layers import COLUMNS
-from nvprof_kit.cli import main
+from nvprof_kit._analysis.ncu.layers import COLUMNS
+from nvprof_kit._cli import main
 
 DATA = Path(__file__).parents[2] / "data" / "ncu"
 PLAN, RUN = DATA / "plan-2025.3.csv.xz", DATA / "run-2023.4.sqlite.xz"

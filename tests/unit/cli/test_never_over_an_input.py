@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.nsys_file import NsysFile
 
-from nvprof_kit.cli import main
+from nvprof_kit._cli import main
 
 DATA = Path(__file__).parents[2] / "data"
 

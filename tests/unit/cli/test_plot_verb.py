@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.nsys_file import NsysFile
 
-from nvprof_kit.cli import main
-from nvprof_kit.cli.verbs.plot import VIEWS
+from nvprof_kit._cli import main
+from nvprof_kit._cli.verbs.plot import VIEWS
 
 
 @pytest.fixture

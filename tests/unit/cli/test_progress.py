@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from support.nsys_file import NsysFile
 
-from nvprof_kit.cli import group
-from nvprof_kit.cli.progress import progress
+from nvprof_kit._cli import group
+from nvprof_kit._cli.progress import progress
 
 
 def test_silence_where_nobody_watches(capfd: pytest.CaptureFixture[str]) -> None:
@@ -29,8 +29,8 @@ QUICK = {"doctor", "recipes", "record", "profile", "launch", "start", "stop", "s
 
 @pytest.mark.parametrize("verb", sorted(set(group.commands) - QUICK))
 def test_every_verb_that_reads_shows_it(verb: str) -> None:
-    page = inspect.getsource(importlib.import_module(f"nvprof_kit.cli.verbs.{verb}"))
-    assert "from nvprof_kit.cli.progress import" in page and ("each(" in page or "progress()" in page)
+    page = inspect.getsource(importlib.import_module(f"nvprof_kit._cli.verbs.{verb}"))
+    assert "from nvprof_kit._cli.progress import" in page and ("each(" in page or "progress()" in page)
 
 
 def test_on_a_terminal_it_shows_on_stderr_and_the_answer_stays_clean(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nvprof_kit.instrument.ranges import state
-from nvprof_kit.instrument.ranges.backends import Backend, Range
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Backend, Range
 
 
 class Sink(Backend):

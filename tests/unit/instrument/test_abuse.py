@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from nvprof_kit import annotate_model, instrument_method, phase
+from nvprof_kit._instrument.ranges import state
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument.ranges import state
 
 
 def bare(sink) -> list[str]:

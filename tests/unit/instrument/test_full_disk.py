@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from nvprof_kit import MemoryOptions, MemoryProfiler, record
-from nvprof_kit.instrument.meters.timers import GlobalTimer
-from nvprof_kit.instrument.rank_claim import claim
+from nvprof_kit._instrument.meters.timers import GlobalTimer
+from nvprof_kit._instrument.rank_claim import claim
 
 
 @contextmanager

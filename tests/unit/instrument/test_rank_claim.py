@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit.instrument import rank_claim
-from nvprof_kit.instrument.rank_claim import OWNER, claim
+from nvprof_kit._instrument import rank_claim
+from nvprof_kit._instrument.rank_claim import OWNER, claim
 
 CLAIM = """
 import sys
 from pathlib import Path
-from nvprof_kit.instrument.rank_claim import claim
+from nvprof_kit._instrument.rank_claim import claim
 print(claim(Path(sys.argv[1]) / "rank0_dp0_tp0_pp0").name, flush=True)
 sys.stdin.readline()
 """
@@ -25,7 +25,7 @@ sys.stdin.readline()
 BUSY = """
 import atexit, os, sys, time
 from pathlib import Path
-from nvprof_kit.instrument.rank_claim import claim
+from nvprof_kit._instrument.rank_claim import claim
 for turn in range(6):
     child = os.fork()
     if child == 0:  # each turn is a process of its own, and some are killed
@@ -156,8 +156,8 @@ def test_a_forked_child_is_another_process(tmp_path: Path) -> None:
 def test_nothing_is_left_open_at_the_end(tmp_path: Path) -> None:
     """Python warns at its end of files that nobody closed: the owner's, and a timer's log."""
     program = (
-        "import sys\nfrom pathlib import Path\nfrom nvprof_kit.instrument.rank_claim import claim\n"
-        "from nvprof_kit.instrument.meters.timers import GlobalTimer\nfolder = claim(Path(sys.argv[1]))\n"
+        "import sys\nfrom pathlib import Path\nfrom nvprof_kit._instrument.rank_claim import claim\n"
+        "from nvprof_kit._instrument.meters.timers import GlobalTimer\nfolder = claim(Path(sys.argv[1]))\n"
         "timer = GlobalTimer(folder)\nwith timer.stage('load'):\n    pass\n"
     )
     command = [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", program, str(tmp_path / "rank0")]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from nvprof_kit import annotate_model, record, step
-from nvprof_kit.instrument import ranks
-from nvprof_kit.instrument.ranges import state
-from nvprof_kit.instrument.ranges.backends import Range
+from nvprof_kit._instrument import ranks
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit.names import RankName, parse_rank, rank_text
 
 IDS = ("NVPROF_KIT_RUN_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE")
@@ -134,8 +134,8 @@ def test_each_recording_has_the_mark(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_each_window_of_a_schedule_has_the_mark(sink, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nvprof_kit.capture.scheduled import Tool
-    from nvprof_kit.instrument.loop.schedule import Window
+    from nvprof_kit._capture.scheduled import Tool
+    from nvprof_kit._instrument.loop.schedule import Window
 
     launched(monkeypatch, RANK="1", WORLD_SIZE="2")
     tool = Tool()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from support.outline import Outline
 
-from nvprof_kit.instrument.ranges import state
+from nvprof_kit._instrument.ranges import state
 
 
 @pytest.fixture

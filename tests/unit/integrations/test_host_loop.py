@@ -15,8 +15,8 @@ from support.outline import Outline
 from torch import nn
 from torch.utils.data import DataLoader, dataloader
 
+from nvprof_kit._instrument.ranges import state
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument.ranges import state
 from nvprof_kit.integrations.loop import HostLoop, listens
 
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from nvprof_kit import Schedule, annotate_model, handlers, scheduled, step
-from nvprof_kit.instrument import rank_claim
-from nvprof_kit.instrument.loop.schedule import Window
+from nvprof_kit._instrument import rank_claim
+from nvprof_kit._instrument.loop.schedule import Window
 
 RANK = "rank0_dp0_tp0_pp0"
 

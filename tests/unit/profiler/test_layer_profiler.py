@@ -28,17 +28,17 @@ from nvprof_kit import (
     record,
     step,
 )
-from nvprof_kit.analysis.layers.layers import LayersOptions, layers
-from nvprof_kit.capture import record as record_module
+from nvprof_kit._analysis.layers.layers import LayersOptions, layers
+from nvprof_kit._capture import record as record_module
+from nvprof_kit._instrument import rank_claim
+from nvprof_kit._instrument.loop import step_clock
+from nvprof_kit._instrument.loop.switch import VARIABLE
+from nvprof_kit._instrument.memory.boundaries import Counts
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Backend
+from nvprof_kit._profiler import window
+from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument import rank_claim
-from nvprof_kit.instrument.loop import step_clock
-from nvprof_kit.instrument.loop.switch import VARIABLE
-from nvprof_kit.instrument.memory.boundaries import Counts
-from nvprof_kit.instrument.ranges import state
-from nvprof_kit.instrument.ranges.backends import Backend
-from nvprof_kit.profiler import window
-from nvprof_kit.trace.open import open_capture
 
 RANK = "rank0_dp0_tp0_pp0"
 PLAIN = {"trace.json.gz", "layers.csv", "kinds.csv", "rank_0.log"}

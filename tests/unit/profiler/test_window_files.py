@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nvprof_kit.profiler.files import WindowFiles
-from nvprof_kit.report.text import layer_profile, terminal
+from nvprof_kit._profiler.files import WindowFiles
+from nvprof_kit._report.text import layer_profile, terminal
 
 
 def test_a_log_that_ends_half_way_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

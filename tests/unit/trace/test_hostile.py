@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.kernels.classes import family_of
+from nvprof_kit._analysis.kernels.classes import family_of
+from nvprof_kit._report.plain import csv_cell, plain
+from nvprof_kit._trace import packed
+from nvprof_kit._trace.ncu.open import open_ncu
+from nvprof_kit._trace.open import open_capture
+from nvprof_kit._trace.schema import NSYS_SOURCES, OPS
+from nvprof_kit._trace.timer_log import read_timer_logs
+from nvprof_kit._trace.torch_memory.snapshot import read_snapshot
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.report.plain import csv_cell, plain
-from nvprof_kit.trace import packed
-from nvprof_kit.trace.ncu.open import open_ncu
-from nvprof_kit.trace.open import open_capture
-from nvprof_kit.trace.schema import NSYS_SOURCES, OPS
-from nvprof_kit.trace.timer_log import read_timer_logs
-from nvprof_kit.trace.torch_memory.snapshot import read_snapshot
 
 DATA = Path(__file__).parents[2] / "data"
 EVERYTHING = ("name", "stream", "bytes", "calls", "marks", "allocations", "samples", "scheduled", "collectives")
@@ -132,7 +132,7 @@ def test_a_capture_opens_where_memory_is_limited(tmp_path: Path) -> None:
     path = capture(tmp_path / "a.sqlite")
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30,) * 2)\n"
-        f"from nvprof_kit.trace.open import open_capture; print(len(open_capture({str(path)!r}).ops))"
+        f"from nvprof_kit._trace.open import open_capture; print(len(open_capture({str(path)!r}).ops))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
@@ -142,8 +142,8 @@ def test_reader_threads_import_nothing(tmp_path: Path) -> None:
     """An import that Ctrl-C interrupts may keep its lock, and a thread that imports the same waits for ever."""
     path = capture(tmp_path / "a.sqlite")
     program = (
-        "import sys\nfrom pathlib import Path\nfrom nvprof_kit.trace.nsys import ops, tables\n"
-        "from nvprof_kit.trace.sqlite import Database\n"
+        "import sys\nfrom pathlib import Path\nfrom nvprof_kit._trace.nsys import ops, tables\n"
+        "from nvprof_kit._trace.sqlite import Database\n"
         f"db = Database(Path({str(path)!r}))\nbefore = set(sys.modules)\n"
         "ops.read_ops(db, ('name', 'mangled', 'host_memory', 'bytes', 'grid_x'))\ntables.read_launches(db)\n"
         "print(sorted(one for one in set(sys.modules) - before if not one.startswith('encodings')))"
@@ -207,7 +207,7 @@ def test_ids_as_large_as_they_come_and_times_as_text(tmp_path: Path) -> None:
 
 
 def test_an_event_longer_than_the_window_and_a_header_behind_the_events(tmp_path: Path, monkeypatch: Any) -> None:
-    from nvprof_kit.trace.kineto import stream
+    from nvprof_kit._trace.kineto import stream
 
     monkeypatch.setattr(stream, "_WINDOW", 16)
     path = tmp_path / "a.json"

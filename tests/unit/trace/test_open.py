@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from support.nsys_file import SCHEMAS, NsysFile
 
+from nvprof_kit._trace.open import open_capture
+from nvprof_kit._trace.schema import TABLES
 from nvprof_kit.errors import CaptureError, NvprofKitError, ToolError
-from nvprof_kit.trace.open import open_capture
-from nvprof_kit.trace.schema import TABLES
 
 REPORT = b"NVIDIA Tegra Profiler Report 2031@1@1@1-1v0.\n" + b"\x00" * 100
 

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.advise.advise import OPTIONAL, RULES, AdviseResult, advise
-from nvprof_kit.analysis.advise.evidence import Finding
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.advise.advise import OPTIONAL, RULES, AdviseResult, advise
+from nvprof_kit._analysis.advise.evidence import Finding
+from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"

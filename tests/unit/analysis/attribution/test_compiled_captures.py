@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from nvprof_kit.analysis.layers.layers import layers
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.layers.layers import layers
+from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
 

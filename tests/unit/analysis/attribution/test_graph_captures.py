@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit.analysis.layers.layers import layers
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.layers.layers import layers
+from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
 WITH_THE_MASK = ("model", ".self_attn")

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvprof_kit.analysis.attribution.nesting import NONE, nest
+from nvprof_kit._analysis.attribution.nesting import NONE, nest
 
 RANGES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8), st.integers(1, 2)), max_size=8)
 

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 from support.nsys_file import MARK, START_END, NsysFile, thread
 
-from nvprof_kit.analysis.attribution.intervals import union_lengths
-from nvprof_kit.analysis.layers.layers import LayersOptions, LayersResult, layers
+from nvprof_kit._analysis.attribution.intervals import union_lengths
+from nvprof_kit._analysis.layers.layers import LayersOptions, LayersResult, layers
+from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.trace.open import open_capture
 
 
 @pytest.fixture

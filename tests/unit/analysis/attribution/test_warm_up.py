@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit.analysis.advise.advise import OPTIONAL as ADVISE
-from nvprof_kit.analysis.advise.advise import advise
-from nvprof_kit.analysis.attribution.attribution import attribute
-from nvprof_kit.analysis.attribution.steps import StepOptions
-from nvprof_kit.analysis.attribution.warm_up import choose_steps
-from nvprof_kit.analysis.breakdown.breakdown import breakdown
-from nvprof_kit.analysis.layers.layers import LayersOptions, layers
-from nvprof_kit.analysis.summary.summary import OPTIONAL as SUMMARY
-from nvprof_kit.analysis.summary.summary import SummaryOptions, summary
+from nvprof_kit._analysis.advise.advise import OPTIONAL as ADVISE
+from nvprof_kit._analysis.advise.advise import advise
+from nvprof_kit._analysis.attribution.attribution import attribute
+from nvprof_kit._analysis.attribution.steps import StepOptions
+from nvprof_kit._analysis.attribution.warm_up import choose_steps
+from nvprof_kit._analysis.breakdown.breakdown import breakdown
+from nvprof_kit._analysis.layers.layers import LayersOptions, layers
+from nvprof_kit._analysis.summary.summary import OPTIONAL as SUMMARY
+from nvprof_kit._analysis.summary.summary import SummaryOptions, summary
+from nvprof_kit._trace.open import open_capture
+from nvprof_kit._trace.schema import Trace
 from nvprof_kit.errors import UsageError
-from nvprof_kit.trace.open import open_capture
-from nvprof_kit.trace.schema import Trace
 from tests.support.nsys_file import NsysFile
 
 DATA = Path(__file__).parents[3] / "data"

@@ -15,9 +15,9 @@ from support.golden import Golden
 from support.lane import examples
 from support.nsys_file import START_END, NsysFile
 
-from nvprof_kit.analysis.breakdown.breakdown import OPTIONAL, BreakdownResult, breakdown
-from nvprof_kit.analysis.hardware import UNKNOWN, link_of
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, BreakdownResult, breakdown
+from nvprof_kit._analysis.hardware import UNKNOWN, link_of
+from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
 PARTS = ["compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns"]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.breakdown.breakdown import OPTIONAL, BreakdownResult, breakdown
-from nvprof_kit.analysis.breakdown.collectives import bus_factors
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, BreakdownResult, breakdown
+from nvprof_kit._analysis.breakdown.collectives import bus_factors
+from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
 MOVED = ["ops", "bytes", "exposed_bytes", "ranks", "algorithm_gb_per_s", "bus_gb_per_s"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.breakdown.breakdown import OPTIONAL, breakdown
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, breakdown
+from nvprof_kit._trace.open import open_capture
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.attribution.steps import StepOptions
-from nvprof_kit.analysis.diff import diff as diff_module
-from nvprof_kit.analysis.diff.diff import OPTIONAL, DiffOptions, DiffResult, diff
-from nvprof_kit.analysis.diff.gates import parse_gate
+from nvprof_kit._analysis.attribution.steps import StepOptions
+from nvprof_kit._analysis.diff import diff as diff_module
+from nvprof_kit._analysis.diff.diff import OPTIONAL, DiffOptions, DiffResult, diff
+from nvprof_kit._analysis.diff.gates import parse_gate
+from nvprof_kit._report.text.diff import diff_markdown
+from nvprof_kit._trace.open import open_capture
+from nvprof_kit._trace.schema import Trace
 from nvprof_kit.errors import CaptureError, UsageError
-from nvprof_kit.report.text.diff import diff_markdown
-from nvprof_kit.trace.open import open_capture
-from nvprof_kit.trace.schema import Trace
 
 DATA = Path(__file__).parents[3] / "data"
 STEADY = (100, 101, 99, 102, 98, 100)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from bench.bench_diff import FLOOR, Program, rates
 
-from nvprof_kit.analysis.diff.effects import effects
+from nvprof_kit._analysis.diff.effects import effects
 
 TRIALS = 200
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from support.golden import Golden
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.flops.counted import read_counted
-from nvprof_kit.analysis.flops.flops import FlopsOptions, FlopsResult, flops, why_above
-from nvprof_kit.analysis.hardware import DTYPES, known_gpus, parse_peak, peaks_of
-from nvprof_kit.cli import group
+from nvprof_kit._analysis.flops.counted import read_counted
+from nvprof_kit._analysis.flops.flops import FlopsOptions, FlopsResult, flops, why_above
+from nvprof_kit._analysis.hardware import DTYPES, known_gpus, parse_peak, peaks_of
+from nvprof_kit._cli import group
+from nvprof_kit._trace.flops_file import flops_beside, flops_of_rank, read_flops
+from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError, UsageError
-from nvprof_kit.trace.flops_file import flops_beside, flops_of_rank, read_flops
-from nvprof_kit.trace.open import open_capture
 
 TESTS = Path(__file__).parents[3]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.foreign.rules import parse_rules, preset
-from nvprof_kit.analysis.layers.layers import LayersOptions, LayersResult, layers
+from nvprof_kit._analysis.foreign.rules import parse_rules, preset
+from nvprof_kit._analysis.layers.layers import LayersOptions, LayersResult, layers
+from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.trace.open import open_capture
 
 NODE = "autograd::engine::evaluate_function: "
 MAIN, ENGINE = 7, 8

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from support.golden import Golden
 
-from nvprof_kit.analysis.foreign.rules import preset
-from nvprof_kit.analysis.layers.layers import LayersOptions, LayersResult, layers
+from nvprof_kit._analysis.foreign.rules import preset
+from nvprof_kit._analysis.layers.layers import LayersOptions, LayersResult, layers
+from nvprof_kit._trace.open import open_capture
 from nvprof_kit.names import DOMAIN, LAYER_CATEGORIES
-from nvprof_kit.trace.open import open_capture
 
 TESTS = Path(__file__).parents[3]
 CAPTURES = {path.name.partition(".sqlite")[0].partition(".json")[0]: path for path in TESTS.glob("data/foreign/*.xz")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nvprof_kit.analysis.foreign.rules import Meaning, parse_rules, preset, presets
+from nvprof_kit._analysis.foreign.rules import Meaning, parse_rules, preset, presets
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import Category, RangeName
 

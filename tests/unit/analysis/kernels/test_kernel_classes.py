@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.kernels.classes import (
+from nvprof_kit._analysis.kernels.classes import (
     CLASSES,
     UNMATCHED,
     Family,
@@ -17,8 +17,8 @@ from nvprof_kit.analysis.kernels.classes import (
     family_of,
     parse_rules,
 )
+from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import UsageError
-from nvprof_kit.trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
 OWN = """

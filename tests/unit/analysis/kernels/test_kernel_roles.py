@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.kernels.signatures import APART, NEEDED, divide_by_role, read_kernels, role_of
-from nvprof_kit.analysis.ncu.counters import PERCENTAGES
-from nvprof_kit.analysis.ncu.layers import ncu_layers
-from nvprof_kit.analysis.ncu.plan import PlanOptions, plan
-from nvprof_kit.trace.ncu.schema import NcuReport
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.kernels.signatures import APART, NEEDED, divide_by_role, read_kernels, role_of
+from nvprof_kit._analysis.ncu.counters import PERCENTAGES
+from nvprof_kit._analysis.ncu.layers import ncu_layers
+from nvprof_kit._analysis.ncu.plan import PlanOptions, plan
+from nvprof_kit._trace.ncu.schema import NcuReport
+from nvprof_kit._trace.open import open_capture
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from support.lane import examples
 from support.nsys_file import NsysFile
 from support.nsys_memory import PINNED, STATIC, Allocations, carry
 
-from nvprof_kit.analysis.attribution.attribution import attribute
-from nvprof_kit.analysis.layers.layers import LayersOptions, layers
-from nvprof_kit.analysis.layers.memory import MEMORY, layer_memory, memory_tree
+from nvprof_kit._analysis.attribution.attribution import attribute
+from nvprof_kit._analysis.layers.layers import LayersOptions, layers
+from nvprof_kit._analysis.layers.memory import MEMORY, layer_memory, memory_tree
+from nvprof_kit._trace.open import open_capture
+from nvprof_kit._trace.schema import MEMORY_TABLES, Trace
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.trace.open import open_capture
-from nvprof_kit.trace.schema import MEMORY_TABLES, Trace
 
 DATA = Path(__file__).parents[3] / "data"
 MAIN, BACKWARD = 7, 8

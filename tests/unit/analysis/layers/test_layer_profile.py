@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.layers.layers import layers
-from nvprof_kit.analysis.layers.profile import COLUMNS, KIND_COLUMNS, LayerProfile, layer_profile
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.layers.layers import layers
+from nvprof_kit._analysis.layers.profile import COLUMNS, KIND_COLUMNS, LayerProfile, layer_profile
+from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
 FLASH = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<(int)64>>(Flash_fwd_params)"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.nsys_file import SCHEMAS, START_END, NsysFile
 
-from nvprof_kit.analysis.layers.layers import LayersOptions, LayersResult, layers
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.layers.layers import LayersOptions, LayersResult, layers
+from nvprof_kit._trace.open import open_capture
 
 
 def table(file: NsysFile, *, by_step: bool = False, **opening: Any) -> LayersResult:

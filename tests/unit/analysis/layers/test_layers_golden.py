@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.golden import Golden
 
-from nvprof_kit.analysis.layers.layers import layers
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.layers.layers import layers
+from nvprof_kit._trace.open import open_capture
 
 CAPTURES = sorted((Path(__file__).parents[3] / "data").glob("*.sqlite.xz"))
 LEAST_IN_LAYERS = {

@@ -11,8 +11,8 @@ from support.brute_force import BruteForce
 from support.lane import examples
 from support.nsys_file import PUSH_POP, START_END, NsysFile
 
-from nvprof_kit.analysis.layers.layers import LayersOptions, layers
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.layers.layers import LayersOptions, layers
+from nvprof_kit._trace.open import open_capture
 
 NUMBERS = ("calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "gpu_busy_ns", "cpu_ns")
 NAMES = st.sampled_from(

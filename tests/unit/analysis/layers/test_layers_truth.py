@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 from support.brute_force import BruteForce
 
-from nvprof_kit.analysis.layers.layers import LayersOptions, layers
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.layers.layers import LayersOptions, layers
+from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
 CAPTURES = sorted(DATA.glob("*.sqlite.xz"))

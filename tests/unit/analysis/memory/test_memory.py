@@ -14,13 +14,13 @@ from rich.console import Console
 from support.lane import examples
 from support.snapshot_file import BASE, SnapshotFile, training
 
-from nvprof_kit.analysis.memory.memory import LEAKS, MemoryResult, memory
-from nvprof_kit.analysis.memory.steps import SEGMENTS, STEPS, TRAFFIC
+from nvprof_kit._analysis.memory.memory import LEAKS, MemoryResult, memory
+from nvprof_kit._analysis.memory.steps import SEGMENTS, STEPS, TRAFFIC
+from nvprof_kit._report.plots.memory import segments_figure, timeline_figure
+from nvprof_kit._report.plots.plots import encode
+from nvprof_kit._report.text.memory import memory_page, memory_report
+from nvprof_kit._trace.torch_memory.snapshot import Snapshot, read_snapshot
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.report.plots.memory import segments_figure, timeline_figure
-from nvprof_kit.report.plots.plots import encode
-from nvprof_kit.report.text.memory import memory_page, memory_report
-from nvprof_kit.trace.torch_memory.snapshot import Snapshot, read_snapshot
 
 FORWARD, BACKWARD, OPTIMIZER = (
     "nvprof_kit:forward:layers.0",

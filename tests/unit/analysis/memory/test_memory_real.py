@@ -11,9 +11,9 @@ import pytest
 from support.caching_allocator import Replay
 from support.golden import Golden
 
-from nvprof_kit.analysis.memory.memory import MemoryResult, memory
-from nvprof_kit.report.export.tables import encode
-from nvprof_kit.trace.torch_memory.snapshot import read_snapshot
+from nvprof_kit._analysis.memory.memory import MemoryResult, memory
+from nvprof_kit._report.export.tables import encode
+from nvprof_kit._trace.torch_memory.snapshot import read_snapshot
 
 DATA = Path(__file__).parents[3] / "data" / "snapshots"
 

@@ -9,17 +9,17 @@ import pandas as pd
 import pytest
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.kernels.signatures import NEEDED
-from nvprof_kit.analysis.layers.layers import layers
-from nvprof_kit.analysis.ncu.counters import PERCENTAGES, counters, tensor_bases
-from nvprof_kit.analysis.ncu.layers import COLUMNS, ncu_layers, tidy
-from nvprof_kit.analysis.ncu.owners import own_layers
-from nvprof_kit.analysis.ncu.roofline import roofline
-from nvprof_kit.analysis.ncu.sums import BUSY
+from nvprof_kit._analysis.kernels.signatures import NEEDED
+from nvprof_kit._analysis.layers.layers import layers
+from nvprof_kit._analysis.ncu.counters import PERCENTAGES, counters, tensor_bases
+from nvprof_kit._analysis.ncu.layers import COLUMNS, ncu_layers, tidy
+from nvprof_kit._analysis.ncu.owners import own_layers
+from nvprof_kit._analysis.ncu.roofline import roofline
+from nvprof_kit._analysis.ncu.sums import BUSY
+from nvprof_kit._trace.ncu.open import open_ncu, together
+from nvprof_kit._trace.ncu.schema import NcuReport
+from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.trace.ncu.open import open_ncu, together
-from nvprof_kit.trace.ncu.schema import NcuReport
-from nvprof_kit.trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data" / "ncu"
 NAMES = {"ns": "gpu__time_duration.sum", "dram": "dram__bytes.sum"} | {

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from support.lane import examples
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.kernels.signatures import NEEDED
-from nvprof_kit.analysis.ncu.plan import PlanOptions, _cover, block_of, plan, predicted_seconds
-from nvprof_kit.capture.ncu_script import NcuScript, ncu_script
+from nvprof_kit._analysis.kernels.signatures import NEEDED
+from nvprof_kit._analysis.ncu.plan import PlanOptions, _cover, block_of, plan, predicted_seconds
+from nvprof_kit._capture.ncu_script import NcuScript, ncu_script
+from nvprof_kit._report.text.ncu import plan_lines
+from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError, UsageError
-from nvprof_kit.report.text.ncu import plan_lines
-from nvprof_kit.trace.open import open_capture
 
 LLAMA = Path(__file__).parents[3] / "data" / "llama-2023.4.sqlite.xz"
 

@@ -12,14 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nvprof_kit.analysis.kernels.signatures import NEEDED, Kernels, read_kernels
-from nvprof_kit.analysis.ncu.counters import counters
-from nvprof_kit.analysis.ncu.layers import ncu_layers
-from nvprof_kit.analysis.ncu.owners import _plain
-from nvprof_kit.analysis.ncu.plan import PlanOptions, plan, predicted_seconds
-from nvprof_kit.trace.ncu.open import open_ncu
-from nvprof_kit.trace.open import open_capture
-from nvprof_kit.trace.schema import Trace
+from nvprof_kit._analysis.kernels.signatures import NEEDED, Kernels, read_kernels
+from nvprof_kit._analysis.ncu.counters import counters
+from nvprof_kit._analysis.ncu.layers import ncu_layers
+from nvprof_kit._analysis.ncu.owners import _plain
+from nvprof_kit._analysis.ncu.plan import PlanOptions, plan, predicted_seconds
+from nvprof_kit._trace.ncu.open import open_ncu
+from nvprof_kit._trace.open import open_capture
+from nvprof_kit._trace.schema import Trace
 
 DATA = Path(__file__).parents[3] / "data" / "ncu"
 PERCENTAGES = ["compute_pct", "memory_pct", "dram_pct", "l2_pct", "l1_pct", "tensor_pct", "occupancy_pct"]

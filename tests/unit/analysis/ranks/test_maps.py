@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from support.tiny_ranks import MS, capture
 
 from nvprof_kit import open_job
-from nvprof_kit.cli import group
+from nvprof_kit._api.job_maps import map_captures
+from nvprof_kit._cli import group
+from nvprof_kit._trace.jobs.finding import rank_of_capture, rank_of_environment, rank_of_marks, rank_of_name
 from nvprof_kit.errors import CaptureError, UsageError
-from nvprof_kit.job_maps import map_captures
-from nvprof_kit.trace.jobs.finding import rank_of_capture, rank_of_environment, rank_of_marks, rank_of_name
 
 
 def test_the_waits_of_two_tiny_ranks(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from support.ranks_brute_force import late
 
 from nvprof_kit import open_job
-from nvprof_kit.cli import group
-from nvprof_kit.job import Job
+from nvprof_kit._api.job import Job
+from nvprof_kit._cli import group
 
 DATA = Path(__file__).parents[3] / "data"
 PAIRS = ("ranks-ddp-layer", "ranks-ddp-none", "tensor", "pipeline")

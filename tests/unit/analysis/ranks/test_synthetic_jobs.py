@@ -9,8 +9,8 @@ import pytest
 from support.synthetic_job import KINDS, Fault, SyntheticJob, misjudged, play, random_job, write_maps
 
 from nvprof_kit import open_job
-from nvprof_kit.analysis.ranks import waits
-from nvprof_kit.job import Job
+from nvprof_kit._analysis.ranks import waits
+from nvprof_kit._api.job import Job
 
 
 def opened(job: SyntheticJob, folder: Path) -> Job:

@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from support.golden import Golden
 from support.nsys_file import PID, NsysFile, thread
 
-from nvprof_kit.analysis.summary.summary import OPTIONAL, VIEWS, SummaryOptions, SummaryResult, summary
-from nvprof_kit.cli import group
-from nvprof_kit.cli.verbs.summary import VIEWS as OFFERED
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.summary.summary import OPTIONAL, VIEWS, SummaryOptions, SummaryResult, summary
+from nvprof_kit._cli import group
+from nvprof_kit._cli.verbs.summary import VIEWS as OFFERED
+from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from nvprof_kit import annotate_model, generation
-from nvprof_kit.instrument.ranges import state
+from nvprof_kit._instrument.ranges import state
 
 
 class Block(nn.Module):

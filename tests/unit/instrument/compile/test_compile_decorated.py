@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from nvprof_kit import layer_range
-from nvprof_kit.instrument.ranges import state
+from nvprof_kit._instrument.ranges import state
 
 
 def bare(target: Callable | type) -> Callable | type:

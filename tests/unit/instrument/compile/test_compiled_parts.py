@@ -17,8 +17,8 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
 from nvprof_kit import annotate_model
-from nvprof_kit.instrument.compile.inductor import module_of
-from nvprof_kit.instrument.ranges import state
+from nvprof_kit._instrument.compile.inductor import module_of
+from nvprof_kit._instrument.ranges import state
 
 
 class MLP(nn.Module):

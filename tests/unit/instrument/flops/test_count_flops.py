@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import nvprof_kit
+from nvprof_kit._instrument.flops.counter import OUT_OF_REACH
+from nvprof_kit._instrument.flops.operators import Kind, kind_of, work_of
+from nvprof_kit._instrument.ranges import state
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument.flops.counter import OUT_OF_REACH
-from nvprof_kit.instrument.flops.operators import Kind, kind_of, work_of
-from nvprof_kit.instrument.ranges import state
 
 BATCH, LENGTH, WIDTH = 2, 8, 16
 MLP = 2 * 2 * BATCH * LENGTH * WIDTH * 4 * WIDTH

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nvprof_kit import annotate_model, generation
-from nvprof_kit.instrument.ranges import state
+from nvprof_kit._instrument.ranges import state
 
 
 @pytest.fixture(scope="module")

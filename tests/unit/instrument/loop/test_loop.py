@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from nvprof_kit import annotate_dataloader, annotate_optimizer, mark, phase, step
+from nvprof_kit._instrument.ranges import state
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument.ranges import state
 from nvprof_kit.names import Category
 
 

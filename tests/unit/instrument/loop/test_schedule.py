@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nvprof_kit._instrument.loop.schedule import PRESETS, Schedule, Window, Windows, schedule_of
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument.loop.schedule import PRESETS, Schedule, Window, Windows, schedule_of
 
 LETTERS = {"NONE": ".", "WARMUP": "w", "RECORD": "r", "RECORD_AND_SAVE": "R"}
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from nvprof_kit.instrument.memory.marks import Level, NvtxWithMemory, read_cuda
-from nvprof_kit.instrument.ranges import state
-from nvprof_kit.instrument.ranges.backends import Nvtx, Range
+from nvprof_kit._instrument.memory.marks import Level, NvtxWithMemory, read_cuda
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Nvtx, Range
 from nvprof_kit.names import Category
 
 LAYER, PHASE = Range("layers.0", Category.FORWARD, 0), Range("forward", Category.PHASE)

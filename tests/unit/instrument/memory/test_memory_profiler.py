@@ -17,16 +17,16 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from nvprof_kit import MemoryOptions, MemoryProfiler
+from nvprof_kit._instrument.memory.boundaries import Boundaries, Counts
+from nvprof_kit._instrument.memory.files import log_text
+from nvprof_kit._instrument.memory.points import TimePoint
+from nvprof_kit._instrument.memory.tensors import Held, Ledger, model_rows, optimizer_rows
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit._report.page.sunburst import sunburst_page
+from nvprof_kit._report.plots.memory_curve import curve_figure
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument.memory.boundaries import Boundaries, Counts
-from nvprof_kit.instrument.memory.files import log_text
-from nvprof_kit.instrument.memory.points import TimePoint
-from nvprof_kit.instrument.memory.tensors import Held, Ledger, model_rows, optimizer_rows
-from nvprof_kit.instrument.ranges import state
-from nvprof_kit.instrument.ranges.backends import Range
 from nvprof_kit.names import Category
-from nvprof_kit.report.page.sunburst import sunburst_page
-from nvprof_kit.report.plots.memory_curve import curve_figure
 
 N = 16
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from nvprof_kit import layer_range, memory_snapshot, phase, step
+from nvprof_kit._instrument.memory import snapshot
+from nvprof_kit._instrument.memory.snapshot import SnapshotOptions
+from nvprof_kit._instrument.modules.annotate import annotate_model
+from nvprof_kit._instrument.ranges import state
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument.memory import snapshot
-from nvprof_kit.instrument.memory.snapshot import SnapshotOptions
-from nvprof_kit.instrument.modules.annotate import annotate_model
-from nvprof_kit.instrument.ranges import state
 
 
 class Allocator:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from nvprof_kit.instrument.memory import history as memory_history
-from nvprof_kit.instrument.memory.blocks import Block, Unknown, cast_weights, unknown_blocks, workspace_bytes
-from nvprof_kit.instrument.memory.boundaries import Boundaries, Counts
-from nvprof_kit.instrument.memory.history import History
-from nvprof_kit.instrument.memory.tensors import Held, Ledger
-from nvprof_kit.instrument.ranges.backends import Range
+from nvprof_kit._instrument.memory import history as memory_history
+from nvprof_kit._instrument.memory.blocks import Block, Unknown, cast_weights, unknown_blocks, workspace_bytes
+from nvprof_kit._instrument.memory.boundaries import Boundaries, Counts
+from nvprof_kit._instrument.memory.history import History
+from nvprof_kit._instrument.memory.tensors import Held, Ledger
+from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit.names import Category
 
 CPU = torch.device("cpu")

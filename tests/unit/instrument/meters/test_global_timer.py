@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit.instrument.meters.timers import GlobalTimer
-from nvprof_kit.trace.timer_log import read_timer_logs
+from nvprof_kit._instrument.meters.timers import GlobalTimer
+from nvprof_kit._trace.timer_log import read_timer_logs
 
 LINE = re.compile(
     r"\[RANK (\d+)\] (.+), start=(\d{10}\.\d{6}), end=(\d{10}\.\d{6}), "

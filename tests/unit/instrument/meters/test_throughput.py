@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nvprof_kit import Throughput
-from nvprof_kit.instrument.meters import throughput
-from nvprof_kit.instrument.ranges import state
+from nvprof_kit._instrument.meters import throughput
+from nvprof_kit._instrument.ranges import state
 
 
 class Clock:

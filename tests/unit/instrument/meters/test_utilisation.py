@@ -16,9 +16,9 @@ pytest.importorskip("psutil")
 pytest.importorskip("pynvml")
 
 from nvprof_kit import Utilisation
+from nvprof_kit._instrument.meters import utilisation
+from nvprof_kit._instrument.ranges import state
 from nvprof_kit.errors import ToolError
-from nvprof_kit.instrument.meters import utilisation
-from nvprof_kit.instrument.ranges import state
 
 
 def spin(seconds: float) -> None:

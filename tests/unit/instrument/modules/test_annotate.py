@@ -16,8 +16,8 @@ from model_zoo import make
 from torch import nn
 
 from nvprof_kit import annotate_model
+from nvprof_kit._instrument.ranges import state
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument.ranges import state
 
 
 def hooks_of(model: nn.Module) -> int:

@@ -7,7 +7,7 @@ import torch
 from model_zoo import make
 from torch import nn
 
-from nvprof_kit.instrument.modules.blocks import Part, children, find_blocks
+from nvprof_kit._instrument.modules.blocks import Part, children, find_blocks
 
 
 def blocks_of(model: nn.Module) -> list[str]:

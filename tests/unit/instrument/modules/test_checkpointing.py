@@ -10,7 +10,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import checkpoint
 
 from nvprof_kit import annotate_model, layer_range, phase
-from nvprof_kit.instrument.ranges import state
+from nvprof_kit._instrument.ranges import state
 
 
 class Block(nn.Module):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from nvprof_kit import layer_range
-from nvprof_kit.instrument.ranges import state
+from nvprof_kit._instrument.ranges import state
 
 
 class Block:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from nvprof_kit import layer_range, phase
+from nvprof_kit._instrument.ranges import state
 from nvprof_kit.errors import UsageError
-from nvprof_kit.instrument.ranges import state
 from nvprof_kit.names import Category
 
 

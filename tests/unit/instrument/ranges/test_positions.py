@@ -11,8 +11,8 @@ import torch
 from model_zoo import ZOO, make
 
 from nvprof_kit import annotate_model
-from nvprof_kit.instrument.ranges import state
-from nvprof_kit.instrument.ranges.backends import Kineto
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Kineto
 from nvprof_kit.names import parse_kineto_name, parse_range
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from support.twins import Tensor, World
 
-from nvprof_kit.instrument.ranges import ranges, ranges_python
+from nvprof_kit._instrument.ranges import ranges, ranges_python
 
 ROOT = Path(__file__).parents[4]
 
@@ -84,7 +84,7 @@ def test_a_folder_that_cannot_be_written_breaks_no_install(capfd) -> None:
 
 @pytest.mark.parametrize("chosen", ["", "0", "1"])
 def test_the_environment_can_choose_python(chosen: str) -> None:
-    program = "from nvprof_kit.instrument.ranges import ranges; print(ranges.compiled)"
+    program = "from nvprof_kit._instrument.ranges import ranges; print(ranges.compiled)"
     environ = {**os.environ, "NVPROF_KIT_PURE_PYTHON": chosen, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(ranges.compiled and chosen != "1")

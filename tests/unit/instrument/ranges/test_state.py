@@ -20,7 +20,7 @@ def python(program: str, **environ: str) -> str:
 def test_importing_loads_nothing_heavy() -> None:
     program = """
 import sys, nvprof_kit
-assert not {"torch", "pandas", "nvtx", "numpy", "nvprof_kit.instrument"} & set(sys.modules)
+assert not {"torch", "pandas", "nvtx", "numpy", "nvprof_kit._instrument"} & set(sys.modules)
 from nvprof_kit import layer_range, phase, step, mark
 assert not {"torch", "pandas", "nvtx"} & set(sys.modules)
 @layer_range
@@ -32,7 +32,7 @@ assert set(nvprof_kit.__all__) <= set(dir(nvprof_kit))
     assert python(program) == ""
 
 
-BACKEND = "from nvprof_kit.instrument.ranges import state; print(type(state.backend).__name__)"
+BACKEND = "from nvprof_kit._instrument.ranges import state; print(type(state.backend).__name__)"
 
 
 def test_auto_is_quiet_without_a_tool() -> None:
@@ -53,8 +53,8 @@ def test_on_and_off() -> None:
 def test_off_returns_the_function_itself() -> None:
     program = """
 from nvprof_kit import layer_range, annotate_model
-from nvprof_kit.instrument.ranges import state
-from nvprof_kit.instrument.ranges.backends import Kineto
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Kineto
 import torch
 def f(): pass
 assert layer_range(f) is f and layer_range("x")(f) is f
@@ -90,8 +90,8 @@ def test_the_recorder_wakes_and_quietens() -> None:
     program = """
 import torch, json, tempfile, os
 from nvprof_kit import annotate_model, layer_range, step
-from nvprof_kit.instrument.ranges import state
-from nvprof_kit.instrument.ranges.backends import Kineto
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Kineto
 @layer_range("decorated")
 def f(x): return x.sin()
 net = torch.nn.Sequential(torch.nn.Linear(2, 2))

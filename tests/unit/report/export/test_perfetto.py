@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.attribution.attribution import attribute
-from nvprof_kit.analysis.layers.layers import LayersOptions, layers
-from nvprof_kit.analysis.timeline import OPTIONAL, timeline
-from nvprof_kit.report.export.perfetto import perfetto_trace
-from nvprof_kit.trace.open import open_capture
-from nvprof_kit.trace.schema import Trace
+from nvprof_kit._analysis.attribution.attribution import attribute
+from nvprof_kit._analysis.layers.layers import LayersOptions, layers
+from nvprof_kit._analysis.timeline import OPTIONAL, timeline
+from nvprof_kit._report.export.perfetto import perfetto_trace
+from nvprof_kit._trace.open import open_capture
+from nvprof_kit._trace.schema import Trace
 
 DATA = Path(__file__).parents[3] / "data"
 ARGUMENTS = ("layer", "phase", "step", "ns")

@@ -8,7 +8,7 @@ import json
 import pandas as pd
 import pyarrow.parquet as pq
 
-from nvprof_kit.report.export.tables import FORMATS, encode, with_capture
+from nvprof_kit._report.export.tables import FORMATS, encode, with_capture
 
 TABLE = pd.DataFrame(
     {

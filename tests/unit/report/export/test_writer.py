@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from support.nsys_file import NsysFile
 
+from nvprof_kit._report.export.writer import WriteError, write_file, writing
 from nvprof_kit.errors import UsageError
-from nvprof_kit.report.export.writer import WriteError, write_file, writing
 
 ROOT = Path(__file__).parents[4]
 DATA = ROOT / "tests" / "data"
@@ -121,7 +121,7 @@ def test_what_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:
 def test_no_planted_name_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     victim = tmp_path / "victim"
     victim.write_text("safe")
-    monkeypatch.setattr("nvprof_kit.report.export.writer.secrets.token_hex", lambda _: "known")
+    monkeypatch.setattr("nvprof_kit._report.export.writer.secrets.token_hex", lambda _: "known")
     (tmp_path / ".nvprof-kit-known.tmp").symlink_to(victim)
     with pytest.raises(WriteError, match="cannot write it"):
         write_file(tmp_path / "a", "x")
@@ -144,7 +144,7 @@ def limited(size: int, *argv: object) -> subprocess.CompletedProcess[str]:
     """Our command line with a limit on the size of files, as a full disk has one."""
     code = (
         f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
-        f"from nvprof_kit.cli import main; main({[str(one) for one in argv]!r})"
+        f"from nvprof_kit._cli import main; main({[str(one) for one in argv]!r})"
     )
     return subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT, capture_output=True, text=True)
 

@@ -12,11 +12,10 @@ import pytest
 from support.layers_result import MS, layers_result
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.advise import evidence as analysed
-from nvprof_kit.analysis.advise.advise import OPTIONAL, AdviseResult, advise
-from nvprof_kit.cli import main
-from nvprof_kit.errors import UsageError
-from nvprof_kit.report.page.data import (
+from nvprof_kit._analysis.advise import evidence as analysed
+from nvprof_kit._analysis.advise.advise import OPTIONAL, AdviseResult, advise
+from nvprof_kit._cli import main
+from nvprof_kit._report.page.data import (
     MAX_TEXT,
     ClassTimes,
     Finding,
@@ -29,11 +28,12 @@ from nvprof_kit.report.page.data import (
     short_text,
     total_change,
 )
-from nvprof_kit.report.page.drawing import drawn
-from nvprof_kit.report.page.page import report_page
-from nvprof_kit.report.page.timeline import drawn_timeline
-from nvprof_kit.report.plots.timeline import timeline_bands
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._report.page.drawing import drawn
+from nvprof_kit._report.page.page import report_page
+from nvprof_kit._report.page.timeline import drawn_timeline
+from nvprof_kit._report.plots.timeline import timeline_bands
+from nvprof_kit._trace.open import open_capture
+from nvprof_kit.errors import UsageError
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_the_drawn_timeline(real: Sheet) -> None:
 
 
 def test_of_too_many_operations_the_shortest_are_left_out_aloud(real: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nvprof_kit.report.page.timeline.MAX_OPS", 2)
+    monkeypatch.setattr("nvprof_kit._report.page.timeline.MAX_OPS", 2)
     data = drawn_timeline(real.timelines[0][1])
     assert data["groups"][1]["rows"][2]["start"] == [1000, 1300]
     assert data["note"].startswith("Not drawn: 1 operations of at most <0.001 ms, 1 ranges of at most ")

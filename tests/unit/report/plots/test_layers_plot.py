@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 from support.layers_result import MS, layers_result, tree
 
-from nvprof_kit.report.plots.layers import MAX_BARS, layers_bars, layers_figure
-from nvprof_kit.report.plots.plots import FORMATS, encode
+from nvprof_kit._report.plots.layers import MAX_BARS, layers_bars, layers_figure
+from nvprof_kit._report.plots.plots import FORMATS, encode
 
 
 def bars(depth: int | None = None) -> list[tuple[object, ...]]:

@@ -9,16 +9,16 @@ import pytest
 from support.layers_result import MS, layers_result
 from support.nsys_file import NsysFile
 
-from nvprof_kit.analysis.attribution.attribution import attribute
-from nvprof_kit.analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
-from nvprof_kit.analysis.breakdown.breakdown import breakdown
-from nvprof_kit.analysis.timeline import OPTIONAL, Timeline, timeline
-from nvprof_kit.report.plots.plots import FORMATS, PHASE_COLOURS, encode
-from nvprof_kit.report.plots.queue import queue_areas, queue_figure
-from nvprof_kit.report.plots.steps import steps_bars, steps_figure
-from nvprof_kit.report.plots.timeline import IDLE, last_words, timeline_bands, timeline_figure
-from nvprof_kit.report.plots.tree import tree_boxes, tree_figure
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._analysis.attribution.attribution import attribute
+from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
+from nvprof_kit._analysis.breakdown.breakdown import breakdown
+from nvprof_kit._analysis.timeline import OPTIONAL, Timeline, timeline
+from nvprof_kit._report.plots.plots import FORMATS, PHASE_COLOURS, encode
+from nvprof_kit._report.plots.queue import queue_areas, queue_figure
+from nvprof_kit._report.plots.steps import steps_bars, steps_figure
+from nvprof_kit._report.plots.timeline import IDLE, last_words, timeline_bands, timeline_figure
+from nvprof_kit._report.plots.tree import tree_boxes, tree_figure
+from nvprof_kit._trace.open import open_capture
 
 LENGTHS = pd.DataFrame({"step": [0, 1], "wall_ns": [30 * MS, 22 * MS]})
 

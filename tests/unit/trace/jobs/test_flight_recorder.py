@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from nvprof_kit._trace.jobs.flight_recorder import COLLECTIVES, read_flight_recorder
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.trace.jobs.flight_recorder import COLLECTIVES, read_flight_recorder
 
 DUMPS = Path(__file__).parents[3] / "data" / "ranks" / "flight"
 

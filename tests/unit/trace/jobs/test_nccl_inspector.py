@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from nvprof_kit._trace.jobs.flight_recorder import COLLECTIVES, read_flight_recorder
+from nvprof_kit._trace.jobs.nccl_inspector import read_nccl_inspector
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.trace.jobs.flight_recorder import COLLECTIVES, read_flight_recorder
-from nvprof_kit.trace.jobs.nccl_inspector import read_nccl_inspector
 
 DATA = Path(__file__).parents[3] / "data" / "ranks"
 

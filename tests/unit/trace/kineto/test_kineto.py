@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from nvprof_kit.analysis.foreign.rules import parse_rules
-from nvprof_kit.analysis.layers.layers import LayersOptions, layers
+from nvprof_kit._analysis.foreign.rules import parse_rules
+from nvprof_kit._analysis.layers.layers import LayersOptions, layers
+from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.trace.open import open_capture
 
 
 def event(category: str, name: str, start: float, length: float, tid: int = 1, **args: Any) -> dict[str, Any]:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nvprof_kit._trace.ncu.numbers import NumberStyle, base_unit, number_style, parse_number
+from nvprof_kit._trace.ncu.nvtx import parse_cell
+from nvprof_kit._trace.ncu.open import open_ncu
+from nvprof_kit._trace.ncu.schema import KERNELS, NcuReport
 from nvprof_kit.errors import CaptureError, NvprofKitError, ToolError
-from nvprof_kit.trace.ncu.numbers import NumberStyle, base_unit, number_style, parse_number
-from nvprof_kit.trace.ncu.nvtx import parse_cell
-from nvprof_kit.trace.ncu.open import open_ncu
-from nvprof_kit.trace.ncu.schema import KERNELS, NcuReport
 
 DATA = Path(__file__).parents[3] / "data/ncu"
 NEEDS_READER = pytest.mark.skipif(importlib.util.find_spec("ncu_report") is None, reason="no ncu-report")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from support.nsys_file import NsysFile, thread
 
-from nvprof_kit.trace.kineto.calls import host_memory, read_calls
-from nvprof_kit.trace.kineto.events import Events
-from nvprof_kit.trace.open import open_capture
+from nvprof_kit._trace.kineto.calls import host_memory, read_calls
+from nvprof_kit._trace.kineto.events import Events
+from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
 

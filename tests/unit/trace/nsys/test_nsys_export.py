@@ -11,9 +11,9 @@ from typing import NoReturn
 import pytest
 from support.nsys_file import NsysFile
 
+from nvprof_kit._trace.open import open_capture
+from nvprof_kit._trace.sqlite import Database
 from nvprof_kit.errors import CaptureError, ToolError
-from nvprof_kit.trace.open import open_capture
-from nvprof_kit.trace.sqlite import Database
 
 REPORT = b"NVIDIA Tegra Profiler Report 2023@4@4@54-1v0.\n" + b"\x00" * 100
 NSYS = """#!/bin/bash

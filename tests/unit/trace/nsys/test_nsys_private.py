@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 from support.nsys_file import NsysFile, thread
 
-from nvprof_kit.analysis.layers.layers import LayersOptions, layers
-from nvprof_kit.cli import group
+from nvprof_kit._analysis.layers.layers import LayersOptions, layers
+from nvprof_kit._cli import group
+from nvprof_kit._trace.nsys.health import read_health
+from nvprof_kit._trace.nsys.scrub import ScrubOptions, environment_names, scrub, secret_names
+from nvprof_kit._trace.open import open_capture
+from nvprof_kit._trace.sqlite import Database
 from nvprof_kit.errors import CaptureError, UsageError
-from nvprof_kit.trace.nsys.health import read_health
-from nvprof_kit.trace.nsys.scrub import ScrubOptions, environment_names, scrub, secret_names
-from nvprof_kit.trace.open import open_capture
-from nvprof_kit.trace.sqlite import Database
 
 TOLD = [
     "Process was launched by the profiler, see /home/alice smith/tmp/pid_7_stdout.log and stderr.log",

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support.snapshot_file import BASE, SnapshotFile
 
+from nvprof_kit._trace.torch_memory.snapshot import BLOCKS, EVENTS, SEGMENTS, read_snapshot
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.trace.torch_memory.snapshot import BLOCKS, EVENTS, SEGMENTS, read_snapshot
 
 
 class Attack:

@@ -1,0 +1,124 @@
+"""What to do: findings ranked by what they could save, each with its evidence from the capture.
+
+A rule is a function from the evidence to its findings, in `advice_time`, `advice_work` and
+`advice_metrics`; one that finds nothing in the capture says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from nvprof_kit._analysis.advise import metric_rules as advice_metrics
+from nvprof_kit._analysis.advise import time_rules as advice_time
+from nvprof_kit._analysis.advise import work_rules as advice_work
+from nvprof_kit._analysis.advise.evidence import Evidence, Finding
+from nvprof_kit._analysis.attribution.operations import Operations
+from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
+from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN_OPTIONAL
+from nvprof_kit._analysis.kernels.classes import Rule
+from nvprof_kit._trace.schema import CaptureInfo, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OPTIONAL = (*BREAKDOWN_OPTIONAL, "samples")
+"""What `nvprof_kit._trace.open.open_capture` must read."""
+
+RULES: Mapping[str, Callable[[Evidence], Iterator[Finding]]] = MappingProxyType(
+    {
+        "launch": advice_time.launch_bound,
+        "sync": advice_time.sync_points,
+        "dataloader": advice_time.dataloader,
+        "allocation": advice_time.allocator,
+        "exposed-collectives": advice_time.exposed_collectives,
+        "missing-overlap": advice_time.missing_overlap,
+        "unstable-step": advice_time.unstable_step,
+        "copies": advice_work.copies,
+        "small-kernels": advice_work.small_kernels,
+        "unfused-chains": advice_work.unfused_chains,
+        "fp32-gemms": advice_work.fp32_gemms,
+        "recompute": advice_work.recompute,
+        "outlier-layer": advice_work.outlier_layers,
+        "gpu-metrics": advice_metrics.bound,
+    }
+)
+"""The rules by name."""
+
+COLUMNS = {
+    "rank": "1 is what could save the most",
+    "rule": "name of the rule that found it",
+    "title": "what it is",
+    "evidence": "the numbers from the capture",
+    "layer": "where, '' for no one place",
+    "phase": "phase there",
+    "start_ns": "where to look in Nsight: begin, in ns since the capture's zero",
+    "end_ns": "its end",
+    "saves_ns": "the most that a change could save, in ns over the whole capture and all GPUs; findings overlap",
+    "saves": "the same as a share of the wall time of the steps and of the waits for data between them",
+    "advice": "the change to try",
+}
+"""The columns of `AdviseResult.rows`."""
+
+
+@dataclass(frozen=True)
+class AdviseResult:
+    """The findings of a capture.
+
+    Attributes:
+        findings: The most saving first.
+        wall_ns: Wall time of the steps and of the waits for data between them, summed over devices.
+        steps: Number of steps.
+        gpus: Number of GPUs, counted for each process that uses them; times are summed over them.
+        warnings: Sentences on what may be missing or distorted.
+        info: What the capture says of itself.
+    """
+
+    findings: tuple[Finding, ...]
+    wall_ns: int
+    steps: int
+    gpus: int
+    warnings: tuple[str, ...]
+    info: CaptureInfo
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """The findings as a table with `COLUMNS`."""
+        import pandas as pd
+
+        table = pd.DataFrame([asdict(one) for one in self.findings], columns=[one.name for one in fields(Finding)])
+        table.insert(0, "rank", range(1, len(table) + 1))
+        table["saves"] = table["saves_ns"].astype(float) / self.wall_ns
+        rows: pd.DataFrame = table[list(COLUMNS)]
+        return rows
+
+
+def advise(
+    trace: Trace,
+    own_rules: tuple[Rule, ...] = (),
+    steps: StepOptions = ALL_STEPS,
+    known: Operations | None = None,
+) -> AdviseResult:
+    """Look for what costs time and could be changed.
+
+    Args:
+        trace: The capture, opened with `OPTIONAL`.
+        own_rules: Rules for kernel classes, asked before the package's.
+        steps: Which steps to look at, by default all but warm-up.
+        known: The same operations, where owners and classes are known already.
+
+    Raises:
+        UsageError: None of the steps asked for is in the capture.
+    """
+    evidence = Evidence(trace, own_rules, steps, known)
+    found = [finding for rule in RULES.values() for finding in rule(evidence)]
+    return AdviseResult(
+        findings=tuple(sorted(found, key=lambda one: -one.saves_ns)),
+        wall_ns=evidence.wall_ns,
+        steps=evidence.choice.count,
+        gpus=len(evidence.times.steps[["process", "device"]].drop_duplicates()),
+        warnings=evidence.times.warnings,
+        info=trace.info,
+    )

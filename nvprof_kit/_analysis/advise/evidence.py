@@ -1,0 +1,157 @@
+"""What a finding of `advise` is made of, and what its rules look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.intervals import union_lengths
+from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.attribution.operations import Operations, op_owners
+from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
+from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
+from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult, breakdown_of
+from nvprof_kit._analysis.kernels.classes import Rule
+from nvprof_kit._trace.schema import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that costs time, with the evidence for it.
+
+    Attributes:
+        rule: Name of the rule that found it.
+        title: What it is, in a few words.
+        evidence: The numbers from the capture, a sentence.
+        layer, phase: Where, '' for no one place.
+        start_ns, end_ns: The stretch to look at in Nsight, since the capture's zero.
+        saves_ns: The most that doing something about it could save, over the whole capture and all GPUs.
+        advice: The change to try.
+    """
+
+    rule: str
+    title: str
+    evidence: str
+    layer: str
+    phase: str
+    start_ns: int
+    end_ns: int
+    saves_ns: int
+    advice: str
+
+
+class Evidence(Operations):
+    """A capture and what was found out about it; what rules share is computed once.
+
+    Args:
+        trace: The capture, with `nvprof_kit._analysis.breakdown.breakdown.OPTIONAL`.
+        own_rules: Rules for kernel classes, asked before the package's.
+        steps: Which steps to look at, by default all but warm-up.
+        known: The same operations, where owners and classes are known already.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        own_rules: Sequence[Rule] = (),
+        steps: StepOptions = ALL_STEPS,
+        known: Operations | None = None,
+    ) -> None:
+        super().__init__(trace, own_rules, known)
+        self._steps = steps
+
+    @cached_property
+    def choice(self) -> StepChoice:
+        """The steps that are looked at: those asked for, or all but warm-up."""
+        return choose_steps(self.trace, self.attribution, self._steps)
+
+    @cached_property
+    def times(self) -> BreakdownResult:
+        """Where the time goes."""
+        return breakdown_of(self.trace, self.attribution, self.classes, self.choice, in_steps=True)
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """The rows of steps, without warm-up; where the capture has none, its whole time."""
+        rows = self.times.steps
+        inside: pd.DataFrame = rows[np.append(self.choice.shown, False)[self.times.instances]]
+        return inside if len(inside) else rows
+
+    @cached_property
+    def wall_ns(self) -> int:
+        """Wall time of the steps and of the waits for data between them, summed over devices; never 0."""
+        return max(int(self.steps["wall_ns"].sum()) + self.loading_ns - self.idle_ns("dataloader"), 1)
+
+    @cached_property
+    def loading_ns(self) -> int:
+        """Idle time inside the data loader's ranges, in the steps and between them: it lies in one as often as in the
+        other.
+        """
+        rows = self.times.steps
+        return int(rows["idle_dataloader_ns"][(self.times.instances < 0) | rows.index.isin(self.steps.index)].sum())
+
+    @cached_property
+    def inside(self) -> npt.NDArray[np.bool_]:
+        """Which operations belong to these steps, all of them where the capture has no steps, shape ``(n,)``."""
+        return self.choice.of_ops(self.attribution)
+
+    @cached_property
+    def ops(self) -> pd.DataFrame:
+        """A row per operation: layer, phase, code (of its kernel class), kind, start_ns, end_ns, ns."""
+        import pandas as pd
+
+        layer, phase = op_owners(self.attribution)
+        start, end = self.trace.ops["start_ns"].to_numpy(), self.trace.ops["end_ns"].to_numpy()
+        made: pd.DataFrame = pd.DataFrame(
+            {
+                "layer": layer,
+                "phase": phase,
+                "code": self.classes.code,
+                "kind": self.trace.ops["kind"].to_numpy(),
+                "start_ns": start,
+                "end_ns": end,
+                "ns": end - start,
+            },
+            copy=False,
+        )
+        return made
+
+    def idle(self, cause: str) -> pd.DataFrame:
+        """Idle time of one cause by place, the most first."""
+        rows = self.times.idle
+        made: pd.DataFrame = rows[rows["cause"] == cause]
+        return made
+
+    def idle_ns(self, cause: str) -> int:
+        """Idle time of one cause in the steps."""
+        return int(self.steps[f"idle_{cause}_ns"].sum())
+
+    def busy_ns(self, rows: Int64Array) -> int:
+        """Time on the clock in which any of these operations runs, summed over devices: all that can go with them."""
+        start, end = (self.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+        gpus = np.stack([self.trace.ops[name].to_numpy()[rows] for name in ("pid", "device")], axis=1)
+        lane = np.unique(gpus, axis=0, return_inverse=True)[1].ravel()
+        return int(union_lengths(start, end, lane, np.zeros(len(rows), dtype=np.int64), 1)[0])
+
+    def longest(self, rows: Int64Array) -> tuple[int, int]:
+        """The stretch of the longest of some operations."""
+        one = rows[np.argmax(self.ops["ns"].to_numpy()[rows])]
+        return int(self.ops["start_ns"].iloc[one]), int(self.ops["end_ns"].iloc[one])
+
+
+def ms(ns: float) -> str:
+    """A time for a sentence."""
+    return f"{ns / 1e6:.3f} ms"
+
+
+def share(part: float, whole: float) -> str:
+    """A share for a sentence."""
+    return f"{100 * part / max(whole, 1):.1f} %"

@@ -1,0 +1,164 @@
+"""Who owns a GPU nanosecond: the layer, phase and step of every operation, and how each was told.
+
+An operation belongs to the innermost range that holds its launching API call on the launching thread, joined by
+process and correlation id. An operation of a CUDA-graph replay belongs to the range that held the creation of its
+node when the graph was captured, and to the step that launched the replay. What an autograd thread launches
+outside every range takes phase and step from the range that is open on the other threads of its process at that
+moment, where exactly one is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.launches import Creations, Launches
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.ranges import Elsewhere, Ranges, understand
+from nvprof_kit._trace.schema import Trace
+from nvprof_kit.names import NO_PHASE, PHASE_CATEGORIES
+
+Int32Array = npt.NDArray[np.int32]
+
+HOW = ("launch", "graph node", "other thread", "none")
+"""How an operation was attributed; values of `Attribution.how`."""
+
+_LAUNCH, _GRAPH_NODE, _OTHER_THREAD, _UNATTRIBUTED = range(4)
+_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """The owner of every operation (shape ``(n,)`` each, in the order of `Trace.ops`).
+
+    Attributes:
+        ranges: What the ranges mean.
+        layer_range: The range of the layer that owns it, or `NONE`.
+        phase: Index into `phases`: the layer's phase, or outside layers the phase range's text or ``other``.
+        phases: The distinct phases.
+        step: The instance of a step that it belongs to, an index into `Ranges.steps`, or `NONE`.
+        how: Index into `HOW`.
+        replay: Launch of the CUDA-graph replay that ran it, an index of `Trace.api`, where its owner comes from
+            the graph; else `NONE`.
+        unlaunched: Number of operations whose launching call is not in the capture.
+        uncreated: Number of replayed operations whose node's creation is not in the capture.
+    """
+
+    ranges: Ranges
+    layer_range: Int32Array
+    phase: Int32Array
+    phases: tuple[str, ...]
+    step: Int32Array
+    how: npt.NDArray[np.int8]
+    replay: Int32Array
+    unlaunched: int
+    uncreated: int
+
+
+def attribute(trace: Trace) -> Attribution:
+    """Find the owner of every operation of a capture. See the module's text for the rules."""
+    owners = _Owners(trace)
+    # block by block: what is computed on the way then stays in the processor's cache, and memory is not asked for
+    # again and again
+    starts = range(0, max(len(trace.ops), 1), _BLOCK)
+    blocks = [owners.of(slice(start, start + _BLOCK)) for start in starts]
+    whole = _Block(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
+    phases, phase_of_range = np.unique(np.append(owners.ranges.phase, NO_PHASE).astype(object), return_inverse=True)
+    return Attribution(
+        ranges=owners.ranges,
+        layer_range=whole.layer_range,
+        phase=phase_of_range.astype(np.int32)[whole.phase_range],  # NONE finds the last, NO_PHASE
+        phases=tuple(str(phase) for phase in phases),
+        step=whole.step,
+        how=whole.how,
+        replay=whole.replay,
+        unlaunched=int(np.count_nonzero(whole.call == NONE)),
+        uncreated=int(np.count_nonzero(whole.uncreated)),
+    )
+
+
+class _Block(NamedTuple):
+    """The owners of some operations, operation by operation."""
+
+    call: Int32Array
+    layer_range: Int32Array
+    phase_range: Int32Array
+    step: Int32Array
+    how: npt.NDArray[np.int8]
+    replay: Int32Array
+    uncreated: npt.NDArray[np.bool_]
+
+
+class _Moments(NamedTuple):
+    """Something that a thread did at a moment, operation by operation; the thread is `NONE` where the capture does
+    not tell.
+    """
+
+    pid: Int64Array
+    tid: Int64Array
+    time: Int64Array
+
+
+class _Owners:
+    """Finds owners; holds what is looked up again for every block of operations."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.ranges = understand(trace)
+        self._ops = {name: trace.ops[name].to_numpy() for name in ("pid", "correlation", "start_ns", "graph_node")}
+        self._calls = Launches(trace)
+        self._creations = Creations(trace)
+        self._phases = Elsewhere(self.ranges, self.ranges.is_one_of(PHASE_CATEGORIES))
+        self._steps = Elsewhere(self.ranges, self.ranges.step >= 0)
+
+    def of(self, block: slice) -> _Block:
+        """The owners of a block of operations."""
+        pid, correlation, start, node = (
+            self._ops[name][block] for name in ("pid", "correlation", "start_ns", "graph_node")
+        )
+        call = self._calls.that_launched(pid, correlation, start)
+        launch = _Moments(pid, self._calls.tid[call], self._calls.time[call])
+        owner = self.ranges.nesting.innermost(launch.tid, launch.time)
+        layer_range, phase_range, how = self._at(launch, owner)
+        step = self.ranges.step_at(owner)
+        unattributed = np.flatnonzero(step == NONE)
+        step[unattributed] = np.append(self.ranges.step, NONE)[
+            self._steps.open_at(*(values[unattributed] for values in launch))
+        ]
+
+        replay = np.full(len(pid), NONE, dtype=np.int64)
+        uncreated = node >= 0
+        if uncreated.any():
+            replayed = np.flatnonzero(uncreated)
+            created = self._creations.of(pid[replayed], node[replayed])
+            uncreated[replayed] = created == NONE
+            moments = _Moments(pid[replayed], self._creations.tid[created], self._creations.time[created])
+            owners = self._at(moments, self.ranges.nesting.innermost(moments.tid, moments.time))
+            told = owners[1] >= 0
+            rows = replayed[told]
+            layer_range[rows], phase_range[rows], how[rows] = owners[0][told], owners[1][told], _GRAPH_NODE
+            replay[rows] = call[rows]
+        return _Block(
+            call=call.astype(np.int32),
+            layer_range=layer_range.astype(np.int32),
+            phase_range=phase_range.astype(np.int32),
+            step=step.astype(np.int32),
+            how=how,
+            replay=replay.astype(np.int32),
+            uncreated=uncreated,
+        )
+
+    def _at(self, moments: _Moments, owner: Int64Array) -> tuple[Int64Array, Int64Array, npt.NDArray[np.int8]]:
+        """The layer's range around each moment (at which `owner` is innermost), the range that gives the phase,
+        and how that was told.
+        """
+        layer_range = np.append(self.ranges.layer_range, NONE)[owner]  # NONE finds the last, NONE
+        phase_range = np.where(layer_range >= 0, layer_range, np.append(self.ranges.phase_range, NONE)[owner])
+        how = np.full(len(owner), _LAUNCH, dtype=np.int8)
+        unattributed = np.flatnonzero(phase_range == NONE)
+        found = self._phases.open_at(*(values[unattributed] for values in moments))
+        phase_range[unattributed] = found
+        how[unattributed] = np.where(found >= 0, _OTHER_THREAD, _UNATTRIBUTED)
+        return layer_range, phase_range, how

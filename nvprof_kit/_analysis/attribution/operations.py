@@ -1,0 +1,99 @@
+"""The owners of operations by name: layer and phase as categorical columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvprof_kit._analysis.attribution.attribution import HOW, Attribution, attribute
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers
+from nvprof_kit._analysis.attribution.ranges import Ranges
+from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify
+from nvprof_kit._trace.schema import Trace
+from nvprof_kit.names import NO_LAYER, NO_PHASE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Operations:
+    """The operations of a capture.
+
+    Args:
+        trace: The capture, with the operations' names.
+        own_rules: Rules for kernel classes, asked before the package's.
+        known: The same operations, of which owners and classes are taken: they are then found once for several
+            questions.
+    """
+
+    def __init__(self, trace: Trace, own_rules: Sequence[Rule] = (), known: Operations | None = None) -> None:
+        self.trace, self._own_rules, self._known = trace, own_rules, known
+
+    @cached_property
+    def attribution(self) -> Attribution:
+        """Who owns each operation."""
+        return attribute(self.trace) if self._known is None else self._known.attribution
+
+    @cached_property
+    def classes(self) -> KernelClasses:
+        """The class of each operation."""
+        return classify(self.trace.ops, self._own_rules) if self._known is None else self._known.classes
+
+
+def layer_column(ranges: Ranges, layer_range: Integers) -> pd.Categorical:
+    """The layer of each of these ranges, `NO_LAYER` for `NONE`."""
+    texts = [named.text for named in ranges.names]
+    name = np.append(ranges.name, len(texts))[layer_range]
+    return _categorical(name, [*texts, NO_LAYER])
+
+
+def op_owners(attribution: Attribution) -> tuple[pd.Categorical, pd.Categorical]:
+    """Layer and phase of each operation."""
+    return layer_column(attribution.ranges, attribution.layer_range), _categorical(
+        attribution.phase, attribution.phases
+    )
+
+
+def owners_at(ranges: Ranges, tid: Int64Array, moment: Int64Array) -> tuple[pd.Categorical, pd.Categorical]:
+    """Layer and phase of what is open on a thread at a moment, shape ``(n,)`` each."""
+    inner = ranges.nesting.innermost(tid, moment)
+    layer = np.append(ranges.layer_range, NONE)[inner]
+    phase = np.where(layer >= 0, layer, np.append(ranges.phase_range, NONE)[inner])
+    phases, code = np.unique(np.append(ranges.phase, NO_PHASE).astype(object), return_inverse=True)
+    return layer_column(ranges, layer), _categorical(code[phase], [one or NO_PHASE for one in phases.tolist()])
+
+
+def _categorical(codes: Any, names: Any) -> pd.Categorical:
+    """A categorical column from codes into names, of which some may be the same."""
+    from nvprof_kit._trace.frames import labels
+
+    made: pd.Categorical = labels(np.asarray(codes), list(names))
+    return made
+
+
+def attributed(operations: Operations, ops: pd.DataFrame) -> pd.DataFrame:
+    """A table of operations with their owners.
+
+    Args:
+        operations: The operations and who owns them.
+        ops: Their table, in the same order.
+
+    Returns:
+        The table with the columns layer, phase, step (missing outside steps), kernel_class and how more.
+    """
+    import pandas as pd
+
+    owners = operations.attribution
+    layer, phase = op_owners(owners)
+    step = np.append(owners.ranges.steps, 0)[owners.step]
+    made: pd.DataFrame = ops.assign(
+        layer=layer,
+        phase=phase,
+        step=pd.arrays.IntegerArray(step.astype(np.int64), owners.step == NONE),
+        kernel_class=_categorical(operations.classes.code.astype(np.int64), list(CLASSES)),
+        how=_categorical(owners.how.astype(np.int64), list(HOW)),
+    )
+    return made

@@ -1,0 +1,218 @@
+"""What the ranges of a capture mean: which are a layer's, a phase's, a step's, and what encloses them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, cut, inherit, nest
+from nvprof_kit._analysis.attribution.steps import StepRanges, step_instances
+from nvprof_kit._analysis.foreign.translate import translate
+from nvprof_kit._trace.schema import Trace
+from nvprof_kit.names import LAYER_CATEGORIES, PHASE_CATEGORIES, Category, RangeName, parse_range, step_number
+
+_NO_PAYLOAD = int(np.iinfo(np.int64).min)
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """What the ranges of a capture mean, range by range (shape ``(r,)`` each).
+
+    Where ranges cross, a range is several: the pieces into which `nvprof_kit._analysis.attribution.nesting.cut` does.
+
+    Attributes:
+        start, end, tid, pid, nested: As in the trace.
+        first: Whether it is a whole range or the first piece of one, and not a further piece.
+        nesting: Which range encloses which.
+        names: The distinct texts and categories.
+        name: Index into `names`.
+        layer_range: The nearest layer's range, itself or around it, or `NONE`.
+        phase_range: The nearest phase's range, or `NONE`.
+        step_range: The nearest step's range, or `NONE`.
+        phase: Phase of a layer's range (``forward``, ``backward``, ``recompute``), of a phase's range its text,
+            else ''.
+        step: The instance of a step's range, an index into `steps`, else `NONE`.
+        steps: The number of each instance of a step, by the moment it began
+            (`nvprof_kit._analysis.attribution.steps`); a number may come again.
+    """
+
+    start: Int64Array
+    end: Int64Array
+    tid: Int64Array
+    pid: Int64Array
+    nested: npt.NDArray[np.bool_]
+    first: npt.NDArray[np.bool_]
+    nesting: Nesting
+    names: tuple[RangeName, ...]
+    name: npt.NDArray[np.intp]
+    layer_range: Int64Array
+    phase_range: Int64Array
+    step_range: Int64Array
+    phase: npt.NDArray[Any]
+    step: Int64Array
+    steps: Int64Array
+
+    @property
+    def whole_end(self) -> Int64Array:
+        """The end of the whole range that each is, or is a piece of, shape ``(r,)``; its pieces follow one another."""
+        return _whole_end(self.end, self.first)
+
+    def is_one_of(self, categories: tuple[Category, ...]) -> npt.NDArray[np.bool_]:
+        """Which ranges are of one of these categories, shape ``(r,)``."""
+        return _is_one_of(self.names, self.name, categories)
+
+    def step_at(self, ranges: Int64Array) -> Int64Array:
+        """The instance of a step around each of these ranges, or `NONE`; range `NONE` is in no step."""
+        steps: Int64Array = np.append(self.step, NONE)[np.append(self.step_range, NONE)[ranges]]
+        return steps
+
+
+def _whole_end(end: Int64Array, first: npt.NDArray[np.bool_]) -> Int64Array:
+    begins = np.flatnonzero(first)
+    if len(begins) == len(end):
+        return end
+    ends: Int64Array = np.maximum.reduceat(end, begins)[np.cumsum(first) - 1]
+    return ends
+
+
+def _is_one_of(
+    names: tuple[RangeName, ...], name: npt.NDArray[np.intp], categories: tuple[Category, ...]
+) -> npt.NDArray[np.bool_]:
+    return (
+        np.array([named.category in categories for named in names], dtype=bool)[name]
+        if names
+        else np.zeros(0, dtype=bool)
+    )
+
+
+def understand(trace: Trace) -> Ranges:
+    """What each range of a capture is: a layer's, a phase's, a step's, and what encloses it; with the ranges of the
+    backward pass that `nvprof_kit._analysis.foreign.translate` tells from operators, where the capture has them.
+    """
+    frame = translate(trace).ranges
+    start, end, tid = (frame[column].to_numpy() for column in ("start_ns", "end_ns", "tid"))
+    first = np.ones(len(frame), dtype=bool)
+    nesting = nest(start, end, tid)
+    if nesting.crossing:
+        pieces = cut(start, end, tid)
+        frame, start, end, first = frame.iloc[pieces.range], pieces.start, pieces.end, pieces.first
+        tid = frame["tid"].to_numpy()
+        nesting = nest(start, end, tid)
+    names, name = _names(frame)
+    own = np.arange(len(frame))
+    is_layer, is_phase, is_step = (
+        _is_one_of(names, name, kinds) for kinds in (LAYER_CATEGORIES, PHASE_CATEGORIES, (Category.STEP,))
+    )
+    is_backward = _is_one_of(names, name, (Category.BACKWARD,))
+    in_backward = inherit(np.where(is_backward, own, NONE), nesting) >= 0
+    phase = np.array(
+        [named.text if named.category in PHASE_CATEGORIES else named.category.value for named in names], dtype=object
+    )
+    phase = np.where(is_layer | is_phase, phase[name] if len(names) else phase, "")
+    phase[_is_one_of(names, name, (Category.FORWARD,)) & in_backward] = Category.RECOMPUTE.value
+    step_range, pid = inherit(np.where(is_step, own, NONE), nesting), frame["pid"].to_numpy()
+    rows = np.flatnonzero(is_step)
+    numbers = _step_numbers(frame, names, name, rows)
+    whole_end = _whole_end(end, first)
+    of_steps = StepRanges(rows, first[rows], numbers, start[rows], whole_end[rows], tid[rows], pid[rows])
+    instances = step_instances(of_steps, step_range, nesting)
+    step = np.full(len(frame), NONE, dtype=np.int64)
+    step[rows] = instances.of_rows
+    return Ranges(
+        start=start,
+        end=end,
+        tid=tid,
+        pid=pid,
+        nested=frame["nested"].to_numpy(),
+        first=first,
+        nesting=nesting,
+        names=names,
+        name=name,
+        layer_range=inherit(np.where(is_layer, own, NONE), nesting),
+        phase_range=inherit(np.where(is_phase, own, NONE), nesting),
+        step_range=step_range,
+        phase=phase,
+        step=step,
+        steps=instances.number,
+    )
+
+
+def _names(frame: Any) -> tuple[tuple[RangeName, ...], npt.NDArray[np.intp]]:
+    """The distinct (text, category) pairs, parsed, and which of them each range is."""
+    text, category = frame["text"].cat, frame["category"].cat
+    texts, categories = text.categories.tolist(), category.categories.tolist()
+    width = max(len(categories), 1)
+    both = text.codes.to_numpy().astype(np.int64) * width + category.codes.to_numpy()
+    distinct, name = np.unique(both, return_inverse=True)
+    parsed = (parse_range(texts[code // width], categories[code % width] or None) for code in distinct.tolist())
+    return tuple(parsed), name
+
+
+def _step_numbers(
+    frame: Any, names: tuple[RangeName, ...], name: npt.NDArray[np.intp], which: Int64Array
+) -> Int64Array:
+    """The number of each of these ranges of steps: its payload, else the number in its text, else its place in time."""
+    by_time = np.argsort(frame["start_ns"].to_numpy()[which], kind="stable")
+    # the pieces of a range that crosses others bear its row, one behind the other
+    row = frame.index.to_numpy()[which[by_time]]
+    numbers = np.zeros(len(which), dtype=np.int64)
+    numbers[by_time] = np.cumsum(np.append(False, row[1:] != row[:-1])[: len(row)])
+    said = [step_number(named.text) for named in names]
+    written = np.array([_NO_PAYLOAD if number is None else number for number in said], dtype=np.int64)[name[which]]
+    payload = frame["payload"].to_numpy(dtype=np.int64, na_value=_NO_PAYLOAD)[which]
+    for source in (written, payload):
+        numbers = np.where(source == _NO_PAYLOAD, numbers, source)
+    return numbers
+
+
+class Elsewhere:
+    """What the other threads of a process are in at a moment.
+
+    Args:
+        ranges: The ranges of the capture.
+        chosen: Which of them count, shape ``(r,)``.
+    """
+
+    def __init__(self, ranges: Ranges, chosen: npt.NDArray[np.bool_]) -> None:
+        which = np.flatnonzero(chosen)
+        self._by_thread = []
+        for thread in np.unique(ranges.tid[which]):
+            there = which[ranges.tid[which] == thread]
+            nesting = nest(ranges.start[there], ranges.end[there], ranges.tid[there])
+            self._by_thread.append((thread, ranges.pid[there[0]], nesting, np.append(there, NONE)))
+
+    def open_at(self, pid: Int64Array, tid: Int64Array, time: Int64Array) -> Int64Array:
+        """The innermost chosen range open on another thread of the process at a moment, where exactly one other
+        thread has one.
+
+        Args:
+            pid: Processes, shape ``(n,)``.
+            tid: Threads; `NONE` gets no answer, shape ``(n,)``.
+            time: Moments in ns, shape ``(n,)``.
+
+        Returns:
+            Indices of ranges, or `NONE`, shape ``(n,)``.
+        """
+        found = np.full(len(tid), NONE, dtype=np.int64)
+        hits = np.zeros(len(tid), dtype=np.int64)
+        for thread, process, nesting, there in self._by_thread:
+            other = (tid != thread) & (tid != NONE) & (pid == process)
+            inner = there[np.where(other, nesting.innermost(np.full(len(tid), thread), time), NONE)]
+            found = np.where(inner >= 0, inner, found)
+            hits += inner >= 0
+        return np.where(hits == 1, found, NONE)
+
+
+def steps_around(ranges: Ranges, which: Int64Array) -> Int64Array:
+    """The instance of a step that each of these ranges is in, or `NONE`: the step around it on its
+    thread, else the one that another thread is in when it begins.
+    """
+    step = ranges.step_at(which)
+    unattributed = np.flatnonzero(step == NONE)
+    asked = which[unattributed]
+    found = Elsewhere(ranges, ranges.step >= 0).open_at(ranges.pid[asked], ranges.tid[asked], ranges.start[asked])
+    step[unattributed] = np.append(ranges.step, NONE)[found]
+    return step

@@ -1,0 +1,106 @@
+"""How long each step took: on the CPU, on the GPU, and on the clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.intervals import exact_sums, union_lengths
+from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.attribution.windows import devices_of, step_windows
+from nvprof_kit._trace.schema import Trace
+from nvprof_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
+    """A row for each instance of a step, in order, all times int64 ns; its index is the instance's.
+
+    Returns:
+        step: its number; range_ns: how long it was open on the CPU; gpu_ns: sum of the durations of its operations;
+        busy_ns: length of their union, summed over devices; span_ns: from the start of its first operation to the end
+        of its last, 0 where it has none; wall_ns: how long it took, as `nvprof_kit._analysis.attribution.windows` cuts
+        time, where several devices ran it the longest; start_ns, end_ns: the first and the last moment of its ranges
+        and operations.
+    """
+    import pandas as pd
+
+    count = len(attribution.ranges.steps)
+    inside = np.flatnonzero(attribution.step >= 0)
+    start, end = (trace.ops[name].to_numpy()[inside] for name in ("start_ns", "end_ns"))
+    device, instance = devices_of(trace)[1][inside], attribution.step[inside].astype(np.int64)
+    begins, ends = _ranges(attribution, count)
+    first, last = _ends(instance, start, end, count)
+    ran = np.bincount(instance, minlength=count) > 0
+    times: pd.DataFrame = pd.DataFrame(
+        {
+            "step": attribution.ranges.steps,
+            "range_ns": ends - begins,
+            "gpu_ns": exact_sums(instance, end - start, count),
+            "busy_ns": union_lengths(start, end, device, instance, count),
+            "span_ns": np.where(ran, last - first, 0),
+            "wall_ns": _walls(trace, attribution, count),
+            "start_ns": np.where(ran, np.minimum(begins, first), begins),
+            "end_ns": np.where(ran, np.maximum(ends, last), ends),
+        }
+    )
+    return times
+
+
+def _ranges(attribution: Attribution, count: int) -> tuple[Int64Array, Int64Array]:
+    """From the first to the last moment of each instance's ranges, which overlap where several processes run it."""
+    ranges = attribution.ranges
+    rows = np.flatnonzero(ranges.step >= 0)
+    return _ends(ranges.step[rows], ranges.start[rows], ranges.end[rows], count)
+
+
+def _ends(instance: Int64Array, start: Int64Array, end: Int64Array, count: int) -> tuple[Int64Array, Int64Array]:
+    first = np.full(count, int(end.max(initial=0)), dtype=np.int64)
+    last = np.full(count, int(start.min(initial=0)), dtype=np.int64)
+    np.minimum.at(first, instance, start)
+    np.maximum.at(last, instance, end)
+    return first, last
+
+
+def _walls(trace: Trace, attribution: Attribution, count: int) -> Int64Array:
+    walls = np.zeros(count, dtype=np.int64)
+    if count and len(trace.ops):
+        windows = step_windows(trace, attribution)
+        mine = np.flatnonzero(windows.in_step)
+        np.maximum.at(walls, windows.instance[mine], (windows.end - windows.start)[mine])
+    elif count:
+        walls = np.subtract(*_ranges(attribution, count)[::-1])
+    return walls
+
+
+def typical_step(times: pd.DataFrame) -> int | None:
+    """The instance whose `wall_ns` is the median's, None where there is no step."""
+    return _by_length(times)[(len(times) - 1) // 2] if len(times) else None
+
+
+def slowest_step(times: pd.DataFrame) -> int | None:
+    """The instance that took longest, None where there is no step."""
+    return _by_length(times)[-1] if len(times) else None
+
+
+def instance_of(times: pd.DataFrame, step: int, path: str) -> int:
+    """The first instance with a number.
+
+    Raises:
+        UsageError: There is no such step.
+    """
+    found = np.flatnonzero(times["step"].to_numpy() == step)
+    if not len(found):
+        numbers = times["step"].tolist()
+        there = f"it has steps {min(numbers)} to {max(numbers)}" if numbers else "it has no steps"
+        raise UsageError(f"{path}: no step {step}; {there}")
+    return int(found[0])
+
+
+def _by_length(times: pd.DataFrame) -> list[int]:
+    order: list[int] = times.index.to_numpy()[np.argsort(times["wall_ns"].to_numpy(), kind="stable")].tolist()
+    return order

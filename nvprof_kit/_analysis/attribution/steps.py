@@ -1,0 +1,167 @@
+"""What a step is: the one definition, used by every table and picture of the package.
+
+A **step** is one run of a range of the category `step` that lies in no other such range of its thread. A range of the
+same number that another thread or process has open at that time is the same step: ranks of one capture run it
+together. So a number that returns, because each epoch counts from 0 or a validation loop has numbers of its own, is a
+step each time that it runs, and "per step" divides by these *instances*, never by distinct numbers. A step range
+inside another one (micro-batches in a step of the optimizer) is a part of the outer step.
+
+Instances are counted by the moment they began. An operation belongs to the instance that launched it; what no step
+launched is *outside steps*, in no figure per step, and a line of its own. How long a step took is told by
+`nvprof_kit._analysis.attribution.windows`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting
+from nvprof_kit.errors import UsageError
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Which steps to look at; all of them by default, and then figures per step leave warm-up out.
+
+    Attributes:
+        first: Least number of a step, None for any.
+        stop: The number behind the largest, None for any.
+        skip: First instances of the capture left out.
+    """
+
+    first: int | None = None
+    stop: int | None = None
+    skip: int = 0
+
+    @classmethod
+    def parse(cls, text: str | None, skip: int = 0) -> StepOptions:
+        """The options from ``5:20`` (5 to 19), ``5:``, ``:20`` or ``7``.
+
+        Raises:
+            UsageError: It is none of these.
+        """
+        if text is None:
+            return cls(skip=skip)
+        low, colon, high = text.partition(":")
+        try:
+            first, stop = (int(part) if part else None for part in (low, high))
+        except ValueError:
+            first = stop = None
+        if first is None and stop is None:
+            raise UsageError(f"--steps {text}: no range of steps; needed FIRST:STOP as 5:20 (5 to 19), 5:, :20, or 7")
+        return cls(first, stop if colon or first is None else first + 1, skip)
+
+    @property
+    def selects(self) -> bool:
+        """Whether anything was asked for."""
+        return self != StepOptions()
+
+
+ALL_STEPS = StepOptions()
+"""Nothing asked for."""
+
+
+def chosen_steps(options: StepOptions, number: Int64Array, path: str) -> npt.NDArray[np.bool_]:
+    """Which instances are to be looked at, from their numbers.
+
+    Raises:
+        UsageError: None is left, though something was asked for.
+    """
+    kept = np.arange(len(number)) >= options.skip
+    if options.first is not None:
+        kept &= number >= options.first
+    if options.stop is not None:
+        kept &= number < options.stop
+    if options.selects and not kept.any():
+        there = f"{len(number)} steps, {number.min()} to {number.max()}" if len(number) else "no steps"
+        raise UsageError(f"{path}: none of the steps asked for is in it; it has {there}")
+    return kept
+
+
+class StepRanges(NamedTuple):
+    """The ranges that are steps, shape ``(s,)`` each, and the nesting of all ranges.
+
+    Attributes:
+        rows: Indices of the ranges, ascending; of a range cut into pieces each piece.
+        first: Whether each is a whole range or the first piece of one.
+        number: Number of the step that each says it is.
+        start, end: Of the whole range, in ns.
+        tid, pid: Its thread and process.
+    """
+
+    rows: Int64Array
+    first: npt.NDArray[np.bool_]
+    number: Int64Array
+    start: Int64Array
+    end: Int64Array
+    tid: Int64Array
+    pid: Int64Array
+
+
+class Instances(NamedTuple):
+    """The instances of steps.
+
+    Attributes:
+        number: The step number of each instance, by the moment it began, shape ``(i,)``.
+        of_rows: The instance of each step range, shape ``(s,)``.
+    """
+
+    number: Int64Array
+    of_rows: Int64Array
+
+
+def step_instances(ranges: StepRanges, step_range: Int64Array, nesting: Nesting) -> Instances:
+    """Find the instances of steps. See the module's text for the definition.
+
+    Args:
+        ranges: The step ranges.
+        step_range: For each of all ranges the nearest step range, itself or around it, or `NONE`, shape ``(r,)``.
+        nesting: The nesting of all ranges.
+    """
+    outermost = _outermost(ranges, step_range, nesting)
+    tops = np.flatnonzero(ranges.first & (outermost == np.arange(len(ranges.rows))))
+    tops = tops[np.argsort(ranges.start[tops], kind="stable")]
+    alone = len(np.unique(ranges.tid[tops])) < 2
+    of_top = np.arange(len(tops)) if alone else np.array(_shared(ranges, tops), dtype=np.int64)
+    begins = np.unique(of_top, return_index=True)[1]
+    place = np.full(len(ranges.rows), NONE, dtype=np.int64)
+    place[tops] = of_top
+    return Instances(ranges.number[tops[begins]], place[outermost])
+
+
+def _outermost(ranges: StepRanges, step_range: Int64Array, nesting: Nesting) -> Int64Array:
+    """For each step range the first piece of the outermost step range around it, as an index of `ranges.rows`."""
+    place = np.full(len(step_range) + 1, NONE, dtype=np.int64)
+    place[ranges.rows] = np.arange(len(ranges.rows))
+    whole = np.flatnonzero(ranges.first)[np.cumsum(ranges.first) - 1] if len(ranges.rows) else ranges.rows
+    around = place[np.append(step_range, NONE)[nesting.parent[ranges.rows[whole]]]]
+    around = np.append(whole, NONE)[around]
+    # a range that outlasts the one it began in is no part of it
+    around = np.where((around >= 0) & (np.append(ranges.end, 0)[around] >= ranges.end), around, NONE)
+    current = whole
+    while ((above := np.append(around, NONE)[current]) >= 0).any():
+        current = np.where(above >= 0, above, current)
+    return current
+
+
+def _shared(ranges: StepRanges, tops: Int64Array) -> list[int]:
+    """The instance of each outermost range where several threads have some: one that begins while its number runs on
+    other threads, and not yet on its own, is the same.
+    """
+    current: dict[int, tuple[int, int, set[int]]] = {}
+    found: list[int] = []
+    count = 0
+    columns = (values[tops].tolist() for values in (ranges.number, ranges.start, ranges.end, ranges.tid))
+    for number, start, end, tid in zip(*columns, strict=True):
+        instance, reach, threads = current.get(number, (NONE, start, set()))
+        if start >= reach or tid in threads:
+            instance, reach, threads = count, end, set()
+            count += 1
+        threads.add(tid)
+        current[number] = instance, max(reach, end), threads
+        found.append(instance)
+    return found

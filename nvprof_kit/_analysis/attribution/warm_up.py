@@ -1,0 +1,113 @@
+"""Which steps are warm-up: figures per step leave them out and name them.
+
+A step is warm-up where the host loads CUDA modules or libraries, compiles or tunes for a notable part of it, or where
+it is the first of the capture and took much longer than the median of the others: the profilers' start is waited for
+in it, and whatever a program does once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.intervals import Cover
+from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.attribution.step_times import step_times
+from nvprof_kit._analysis.attribution.steps import StepOptions, chosen_steps
+from nvprof_kit._trace.schema import Trace
+
+LOADING = 0.05
+"""Part of a step's length that loading, compiling and tuning take in warm-up."""
+
+LONGER = 1.2
+"""The first step of a capture is warm-up where it is so many times as long as the median of the others."""
+
+ENOUGH = 3
+"""Steps that a capture must have for its first to be judged by its length."""
+
+
+@dataclass(frozen=True)
+class StepChoice:
+    """Which instances of steps the figures per step are of.
+
+    Attributes:
+        shown: Those, shape ``(i,)``.
+        asked: Whether the user chose them; else `shown` are all but warm-up.
+        left_out: A sentence for each step that is warm-up: which it is, and why.
+    """
+
+    shown: npt.NDArray[np.bool_]
+    asked: bool = False
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Number of steps that figures per step are of."""
+        return int(np.count_nonzero(self.shown))
+
+    def of_ops(self, attribution: Attribution) -> npt.NDArray[np.bool_]:
+        """Which operations the figures are of: those of these steps; of a capture without steps all, shape ``(n,)``."""
+        if not len(self.shown):
+            return np.ones(len(attribution.step), dtype=bool)
+        found: npt.NDArray[np.bool_] = np.append(self.shown, False)[attribution.step]
+        return found
+
+
+def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | None = None) -> StepChoice:
+    """The steps that were asked for, or else all but warm-up; all, where there is nothing else.
+
+    Args:
+        trace: The capture; without its table ``loads`` warm-up is told by the length of the first step alone.
+        attribution: Its steps.
+        options: What was asked for.
+
+    Raises:
+        UsageError: None of the steps asked for is in the capture.
+    """
+    options = options or StepOptions()
+    number = attribution.ranges.steps
+    chosen = chosen_steps(options, number, trace.info.path)
+    if options.selects or len(number) < 2:
+        return StepChoice(chosen, asked=options.selects)
+    times = step_times(trace, attribution)
+    wall = times["wall_ns"].to_numpy()
+    loading = _loading(trace, times["start_ns"].to_numpy(), times["start_ns"].to_numpy() + times["range_ns"].to_numpy())
+    loads = loading > LOADING * np.maximum(wall, 1)
+    rest = wall[1:][~loads[1:]]
+    middle = float(np.median(rest)) if len(rest) else float(np.median(wall))
+    slow = np.zeros(len(wall), dtype=bool)
+    slow[0] = len(wall) >= ENOUGH and wall[0] > LONGER * middle and not _of_another_kind(attribution)
+    warm = loads | slow
+    if warm.all():
+        return StepChoice(chosen)
+    left_out = [_reason(int(number[one]), int(wall[one]), int(loading[one] if loads[one] else 0), middle)
+                for one in np.flatnonzero(warm).tolist()]  # fmt: skip
+    return StepChoice(~warm, left_out=tuple(left_out))
+
+
+def _of_another_kind(attribution: Attribution) -> bool:
+    """Whether the first step has a phase that no other has: a prefill before decoding is no warm-up."""
+    first = attribution.phase[attribution.step == 0]
+    return bool(np.setdiff1d(first, attribution.phase[attribution.step > 0]).size)
+
+
+def left_out_warnings(choice: StepChoice) -> tuple[str, ...]:
+    """That steps are left out of the figures per step, in a sentence for each."""
+    return tuple(f"{said}: warm-up, in no figure per step; --steps takes it in" for said in choice.left_out)
+
+
+def _loading(trace: Trace, start: Int64Array, end: Int64Array) -> Int64Array:
+    """How long each stretch loads, compiles or tunes, in ns."""
+    if trace.loads is None or not len(trace.loads):
+        return np.zeros(len(start), dtype=np.int64)
+    begins, ends = (trace.loads[name].to_numpy() for name in ("start_ns", "end_ns"))
+    one = np.zeros(len(begins), dtype=np.int64)
+    return Cover(one, begins, ends).inside(np.zeros(len(start), dtype=np.int64), start, end)
+
+
+def _reason(number: int, wall: int, loading: int, middle: float) -> str:
+    took = f"step {number} took {wall / 1e6:,.3f} ms where the median of the others is {middle / 1e6:,.3f} ms"
+    return f"{took}, {loading / 1e6:,.3f} ms of it loading or compiling code" if loading else took

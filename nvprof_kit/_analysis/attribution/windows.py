@@ -1,0 +1,133 @@
+"""The time of every device, cut into steps: stretches without gap or overlap.
+
+A step on a device lasts from the end of the step before it, but not from before its range began on the CPU, to the
+end of its last operation or of its range, whichever is later. So waiting for a step's first kernel belongs to that
+step. What lies between two steps, before the first and after the last is a stretch outside steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers
+from nvprof_kit._analysis.attribution.ranges import Ranges
+from nvprof_kit._trace.schema import Trace
+
+
+class Device(NamedTuple):
+    """A GPU as one process sees it: the process's key and place among the capture's processes, and the ordinal."""
+
+    pid: int
+    process: int
+    device: int
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Stretches of time by device and start, shape ``(w,)`` each.
+
+    Attributes:
+        devices: The devices that ran something.
+        of_op: Device of each operation, an index into `devices`, shape ``(n,)``.
+        device: Index into `devices`.
+        step: Number of the step; 0, which means nothing, outside steps.
+        instance: The instance of a step that it is, an index into `Ranges.steps`; `NONE` outside steps.
+        start, end: In ns.
+    """
+
+    devices: tuple[Device, ...]
+    of_op: Int64Array
+    device: Int64Array
+    step: Int64Array
+    instance: Int64Array
+    start: Int64Array
+    end: Int64Array
+
+    @property
+    def in_step(self) -> npt.NDArray[np.bool_]:
+        """Which stretches are a step's."""
+        inside: npt.NDArray[np.bool_] = self.instance >= 0
+        return inside
+
+
+def step_windows(trace: Trace, attribution: Attribution) -> Windows:
+    """Cut the time of every device into steps; one stretch outside steps where the capture has none."""
+    start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
+    devices, of_op = devices_of(trace)
+    runs, instance = _runs(attribution.ranges), attribution.step
+    parts = []
+    for number, lane in enumerate(devices):
+        mine = np.flatnonzero(of_op == number) if len(devices) > 1 else slice(None)
+        parts.append(_tile(runs, lane.pid, attribution.ranges, _Ops(start[mine], end[mine], instance[mine]), number))
+    columns = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Windows(devices, of_op, *columns)
+
+
+def devices_of(trace: Trace) -> tuple[tuple[Device, ...], Int64Array]:
+    """The devices by process and ordinal, and which of them each operation ran on: the ordinals of two processes may
+    name two GPUs.
+    """
+    import pandas as pd
+
+    pid, device = trace.ops["pid"].to_numpy(), trace.ops["device"].to_numpy()
+    (process, processes), (ordinal, ordinals) = (pd.factorize(one, sort=True) for one in (pid, device))
+    many = len(ordinals)
+    key = process.astype(np.int64) * many + ordinal
+    present = np.flatnonzero(np.bincount(key, minlength=len(processes) * many))
+    pairs = (divmod(one, many) for one in present.tolist())
+    found = tuple(Device(int(processes[place]), place, int(ordinals[one])) for place, one in pairs)
+    number = np.zeros(len(processes) * many, dtype=np.int64)
+    number[present] = np.arange(len(present))
+    return found, number[key]
+
+
+class _Ops(NamedTuple):
+    start: Int64Array
+    end: Int64Array
+    instance: Integers
+
+
+class _Runs(NamedTuple):
+    """The instances of steps in each process, by process and start, shape ``(n,)`` each."""
+
+    instance: Int64Array
+    start: Int64Array
+    end: Int64Array
+    pid: Int64Array
+
+
+def _runs(ranges: Ranges) -> _Runs:
+    """When each process ran each instance: from the first to the last moment of its ranges there."""
+    rows = np.flatnonzero((ranges.step >= 0) & ranges.first)
+    rows = rows[np.lexsort((ranges.start[rows], ranges.step[rows], ranges.pid[rows]))]
+    instance, pid = ranges.step[rows], ranges.pid[rows]
+    fresh = np.flatnonzero(np.concatenate(([True], (np.diff(instance) != 0) | (np.diff(pid) != 0)))[: len(rows)])
+    end = np.maximum.reduceat(ranges.whole_end[rows], fresh) if len(fresh) else np.zeros(0, dtype=np.int64)
+    return _Runs(instance[fresh], ranges.start[rows[fresh]], end, pid[fresh])
+
+
+def _tile(runs: _Runs, pid: int, ranges: Ranges, ops: _Ops, device: int) -> tuple[np.ndarray, ...]:
+    """Device, step, instance, start and end of one device's stretches."""
+    first, last = int(ops.start.min()), int(ops.end.max())
+    mine = np.flatnonzero(runs.pid == pid)
+    instance = runs.instance[mine]
+    latest = np.full(len(ranges.steps), np.iinfo(np.int64).min)
+    told = ops.instance >= 0
+    np.maximum.at(latest, ops.instance[told], ops.end[told])
+    finish = np.maximum.accumulate(np.maximum(runs.end[mine], latest[instance])) if len(mine) else mine
+    begins = runs.start[mine]
+    start = np.maximum(begins, np.concatenate((begins[:1], finish[:-1])))
+    # between them, before the first and after the last
+    gap_start = np.concatenate(([min(first, int(start[0]))] if len(mine) else [first], finish))
+    gap_end = np.concatenate((start, [max(last, int(finish[-1]))] if len(mine) else [last]))
+    which = np.concatenate((instance, np.full(len(gap_start), NONE, dtype=np.int64)))
+    begin, end = np.concatenate((start, gap_start)), np.concatenate((finish, gap_end))
+    order = np.argsort(begin, kind="stable")
+    order = order[end[order] > begin[order]]
+    number = np.append(ranges.steps, 0)[which]
+    return np.full(len(order), device, dtype=np.int64), number[order], which[order], begin[order], end[order]

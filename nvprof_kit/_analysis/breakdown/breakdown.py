@@ -1,0 +1,272 @@
+"""Where the time of a step goes, device by device: compute, exposed communication, exposed copies, idle, and why idle.
+
+The four add up to the wall time exactly, and the causes of idle to idle. That is checked here at every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.attribution.operations import Operations
+from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
+from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
+from nvprof_kit._analysis.attribution.windows import Windows, step_windows
+from nvprof_kit._analysis.breakdown.activity import STATES, Activity, activity
+from nvprof_kit._analysis.breakdown.collectives import first_collective
+from nvprof_kit._analysis.breakdown.critical_path import critical_path, median_window
+from nvprof_kit._analysis.breakdown.host import HostCalls
+from nvprof_kit._analysis.breakdown.idle import CAUSES, Idle, idle, launch_table
+from nvprof_kit._analysis.breakdown.queue import QUEUE_COLUMNS, queue_by_window, queue_over_time
+from nvprof_kit._analysis.breakdown.transfers import comm_table, copy_table, exposed
+from nvprof_kit._analysis.kernels.classes import KernelClasses, Rule
+from nvprof_kit._trace.schema import CaptureInfo, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OPTIONAL = ("name", "stream", "bytes", "host_memory", "calls", "collectives", "loads")
+"""What `nvprof_kit._trace.open.open_capture` must read."""
+
+COLUMNS = {
+    "step": "number of the step, missing for the time outside steps",
+    "process": "place of the process among the capture's processes",
+    "device": "ordinal of the GPU as the process sees it",
+    "wall_ns": "length of the step on the device, from the end of the step before to its own end",
+    "compute_ns": "time in which a kernel computes, whatever else runs",
+    "exposed_comm_ns": "time in which the device communicates and does not compute",
+    "exposed_copy_ns": "time in which it copies or sets memory and does neither",
+    "idle_ns": "time in which it runs nothing; the four add up to `wall_ns`",
+    "comm_ns": "time in which it communicates, hidden or exposed",
+    "copy_ns": "time in which it copies, hidden or exposed",
+    **{f"idle_{cause}_ns": f"idle: {meaning}" for cause, meaning in CAUSES.items()},
+    **QUEUE_COLUMNS,
+    "start_ns": "where the step begins on the device, in ns since the capture's zero",
+}
+"""The columns of `BreakdownResult.steps`."""
+
+IDLE_COLUMNS = {
+    "cause": "why the device was idle",
+    "layer": "layer whose range was open on the launching thread when the gap began, `(none)` for none",
+    "phase": "phase there",
+    "call": "API call that thread was in, '' for none",
+    "gaps": "number of gaps",
+    "idle_ns": "time of this cause in them",
+    "longest_ns": "the longest gap",
+    "longest_at_ns": "where it begins, in ns since the capture's zero: the place to jump to in Nsight",
+}
+"""The columns of `BreakdownResult.idle`."""
+
+
+@dataclass(frozen=True)
+class BreakdownResult:
+    """Where the time of each step goes.
+
+    Attributes:
+        steps: A row per step and device with `COLUMNS`, by process, device and time.
+        instances: Which instance of a step each row is, -1 outside steps, shape ``(rows,)``.
+        choice: Which steps are warm-up, or were asked for.
+        idle: Idle time by cause and place with `IDLE_COLUMNS`, the most first.
+        communication: Communication with `nvprof_kit._analysis.breakdown.transfers.COMM_COLUMNS`.
+        copies: Copies with `nvprof_kit._analysis.breakdown.transfers.COPY_COLUMNS`.
+        launches: Launches with `nvprof_kit._analysis.breakdown.idle.LAUNCH_COLUMNS`.
+        queue: The queue of launched operations through the median step, with
+            `nvprof_kit._analysis.breakdown.queue.QUEUE_TIME_COLUMNS`.
+        critical_path: The critical path of the median step, with
+            `nvprof_kit._analysis.breakdown.critical_path.PATH_COLUMNS`.
+        critical_window: Which row of `steps` the median step is.
+        gaps: A row per idle gap, see `nvprof_kit._analysis.breakdown.idle.Idle.gaps`; `window` is a row of `steps`.
+        warnings: Sentences on what may be missing or distorted, each with what to do.
+        info: What the capture says of itself.
+    """
+
+    steps: pd.DataFrame
+    instances: Int64Array
+    choice: StepChoice
+    idle: pd.DataFrame
+    communication: pd.DataFrame
+    copies: pd.DataFrame
+    launches: pd.DataFrame
+    queue: pd.DataFrame
+    critical_path: pd.DataFrame
+    critical_window: int
+    gaps: pd.DataFrame
+    warnings: tuple[str, ...]
+    info: CaptureInfo
+
+    def table(self, view: str) -> pd.DataFrame:
+        """One of the tables by the name that the command line gives it, ``critical-path`` for one."""
+        found: pd.DataFrame = getattr(self, view.replace("-", "_"))
+        return found
+
+
+def breakdown(
+    trace: Trace,
+    own_rules: Sequence[Rule] = (),
+    options: StepOptions = ALL_STEPS,
+    known: Operations | None = None,
+) -> BreakdownResult:
+    """Where the time of each step goes.
+
+    Args:
+        trace: The capture, opened with `OPTIONAL`.
+        own_rules: Rules for kernel classes, asked before the package's.
+        options: Which steps to look at, by default the whole capture; what is of one step alone is of the one of median
+            length among all but warm-up.
+        known: The same operations, where owners and classes are known already.
+
+    Raises:
+        UsageError: None of the steps asked for is in the capture.
+        AssertionError: The parts do not add up to the whole: a defect of this package.
+    """
+    operations = Operations(trace, own_rules, known)
+    choice = choose_steps(trace, operations.attribution, options)
+    made = breakdown_of(trace, operations.attribution, operations.classes, choice, in_steps=choice.asked)
+    if made.communication["bytes"].notna().all():
+        return made
+    unattributed = (
+        "the bytes of collectives are not all in this capture: a PyTorch trace tells them of NCCL's kernels (record "
+        "the steps with nvprof_kit.record), an nsys export newer than 2024.2 of those outside CUDA graphs"
+    )
+    return replace(made, warnings=(*made.warnings, unattributed))
+
+
+def breakdown_of(
+    trace: Trace, attribution: Attribution, classes: KernelClasses, choice: StepChoice, *, in_steps: bool = False
+) -> BreakdownResult:
+    """The same of a capture of which owners and classes are known already.
+
+    Args:
+        trace: The capture, opened with `OPTIONAL`.
+        attribution: Who owns each operation.
+        classes: The class of each operation.
+        choice: Which steps are looked at; where the user chose them, `steps` has no others.
+        in_steps: Whether the tables of idle time, communication, copies and launches leave out what lies outside these
+            steps where the capture has steps; waiting for data outside steps is in them, unless the user chose steps.
+    """
+    windows = step_windows(trace, attribution)
+    active = activity(trace, classes, windows)
+    host = HostCalls(trace)
+    idling = idle(trace, attribution, windows, active, host)
+    bare = exposed(trace, windows, active)
+    steps = _steps(trace, windows, active, idling, host)
+    _check(steps)
+    instances, listed = windows.instance, np.ones(len(steps), dtype=bool)
+    if choice.asked:
+        listed = np.append(choice.shown, False)[instances]
+        steps, instances = steps[listed].reset_index(drop=True), instances[listed]
+    counted = np.ones(len(trace.ops), dtype=bool)
+    if in_steps and windows.in_step.any():
+        counted, idling = choice.of_ops(attribution), _in_steps(idling, windows, choice)
+    middle = median_window(windows, choice.shown)
+    shown_as = int(np.count_nonzero(listed[:middle]))
+    total = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
+    return BreakdownResult(
+        steps=steps,
+        instances=instances,
+        choice=choice,
+        idle=_idle_table(idling),
+        communication=comm_table(trace, attribution, active, bare, counted=counted),
+        copies=copy_table(trace, attribution, active, bare, host, counted=counted),
+        launches=launch_table(trace, attribution, host, idling, counted=counted),
+        queue=queue_over_time(trace, windows, host, middle),
+        critical_path=critical_path(trace, attribution, windows, host, middle),
+        critical_window=shown_as,
+        gaps=idling.gaps,
+        warnings=(
+            *trace.info.warnings,
+            *classes.warnings(total),
+            *_warnings(trace, steps),
+            *first_collective(trace, classes),
+        ),
+        info=trace.info,
+    )
+
+
+def _steps(trace: Trace, windows: Windows, active: Activity, idling: Idle, host: HostCalls) -> pd.DataFrame:
+    import pandas as pd
+
+    count = len(windows.start)
+    device = [windows.devices[one] for one in windows.device.tolist()]
+    causes = {
+        f"idle_{cause}_ns": exact_sums(active.gap_window, idling.by_cause[:, place], count)
+        for place, cause in enumerate(CAUSES)
+    }
+    columns = {
+        "step": pd.arrays.IntegerArray(windows.step, ~windows.in_step),
+        "process": np.array([one.process for one in device], dtype=np.int64),
+        "device": np.array([one.device for one in device], dtype=np.int64),
+        "wall_ns": windows.end - windows.start,
+        **{f"{state}_ns": active.spent[:, place] for place, state in enumerate(STATES)},
+        "comm_ns": active.comm,
+        "copy_ns": active.copy,
+        **causes,
+        **queue_by_window(trace, windows, host),
+        "start_ns": windows.start,
+    }
+    table: pd.DataFrame = pd.DataFrame({name: columns[name] for name in COLUMNS})
+    return table
+
+
+def _check(steps: pd.DataFrame) -> None:
+    parts = steps[[f"{state}_ns" for state in STATES]].sum(axis=1)
+    causes = steps[[f"idle_{cause}_ns" for cause in CAUSES]].sum(axis=1)
+    if not (parts == steps["wall_ns"]).all() or not (causes == steps["idle_ns"]).all():
+        raise AssertionError("the parts of a step do not add up to its wall time: please report this")
+
+
+def _in_steps(idling: Idle, windows: Windows, choice: StepChoice) -> Idle:
+    """The idle gaps without the time outside the steps looked at, but for that outside steps in which the host was
+    fetching data.
+    """
+    instance = windows.instance[idling.gaps["window"].to_numpy()]
+    inside = np.append(choice.shown, False)[instance]
+    data = np.array([cause == "dataloader" and not choice.asked for cause in CAUSES]) & (instance < 0)[:, None]
+    return replace(idling, by_cause=np.where(inside[:, None] | data, idling.by_cause, 0))
+
+
+def _idle_table(idling: Idle) -> pd.DataFrame:
+    """Idle time by cause, layer, phase and call."""
+    import pandas as pd
+
+    gaps = idling.gaps
+    parts = []
+    for place, cause in enumerate(CAUSES):
+        rows = np.flatnonzero(idling.by_cause[:, place])
+        part = (
+            gaps[["layer", "phase", "call"]]
+            .iloc[rows]
+            .assign(
+                cause=cause,
+                gaps=1,
+                idle_ns=idling.by_cause[rows, place],
+                longest_ns=idling.by_cause[rows, place],
+                longest_at_ns=gaps["start_ns"].to_numpy()[rows],
+            )
+        )
+        part = part.sort_values("longest_ns", ascending=False, kind="stable")
+        groups = part.groupby(["cause", "layer", "phase", "call"], observed=True, sort=False)
+        parts.append(groups.agg({"gaps": "sum", "idle_ns": "sum", "longest_ns": "first", "longest_at_ns": "first"}))
+    together = pd.concat([part.reset_index() for part in parts], ignore_index=True)[list(IDLE_COLUMNS)]
+    together = together.astype({name: str for name in ("cause", "layer", "phase", "call")})
+    table: pd.DataFrame = together.sort_values("idle_ns", ascending=False, kind="stable", ignore_index=True)
+    return table
+
+
+def _warnings(trace: Trace, steps: pd.DataFrame) -> list[str]:
+    warnings = []
+    if trace.calls is None or not len(trace.calls):
+        warnings.append(
+            "the capture has no CUDA API calls, so the causes of idle time are unknown; record with --trace=cuda,nvtx"
+        )
+    if not steps["step"].notna().any():
+        warnings.append("no steps in this capture: its whole time is one stretch; wrap the loop in nvprof_kit.step")
+    if not trace.info.on_gpu:
+        warnings.append("no GPU in this capture: `compute` is the time in which some CPU operator ran")
+    return warnings

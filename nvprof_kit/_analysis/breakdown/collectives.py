@@ -1,0 +1,155 @@
+"""How many bytes each communication kernel moves, and how fast that is.
+
+Bandwidths are those of NCCL's own tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md). *Algorithm* bandwidth is
+the size over the time. *Bus* bandwidth multiplies it by what the algorithm has to move for each byte, so that it can be
+compared with the link whatever the collective and the number of ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.launches import Launches
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, nest
+from nvprof_kit._analysis.kernels.classes import KernelClasses
+from nvprof_kit._trace.schema import Trace
+
+_TWICE = ("allreduce",)
+_ONCE = ("allgather", "reducescatter", "alltoall", "gather", "scatter")
+_DIRECT = ("broadcast", "reduce", "sendrecv", "send", "recv")
+
+
+_MUCH_LONGER, _NOTABLE_NS = 5, 1_000_000
+
+
+def first_collective(trace: Trace, classes: KernelClasses) -> list[str]:
+    """That a capture's first collective may have waited for the other ranks' profilers, which began later: where the
+    first of a name took a multiple of the median of the others. One rank alone does not tell for whom it waited.
+    """
+    rows = np.flatnonzero(classes.is_a("comm"))
+    if not len(rows) or "name" not in trace.ops:
+        return []
+    start, end = (trace.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+    name, took, found = trace.ops["name"].cat.codes.to_numpy()[rows], end - start, []
+    for one in np.unique(name).tolist():
+        mine = np.flatnonzero(name == one)
+        mine = mine[np.argsort(start[mine], kind="stable")]
+        usual = float(np.median(took[mine[1:]])) if len(mine) > 1 else np.inf
+        first = int(took[mine[0]])
+        if first - usual >= _NOTABLE_NS and first >= _MUCH_LONGER * usual:
+            found.append((first, usual))
+    if not found:
+        return []
+    first, usual = max(found)
+    return [
+        f"the first collective of the window took {first / 1e6:,.3f} ms, the median of its like {usual / 1e6:,.3f} ms: "
+        "it may be waiting only since the ranks' profilers began at different moments, and is no cost of the program; "
+        "--skip-steps 1 leaves it out"
+    ]
+
+
+@dataclass(frozen=True)
+class Messages:
+    """What each of some operations moves, shape ``(n,)`` each.
+
+    Attributes:
+        bytes: Bytes of the larger buffer, -1 where the capture does not tell.
+        ranks: Ranks of the group, -1 where it does not tell.
+    """
+
+    bytes: Int64Array
+    ranks: Int64Array
+
+
+def messages(trace: Trace, rows: Int64Array) -> Messages:
+    """What communication kernels move.
+
+    A call belongs to the kernel that carries its correlation id. Where the capture links them by time alone, a kernel
+    launched inside a call is that call's, and one launched by the end of a group is that of the calls of its thread
+    since the launch before. Of several kernels that one call launches nothing is told.
+
+    Args:
+        trace: The capture, with its table ``collectives`` where it could be read.
+        rows: Communication kernels, as rows of `Trace.ops`, shape ``(n,)``.
+    """
+    size, ranks = np.full(len(rows), -1, dtype=np.int64), np.full(len(rows), -1, dtype=np.int64)
+    if trace.collectives is not None and len(trace.collectives) and len(rows):
+        owner = kernels_of_calls(trace, rows)
+        calls = {name: trace.collectives[name].to_numpy() for name in ("bytes", "ranks")}
+        given = np.flatnonzero(owner >= 0)
+        told = np.bincount(owner[given], minlength=len(rows)) > 0
+        unknown = np.bincount(owner[given], weights=calls["bytes"][given] < 0, minlength=len(rows)) > 0
+        summed = np.bincount(owner[given], weights=calls["bytes"][given], minlength=len(rows)).astype(np.int64)
+        size = np.where(told & ~unknown, summed, -1)
+        np.maximum.at(ranks, owner[given], calls["ranks"][given])
+    return Messages(size, ranks)
+
+
+def kernels_of_calls(trace: Trace, rows: Int64Array) -> Int64Array:
+    """The kernel, an index into `rows`, that each row of `Trace.collectives` asked for, by the rules of `messages`;
+    `NONE` for a call without one and for the end of a group, shape ``(c,)``.
+    """
+    if trace.collectives is None or not len(trace.collectives):
+        return np.zeros(0, dtype=np.int64)
+    calls = {name: trace.collectives[name].to_numpy() for name in ("start_ns", "end_ns", "pid", "tid", "correlation")}
+    ends_group = (trace.collectives["call"] == "ncclGroupEnd").to_numpy()
+    calls["ends_group"] = ends_group.astype(np.int64)
+    linked = calls["correlation"] >= 0
+    owner = np.full(len(linked), NONE, dtype=np.int64)
+    owner[linked] = _by_correlation(trace, rows, {name: values[linked] for name, values in calls.items()})
+    owner[~linked] = _by_time(trace, rows, {name: values[~linked] for name, values in calls.items()})
+    return np.where(ends_group, NONE, owner)
+
+
+def _by_correlation(trace: Trace, rows: Int64Array, calls: dict[str, Int64Array]) -> Int64Array:
+    """The kernel, an index into `rows`, whose id each call names, or `NONE`."""
+    import pandas as pd
+
+    ops = trace.ops.iloc[rows][["pid", "correlation"]].assign(kernel=np.arange(len(rows)))
+    first = ops.drop_duplicates(["pid", "correlation"])
+    wanted = pd.DataFrame({"pid": calls["pid"], "correlation": calls["correlation"]})
+    found = wanted.merge(first, how="left", on=["pid", "correlation"])["kernel"].fillna(NONE)
+    owner: Int64Array = found.to_numpy().astype(np.int64)
+    return owner
+
+
+def _by_time(trace: Trace, rows: Int64Array, calls: dict[str, Int64Array]) -> Int64Array:
+    """The kernel, an index into `rows`, that each call launched, or `NONE`."""
+    owner = np.full(len(calls["start_ns"]), NONE, dtype=np.int64)
+    if not len(owner):
+        return owner
+    launches = Launches(trace)
+    pid, correlation, start = (trace.ops[name].to_numpy()[rows] for name in ("pid", "correlation", "start_ns"))
+    call = launches.that_launched(pid, correlation, start)
+    tid, moment = launches.tid[call], launches.time[call]
+    inside = nest(calls["start_ns"], calls["end_ns"], calls["tid"]).innermost(tid, moment)
+    alone = np.bincount(inside[inside >= 0], minlength=len(owner))[inside] == 1
+    kernels = np.flatnonzero((inside >= 0) & alone)  # a graph's replay is launched in no call of NCCL's
+    kernels = kernels[np.lexsort((moment[kernels], tid[kernels]))]
+    for thread in np.unique(tid[kernels]).tolist():
+        mine = kernels[tid[kernels] == thread]
+        its = np.flatnonzero(calls["tid"] == thread)
+        # the first launch that does not come before the call: inside it, or by the end of its group
+        place = np.searchsorted(moment[mine], calls["start_ns"][its], side="left")
+        kernel = np.append(mine, NONE)[place]
+        fits = (inside[kernel] == its) | calls["ends_group"][inside[kernel]].astype(bool)
+        owner[its] = np.where(fits, kernel, NONE)
+    return owner
+
+
+def bus_factors(collective: npt.NDArray[np.object_], ranks: Int64Array) -> npt.NDArray[np.float64]:
+    """What the bus moves for each byte of a collective's size; NaN where its kind or its ranks are unknown.
+
+    Args:
+        collective: Kinds, like ``AllReduce``, shape ``(n,)``.
+        ranks: Ranks of the groups, -1 where unknown, shape ``(n,)``.
+    """
+    kind = np.array([str(one).lower() for one in collective], dtype=object)
+    share = np.where(ranks > 0, (ranks - 1) / np.maximum(ranks, 1), np.nan)
+    found: npt.NDArray[np.float64] = np.select(
+        [np.isin(kind, _TWICE), np.isin(kind, _ONCE), np.isin(kind, _DIRECT)], [2 * share, share, 1.0], np.nan
+    )
+    return found

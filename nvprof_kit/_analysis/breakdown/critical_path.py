@@ -1,0 +1,189 @@
+"""The critical path of a step: the chain of waiting that made it as long as it was.
+
+It is walked backwards from the end of the last operation. An operation began when it did for one of three reasons:
+the operation before it on its stream had ended last (the device was busy with that), another stream's operation
+ended just then (it waited for that), or its launching call had returned last (the host was late). Where the host was
+late, the path goes to the host, backwards over the calls of the process, until the end of the last call in which the
+launching thread waited for the device, and from there on with the operation it waited for.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.operations import op_owners, owners_at
+from nvprof_kit._analysis.attribution.windows import Windows
+from nvprof_kit._analysis.breakdown.host import WAITS, HostCalls
+from nvprof_kit._trace.schema import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PATH_COLUMNS = {
+    "layer": "module path, or `(none)`",
+    "phase": "phase of the layer or of the loop",
+    "gpu_ns": "time of the path in its operations",
+    "host_ns": "time of the path on the host, in its ranges",
+    "wait_ns": "time of the path between an operation's launch, or the operation before, and its start",
+    "share": "the three over the step's wall time; all shares add up to 1",
+}
+"""The columns of the critical path."""
+
+_GPU, _HOST, _WAIT = range(3)
+
+
+class _Piece(NamedTuple):
+    """A stretch of the path: what it is, where, and whose: an operation, or a thread at a moment."""
+
+    sort: int
+    start: int
+    end: int
+    op: int
+    tid: int
+
+
+def median_window(windows: Windows, shown: npt.NDArray[np.bool_]) -> int:
+    """The step whose length is the median, as an index of a window; of the longest stretch without steps.
+
+    Args:
+        windows: The steps.
+        shown: Which instances of steps count.
+    """
+    length = windows.end - windows.start
+    steps = np.flatnonzero(np.append(shown, False)[windows.instance])
+    if not len(steps):
+        return int(length.argmax())
+    return int(steps[np.argsort(length[steps], kind="stable")[(len(steps) - 1) // 2]])
+
+
+def critical_path(
+    trace: Trace, attribution: Attribution, windows: Windows, host: HostCalls, window: int
+) -> pd.DataFrame:
+    """The critical path of one step on one device, by layer and phase, with `PATH_COLUMNS`, the longest first.
+
+    Args:
+        trace: The capture, with the column ``stream`` and the table ``calls``.
+        attribution: Who owns each operation.
+        windows: The steps.
+        host: The calls.
+        window: The step, an index of `windows`.
+    """
+    import pandas as pd
+
+    pieces = _Walk(trace, windows, host, window).pieces()
+    sort, start, end, op, tid = (np.array(column, dtype=np.int64) for column in zip(*pieces, strict=True))
+    layers, phases = op_owners(attribution)
+    on_host = owners_at(attribution.ranges, tid, end - 1)
+    names = []
+    for of_op, of_host in zip((layers, phases), on_host, strict=True):
+        mine = np.asarray(of_op)[np.maximum(op, 0)] if len(of_op) else np.zeros(len(op), dtype=object)
+        names.append(np.where(op >= 0, mine, np.asarray(of_host)))
+    frame = pd.DataFrame({"layer": names[0], "phase": names[1]})
+    for place, name in enumerate(("gpu_ns", "host_ns", "wait_ns")):
+        frame[name] = np.where(sort == place, end - start, 0)
+    table = frame.groupby(["layer", "phase"], sort=False).sum()
+    total = table.sum(axis=1)
+    table["share"] = total / max(int(windows.end[window] - windows.start[window]), 1)
+    made: pd.DataFrame = table.reset_index().sort_values("share", ascending=False, kind="stable", ignore_index=True)
+    return made
+
+
+class _Walk:
+    """The walk through one step; an index of an operation here is one of `Trace.ops`."""
+
+    def __init__(self, trace: Trace, windows: Windows, host: HostCalls, window: int) -> None:
+        start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
+        self._low, self._high = int(windows.start[window]), int(windows.end[window])
+        here = (windows.of_op == windows.device[window]) & (start < self._high) & (end > self._low)
+        rows = np.flatnonzero(here & (end > start))  # what took no time held nothing up, and leads nowhere back
+        self._ops = rows[np.argsort(end[rows], kind="stable")]
+        self._start, self._end = start[self._ops], end[self._ops]
+        self._stream = trace.ops["stream"].to_numpy()[self._ops]
+        self._call = host.of_op[self._ops]
+        self._before = self._on_stream()
+        self._host = host
+        self._calls_at, self._callers = host.of_process(windows.devices[int(windows.device[window])].pid)
+        waits = host.is_a(WAITS)[:-1]
+        self._waits = {tid: np.flatnonzero(waits & (host.tid[:-1] == tid)) for tid in np.unique(host.tid[self._call])}
+
+    def _on_stream(self) -> Int64Array:
+        """The operation before each on its stream, or `NONE`."""
+        order = np.lexsort((self._start, self._stream))
+        before = np.full(len(order), NONE, dtype=np.int64)
+        same = self._stream[order][1:] == self._stream[order][:-1]
+        before[order[1:][same]] = order[:-1][same]
+        return before
+
+    def pieces(self) -> list[_Piece]:
+        """The path from the step's end to its begin, without gap or overlap."""
+        made: list[_Piece] = []
+        now = self._high
+        op = self._ended_by(now)
+        tid = int(self._host.tid[self._call[op]]) if op >= 0 else NONE
+        if op < 0:
+            return [_Piece(_HOST, self._low, now, NONE, tid)]
+        if self._end[op] < now:  # the host went on after the last operation
+            made.append(_Piece(_HOST, int(self._end[op]), now, NONE, tid))
+            now = int(self._end[op])
+        while now > self._low and op >= 0:
+            begin = max(int(self._start[op]), self._low)
+            if begin < now:
+                made.append(_Piece(_GPU, begin, now, int(self._ops[op]), NONE))
+                now = begin
+            if now <= self._low:
+                break
+            op, now = self._back(op, now, made)
+        if now > self._low:
+            made.append(_Piece(_HOST, self._low, now, NONE, tid))
+        return made
+
+    def _ended_by(self, moment: int) -> int:
+        """The operation that ended last by a moment, or `NONE`."""
+        return int(np.searchsorted(self._end, moment, side="right")) - 1
+
+    def _back(self, op: int, now: int, made: list[_Piece]) -> tuple[int, int]:
+        """What the start of an operation waited for, and the moment that ended."""
+        call, before = int(self._call[op]), int(self._before[op])
+        launched = int(self._host.end[call]) if call >= 0 else self._low
+        done = min(int(self._end[before]), now) if before >= 0 else self._low
+        other = self._ended_by(now)
+        if other >= 0 and self._end[other] > max(done, launched):  # a moment ago another stream let it go
+            before, done = other, int(self._end[other])
+        if done >= launched or call < 0:
+            if done < now:
+                made.append(_Piece(_WAIT, max(done, self._low), now, int(self._ops[op]), NONE))
+            return (before if done > self._low else NONE), max(done, self._low)
+        launched = min(launched, now)
+        if launched < now:
+            made.append(_Piece(_WAIT, max(launched, self._low), now, int(self._ops[op]), NONE))
+        return self._along_host(int(self._host.tid[call]), max(launched, self._low), made)
+
+    def _along_host(self, tid: int, moment: int, made: list[_Piece]) -> tuple[int, int]:
+        """Backwards along a thread to the last call in which it waited for the device, and what that waited for."""
+        waits = self._waits[tid]
+        place = int(np.searchsorted(self._host.start[waits], moment)) - 1
+        until, op = self._low, NONE
+        while place >= 0 and int(self._host.end[waits[place]]) > self._low:
+            wait = int(waits[place])
+            found = self._ended_by(min(int(self._host.end[wait]), moment))
+            if found >= 0 and self._end[found] > max(int(self._host.start[wait]), self._low):
+                until, op = int(self._end[found]), found
+                break
+            place -= 1
+        made.extend(self._by_call(tid, until, moment))
+        return op, until
+
+    def _by_call(self, tid: int, begin: int, end: int) -> list[_Piece]:
+        """The host's stretch, cut where a thread of the process calls the API: each part is the next caller's, so that
+        the path follows the work from the main thread into autograd's and back.
+        """
+        low, high = np.searchsorted(self._calls_at, [begin, end])
+        edges = [begin, *self._calls_at[low:high].tolist(), end]
+        threads = [*self._callers[low:high].tolist(), tid]
+        return [_Piece(_HOST, a, b, NONE, who) for (a, b), who in zip(pairwise(edges), threads, strict=True) if b > a]

@@ -1,0 +1,148 @@
+"""How many launched operations wait for the device: over each step, and through one step stream by stream.
+
+An operation waits from the return of its launching call to its start. An empty queue is a device that runs dry as soon
+as it is done with what it runs; a full one is a host that is far ahead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.attribution.windows import Windows
+from nvprof_kit._analysis.breakdown.host import HostCalls
+from nvprof_kit._trace.schema import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+QUEUE_COLUMNS = {
+    "queue_mean": "operations launched and not yet begun, averaged over time",
+    "queue_max": "the most at once",
+    "queue_empty": "share of the time in which none waited",
+}
+"""The columns that `queue_by_window` gives each step."""
+
+QUEUE_TIME_COLUMNS = {
+    "step": "number of the step, missing where the capture has none",
+    "process": "place of the process among the capture's processes",
+    "device": "ordinal of the GPU as the process sees it",
+    "stream": "the stream",
+    "start_ns": "where the slice begins, in ns since the capture's zero",
+    "end_ns": "where it ends",
+    "queue_mean": "operations of the stream launched and not yet begun, averaged over the slice",
+    "queue_max": "the most at once",
+}
+"""The columns of `queue_over_time`."""
+
+SLICES = 100
+"""Slices of equal length that a step is cut into."""
+
+
+class _Waiting(NamedTuple):
+    """Stretches in which operations wait: their row in `Trace.ops`, begin and end in ns, shape ``(n,)`` each."""
+
+    op: Int64Array
+    begin: Int64Array
+    end: Int64Array
+
+
+class _Lanes(NamedTuple):
+    """Windows of time: lane (stretches of other lanes do not count), start and end in ns, by lane and start."""
+
+    lane: Int64Array
+    start: Int64Array
+    end: Int64Array
+
+
+def queue_by_window(trace: Trace, windows: Windows, host: HostCalls) -> pd.DataFrame:
+    """The queue of the device in every window, a row for each with `QUEUE_COLUMNS`; averages are over its time."""
+    import pandas as pd
+
+    waiting = _waiting(trace, host)
+    lanes = _Lanes(windows.device, windows.start, windows.end)
+    mean, most, empty = _depths(windows.of_op[waiting.op], waiting, lanes)
+    made: pd.DataFrame = pd.DataFrame({"queue_mean": mean, "queue_max": most, "queue_empty": empty})
+    return made
+
+
+def queue_over_time(trace: Trace, windows: Windows, host: HostCalls, window: int) -> pd.DataFrame:
+    """The queue of every stream through one window in `SLICES` slices, with `QUEUE_TIME_COLUMNS`.
+
+    Args:
+        trace: The capture, with the column ``stream`` and the table ``calls``.
+        windows: The steps.
+        host: The calls.
+        window: The step, an index of `windows`.
+    """
+    import pandas as pd
+
+    low, high, device = (int(values[window]) for values in (windows.start, windows.end, windows.device))
+    start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
+    here = (windows.of_op == device) & (start < high) & (end > low)
+    stream = trace.ops["stream"].to_numpy()
+    streams = np.unique(stream[here])
+    waiting = _waiting(trace, host)
+    mine = (windows.of_op[waiting.op] == device) & np.isin(stream[waiting.op], streams)
+    waiting = _Waiting(*(values[mine] for values in waiting))
+    edges = np.unique(np.linspace(low, high, SLICES + 1).round().astype(np.int64))
+    slices = len(edges) - 1
+    lanes = _Lanes(
+        np.repeat(np.arange(len(streams)), slices), np.tile(edges[:-1], len(streams)), np.tile(edges[1:], len(streams))
+    )
+    mean, most, _ = _depths(np.searchsorted(streams, stream[waiting.op]), waiting, lanes)
+    numbers = np.full(len(mean), windows.step[window], dtype=np.int64)
+    columns = {
+        "step": pd.arrays.IntegerArray(numbers, np.full(len(mean), not windows.in_step[window])),
+        "process": windows.devices[device].process,
+        "device": windows.devices[device].device,
+        "stream": streams[lanes.lane],
+        "start_ns": lanes.start,
+        "end_ns": lanes.end,
+        "queue_mean": mean,
+        "queue_max": most,
+    }
+    made: pd.DataFrame = pd.DataFrame({name: columns[name] for name in QUEUE_TIME_COLUMNS})
+    return made
+
+
+def _waiting(trace: Trace, host: HostCalls) -> _Waiting:
+    call = host.of_op
+    op = np.flatnonzero(call >= 0)
+    begin, end = host.end[call[op]], trace.ops["start_ns"].to_numpy()[op]
+    waits = end > begin
+    return _Waiting(op[waits], begin[waits], end[waits])
+
+
+def _depths(
+    lane: Int64Array, waiting: _Waiting, windows: _Lanes
+) -> tuple[npt.NDArray[np.float64], Int64Array, npt.NDArray[np.float64]]:
+    """Mean, largest and empty share of the queue in each window, shape ``(w,)`` each.
+
+    Args:
+        lane: Lane of each stretch of waiting, shape ``(n,)``.
+        waiting: The stretches.
+        windows: The windows.
+    """
+    low = int(min(windows.start.min(initial=0), waiting.begin.min(initial=0)))
+    span = int(max(windows.end.max(initial=0), waiting.end.max(initial=0))) - low + 1
+    begins, ends = (lane * span + (moment - low) for moment in (waiting.begin, waiting.end))
+    opens, closes = (windows.lane * span + (edge - low) for edge in (windows.start, windows.end))
+    moment = np.concatenate((begins, ends, opens, closes))
+    change = np.repeat([1, -1, 0], [len(lane), len(lane), 2 * len(opens)])
+    order = np.argsort(moment, kind="stable")
+    moment = moment[order]
+    depth, length = np.cumsum(change[order])[:-1], np.diff(moment)
+    window = np.searchsorted(opens, moment[:-1], side="right") - 1
+    keep = (length > 0) & (window >= 0)
+    keep[keep] = moment[:-1][keep] < closes[window[keep]]
+    depth, length, window = depth[keep], length[keep], window[keep]
+    count, whole = len(opens), np.maximum(windows.end - windows.start, 1)
+    most = np.zeros(count, dtype=np.int64)
+    np.maximum.at(most, window, depth)
+    dry = depth == 0
+    return exact_sums(window, depth * length, count) / whole, most, exact_sums(window[dry], length[dry], count) / whole

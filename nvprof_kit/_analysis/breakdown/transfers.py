@@ -1,0 +1,181 @@
+"""Communication and copies: how much of each the device's computing hides, where, and how fast it went."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.intervals import Cover
+from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.attribution.operations import op_owners
+from nvprof_kit._analysis.attribution.windows import Windows
+from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, Activity
+from nvprof_kit._analysis.breakdown.collectives import bus_factors, messages
+from nvprof_kit._analysis.breakdown.host import WAITS, HostCalls
+from nvprof_kit._analysis.hardware import link_of
+from nvprof_kit._trace.schema import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COMM_COLUMNS = {
+    "layer": "module path, or `(none)`",
+    "phase": "phase of the layer or of the loop",
+    "collective": "what was communicated: `AllReduce`, `AllGather`, … where the kernel's name says so",
+    "ops": "kernels",
+    "gpu_ns": "sum of their durations",
+    "exposed_ns": "the part of it beside which nothing computed on the device",
+    "hidden": "the rest, as a share of `gpu_ns`",
+    "bytes": "bytes of the larger buffer (all of an all-gather's output), missing where the capture does not tell",
+    "exposed_bytes": "the part of them that moved while nothing computed, taken in proportion to time",
+    "ranks": "ranks of the group, missing where the capture does not tell or they differ",
+    "algorithm_gb_per_s": "`bytes` over `gpu_ns`, 10⁹ bytes per second; waiting for the other ranks is in `gpu_ns`",
+    "bus_gb_per_s": "the same times what the bus moves for each byte (as nccl-tests define it): comparable to the link",
+}
+"""The columns of the communication table."""
+
+COPY_COLUMNS = {
+    "copy": "direction, or memset",
+    "memory": "the host's end: `pageable`, `pinned`, `managed`, '' where there is none or it is unknown",
+    "layer": "module path, or `(none)`",
+    "phase": "phase of the layer or of the loop",
+    "ops": "copies",
+    "bytes": "sum of their bytes",
+    "gpu_ns": "sum of their durations",
+    "exposed_ns": "the part of it beside which nothing computed on the device",
+    "gb_per_s": "bytes over duration, 10⁹ bytes per second",
+    "link": "what a copy to the host or another GPU goes over: `PCIe 5 x16`, `NVLink`; '' where it is not known",
+    "of_link": "`gb_per_s` as a share of what the link carries at most in one direction",
+    "blocking": "copies whose call waits until the copy is done (not asynchronous), or that pageable memory makes wait",
+}
+"""The columns of the copy table."""
+
+_MOVED = ("bytes", "exposed_bytes", "bus")
+
+_COLLECTIVE = re.compile(
+    r"(All_?Reduce|All_?Gather|Reduce_?Scatter|Broadcast|Send_?Recv|All_?To_?All|Reduce|Send|Recv|dispatch|combine)",
+    re.IGNORECASE,
+)
+
+
+def exposed(trace: Trace, windows: Windows, active: Activity) -> Int64Array:
+    """How much of each operation's duration nothing computed beside it on its device, shape ``(n,)``; 0 for one that
+    computes itself.
+    """
+    start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
+    found = np.zeros(len(start), dtype=np.int64)
+    other = np.flatnonzero(active.sort != COMPUTE)
+    computes = active.sort == COMPUTE
+    cover = Cover(windows.of_op[computes], start[computes], end[computes])
+    hidden = cover.inside(windows.of_op[other], start[other], end[other])
+    found[other] = end[other] - start[other] - hidden
+    return found
+
+
+def comm_table(
+    trace: Trace, attribution: Attribution, active: Activity, bare: Int64Array, *, counted: npt.NDArray[np.bool_]
+) -> pd.DataFrame:
+    """Communication by layer, phase and collective, with `COMM_COLUMNS`; the most exposed first.
+
+    Args:
+        trace: The capture, with the columns ``name`` and ``bytes``, and the table ``collectives`` where bytes matter.
+        attribution: Who owns each operation.
+        active: What the devices do.
+        bare: What `exposed` gives.
+        counted: Which operations are in it, shape ``(n,)``.
+    """
+    rows = np.flatnonzero((active.sort == COMM) & counted)
+    names = trace.ops["name"].cat
+    collective = [_collective(str(name)) for name in names.categories]
+    frame = _chosen(trace, attribution, bare, rows)
+    frame["collective"] = np.array([*collective, ""], dtype=object)[names.codes.to_numpy()[rows]]
+    moved = messages(trace, rows)
+    size = np.where(moved.bytes >= 0, moved.bytes, np.nan)
+    bare_share = frame["exposed_ns"].to_numpy() / np.maximum(frame["gpu_ns"].to_numpy(), 1)
+    frame["bytes"], frame["exposed_bytes"] = size, size * bare_share
+    frame["bus"] = size * bus_factors(frame["collective"].to_numpy(), moved.ranks)
+    frame["least"], frame["ranks"] = moved.ranks, moved.ranks
+    groups = frame.groupby(["layer", "phase", "collective"], observed=True, sort=False)
+    table = groups[["ops", "gpu_ns", "exposed_ns"]].sum()
+    table["hidden"] = 1 - table["exposed_ns"] / table["gpu_ns"].clip(lower=1)
+    whole = {name: groups[name].sum(min_count=1).where(groups[name].count() == table["ops"]) for name in _MOVED}
+    for name in ("bytes", "exposed_bytes"):
+        table[name] = whole[name].round().astype("Int64")
+    most = groups["ranks"].max()
+    table["ranks"] = most.where((most > 0) & (most == groups["least"].min())).astype("Int64")
+    table["algorithm_gb_per_s"] = whole["bytes"] / table["gpu_ns"].clip(lower=1)
+    table["bus_gb_per_s"] = whole["bus"] / table["gpu_ns"].clip(lower=1)
+    return _finished(table)
+
+
+def copy_table(
+    trace: Trace,
+    attribution: Attribution,
+    active: Activity,
+    bare: Int64Array,
+    host: HostCalls,
+    *,
+    counted: npt.NDArray[np.bool_],
+) -> pd.DataFrame:
+    """Copies by direction, memory, layer and phase, with `COPY_COLUMNS`; the most exposed first. Of the operations that
+    are `counted`.
+    """
+    rows = np.flatnonzero((active.sort == COPY) & counted)
+    frame = _chosen(trace, attribution, bare, rows)
+    frame["copy"], frame["memory"] = (trace.ops[name].iloc[rows].array for name in ("name", "host_memory"))
+    frame["link"], peak = _links(trace, rows)
+    frame["at_peak_ns"] = frame["bytes"].to_numpy() / peak
+    call = host.of_op[rows]
+    frame["blocking"] = host.is_a(WAITS)[call] | (frame["memory"] == "pageable").to_numpy()
+    groups = frame.groupby(["copy", "memory", "layer", "phase"], observed=True, sort=False)
+    table = groups[["ops", "bytes", "gpu_ns", "exposed_ns"]].sum()
+    table["gb_per_s"] = table["bytes"] / table["gpu_ns"].clip(lower=1)
+    table["link"] = groups["link"].first()
+    table["of_link"] = groups["at_peak_ns"].sum(min_count=1) / table["gpu_ns"].clip(lower=1)
+    table["blocking"] = groups["blocking"].sum()
+    return _finished(table)
+
+
+def _links(trace: Trace, rows: Int64Array) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.float64]]:
+    """Name and peak in 10⁹ bytes per second of the link that each of some copies goes over."""
+    device, names = trace.ops["device"].to_numpy()[rows], trace.ops["name"].cat
+    pairs, which = np.unique(np.stack([device, names.codes.to_numpy()[rows]], axis=1), axis=0, return_inverse=True)
+    found = [link_of(trace.info.gpu_name(gpu), str(names.categories[name])) for gpu, name in pairs.tolist()]
+    peak = np.array([link.gb_per_s for link in found], dtype=np.float64)
+    return np.array([link.name for link in found], dtype=object)[which.ravel()], peak[which.ravel()]
+
+
+def _chosen(trace: Trace, attribution: Attribution, bare: Int64Array, rows: Int64Array) -> pd.DataFrame:
+    import pandas as pd
+
+    layer, phase = op_owners(attribution)
+    ops = trace.ops
+    made: pd.DataFrame = pd.DataFrame(
+        {
+            "layer": layer[rows],
+            "phase": phase[rows],
+            "ops": 1,
+            "gpu_ns": (ops["end_ns"].to_numpy() - ops["start_ns"].to_numpy())[rows],
+            "exposed_ns": bare[rows],
+            "bytes": np.maximum(ops["bytes"].to_numpy()[rows], 0),
+        }
+    )
+    return made
+
+
+def _finished(table: pd.DataFrame) -> pd.DataFrame:
+    plain = table.reset_index()
+    plain = plain.astype(
+        {name: str for name in ("layer", "phase", "copy", "memory", "link", "collective") if name in plain}
+    )
+    made: pd.DataFrame = plain.sort_values(["exposed_ns", "gpu_ns"], ascending=False, kind="stable", ignore_index=True)
+    return made
+
+
+def _collective(name: str) -> str:
+    found = _COLLECTIVE.search(name)
+    return found.group(1).replace("_", "") if found else "other"

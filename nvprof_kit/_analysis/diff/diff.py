@@ -1,0 +1,330 @@
+"""Two captures compared, or several of each program: what became slower or faster beyond the noise of steps and runs,
+what is the same and how surely, what the captures cannot decide, and which kernels came and went.
+
+`nvprof_kit._analysis.diff.effects` has the model. Its p is corrected for the number of questions asked
+(Benjamini-Hochberg), so that of a hundred layers that did not change five are not called changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.operations import Operations
+from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
+from nvprof_kit._analysis.diff.effects import Effects, effects
+from nvprof_kit._analysis.diff.gates import Gate, GateOutcome, Limits, corrected, judge
+from nvprof_kit._analysis.diff.kernels import compared_kernels
+from nvprof_kit._analysis.diff.samples import StepSums, step_sums
+from nvprof_kit._analysis.kernels.classes import Rule
+from nvprof_kit._trace.schema import CaptureInfo, Trace
+from nvprof_kit.errors import CaptureError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OPTIONAL = ("name", "loads")
+"""What `nvprof_kit._trace.open.open_capture` must read."""
+
+COLUMNS = {
+    "level": "`step` (wall time), `phase` and `class` (over all layers), `layer` (over all classes), `layer class`",
+    "layer": "module path or `(none)`, '' over all",
+    "phase": "phase of the layer or of the loop, '' over all",
+    "kernel_class": "class of the kernels, '' over all",
+    "base_ns": "time per step in BASE: the geometric mean, the mean where some step lacks the row",
+    "new_ns": "the same in NEW",
+    "change_ns": "the difference",
+    "change": "the difference over `base_ns`, missing where that is 0",
+    "low": "lower end of the 95 % interval of `change`, missing where the steps bound nothing",
+    "high": "its upper end",
+    "p": "of no change, by the t test of the effect model, corrected for the number of rows of its level",
+    "p_alone": "the same before the correction",
+    "verdict": "`slower`, `faster`, `same`, `undecided`, `new`, `gone`",
+    "within": "the change is within ± this with 95 %: the larger end of the interval",
+    "at_most": "the change is below this with 95 %: what a gate compares with its limit",
+    "error": "standard error of `change`, of steps and runs, missing as `change` is",
+    "df": "its degrees of freedom; 1e6 where the run-to-run floor is all of it",
+}
+"""The columns of `DiffResult.rows`."""
+
+LEVELS = ("step", "phase", "class", "layer", "layer class")
+"""What is compared, from the whole to its parts."""
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+@dataclass(frozen=True)
+class DiffOptions:
+    """What counts as a change.
+
+    Attributes:
+        steps: Which steps of each capture to compare, by default all but warm-up.
+        min_steps: Fewest steps of each that can be compared; where there are fewer without warm-up, it is taken in.
+        level: Probability of calling a difference one that is none.
+        noise: Relative change below which nothing is a change.
+        run_noise: Least standard deviation from run to run of one program, relative.
+        tolerance: What is within ± this is the same; what may be more is undecided.
+        communication: Whether layers and phases count communication, which is mostly waiting for other ranks.
+        allow_undecided: Whether a gate holds that the captures cannot decide.
+        anyway: Compare what should not be compared, with the reason as a warning.
+        own_rules: Rules for kernel classes, asked before the package's.
+    """
+
+    steps: StepOptions = ALL_STEPS
+    min_steps: int = 2
+    level: float = 0.05
+    noise: float = 0.01
+    run_noise: float = 0.0075
+    tolerance: float = 0.1
+    communication: bool = False
+    allow_undecided: bool = False
+    anyway: bool = False
+    own_rules: tuple[Rule, ...] = ()
+
+
+@dataclass(frozen=True)
+class DiffResult:
+    """Two captures compared, or several of each.
+
+    Attributes:
+        rows: The columns of `COLUMNS`, by level, within one the largest difference first.
+        kernels: Kernels that are new, gone, renamed or run in another number, the costliest first, with
+            `nvprof_kit._analysis.diff.kernels.KERNEL_COLUMNS`.
+        gates: What became of each gate.
+        base_steps, new_steps: Number of steps compared, over all runs.
+        warnings: Sentences on what may be wrong with the comparison.
+        base, new: What the first capture of each side says of itself.
+        base_runs, new_runs: The same of every capture.
+        launches: Kernels per step in BASE and in NEW.
+        notes: Sentences on how it was compared.
+    """
+
+    rows: pd.DataFrame
+    kernels: pd.DataFrame
+    gates: tuple[GateOutcome, ...]
+    base_steps: int
+    new_steps: int
+    warnings: tuple[str, ...]
+    base: CaptureInfo
+    new: CaptureInfo
+    base_runs: tuple[CaptureInfo, ...] = ()
+    new_runs: tuple[CaptureInfo, ...] = ()
+    launches: tuple[float, float] = (0.0, 0.0)
+    notes: tuple[str, ...] = ()
+
+
+def diff(
+    base: Trace | Sequence[Trace],
+    new: Trace | Sequence[Trace],
+    gates: Sequence[Gate] = (),
+    options: DiffOptions | None = None,
+    known: Sequence[Operations | None] = (),
+) -> DiffResult:
+    """Compare two captures, opened with `OPTIONAL`, or several runs of each program.
+
+    Args:
+        base: The capture before, or several runs.
+        new: The capture after, or several runs.
+        gates: What must not become slower.
+        options: What counts as a change.
+        known: The operations of each run, BASE's first, where owners and classes are known already.
+
+    Raises:
+        CaptureError: They cannot be compared: another GPU, another tool, another part of the loop, too few steps.
+        UsageError: A gate limits nothing that is there.
+    """
+    options = options or DiffOptions()
+    sides = [tuple(side) if isinstance(side, Sequence) else (side,) for side in (base, new)]
+    infos = [tuple(one.info for one in side) for side in sides]
+    given = iter((*known, *[None] * (len(infos[0]) + len(infos[1]) - len(known))))
+    before, after = (
+        tuple(step_sums(one, options.own_rules, options.steps, options.min_steps, next(given)) for one in side)
+        for side in sides
+    )
+    reasons = _reasons([*zip((*infos[0], *infos[1]), (*before, *after), strict=True)], options)
+    none = not all(len(sums.steps) for sums in (*before, *after))
+    if reasons and (none or not options.anyway):
+        raise CaptureError(f"{infos[0][0].path} and {infos[1][0].path} cannot be compared: {'; '.join(reasons)}")
+    rows, widening = _rows(before, after, options)
+    kernels, launches = compared_kernels(before, after)
+    limits = Limits(options.level, options.noise, options.allow_undecided)
+    return DiffResult(
+        rows=rows,
+        kernels=kernels,
+        gates=tuple(judge(gate, rows, limits) for gate in gates),
+        base_steps=sum(len(sums.steps) for sums in before),
+        new_steps=sum(len(sums.steps) for sums in after),
+        warnings=tuple(f"compared in spite of this: {reason}" for reason in reasons),
+        base=infos[0][0],
+        new=infos[1][0],
+        base_runs=infos[0],
+        new_runs=infos[1],
+        launches=launches,
+        notes=(
+            *(
+                f"{info.path}: {said}"
+                for info, sums in zip((*infos[0], *infos[1]), (*before, *after), strict=True)
+                for said in sums.left_out
+            ),
+            *_notes(before, after, rows, widening, options),
+        ),
+    )
+
+
+def _reasons(captures: Sequence[tuple[CaptureInfo, StepSums]], options: DiffOptions) -> list[str]:
+    """Why the captures measure different things, or too little."""
+    reasons: list[str] = []
+    (first, sums), *others = captures
+    for other, its in others:
+        reasons += _unlike(first, other, sums, its)
+    reasons += [
+        f"{info.path} has {len(sums.steps)} steps to compare, needed {options.min_steps}: capture more, or mark "
+        "them with nvprof_kit.step(...)"
+        for info, sums in captures
+        if len(sums.steps) < options.min_steps
+    ]
+    return list(dict.fromkeys(reasons))
+
+
+def _unlike(base: CaptureInfo, new: CaptureInfo, before: StepSums, after: StepSums) -> list[str]:
+    """Why two captures measure different things."""
+    reasons = []
+    if base.gpus != new.gpus:
+        reasons.append(f"other GPUs ({', '.join(base.gpus) or 'none'}; {', '.join(new.gpus) or 'none'})")
+    if base.tool.split()[0] != new.tool.split()[0]:
+        reasons.append(f"other tools ({base.tool}; {new.tool})")
+    phases = [{phase for layer, phase, _ in sums.by_key} & {"forward", "backward"} for sums in (before, after)]
+    if phases[0] != phases[1]:
+        reasons.append(f"other windows (phases {', '.join(sorted(phases[0]))}; {', '.join(sorted(phases[1]))})")
+    return reasons
+
+
+def _notes(
+    before: Sequence[StepSums], after: Sequence[StepSums], rows: pd.DataFrame, widening: float, options: DiffOptions
+) -> tuple[str, ...]:
+    """How the captures were compared, where a reader may take it for something else."""
+    notes = []
+    comm = rows[(rows["level"] == "class") & (rows["kernel_class"] == "comm")]
+    if len(comm) and not options.communication:
+        notes.append(
+            "Layers and phases are compared without communication, which may be waiting for other ranks; "
+            "--with-communication counts it."
+        )
+    if len(before) == len(after) == 1:
+        notes.append(
+            f"One run of each: their noise from run to run is taken to be {100 * options.run_noise:g} % "
+            "(--run-noise); give several of each with --base and --new to have it measured."
+        )
+    if widening > 1:
+        notes.append(
+            f"Equal layers differ {widening:.1f} times more between the captures than their steps predict; the "
+            "intervals of layers are that much wider."
+        )
+    return tuple(notes)
+
+
+Key = tuple[str, str, str, str]
+"""Level, layer, phase and class."""
+Samples = dict[Key, npt.NDArray[np.float64]]
+
+
+def _samples(sums: StepSums, communication: bool) -> Samples:
+    """Everything that is compared, and its values over the steps."""
+    made: Samples = {("step", "", "", ""): sums.wall.astype(float)}
+    for (layer, phase, kernel_class), row in sums.by_key.items():
+        keys: list[Key] = [("class", "", "", kernel_class)]
+        if communication or kernel_class != "comm":
+            keys += [
+                ("phase", "", phase, ""),
+                ("layer", layer, phase, ""),
+                ("layer class", layer, phase, kernel_class),
+            ]
+        for key in keys:
+            made[key] = made[key] + row if key in made else row.astype(float)
+    return made
+
+
+def _rows(before: Sequence[StepSums], after: Sequence[StepSums], options: DiffOptions) -> tuple[pd.DataFrame, float]:
+    """The rows of all levels, and what the error of the layers was widened by."""
+    import pandas as pd
+
+    sides = [[_samples(sums, options.communication) for sums in side] for side in (before, after)]
+    present = list(dict.fromkeys(key for side in sides for run in side for key in run))
+    parts, widening = [], 1.0
+    for level in LEVELS:
+        keys = [key for key in present if key[0] == level]
+        if keys:
+            found = effects(
+                [_matrix(keys, run) for run in sides[0]],
+                [_matrix(keys, run) for run in sides[1]],
+                _equals(keys),
+                max(options.run_noise, _host_noise(before, after) if level == "step" else 0.0),
+                widen=level in ("layer", "layer class"),
+            )
+            parts.append(_level(keys, found, options))
+            widening = found.widening if level == "layer" else widening
+    rows: pd.DataFrame = pd.concat(parts, ignore_index=True)
+    return rows, widening
+
+
+HOST_NOISE = 0.25
+"""Standard deviation from run to run of the time in which the GPU waits for the host, relative. Ten runs of one eager
+program of which the GPU was idle for 60 % of a step had steps of 16.7 to 25.8 ms, 15 % of standard deviation, while
+their layers on the GPU agreed within 1 % (``docs/diff.md``).
+"""
+
+
+def _host_noise(before: Sequence[StepSums], after: Sequence[StepSums]) -> float:
+    """Least noise from run to run of the length of a step, where one run of each side does not show it."""
+    if len(before) > 1 and len(after) > 1:
+        return 0.0
+    wall = sum(float(sums.wall.sum()) for sums in (*before, *after))
+    busy = sum(float(row.sum()) for sums in (*before, *after) for row in sums.by_key.values())
+    return HOST_NOISE * max(1 - busy / wall, 0.0) if wall else 0.0
+
+
+def _matrix(keys: list[Key], samples: Samples) -> npt.NDArray[np.float64]:
+    width = len(samples["step", "", "", ""])
+    return np.array([samples.get(key, np.zeros(width)) for key in keys])
+
+
+def _equals(keys: list[Key]) -> npt.NDArray[np.int64]:
+    """A number for each row that its equals share: layers whose paths differ only in numbers."""
+    named = [(_NUMBER.sub("*", layer), phase, kernel_class) for _, layer, phase, kernel_class in keys]
+    place = {one: number for number, one in enumerate(dict.fromkeys(named))}
+    return np.array([place[one] for one in named], dtype=np.int64)
+
+
+def _level(keys: list[Key], found: Effects, options: DiffOptions) -> pd.DataFrame:
+    """The rows of one level."""
+    import pandas as pd
+
+    p = corrected(found.p)
+    within = np.maximum(np.abs(found.low), np.abs(found.high))
+    told = (p < options.level) & ~(np.abs(found.change) < options.noise)
+    verdict = np.select(
+        [
+            (found.base == 0) & (found.new > 0),
+            (found.new == 0) & (found.base > 0),
+            told & (found.change > 0),
+            told & (found.change < 0),
+            (within <= options.tolerance) | ((found.base == 0) & (found.new == 0)),
+        ],
+        ["new", "gone", "slower", "faster", "same"],
+        "undecided",
+    )
+    base_ns, new_ns = (np.rint(side).astype(np.int64) for side in (found.base, found.new))
+    columns: dict[str, Any] = dict(
+        zip(("level", "layer", "phase", "kernel_class"), zip(*keys, strict=True), strict=True)
+    )
+    columns |= {"base_ns": base_ns, "new_ns": new_ns, "change_ns": new_ns - base_ns, "change": found.change}
+    columns |= {"low": found.low, "high": found.high, "p": p, "p_alone": found.p, "verdict": verdict}
+    columns |= {"within": within, "at_most": found.at_most, "error": found.error, "df": found.df}
+    table = pd.DataFrame(columns)
+    ordered: pd.DataFrame = table.iloc[np.argsort(-table["change_ns"].abs().to_numpy(), kind="stable")]
+    return ordered

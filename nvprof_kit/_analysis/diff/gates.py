@@ -1,0 +1,171 @@
+"""Gates: how much slower a step, a phase, a layer or a kernel class may become: ``step:+5%``, ``phase:backward:+5%``,
+``model.layers.*:+10%``, ``model.layers.* backward:+10%``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from nvprof_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pandas as pd
+
+_FORM = re.compile(r"(?P<target>.+):\+(?P<percent>\d+(?:\.\d+)?)%")
+_COLUMN = {"phase": "phase", "class": "kernel_class"}
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A limit.
+
+    Attributes:
+        text: As it was given.
+        level: ``step``, ``phase``, ``class`` or ``layer``.
+        target: What it limits: '' for the step, a phase, a class, or a pattern of layers, also with their phase.
+        limit: The relative change that fails, 0.05 for 5 %.
+    """
+
+    text: str
+    level: str
+    target: str
+    limit: float
+
+
+@dataclass(frozen=True)
+class GateOutcome:
+    """What became of a gate: whether it held, the sentence that says why, and whether the captures could not decide."""
+
+    gate: Gate
+    held: bool
+    reason: str
+    undecided: bool = False
+
+
+def parse_gate(text: str) -> Gate:
+    """A gate from ``step:+5%``, ``phase:backward:+5%``, ``class:gemm:+5%``, ``LAYER:+5%`` or ``LAYER backward:+5%``,
+    where LAYER may have ``*`` and ``?``.
+
+    Raises:
+        UsageError: The text has another form.
+    """
+    found = _FORM.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(
+            f"--fail-on {text!r}: needed TARGET:+N%, like step:+5%, phase:backward:+5%, class:gemm:+5%, "
+            "model.layers.*:+10% or 'model.layers.* backward:+10%'"
+        )
+    target, limit = found["target"], float(found["percent"]) / 100
+    if target == "step":
+        return Gate(text, "step", "", limit)
+    for level in ("phase", "class"):
+        if target.startswith(f"{level}:"):
+            return Gate(text, level, target.removeprefix(f"{level}:"), limit)
+    return Gate(text, "layer", target, limit)
+
+
+def corrected(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The p of questions that are asked together, corrected for their number (Benjamini-Hochberg)."""
+    from scipy import stats
+
+    found: npt.NDArray[np.float64] = stats.false_discovery_control(p)
+    return found
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a gate calls a change.
+
+    Attributes:
+        level: Probability of calling a difference one that is none.
+        noise: Relative change below which nothing is a change.
+        allow_undecided: Whether a gate holds that the captures cannot decide.
+        negligible: Part of the step's time; a row that cannot have lost more is not undecided.
+    """
+
+    level: float
+    noise: float
+    allow_undecided: bool = False
+    negligible: float = 0.001
+
+
+def judge(gate: Gate, rows: pd.DataFrame, limits: Limits) -> GateOutcome:
+    """Whether a gate holds. It fails where something became slower by the limit, beyond the noise; that is asked of the
+    rows it names alone, so p is corrected for their number. It also fails where a row may have become slower by the
+    limit and nobody knows: its upper bound (95 %) reaches the limit.
+
+    Args:
+        gate: The gate.
+        rows: `nvprof_kit._analysis.diff.diff.DiffResult.rows`.
+        limits: What is a change.
+
+    Raises:
+        UsageError: It limits nothing that either capture has.
+    """
+    mine = _limited(gate, rows)
+    told = (corrected(mine["p_alone"].to_numpy()) < limits.level) & ~(mine["change"].abs() < limits.noise)
+    slower = mine[((mine["change"] >= gate.limit) & told) | (mine["verdict"] == "new")]
+    if len(slower):
+        return GateOutcome(gate, False, f"{_worst(slower)}, the limit is +{100 * gate.limit:g} %")
+    undecided = mine[~(mine["at_most"] < gate.limit) & (mine["new_ns"] > 0) & ~_negligible(mine, rows, limits)]
+    if len(undecided):
+        row = undecided.sort_values(["at_most"], ascending=False, kind="stable", na_position="first").iloc[0]
+        reason = f"undecided: {named(row)} {_change(row)}, {_bound(row)}; capture more steps, or more runs of each"
+        if len(undecided) > 1:
+            reason += f" ({len(undecided)} of {len(mine)} rows)"
+        return GateOutcome(gate, limits.allow_undecided, reason, undecided=True)
+    row = mine.sort_values("change", ascending=False, kind="stable").iloc[0]
+    bound = f", {_bound(row)}" if row["at_most"] < gate.limit else ""
+    return GateOutcome(gate, True, f"largest change {_change(row)} ({named(row)}){bound}")
+
+
+def _limited(gate: Gate, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that a gate names."""
+    mine: pd.DataFrame = rows[rows["level"] == gate.level]
+    if gate.level in _COLUMN:
+        mine = mine[mine[_COLUMN[gate.level]] == gate.target]
+    elif gate.level == "layer":
+        texts = zip(mine["layer"], mine["layer"] + " " + mine["phase"], strict=True)
+        mine = mine[[any(fnmatchcase(text, gate.target) for text in pair) for pair in texts]]
+    if not len(mine):
+        raise UsageError(
+            f"--fail-on {gate.text!r}: neither capture has such a {gate.level} outside communication; needed one that "
+            "the table has, or --with-communication"
+        )
+    return mine
+
+
+def _negligible(mine: pd.DataFrame, rows: pd.DataFrame, limits: Limits) -> npt.NDArray[np.bool_]:
+    """Which rows lost next to nothing of the step, whatever their change is."""
+    step = int(rows.loc[rows["level"] == "step", "base_ns"].iloc[0])
+    found: npt.NDArray[np.bool_] = (mine["at_most"] * mine["base_ns"] < limits.negligible * step).to_numpy()
+    return found
+
+
+def _worst(rows: pd.DataFrame) -> str:
+    row = rows.sort_values("change_ns", ascending=False, kind="stable").iloc[0]
+    return f"{named(row)} {_change(row)}"
+
+
+def _bound(row: pd.Series) -> str:
+    return f"at most {100 * row['at_most']:+.1f} %" if abs(row["at_most"]) < math.inf else "bounded by nothing"
+
+
+def named(row: pd.Series) -> str:
+    """What a row is of, in words."""
+    level = row["level"]
+    if level == "phase":
+        return f"all {row['phase']}"
+    return "step" if level == "step" else row["kernel_class"] if level == "class" else f"{row['layer']} {row['phase']}"
+
+
+def _change(row: pd.Series) -> str:
+    if row["verdict"] == "new":
+        return "is new"
+    return f"{100 * row['change']:+.1f} %" if row["base_ns"] else "+0.0 %"

@@ -1,0 +1,90 @@
+"""Kernels of two programs compared: which came, went, were renamed, or run in another number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nvprof_kit._analysis.diff.samples import StepSums
+
+KERNEL_COLUMNS = {
+    "what": "`new`, `gone`, `renamed`, or `launches` where both have it and run it in another number",
+    "name": "the kernel, in BASE where it is gone or renamed",
+    "now": "its name in NEW where it is renamed",
+    "kernel_class": "its class",
+    "count": "runs per step, in BASE unless it is new",
+    "base_ns": "time per step in BASE",
+    "new_ns": "time per step in NEW",
+    "base_count": "runs per step in BASE",
+    "new_count": "runs per step in NEW",
+}
+"""The columns of `nvprof_kit._analysis.diff.diff.DiffResult.kernels`."""
+
+_SAME_COUNT = 1e-9
+
+
+def compared_kernels(before: Sequence[StepSums], after: Sequence[StepSums]) -> tuple[pd.DataFrame, tuple[float, float]]:
+    """What became of the kernels, with `KERNEL_COLUMNS`, the costliest first, and kernels per step of each side."""
+    base, new = (_mean([sums.kernels for sums in side]) for side in (before, after))
+    return _compared(base, new), (float(base["count"].sum()), float(new["count"].sum()))
+
+
+def _mean(runs: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The kernels of the mean run."""
+    import pandas as pd
+
+    if len(runs) == 1:
+        return runs[0]
+    rows = pd.concat(runs, ignore_index=True)
+    how = {"kernel_class": "first", "count": "sum", "gpu_ns": "sum", "where": "first"}
+    made: pd.DataFrame = rows.groupby("name", sort=False).agg(how).reset_index()
+    for column in ("count", "gpu_ns"):
+        made[column] /= len(runs)
+    return made
+
+
+def _compared(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
+    """Kernels that only one side has, two that do the same work being one that was renamed, and changed numbers."""
+    import pandas as pd
+
+    gone, fresh = (
+        one[~one["name"].isin(other["name"])].sort_values("gpu_ns", ascending=False, kind="stable")
+        for one, other in ((before, after), (after, before))
+    )
+    left: list[dict[Any, Any]] = fresh.to_dict("records")
+    none = {"name": "", "count": 0.0, "gpu_ns": 0.0}
+    rows = []
+    for old in gone.to_dict("records"):
+        same = next((one for one in left if _same_work(old, one)), None)
+        if same is not None:
+            left.remove(same)
+        rows.append(_row("renamed" if same else "gone", old, same or none))
+    rows += [_row("new", none | {"name": one["name"], "kernel_class": one["kernel_class"]}, one) for one in left]
+    both = before.merge(after, on="name", suffixes=("", "_new"))
+    changed = both[(both["count"] - both["count_new"]).abs() > _SAME_COUNT]
+    rows += [
+        _row("launches", one, {"name": "", "count": one["count_new"], "gpu_ns": one["gpu_ns_new"]})
+        for one in changed.to_dict("records")
+    ]
+    table = pd.DataFrame(rows, columns=list(KERNEL_COLUMNS)).astype({"base_ns": "int64", "new_ns": "int64"})
+    order = np.argsort(-table[["base_ns", "new_ns"]].max(axis=1).to_numpy(), kind="stable")
+    made: pd.DataFrame = table.iloc[order].reset_index(drop=True)
+    return made
+
+
+def _row(what: str, old: dict[Any, Any], now: dict[Any, Any]) -> tuple[Any, ...]:
+    name = now["name"] if what == "renamed" else ""
+    count = now["count"] if what == "new" else old["count"]
+    spent = (old["gpu_ns"], now["gpu_ns"])
+    return (what, old["name"], name, old["kernel_class"], count, *spent, old["count"], now["count"])
+
+
+def _same_work(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    """Whether two kernels are of one class and run as often per step in as many places."""
+    places = [(row["kernel_class"], row["where"][0], row["where"][2]) for row in (one, other)]
+    return places[0] == places[1]

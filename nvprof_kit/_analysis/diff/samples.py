@@ -1,0 +1,149 @@
+"""GPU time per step by layer, phase and kernel class: the samples that two captures are compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.operations import Operations, op_owners
+from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
+from nvprof_kit._analysis.attribution.warm_up import choose_steps, left_out_warnings
+from nvprof_kit._analysis.attribution.windows import step_windows
+from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule
+from nvprof_kit._trace.schema import OP_KINDS, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Key = tuple[str, str, str]
+"""Layer, phase and kernel class."""
+
+
+@dataclass(frozen=True)
+class StepSums:
+    """The samples of one capture.
+
+    Attributes:
+        steps: Number of each step, by time; a number may come again.
+        wall: Length of each step in ns, the mean over devices, shape ``(len(steps),)``.
+        by_key: GPU time in ns by key, a value per step, shape ``(len(steps),)`` each.
+        kernels: A row per kernel name: name, kernel_class, count and gpu_ns per step, where (owners and counts, a
+            hashable thing that is equal for kernels doing the same work).
+        left_out: A sentence for each step that is warm-up, and what became of it.
+    """
+
+    steps: npt.NDArray[np.int64]
+    wall: npt.NDArray[np.float64]
+    by_key: dict[Key, npt.NDArray[np.int64]]
+    kernels: pd.DataFrame
+    left_out: tuple[str, ...] = ()
+
+
+def step_sums(
+    trace: Trace,
+    own_rules: Sequence[Rule] = (),
+    options: StepOptions = ALL_STEPS,
+    least: int = 0,
+    known: Operations | None = None,
+) -> StepSums:
+    """Sum a capture's operations by step and by layer, phase and class; what lies outside these steps is left out.
+
+    Args:
+        trace: The capture, with the column ``name``.
+        own_rules: Rules for kernel classes, asked before the package's.
+        options: Which steps, by default all but warm-up.
+        least: So many steps are needed: where there are fewer without warm-up, warm-up is taken in.
+        known: The same operations, where owners and classes are known already.
+    """
+    operations = Operations(trace, own_rules, known)
+    attribution, classes = operations.attribution, operations.classes
+    choice = choose_steps(trace, attribution, options)
+    left_out = left_out_warnings(choice)
+    if not choice.asked and choice.count < least:
+        choice = replace(choice, shown=np.ones_like(choice.shown))
+        left_out = tuple(f"{said}: warm-up, compared all the same, so few are the steps" for said in choice.left_out)
+    steps = attribution.ranges.steps[choice.shown]
+    column = np.append(np.where(choice.shown, np.cumsum(choice.shown) - 1, NONE), NONE)
+    of_op = column[attribution.step]
+    layer, phase = op_owners(attribution)
+    inside = np.flatnonzero(of_op >= 0)
+    phases = len(phase.categories)
+    code = classes.code.astype(np.int64)
+    pair = (layer.codes.astype(np.int64) * phases + phase.codes.astype(np.int64)) * len(CLASSES) + code
+    keys, which = np.unique(pair[inside], return_inverse=True)
+    duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()[inside]
+    cells = exact_sums(which * len(steps) + of_op[inside], duration, len(keys) * len(steps))
+    names = tuple(CLASSES)
+    return StepSums(
+        steps=steps,
+        wall=_wall(trace, attribution, column, len(steps)),
+        by_key={
+            (
+                str(layer.categories[key // len(CLASSES) // phases]),
+                str(phase.categories[key // len(CLASSES) % phases]),
+                names[key % len(CLASSES)],
+            ): row
+            for key, row in zip(keys.tolist(), cells.reshape(len(keys), len(steps)), strict=True)
+        },
+        kernels=_kernels(trace, classes, pair, inside, max(len(steps), 1)),
+        left_out=left_out,
+    )
+
+
+def _wall(trace: Trace, attribution: Attribution, column: Int64Array, steps: int) -> npt.NDArray[np.float64]:
+    """Length of each step, the mean over its stretches on the devices.
+
+    Args:
+        trace: The capture.
+        attribution: Its steps.
+        column: For each instance of a step its place among those looked at, or `NONE`; behind the last `NONE`.
+        steps: How many are looked at.
+    """
+    windows = step_windows(trace, attribution)
+    place = column[windows.instance]
+    mine = np.flatnonzero(place >= 0)
+    count = np.bincount(place[mine], minlength=steps)
+    total = exact_sums(place[mine], (windows.end - windows.start)[mine], steps)
+    return total / np.maximum(count, 1)
+
+
+def _kernels(
+    trace: Trace, classes: KernelClasses, pair: npt.NDArray[np.int64], inside: npt.NDArray[np.int64], steps: int
+) -> pd.DataFrame:
+    """Kernels among the operations inside the steps, by name, per step."""
+    import pandas as pd
+
+    rows = inside[trace.ops["kind"].to_numpy()[inside] == OP_KINDS.index("kernel")]
+    names = trace.ops["name"].cat
+    frame = pd.DataFrame(
+        {
+            "name": names.codes.to_numpy()[rows],
+            "code": classes.code[rows],
+            "key": pair[rows],
+            "count": 1,
+            "gpu_ns": (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()[rows],
+        }
+    )
+    by_place = frame.groupby(["name", "code", "key"], sort=True)["count"].sum().reset_index()
+    where = by_place.groupby("name").apply(
+        lambda group: (len(group), int(group["count"].sum()), tuple(sorted(group["count"] / steps))),
+        include_groups=False,
+    )
+    table = frame.groupby(["name", "code"], sort=False)[["count", "gpu_ns"]].sum().reset_index()
+    made: pd.DataFrame = pd.DataFrame(
+        {
+            "name": [str(names.categories[code]) for code in table["name"]],
+            "kernel_class": [tuple(CLASSES)[code] for code in table["code"]],
+            "count": table["count"] / steps,
+            "gpu_ns": table["gpu_ns"] / steps,
+            "where": where.reindex(table["name"]).tolist() if len(table) else [],
+        }
+    )
+    return made

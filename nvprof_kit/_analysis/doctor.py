@@ -1,0 +1,251 @@
+"""Whether a capture can be trusted: facts of its making in, findings out."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from nvprof_kit._findings import Finding, by_gravity
+from nvprof_kit._trace.nsys.health import CaptureHealth
+from nvprof_kit._trace.nsys.scrub import secret_names
+from nvprof_kit._trace.nsys.warnings import GUESS
+from nvprof_kit.names import DOMAIN
+
+OVERHEAD_SHARE = 0.01
+"""Share of the window from which the profiler's own time is a finding."""
+
+LOST_SHARE = 0.01
+"""Share of the kernel launches whose kernels are missing from which on a capture is called lossy."""
+
+LONG_NS = 60_000_000_000
+"""Length from which a capture is called long."""
+
+_KERNELS, _RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
+_EXTRAS = {
+    "CUDA_GPU_MEMORY_USAGE_EVENTS": ("allocations", "memory"),
+    "GPU_METRICS": ("GPU metrics", "metrics"),
+}
+"""Tables that only some verbs read, what they hold, and the preset that records it."""
+
+_LOSSES = ("drop", "lost", "size limit", "couldn't allocate", "errors occurred", "not all", "truncated", "discard")
+
+
+def examine_captures(captures: Sequence[CaptureHealth]) -> dict[str, tuple[Finding, ...]]:
+    """Findings of each capture by its path, most severe first; one without kernels is judged beside the others."""
+    some = any(capture.rows.get(_KERNELS) for capture in captures)
+    return {capture.path: by_gravity(_examine(capture, some)) for capture in captures}
+
+
+def _examine(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Finding]:
+    yield from _kernels(capture, others_have_kernels)
+    yield from _tables(capture)
+    yield from _processes(capture)
+    yield from _ranges(capture)
+    yield from _complaints(capture)
+    yield from _graphs(capture)
+    yield from _overhead(capture)
+    yield from _length(capture)
+    yield from _secrets(capture)
+
+
+def _kernels(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Finding]:
+    kernels, calls = capture.rows.get(_KERNELS, 0), capture.rows.get(_RUNTIME, 0)
+    if kernels and capture.lost:
+        yield Finding(
+            "error" if capture.lost > LOST_SHARE * capture.launches else "note",
+            "lost events",
+            f"{capture.lost:,} of {capture.launches:,} kernel launches have no kernel in the capture",
+            "sums are too small by what these kernels took; those at the end of a window ran after it ended",
+            "end the window after torch.cuda.synchronize(), capture fewer steps, or use an nsys as new as the driver",
+        )
+    if kernels:
+        yield Finding("ok", "kernels", f"{kernels:,} kernels, {calls:,} CUDA calls")
+    elif calls:
+        yield Finding(
+            "error",
+            "kernels",
+            f"{calls:,} CUDA calls but no kernel",
+            "nsys saw the launches and lost what they ran: another CUPTI client (torch.profiler, DCGM) holds the GPU, "
+            "or nsys is older than the driver, or the program ended before the GPU was done",
+            "take torch.profiler out, run torch.cuda.synchronize() before the end, and see: nvprof-kit doctor",
+        )
+    else:
+        where = (
+            "other captures have kernels, so this rank was not traced or did no work"
+            if others_have_kernels
+            else ("no CUDA call was made within the capture: CUDA was not traced, or the window lies beside the work")
+        )
+        yield Finding(
+            "error",
+            "kernels",
+            "no kernel and no CUDA call",
+            where,
+            "record with --trace=cuda,nvtx, and a window in which the program works: profile.sh --step N",
+        )
+
+
+def _tables(capture: CaptureHealth) -> Iterator[Finding]:
+    if capture.rows.get(_KERNELS) and not capture.rows.get(_RUNTIME):
+        yield Finding(
+            "error",
+            "tables",
+            "kernels, but no table of CUDA calls",
+            "a kernel's layer is found by the call that launched it, so no kernel has one",
+            "record with --trace=cuda, and export every table: nsys export --type=sqlite --force-overwrite=true REPORT",
+        )
+    lacking = [
+        f"{what} (profile.sh --preset {preset})"
+        for table, (what, preset) in _EXTRAS.items()
+        if not capture.rows.get(table)
+    ]
+    if lacking and capture.rows.get(_RUNTIME):
+        yield Finding("ok", "tables", f"not recorded: {', '.join(lacking)}")
+
+
+def _processes(capture: CaptureHealth) -> Iterator[Finding]:
+    processes = capture.processes or {}
+    idle = sorted(pid for pid, count in processes.items() if not count)
+    if len(processes) > 1 and idle and len(idle) < len(processes):
+        yield Finding(
+            "warning",
+            "processes",
+            f"{len(idle)} of {len(processes)} processes ran no kernel: {', '.join(map(str, idle[:8]))}",
+            "a rank among them was lost or did no work; a dataloader or launcher is meant to run none",
+            "give each rank a capture of its own with ranks.sh, and start workers by spawn instead of fork",
+        )
+
+
+def _ranges(capture: CaptureHealth) -> Iterator[Finding]:
+    domains = capture.domains or {}
+    ours, others = domains.get(DOMAIN, 0), {name: count for name, count in domains.items() if name != DOMAIN}
+    if ours:
+        yield Finding("ok", "ranges", f"{ours:,} ranges of our domain")
+    elif DOMAIN in capture.registered:
+        yield Finding(
+            "error",
+            "ranges",
+            "our domain was made, but no range of it is there",
+            "without ranges no kernel has a layer; nvtx takes this nsys for absent, or the window held no call",
+            "update nvprof-kit, keep the window around whole steps, and check that NVPROF_KIT is not off",
+        )
+    elif others:
+        most = max(others, key=lambda name: others[name])
+        yield Finding(
+            "warning",
+            "ranges",
+            f"no range of our domain, but {sum(others.values()):,} of others, most in {most or 'the default domain'!r}",
+            "the layers are read from one domain",
+            f"read them with --domain {shlex.quote(most)}, or annotate the model: nvprof_kit.annotate_model(model)",
+        )
+    else:
+        yield Finding(
+            "error",
+            "ranges",
+            "no NVTX range",
+            "without ranges no kernel has a layer",
+            "annotate the model: nvprof_kit.annotate_model(model), and record with --trace=cuda,nvtx",
+        )
+    if capture.open_ranges:
+        yield Finding(
+            "note",
+            "open ranges",
+            f"{capture.open_ranges:,} ranges have no end",
+            "the capture ended within them; they count up to its end",
+            "capture whole steps: profile.sh --step N",
+        )
+
+
+def _complaints(capture: CaptureHealth) -> Iterator[Finding]:
+    said = [text for text, _, _ in capture.complaints if GUESS.search(text)]
+    complete = capture.launches > 0 and not capture.lost
+    if said and complete:
+        yield Finding(
+            "ok",
+            "nsys's messages",
+            f"{len(said)} that something might be missing, but each of {capture.launches:,} kernel launches has its "
+            f"kernel: {' · '.join(said)}",
+        )
+    for text, count, is_error in capture.complaints:
+        if complete and text in said:
+            continue
+        lost = any(word in text.lower() for word in _LOSSES)
+        yield Finding(
+            "error" if lost and not GUESS.search(text) else "warning",
+            "lost events" if lost else "nsys error" if is_error else "nsys warning",
+            text + (f" ({count} times)" if count > 1 else ""),
+            "where events are missing, sums are too small" if lost else "nsys wrote it into the capture",
+            _fix(text, lost),
+        )
+
+
+def _fix(complaint: str, lost: bool) -> str:
+    if "driver version" in complaint:
+        return "install the nsys of the driver's CUDA release or a newer one: nvprof-kit doctor"
+    if lost:
+        return "capture a shorter window with fewer kinds of trace, with an nsys as new as the driver"
+    if "cudnn" in complaint.lower():
+        return "leave cudnn out of --trace; the tables do not need it"
+    return "see whether this machine is fit: nvprof-kit doctor"
+
+
+def _graphs(capture: CaptureHealth) -> Iterator[Finding]:
+    if capture.whole_graphs:
+        yield Finding(
+            "warning",
+            "CUDA graphs",
+            f"{capture.whole_graphs:,} replays of CUDA graphs, traced as a whole",
+            "their kernels cannot be told apart and belong to no layer, or are not there at all",
+            "record with --cuda-graph-trace=node, as the preset train does",
+        )
+
+
+def _overhead(capture: CaptureHealth) -> Iterator[Finding]:
+    if not capture.window_ns:
+        return
+    share = capture.overhead_ns / capture.window_ns
+    seen = f"nsys itself took {capture.overhead_ns / 1e6:.1f} ms of the window of {capture.window_ns / 1e6:.1f} ms"
+    if share > OVERHEAD_SHARE:
+        yield Finding(
+            "warning",
+            "overhead",
+            seen,
+            "CPU times and gaps between kernels are too long; the kernels' own times are not touched",
+            "begin the window some steps later, when libraries are loaded and buffers are made: profile.sh --step N",
+        )
+    else:
+        yield Finding("ok", "overhead", seen)
+
+
+def _length(capture: CaptureHealth) -> Iterator[Finding]:
+    if capture.window_ns > LONG_NS:
+        yield Finding(
+            "note",
+            "length",
+            f"the capture covers {capture.window_ns / 1e9:.0f} s",
+            "long captures lose events and are slow to read; a few steps answer the question",
+            "profile.sh --step N, or --schedule 50:60",
+        )
+
+
+def _secrets(capture: CaptureHealth) -> Iterator[Finding]:
+    if capture.homes:
+        yield Finding(
+            "note",
+            "privacy",
+            f"names of home folders: {', '.join(capture.homes[:4])}",
+            "paths of libraries and tools tell who ran the program",
+            f"nvprof-kit scrub {shlex.quote(capture.path)}",
+        )
+    if not capture.environment:
+        if not capture.homes:
+            yield Finding("ok", "privacy", "no environment variables, no home folders")
+        return
+    secrets = secret_names(list(capture.environment))
+    named = f", among them {', '.join(secrets[:6])}" if secrets else ""
+    yield Finding(
+        "warning" if secrets else "note",
+        "privacy",
+        f"{len(capture.environment)} environment variables with their values{named}",
+        "whoever is given the file can read them, and the command line and the machine's name; the .nsys-rep too",
+        f"nvprof-kit scrub {shlex.quote(capture.path)}",
+    )

@@ -1,0 +1,131 @@
+"""Sums of what was counted, by layer and phase: a range's own operations, and all that ran inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from nvprof_kit._analysis.layers.order import parents_of, with_holders
+from nvprof_kit._trace.flops_file import FlopsFile
+from nvprof_kit.names import NO_LAYER, Category
+
+Key = tuple[str, str]
+"""Layer and phase."""
+
+Work = dict[str, float]
+"""Floating point operations by type of number."""
+
+
+Chain = tuple[Key, ...]
+"""A range and those around it, innermost first."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What was counted.
+
+    Attributes:
+        steps: Steps that were counted; 0 where there were none.
+        calls: How often each (layer, phase) ran.
+        work: Every operation once, by the ranges that it ran in.
+        unknown: Names of operators whose work is not known, the same way.
+        attention: The ranges that fused attention was counted in.
+        chains: All ranges, also those without an operation.
+    """
+
+    steps: int
+    calls: Mapping[Key, int]
+    work: Mapping[Chain, Work]
+    unknown: Mapping[Chain, set[str]]
+    attention: frozenset[Chain] = frozenset()
+    chains: tuple[Chain, ...] = ()
+
+    @cached_property
+    def _parent(self) -> dict[str, str]:
+        """The layer that holds each layer, '' at the top: what `layer_order.parents` is for a capture."""
+        forward = Category.FORWARD.value
+        enclosed = (
+            (chain[0][0], chain[1][0] if len(chain) > 1 and chain[1][1] == forward else "", 1)
+            for chain in self.chains
+            if chain[0][1] == forward and chain[0][0] != NO_LAYER
+        )
+        return parents_of(dict.fromkeys(layer for chain in self.chains for layer, _ in chain), enclosed)
+
+    def rows_of(self, chain: Chain) -> list[Key]:
+        """The rows that what ran in these ranges counts for: its layer's, and in the same phase those of the layers
+        that hold it in the model, as with time (`nvprof_kit._analysis.layers.sums`).
+        """
+        layer, phase = chain[0]
+        if layer == NO_LAYER:
+            return [chain[0]]
+        holders = with_holders(layer, self._parent)
+        return [(one, phase) for one in holders if one == layer or (one, phase) in self.calls]
+
+    def nested(self, *, model: bool = False) -> dict[Key, Work]:
+        """Operations of each (layer, phase) with those of the layers it holds; see `rows_of`.
+
+        Args:
+            model: Without what ran in a recompute.
+        """
+        sums: dict[Key, Work] = {}
+        for chain, work in self.work.items():
+            for key in self.rows_of(chain):
+                add(sums.setdefault(key, {}), {} if model and computed_again(chain) is not None else work)
+        return sums
+
+    def nested_unknown(self) -> dict[Key, set[str]]:
+        """Names of the operators in each (layer, phase) whose work is not known."""
+        names: dict[Key, set[str]] = {}
+        for chain, unknown in self.unknown.items():
+            for key in self.rows_of(chain):
+                names.setdefault(key, set()).update(unknown)
+        return names
+
+    def nested_attention(self) -> frozenset[Key]:
+        """Each (layer, phase) that fused attention was counted in."""
+        return frozenset(key for chain in self.attention for key in self.rows_of(chain))
+
+    def told(self, rows: Container[Key]) -> set[Key]:
+        """Those of some rows that any operation, known or not, belongs to: it ran in none of the rows further in."""
+        chains = [chain for chain, work in self.work.items() if any(work.values())]
+        return {next((key for key in chain if key in rows), chain[0]) for chain in (*chains, *self.unknown)}
+
+
+def read_counted(counts: FlopsFile) -> Counted:
+    """Sum up a file of counts."""
+    chains = _chains(counts)
+    calls: dict[Key, int] = {}
+    for chain, count in zip(chains, counts.ranges["calls"].tolist(), strict=True):
+        calls[chain[0]] = calls.get(chain[0], 0) + count
+    work: dict[Chain, Work] = {}
+    attention: set[Chain] = set()
+    columns = ("range", "name", "dtype", "flops")
+    for number, name, dtype, flops in zip(*(counts.operators[one].tolist() for one in columns), strict=True):
+        add(work.setdefault(chains[number], {}), {dtype: flops})
+        if "attention" in name:
+            attention.add(chains[number])
+    unknown: dict[Chain, set[str]] = {}
+    for number, name in zip(counts.unknown["range"].tolist(), counts.unknown["name"].tolist(), strict=True):
+        unknown.setdefault(chains[number], set()).add(name)
+    return Counted(counts.steps, calls, work, unknown, frozenset(attention), tuple(chains))
+
+
+def computed_again(chain: Chain) -> str | None:
+    """The layer that activation checkpointing computed again when it came to these ranges, the outermost one."""
+    return next((layer for layer, phase in reversed(chain) if phase == Category.RECOMPUTE.value), None)
+
+
+def add(work: Work, more: Work, times: float = 1.0) -> None:
+    """Add to some operations others, so many times."""
+    for dtype, flops in more.items():
+        work[dtype] = work.get(dtype, 0.0) + flops * times
+
+
+def _chains(counts: FlopsFile) -> list[Chain]:
+    """The ranges that each range is in, itself first."""
+    chains: list[Chain] = []
+    columns = ("layer", "phase", "inside")
+    for layer, phase, inside in zip(*(counts.ranges[name].tolist() for name in columns), strict=True):
+        chains.append(((layer, phase), *(chains[inside] if inside >= 0 else ())))
+    return chains

@@ -1,0 +1,262 @@
+"""What each layer gets out of the GPU: its floating point operations over the time that they took, and over the peak.
+
+The operations were counted in a run of the same program (`nvprof_kit.count_flops`), the time was captured in this one.
+What joins the two is the layer's call: operations of a call as counted, times the calls captured. A row holds what the
+layer and those that it holds in the model do in its phase, in operations as in time, and both are those of the steps,
+where the capture has steps.
+
+Utilisation is the time that the operations would take at the peak of their types of number, over the time they took.
+HFU takes all of them, MFU leaves out what activation checkpointing computes again (Korthikanti et al., "Reducing
+Activation Recomputation in Large Transformer Models", 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nvprof_kit._analysis.attribution.operations import Operations
+from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
+from nvprof_kit._analysis.attribution.warm_up import choose_steps, left_out_warnings
+from nvprof_kit._analysis.flops.counted import Counted, Key, Work, read_counted
+from nvprof_kit._analysis.flops.rows import Row, Whole, captured_rows, uncounted_rows, utilisation, whole, without_peak
+from nvprof_kit._analysis.hardware import Peaks, peaks_of
+from nvprof_kit._trace.flops_file import FlopsFile
+from nvprof_kit._trace.schema import CaptureInfo, Trace
+from nvprof_kit.names import NO_LAYER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+MOST_BY_CLOCK = 1.2
+"""A clock above the datasheet's explains no more than this: an H200's may be 1980 MHz, its peak is that of 1830."""
+
+MOST_BY_HALVES = 2.0
+"""What does half of the operations counted explains no more than this."""
+
+
+def why_above(hfu: float, *, attention: bool, fp32: bool, own_peak: bool) -> str:
+    """What may be the reason of a utilisation above 1, the likeliest first.
+
+    Args:
+        hfu: The utilisation.
+        attention: Whether fused attention was counted.
+        fp32: Whether products of 32-bit floats were.
+        own_peak: Whether the user gave the peak.
+    """
+    reasons = [
+        ("the peak given is too low", own_peak),
+        ("a clock above the datasheet's", hfu <= MOST_BY_CLOCK),
+        ("a causal mask, of which the count takes the whole", attention and hfu <= MOST_BY_HALVES),
+        ("32-bit products that ran in TF32", fp32),
+        ("it was counted on another input (batch, length) than was captured", True),
+        ("2:4 sparsity", hfu <= MOST_BY_HALVES),
+    ]
+    return "above the peak: " + ", or ".join(reason for reason, possible in reasons if possible)
+
+
+COLUMNS = {
+    "layer": "module path, with the layers it holds; or `(none)` for work outside every layer",
+    "phase": "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`",
+    "calls": "times it ran in the capture's steps, as in `layers`; in all of a capture without steps",
+    "gpu_busy_ns": "length of the union of its operations' intervals there, in ns, summed over devices",
+    "dtype": "types of number of a hundredth of its operations and more, most first: `bf16`, `bf16+fp32`",
+    "flops": "its floating point operations in that time: those counted of a call, times the calls",
+    "model_flops": "these without what activation checkpointing computes again",
+    "tflops_per_s": "`flops` by `gpu_busy_ns`, in 10^12 a second",
+    "hfu": "time that `flops` take at the GPU's peak for their types, over `gpu_busy_ns`: 1 is the peak",
+    "mfu": "the same of `model_flops`",
+    "unknown": "operators whose work nobody knows and that `flops` lacks, by name",
+    "note": "why a figure is missing, too low or above the peak",
+}
+"""The columns of `FlopsResult.rows` and what they mean."""
+
+NOTES_APART = " | "
+"""Between two notes of a row."""
+
+
+@dataclass(frozen=True)
+class FlopsOptions:
+    """What to compare with.
+
+    Attributes:
+        peaks: Operations a second by type of number, in place of what the package knows of the GPU.
+        steps: Which steps to look at, by default all but warm-up.
+    """
+
+    peaks: Mapping[str, float] = field(default_factory=dict)
+    steps: StepOptions = ALL_STEPS
+
+
+@dataclass(frozen=True)
+class FlopsResult:
+    """What each layer gets out of the GPU.
+
+    Attributes:
+        rows: The columns of `COLUMNS`, a row per (layer, phase), in the model's order, `(none)` last.
+        whole: All of it.
+        peaks: The GPU's peaks, None where they are not known.
+        counts: The file of counts.
+        info: What the capture says of itself.
+        warnings: Sentences on what the figures lack.
+    """
+
+    rows: pd.DataFrame
+    whole: Whole
+    peaks: Peaks | None
+    counts: str
+    info: CaptureInfo
+    warnings: tuple[str, ...] = ()
+
+
+def flops(
+    trace: Trace, counts: FlopsFile, options: FlopsOptions | None = None, known: Operations | None = None
+) -> FlopsResult:
+    """Join what was counted with what was captured.
+
+    Args:
+        trace: The capture, its ranges as in the contract, with the operations' names.
+        counts: What was counted, in a run of the same program.
+        options: What to compare with.
+        known: The same operations, where owners and classes are known already.
+    """
+    import pandas as pd
+
+    options = options or FlopsOptions()
+    operations = Operations(trace, known=known)
+    counted = read_counted(counts)
+    choice = choose_steps(trace, operations.attribution, options.steps)
+    rows = captured_rows(trace, operations.attribution, choice)
+    steps = choice.count
+    peaks = peaks_of(trace.info.gpus if trace.info.on_gpu else (), options.peaks)
+    times = {row.key: _times(row, counted, steps) for row in rows}
+    records = _Records(counted, times, peaks, uncounted_rows(operations, counted, rows), bool(options.peaks))
+    together = whole(trace, operations.attribution, counted, times, peaks=peaks, choice=choice)
+    above = [f"the steps together are {records.why_above(together.busy_hfu)}"] if together.above_the_peak else []
+    return FlopsResult(
+        rows=pd.DataFrame([records.of(row) for row in rows], columns=list(COLUMNS)),
+        whole=together,
+        peaks=peaks,
+        counts=counts.path,
+        info=trace.info,
+        warnings=(
+            *trace.info.warnings,
+            *above,
+            *left_out_warnings(choice),
+            *_warnings(counted, times, counts),
+            *_warnings_of_gpu(trace.info, peaks, counts),
+        ),
+    )
+
+
+def _times(row: Row, counted: Counted, steps: int) -> float:
+    """How often what was counted of a row happened in the capture; NaN where that cannot be told."""
+    if row.key[0] == NO_LAYER and steps and counted.steps:
+        return steps / counted.steps
+    calls = counted.calls.get(row.key, 0)
+    return row.calls / calls if calls else math.nan
+
+
+class _Records:
+    """Makes the rows of the table."""
+
+    def __init__(
+        self,
+        counted: Counted,
+        times: Mapping[Key, float],
+        peaks: Peaks | None,
+        uncounted: Mapping[Key, float],
+        own_peak: bool,
+    ) -> None:
+        self._work, self._model = counted.nested(), counted.nested(model=True)
+        self._unknown, self._attention = counted.nested_unknown(), counted.nested_attention()
+        self._own_peak = own_peak
+        self._times, self._peaks, self._uncounted = times, peaks, uncounted
+
+    def of(self, row: Row) -> dict[str, Any]:
+        """A row with the columns of `COLUMNS`."""
+        times = self._times[row.key]
+        work, model = self._work.get(row.key, {}), self._model.get(row.key, {})
+        flops = sum(work.values()) * times
+        hfu, mfu = (utilisation(part, self._peaks, row.busy_ns, times) for part in (work, model))
+        return {
+            "layer": row.key[0],
+            "phase": row.key[1],
+            "calls": row.calls,
+            "gpu_busy_ns": row.busy_ns,
+            "dtype": "+".join(_types(work)),
+            "flops": flops,
+            "model_flops": sum(model.values()) * times,
+            "tflops_per_s": flops / row.busy_ns / 1000 if row.busy_ns else math.nan,
+            "hfu": hfu,
+            "mfu": mfu,
+            "unknown": "; ".join(sorted(self._unknown.get(row.key, ()))),
+            "note": NOTES_APART.join(self._notes(row, work, hfu)),
+        }
+
+    def _notes(self, row: Row, work: Work, hfu: float) -> list[str]:
+        if math.isnan(self._times[row.key]):
+            return ["not in the count"]
+        notes = []
+        if self._peaks is not None and (missing := without_peak(work, self._peaks)):
+            notes.append(f"no peak for {', '.join(missing)}")
+        if self._unknown.get(row.key):
+            notes.append("at least: operators of unknown work")
+        if row.key in self._uncounted:
+            notes.append(f"{self._uncounted[row.key]:.0%} of its own time is in matrix kernels that were not counted")
+        if hfu > 1:
+            notes.append(self.why_above(hfu, row.key))
+        return notes
+
+    def why_above(self, hfu: float, key: Key | None = None) -> str:
+        """Why a row, or without a key all of them together, may be above the peak."""
+        work = [self._work.get(key, {})] if key else list(self._work.values())
+        return why_above(
+            hfu,
+            attention=key in self._attention if key else bool(self._attention),
+            fp32=any("fp32" in part for part in work),
+            own_peak=self._own_peak,
+        )
+
+
+def _types(work: Work) -> list[str]:
+    """The types of number that matter, most operations first."""
+    total = sum(work.values())
+    return sorted((dtype for dtype in work if 100 * work[dtype] >= total), key=lambda dtype: -work[dtype])
+
+
+def _warnings(counted: Counted, times: Mapping[Key, float], counts: FlopsFile) -> list[str]:
+    """What the counts lack, or have and the capture lacks."""
+    everything = sum(sum(work.values()) for work in counted.work.values())
+    if not everything:
+        return [f"{counts.path}: no operation was counted; count a step that runs its operators, not a graph's replay"]
+    said = []
+    told = {key for key, number in times.items() if not math.isnan(number)}
+    lost = sum(sum(work.values()) for chain, work in counted.work.items() if told.isdisjoint(chain))
+    if lost:
+        said.append(
+            f"{100 * lost / everything:.1f} % of the operations counted are of layers and phases that the capture does "
+            "not have, and in no figure; count and capture the same program"
+        )
+    ratios = sorted({round(times[key], 6) for key in told if key[0] != NO_LAYER})
+    if len(ratios) > 1:
+        said.append(
+            f"layers ran from {ratios[0]:g} to {ratios[-1]:g} times as often as where they were counted; figures go by "
+            "the call, and those of layers that hold others may mix"
+        )
+    if unknown := sorted({name for names in counted.unknown.values() for name in names}):
+        said.append(f"operators of unknown work: {', '.join(unknown)}; figures with them are at least so high")
+    return said
+
+
+def _warnings_of_gpu(info: CaptureInfo, peaks: Peaks | None, counts: FlopsFile) -> list[str]:
+    said = []
+    names = ", ".join(sorted(set(info.gpus)))
+    if peaks is None and info.on_gpu:
+        said.append(f"no peak is known of {names or 'the GPU'}: no HFU and MFU; give it with --peak bf16=989e12")
+    if counts.gpu and names and counts.gpu not in info.gpus:
+        said.append(f"counted on {counts.gpu}, captured on {names}")
+    return said

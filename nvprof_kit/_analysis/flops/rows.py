@@ -1,0 +1,197 @@
+"""What the steps of a capture get out of the GPU, all layers together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.intervals import union_lengths
+from nvprof_kit._analysis.attribution.operations import Operations, op_owners
+from nvprof_kit._analysis.attribution.step_times import step_times
+from nvprof_kit._analysis.attribution.warm_up import StepChoice
+from nvprof_kit._analysis.attribution.windows import devices_of
+from nvprof_kit._analysis.flops.counted import Counted, Key, Work, add, computed_again
+from nvprof_kit._analysis.hardware import Peaks
+from nvprof_kit._analysis.layers.layers import LAYER_PHASES
+from nvprof_kit._analysis.layers.order import model_order
+from nvprof_kit._analysis.layers.sums import Columns, sum_layers
+from nvprof_kit._trace.schema import Trace
+from nvprof_kit.names import NO_LAYER
+
+_MATRIX_KERNELS = ("gemm", "attention")
+_ODD = 0.02
+"""Part of a row's own time in matrix kernels from which on it is odd that no operation was counted."""
+
+
+class Row(NamedTuple):
+    """A layer and phase.
+
+    Attributes:
+        key: Both.
+        calls: Times it ran.
+        busy_ns: Length of the union of its operations' intervals, and of those of the layers it holds in this phase,
+            summed over devices.
+    """
+
+    key: Key
+    calls: int
+    busy_ns: int
+
+
+def captured_rows(trace: Trace, attribution: Attribution, choice: StepChoice) -> list[Row]:
+    """The rows in the capture's steps, or in all of a capture without steps; in the model's order, `(none)` last.
+
+    Args:
+        trace: The capture.
+        attribution: Who owns each operation.
+        choice: The steps that count.
+    """
+    sums = sum_layers(trace, attribution, Columns.apart(choice.shown))
+    order = model_order(attribution.ranges, sums.layers, sums.parent)
+    column = 1 if len(choice.shown) else 0
+    calls, ops, busy = (values[:, column] for values in (sums.calls, sums.ops, sums.busy_ns))
+    seen = np.flatnonzero((calls > 0) | (ops > 0) | (busy > 0)).tolist()
+    rows = [Row(sums.keys[index], int(calls[index]), int(busy[index])) for index in seen]
+    loop = {phase: place for place, phase in enumerate(sums.loop_phases)}
+
+    def place(row: Row) -> tuple[int, int]:
+        layer, phase = row.key
+        if layer == NO_LAYER:
+            return len(order), loop.get(phase, len(loop))
+        return order[layer], LAYER_PHASES.index(phase)
+
+    return sorted(rows, key=place)
+
+
+def uncounted_rows(operations: Operations, counted: Counted, rows: Sequence[Row]) -> dict[Key, float]:
+    """Rows that run kernels of matrix products or attention, while no operation that could be theirs was counted nor
+    is unknown: what called these kernels passed PyTorch by. Each with their part of its own time.
+    """
+    import pandas as pd
+
+    trace = operations.trace
+    if "name" not in trace.ops or not trace.info.on_gpu:
+        return {}
+    layer, phase = op_owners(operations.attribution)
+    is_matrix = np.any([operations.classes.is_a(one) for one in _MATRIX_KERNELS], axis=0)
+    ns = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
+    frame = pd.DataFrame({"layer": layer, "phase": phase, "ns": ns, "matrix": np.where(is_matrix, ns, 0)})
+    sums = frame.groupby(["layer", "phase"], observed=True)[["ns", "matrix"]].sum()
+    told = counted.told({row.key for row in rows})
+    return {
+        (str(layer), str(phase)): matrix / total
+        for (layer, phase), total, matrix in sums.itertuples()
+        if total and matrix / total > _ODD and (layer, phase) not in told
+    }
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A step on average; of a capture without steps all of it.
+
+    Attributes:
+        steps: Number of steps, 0 where there are none.
+        devices: GPUs that ran something.
+        step_ns: How long a step took (`nvprof_kit._analysis.attribution.windows`).
+        busy_ns: Time of a step in which a GPU worked, summed over devices.
+        flops: Floating point operations of a step.
+        model_flops: The same without what is computed again.
+        hfu: Over the step's time on all its GPUs; NaN where no peak is known.
+        mfu: The same of the model's operations.
+        busy_hfu: Over the busy time alone.
+        busy_mfu: The same of the model's operations.
+    """
+
+    steps: int
+    devices: int
+    step_ns: float
+    busy_ns: float
+    flops: float
+    model_flops: float
+    hfu: float
+    mfu: float
+    busy_hfu: float
+    busy_mfu: float
+
+    @property
+    def above_the_peak(self) -> bool:
+        """Whether more was counted than the GPU can do in that time."""
+        return self.hfu > 1 or self.busy_hfu > 1
+
+
+def whole(
+    trace: Trace,
+    attribution: Attribution,
+    counted: Counted,
+    times: Mapping[Key, float],
+    *,
+    peaks: Peaks | None,
+    choice: StepChoice,
+) -> Whole:
+    """The steps of a capture together.
+
+    Args:
+        trace: The capture.
+        attribution: Who owns each operation.
+        counted: What was counted.
+        times: How often what was counted of each row happened.
+        peaks: The GPU's peaks.
+        choice: The steps that count.
+    """
+    steps = step_times(trace, attribution)[choice.shown]
+    lanes, of_op = devices_of(trace)
+    devices = max(len(lanes), 1)
+    if len(steps):
+        length = int(steps["wall_ns"].sum())
+        busy = int(steps["busy_ns"].sum())
+    else:
+        start, end = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))
+        length = int(end.max(initial=0) - start.min(initial=end.max(initial=0)))
+        busy = int(union_lengths(start, end, of_op, np.zeros(len(start), dtype=np.int64), 1)[0])
+    total, model = _captured(counted, times)
+    many = max(len(steps), 1)
+    return Whole(
+        steps=len(steps),
+        devices=devices,
+        step_ns=length / many,
+        busy_ns=busy / many,
+        flops=sum(total.values()) / many,
+        model_flops=sum(model.values()) / many,
+        hfu=utilisation(total, peaks, length * devices),
+        mfu=utilisation(model, peaks, length * devices),
+        busy_hfu=utilisation(total, peaks, busy),
+        busy_mfu=utilisation(model, peaks, busy),
+    )
+
+
+def utilisation(work: Work, peaks: Peaks | None, time_ns: float, times: float = 1.0) -> float:
+    """The time that some operations, so many times, take at their peaks, over a time; NaN where a peak or the time is
+    not known.
+    """
+    if peaks is None or not time_ns or without_peak(work, peaks):
+        return math.nan
+    return sum(flops / peaks.flops[dtype] for dtype, flops in work.items()) * times * 1e9 / time_ns
+
+
+def without_peak(work: Work, peaks: Peaks) -> list[str]:
+    """The types of number in some operations of which no peak is known."""
+    return sorted(dtype for dtype in work if dtype not in peaks.flops)
+
+
+def _captured(counted: Counted, times: Mapping[Key, float]) -> tuple[Work, Work]:
+    """All operations of the capture, and those without what is computed again. What was counted in a range that the
+    capture lacks goes with the nearest one around it.
+    """
+    total: Work = {}
+    model: Work = {}
+    for chain, work in counted.work.items():
+        told = (times[key] for key in chain if not math.isnan(times.get(key, math.nan)))
+        often = next(told, 0.0)
+        add(total, work, often)
+        add(model, {} if computed_again(chain) is not None else work, often)
+    return total, model

@@ -1,0 +1,223 @@
+"""How another program names its ranges: rules that turn a range's text into a layer, a phase, a step or an operator.
+
+Rules are data: TOML, in a file of the user's or as one of the presets in the package; ``docs/foreign.md`` describes
+them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from nvprof_kit.errors import UsageError
+from nvprof_kit.names import LAYER_CATEGORIES, Category, RangeName, parse_range
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+OPERATORS = ("forward", "engine", "node")
+"""The kinds of autograd's operators: what runs in forward, what the engine does for a node, and the node's own work."""
+
+_LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
+_TEMPLATES = ("layer", "phase", "step", "plain")
+_KEYS = frozenset({"match", "category", "operator", *_TEMPLATES})
+_HEAD = frozenset({"title", "sources", "domain", "include", "otherwise", "rule"})
+_OTHERWISE = ("nothing", "layer")
+_PRESETS = files("nvprof_kit._analysis.foreign") / "presets"
+
+
+class Meaning(NamedTuple):
+    """What a range is.
+
+    Attributes:
+        name: Its path, phase or step, and its category. A path that begins with a dot continues that of the layer
+            around the range.
+        operator: One of `OPERATORS`, or '' for what is no operator of autograd's.
+        sequence: The operator's sequence number, -1 where it has none.
+        ruled: Whether a rule said so.
+    """
+
+    name: RangeName
+    operator: str = ""
+    sequence: int = -1
+    ruled: bool = True
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule. The templates name groups of the regular expression, ``layers.{number}``.
+
+    Attributes:
+        match: What the whole text of a range must match.
+        category: What the whole name of its category must match, None where it does not matter.
+        layer, phase, step: Templates; None for what the rule does not give.
+        plain: Template of the text without what is no part of its name; it is then read as if no rule fitted.
+        operator: One of `OPERATORS`, or ''.
+    """
+
+    match: re.Pattern[str]
+    category: re.Pattern[str] | None = None
+    layer: str | None = None
+    phase: str | None = None
+    step: str | None = None
+    plain: str | None = None
+    operator: str = ""
+
+    def meaning(self, text: str, category: str | None) -> Meaning | None:
+        """What a range is by this rule, None where the rule is not for it."""
+        found = self.match.fullmatch(text)
+        if not found or (self.category is not None and not self.category.fullmatch(category or "")):
+            return None
+        groups = {name: value or "" for name, value in found.groupdict().items()}
+        layer, phase, step = (
+            None if template is None else template.format_map(groups)
+            for template in (self.layer, self.phase, self.step)
+        )
+        if self.operator:
+            sequence = groups.get("sequence", "")
+            name = RangeName(layer if layer is not None else text, Category.USER)
+            return Meaning(name, self.operator, int(sequence) if sequence.isdecimal() else -1)
+        if self.plain is not None:
+            return Meaning(parse_range(self.plain.format_map(groups), category), ruled=False)
+        if step is not None:
+            return Meaning(RangeName(f"step {step}" if step.isdecimal() else text, Category.STEP))
+        if layer:
+            known = (phase or "").lower()
+            return Meaning(RangeName(layer, Category(known) if known in _LAYER_PHASES else Category.FORWARD))
+        return Meaning(RangeName(phase, Category.PHASE) if phase else RangeName(text, Category.USER))
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Rules in the order in which they are tried; the first that fits decides.
+
+    Attributes:
+        title: Whose ranges they are for.
+        sources: Where that program names its ranges, for presets.
+        domain: NVTX domain of the ranges, None where the rules do not say.
+        otherwise: What a range is that no rule fits: ``nothing``, or ``layer``: what it would be without rules.
+        rules: The rules.
+    """
+
+    title: str
+    sources: tuple[str, ...] = ()
+    domain: str | None = None
+    otherwise: str = "nothing"
+    rules: tuple[Rule, ...] = ()
+
+    def meaning(self, text: str, category: str | None = None) -> Meaning:
+        """What a range of this text and category is; one of our categories says it before any rule."""
+        ours = category in Category._value2member_map_
+        for rule in () if ours else self.rules:
+            found = rule.meaning(text, category)
+            if found is not None:
+                return found
+        if self.otherwise == "layer" or ours:
+            return Meaning(parse_range(text, category), ruled=False)
+        return Meaning(RangeName(text, Category.USER), ruled=False)
+
+
+def presets() -> tuple[str, ...]:
+    """The names of the presets."""
+    names = (file.name for file in _PRESETS.iterdir())
+    return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
+
+
+def preset(name: str) -> Rules:
+    """A preset.
+
+    Raises:
+        UsageError: None bears this name.
+    """
+    return parse_rules(_preset_text(name), name)
+
+
+def _preset_text(name: str) -> str:
+    if name not in presets():
+        raise UsageError(f"no preset {name!r}; there are {', '.join(presets())}")
+    return (_PRESETS / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def parse_rules(text: str, source: str) -> Rules:
+    """The rules of a TOML text.
+
+    Args:
+        text: The TOML text.
+        source: What to call it in a message.
+
+    Raises:
+        UsageError: The text is not TOML, or not what ``docs/foreign.md`` describes.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{source}: not TOML: {error}") from None
+    _check_keys(document, _HEAD, source)
+    for key in ("title", "domain"):
+        if not isinstance(document.get(key, ""), str):
+            raise UsageError(f"{source}: {key} = {document[key]!r}; needed a text in quotes")
+    for key in ("sources", "include"):
+        listed = document.get(key, [])
+        if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+            raise UsageError(f'{source}: {key} = {listed!r}; needed a list of texts: {key} = ["…"]')
+    otherwise = document.get("otherwise", "nothing")
+    if otherwise not in _OTHERWISE:
+        raise UsageError(f"{source}: otherwise = {otherwise!r}; needed one of {', '.join(_OTHERWISE)}")
+    tables = document.get("rule", [])
+    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+        raise UsageError(f"{source}: rule is no list of tables; write each below a line [[rule]]")
+    rules = [_rule(table, f"{source}: rule {number}") for number, table in enumerate(tables, 1)]
+    for other in document.get("include", []):
+        rules += parse_rules(_preset_text(other), other).rules
+    if not rules:
+        raise UsageError(f"{source}: no [[rule]] in it; needed at least one with match and layer, phase or step")
+    return Rules(
+        title=document.get("title", source),
+        sources=tuple(document.get("sources", ())),
+        domain=document.get("domain"),
+        otherwise=otherwise,
+        rules=tuple(rules),
+    )
+
+
+def _rule(entry: Mapping[str, Any], named: str) -> Rule:
+    _check_keys(entry, _KEYS, named)
+    if not all(isinstance(value, str) for value in entry.values()):
+        raise UsageError(f"{named}: every value must be a text in quotes")
+    if "match" not in entry:
+        raise UsageError(f"{named}: lacks match, the regular expression that the whole text of a range must match")
+    match = _pattern(entry["match"], named)
+    groups = dict.fromkeys(match.groupindex, "1")
+    # a group that is called like a key needs no template
+    said = {key: entry.get(key, f"{{{key}}}" if key in groups else None) for key in _TEMPLATES}
+    for key, template in said.items():
+        try:
+            (template or "").format_map(groups)
+        except (KeyError, ValueError, IndexError, AttributeError) as error:
+            raise UsageError(f"{named}: {key} = {template!r} names no group of the expression ({error})") from None
+    if entry.get("layer") and "phase" in entry and "{" not in entry["phase"] and entry["phase"] not in _LAYER_PHASES:
+        raise UsageError(f"{named}: phase = {entry['phase']!r}; a layer's is one of {', '.join(_LAYER_PHASES)}")
+    operator = entry.get("operator", "")
+    if operator not in ("", *OPERATORS):
+        raise UsageError(f"{named}: operator = {operator!r}; needed one of {', '.join(OPERATORS)}")
+    category = _pattern(entry["category"], named) if "category" in entry else None
+    return Rule(match, category, **said, operator=operator)
+
+
+def _pattern(expression: str, named: str) -> re.Pattern[str]:
+    try:
+        return re.compile(expression, re.DOTALL)
+    except re.error as error:
+        raise UsageError(f"{named}: {expression!r} is no regular expression: {error}") from None
+
+
+def _check_keys(table: Mapping[str, Any], known: frozenset[str], named: str) -> None:
+    unknown = sorted(set(table) - known)
+    if unknown:
+        raise UsageError(f"{named}: unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}")

@@ -1,0 +1,238 @@
+"""A capture made by others, in the words of the contract.
+
+`translate` renames the ranges by rules, and where the backward pass has no ranges of its own tells it from the
+operators that autograd counts. What comes out is a `Trace` like any other; what was recorded stays as it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution import autograd_links as links
+from nvprof_kit._analysis.attribution.autograd_links import Operators
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, nest
+from nvprof_kit._analysis.foreign.rules import OPERATORS, Meaning, Rules
+from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
+from nvprof_kit._trace.schema import Trace
+from nvprof_kit.names import Category, RangeName
+
+_FORWARD, _BACKWARD = (Category.FORWARD, Category.RECOMPUTE), (Category.BACKWARD,)
+_AS_RECORDED = ("start_ns", "end_ns", "pid", "tid", "nested", "left_open")
+
+
+def translate(trace: Trace, rules: Rules | None = None) -> Trace:
+    """A capture with its ranges named as the contract says.
+
+    Args:
+        trace: The capture as it was read.
+        rules: How its program names its ranges; None where it follows the contract.
+
+    Returns:
+        The capture with a range for every layer's forward and backward that the rules and the operators tell. Each
+        range of the backward pass told by operators is a stretch in which the layer's nodes ran one after another.
+        `CaptureInfo.warnings` says how many could be told. A capture that needs no translation comes back as it is.
+    """
+    if rules is None and trace.operators is None:
+        return trace
+    ranges = _Renamed(trace, rules)
+    warnings = [*ranges.warnings()]
+    operators = ranges.operators() if trace.operators is None else _operators_of(trace.operators)
+    if len(operators) and not ranges.tell_backward():
+        if not ranges.is_a(_FORWARD).any():
+            ranges.add_operators(trace.operators)
+            warnings.append(
+                "no module's range beside the operators, so each operator stands for a layer; record with stacks "
+                "(with_stack=True), or range the modules: nvprof_kit.annotate_model(model, backward=False)"
+            )
+        warnings += ranges.link(operators)
+    return replace(
+        trace,
+        info=replace(trace.info, warnings=(*trace.info.warnings, *warnings)),
+        ranges=ranges.frame(),
+        operators=None,
+    )
+
+
+class _Renamed:
+    """The ranges of a capture while they are translated: columns, and for each range an index into names."""
+
+    def __init__(self, trace: Trace, rules: Rules | None) -> None:
+        frame = trace.ranges
+        self._columns: dict[str, Any] = {name: frame[name].to_numpy() for name in _AS_RECORDED}
+        self._columns["payload"] = frame["payload"].to_numpy(dtype=np.int64, na_value=MISSING_PAYLOAD)
+        self._rules = rules
+        meanings, self._meaning = _meanings(frame, rules)
+        self._meanings = meanings
+        self._names = [meaning.name for meaning in meanings]
+        self._name = self._meaning.astype(np.int64)
+        if any(name.text.startswith(".") for name in self._names):
+            self._continue_paths()
+
+    def is_a(self, categories: tuple[Category, ...]) -> npt.NDArray[np.bool_]:
+        """Which ranges are of one of these categories."""
+        return _flags(self._names, lambda name: name.category in categories)[self._name]
+
+    def tell_backward(self) -> bool:
+        """Whether the program itself ranged its backward pass; a rule for some function's backward is not enough."""
+        said = _flags(self._meanings, lambda one: not one.ruled and one.name.category is Category.BACKWARD)
+        return bool(said[self._meaning].any())
+
+    def warnings(self) -> list[str]:
+        """How many ranges no rule is for."""
+        if self._rules is None or self._rules.otherwise == "layer":
+            return []
+        loose = _flags(self._meanings, lambda one: not one.ruled and one.name.category is Category.USER)[self._meaning]
+        if not loose.any():
+            return []
+        example = self._meanings[int(self._meaning[np.argmax(loose)])].name.text
+        return [
+            f"{np.count_nonzero(loose)} of {len(loose)} ranges fit no rule for {self._rules.title} and count for "
+            f"nothing ({_shortened(example)!r} is one); write a rule, or leave --rules out to take them for layers"
+        ]
+
+    def operators(self) -> Operators:
+        """The operators among the ranges, as the rules tell them."""
+        forward, engine, node = (
+            _flags(self._meanings, lambda one, kind=kind: one.operator == kind) for kind in OPERATORS
+        )
+        sequence = np.array([one.sequence for one in self._meanings], dtype=np.int64)
+        which = np.flatnonzero((forward | engine | node)[self._meaning])
+        meaning = self._meaning[which]
+        start, end, pid, tid = (self._columns[name][which] for name in ("start_ns", "end_ns", "pid", "tid"))
+        return Operators(
+            start, end, pid, tid, ~forward[meaning], engine[meaning], sequence[meaning], np.full(len(which), NONE)
+        )
+
+    def add_operators(self, recorded: Any) -> None:
+        """Take the operators of the forward for layers."""
+        if recorded is None:
+            numbered = _flags(self._meanings, lambda one: one.operator == OPERATORS[0] and one.sequence >= 0)
+            self._rename(np.flatnonzero(numbered[self._meaning]), Category.FORWARD)
+            return
+        forward = recorded[~recorded["backward"]]
+        names = forward["name"].cat
+        self._append(
+            {name: forward[name].to_numpy() for name in ("start_ns", "end_ns", "pid", "tid")},
+            [RangeName(str(text), Category.FORWARD) for text in names.categories],
+            names.codes.to_numpy().astype(np.int64),
+        )
+
+    def link(self, operators: Operators) -> list[str]:
+        """Add the backward pass as the operators tell it, and say how much of it could be told."""
+        nesting = self._nesting()
+        layer_range = links.nearest(self.is_a(_FORWARD), nesting)
+        operators = links.whole_nodes(operators)
+        made_by = links.makers(operators)
+        told = links.layer_of_nodes(operators, made_by, nesting, layer_range)
+        owner = links.with_followers(operators, told)
+        found = links.envelopes(operators, owner, links.outer_layers(layer_range, nesting))
+        texts = [RangeName(name.text, Category.BACKWARD) for name in self._names]
+        self._append(
+            {"start_ns": found.start, "end_ns": found.end, "pid": found.pid, "tid": found.tid},
+            texts,
+            self._name[found.layer_range],
+        )
+        loose = operators.take(np.flatnonzero(operators.backward & (owner == NONE)))
+        self._append(
+            {"start_ns": loose.start, "end_ns": loose.end, "pid": loose.pid, "tid": loose.tid},
+            [RangeName("backward", Category.PHASE)],
+            np.zeros(len(loose), dtype=np.int64),
+        )
+        return _link_warnings(operators, made_by, told)
+
+    def frame(self) -> Any:
+        """The translated ranges as a table of the schema."""
+        return make_frame(
+            "ranges",
+            {
+                **self._columns,
+                "category": labels(self._name, [name.category.value for name in self._names]),
+                "text": labels(self._name, [name.text for name in self._names]),
+            },
+        )
+
+    def _nesting(self) -> Nesting:
+        return nest(*(self._columns[name] for name in ("start_ns", "end_ns", "tid")))
+
+    def _continue_paths(self) -> None:
+        """Put the path of the layer around it before each path that begins with a dot, from the outside in."""
+        nesting = self._nesting()
+        layer_range = links.nearest(self.is_a(_FORWARD + _BACKWARD), nesting)
+        around = links.outer_layers(layer_range, nesting)[: len(self._name)]
+        relative = _flags(self._names, lambda name: name.text.startswith("."))[self._name]
+        whole: dict[tuple[int, int], int] = {}
+        for level in range(int(nesting.depth.max(initial=0)) + 1):
+            here = np.flatnonzero(relative & (nesting.depth == level))
+            outer = np.where(around[here] == NONE, NONE, self._name[around[here]])
+            pairs, which = np.unique(np.stack([outer, self._name[here]]), axis=1, return_inverse=True)
+            made = [self._continued(whole, *pair) for pair in pairs.T.tolist()]
+            self._name[here] = np.array(made, dtype=np.int64)[which.ravel()]
+
+    def _continued(self, whole: dict[tuple[int, int], int], outer: int, own: int) -> int:
+        if (outer, own) not in whole:
+            before = self._names[outer].text if outer != NONE else ""
+            self._names.append(self._names[own]._replace(text=(before + self._names[own].text).strip(".")))
+            whole[outer, own] = len(self._names) - 1
+        return whole[outer, own]
+
+    def _rename(self, which: Int64Array, category: Category) -> None:
+        changed = [RangeName(name.text, category) for name in self._names]
+        self._name[which] += len(self._names)
+        self._names = [*self._names, *changed]
+
+    def _append(self, columns: dict[str, Int64Array], names: list[RangeName], name: Int64Array) -> None:
+        count = len(name)
+        made = {
+            **columns,
+            "nested": np.ones(count, dtype=bool),
+            "left_open": np.zeros(count, dtype=bool),
+            "payload": np.full(count, MISSING_PAYLOAD, dtype=np.int64),
+        }
+        self._columns = {key: np.concatenate([values, made[key]]) for key, values in self._columns.items()}
+        self._name = np.concatenate([self._name, name + len(self._names)])
+        self._names = [*self._names, *names]
+
+
+def _meanings(frame: Any, rules: Rules | None) -> tuple[list[Meaning], npt.NDArray[np.intp]]:
+    """What the distinct (text, category) pairs mean, and which of them each range is."""
+    text, category = frame["text"].cat, frame["category"].cat
+    texts, categories = text.categories.tolist(), category.categories.tolist()
+    width = max(len(categories), 1)
+    both = text.codes.to_numpy().astype(np.int64) * width + category.codes.to_numpy()
+    distinct, which = np.unique(both, return_inverse=True)
+    ours = rules or Rules("nvprof_kit", otherwise="layer")
+    meant = [ours.meaning(texts[code // width], categories[code % width] or None) for code in distinct.tolist()]
+    return meant, which
+
+
+def _flags(names: list[Any], test: Any) -> npt.NDArray[np.bool_]:
+    return np.array([test(name) for name in names], dtype=bool)
+
+
+def _operators_of(frame: Any) -> Operators:
+    columns = ("start_ns", "end_ns", "pid", "tid", "backward", "engine", "sequence", "forward_tid")
+    return Operators(*(frame[column].to_numpy() for column in columns))
+
+
+def _link_warnings(operators: Operators, made_by: Int64Array, owner: Int64Array) -> list[str]:
+    numbered = operators.backward & (operators.sequence >= 0)
+    nodes, linked, in_layers = (
+        int(np.count_nonzero(numbered & which)) for which in (True, made_by != NONE, owner != NONE)
+    )
+    if not nodes:
+        return []
+    said = (
+        f"layers of the backward pass are told by sequence numbers: of {nodes} backward operators {linked} "
+        f"({linked / nodes:.0%}) found the operator that made them, {in_layers} ({in_layers / nodes:.0%}) in a layer"
+    )
+    if linked == nodes:
+        return [said]
+    return [f"{said}; the others ran forward outside the window, or on one of several threads: begin it at a step"]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,134 @@
+"""What the links of a GPU carry at most: to the host by PCIe or NVLink-C2C, to other GPUs by NVLink.
+
+The figures are data (`gpu_links.toml`, in the package), with their sources.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from nvprof_kit.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8")
+"""The types of number that have peaks."""
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The peaks of one GPU.
+
+    Attributes:
+        name: What it is called.
+        flops: Operations a second without sparsity, by type of number.
+        bandwidth: Bytes a second of its memory, 0 where it is not known.
+        source: Where the figures are from.
+    """
+
+    name: str
+    flops: Mapping[str, float]
+    bandwidth: float = 0.0
+    source: str = ""
+
+
+@lru_cache(maxsize=1)
+def known_gpus() -> tuple[tuple[re.Pattern[str], Peaks], ...]:
+    """The GPUs of the package, each with the pattern of the names that CUDA gives it."""
+    text = (files("nvprof_kit._analysis") / "gpu_peaks.toml").read_text(encoding="utf-8")
+    found = []
+    for row in tomllib.loads(text)["gpu"]:
+        flops = {str(dtype): float(tera) * 1e12 for dtype, tera in row["tflops"].items()}
+        found.append(
+            (re.compile(row["match"]), Peaks(row["name"], flops, float(row["gbytes"]) * 1e9, str(row["source"])))
+        )
+    return tuple(found)
+
+
+def peaks_of(gpus: Iterable[str], own: Mapping[str, float] | None = None) -> Peaks | None:
+    """The peaks of a capture's GPUs; None where nothing is known.
+
+    Args:
+        gpus: Their names; where these are of several kinds, nothing is known of them.
+        own: Operations a second, by type of number, that the user gave: they take the place of the package's.
+    """
+    names = set(gpus)
+    found = None
+    if len(names) == 1:
+        (name,) = names
+        found = next((peaks for match, peaks in known_gpus() if match.search(name)), None)
+    if not own:
+        return found
+    if found is None:
+        return Peaks(", ".join(sorted(names)) or "the GPU", dict(own), source="--peak")
+    return replace(found, flops={**found.flops, **own}, source=f"{found.source}; --peak")
+
+
+def parse_peak(text: str) -> tuple[str, float]:
+    """One peak that the user gave, ``bf16=989e12``.
+
+    Raises:
+        UsageError: It is none.
+    """
+    dtype, _, number = text.partition("=")
+    try:
+        flops = float(number)
+    except ValueError:
+        flops = 0.0
+    if dtype not in DTYPES or not 1e9 <= flops < 1e18:
+        raise UsageError(
+            f"--peak {text}: needed a type ({', '.join(DTYPES)}) and its operations a second, as in bf16=989e12"
+        )
+    return dtype, flops
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class Link(NamedTuple):
+    """A link's name, '' for none that is known, and what it carries in one direction in 10⁹ bytes per second."""
+
+    name: str
+    gb_per_s: float
+
+
+UNKNOWN = Link("", float("nan"))
+
+
+def link_of(gpu: str, copy: str) -> Link:
+    """The link that a copy goes over; `UNKNOWN` inside one GPU, and for a GPU that the data do not name.
+
+    Args:
+        gpu: The GPU's name, as the capture gives it.
+        copy: The kind of copy: ``memcpy HtoD``, ``Memcpy PtoP (Device -> Device)``.
+    """
+    said = _said_of(gpu)
+    if re.search(r"\b(HtoD|DtoH)\b", copy) and said:
+        return Link(said["host"], _data()["link"][said["host"]])
+    if re.search(r"\bPtoP\b", copy) and "peer" in said:
+        return Link("NVLink", said["peer"])
+    return UNKNOWN
+
+
+@lru_cache
+def _said_of(gpu: str) -> dict[str, Any]:
+    return next((one for one in _data()["gpu"] if re.search(one["match"], gpu)), {})
+
+
+@lru_cache
+def _data() -> dict[str, Any]:
+    file = files("nvprof_kit._analysis") / "gpu_links.toml"
+    data: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+    return data

@@ -1,0 +1,217 @@
+"""Which class each GPU operation is of: gemm, attention, norm, … told from its name by a list of rules.
+
+The rules are data (`classes.toml`, in the package); rules of a user's own have the same form and are asked
+first. What no rule matched is `other`, and is listed, so that nobody takes silence for knowledge.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._trace.schema import OP_KINDS
+from nvprof_kit.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CLASSES: Mapping[str, str] = {
+    "gemm": "matrix products and convolutions",
+    "attention": "fused attention: flash, cuDNN, memory-efficient, flex, paged",
+    "norm": "layer, RMS, batch and group norm",
+    "elementwise": "one result per element: activations, residual additions, dropout",
+    "reduction": "sums, means, losses, scans",
+    "softmax": "softmax and cross-entropy that are kernels of their own",
+    "embedding": "table look-ups and their backward",
+    "optimizer": "fused and foreach optimizer steps, and gradient clipping by foreach",
+    "comm": "collectives and peer-to-peer transfers by kernels",
+    "copy": "memcpy, memset, and kernels that only move or cast: copy, cat, index",
+    "other": "sorts, whole CUDA graphs, and whatever no rule matched",
+}
+"""The classes and what they hold; an operation's class is an index into the keys."""
+
+UNMATCHED = "(matched nothing)"
+"""Family of an operation that no rule matched."""
+
+_CODE = {name: code for code, name in enumerate(CLASSES)}
+_BY_KIND = {"memcpy": ("copy", "memcpy"), "memset": ("copy", "memset"), "graph": ("other", "whole CUDA graph")}
+_FIELDS = {"name", "class", "match", "example"}
+
+
+class Rule(NamedTuple):
+    """One rule: what it recognises, the class it gives, the pattern, and names it must recognise."""
+
+    name: str
+    kernel_class: str
+    match: re.Pattern[str]
+    example: tuple[str, ...] = ()
+
+
+class Family(NamedTuple):
+    """What a name was recognised as: its class, and the rule's name or `UNMATCHED`."""
+
+    kernel_class: str
+    name: str
+
+
+@dataclass(frozen=True)
+class KernelClasses:
+    """The class of every operation (shape ``(n,)``, in the order of `Trace.ops`).
+
+    Attributes:
+        code: Index into the keys of `CLASSES`.
+        family: Index into `families`.
+        families: What the rules recognised, each a class and the rule's name.
+        unmatched: Kernels that no rule matched, the costliest first: name, count, gpu_ns.
+    """
+
+    code: npt.NDArray[np.int8]
+    family: npt.NDArray[np.int32]
+    families: tuple[Family, ...]
+    unmatched: pd.DataFrame
+
+    def is_a(self, kernel_class: str) -> npt.NDArray[np.bool_]:
+        """Which operations are of a class, shape ``(n,)``."""
+        found: npt.NDArray[np.bool_] = self.code == _CODE[kernel_class]
+        return found
+
+    def warnings(self, total_ns: int) -> tuple[str, ...]:
+        """That some kernels matched no rule, said aloud; nothing where every one matched."""
+        if not len(self.unmatched):
+            return ()
+        ns = int(self.unmatched["gpu_ns"].sum())
+        return (
+            f"{len(self.unmatched)} kernel names, {100 * ns / max(total_ns, 1):.1f} % of the GPU time, matched no "
+            f"class rule and are 'other', the costliest {str(self.unmatched['name'].iloc[0])[:60]!r}; "
+            "name them in a file for --kernel-rules",
+        )
+
+
+def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
+    """The rules of a TOML text: an array of tables ``rule``, each with ``name``, ``class``, ``match``.
+
+    Args:
+        text: The TOML text.
+        source: What to call it in a message.
+
+    Raises:
+        UsageError: The text is not TOML, a field is missing or unknown, a class is none of `CLASSES`, or a pattern
+            is no regular expression.
+    """
+    try:
+        tables = tomllib.loads(text).get("rule", [])
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{source}: not TOML: {error}") from None
+    if not isinstance(tables, list) or not tables:
+        raise UsageError(f"{source}: no [[rule]] in it; needed at least one with name, class and match")
+    return tuple(_rule(table, f"{source}: rule {number}") for number, table in enumerate(tables, 1))
+
+
+def _rule(table: Any, where: str) -> Rule:
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{where}: no table; write each rule below a line [[rule]]")
+    if missing := _FIELDS - {"example"} - table.keys():
+        raise UsageError(f"{where}: lacks {', '.join(sorted(missing))}")
+    if unknown := table.keys() - _FIELDS:
+        raise UsageError(f"{where}: unknown {', '.join(sorted(unknown))}; known are {', '.join(sorted(_FIELDS))}")
+    if table["class"] not in list(CLASSES):
+        raise UsageError(f"{where}: no class {table['class']!r}; needed one of {', '.join(CLASSES)}")
+    match, example = (_texts(table, key, where) for key in ("match", "example"))
+    try:
+        pattern = re.compile("|".join(match), re.IGNORECASE)
+    except re.error as error:
+        raise UsageError(f"{where}: {table['match']!r} is no regular expression: {error}") from None
+    return Rule(str(table["name"]), table["class"], pattern, example)
+
+
+def _texts(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    """A text or a list of texts of a rule; none where the rule lacks the key."""
+    value = table.get(key, [])
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts) or (key in table and not texts):
+        raise UsageError(f"{where}: {key} = {value!r}; needed a text in quotes or a list of them")
+    return tuple(texts)
+
+
+@lru_cache(maxsize=1)
+def built_in_rules() -> tuple[Rule, ...]:
+    """The rules of the package."""
+    name = "classes.toml"
+    return parse_rules((files("nvprof_kit._analysis.kernels") / name).read_text(encoding="utf-8"), name)
+
+
+_LONGEST = 8192
+"""Letters of a name that are looked at, its begin and its end: some patterns take the square of a text's length."""
+
+
+def family_of(name: str, kind: str = "kernel", own_rules: Sequence[Rule] = ()) -> Family:
+    """The class of one operation and the rule that told it.
+
+    Args:
+        name: The kernel's demangled or shown name, or a CPU operator's.
+        kind: One of `nvprof_kit._trace.schema.OP_KINDS`; copies and whole graphs need no rule.
+        own_rules: Rules asked before the package's.
+    """
+    if kind in _BY_KIND:
+        return Family(*_BY_KIND[kind])
+    asked = name if len(name) <= _LONGEST else name[: _LONGEST // 2] + name[-_LONGEST // 2 :]
+    for rule in (*own_rules, *built_in_rules()):
+        if rule.match.search(asked):
+            return Family(rule.kernel_class, rule.name)
+    return Family("other", UNMATCHED)
+
+
+def classify(ops: pd.DataFrame, own_rules: Sequence[Rule] = ()) -> KernelClasses:
+    """The class of every operation of a capture. Each distinct name is asked once.
+
+    Args:
+        ops: The operations, with the optional column ``name``.
+        own_rules: Rules asked before the package's.
+    """
+    import pandas as pd
+
+    names = ops["name"].cat
+    count = len(OP_KINDS)
+    kind = ops["kind"].to_numpy()
+    pair, which = _distinct(names.codes.to_numpy().astype(np.int64) * count + kind, len(names.categories) * count)
+    told = [family_of(str(names.categories[one // count]), OP_KINDS[one % count], own_rules) for one in pair.tolist()]
+    families = tuple(dict.fromkeys(told))
+    place = {family: number for number, family in enumerate(families)}
+    code_of_pair = np.array([_CODE[family.kernel_class] for family in told], dtype=np.int8)
+    family_of_pair = np.array([place[family] for family in told], dtype=np.int32)
+    spent = exact_sums(which, (ops["end_ns"] - ops["start_ns"]).to_numpy(), len(pair))
+    unmatched = pd.DataFrame(
+        {
+            "name": [str(names.categories[one // count]) for one in pair.tolist()],
+            "count": np.bincount(which, minlength=len(pair)),
+            "gpu_ns": spent,
+        }
+    )[np.array([family.name == UNMATCHED for family in told], dtype=bool)]
+    return KernelClasses(
+        code=code_of_pair[which],
+        family=family_of_pair[which],
+        families=families,
+        unmatched=unmatched.sort_values("gpu_ns", ascending=False, kind="stable", ignore_index=True),
+    )
+
+
+def _distinct(codes: npt.NDArray[np.int64], span: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The distinct codes, ascending, and which of them each is; codes lie in ``0 … span - 1``, span is small."""
+    present = np.flatnonzero(np.bincount(codes, minlength=span))
+    place = np.zeros(span, dtype=np.int64)
+    place[present] = np.arange(len(present))
+    return present, place[codes]

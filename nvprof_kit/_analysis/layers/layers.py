@@ -1,0 +1,357 @@
+"""The per-layer table: what each layer costs, by phase, and by step where asked.
+
+Every operation has one owner (`nvprof_kit._analysis.attribution.attribution`), so the sum of `gpu_self_ns` over all
+rows is the sum of all operations' durations. That is checked here at every run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvprof_kit._analysis.attribution.attribution import HOW, Attribution, attribute
+from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
+from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
+from nvprof_kit._analysis.foreign.rules import Rules
+from nvprof_kit._analysis.foreign.translate import translate
+from nvprof_kit._analysis.kernels.classes import classify
+from nvprof_kit._analysis.layers.memory import LayerMemory, layer_memory, with_memory
+from nvprof_kit._analysis.layers.order import model_order
+from nvprof_kit._analysis.layers.sums import Columns, LayerSums, sum_layers
+from nvprof_kit._analysis.layers.warnings import layer_warnings
+from nvprof_kit._trace.schema import CaptureInfo, Trace
+from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
+
+COLUMNS = {
+    "step": "number of the step, missing outside steps (only by step)",
+    "instance": "which instance of a step, by time from 0, since numbers may return; missing outside (only by step)",
+    "layer": "module path, or `(none)` for work outside every layer",
+    "phase": (
+        "`forward`, `backward` or `recompute`; outside layers the text of the phase's range (`optimizer`, "
+        "`data`, …) or `other`"
+    ),
+    "calls": (
+        "times it ran: its ranges, and one for each CUDA-graph replay that ran it; for `(none)` the ranges of the phase"
+    ),
+    "gpu_ops": (
+        "operations that are its own: kernels, copies, memsets and whole-graph replays whose innermost layer it is"
+    ),
+    "gpu_self_ns": "sum of the durations of these, in ns",
+    "compute_ns": "the part of `gpu_self_ns` in kernels that compute, in ns",
+    "comm_ns": "the part in collectives and other communication, in ns: moving bytes, and waiting for other ranks",
+    "copy_ns": "the part in copies and memsets, in ns; the three add up to `gpu_self_ns`",
+    "gpu_total_ns": "`gpu_self_ns` with that of the layers it holds in the model, in the same phase, in ns",
+    "gpu_busy_ns": "length of the union of the total's intervals, summed over devices, in ns",
+    "cpu_ns": "CPU wall time inside its ranges, in ns",
+    "share": "`gpu_self_ns` over the capture's sum, 0 to 1",
+}
+"""The columns of `LayersResult.rows` and what they mean."""
+
+
+BY_STEP = ("step", "instance")
+"""Columns that are there only by step."""
+
+PARTS = ("compute_ns", "comm_ns", "copy_ns")
+"""Columns that are there only where the operations' names were read."""
+
+OPTIONAL = ("name", "loads")
+"""What `nvprof_kit._trace.open.open_capture` should read, to tell communication from computing, and warm-up."""
+
+
+@dataclass(frozen=True)
+class LayersOptions:
+    """What to tell apart.
+
+    Attributes:
+        by_step: One row per (step, layer, phase) instead of per (layer, phase).
+        rules: How the captured program names its ranges; None where it follows the contract.
+        memory: Tell the memory too, with the columns of `nvprof_kit._analysis.layers.memory.MEMORY`.
+        steps: Which steps to look at; by default the rows are of the whole capture, and the tree of all steps but
+            warm-up.
+    """
+
+    steps: StepOptions = ALL_STEPS
+    by_step: bool = False
+    rules: Rules | None = None
+    memory: bool = False
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The capture in a few numbers; times in nanoseconds.
+
+    Attributes:
+        total_ns: Sum of all operations' durations; of those in the steps asked for, where steps were asked for.
+        shown_ns: What `LayersResult.tree` adds up to: the part in the steps that are shown, all without steps.
+        outside_ns: The part outside steps, 0 in a capture without steps.
+        left_out_ns: The part in steps that are warm-up; the three add up to `total_ns`.
+        comm_ns: The part of `shown_ns` in communication; None where the operations' names were not read.
+        layer_ns: The part of `shown_ns` that computes or copies and is in a named layer; of
+            `work_ns`.
+        work_ns: The part of `shown_ns` that is no communication, which is waiting in good part.
+        wall_ns: From the first operation's start to the last one's end.
+        ops: Number of operations.
+        steps: Number of steps that are shown (`nvprof_kit._analysis.attribution.steps`).
+        all_steps: Number of steps in the capture.
+        layers: Number of distinct layers.
+        by_how: Time by how its owner was told (`nvprof_kit._analysis.attribution.attribution.HOW`).
+        loop_layer_share: Of the time of forward, backward and recompute, the share that is in a named layer; 0
+            where there is none.
+    """
+
+    total_ns: int
+    shown_ns: int
+    outside_ns: int
+    left_out_ns: int
+    comm_ns: int | None
+    layer_ns: int
+    work_ns: int
+    wall_ns: int
+    ops: int
+    steps: int
+    all_steps: int
+    layers: int
+    by_how: dict[str, int]
+    loop_layer_share: float
+
+
+@dataclass(frozen=True)
+class LayersResult:
+    """The per-layer table of one capture.
+
+    Attributes:
+        rows: The columns of `COLUMNS`, a row per (layer, phase), in the model's order, `(none)` last.
+        tree: For reading: a row per layer in the model's order, then one per phase of `(none)`: layer, phase (''
+            for a layer), parent ('' at the top), depth, calls, forward_ns, backward_ns, recompute_ns, other_ns,
+            total_ns, comm_ns (part of total_ns), cpu_ns. Times of a layer hold those of the layers in it, each in its
+            own phase. All of it in the steps that are shown; of a capture without steps all.
+        summary: The capture in a few numbers.
+        warnings: Sentences on what may be missing or distorted, each with what to do.
+        info: What the capture says of itself.
+        memory: The memory, where it was asked for.
+        steps: Which steps `tree` is of.
+    """
+
+    rows: pd.DataFrame
+    tree: pd.DataFrame
+    summary: Summary
+    warnings: tuple[str, ...]
+    info: CaptureInfo
+    steps: StepChoice
+    memory: LayerMemory | None = None
+
+    @property
+    def shown_rows(self) -> pd.DataFrame:
+        """The rows of a result by step that are of the steps in `tree`; of a capture without steps all."""
+        if not len(self.steps.shown):
+            return self.rows
+        instance = self.rows["instance"].fillna(-1).to_numpy(dtype=np.int64)
+        chosen: pd.DataFrame = self.rows[np.append(self.steps.shown, False)[instance]]
+        return chosen
+
+
+def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attribution | None = None) -> LayersResult:
+    """What each layer of a capture costs.
+
+    Args:
+        trace: The capture.
+        options: What to tell apart; per (layer, phase) by default.
+        attribution: Who owns each operation, where that is known already; then the rules have been applied.
+
+    Raises:
+        AssertionError: The rows do not add up to the operations: a defect of this package.
+        CaptureError: The memory was asked for, and the capture tells nothing of it.
+    """
+    options = options or LayersOptions()
+    trace = translate(trace, options.rules if attribution is None else None)
+    attribution = attribution or attribute(trace)
+    choice = choose_steps(trace, attribution, options.steps)
+    columns = Columns.by_step(len(choice.shown)) if options.by_step else Columns.apart(choice.shown)
+    classes = classify(trace.ops) if "name" in trace.ops else None
+    whole = not (options.by_step or options.steps.selects)
+    sums = sum_layers(trace, attribution, columns, classes, busy=not whole)
+    order = model_order(attribution.ranges, sums.layers, sums.parent)
+    told = _Told(sums, columns, choice, options, ("name" in trace.ops))
+    rows = told.rows(attribution.ranges.steps, order)
+    summary = _summary(trace, attribution, told)
+    if int(rows["gpu_self_ns"].sum()) != summary.total_ns:
+        raise AssertionError(
+            f"{rows['gpu_self_ns'].sum()} ns in the rows, {summary.total_ns} ns in the operations: please report this"
+        )
+    memory = layer_memory(trace, attribution, by_step=options.by_step) if options.memory else None
+    return LayersResult(
+        rows=rows if memory is None else with_memory(rows, memory),
+        tree=told.tree(order),
+        summary=summary,
+        warnings=(
+            *trace.info.warnings,
+            *layer_warnings(trace, attribution, summary.total_ns),
+            *(() if memory is None else memory.warnings),
+        ),
+        info=trace.info,
+        steps=choice,
+        memory=memory,
+    )
+
+
+@dataclass(frozen=True)
+class _Told:
+    """The sums as tables.
+
+    Attributes:
+        sums: The sums.
+        columns: What their columns are.
+        choice: Which steps are shown.
+        options: What was asked for.
+        by_sort: Whether communication is known.
+    """
+
+    sums: LayerSums
+    columns: Columns
+    choice: StepChoice
+    options: LayersOptions
+    by_sort: bool
+
+    @property
+    def shown(self) -> Int64Array:
+        """The columns that the tree is of: those of the steps that are shown, of a capture without steps column 0."""
+        steps = len(self.choice.shown)
+        if not steps:
+            return np.zeros(1, dtype=np.int64)
+        found: Int64Array = np.unique(self.columns.of_instance[:steps][self.choice.shown])
+        return found
+
+    @property
+    def listed(self) -> Int64Array:
+        """The columns that the rows are of: those of the steps asked for, or all, outside steps last."""
+        if self.options.steps.selects:
+            return self.shown
+        every: Int64Array = np.roll(np.arange(self.columns.width), -1)
+        return every
+
+    def rows(self, steps: Int64Array, order: dict[str, int]) -> pd.DataFrame:
+        """The table of the contract, in the model's order, without rows of which nothing was seen."""
+        import pandas as pd
+
+        sums, listed = self.sums, self.listed
+        together = not self.options.by_step
+        arrays = {name: self._of(values, listed, together) for name, values in sums.arrays.items()}
+        seen = (arrays["calls"] > 0) | (arrays["gpu_ops"] > 0) | (arrays["gpu_total_ns"] > 0) | (arrays["cpu_ns"] > 0)
+        by_place = self._in_order(order)
+        # by step first; within a step in the model's order
+        column, key = (part.ravel() for part in np.meshgrid(np.arange(seen.shape[1]), by_place, indexing="ij"))
+        keep = seen[key, column]
+        key, column = key[keep], column[keep]
+        instance = listed[column] - 1
+        total = int(arrays["gpu_self_ns"].sum())
+        made = {name: values[key, column] for name, values in arrays.items()}
+        texts: dict[str, Any] = {
+            "layer": np.array([layer for layer, _ in sums.keys], dtype=object)[key],
+            "phase": np.array([phase for _, phase in sums.keys], dtype=object)[key],
+        }
+        if not together:
+            numbers = np.append(steps, 0)[instance]
+            texts |= {
+                "step": pd.arrays.IntegerArray(numbers, instance < 0),
+                "instance": pd.arrays.IntegerArray(instance, instance < 0),
+            }
+        share = made["gpu_self_ns"] / total if total else np.zeros(len(key))
+        known = {**texts, **made, "share": share}
+        kept = [name for name in COLUMNS if name in known and (self.by_sort or name not in PARTS)]
+        table: pd.DataFrame = pd.DataFrame({name: known[name] for name in kept})
+        return table
+
+    def _of(self, values: Int64Array, listed: Int64Array, together: bool) -> Int64Array:
+        """The listed columns, or one with their sum; `values` may be one column that is of all."""
+        chosen = values if values.shape[1] < self.columns.width else values[:, listed]
+        summed: Int64Array = chosen.sum(axis=1, keepdims=True) if together else chosen
+        return summed
+
+    def _in_order(self, order: dict[str, int]) -> Int64Array:
+        """The keys in the model's order, `(none)` last."""
+        loop_rank = {phase: rank for rank, phase in enumerate((*self.sums.loop_phases, NO_PHASE))}
+        place = [
+            (order[layer], LAYER_PHASES.index(phase))
+            if layer != NO_LAYER
+            else (len(order), loop_rank.get(phase, len(loop_rank)))
+            for layer, phase in self.sums.keys
+        ]
+        return np.array(sorted(range(len(place)), key=place.__getitem__), dtype=np.int64)
+
+    def part(self, values: Int64Array) -> Int64Array:
+        """One of the arrays in the steps that are shown, shape ``(keys,)``."""
+        found: Int64Array = values[:, self.shown].sum(axis=1)
+        return found
+
+    def tree(self, order: dict[str, int]) -> pd.DataFrame:
+        """The table for reading: layers with those they hold in the model, each in its own phase."""
+        import pandas as pd
+
+        sums, parent = self.sums, self.sums.parent
+        own = {name: dict(zip(sums.keys, self.part(values).tolist(), strict=True)) for name, values in (
+            ("self", sums.self_ns), ("comm", sums.comm_ns), ("calls", sums.calls), ("cpu", sums.cpu_ns),
+            ("ops", sums.ops))}  # fmt: skip
+        held = {key: own["self"].get(key, 0) for layer in order for phase in LAYER_PHASES for key in [(layer, phase)]}
+        comm = {layer: sum(own["comm"].get((layer, phase), 0) for phase in LAYER_PHASES) for layer in order}
+        for layer in sorted(order, key=order.__getitem__, reverse=True):  # children come before their parent
+            if parent[layer]:
+                comm[parent[layer]] += comm[layer]
+                for phase in LAYER_PHASES:
+                    held[parent[layer], phase] += held[layer, phase]
+        depth: dict[str, int] = {}
+        records = []
+        for layer in sorted(order, key=order.__getitem__):  # a parent comes before its children
+            depth[layer] = depth[parent[layer]] + 1 if parent[layer] else 0
+            times = [held[layer, phase] for phase in LAYER_PHASES]
+            calls = max(own["calls"].get((layer, phase), 0) for phase in LAYER_PHASES)
+            cpu = sum(own["cpu"].get((layer, phase), 0) for phase in LAYER_PHASES)
+            records.append((layer, "", parent[layer], depth[layer], calls, *times, 0, sum(times), comm[layer], cpu))
+        for phase in dict.fromkeys((*sums.loop_phases, *LAYER_PHASES, NO_PHASE)):
+            key = NO_LAYER, phase
+            ns, calls = own["self"].get(key, 0), own["calls"].get(key, 0)
+            if own["ops"].get(key, 0) or calls:
+                cells = (calls, 0, 0, 0, ns, ns, own["comm"].get(key, 0), own["cpu"].get(key, 0))
+                records.append((NO_LAYER, phase, "", 0, *cells))
+        names = ["layer", "phase", "parent", "depth", "calls", *(f"{phase}_ns" for phase in LAYER_PHASES)]
+        names += ["other_ns", "total_ns", "comm_ns", "cpu_ns"]
+        tree: pd.DataFrame = pd.DataFrame.from_records(records, columns=names)
+        return tree
+
+
+def _summary(trace: Trace, attribution: Attribution, told: _Told) -> Summary:
+    start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
+    of_ops = told.choice.of_ops(attribution)
+    listed = of_ops if told.choice.asked else np.ones_like(of_ops)
+    duration = np.where(listed, end - start, 0)
+    by_how = np.bincount(attribution.how, weights=duration, minlength=len(HOW)).astype(np.int64)
+    sums, by_sort = told.sums, told.by_sort
+    shown, comm = told.part(sums.self_ns), told.part(sums.comm_ns)
+    work = shown - comm
+    named = np.array([layer != NO_LAYER for layer, _ in sums.keys])
+    in_loop = int(work[np.array([phase in LAYER_PHASES for _, phase in sums.keys])].sum())
+    outside = int(duration[attribution.step < 0].sum()) if len(told.choice.shown) else 0
+    total, shown_ns, in_layers = int(duration.sum()), int(shown.sum()), int(work[named].sum())
+    return Summary(
+        total_ns=total,
+        shown_ns=shown_ns,
+        outside_ns=outside,
+        left_out_ns=total - shown_ns - outside,
+        comm_ns=int(comm.sum()) if by_sort else None,
+        layer_ns=in_layers,
+        work_ns=int(work.sum()),
+        wall_ns=int(end[listed].max() - start[listed].min()) if listed.any() else 0,
+        ops=int(np.count_nonzero(listed)),
+        steps=told.choice.count,
+        all_steps=len(told.choice.shown),
+        layers=len(sums.layers),
+        by_how={how: int(ns) for how, ns in zip(HOW, by_how, strict=True) if ns},
+        loop_layer_share=in_layers / in_loop if in_loop else 0.0,
+    )

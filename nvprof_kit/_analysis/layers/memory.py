@@ -1,0 +1,273 @@
+"""Memory beside time: what each layer's ranges carry of the allocator, and what CUDA handed out in them.
+
+A layer's range may hold marks with the bytes that were allocated when it began and ended, and the peak that it reached
+(`nvprof_kit.names`); and nsys may have traced CUDA's own allocations, which belong to the layer whose range holds their
+call on its thread, as operations do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.operations import layer_column
+from nvprof_kit._analysis.attribution.ranges import Elsewhere, Ranges, steps_around
+from nvprof_kit._trace.schema import Trace
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.names import (
+    LAYER_CATEGORIES,
+    MEMORY_BEGIN,
+    MEMORY_END,
+    MEMORY_PEAK,
+    NO_LAYER,
+    NO_PHASE,
+    PHASE_CATEGORIES,
+    Category,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CARRIED: Mapping[str, str] = MappingProxyType(
+    {
+        "memory_begin_bytes": "allocated when its calls began, their median, in bytes",
+        "memory_end_bytes": "allocated when they ended, their median, in bytes",
+        "memory_retained_bytes": (
+            "what a call and the layers in it leave allocated, the median; negative where it frees"
+        ),
+        "memory_peak_bytes": (
+            "most that was allocated in any call; exact where the process's peak rose there, else the most that was "
+            "read at its ends and those of the layers in it"
+        ),
+    }
+)
+"""Columns of what layers' ranges carry; missing where they carry nothing."""
+
+TRACED: Mapping[str, str] = MappingProxyType(
+    {
+        "cuda_alloc_bytes": "bytes that CUDA handed out in calls of its own (`cudaMalloc`), not those of layers in it",
+        "cuda_free_bytes": "bytes that it gave back to CUDA",
+    }
+)
+"""Columns of CUDA's own allocations; missing where nsys did not trace them."""
+
+MEMORY: Mapping[str, str] = MappingProxyType({**CARRIED, **TRACED})
+
+_ON_DEVICE = ("device", "array", "managed")
+_MOST_BYTES = 1 << 50
+"""No machine has as many: a mark that says more speaks of something else."""
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """The memory of a capture.
+
+    Attributes:
+        rows: A row for each (step and instance,) layer and phase that is told of, with the columns of `MEMORY`; the sum
+            of `cuda_alloc_bytes` is that of all allocations in the window.
+        traced: Whether CUDA's own allocations were traced.
+        before_bytes: What CUDA had handed out when the capture began, as far as it lists that.
+        warnings: What is missing, and how to get it.
+    """
+
+    rows: pd.DataFrame
+    traced: bool
+    before_bytes: int
+    warnings: tuple[str, ...]
+
+
+def tells_memory(trace: Trace) -> bool:
+    """Whether a capture tells anything of memory."""
+    return _has_marks(trace) or _has_allocations(trace)
+
+
+def _has_marks(trace: Trace) -> bool:
+    return trace.marks is not None and bool((trace.marks["category"] == Category.MEMORY.value).any())
+
+
+def _has_allocations(trace: Trace) -> bool:
+    return trace.allocations is not None and len(trace.allocations) > 0
+
+
+def layer_memory(trace: Trace, attribution: Attribution, *, by_step: bool = False) -> LayerMemory:
+    """The memory of each layer.
+
+    Args:
+        trace: The capture, with the tables of `nvprof_kit._trace.schema.MEMORY_TABLES`.
+        attribution: Its ranges.
+        by_step: Tell steps apart.
+
+    Raises:
+        CaptureError: The capture tells nothing of memory.
+    """
+    marks, allocations = trace.marks, trace.allocations
+    carried, traced = _has_marks(trace), _has_allocations(trace)
+    if not carried and not traced:
+        raise CaptureError(
+            f"{trace.info.path}: no memory in this capture; record it with recipes/nsys/profile.sh --preset memory, or "
+            "call annotate_model(model, memory=True) in the program, for CUDA's own allocations with nsys profile "
+            "--cuda-memory-usage=true"
+        )
+    keys = ["step", "instance", "layer", "phase"] if by_step else ["layer", "phase"]
+    parts = []
+    if carried and marks is not None:
+        parts.append(_carried(marks, attribution.ranges, keys))
+    before = 0
+    if traced and allocations is not None:
+        on_device = allocations[allocations["kind"].isin(_ON_DEVICE)]
+        early = (on_device["tid"] == NONE) & (on_device["time_ns"] <= 0)
+        before = int(on_device["bytes"][early].sum())
+        parts.append(_traced(on_device[~early], attribution.ranges, keys))
+    rows = parts[0] if len(parts) == 1 else parts[0].join(parts[1], how="outer")
+    if traced:
+        rows[list(TRACED)] = rows[list(TRACED)].fillna(0)
+    rows = rows.reindex(columns=list(MEMORY)).astype("Int64").reset_index()
+    return LayerMemory(rows, traced, before, tuple(_warnings(rows, carried=carried, traced=traced)))
+
+
+def with_memory(rows: pd.DataFrame, memory: LayerMemory) -> pd.DataFrame:
+    """The per-layer table with the columns of `MEMORY`; what no row of it has gets a row of its own at the end."""
+    keys = [name for name in ("step", "instance", "layer", "phase") if name in rows]
+    both: pd.DataFrame = rows.merge(memory.rows.astype({"layer": object, "phase": object}), on=keys, how="outer")
+    order = rows[keys].reset_index(drop=True).reset_index(names="place")
+    both = both.merge(order, on=keys, how="left").sort_values("place", kind="stable", ignore_index=True)
+    both = both.drop(columns="place")[[*rows.columns, *MEMORY]]
+    counts = [name for name in rows.columns if name not in keys]
+    both[counts] = both[counts].fillna(0)
+    made: pd.DataFrame = both.astype({name: rows[name].dtype for name in rows.columns})
+    if memory.traced:
+        made[list(TRACED)] = made[list(TRACED)].fillna(0)
+    return made
+
+
+def memory_tree(memory: LayerMemory, tree: pd.DataFrame) -> pd.DataFrame:
+    """The memory of each row of `nvprof_kit._analysis.layers.layers.LayersResult.tree`, in its order.
+
+    Returns:
+        Columns `kept_bytes`, what a call of its forward leaves allocated, `peak_bytes`, the most in any of its phases,
+        and `cuda_bytes`, what CUDA handed out in it and in all layers in it; missing where that is not told.
+    """
+    import pandas as pd
+
+    rows = memory.rows.astype({"layer": object, "phase": object})
+    inside = tree["layer"] != NO_LAYER
+    forward = rows[rows["phase"] == Category.FORWARD.value].groupby("layer")["memory_retained_bytes"].median()
+    peak = rows.groupby("layer")["memory_peak_bytes"].max()
+    alloc = rows["cuda_alloc_bytes"].groupby([rows["layer"], rows["phase"].where(rows["layer"] == NO_LAYER, "")]).sum()
+    keys = list(zip(tree["layer"].tolist(), tree["phase"].tolist(), strict=True))
+    own = [int(alloc.get(key, 0)) for key in keys]
+    place = {layer: number for number, (layer, _) in enumerate(keys) if layer != NO_LAYER}
+    for number, parent in reversed(list(enumerate(tree["parent"].tolist()))):  # children come behind their parent
+        if parent:
+            own[place[parent]] += own[number]
+    made: pd.DataFrame = pd.DataFrame(
+        {
+            "kept_bytes": tree["layer"].map(forward).where(inside).astype("Float64").round().astype("Int64"),
+            "peak_bytes": tree["layer"].map(peak).where(inside).astype("Int64"),
+            "cuda_bytes": pd.array(own if memory.traced else [None] * len(own), dtype="Int64"),
+        }
+    )
+    return made
+
+
+def _carried(marks: pd.DataFrame, ranges: Ranges, keys: list[str]) -> pd.DataFrame:
+    """What layers' ranges carry, by keys."""
+    bytes_ = marks["payload"].notna() & (marks["payload"] < _MOST_BYTES)
+    mine = marks[(marks["category"] == Category.MEMORY.value) & bytes_.fillna(False)]
+    inner = ranges.nesting.innermost(mine["tid"].to_numpy(), mine["time_ns"].to_numpy())
+    owner = np.append(ranges.layer_range, NONE)[inner]
+    told = owner >= 0
+    owner, payload = owner[told], mine["payload"].to_numpy(dtype=np.int64)[told]
+    text = mine["text"].cat.set_categories([MEMORY_BEGIN, MEMORY_END, MEMORY_PEAK]).cat.codes.to_numpy()[told]
+    begin, end, peak = (np.full(len(ranges.start), NONE, dtype=np.int64) for _ in range(3))
+    for code, values in enumerate((begin, end, peak)):
+        np.maximum.at(values, owner[text == code], payload[text == code])
+    peak = _most_inside(np.maximum(np.maximum(begin, end), peak), ranges)
+    whole = np.flatnonzero((begin >= 0) & (end >= 0) & ranges.is_one_of(LAYER_CATEGORIES))
+    table = _keyed(ranges, whole, steps_around(ranges, whole)).assign(
+        memory_begin_bytes=begin[whole], memory_end_bytes=end[whole], memory_peak_bytes=peak[whole]
+    )
+    table["memory_retained_bytes"] = table["memory_end_bytes"] - table["memory_begin_bytes"]
+    how = dict.fromkeys(CARRIED, "median") | {"memory_peak_bytes": "max"}
+    groups = table.groupby(keys, observed=True, dropna=False, sort=False)
+    return _by_text(groups.agg(how).round().astype("Int64"), keys)
+
+
+def _most_inside(most: Int64Array, ranges: Ranges) -> Int64Array:
+    """For each range the largest value of its own and of all ranges in it."""
+    most = most.copy()
+    for level in range(int(ranges.nesting.depth.max(initial=0)), 0, -1):
+        here = np.flatnonzero(ranges.nesting.depth == level)
+        np.maximum.at(most, ranges.nesting.parent[here], most[here])
+    return most
+
+
+def _traced(allocations: pd.DataFrame, ranges: Ranges, keys: list[str]) -> pd.DataFrame:
+    """What CUDA handed out and took back, by keys."""
+    pid, tid, moment = (allocations[name].to_numpy() for name in ("pid", "tid", "call_ns"))
+    inner = ranges.nesting.innermost(tid, moment)
+    layer = np.append(ranges.layer_range, NONE)[inner]
+    around = np.where(layer >= 0, layer, np.append(ranges.phase_range, NONE)[inner])
+    unattributed = np.flatnonzero(around == NONE)
+    phases = Elsewhere(ranges, ranges.is_one_of(PHASE_CATEGORIES))
+    around[unattributed] = phases.open_at(pid[unattributed], tid[unattributed], moment[unattributed])
+    step = ranges.step_at(inner)
+    unattributed = np.flatnonzero(step == NONE)
+    steps = Elsewhere(ranges, ranges.step >= 0).open_at(pid[unattributed], tid[unattributed], moment[unattributed])
+    step[unattributed] = np.append(ranges.step, NONE)[steps]
+    count = allocations["bytes"].to_numpy()
+    table = _keyed(ranges, layer, step, around).assign(
+        cuda_alloc_bytes=np.maximum(count, 0), cuda_free_bytes=np.maximum(-count, 0)
+    )
+    groups = table.groupby(keys, observed=True, dropna=False, sort=False)
+    return _by_text(groups[list(TRACED)].sum().astype("Int64"), keys)
+
+
+def _by_text(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """A table by the same keys as plain texts, which can be joined whatever their categories."""
+    plain: pd.DataFrame = table.reset_index().astype({"layer": object, "phase": object}).set_index(keys)
+    return plain
+
+
+def _keyed(ranges: Ranges, layer: Int64Array, step: Int64Array, phase: Int64Array | None = None) -> pd.DataFrame:
+    """Step, layer and phase of ranges; the phase is that of another range where that is given."""
+    import pandas as pd
+
+    texts = np.append(ranges.phase, NO_PHASE).astype(object)[layer if phase is None else phase]
+    numbers = np.append(ranges.steps, 0)[step]
+    keyed: pd.DataFrame = pd.DataFrame(
+        {
+            "step": pd.arrays.IntegerArray(numbers, _missing(step)),
+            "instance": pd.arrays.IntegerArray(step.astype(np.int64), _missing(step)),
+            "layer": layer_column(ranges, layer),
+            "phase": np.where(texts == "", NO_PHASE, texts),
+        }
+    )
+    return keyed
+
+
+def _missing(step: Int64Array) -> npt.NDArray[np.bool_]:
+    absent: npt.NDArray[np.bool_] = step == NONE
+    return absent
+
+
+def _warnings(rows: pd.DataFrame, *, carried: bool, traced: bool) -> list[str]:
+    warnings = []
+    if not carried:
+        warnings.append(
+            "the layers' ranges carry no memory, only CUDA's own allocations are told: call annotate_model(model, "
+            "memory=True), or run the program with NVPROF_KIT_MEMORY=1"
+        )
+    if traced and not rows["cuda_alloc_bytes"].sum():
+        warnings.append(
+            "CUDA handed out no memory in the window: PyTorch's allocator used what it had; let the window hold the "
+            "first step, or run with PYTORCH_NO_CUDA_MEMORY_CACHING=1 to see every allocation"
+        )
+    return warnings

@@ -1,0 +1,257 @@
+"""Time and memory of every layer in every iteration, and of every kind of block: what `LayerProfiler` tells.
+
+The times are those of `nvprof_kit._analysis.layers.layers`, with what a layer holds by the model and not by nesting in
+time, so that a phase of a block never counts another phase's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.attribution.operations import Operations, op_owners
+from nvprof_kit._analysis.attribution.step_times import step_times
+from nvprof_kit._analysis.layers.layers import LAYER_PHASES, LayersOptions, LayersResult, layers
+from nvprof_kit._trace.schema import Trace
+from nvprof_kit.names import NO_LAYER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ATTENTION = "attention"
+
+MEMORY_COLUMNS = {
+    "allocated_bytes": "allocated when its last call in the step ended; memory only with CUDA",
+    "retained_bytes": "what its calls left allocated, summed; negative where they freed",
+    "transient_bytes": "most that a call needed above that for a while",
+    "peak_bytes": "most that was allocated while it ran",
+    "reserved_bytes": "most that was reserved from CUDA when a call ended",
+}
+"""What is known of memory, by the allocator's counts at each begin and end of a layer."""
+
+COLUMNS = {
+    "step": "number of the step, missing outside steps",
+    "layer": "module path, or `(none)` for work outside every layer",
+    "phase": "`forward`, `backward`, `recompute`; outside layers the phase of the loop, or `other`",
+    "kind": "kind of block, missing for what is no block",
+    "calls": "times it ran",
+    "gpu_ops": "operations that are its own",
+    "gpu_self_ns": "GPU time of these, in ns; of CPU operators in a recording without a GPU",
+    "gpu_ns": "the same with that of the layers it holds, in ns",
+    "attention_ns": "the part of it in fused attention kernels, in ns",
+    "cpu_ns": "CPU wall time inside its ranges, in ns",
+    **MEMORY_COLUMNS,
+}
+"""The columns of `LayerProfile.rows`."""
+
+KIND_COLUMNS = {
+    "kind": "kind of block, or the fused attention that ran: `flash attention`, `cuDNN attention`, …",
+    "is_block": "whether it is a kind of block",
+    "layers": "blocks of the kind; layers that the attention ran in",
+    "count": "calls of the blocks in forward; kernels of the attention",
+    **{f"{phase}_ns": f"GPU time in {phase}, summed over blocks and steps, in ns" for phase in LAYER_PHASES},
+    "gpu_ns": "the sum of these",
+    "attention_ns": "the part of it in fused attention kernels, in ns",
+    "cpu_ns": "CPU wall time inside the blocks' ranges, in ns; missing for attention",
+    "mean_ns": "GPU time of one block in one step: the mean over blocks and steps, in ns; of attention, of one layer",
+    "min_ns": "the least of them",
+    "max_ns": "the most of them",
+    "retained_bytes": "what a block's forward leaves allocated: the mean over blocks and steps; missing without CUDA",
+}
+"""The columns of `LayerProfile.kinds`."""
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """What one recorded window of steps tells.
+
+    Attributes:
+        rows: The columns of `COLUMNS`, a row for each step, layer and phase, in the model's order.
+        kinds: The columns of `KIND_COLUMNS`, a row for each kind of block, then one for each kind of attention.
+        layers: The per-layer table by step, as `nvprof-kit layers --by step` gives it.
+        busy: Share of the steps' length in which the GPU had work; None without steps or a GPU.
+    """
+
+    rows: pd.DataFrame
+    kinds: pd.DataFrame
+    layers: LayersResult
+    busy: float | None
+
+
+def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame | None = None) -> LayerProfile:
+    """Time and memory by step, layer and phase, and by kind of block.
+
+    Args:
+        trace: The recorded window, with the operations' names.
+        kinds: The kind of each block, by path.
+        memory: A row for each end of a layer's call: step, layer, phase and `MEMORY_COLUMNS`; None without CUDA.
+    """
+    operations = Operations(trace)
+    result = layers(trace, LayersOptions(by_step=True), operations.attribution)
+    grid = _Grid(result)
+    attention = _fused_attention(operations)
+    rows = grid.rows(attention)
+    rows.insert(3, "kind", rows["layer"].map(dict(kinds)).astype(object))
+    rows = _with_memory(rows, memory)
+    return LayerProfile(
+        rows=rows[list(COLUMNS)],
+        kinds=_kinds(rows, attention),
+        layers=result,
+        busy=_busy(trace, operations),
+    )
+
+
+class _Grid:
+    """The per-layer table as arrays of shape ``(layers, phases, steps)``; the last step stands for none."""
+
+    def __init__(self, result: LayersResult) -> None:
+        self._table = result.rows
+        tree = result.tree[result.tree["layer"] != NO_LAYER]
+        self.parent = dict(zip(tree["layer"], tree["parent"], strict=True))
+        self.layers = [*self.parent, NO_LAYER]
+        self.phases = list(dict.fromkeys([*LAYER_PHASES, *result.rows["phase"]]))
+        self.steps: list[int] = sorted({int(step) for step in result.rows["step"].dropna()})
+        self.shape = (len(self.layers), len(self.phases), len(self.steps) + 1)
+
+    def sums(self, table: pd.DataFrame, column: str) -> Int64Array:
+        """A column of a table with layer, phase and step, summed at its places in a flat array."""
+        steps = table["step"].astype(object).where(table["step"].notna(), None)
+        places = (
+            ({name: code for code, name in enumerate(self.layers)}, table["layer"]),
+            ({name: code for code, name in enumerate(self.phases)}, table["phase"]),
+            ({number: code for code, number in enumerate([*self.steps, None])}, steps),
+        )
+        codes = [np.array([place[value] for value in values], dtype=np.int64) for place, values in places]
+        cell = np.ravel_multi_index(tuple(codes), self.shape)
+        return exact_sums(cell, table[column].to_numpy(), int(np.prod(self.shape)))
+
+    def held(self, own: Int64Array) -> Int64Array:
+        """Flat values with those of the layers that each layer holds."""
+        held: Int64Array = own.reshape(self.shape).copy()
+        place = {name: code for code, name in enumerate(self.layers)}
+        for layer in reversed(self.layers[:-1]):  # children come before their parent
+            if self.parent[layer]:
+                held[place[self.parent[layer]]] += held[place[layer]]
+        return held.reshape(-1)
+
+    def rows(self, attention: pd.DataFrame) -> pd.DataFrame:
+        """The rows by step in which there is anything, with columns of `COLUMNS` less kind and memory."""
+        import pandas as pd
+
+        flat = {name: self.sums(self._table, name) for name in ("calls", "gpu_ops", "gpu_self_ns", "cpu_ns")}
+        flat["gpu_ns"] = self.held(flat["gpu_self_ns"])
+        flat["attention_ns"] = self.held(self.sums(attention, "ns"))
+        seen = np.any([values != 0 for values in flat.values()], axis=0)
+        by_step = np.transpose(np.arange(len(seen)).reshape(self.shape), (2, 0, 1)).ravel()
+        kept = by_step[seen[by_step]]
+        layer, phase, when = np.unravel_index(kept, self.shape)
+        made: pd.DataFrame = pd.DataFrame(
+            {
+                "step": pd.array([*self.steps, None], dtype="Int64")[when],
+                "layer": np.array(self.layers, dtype=object)[layer],
+                "phase": np.array(self.phases, dtype=object)[phase],
+                **{name: values[kept] for name, values in flat.items()},
+            }
+        )
+        return made
+
+
+def _fused_attention(operations: Operations) -> pd.DataFrame:
+    """The fused attention kernels: kind, layer, phase, step (missing outside steps), count and ns, a row for each."""
+    import pandas as pd
+
+    classes, attribution, ops = operations.classes, operations.attribution, operations.trace.ops
+    chosen = np.flatnonzero(classes.is_a(ATTENTION))
+    layer, phase = (column[chosen] for column in op_owners(attribution))
+    steps = pd.array([*attribution.ranges.steps.tolist(), None], dtype="Int64")
+    kernels = pd.DataFrame(
+        {
+            "kind": classes.family[chosen],
+            "layer": layer,
+            "phase": phase,
+            "step": steps[attribution.step[chosen]],  # NONE finds the last
+            "ns": (ops["end_ns"] - ops["start_ns"]).to_numpy()[chosen],
+        }
+    )
+    by = ["kind", "layer", "phase", "step"]
+    summed = kernels.groupby(by, observed=True, dropna=False)["ns"].agg(count="count", ns="sum").reset_index()
+    made: pd.DataFrame = summed.assign(kind=[classes.families[code].name for code in summed["kind"]])
+    return made
+
+
+def _with_memory(rows: pd.DataFrame, memory: pd.DataFrame | None) -> pd.DataFrame:
+    """The rows with the memory of the calls that each is of."""
+    how = {name: "max" for name in MEMORY_COLUMNS} | {"allocated_bytes": "last", "retained_bytes": "sum"}
+    keys = ["step", "layer", "phase"]
+    if memory is None or not len(memory):
+        joined = rows.assign(**dict.fromkeys(MEMORY_COLUMNS))
+    else:
+        step = memory["step"].astype("Int64")
+        memory = memory.assign(step=step if rows["step"].notna().any() else step.mask(step.notna()))
+        joined = rows.merge(memory.groupby(keys, sort=False, dropna=False).agg(how).reset_index(), on=keys, how="left")
+    typed: pd.DataFrame = joined.astype(dict.fromkeys(MEMORY_COLUMNS, "Int64"))
+    return typed
+
+
+def _kinds(rows: pd.DataFrame, attention: pd.DataFrame) -> pd.DataFrame:
+    import pandas as pd
+
+    blocks = rows[rows["kind"].notna()]
+    found = [_block_kind(str(kind), own) for kind, own in blocks.groupby("kind", sort=False)]
+    found += [_attention_kind(str(kind), own) for kind, own in attention.groupby("kind", sort=False)]
+    table: pd.DataFrame = pd.DataFrame(found, columns=list(KIND_COLUMNS)).astype(
+        {"cpu_ns": "Int64", "retained_bytes": "Int64"}
+    )
+    return table
+
+
+def _block_kind(kind: str, own: pd.DataFrame) -> dict[str, Any]:
+    forward = own[own["phase"] == LAYER_PHASES[0]]
+    each = own.groupby(["step", "layer"], dropna=False)["gpu_ns"].sum()
+    left = forward["retained_bytes"].dropna()
+    return {
+        "kind": kind,
+        "is_block": True,
+        "layers": own["layer"].nunique(),
+        "count": int(forward["calls"].sum()),
+        **_by_phase(own, "gpu_ns"),
+        "attention_ns": int(own["attention_ns"].sum()),
+        "cpu_ns": int(own["cpu_ns"].sum()),
+        **_spread(each),
+        "retained_bytes": int(left.mean()) if len(left) else None,
+    }
+
+
+def _attention_kind(kind: str, own: pd.DataFrame) -> dict[str, Any]:
+    total = int(own["ns"].sum())
+    return {
+        "kind": kind,
+        "is_block": False,
+        "layers": own["layer"].nunique(),
+        "count": int(own["count"].sum()),
+        **_by_phase(own, "ns"),
+        "attention_ns": total,
+        **_spread(own.groupby(["step", "layer"], observed=True, dropna=False)["ns"].sum()),
+    }
+
+
+def _by_phase(own: pd.DataFrame, column: str) -> dict[str, int]:
+    sums = own.groupby("phase", observed=True)[column].sum()
+    return {f"{phase}_ns": int(sums.get(phase, 0)) for phase in LAYER_PHASES} | {"gpu_ns": int(own[column].sum())}
+
+
+def _spread(each: pd.Series[int]) -> dict[str, int]:
+    return {"mean_ns": round(each.mean()), "min_ns": int(each.min()), "max_ns": int(each.max())}
+
+
+def _busy(trace: Trace, operations: Operations) -> float | None:
+    if not trace.info.on_gpu:
+        return None
+    times = step_times(trace, operations.attribution)
+    length = int(times["wall_ns"].sum()) if len(times) else 0
+    return float(times["busy_ns"].sum()) / length if length else None

@@ -1,0 +1,296 @@
+"""Sums of operations and ranges by (layer, phase) and step.
+
+Everything is one array of shape ``(keys, columns)``: a key is a (layer, phase) pair, a column is an instance of a step,
+or some of them together; column 0 is "outside steps".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.intervals import alone, exact_sums, union_lengths
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers, inherit
+from nvprof_kit._analysis.attribution.ranges import Ranges, steps_around
+from nvprof_kit._analysis.attribution.windows import devices_of
+from nvprof_kit._analysis.kernels.classes import KernelClasses
+from nvprof_kit._analysis.layers.order import parents, with_holders
+from nvprof_kit._trace.schema import OP_KINDS, Trace
+from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES
+
+
+@dataclass(frozen=True)
+class LayerSums:
+    """The sums; arrays are int64 of shape ``(keys, columns)``.
+
+    Attributes:
+        keys: The (layer, phase) pairs; those of `NO_LAYER` come last.
+        parent: The layer that holds each layer in the model, '' at the top.
+        loop_phases: Texts of the phase ranges, by their first start.
+        calls, ops, self_ns, compute_ns, comm_ns, copy_ns, total_ns, cpu_ns: The columns of the per-layer table.
+        busy_ns: The same, or all columns in one.
+    """
+
+    keys: list[tuple[str, str]]
+    parent: dict[str, str]
+    loop_phases: tuple[str, ...]
+    calls: Int64Array
+    ops: Int64Array
+    self_ns: Int64Array
+    compute_ns: Int64Array
+    comm_ns: Int64Array
+    copy_ns: Int64Array
+    total_ns: Int64Array
+    busy_ns: Int64Array
+    cpu_ns: Int64Array
+
+    @cached_property
+    def layers(self) -> list[str]:
+        """The distinct layers, without `NO_LAYER`."""
+        return list(dict.fromkeys(layer for layer, _ in self.keys if layer != NO_LAYER))
+
+    @property
+    def arrays(self) -> dict[str, Int64Array]:
+        """The arrays by the names of the per-layer table's columns."""
+        return {
+            "calls": self.calls,
+            "gpu_ops": self.ops,
+            "gpu_self_ns": self.self_ns,
+            "compute_ns": self.compute_ns,
+            "comm_ns": self.comm_ns,
+            "copy_ns": self.copy_ns,
+            "gpu_total_ns": self.total_ns,
+            "gpu_busy_ns": self.busy_ns,
+            "cpu_ns": self.cpu_ns,
+        }
+
+
+class Columns(NamedTuple):
+    """What the columns of the sums stand for.
+
+    Attributes:
+        of_instance: The column of each instance of a step, and behind the last of what lies outside steps.
+        width: Number of columns.
+    """
+
+    of_instance: Int64Array
+    width: int
+
+    @classmethod
+    def by_step(cls, steps: int) -> Columns:
+        """A column for what lies outside steps, then one for each instance."""
+        return cls(np.append(np.arange(1, steps + 1), 0), steps + 1)
+
+    @classmethod
+    def apart(cls, shown: npt.NDArray[np.bool_]) -> Columns:
+        """A column for what lies outside steps, for the instances that are shown, and for the others."""
+        return cls(np.append(np.where(shown, 1, 2), 0), 3)
+
+
+def sum_layers(
+    trace: Trace, attribution: Attribution, columns: Columns, classes: KernelClasses | None = None, *, busy: bool = True
+) -> LayerSums:
+    """Sum a capture's operations and ranges by layer, phase and column.
+
+    Args:
+        trace: The capture.
+        attribution: Who owns each operation.
+        columns: What the columns are.
+        classes: The class of each operation; without them all of it is computing and copies, told by kind.
+        busy: Tell the columns apart in `LayerSums.busy_ns` too; else it has one, for all of them.
+    """
+    ranges = attribution.ranges
+    keyed = _keyed(ranges, attribution)
+    layers = list(dict.fromkeys(layer for layer, _ in keyed.keys if layer != NO_LAYER))
+    parent = parents(ranges, layers)
+    width = columns.width
+    cells, count = (len(keyed.keys), width), len(keyed.keys) * width
+    start, end = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))
+    device = devices_of(trace)[1]
+    duration = end - start
+    column = columns.of_instance[attribution.step]
+    inside = attribution.layer_range >= 0
+    own_key = np.where(
+        inside, np.append(keyed.of_range, NONE)[attribution.layer_range], keyed.outside[attribution.phase]
+    )
+    cell = own_key * width + column
+    chain = _Chain.of(keyed, parent, width)
+    parts = {name: exact_sums(cell[mine], duration[mine], count) for name, mine in _sorts(trace, classes).items()}
+    self_ns = np.sum(list(parts.values()), axis=0)
+    free = alone(start, end, device)
+    busy_ns = chain.held(exact_sums(cell[free], duration[free], count))
+    many = 1 if busy else width
+    busy_ns = busy_ns.reshape(-1, many).sum(axis=1)
+    crowd = np.flatnonzero(~free)
+    if len(crowd):
+        op, group = chain.memberships(crowd, own_key[crowd], column[crowd])
+        busy_ns += union_lengths(start[op], end[op], device[op], group // many, count // many)
+    calls, cpu_ns = _range_sums(ranges, keyed, columns)
+    ran = np.flatnonzero((attribution.replay >= 0) & inside)
+    calls += chain.replays(attribution.replay[ran], own_key[ran], column[ran])
+    return LayerSums(
+        keys=keyed.keys,
+        parent=parent,
+        loop_phases=keyed.loop_phases,
+        calls=calls.reshape(cells),
+        ops=np.bincount(cell, minlength=count).reshape(cells),
+        self_ns=self_ns.reshape(cells),
+        compute_ns=parts["compute"].reshape(cells),
+        comm_ns=parts["comm"].reshape(cells),
+        copy_ns=parts["copy"].reshape(cells),
+        total_ns=chain.held(self_ns).reshape(cells),
+        busy_ns=busy_ns.reshape(len(keyed.keys), -1),
+        cpu_ns=cpu_ns.reshape(cells),
+    )
+
+
+def _sorts(trace: Trace, classes: KernelClasses | None) -> dict[str, npt.NDArray[np.bool_]]:
+    """Which operations communicate, copy (memcpy and memset), and compute: all others."""
+    kind = trace.ops["kind"].to_numpy()
+    copies = (kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset"))
+    comm = np.zeros(len(kind), dtype=bool) if classes is None else classes.is_a("comm")
+    return {"compute": ~(copies | comm), "comm": comm, "copy": copies & ~comm}
+
+
+# ---------------------------------------------------------------- keys
+
+
+@dataclass(frozen=True)
+class _Keyed:
+    """The keys and which of them a range or an operation outside layers counts for.
+
+    `of_range` is `NONE` for a range that is neither a layer's nor a phase's. `repeats` marks a range inside
+    another one of its key: its time is counted with the outer one.
+    """
+
+    keys: list[tuple[str, str]]
+    of_range: Int64Array
+    repeats: npt.NDArray[np.bool_]
+    outside: Int64Array
+    loop_phases: tuple[str, ...]
+
+
+def _keyed(ranges: Ranges, attribution: Attribution) -> _Keyed:
+    is_layer, is_phase = ranges.is_one_of(LAYER_CATEGORIES), ranges.is_one_of(PHASE_CATEGORIES)
+    text = np.array([named.text for named in ranges.names], dtype=object)
+    by_time = np.argsort(ranges.start, kind="stable")
+    loop_phases = tuple(dict.fromkeys(ranges.phase[by_time[is_phase[by_time]]].tolist()))
+    layer_code = np.where(is_layer, ranges.name, NONE)
+    phase_code = {phase: code for code, phase in enumerate(attribution.phases)}
+    pair = layer_code * len(attribution.phases) + _codes(ranges.phase, phase_code)
+    pairs = np.unique(pair[is_layer])
+    merged: dict[tuple[str, str], int] = {}
+    place = [
+        merged.setdefault(
+            (text[one // len(attribution.phases)], attribution.phases[one % len(attribution.phases)]), len(merged)
+        )
+        for one in pairs.tolist()
+    ]
+    of_range = np.full(len(pair), NONE, dtype=np.int64)
+    of_range[is_layer] = np.array(place, dtype=np.int64)[np.searchsorted(pairs, pair[is_layer])]
+    outside = np.full(len(attribution.phases), NONE, dtype=np.int64)
+    for phase in dict.fromkeys((*loop_phases, *attribution.phases, NO_PHASE)):
+        if phase:
+            outside[phase_code[phase]] = merged.setdefault((NO_LAYER, phase), len(merged))  # a range may be called so
+    of_range[is_phase] = outside[_codes(ranges.phase[is_phase], phase_code)]
+    return _Keyed(
+        keys=list(merged),
+        of_range=of_range,
+        repeats=_inside_its_like(of_range, ranges),
+        outside=outside,
+        loop_phases=loop_phases,
+    )
+
+
+def _codes(values: npt.NDArray[Any], codes: dict[str, int]) -> Int64Array:
+    return np.array([codes[value] for value in values.tolist()], dtype=np.int64)
+
+
+def _inside_its_like(label: Int64Array, ranges: Ranges) -> npt.NDArray[np.bool_]:
+    """Which ranges lie, at any depth, inside a range of the same label."""
+    parent = ranges.nesting.parent
+    nearest = np.append(inherit(np.where(label >= 0, np.arange(len(label)), NONE), ranges.nesting), NONE)
+    result = np.zeros(len(label), dtype=bool)
+    current = nearest[parent]
+    while (current >= 0).any():
+        result |= (current >= 0) & (label >= 0) & (np.append(label, NONE)[current] == label)
+        current = nearest[np.append(parent, NONE)[current]]
+    return result
+
+
+# ---------------------------------------------------------------- chains of layers
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """Walks from a key outwards over the layers that hold its layer in the model, in the same phase.
+
+    It goes by the model and not by which range encloses which: a backward pass runs a checkpointed block again inside
+    the range of the part that asks for it first, which is no reason to give that part the others' time.
+
+    Attributes:
+        outer: The key of the next layer outwards that has the phase, `NONE` for none and behind the last.
+        inwards: The keys, each behind those that hold it.
+        columns: Number of columns of a cell.
+    """
+
+    outer: Int64Array
+    inwards: list[int]
+    columns: int
+
+    @classmethod
+    def of(cls, keyed: _Keyed, parent: Mapping[str, str], columns: int) -> _Chain:
+        index = {key: place for place, key in enumerate(keyed.keys)}
+        outer = np.full(len(keyed.keys) + 1, NONE, dtype=np.int64)
+        depth = np.zeros(len(keyed.keys), dtype=np.int64)
+        for place, (layer, phase) in enumerate(keyed.keys):
+            holders = with_holders(layer, parent)[:-1] if layer != NO_LAYER else []
+            depth[place] = len(holders)
+            outer[place] = next((index[one, phase] for one in reversed(holders) if (one, phase) in index), NONE)
+        return cls(outer, np.argsort(depth, kind="stable").tolist(), columns)
+
+    def held(self, own: Int64Array) -> Int64Array:
+        """Sums by cell with those of the cells that each holds."""
+        table = own.reshape(-1, self.columns).copy()
+        for key in reversed(self.inwards):
+            if (holder := self.outer[key]) >= 0:
+                table[holder] += table[key]
+        summed: Int64Array = table.ravel()
+        return summed
+
+    def memberships(self, ops: Int64Array, key: Int64Array, column: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Every (operation, cell) such that the operation is the cell's own or is held by it."""
+        op, cell = [], []
+        while (here := np.flatnonzero(key >= 0)).size:
+            ops, key, column = ops[here], key[here], column[here]
+            op.append(ops)
+            cell.append(key * self.columns + column)
+            key = self.outer[key]
+        empty = np.zeros(0, dtype=np.int64)
+        return np.concatenate([empty, *op]), np.concatenate([empty, *cell])
+
+    def replays(self, replay: Integers, key: Int64Array, column: Int64Array) -> Int64Array:
+        """Times that CUDA-graph replays ran each cell: once for each replay that ran an operation held by it."""
+        cells = (len(self.outer) - 1) * self.columns
+        wide = replay.astype(np.int64)  # products of counts do not fit 32 bits
+        _, one = np.unique(wide * cells + key * self.columns + column, return_index=True)
+        op, cell = self.memberships(wide[one], key[one], column[one])
+        return np.bincount(np.unique(op * cells + cell) % cells, minlength=cells)
+
+
+def _range_sums(ranges: Ranges, keyed: _Keyed, columns: Columns) -> tuple[Int64Array, Int64Array]:
+    """Number of ranges of each cell, and the CPU time inside them, a range inside another of its key counted with
+    that one.
+    """
+    mine = np.flatnonzero(keyed.of_range >= 0)
+    column = columns.of_instance[steps_around(ranges, mine)]
+    cell = keyed.of_range[mine] * columns.width + column
+    cells = len(keyed.keys) * columns.width
+    length = np.where(keyed.repeats[mine], 0, ranges.end[mine] - ranges.start[mine])
+    return np.bincount(cell[ranges.first[mine]], minlength=cells), exact_sums(cell, length, cells)

@@ -1,0 +1,106 @@
+"""What the attribution itself makes uncertain, as sentences that tell what to do."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nvprof_kit._analysis.attribution.attribution import HOW, Attribution
+from nvprof_kit._analysis.attribution.nesting import NONE
+from nvprof_kit._trace.schema import OP_KINDS, Trace
+from nvprof_kit.names import LAYER_CATEGORIES
+
+_NOTABLE = 0.01
+
+
+def layer_warnings(trace: Trace, attribution: Attribution, total_ns: int) -> tuple[str, ...]:
+    """Every warning about the owners of a capture's operations."""
+    return (
+        *_layers(attribution, total_ns),
+        *_launches(attribution, len(trace.ops)),
+        *_lost(trace, attribution),
+        *_graphs(trace, attribution),
+        *_steps(trace, attribution),
+    )
+
+
+def _layers(attribution: Attribution, total_ns: int) -> list[str]:
+    if not attribution.ranges.is_one_of(LAYER_CATEGORIES).any():
+        return [
+            "no layer's range in the window, so every operation is outside layers; call "
+            "nvprof_kit.annotate_model(model) before it, or say with --rules how the program names its layers"
+        ]
+    if not total_ns:
+        return ["all operations of the capture have no length"]
+    return []
+
+
+def _launches(attribution: Attribution, ops: int) -> list[str]:
+    if not attribution.unlaunched:
+        return []
+    return [
+        f"{attribution.unlaunched} of {ops} operations were launched by calls that are not in the capture (before "
+        "its window, or dropped), "
+        "so they have no layer; begin and end the window at a synchronize"
+    ]
+
+
+def _lost(trace: Trace, attribution: Attribution) -> list[str]:
+    """Layers that still ran when the last launch was over: the profiler stopped recording CUDA before the end.
+
+    Seen with nsys 2023.4 under a driver of CUDA 13, in captures of a whole run: it gives up at a callback that it
+    does not know.
+    """
+    ranges, pid = attribution.ranges, trace.api["pid"].to_numpy()
+    is_layer = ranges.is_one_of(LAYER_CATEGORIES)
+    late = 0
+    for process in np.unique(pid):
+        last = trace.api["start_ns"].to_numpy()[pid == process].max()
+        late += int(np.count_nonzero(is_layer & (ranges.pid == process) & (ranges.start > last)))
+    if late <= _NOTABLE * np.count_nonzero(is_layer):
+        return []
+    return [
+        f"{late} of {np.count_nonzero(is_layer)} ranges of layers begin after the last CUDA launch in the "
+        "capture: launches "
+        "were lost, so the table is too small; capture a window (profile.sh --step N, --delay, "
+        "cudaProfilerStart), or use "
+        "an nsys as new as the driver"
+    ]
+
+
+def _graphs(trace: Trace, attribution: Attribution) -> list[str]:
+    warnings = []
+    if attribution.uncreated:
+        warnings.append(
+            f"{attribution.uncreated} operations replay CUDA graphs that were built outside the collected window, "
+            "so they belong to what launched the replay; let the window hold the graph's capture too"
+        )
+    whole = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
+    if whole and not any("--cuda-graph-trace" in warning for warning in trace.info.warnings):
+        warnings.append(
+            f"{whole} CUDA-graph replays are one row each, whatever layers they ran; record with "
+            "--cuda-graph-trace=node"
+        )
+    return warnings
+
+
+def _steps(trace: Trace, attribution: Attribution) -> list[str]:
+    warnings = []
+    left_open = int(trace.ranges["left_open"].sum())
+    if left_open:
+        warnings.append(
+            f"{left_open} ranges were still open when the capture ended and were closed there; end the window "
+            "between two steps"
+        )
+    outside = int(np.count_nonzero(attribution.step == NONE))
+    if len(attribution.ranges.steps) and outside > _NOTABLE * len(attribution.step):
+        warnings.append(
+            f"{outside} of {len(attribution.step)} operations lie in no step; averages per step hold them, --by step "
+            "tells them apart"
+        )
+    unattributed = int(np.count_nonzero(attribution.how == HOW.index("none")))
+    if unattributed > _NOTABLE * len(attribution.how):
+        warnings.append(
+            f"{unattributed} of {len(attribution.how)} operations were launched where no layer and no phase was open; "
+            "wrap the rest of the loop in nvprof_kit.phase(...)"
+        )
+    return warnings

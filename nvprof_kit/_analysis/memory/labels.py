@@ -1,0 +1,97 @@
+"""What an allocation is told by: the label its program set, the stack that asked for it, its size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nvprof_kit.names import (
+    LAYER_CATEGORIES,
+    NO_LAYER,
+    NO_PHASE,
+    Category,
+    parse_kineto_name,
+    parse_memory_label,
+    parse_range,
+)
+
+if TYPE_CHECKING:
+    from nvprof_kit._trace.torch_memory.snapshot import Frames
+
+BEFORE = "(before the history)"
+"""Layer, stack and size of what was allocated before the history began."""
+
+NO_STACK = "(no stack recorded)"
+_DEPTH = 4
+_INSIDE = ("/torch/", "<frozen ")
+
+
+def read_labels(labels: Iterable[str]) -> pd.DataFrame:
+    """Layer, phase and step of labels, a row each by number, and of -1, which stands for none."""
+    read = {number: _read(label) for number, label in enumerate(labels)} | {-1: (NO_LAYER, NO_PHASE, None)}
+    table = pd.DataFrame.from_dict(read, orient="index", columns=["layer", "phase", "step"])
+    typed: pd.DataFrame = table.astype({"layer": "category", "phase": "category", "step": "Int64"})
+    return typed
+
+
+def _read(label: str) -> tuple[str, str, int | None]:
+    name, step = parse_memory_label(label)
+    ours = parse_kineto_name(name)
+    if ours is None:
+        return NO_LAYER, NO_PHASE, step
+    range_ = parse_range(*ours)
+    if range_.category in LAYER_CATEGORIES:
+        return range_.text, range_.category.value, step
+    return NO_LAYER, NO_PHASE if range_.category is Category.STEP else range_.text, step
+
+
+def stack_texts(stacks: Mapping[int, Frames], rows: npt.NDArray[np.int64]) -> list[str]:
+    """The stack of each of these events in a line: the innermost `_DEPTH` frames outside PyTorch."""
+    texts: dict[tuple[int, ...], str] = {}
+    made = []
+    for row in rows.tolist():  # what is held at one moment: thousands of blocks, not millions of events
+        frames = stacks.get(row, [])
+        key = tuple(map(id, frames))
+        if key not in texts:
+            texts[key] = _line(frames)
+        made.append(texts[key])
+    return made
+
+
+def _line(frames: Frames) -> str:
+    python = [frame for frame in frames if str(frame["filename"]).endswith((".py", ">")) or ".py:" in str(frame)]
+    outside = [frame for frame in python if not any(part in str(frame["filename"]) for part in _INSIDE)]
+    chosen = (outside or python or frames)[:_DEPTH]
+    named = (f"{str(frame['filename']).rsplit('/', 1)[-1]}:{frame['line']} {frame['name']}" for frame in chosen)
+    return " < ".join(named) or NO_STACK
+
+
+def size_class(sizes: pd.Series[int]) -> list[str]:
+    """The power of two that a size does not exceed: ``2 MiB``."""
+    powers = np.ceil(np.log2(np.maximum(sizes.to_numpy(), 1))).astype(np.int64)
+    return [_power(int(power)) for power in powers]
+
+
+def _power(power: int) -> str:
+    unit, rest = divmod(power, 10)
+    return f"<= {2**rest} {('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB')[unit]}"
+
+
+def holder_table(held: pd.DataFrame, keys: Mapping[str, object], before: int) -> pd.DataFrame:
+    """Bytes and blocks by keys, the most first; a row for what was there before the history began."""
+    names = list(keys)
+    table = pd.DataFrame({**keys, "size_bytes": held["size_bytes"].to_numpy()})
+    groups = table.groupby(names, observed=True, sort=False)["size_bytes"]
+    made = groups.agg(bytes="sum", blocks="size", largest_bytes="max").reset_index().astype(dict.fromkeys(names, "str"))
+    made = made.sort_values("bytes", ascending=False, kind="stable")
+    if before:
+        first = {name: BEFORE if name == names[0] else "" for name in names}
+        row = pd.DataFrame([{**first, "bytes": before, "blocks": 0, "largest_bytes": 0}])
+        made = pd.concat([made, row]) if len(made) else row
+    made["share"] = made["bytes"] / max(int(made["bytes"].sum()), 1)
+    in_order: pd.DataFrame = made.reset_index(drop=True)
+    return in_order

@@ -1,0 +1,264 @@
+"""Who held the GPU's memory: at the peak, from step to step, and at the end.
+
+The level of allocated memory is the sum of what was allocated less what was freed, anchored at the snapshot's end where
+the segments say what is held. Each block held at the peak is told by the layer, phase and stack that allocated it; what
+was there before the history began is a row of its own, so the rows add up to the peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.memory.labels import holder_table, read_labels, size_class, stack_texts
+from nvprof_kit._analysis.memory.steps import segment_table, step_table, traffic_table
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.names import NO_LAYER
+
+if TYPE_CHECKING:
+    from nvprof_kit._trace.torch_memory.snapshot import Snapshot
+
+
+_RESERVING = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
+HOLDERS: Mapping[str, str] = MappingProxyType(
+    {
+        "layer": "module path that was running when it was allocated, `(none)` outside every layer",
+        "phase": "`forward`, `backward`, `recompute`; outside layers the phase of the loop or `other`",
+        "bytes": "bytes held at the peak",
+        "blocks": "blocks they are in",
+        "largest_bytes": "the largest of them",
+        "share": "bytes over the peak",
+    }
+)
+"""Columns of `MemoryResult.by_layer`; `by_stack` and `by_size` have ``stack`` or ``size`` in place of the first two."""
+
+LEAKS: Mapping[str, str] = MappingProxyType(
+    {
+        "layer": "module path that was running when it was allocated",
+        "phase": "its phase",
+        "stack": "who asked for it",
+        "steps": "number of steps that left some of it behind",
+        "blocks": "blocks left behind",
+        "bytes": "bytes left behind",
+        "bytes_per_step": "their mean over these steps",
+    }
+)
+"""Columns of `MemoryResult.leaks`."""
+
+_LEAK_STEPS = 3
+
+
+@dataclass(frozen=True)
+class MemorySummary:
+    """A device's memory in a few numbers.
+
+    Attributes:
+        device: Its ordinal.
+        peak_bytes: Most that was allocated at a time, in the history; as asked for, before rounding.
+        peak_event: Row of the event that reached it, among the device's events; -1 without a history.
+        reserved_bytes: Reserved from CUDA when the snapshot was taken.
+        allocated_bytes: Allocated then, rounded as the allocator does.
+        events: Length of the history.
+        labelled: Share of the peak's bytes in a named layer.
+        ooms: Sizes that could not be allocated, in bytes.
+    """
+
+    device: int
+    peak_bytes: int
+    peak_event: int
+    reserved_bytes: int
+    allocated_bytes: int
+    events: int
+    labelled: float
+    ooms: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class MemoryResult:
+    """The answer.
+
+    Attributes:
+        path: The snapshot's file.
+        summary: The device in numbers.
+        by_layer: Holders of the peak by layer and phase, with the columns of `HOLDERS`.
+        by_stack: By the stack that asked for it.
+        by_size: By size class.
+        traffic: What each layer allocates over the whole history, as `nvprof_kit._analysis.memory.steps.TRAFFIC`.
+        steps: Growth from step to step, with the columns of `nvprof_kit._analysis.memory.steps.STEPS`; empty where
+            nothing is labelled by steps.
+        leaks: What step after step left behind, with the columns of `LEAKS`.
+        segments: Fragmentation, with the columns of `nvprof_kit._analysis.memory.steps.SEGMENTS`.
+        level_bytes: Allocated bytes after each of the device's events.
+        reserved_bytes: Reserved bytes after each.
+        time_ns: When each was, since the first.
+        held: The blocks of the history: columns start, end (event numbers), size_bytes, layer, phase.
+        warnings: What may be missing.
+    """
+
+    path: str
+    summary: MemorySummary
+    by_layer: pd.DataFrame
+    by_stack: pd.DataFrame
+    by_size: pd.DataFrame
+    traffic: pd.DataFrame
+    steps: pd.DataFrame
+    leaks: pd.DataFrame
+    segments: pd.DataFrame
+    level_bytes: Int64Array = field(repr=False)
+    reserved_bytes: Int64Array = field(repr=False)
+    time_ns: Int64Array = field(repr=False)
+    held: pd.DataFrame = field(repr=False)
+    warnings: tuple[str, ...] = ()
+
+
+def memory(snapshot: Snapshot, device: int | None = None) -> MemoryResult:
+    """Who held a device's memory.
+
+    Args:
+        snapshot: The snapshot.
+        device: The device; None for the one with the most reserved memory.
+
+    Raises:
+        CaptureError: The snapshot has nothing of this device, or nothing at all.
+    """
+    device = _device(snapshot, device)
+    rows = np.flatnonzero((snapshot.events["device"] == device).to_numpy())
+    events = snapshot.events.iloc[rows]
+    segments = segment_table(snapshot.segments, snapshot.blocks, device)
+    freed = _freeing(events)
+    level = _level(events, {"alloc": 1, freed: -1}, _requested(snapshot, device))
+    held = _lifetimes(events, freed)
+    labels = read_labels(events["label"].cat.categories)
+    held = held.join(labels, on="label")
+    summary = _summary(device, events, segments, level)
+    at_peak = held[(held["start"] >= 0) & (held["start"] <= summary.peak_event) & (held["end"] > summary.peak_event)]
+    before = summary.peak_bytes - int(at_peak["size_bytes"].sum())
+    left = held[(held["start"] >= 0) & (held["end"] == len(events))]
+    left = left.assign(stack=stack_texts(snapshot.stacks, rows[left["start"].to_numpy()]))
+    named = int(at_peak["size_bytes"][at_peak["layer"] != NO_LAYER].sum())
+    summary = replace(summary, labelled=named / max(summary.peak_bytes, 1))
+    stacks = stack_texts(snapshot.stacks, rows[at_peak["start"].to_numpy()])
+    return MemoryResult(
+        snapshot.path,
+        summary,
+        by_layer=holder_table(at_peak, {"layer": at_peak["layer"], "phase": at_peak["phase"]}, before),
+        by_stack=holder_table(at_peak, {"stack": stacks}, before),
+        by_size=holder_table(at_peak, {"size": size_class(at_peak["size_bytes"])}, before),
+        traffic=traffic_table(held, len(events)),
+        steps=step_table(held, level, labels["step"].loc[events["label"].cat.codes]),
+        leaks=_leaks(left),
+        segments=segments,
+        level_bytes=level,
+        reserved_bytes=_level(events, _RESERVING, summary.reserved_bytes),
+        time_ns=events["time_ns"].to_numpy() - (int(events["time_ns"].iloc[0]) if len(events) else 0),
+        held=held,
+        warnings=tuple(_warnings(summary, before, held)),
+    )
+
+
+def _summary(device: int, events: pd.DataFrame, segments: pd.DataFrame, level: Int64Array) -> MemorySummary:
+    allocated = int(segments["allocated_bytes"].sum())
+    return MemorySummary(
+        device,
+        peak_bytes=int(level.max()) if len(level) else allocated,
+        peak_event=int(level.argmax()) if len(level) else -1,
+        reserved_bytes=int(segments["total_bytes"].sum()),
+        allocated_bytes=allocated,
+        events=len(events),
+        labelled=0.0,
+        ooms=tuple(map(int, events["size_bytes"][events["action"] == "oom"])),
+    )
+
+
+def _device(snapshot: Snapshot, device: int | None) -> int:
+    reserved = snapshot.segments.groupby("device")["total_bytes"].sum()
+    known = sorted({*reserved.index.tolist(), *snapshot.events["device"].unique().tolist()})
+    if not known:
+        raise CaptureError(f"{snapshot.path}: an empty snapshot: nothing was allocated and there is no history")
+    if device is None:
+        return int(reserved.index.to_numpy()[reserved.argmax()]) if len(reserved) else int(known[0])
+    if device not in known:
+        raise CaptureError(f"{snapshot.path}: nothing of device {device} in it; it has {', '.join(map(str, known))}")
+    return device
+
+
+def _requested(snapshot: Snapshot, device: int) -> int:
+    """Bytes that were asked for in the tensors of a device when the snapshot was taken, before rounding."""
+    mine = (snapshot.segments["device"] == device).to_numpy()[snapshot.blocks["segment"].to_numpy()]
+    return int(snapshot.blocks["requested_bytes"][mine & (snapshot.blocks["state"] == "active_allocated")].sum())
+
+
+def _freeing(events: pd.DataFrame) -> str:
+    """The action by which a tensor gives its memory back."""
+    return "free_requested" if "free_requested" in set(events["action"].cat.categories) else "free_completed"
+
+
+def _level(events: pd.DataFrame, signs: dict[str, int], at_end: int) -> Int64Array:
+    """Running sum of sizes by signed actions, such that it ends at a known level."""
+    by_code = np.array([signs.get(name, 0) for name in events["action"].cat.categories], dtype=np.int64)
+    change = by_code[events["action"].cat.codes.to_numpy()] * events["size_bytes"].to_numpy()
+    level = np.cumsum(change)
+    return level + (at_end - level[-1]) if len(level) else level
+
+
+def _lifetimes(events: pd.DataFrame, freed: str) -> pd.DataFrame:
+    """Each allocated block: event numbers at which it was allocated (-1: before the history) and freed (else their
+    count), size_bytes, and the code of its label.
+    """
+    alloc, free = ((events["action"] == name).to_numpy() for name in ("alloc", freed))
+    rows = np.flatnonzero(alloc | free)
+    addr = events["addr"].to_numpy()[rows]
+    order = rows[np.lexsort((rows, addr))]
+    is_alloc = alloc[order]
+    same = (
+        np.concatenate([np.diff(events["addr"].to_numpy()[order]) == 0, [False]]) if len(order) else np.array([], bool)
+    )
+    follows = np.concatenate([order[1:], [-1]])[: len(order)]
+    next_frees = np.concatenate([~is_alloc[1:], [False]])[: len(order)] & same
+    has_alloc = np.concatenate([[False], (is_alloc & same)[:-1]])[: len(order)]
+    starts, orphans = order[is_alloc], order[~is_alloc & ~has_alloc]
+    ends = np.where(next_frees, follows, len(events))[is_alloc]
+    size, label = events["size_bytes"].to_numpy(), events["label"].cat.codes.to_numpy()
+    made: pd.DataFrame = pd.DataFrame(
+        {
+            "start": np.concatenate([starts, np.full(len(orphans), -1)]).astype(np.int64),
+            "end": np.concatenate([ends, orphans]).astype(np.int64),
+            "size_bytes": np.concatenate([size[starts], size[orphans]]),
+            "label": np.concatenate([label[starts], np.full(len(orphans), -1)]),
+        }
+    )
+    return made
+
+
+def _leaks(left: pd.DataFrame) -> pd.DataFrame:
+    """What at least `_LEAK_STEPS` steps left behind alike."""
+    by_step = left[left["step"].notna()]
+    groups = by_step.groupby(["layer", "phase", "stack"], observed=True, sort=False)
+    made = groups.agg(steps=("step", "nunique"), blocks=("step", "size"), bytes=("size_bytes", "sum")).reset_index()
+    made = made[made["steps"] >= _LEAK_STEPS]
+    made["bytes_per_step"] = (made["bytes"] // made["steps"].clip(lower=1)).astype("int64")
+    made = made.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
+    in_order: pd.DataFrame = made[list(LEAKS)]
+    return in_order
+
+
+def _warnings(summary: MemorySummary, before: int, held: pd.DataFrame) -> list[str]:
+    warnings = []
+    if summary.peak_event < 0:
+        warnings.append(
+            "the snapshot has no history: take it inside memory_snapshot(...) to see who holds what, and when"
+        )
+    elif before > 0.5 * summary.peak_bytes:
+        warnings.append("most of the peak was allocated before the history began; begin it before the model is built")
+    if summary.peak_event >= 0 and not (held["layer"] != NO_LAYER).any():
+        warnings.append("nothing is labelled by layer; take it by memory_snapshot(...) with the model annotated")
+    if summary.ooms:
+        warnings.append(f"out of memory {len(summary.ooms)} times; the largest request was {max(summary.ooms):,} bytes")
+    return warnings

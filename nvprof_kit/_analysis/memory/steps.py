@@ -1,0 +1,162 @@
+"""What each layer allocates over the whole history, held at the peak or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+
+from nvprof_kit._analysis.attribution.nesting import Int64Array
+
+SEGMENTS: Mapping[str, str] = MappingProxyType(
+    {
+        "address": "where the segment begins",
+        "kind": "`small`, `large` or `expandable`",
+        "stream": "the stream it serves",
+        "pool": "the pool it belongs to",
+        "total_bytes": "reserved from CUDA",
+        "allocated_bytes": "of it in tensors",
+        "rounding_bytes": "of the allocated, more than was asked for",
+        "free_bytes": "idle, usable by the allocator only",
+        "largest_free_bytes": "the largest piece of that",
+        "blocks": "blocks in use",
+        "fragmentation": "1 less the largest free piece over all that is free: 0 is one piece",
+    }
+)
+"""Columns of the segments' table."""
+
+
+def segment_table(segments: pd.DataFrame, blocks: pd.DataFrame, device: int) -> pd.DataFrame:
+    """A row for each segment of a device, with the columns of `SEGMENTS`, the one with the most idle memory first."""
+    used = blocks["state"] != "inactive"
+    idle = blocks["size_bytes"].where(~used, 0)
+    by_segment = pd.DataFrame(
+        {
+            "segment": blocks["segment"],
+            "rounding_bytes": (blocks["size_bytes"] - blocks["requested_bytes"]).where(used, 0),
+            "free_bytes": idle,
+            "largest_free_bytes": idle,
+            "blocks": used.astype("int64"),
+        }
+    )
+    how = {"rounding_bytes": "sum", "free_bytes": "sum", "largest_free_bytes": "max", "blocks": "sum"}
+    sums = by_segment.groupby("segment").agg(how).reindex(range(len(segments)), fill_value=0)
+    table = segments.join(sums)[(segments["device"] == device).to_numpy()]
+    whole = 1 - table["largest_free_bytes"] / table["free_bytes"].where(table["free_bytes"] > 0)
+    table = table.assign(fragmentation=whole.fillna(0.0)).astype({"kind": "str", "pool": "str"})
+    table = table.sort_values("free_bytes", ascending=False, kind="stable", ignore_index=True)
+    in_order: pd.DataFrame = table[list(SEGMENTS)]
+    return in_order
+
+
+STEPS: Mapping[str, str] = MappingProxyType(
+    {
+        "step": "the step's number",
+        "peak_bytes": "most that was allocated during the step",
+        "end_bytes": "allocated at its end",
+        "growth_bytes": "the same less that of the step before",
+        "allocated_bytes": "sum of all that it allocated",
+        "allocations": "how many",
+        "largest_bytes": "the largest allocation",
+        "kept_bytes": "of what it allocated, held at the snapshot's end",
+    }
+)
+"""Columns of the table of steps."""
+
+
+def step_table(held: pd.DataFrame, level: Int64Array, step: pd.Series[int]) -> pd.DataFrame:
+    """A row for each step, with the columns of `STEPS`.
+
+    Args:
+        held: Blocks: columns start, end (numbers of events), size_bytes, step.
+        level: Allocated bytes after each event.
+        step: The step of each event, NA outside steps.
+    """
+    which = np.flatnonzero(step.notna().to_numpy())
+    if not len(which):
+        nothing: pd.DataFrame = pd.DataFrame({name: pd.Series(dtype="int64") for name in STEPS})
+        return nothing
+    numbers, code = np.unique(step.to_numpy(dtype=np.int64, na_value=0)[which], return_inverse=True)
+    first, last = np.full(len(numbers), len(level)), np.zeros(len(numbers), dtype=np.int64)
+    np.minimum.at(first, code, which)
+    np.maximum.at(last, code, which)
+    own = held[held["step"].notna() & (held["start"] >= 0)]
+    kept = own["size_bytes"].where(own["end"] == len(level), 0)
+    sums = (
+        own.assign(kept=kept, step=own["step"].astype("int64"))
+        .groupby("step")
+        .agg(
+            allocated_bytes=("size_bytes", "sum"),
+            allocations=("size_bytes", "size"),
+            largest_bytes=("size_bytes", "max"),
+            kept_bytes=("kept", "sum"),
+        )
+        .reindex(numbers, fill_value=0)
+    )
+    end = level[last]
+    made: pd.DataFrame = pd.DataFrame(
+        {
+            "step": numbers,
+            "peak_bytes": _most(level, first, last),
+            "end_bytes": end,
+            "growth_bytes": np.diff(end, prepend=end[0]),
+            **{name: sums[name].to_numpy() for name in sums},
+        }
+    )
+    return made
+
+
+def _most(level: Int64Array, first: Int64Array, last: Int64Array) -> Int64Array:
+    """The largest level from each first event to its last."""
+    padded = np.append(level, level[-1])
+    most: Int64Array = np.maximum.reduceat(padded, np.stack([first, last + 1], axis=1).ravel())[::2]
+    return most
+
+
+TRAFFIC: Mapping[str, str] = MappingProxyType(
+    {
+        "layer": "module path that was running, `(none)` outside every layer",
+        "phase": "its phase",
+        "allocations": "how often it allocated",
+        "allocated_bytes": "sum of these",
+        "largest_bytes": "the largest of them",
+        "peak_bytes": "most that it held at a time",
+        "kept_bytes": "what of it is held at the snapshot's end",
+    }
+)
+"""Columns of the table of allocations."""
+
+
+def traffic_table(held: pd.DataFrame, events: int) -> pd.DataFrame:
+    """A row for each layer and phase, with the columns of `TRAFFIC`, the one that held most at a time first.
+
+    Args:
+        held: Blocks: columns start, end (numbers of events), size_bytes, layer, phase.
+        events: How many events there are: a block with this end is held at the end.
+    """
+    own = held[held["start"] >= 0]
+    groups = own.groupby(["layer", "phase"], observed=True, sort=False)
+    made = groups["size_bytes"].agg(allocations="size", allocated_bytes="sum", largest_bytes="max")
+    made["peak_bytes"] = _most_held(groups.ngroup().to_numpy(), own)
+    kept = own["size_bytes"].where(own["end"] == events, 0)
+    made["kept_bytes"] = kept.groupby([own["layer"], own["phase"]], observed=True, sort=False).sum()
+    typed = made.reset_index().astype({"layer": "str", "phase": "str"})[list(TRAFFIC)]
+    in_order: pd.DataFrame = typed.sort_values("peak_bytes", ascending=False, kind="stable", ignore_index=True)
+    return in_order
+
+
+def _most_held(group: Int64Array, own: pd.DataFrame) -> Int64Array:
+    """Most bytes that each group held at a time."""
+    if not len(own):
+        return np.array([], dtype=np.int64)
+    size = own["size_bytes"].to_numpy()
+    groups = np.concatenate([group, group])
+    moments = np.concatenate([own["start"].to_numpy(), own["end"].to_numpy()])
+    change = np.concatenate([size, -size])
+    order = np.lexsort((moments, groups))
+    level = np.cumsum(change[order])  # each group's changes cancel out, so the next begins at 0
+    first = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    most: Int64Array = np.maximum.reduceat(level, first)
+    return most

@@ -1,0 +1,256 @@
+"""GPU metrics of each layer without ncu: nsys samples them while the program runs at its own speed.
+
+A sample is a mean over its interval, which begins at its time. Where the GPU was idle for a part of it, the rest has
+made the figure, so it is divided by the busy part. A layer's mean weighs each sample by how long the layer's
+operations ran in that interval: what it shares an interval with colours its figures; many samples even that out, and
+few do not: below a floor there is no figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.layers.order import layer_parents, with_holders
+from nvprof_kit._trace.schema import CaptureInfo, Trace
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.names import NO_LAYER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = npt.NDArray[np.float64]
+
+METRICS: dict[str, tuple[str, ...]] = {
+    "sm_active_pct": ("SM Active", "SMs Active"),
+    "sm_issue_pct": ("SM Issue",),
+    "tensor_active_pct": ("Tensor Active", "Tensor Active / FP16 Active", "Tensor Active/FP16 Active"),
+    "warps_pct": ("Compute Warps in Flight", "Compute Warps In Flight"),
+    "dram_read_pct": ("DRAM Read Bandwidth", "DRAM Read Throughput"),
+    "dram_write_pct": ("DRAM Write Bandwidth", "DRAM Write Throughput"),
+    "nvlink_rx_pct": ("NVLink RX Bandwidth", "NVLink RX Throughput", "NVLink RX Responses User Data"),
+    "nvlink_tx_pct": ("NVLink TX Bandwidth", "NVLink TX Throughput", "NVLink TX Requests User Data"),
+    "pcie_rx_pct": ("PCIe RX Throughput", "PCIe Read Throughput"),
+    "pcie_tx_pct": ("PCIe TX Throughput", "PCIe Write Throughput"),
+}
+"""Our columns, and the names that nsys gives them on its GPUs."""
+
+COLUMNS = {
+    "layer": "module path, with everything nested in it; or `(none)` for work outside every layer",
+    "phase": "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`",
+    "busy_ns": "time in which an operation of it ran, in ns, summed over devices",
+    "samples": "samples behind the figures: that time by the interval between two samples",
+    "enough": "whether these are enough; where not, there are no figures",
+    "sm_active_pct": "SMs with at least one warp, in percent, mean over the busy time",
+    "sm_issue_pct": "cycles in which an SM issued an instruction, the same",
+    "tensor_active_pct": "cycles in which the tensor cores worked, the same",
+    "warps_pct": "compute warps in flight, in percent of what the GPU has room for",
+    "dram_read_pct": "DRAM read bandwidth, in percent of its peak",
+    "dram_write_pct": "DRAM write bandwidth, the same",
+    "nvlink_rx_pct": "NVLink bandwidth received, the same",
+    "nvlink_tx_pct": "NVLink bandwidth sent, the same",
+    "pcie_rx_pct": "PCIe bandwidth received, the same",
+    "pcie_tx_pct": "PCIe bandwidth sent, the same",
+}
+"""The columns of `MetricsResult.rows` and what they mean. What was not sampled is missing."""
+
+
+@dataclass(frozen=True)
+class MetricsOptions:
+    """What a row is about.
+
+    Attributes:
+        floor: Samples below which a row has no figures.
+        own: Only a layer's own operations, without those of the layers in it.
+    """
+
+    floor: float = 20.0
+    own: bool = False
+
+
+@dataclass(frozen=True)
+class MetricsResult:
+    """GPU metrics of each layer.
+
+    Attributes:
+        rows: The columns of `COLUMNS`, a row per (layer, phase), in the order in which they first ran, `(none)` last.
+        interval_ns: Median distance of two samples of a GPU.
+        samples: Number of samples, over all GPUs.
+        steps: Number of steps.
+        whole: The same figures over all busy time, by column.
+        info: What the capture says of itself.
+        options: What counted as enough.
+        parents: The layer that holds each layer, '' at the top.
+    """
+
+    rows: pd.DataFrame
+    interval_ns: int
+    samples: int
+    steps: int
+    whole: dict[str, float]
+    info: CaptureInfo
+    options: MetricsOptions = field(default_factory=MetricsOptions)
+    parents: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Samples(NamedTuple):
+    """The samples of one GPU: beginnings and ends of their intervals, and values by column, over the busy part of each,
+    NaN where missing.
+    """
+
+    begin: Int64Array
+    end: Int64Array
+    values: dict[str, Floats]
+
+    def met_by(self, begins: Int64Array, ends: Int64Array) -> _Samples:
+        """Those whose intervals meet some of these, which are apart from one another and in order."""
+        first = np.maximum(np.searchsorted(self.begin, begins, side="right") - 1, 0)
+        counts = np.maximum(np.searchsorted(self.begin, ends, side="left") - first, 0)
+        shift = first - (np.cumsum(counts) - counts)
+        which = np.unique(np.arange(counts.sum()) + np.repeat(shift, counts))
+        return _Samples(self.begin[which], self.end[which], {name: of[which] for name, of in self.values.items()})
+
+
+def metrics(
+    trace: Trace, options: MetricsOptions | None = None, attribution: Attribution | None = None
+) -> MetricsResult:
+    """GPU metrics of each layer.
+
+    Args:
+        trace: A capture with `Trace.samples`.
+        options: What counts as enough.
+        attribution: Who owns each operation, where that is known already.
+
+    Raises:
+        CaptureError: The capture has no samples.
+    """
+    import pandas as pd
+
+    options = options or MetricsOptions()
+    if trace.samples is None or not len(trace.samples):
+        raise CaptureError(
+            f"{trace.info.path}: no samples of GPU metrics; record with `nsys profile --gpu-metrics-device=all` "
+            "(--gpu-metrics-devices in nsys 2024.5 and newer)"
+        )
+    by_device = {device: _of_device(trace, device) for device in sorted(set(trace.samples["device"]))}
+    interval = int(np.median(np.concatenate([one.end - one.begin for one in by_device.values()])))
+    attribution = attribution or attribute(trace)
+    parent = {} if options.own else layer_parents(attribution.ranges)
+    records = [
+        {"layer": layer, "phase": phase, **_means(trace, chosen, by_device, options.floor)}
+        for (layer, phase), chosen in _rows(trace, attribution, parent)
+    ]
+    everything = _means(trace, np.arange(len(trace.ops)), by_device, 0)
+    return MetricsResult(
+        rows=pd.DataFrame(records, columns=list(COLUMNS)),
+        interval_ns=interval,
+        samples=sum(len(one.begin) for one in by_device.values()),
+        steps=len(attribution.ranges.steps),
+        whole={name: float(everything[name]) for name in METRICS},
+        info=trace.info,
+        options=options,
+        parents=parent,
+    )
+
+
+def _of_device(trace: Trace, device: int) -> _Samples:
+    assert trace.samples is not None
+    mine = trace.samples[trace.samples["device"] == device]
+    begin, index = np.unique(mine["time_ns"].to_numpy(), return_inverse=True)
+    usual = int(np.median(np.diff(begin))) if len(begin) > 1 else 0
+    end = np.append(np.minimum(begin[1:], begin[:-1] + 2 * usual), begin[-1:] + usual)
+    ops = trace.ops[trace.ops["device"] == device]
+    busy = _overlap(ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy(), begin, end)
+    part = np.where(busy > 0, busy / np.maximum(end - begin, 1), 1.0)
+    names, value = mine["metric"].to_numpy(), mine["value"].to_numpy()
+    values = {}
+    for column, candidates in METRICS.items():
+        values[column] = np.full(len(begin), np.nan)
+        chosen = next((names == name for name in candidates if (names == name).any()), None)
+        if chosen is not None:
+            values[column][index[chosen]] = value[chosen]
+            values[column] = np.minimum(values[column] / part, 100.0)
+    return _Samples(begin, end, values)
+
+
+def _rows(
+    trace: Trace, attribution: Attribution, parent: Mapping[str, str]
+) -> Iterator[tuple[tuple[str, str], npt.NDArray[np.intp]]]:
+    """The (layer, phase) pairs with the operations of each and of everything nested in it."""
+    own: dict[tuple[str, str], list[npt.NDArray[np.intp]]] = {}
+    for (layer, phase), chosen in _owners(attribution, trace):
+        for holder in with_holders(layer, parent):
+            own.setdefault((holder, phase), []).append(chosen)
+    first = {layer: place for place, layer in enumerate(dict.fromkeys(layer for layer, _ in own))}
+    for key in sorted(own, key=lambda key: (key[0] == NO_LAYER, first[key[0]])):
+        yield key, np.concatenate(own[key])
+
+
+def _owners(attribution: Attribution, trace: Trace) -> Iterator[tuple[tuple[str, str], npt.NDArray[np.intp]]]:
+    """The (layer, phase) pairs with their own operations, by their first start."""
+    name = np.append(attribution.ranges.name, NONE)[attribution.layer_range].astype(np.int64)
+    codes, index = np.unique(name * len(attribution.phases) + attribution.phase, return_inverse=True)
+    start = trace.ops["start_ns"].to_numpy()
+    first = np.full(len(codes), np.iinfo(np.int64).max)
+    np.minimum.at(first, index, start)
+    order = np.argsort(index, kind="stable")
+    bounds = np.searchsorted(index[order], np.arange(len(codes) + 1))
+    for place in np.argsort(first, kind="stable").tolist():
+        layer, phase = divmod(int(codes[place]), len(attribution.phases))
+        text = NO_LAYER if layer == NONE else attribution.ranges.names[layer].text
+        yield (text, attribution.phases[phase]), order[bounds[place] : bounds[place + 1]]
+
+
+def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Samples], floor: float) -> dict[str, Any]:
+    """Busy time, samples and means of some operations."""
+    start, end, device = (trace.ops[name].to_numpy()[chosen] for name in ("start_ns", "end_ns", "device"))
+    busy, count = 0, 0.0
+    weight, total = ({name: 0.0 for name in METRICS} for _ in range(2))
+    for one in np.unique(device).tolist():
+        begins, ends = _union(start[device == one], end[device == one])
+        busy += int((ends - begins).sum())
+        if one not in by_device:
+            continue
+        samples = by_device[one].met_by(begins, ends)
+        overlap = _overlap(begins, ends, samples.begin, samples.end)
+        length = np.maximum(samples.end - samples.begin, 1)
+        count += float((overlap / length).sum())
+        for name, values in samples.values.items():
+            there = ~np.isnan(values)
+            weight[name] += float(overlap[there].sum())
+            total[name] += float((values * overlap)[there].sum())
+    enough = count >= floor and count > 0
+    means = {name: total[name] / weight[name] if enough and weight[name] else np.nan for name in METRICS}
+    return {"busy_ns": busy, "samples": round(count, 1), "enough": enough, **means}
+
+
+def _union(start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """The union of some intervals, as intervals apart from one another, in order."""
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
+    opens = np.append(True, start[1:] > reach[:-1])
+    closes = np.append(opens[1:], True)
+    return start[opens], reach[closes]
+
+
+def _overlap(start: Int64Array, end: Int64Array, begin: Int64Array, until: Int64Array) -> Floats:
+    """How long any of some operations ran between each two moments, in ns."""
+    if not len(start):
+        return np.zeros(len(begin))
+    begins, ends = _union(start, end)
+    return _busy_until(begins, ends, until) - _busy_until(begins, ends, begin)
+
+
+def _busy_until(begins: Int64Array, ends: Int64Array, time: Int64Array) -> Floats:
+    """How much of these intervals lies before each moment, in ns."""
+    before = np.append(0, np.cumsum(ends - begins))
+    place = np.searchsorted(begins, time, side="right") - 1
+    inside = np.clip(time - begins[np.maximum(place, 0)], 0, (ends - begins)[np.maximum(place, 0)])
+    return np.where(place >= 0, before[np.maximum(place, 0)] + inside, 0).astype(np.float64)

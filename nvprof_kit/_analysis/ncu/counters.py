@@ -1,0 +1,170 @@
+"""What each measured kernel did, whatever its metrics are called on its architecture and in its release of ncu.
+
+A quantity has one name here and several there: the first that the report holds is taken. Amounts come as sums, per
+second or per cycle; all become amounts of one launch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._trace.ncu.schema import NcuReport
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = npt.NDArray[np.float64]
+
+_ELAPSED, _ACTIVE = ".avg.pct_of_peak_sustained_elapsed", ".avg.pct_of_peak_sustained_active"
+
+DURATION = ("gpu__time_duration.sum", "gpu__time_duration.avg", "gpu__time_duration.max")
+
+PERCENTAGES: dict[str, tuple[str, ...]] = {
+    "compute_pct": (f"sm__throughput{_ELAPSED}",),
+    "memory_pct": (f"gpu__compute_memory_throughput{_ELAPSED}",),
+    "dram_pct": (f"gpu__dram_throughput{_ELAPSED}", f"dram__throughput{_ELAPSED}"),
+    "l2_pct": (f"lts__throughput{_ELAPSED}",),
+    "l1_pct": (f"l1tex__throughput{_ACTIVE}", f"l1tex__throughput{_ELAPSED}"),
+    "tensor_pct": (
+        f"sm__pipe_tensor_cycles_active{_ACTIVE}",
+        f"sm__pipe_tensor_cycles_active{_ELAPSED}",
+        f"sm__pipe_tc_cycles_active{_ACTIVE}",
+        f"sm__pipe_tc_cycles_active{_ELAPSED}",
+        f"sm__inst_executed_pipe_tensor{_ACTIVE}",
+    ),
+    "occupancy_pct": (f"sm__warps_active{_ACTIVE}",),
+    "l2_hit_pct": ("lts__t_sector_hit_rate.pct",),
+    "l1_hit_pct": ("l1tex__t_sector_hit_rate.pct",),
+    "waves": ("launch__waves_per_multiprocessor",),
+}
+"""Quantities that are averaged over time, and the metrics that hold them, the best first."""
+
+AMOUNTS: dict[str, tuple[tuple[tuple[str, float], ...], ...]] = {
+    "dram_bytes": (
+        (("dram__bytes", 1.0),),
+        (("dram__bytes_read", 1.0), ("dram__bytes_write", 1.0)),
+        (("dram__sectors", 32.0),),
+    ),
+    "l2_bytes": ((("lts__t_bytes", 1.0),), (("lts__t_sectors", 32.0),)),
+    "l1_bytes": ((("l1tex__t_bytes", 1.0),), (("l1tex__t_sectors", 32.0),)),
+    "nvlink_bytes": ((("nvlrx__bytes", 1.0), ("nvltx__bytes", 1.0)),),
+    "nvlink_sent_bytes": ((("nvltx__bytes_data_user", 1.0),),),
+    "nvlink_received_bytes": ((("nvlrx__bytes_data_user", 1.0),),),
+}
+"""Quantities that add up, and the sums of metrics that give them, the best first. An L1 or L2 sector is 32 bytes."""
+
+_FLOPS = {
+    f"smsp__sass_thread_inst_executed_op_{kind}{op}_pred_on": factor
+    for kind in "fdh"
+    for op, factor in (("add", 1.0), ("mul", 1.0), ("fma", 2.0))
+}
+_TENSOR = re.compile(r"sm__ops_path_tensor_src_[a-z0-9_]+")
+_TENSOR_BY_PIPE = re.compile(r"sm__ops_path_tensor_op_[a-z0-9]+_src_[a-z0-9_]+")
+_STALL = re.compile(r"smsp__average_warps_issue_stalled_(?P<reason>\w+)_per_issue_active\.ratio")
+_NOT_A_STALL = frozenset({"selected", "not_selected"})
+
+AMOUNT_NAMES = (*AMOUNTS, "flop", "tensor_flop")
+STALL_PREFIX = "stall_"
+
+
+def counters(report: NcuReport) -> pd.DataFrame:
+    """The quantities of every measured kernel, a row for each result of the report.
+
+    Returns:
+        float64 columns: ``duration_ns``; those of `PERCENTAGES`, of 100; the amounts of one launch, `AMOUNT_NAMES`, in
+        bytes and operations, a tensor core's not among the ``flop``; and a ``stall_REASON`` for every reason that was
+        measured, warps stalled per instruction issued. What was not measured is NaN.
+    """
+    import pandas as pd
+
+    metrics = report.metrics
+    duration = _first(metrics, DURATION)
+    made = {"duration_ns": duration}
+    made |= {name: _first(metrics, candidates) for name, candidates in PERCENTAGES.items()}
+    for name, ways in AMOUNTS.items():
+        sums = (_sum(metrics, way, duration) for way in ways)
+        made[name] = next((amount for amount in sums if not np.isnan(amount).all()), np.full(len(metrics), np.nan))
+    made["flop"] = _sum_of_any(metrics, _FLOPS.items(), duration)
+    made["tensor_flop"] = _sum_of_any(metrics, ((base, 1.0) for base in tensor_bases(metrics)), duration)
+    for title in metrics:
+        stall = _STALL.fullmatch(str(title))
+        if stall and stall["reason"] not in _NOT_A_STALL:
+            made[f"{STALL_PREFIX}{stall['reason']}"] = metrics[title].to_numpy()
+    table: pd.DataFrame = pd.DataFrame(made)
+    return table
+
+
+def missed_links(metrics: pd.DataFrame) -> tuple[str, ...]:
+    """A warning where ncu counted fewer NVLinks than the GPU has: a sum over its mean is the number it counted."""
+    if not len(metrics) or "nvlink__count_physical" not in metrics:
+        return ()
+    for base in ("nvltx__bytes", "nvlrx__bytes"):
+        whole, mean = _first(metrics, (f"{base}.sum",)), _first(metrics, (f"{base}.avg",))
+        most = int(np.argmax(np.nan_to_num(mean)))  # where the digits of a page tell the number best
+        there = metrics["nvlink__count_physical"].iloc[most]
+        if mean[most] > 0 and (counted := np.round(whole[most] / mean[most])) < there:
+            return (
+                f"ncu counted {counted:.0f} of the {there:.0f} NVLinks that the GPU has: its bytes are of these alone",
+            )
+    return ()
+
+
+def tensor_bases(names: Iterable[object]) -> list[str]:
+    """The tensor cores' counters of operations among some metrics: one level of them, so that none counts twice.
+
+    By source type where that is there, else by pipe and source type. Splits by sparsity and, beside the
+    whole, by destination are left out, and what Blackwell samples besides (``_realtime``).
+    """
+    bases = {str(name).split(".")[0] for name in names}
+    bases = {base for base in bases if "sparsity" not in base and not base.endswith("_realtime")}
+    for level in (_TENSOR, _TENSOR_BY_PIPE):
+        found = sorted(base for base in bases if level.fullmatch(base))
+        if found:
+            return [base for base in found if not any(base.startswith(f"{other}_dst_") for other in found)]
+    return []
+
+
+def _first(metrics: pd.DataFrame, candidates: Iterable[str]) -> Floats:
+    """The first of these metrics that a result has, result by result."""
+    values = np.full(len(metrics), np.nan)
+    for name in candidates:
+        if name in metrics:
+            values = np.where(np.isnan(values), metrics[name].to_numpy(), values)
+    return values
+
+
+def amount(metrics: pd.DataFrame, base: str, duration: Floats) -> Floats:
+    """The amount that a launch counted of a metric, from its sum, its rate per second, or its rate per cycle."""
+    values = _first(metrics, (f"{base}.sum",))
+    if f"{base}.sum.per_second" in metrics:
+        rate = metrics[f"{base}.sum.per_second"].to_numpy()
+        values = np.where(np.isnan(values), rate * duration / 1e9, values)
+    if f"{base}.sum.per_cycle_elapsed" in metrics:
+        cycles = clock(metrics, base) * duration / 1e9
+        values = np.where(np.isnan(values), metrics[f"{base}.sum.per_cycle_elapsed"].to_numpy() * cycles, values)
+    return values
+
+
+def clock(metrics: pd.DataFrame, base: str) -> Floats:
+    """Cycles per second of the unit that counts a metric: ``smsp`` for ``smsp__inst``."""
+    unit = base.split("__", maxsplit=1)[0]
+    return _first(metrics, (f"{unit}__cycles_elapsed.avg.per_second", "sm__cycles_elapsed.avg.per_second"))
+
+
+def _sum(metrics: pd.DataFrame, parts: Iterable[tuple[str, float]], duration: Floats) -> Floats:
+    """The sum of amounts; NaN where one of them is missing."""
+    return np.sum([factor * amount(metrics, base, duration) for base, factor in parts], axis=0)  # type: ignore[no-any-return]
+
+
+def _sum_of_any(metrics: pd.DataFrame, parts: Iterable[tuple[str, float]], duration: Floats) -> Floats:
+    """The sum of those amounts that were measured; NaN where none was."""
+    values = [factor * amount(metrics, base, duration) for base, factor in parts]
+    if not values:
+        return np.full(len(metrics), np.nan)
+    missing = np.isnan(values).all(axis=0)
+    return np.where(missing, np.nan, np.nansum(values, axis=0))

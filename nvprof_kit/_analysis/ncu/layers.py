@@ -1,0 +1,295 @@
+"""The hardware table: what each layer did to the GPU, from what ncu measured.
+
+Alone, an ncu report tells of the launches it measured. With an nsys capture of the same program, each launch of the
+capture takes the counters of the measured launch of its signature: percentages weighted by its time in the capture,
+amounts as they are. What no measured launch stands for is the uncovered share, and is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.kernels.signatures import Kernels, read_kernels
+from nvprof_kit._analysis.layers.order import with_holders
+from nvprof_kit._analysis.ncu.counters import AMOUNT_NAMES, PERCENTAGES, counters, missed_links
+from nvprof_kit._analysis.ncu.owners import Owner, measured_signatures, own_layers
+from nvprof_kit._analysis.ncu.sums import Pairs, Sums
+from nvprof_kit._trace.ncu.schema import NcuReport
+from nvprof_kit._trace.schema import Trace
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.names import NO_LAYER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def tidy(report: NcuReport) -> pd.DataFrame:
+    """A row per measured kernel: id, pid, device, kernel, grid, block, layer, phase, and every metric by its full name,
+    in base units.
+    """
+    import pandas as pd
+
+    owners = own_layers(report.kernels).owners
+    who = report.kernels[["id", "pid", "device", "kernel", "grid", "block"]]
+    who = who.assign(layer=[layer for layer, _ in owners], phase=[phase for _, phase in owners])
+    table: pd.DataFrame = pd.concat([who, report.metrics, report.texts], axis=1)
+    return table
+
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+COLUMNS = {
+    "layer": "module path, with everything nested in it; or `(none)` for work outside every layer",
+    "phase": "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`",
+    "launches": "kernel launches: those measured, or with a capture those of the capture",
+    "gpu_ns": "their time on the GPU in ns: ncu's, or with a capture that of the capture, copies included",
+    "covered": "share of that time that measured kernels stand for, 0 to 1",
+    "compute_pct": "how busy the SMs are, in percent of their peak, mean over the covered time",
+    "memory_pct": "the same of the memory as a whole",
+    "dram_pct": "the same of DRAM",
+    "l2_pct": "the same of the L2 cache",
+    "l1_pct": "the same of the L1 cache",
+    "tensor_pct": "the same of the tensor cores",
+    "occupancy_pct": "warps on an SM, in percent of those it has room for",
+    "l2_hit_pct": "sectors found in the L2 cache, in percent",
+    "l1_hit_pct": "sectors found in the L1 cache, in percent",
+    "dram_bytes": "bytes between DRAM and L2 in the covered launches",
+    "l2_bytes": "bytes between L2 and the SMs, in these",
+    "l1_bytes": "bytes through the L1 caches, in these",
+    "nvlink_bytes": "bytes over NVLink, both ways, in these, the protocol's own included",
+    "nvlink_sent_bytes": "what was sent in these, without the protocol",
+    "nvlink_received_bytes": "what was received, less what a peer sent before the launch began",
+    "flop": "floating point operations of the CUDA cores, in these",
+    "tensor_flop": "operations of the tensor cores, in these",
+    "intensity": "all operations by byte of DRAM",
+    "stall": "what warps wait for most, by ncu's name",
+    "bound": "`memory`, `compute` or `latency`, by most of its covered time; or `not measured`",
+    "reason": "why",
+}
+"""The columns of `NcuLayersResult.rows` and what they mean. What was not measured is missing."""
+
+_MEANS = tuple(name for name in PERCENTAGES if name != "waves")
+
+
+@dataclass(frozen=True)
+class NcuLayersResult:
+    """The hardware table of a report.
+
+    Attributes:
+        rows: The columns of `COLUMNS`, a row per (layer, phase), in the model's order, `(none)` last.
+        kernels: For the roofline: a row per measured kernel: kernel, layer, phase, gpu_ns, flop, tensor_flop,
+            dram_bytes; with a capture the time is the capture's, of all launches it stands for.
+        gpu_ns: All time that the table is about.
+        covered: Share of it that measured kernels stand for, 0 to 1.
+        measured: Number of results in the report.
+        unused: Number of results that no launch of the capture is like; 0 without one.
+        warnings: Sentences on what may be missing or misread.
+        path: The ncu report.
+        capture: The nsys capture, '' where there is none.
+        parents: The layer that holds each layer, '' at the top.
+    """
+
+    rows: pd.DataFrame
+    kernels: pd.DataFrame
+    gpu_ns: int
+    covered: float
+    measured: int
+    unused: int
+    warnings: tuple[str, ...]
+    path: str
+    capture: str = ""
+    parents: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What was launched: an element for each (owner, item) pair, where an item has one row of counters.
+
+    Attributes:
+        owners: The distinct (layer, phase) pairs, in the model's order.
+        parents: The layer that holds each layer, '' at the top.
+        owner, item: Indices of `owners` and of `counted`; item -1 for what cannot be measured.
+        ns, launches: Time and launches.
+        counted: Counters by item; a row of NaN where none was measured.
+        measured: Whether an item was measured.
+        names: Name of each item.
+    """
+
+    owners: tuple[Owner, ...]
+    parents: Mapping[str, str]
+    owner: Ints
+    item: Ints
+    ns: Floats
+    launches: Ints
+    counted: pd.DataFrame
+    measured: npt.NDArray[np.bool_]
+    names: tuple[str, ...]
+
+
+def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayersResult:
+    """What each layer did to the GPU.
+
+    Args:
+        report: What ncu measured.
+        trace: An nsys capture of the same program to spread it over, with the optional columns
+            `nvprof_kit._analysis.kernels.signatures.NEEDED`.
+
+    Raises:
+        CaptureError: The report has no durations, or none of its kernels is in the capture.
+    """
+    counted = counters(report)
+    if counted["duration_ns"].isna().all():
+        raise CaptureError(f"{report.path}: no gpu__time_duration; measure with `--set basic` or section SpeedOfLight")
+    if trace is None:
+        work, warnings, unused = _measured_work(report, counted)
+    else:
+        work, unused = _spread_work(report, counted, read_kernels(trace), trace)
+        warnings = trace.info.warnings
+    rows = _rows(work)
+    whole = float(work.ns.sum())
+    hit = work.measured[work.item] & (work.item >= 0)
+    return NcuLayersResult(
+        rows=rows,
+        kernels=_kernels(work),
+        gpu_ns=int(whole),
+        covered=float(work.ns[hit].sum() / whole) if whole else 0.0,
+        measured=len(counted),
+        unused=unused,
+        warnings=(*report.warnings, *warnings, *missed_links(report.metrics)),
+        path=report.path,
+        capture=trace.info.path if trace is not None else "",
+        parents=work.parents,
+    )
+
+
+def _measured_work(report: NcuReport, counted: pd.DataFrame) -> tuple[_Work, tuple[str, ...], int]:
+    """Every measured launch for itself."""
+    attribution = own_layers(report.kernels)
+    owners = tuple(dict.fromkeys(attribution.owners))
+    place = {owner: index for index, owner in enumerate(owners)}
+    duration = counted["duration_ns"].to_numpy()
+    work = _Work(
+        owners=owners,
+        parents=attribution.parents,
+        owner=np.array([place[owner] for owner in attribution.owners], dtype=np.int64),
+        item=np.arange(len(counted)),
+        ns=np.nan_to_num(duration),
+        launches=np.ones(len(counted), dtype=np.int64),
+        counted=counted,
+        measured=~np.isnan(duration),
+        names=tuple(report.kernels["kernel"]),
+    )
+    return work, attribution.warnings, 0
+
+
+def _spread_work(report: NcuReport, counted: pd.DataFrame, kernels: Kernels, trace: Trace) -> tuple[_Work, int]:
+    """Every launch of a capture, with the counters of the measured launch of its signature."""
+    result_of = measured_signatures(report, kernels)
+    if not any(result_of):
+        raise CaptureError(
+            f"{report.path}: no kernel of it is in {trace.info.path}; needed a measurement of the same program, "
+            "with the same shapes, on the same kind of GPU"
+        )
+    averaged = _averages(counted, result_of)
+    times, launches = kernels.by_owner(), kernels.launches()
+    owner, item = np.nonzero(launches)
+    others = np.flatnonzero(kernels.other_ns)
+    work = _Work(
+        owners=kernels.owners,
+        parents=kernels.parents,
+        owner=np.append(owner, others),
+        item=np.append(item, np.full(len(others), -1)),
+        ns=np.append(times[owner, item], kernels.other_ns[others]).astype(np.float64),
+        launches=np.append(launches[owner, item], np.zeros(len(others), dtype=np.int64)),
+        counted=averaged,
+        measured=np.array([bool(results) for results in result_of]),
+        names=tuple(one.name for one in kernels.signatures),
+    )
+    used = {result for results in result_of for result in results}
+    return work, len(counted) - len(used)
+
+
+def _averages(counted: pd.DataFrame, result_of: list[list[int]]) -> pd.DataFrame:
+    """The counters of each signature: the mean of its measured launches, NaN where there is none."""
+    group = np.concatenate([np.full(len(results), place) for place, results in enumerate(result_of)]).astype(np.int64)
+    rows = np.concatenate([np.array(results, dtype=np.int64) for results in result_of])
+    means = counted.iloc[rows].groupby(group).mean()
+    averaged: pd.DataFrame = means.reindex(range(len(result_of)))
+    return averaged
+
+
+# ---------------------------------------------------------------- rows
+
+
+def _rows(work: _Work) -> pd.DataFrame:
+    import pandas as pd
+
+    keys, of_owner = _keys(work)
+    key = np.concatenate([np.array(of_owner[owner], dtype=np.int64) for owner in work.owner.tolist()])
+    times = np.array([len(of_owner[owner]) for owner in work.owner.tolist()])
+    item, ns, launches = (np.repeat(values, times) for values in (work.item, work.ns, work.launches))
+    pairs = Pairs(key, item.astype(np.int64), ns.astype(np.float64), launches.astype(np.int64), len(keys))
+    sums = Sums(pairs, work.counted, work.measured)
+    rows: dict[str, Any] = {
+        "layer": [layer for layer, _ in keys],
+        "phase": [phase for _, phase in keys],
+        "launches": np.bincount(key, weights=launches, minlength=len(keys)).astype(np.int64),
+        "gpu_ns": np.bincount(key, weights=ns, minlength=len(keys)).astype(np.int64),
+        "covered": sums.covered(),
+    }
+    rows |= {name: sums.mean(name) for name in _MEANS}
+    rows |= {name: sums.amount(name) for name in AMOUNT_NAMES}
+    operations = np.nansum([rows["flop"], rows["tensor_flop"]], axis=0)
+    counted = ~(np.isnan(rows["flop"]) & np.isnan(rows["tensor_flop"])) & (rows["dram_bytes"] > 0)
+    rows["intensity"] = np.where(counted, operations / np.where(counted, rows["dram_bytes"], 1.0), np.nan)
+    rows["stall"] = sums.first_stall()
+    rows["bound"], rows["reason"] = zip(*sums.judged(), strict=True) if keys else ((), ())
+    made: pd.DataFrame = pd.DataFrame({name: rows[name] for name in COLUMNS})
+    return made
+
+
+def _keys(work: _Work) -> tuple[list[Owner], list[list[int]]]:
+    """The rows' (layer, phase) pairs, each layer's ancestors before it, and for each owner the rows it counts for."""
+    place: dict[Owner, int] = {}
+    of_owner = []
+    for layer, phase in sorted(work.owners, key=lambda owner: owner[0] == NO_LAYER):
+        mine = with_holders(layer, work.parents)
+        of_owner.append(((layer, phase), [place.setdefault((path, phase), len(place)) for path in mine]))
+    order = _by_layer(list(place))
+    rank = {key: index for index, key in enumerate(order)}
+    by_place = [rank[key] for key in place]
+    lookup = {owner: [by_place[one] for one in rows] for owner, rows in of_owner}
+    return order, [lookup[owner] for owner in work.owners]
+
+
+def _by_layer(keys: list[Owner]) -> list[Owner]:
+    """The pairs in the order in which their layers came, the phases of one layer together, `(none)` last."""
+    first: dict[str, int] = {}
+    for layer, _ in keys:
+        first.setdefault(layer, len(first))
+    return sorted(keys, key=lambda key: (key[0] == NO_LAYER, first[key[0]]))
+
+
+def _kernels(work: _Work) -> pd.DataFrame:
+    """The measured kernels for the roofline, by owner."""
+    import pandas as pd
+
+    hit = np.flatnonzero((work.item >= 0) & work.measured[work.item])
+    item, owner = work.item[hit], work.owner[hit]
+    table: dict[str, Any] = {
+        "kernel": [work.names[index] for index in item.tolist()],
+        "layer": [work.owners[index][0] for index in owner.tolist()],
+        "phase": [work.owners[index][1] for index in owner.tolist()],
+        "gpu_ns": work.ns[hit],
+        "launches": work.launches[hit],
+    }
+    for name in ("duration_ns", "flop", "tensor_flop", "dram_bytes"):
+        table[name] = work.counted[name].to_numpy()[item]
+    made: pd.DataFrame = pd.DataFrame(table)
+    return made

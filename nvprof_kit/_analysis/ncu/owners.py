@@ -1,0 +1,187 @@
+"""Which measured launch stands for which kernels of a capture."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvprof_kit._analysis.kernels.signatures import Kernels, Signature, role_of
+from nvprof_kit._analysis.layers.order import parents_of
+from nvprof_kit._analysis.ncu.plan import size_text
+from nvprof_kit._trace.ncu.schema import NcuReport
+from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES, Category, RangeName, parse_range
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+Owner = tuple[str, str]
+"""Layer and phase."""
+
+_SUFFIXED = (Category.BACKWARD, Category.RECOMPUTE)
+
+
+@dataclass(frozen=True)
+class Owned:
+    """The owners of measured kernels.
+
+    Attributes:
+        owners: (layer, phase) of each kernel.
+        parents: For every layer that a range of the report names the layer that holds it, '' at the top.
+        warnings: Sentences on what had to be guessed.
+    """
+
+    owners: tuple[Owner, ...]
+    parents: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+
+def own_layers(kernels: pd.DataFrame) -> Owned:
+    """The owner of each measured kernel: the innermost layer's range, else the innermost phase's.
+
+    ncu gives no categories, so a backward range tells itself by its suffix. In a program whose ranges have none, a
+    thread that never has a phase's range open, while another has, is autograd's, and its layers are backward.
+
+    Args:
+        kernels: The kernels of a report, columns pid, tid and stack.
+    """
+    stacks = [tuple(parse_range(text) for text in stack) for stack in kernels["stack"]]
+    autograd = _autograd_threads(kernels, stacks)
+    owners = []
+    guessed = 0
+    for thread, stack in zip(_threads(kernels), stacks, strict=True):
+        layer, phase = _owner(stack)
+        if thread in autograd and phase == Category.FORWARD.value and layer != NO_LAYER:
+            phase = Category.BACKWARD.value
+            guessed += 1
+        owners.append((layer, phase))
+    parents = _parents(stacks)
+    warnings = [
+        f"{guessed} kernels are taken for backward: their ranges do not say so, but their thread has no phase while "
+        "another has"
+    ]
+    outside = sum(not stack for stack in stacks)
+    if outside == len(stacks):
+        warnings.append(
+            "no kernel has a range of the domain: measure with --nvtx, call nvprof_kit.annotate_model(model), or name "
+            "another with --domain; with --with CAPTURE the layers come from the capture"
+        )
+    return Owned(tuple(owners), parents, tuple(warnings if guessed else warnings[1:]))
+
+
+def _parents(stacks: list[tuple[RangeName, ...]]) -> dict[str, str]:
+    """The layer that holds each layer, by the forward ranges; of a report of backward alone by its own."""
+    layers = [[named for named in stack if named.category in LAYER_CATEGORIES] for stack in stacks]
+    forward = [stack for stack in layers if all(named.category is Category.FORWARD for named in stack)]
+    pairs = Counter(
+        pair
+        for stack in (forward if any(forward) else layers)
+        for pair in pairwise([*(named.text for named in reversed(stack)), ""])
+    )
+    known = dict.fromkeys(named.text for stack in layers for named in stack)
+    return parents_of(known, ((inner, outer, count) for (inner, outer), count in pairs.items()))
+
+
+def _owner(stack: tuple[RangeName, ...]) -> Owner:
+    layer = next((named for named in reversed(stack) if named.category in LAYER_CATEGORIES), None)
+    if layer is not None:
+        in_backward = any(named.category is Category.BACKWARD for named in stack)
+        again = layer.category is Category.FORWARD and in_backward
+        return layer.text, (Category.RECOMPUTE if again else layer.category).value
+    phase = next((named.text for named in reversed(stack) if named.category in PHASE_CATEGORIES), NO_PHASE)
+    return NO_LAYER, phase
+
+
+def _threads(kernels: pd.DataFrame) -> list[tuple[Any, Any]]:
+    return list(zip(kernels["pid"].tolist(), kernels["tid"].tolist(), strict=True))
+
+
+def _autograd_threads(kernels: pd.DataFrame, stacks: list[tuple[RangeName, ...]]) -> set[tuple[Any, Any]]:
+    """Threads on which no phase's range is ever open, where no range has a suffix and another thread has phases."""
+    if any(named.category in _SUFFIXED for stack in stacks for named in stack):
+        return set()
+    threads = _threads(kernels)
+    with_phase = {
+        thread
+        for thread, stack in zip(threads, stacks, strict=True)
+        if any(named.category in PHASE_CATEGORIES for named in stack)
+    }
+    return {thread for thread in threads if thread[1] >= 0} - with_phase if with_phase else set()
+
+
+_REGISTERS = "launch__registers_per_thread"
+_SHARED = ("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic")
+_SPACES = re.compile(r"\s+")
+_NAMESPACES = re.compile(r"(?:\w+|<unnamed>)::")
+_CASTS = re.compile(r"\((?:unsigned )?(?:bool|char|short|int|long|long long)\)(?=-?\d)")
+
+
+def measured_signatures(report: NcuReport, kernels: Kernels) -> list[list[int]]:
+    """The results of a report that were launched as each signature of a capture says.
+
+    Name, grid and block must be the same; of several such signatures that differ only in registers or shared memory, a
+    result stands for those it agrees with. Where a launch does different work in different roles, the number of the
+    launch tells which it was, if the report says which it has or has all of a step; else the ranges around it tell its
+    role; and a report without either stands for all.
+
+    Returns:
+        For each signature the places of its results, none where it was not measured.
+    """
+    by_launch: dict[tuple[str, str, str], list[int]] = {}
+    for place, launch in enumerate(zip(*(report.kernels[name] for name in ("kernel", "grid", "block")), strict=True)):
+        by_launch.setdefault((_plain(launch[0]), launch[1], launch[2]), []).append(place)
+    taken = _taken(report.metrics)
+    roles = [role_of(owner) for owner in own_layers(report.kernels).owners] if any(report.kernels["stack"]) else None
+    found: list[list[int]] = []
+    divided: dict[Signature, tuple[list[int], list[int]]] = {}
+    for kind, one in enumerate(kernels.signatures):
+        places = by_launch.get((_plain(one.name), size_text(one.grid), size_text(one.block)), [])
+        places = [place for place in places if taken[place] == (one.registers, one.shared_bytes)] or places
+        if one.roles:
+            divided.setdefault(replace(one, roles=frozenset()), (places, []))[1].append(kind)
+        found.append([place for place in places if not (one.roles and roles) or roles[place] in one.roles])
+    for places, kinds in divided.values():
+        for kind, its in _by_number(report, kernels, places, kinds).items():
+            found[kind] = its
+    return found
+
+
+def _by_number(report: NcuReport, kernels: Kernels, places: list[int], kinds: list[int]) -> dict[int, list[int]]:
+    """The results of one launch by the kinds of work it does, nothing where the numbers of the launches are not known.
+
+    The results are in the order of launching. ncu took all launches of a step, or those of the numbers the report has.
+    """
+    mine = kernels.early & np.isin(kernels.signature, kinds)
+    kind_of = dict(zip(kernels.invocation[mine].tolist(), kernels.signature[mine].tolist(), strict=True))
+    planned = [number for number in sorted(report.invocations) if number in kind_of]
+    numbers = next((known for known in (planned, sorted(kind_of)) if known and len(known) == len(places)), [])
+    if not numbers:
+        return {}
+    measured = list(zip(places, numbers, strict=True))
+    return {kind: [place for place, number in measured if kind_of[number] == kind] for kind in kinds}
+
+
+def _plain(name: str) -> str:
+    """A kernel's name as nsys and ncu both could write it: without namespaces and types of template arguments.
+
+    Where it prints a report, ncu leaves out some of these (``--rename-kernels``, on since 2024.2).
+    """
+    plain = _SPACES.sub(" ", name).replace("(anonymous namespace)", "<unnamed>").strip()
+    return _NAMESPACES.sub("", _CASTS.sub("", plain))
+
+
+def _taken(metrics: pd.DataFrame) -> list[tuple[int, int]]:
+    """Registers of a thread and shared memory of a block of each result, -1 where the report does not say."""
+    registers = metrics[_REGISTERS].fillna(-1).tolist() if _REGISTERS in metrics else [-1] * len(metrics)
+    shared = (
+        (metrics[_SHARED[0]] + metrics[_SHARED[1]]).fillna(-1).tolist()
+        if all(name in metrics for name in _SHARED)
+        else [-1] * len(metrics)
+    )
+    return [(int(one), int(other)) for one, other in zip(registers, shared, strict=True)]

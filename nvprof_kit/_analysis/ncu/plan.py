@@ -1,0 +1,351 @@
+"""Which kernels to measure with ncu: the fewest that stand for most of the GPU time.
+
+Every launch of one signature does the same work, so ncu need measure one of each. ncu chooses by name and measures
+the first launch of every grid, block and shared memory that a name comes with, so what is chosen here are names, and
+the price of a name is the number of its signatures. Where roles divide a signature, later launches are measured too.
+
+Kernels of collectives are left out: most of their time is waiting for other ranks, and ncu's kernel replay, which runs
+a kernel several times on one rank alone, would hang in them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.kernels.classes import family_of
+from nvprof_kit._analysis.kernels.signatures import Kernels, Signature, read_kernels
+from nvprof_kit._analysis.layers.order import with_holders
+from nvprof_kit._trace.schema import CaptureInfo, Trace
+from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit.names import NO_LAYER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+LEAST_SHARE = 0.002
+"""A kind of a smaller share of the GPU time has no launch measured for itself, unless the asked share needs it."""
+
+
+def choose_invocations(
+    kernels: Kernels, wanted: Bools, times: Ints, least_share: float = LEAST_SHARE
+) -> tuple[int, ...]:
+    """The numbers of the launches to measure, ascending; the first is always among them.
+
+    Args:
+        kernels: The launches of the capture.
+        wanted: Which signatures are of a chosen name, shape ``(s,)``.
+        times: GPU time by signature, ``(s,)``.
+        least_share: The least share of the GPU time that a kind needs to have a launch measured for itself.
+    """
+    early = kernels.early & wanted[kernels.signature]
+    signature, number = kernels.signature[early], kernels.invocation[early]
+    chosen = [1]
+    while True:
+        open_ = wanted & (times >= least_share * times.sum()) & ~_hit(signature, number, chosen, len(wanted))
+        useful = open_[signature]
+        if not useful.any():
+            return tuple(sorted(chosen))
+        candidates = np.unique(number[useful])
+        pairs = np.unique(np.column_stack([number[useful], signature[useful]]), axis=0)
+        gain = np.bincount(np.searchsorted(candidates, pairs[:, 0]), weights=times[pairs[:, 1]])
+        price = np.bincount(np.searchsorted(candidates, number[np.isin(number, candidates)], side="left"))
+        value = gain / np.maximum(price[: len(candidates)], 1)
+        chosen.append(int(candidates[len(value) - 1 - int(np.argmax(value[::-1]))]))
+
+
+def measured_by(kernels: Kernels, wanted: Bools, invocations: tuple[int, ...]) -> tuple[Bools, int]:
+    """Which of the wanted signatures these numbers measure, and how many launches that are."""
+    early = kernels.early & wanted[kernels.signature]
+    signature, number = kernels.signature[early], kernels.invocation[early]
+    launches = int(np.isin(number, invocations).sum())
+    return wanted & _hit(signature, number, list(invocations), len(wanted)), launches
+
+
+def _hit(signature: npt.NDArray[np.intp], number: Ints, chosen: list[int], count: int) -> Bools:
+    hit = np.zeros(count, dtype=bool)
+    hit[signature[np.isin(number, chosen)]] = True
+    return hit
+
+
+COLUMNS = {
+    "kernel": "the kernel's name",
+    "grid": "blocks of the launch",
+    "block": "threads of a block",
+    "registers": "registers of a thread",
+    "shared_bytes": "shared memory of a block in bytes, static and dynamic",
+    "launches": "launches of this signature that the plan is for",
+    "gpu_ns": "their time on the GPU, in ns",
+    "share": "the same over the GPU time that the plan is for, 0 to 1",
+    "covered": "share of this row and the rows above it, 0 to 1",
+}
+"""The columns of `Plan.rows` and what they mean."""
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What a plan is for.
+
+    Attributes:
+        share: How much of the GPU time the measured kernels stand for, 0 to 1.
+        layer: Only this layer and those in it, '' for everything.
+        phase: Only this phase, '' for every phase.
+        every_layer: Reach the share in each of the outermost blocks (``model.layers.3``) too, not only over all.
+    """
+
+    share: float = 0.9
+    layer: str = ""
+    phase: str = ""
+    every_layer: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The kernels to measure.
+
+    Attributes:
+        rows: The columns of `COLUMNS`, a row per signature that is measured, the costliest first; where the same launch
+            does different work in different roles, a row for each.
+        names: Linker names of the kernels to measure.
+        invocations: Which launches of each of their configurations, from 1.
+        measurements: Number of launches that these are, in a step where the capture has steps.
+        covered: Share of the asked GPU time that these kernels stand for, 0 to 1.
+        least_covered: The block whose covered share is least, and that share.
+        gpu_ns: The GPU time that the plan is for: copies included, collectives left out.
+        collectives_ns: GPU time of the collectives' kernels, which are left out.
+        launches: Number of kernel launches in it, which a full run measures one by one.
+        info: What the capture says of itself.
+        options: What was asked for.
+    """
+
+    rows: pd.DataFrame
+    names: tuple[str, ...]
+    invocations: tuple[int, ...]
+    measurements: int
+    covered: float
+    least_covered: tuple[str, float]
+    gpu_ns: int
+    collectives_ns: int
+    launches: int
+    info: CaptureInfo
+    options: PlanOptions = field(default_factory=PlanOptions)
+
+
+def plan(trace: Trace, options: PlanOptions | None = None, attribution: Attribution | None = None) -> Plan:
+    """Choose the kernels to measure.
+
+    Args:
+        trace: A capture with the optional columns `nvprof_kit._analysis.kernels.signatures.NEEDED`.
+        options: What the plan is for.
+        attribution: Who owns each operation, where that is known already.
+
+    Raises:
+        CaptureError: The capture has no kernel of what is asked for, or does not name its kernels.
+        UsageError: The share cannot be reached, since copies and kernels without a name take the rest.
+    """
+    options = options or PlanOptions()
+    kernels = read_kernels(trace, attribution)
+    asked = _asked(kernels, options)
+    times = kernels.by_owner() * asked[:, None]
+    collective = np.array([family_of(one.name).kernel_class == "comm" for one in kernels.signatures], dtype=bool)
+    collectives_ns = int(times[:, collective].sum())
+    times[:, collective] = 0
+    other = kernels.other_ns * asked
+    if not times.any() and collectives_ns:
+        raise CaptureError(
+            f"{trace.info.path}: every kernel {_of_what(options)} is a collective's, which ncu cannot replay on one "
+            "rank; measure those with recipes/ncu/kernels.sh -s communication --rank N"
+        )
+    if not times.any():
+        raise CaptureError(
+            f"{trace.info.path}: no kernel {_of_what(options)}; see `nvprof-kit layers` for what there is"
+        )
+    names, name = _linker_names(kernels.signatures)
+    if not names:
+        raise CaptureError(
+            f"{trace.info.path}: no linker names of kernels (column mangledName); needed nsys 2022.4 or newer"
+        )
+    blocks, goals = _goals(kernels, times, other, options)
+    chosen = _cover(goals, name, options.share)
+    if chosen is None:
+        best = goals[0, :-1][name >= 0].sum() / goals[0].sum()
+        raise UsageError(
+            f"--share {options.share:g} cannot be reached: kernels that can be measured take {best:.2%} of the GPU "
+            f"time {_of_what(options)}, copies the rest; ask for less"
+        )
+    wanted = np.isin(name, chosen) & (times.sum(axis=0) > 0)
+    for least_share in (LEAST_SHARE, LEAST_SHARE / 10, 0):
+        invocations = choose_invocations(kernels, wanted, times.sum(axis=0), least_share)
+        measured, measurements = measured_by(kernels, wanted, invocations)
+        covered = (goals[:, :-1] * measured).sum(axis=1) / np.maximum(goals.sum(axis=1), 1)
+        if covered[0] >= options.share:
+            break
+    least = int(np.argmin(covered[1:])) + 1 if len(covered) > 1 else 0
+    return Plan(
+        rows=_rows(kernels, times, measured, int(goals[0].sum()), asked),
+        names=tuple(names[index] for index in chosen),
+        invocations=invocations,
+        measurements=measurements,
+        covered=float(covered[0]),
+        least_covered=(blocks[least], float(covered[least])),
+        gpu_ns=int(goals[0].sum()),
+        collectives_ns=collectives_ns,
+        launches=int((kernels.launches() * asked[:, None])[:, ~collective].sum()),
+        info=trace.info,
+        options=options,
+    )
+
+
+def block_of(layer: str) -> str:
+    """The outermost block that a layer is part of: its path up to the first number, or all of it:
+    ``model.layers.3.mlp`` gives ``model.layers.3``.
+    """
+    parts = layer.split(".")
+    number = next((place for place, part in enumerate(parts) if part.isdecimal()), len(parts) - 1)
+    return ".".join(parts[: number + 1])
+
+
+def _asked(kernels: Kernels, options: PlanOptions) -> npt.NDArray[np.bool_]:
+    """Which owners the plan is for."""
+    return np.array(
+        [
+            (not options.layer or options.layer in with_holders(layer, kernels.parents))
+            and (not options.phase or phase == options.phase)
+            for layer, phase in kernels.owners
+        ],
+        dtype=bool,
+    )
+
+
+def _of_what(options: PlanOptions) -> str:
+    return " ".join(["in", options.layer or "the capture", *([f"({options.phase})"] if options.phase else [])])
+
+
+def _linker_names(signatures: tuple[Signature, ...]) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """The distinct linker names, and which of them each signature has, -1 for none."""
+    names = list(dict.fromkeys(one.mangled for one in signatures if one.mangled))
+    place = {name: index for index, name in enumerate(names)}
+    return names, np.array([place.get(one.mangled, -1) for one in signatures], dtype=np.int64)
+
+
+def _goals(
+    kernels: Kernels, times: Int64Array, other: Int64Array, options: PlanOptions
+) -> tuple[list[str], Int64Array]:
+    """What has to be covered: everything, and with `every_layer` each block.
+
+    Returns:
+        The names of the goals, and their time by signature with that of everything else as a last column, shape
+        ``(goals, signatures + 1)``.
+    """
+    whole = np.append(times.sum(axis=0), other.sum())
+    blocks, goals = ["everything"], [whole]
+    of_owner = np.array([block_of(layer) for layer, _ in kernels.owners], dtype=object)
+    for block in dict.fromkeys(of_owner.tolist()) if options.every_layer else ():
+        mine = of_owner == block
+        if block != NO_LAYER and times[mine].any():
+            blocks.append(block)
+            goals.append(np.append(times[mine].sum(axis=0), other[mine].sum()))
+    return blocks, np.array(goals, dtype=np.int64)
+
+
+def _cover(goals: Int64Array, name: Int64Array, share: float) -> list[int] | None:
+    """The names whose signatures cover the share of every goal, few signatures altogether.
+
+    A goal that copies and unnamed kernels keep from its share gets what can be had; the first, which is everything,
+    must reach it, else there is no answer: None. The next name is the one that brings the goals nearer by most for its
+    price; in the end every name that turned out superfluous is dropped, the costliest first. Where every name has one
+    signature and there is one goal, this is the optimum.
+    """
+    count = int(name.max()) + 1
+    known = name >= 0
+    gains = np.zeros((len(goals), count))
+    for goal, row in enumerate(goals):
+        gains[goal] = np.bincount(name[known], weights=row[:-1][known], minlength=count)
+    price = np.maximum(np.bincount(name[known & (goals[0, :-1] > 0)], minlength=count), 1)
+    need = share * goals.sum(axis=1).astype(np.float64)
+    attainable = gains.sum(axis=1)
+    if attainable[0] < need[0] * (1 - 1e-12):
+        return None
+    need = np.minimum(need, attainable)
+    left, chosen = need.copy(), list[int]()
+    weight = 1 / np.maximum(need, 1)
+    while (left > 1e-9 * need).any():
+        worth = (np.minimum(gains, np.maximum(left, 0)[:, None]) * weight[:, None]).sum(axis=0) / price
+        worth = worth + 1e-6 * gains[0] / max(gains[0].sum(), 1)  # of equals the one that covers more
+        worth[chosen] = -1
+        best = int(np.argmax(worth))
+        chosen.append(best)
+        left -= gains[:, best]
+    for one in sorted(chosen, key=lambda index: (-price[index], gains[0, index])):
+        if (left + gains[:, one] <= 1e-9 * need).all():
+            chosen.remove(one)
+            left += gains[:, one]
+    return chosen
+
+
+def _rows(
+    kernels: Kernels, times: Int64Array, measured: npt.NDArray[np.bool_], whole: int, asked: npt.NDArray[np.bool_]
+) -> pd.DataFrame:
+    import pandas as pd
+
+    time, launches = times.sum(axis=0), (kernels.launches() * asked[:, None]).sum(axis=0)
+    order = [int(index) for index in np.argsort(-time, kind="stable") if measured[index]]
+    shares = time[order] / whole
+    chosen = [kernels.signatures[index] for index in order]
+    rows = {
+        "kernel": [one.name for one in chosen],
+        "grid": [size_text(one.grid) for one in chosen],
+        "block": [size_text(one.block) for one in chosen],
+        "registers": [one.registers for one in chosen],
+        "shared_bytes": [one.shared_bytes for one in chosen],
+        "launches": launches[order],
+        "gpu_ns": time[order],
+        "share": shares,
+        "covered": np.cumsum(shares),
+    }
+    table: pd.DataFrame = pd.DataFrame({name: rows[name] for name in COLUMNS})
+    return table
+
+
+def size_text(size: tuple[int, int, int]) -> str:
+    """A grid's or a block's size as ncu writes it: ``(64, 1, 1)``."""
+    return f"({size[0]}, {size[1]}, {size[2]})"
+
+
+SECONDS_PER_PASS = 0.045, 0.002
+"""What a pass of a measured launch costs: at least, and more for every GB that the program holds on the GPU, which ncu
+saves and restores. By three runs on H200s with ncu 2025.3, 10 passes each: 0.47 s a launch with 1.18 GB (63 launches,
+and 846), 0.52 s with 3.75 GB. Another machine took a third of that.
+"""
+
+PASSES = {"basic": 10, "full": 48}
+"""Passes of ncu's sets of sections on an H200."""
+
+
+def predicted_seconds(chosen: Plan, section_set: str, memory_gb: float = 1.0) -> tuple[float, float] | None:
+    """How long ncu will take: for the plan, and for every launch one by one.
+
+    Args:
+        chosen: The plan.
+        section_set: ncu's set of sections; of one that was never timed nothing is predicted.
+        memory_gb: What the program holds on the GPU, in GB.
+
+    Returns:
+        Seconds, with the program's own time where the capture says it; None where nothing is known.
+    """
+    passes = PASSES.get(section_set)
+    if passes is None:
+        return None
+    least, for_each_gb = SECONDS_PER_PASS
+    each = passes * (least + for_each_gb * memory_gb)
+    program = chosen.info.session_ns / 1e9
+    return program + each * chosen.measurements, program + each * chosen.launches

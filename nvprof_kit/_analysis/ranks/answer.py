@@ -1,0 +1,84 @@
+"""All that is told of a job's ranks, as one answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nvprof_kit._analysis.ranks.verdict import Verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = "nvprof_kit.ranks"
+"""Name of the answer's json schema."""
+
+VERSION = 1
+"""Its version."""
+
+
+@dataclass(frozen=True)
+class RanksAnswer:
+    """The answer of ``nvprof-kit ranks``.
+
+    Attributes:
+        verdict: The verdict.
+        clocks: With `nvprof_kit._analysis.ranks.clocks.COLUMNS`.
+        waits: With `nvprof_kit._analysis.ranks.waits.WAIT_COLUMNS`.
+        charges: With `nvprof_kit._analysis.ranks.waits.CHARGE_COLUMNS`.
+        matrix: Who waited for whom: waiting_rank, late_rank, wait_ns.
+        layers: With `nvprof_kit._analysis.ranks.layers.COLUMNS`.
+        critical_path: With `nvprof_kit._analysis.ranks.replay.PATH_COLUMNS`; empty for a job of too many collectives.
+        what_if: With `nvprof_kit._analysis.ranks.replay.WHAT_IF_COLUMNS`; empty for a job of too many collectives.
+        replay_error: How far a replay of the unchanged graph is from what was measured, as a share of the step.
+        steps: Number of steps.
+        collectives: Matched collectives.
+        total_wait_ns: All waiting.
+        warnings: What may be missing or distorted.
+    """
+
+    verdict: Verdict
+    clocks: pd.DataFrame
+    waits: pd.DataFrame
+    charges: pd.DataFrame
+    matrix: pd.DataFrame
+    layers: pd.DataFrame
+    critical_path: pd.DataFrame
+    what_if: pd.DataFrame
+    replay_error: float | None
+    steps: int
+    collectives: int
+    total_wait_ns: int
+    warnings: tuple[str, ...]
+
+    def table(self, view: str) -> pd.DataFrame:
+        """One of the tables by the name that the command line gives it, ``critical-path`` for one."""
+        found: pd.DataFrame = getattr(self, view.replace("-", "_"))
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as plain lists and numbers; what is missing is None."""
+        return {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "verdict": self.verdict.to_dict(),
+            "clocks": _records(self.clocks),
+            "waits": _records(self.waits),
+            "charges": _records(self.charges),
+            "layers": _records(self.layers),
+            "critical_path": _records(self.critical_path),
+            "what_if": _records(self.what_if),
+            "replay_error": self.replay_error,
+            "total_wait_ns": self.total_wait_ns,
+            "warnings": list(self.warnings),
+        }
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    plain = frame.astype(object).where(frame.notna(), None)
+    rows: list[dict[str, Any]] = plain.to_dict("records")
+    return [{str(name): _plain(value) for name, value in row.items()} for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,123 @@
+"""The communication kernels of a rank: communicator, kind, and the numbers by which other ranks' are found."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.breakdown.collectives import kernels_of_calls, messages
+from nvprof_kit._trace.schema import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_KIND = re.compile(
+    r"(All_?Reduce|All_?Gather|Reduce_?Scatter|Broadcast|Send_?Recv|All_?To_?All|Reduce|Send|Recv|Barrier)",
+    re.IGNORECASE,
+)
+KINDS = {
+    "allreduce": "AllReduce",
+    "allgather": "AllGather",
+    "reducescatter": "ReduceScatter",
+    "broadcast": "Broadcast",
+    "sendrecv": "SendRecv",
+    "alltoall": "AllToAll",
+    "reduce": "Reduce",
+    "send": "Send",
+    "recv": "Recv",
+    "barrier": "Barrier",
+}
+
+
+class Communications(NamedTuple):
+    """A rank's communication kernels by launch: where they are among its operations, and their columns."""
+
+    place: Int64Array
+    table: pd.DataFrame
+
+
+def kind_of(name: str) -> str:
+    """``AllReduce`` of ``ncclDevKernel_AllReduce_Sum_bf16_RING_LL(…)``; '' of a name that says none."""
+    found = _KIND.search(name)
+    return KINDS[found[1].lower().replace("_", "")] if found else ""
+
+
+def communications(
+    trace: Trace, rows: Int64Array, is_comm: npt.NDArray[np.bool_], launch: Int64Array, step: Int64Array
+) -> Communications:
+    """The communication kernels of a rank.
+
+    Args:
+        trace: The capture with ``name``, ``stream`` and, where it has them, ``collectives``.
+        rows: Its operations, as rows of `Trace.ops`, shape ``(n,)``.
+        is_comm: Which of them communicate.
+        launch: When they were launched.
+        step: Step of each, `NONE` outside.
+    """
+    import pandas as pd
+
+    place = np.flatnonzero(is_comm)
+    place = place[np.lexsort((trace.ops["start_ns"].to_numpy()[rows[place]], launch[place]))]
+    ops = rows[place]
+    said = messages(trace, ops)
+    calls = _calls(trace, ops)
+    names = trace.ops["name"].iloc[ops].astype(str).to_numpy()
+    kinds = {name: kind_of(name) for name in set(names.tolist())}
+    kind = np.array([kinds[name] for name in names.tolist()], dtype=object)
+    kind = np.where((kind == "SendRecv") | (kind == ""), np.where(calls.kind != "", calls.kind, kind), kind)
+    comm = np.where(calls.communicator != "", calls.communicator, _by_stream(trace, ops))
+    table = pd.DataFrame(
+        {
+            "index": np.arange(len(ops)),
+            "comm": comm,
+            "operation": NONE,
+            "sequence": calls.sequence,
+            "step": step[place],
+            "kind": kind,
+            "bytes": said.bytes,
+            "size": said.ranks,
+        }
+    )
+    table["number"] = table.groupby(["comm", "step"]).cumcount()
+    return Communications(place, table)
+
+
+class _Calls(NamedTuple):
+    """What the calls say of their kernels: '' and -1 where none does, and the kind `SendRecv` where several differ."""
+
+    kind: npt.NDArray[Any]
+    communicator: npt.NDArray[Any]
+    sequence: Int64Array
+
+
+def _calls(trace: Trace, ops: Int64Array) -> _Calls:
+    nothing = np.full(len(ops), "", dtype=object)
+    said = _Calls(nothing.copy(), nothing.copy(), np.full(len(ops), NONE, dtype=np.int64))
+    calls = trace.collectives
+    if calls is None or not len(calls) or not len(ops):
+        return said
+    owner = kernels_of_calls(trace, ops)
+    rows = np.flatnonzero(owner >= 0)
+    names = {name: kind_of(name) for name in calls["call"].cat.categories}
+    kind = np.array([names[name] for name in calls["call"].astype(str).tolist()], dtype=object)
+    told = rows[kind[rows] != ""]
+    said.kind[owner[told]] = kind[told]
+    differing = told[said.kind[owner[told]] != kind[told]]
+    said.kind[owner[differing]] = "SendRecv"
+    if "communicator" in calls:
+        said.communicator[owner[rows]] = np.asarray(calls["communicator"].astype(str), dtype=object)[rows]
+        said.sequence[owner[rows]] = calls["sequence"].to_numpy()[rows]
+    return said
+
+
+def _by_stream(trace: Trace, ops: Int64Array) -> npt.NDArray[Any]:
+    """A name for the stream of each kernel: its place among the streams that communicate, by first use."""
+    stream = trace.ops["stream"].to_numpy()[ops]
+    distinct, first, which = np.unique(stream, return_index=True, return_inverse=True)
+    place = np.empty(len(distinct), dtype=np.int64)
+    place[np.argsort(first)] = np.arange(len(distinct))
+    return np.array([f"stream {one}" for one in place.tolist()], dtype=object)[which] if len(ops) else np.array([])

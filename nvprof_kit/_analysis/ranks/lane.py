@@ -1,0 +1,66 @@
+"""What a device does at every moment, as pieces: each with what it is, and the operation or the gap it belongs to."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, IDLE
+
+
+class Lane(NamedTuple):
+    """The device's time without gap or overlap, shape ``(p,)`` each.
+
+    Attributes:
+        start, end: In ns.
+        state: `COMPUTE`, else `COMM`, else `COPY`, else `IDLE`: what it does beside what hides it.
+        op: The operation, an index into the arrays it was made from; `NONE` where it is idle.
+    """
+
+    start: Int64Array
+    end: Int64Array
+    state: npt.NDArray[np.int8]
+    op: Int64Array
+
+
+def lane_of(start: Int64Array, end: Int64Array, sort: npt.NDArray[np.int8], cuts: Int64Array) -> Lane:
+    """Cut a device's time into pieces.
+
+    Args:
+        start: Starts of its operations in ns, shape ``(n,)``.
+        end: Their ends.
+        sort: `COMPUTE`, `COMM` or `COPY` of each.
+        cuts: Moments at which a piece ends besides, within the time of the operations.
+    """
+    moments = np.sort(np.concatenate((start, end, cuts)))  # as np.unique, which is slower for millions
+    moments = moments[np.append(True, moments[1:] > moments[:-1])[: len(moments)]]
+    if len(moments) < 2:
+        nothing = np.zeros(0, dtype=np.int64)
+        return Lane(nothing, nothing, nothing.astype(np.int8), nothing)
+    begin = moments[:-1]
+    state = np.full(len(begin), IDLE, dtype=np.int8)
+    op = np.full(len(begin), NONE, dtype=np.int64)
+    for kind in (COPY, COMM, COMPUTE):  # the later hides the earlier
+        found = _running(start, end, np.flatnonzero(sort == kind), begin)
+        here = found != NONE
+        state[here], op[here] = kind, found[here]
+    return Lane(begin, moments[1:], state, op)
+
+
+def _running(start: Int64Array, end: Int64Array, rows: Int64Array, moment: Int64Array) -> Int64Array:
+    """Which of some operations runs at each moment: of several the one that began first; else `NONE`."""
+    rows = rows[end[rows] > start[rows]]
+    if not len(rows):
+        return np.full(len(moment), NONE, dtype=np.int64)
+    rows = rows[np.lexsort((end[rows], start[rows]))]
+    reach = np.maximum.accumulate(end[rows])
+    # an operation that ends inside an earlier one is hidden by it
+    before = np.concatenate((start[rows][:1], reach[:-1]))
+    shown = rows[end[rows] > before]
+    begins = np.maximum(start[shown], before[end[rows] > before])
+    place = np.searchsorted(begins, moment, side="right") - 1
+    found = shown[np.maximum(place, 0)]
+    return np.where((place >= 0) & (end[found] > moment), found, NONE)

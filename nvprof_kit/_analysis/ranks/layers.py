@@ -1,0 +1,48 @@
+"""Layer x phase x rank: each rank's median over steps, and the ranks that are unlike their equals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = {
+    "layer": "module path, or `(none)`",
+    "phase": "phase of the layer or of the loop",
+    "rank": "rank",
+    "median_ns": "computing in its own kernels, the median over the rank's steps",
+    "idle_ns": "time in which the device was idle there, median over steps",
+    "comm_ns": "its communication kernels, waiting included, median over steps",
+    "ops": "its kernels that compute, median over steps",
+    "steps": "steps that have it",
+    "peers_ns": "the median of `median_ns` over the ranks that have this layer and phase",
+    "excess_ns": "`median_ns` over that",
+    "score": "excess over the scaled median absolute deviation of these ranks",
+    "unlike": "the rank is unlike its equals: score above 5, and excess above 5 % and 10 µs",
+}
+"""The columns of the table of layers."""
+
+
+def layer_table(medians: pd.DataFrame) -> pd.DataFrame:
+    """The table, with `COLUMNS`: ranks are equals where they have the same layer and phase (the same pipeline stage).
+
+    Args:
+        medians: See `nvprof_kit._trace.jobs.tables.JobTables.layer_medians`.
+    """
+    groups = medians.groupby(["layer", "phase"], sort=False)["median_ns"]
+    peers = groups.transform("median")
+    excess = medians["median_ns"] - peers
+    spread = 1.4826 * excess.abs().groupby([medians["layer"], medians["phase"]], sort=False).transform("median")
+    made = medians.assign(
+        peers_ns=peers.astype("int64"),
+        excess_ns=excess.astype("int64"),
+        score=np.round(excess / np.maximum(spread, np.maximum(peers * 0.01, 1000.0)), 2),
+    )
+    several = groups.transform("size") > 2
+    made["unlike"] = several & (made["score"] > 5) & (excess > 0.05 * peers) & (excess > 10_000)
+    ordered = made.sort_values(["layer", "phase", "rank"], kind="stable", ignore_index=True)
+    table: pd.DataFrame = ordered[list(COLUMNS)]
+    return table

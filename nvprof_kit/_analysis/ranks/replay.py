@@ -1,0 +1,254 @@
+"""The job as a graph of collectives, replayed: its critical path across ranks, and what a quicker part would save.
+
+A rank's collective begins after what gated its device last (the end of a collective at which it computed nothing) and
+its own work since then, and after the collective before it in the communicator. It ends, on all its ranks, a transfer
+after the last one has come. Replaying the graph as it was must give the time that was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit.names import NO_LAYER, NO_PHASE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PATH_COLUMNS = {
+    "step": "step, -1 outside steps",
+    "rank": "the rank on the path",
+    "layer": "layer it was in, or `(none)`",
+    "phase": "phase there",
+    "what": "compute, copy, transfer, or idle with its cause",
+    "ns": "time of the path there; all rows add up to the time replayed",
+    "share": "of the time replayed",
+}
+"""The columns of the critical path."""
+
+WHAT_IF_COLUMNS = {
+    "what": "what would be as good as the median of its equals",
+    "measured_ns": "mean step as measured",
+    "replayed_ns": "mean step as the unchanged graph is replayed",
+    "step_ns": "mean step with the change",
+    "saved_ns": "what it saves a step, against the replay",
+    "saved_share": "that over the replayed step",
+}
+"""The columns of what-if."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Members of matched collectives, by time; shape ``(m,)`` each.
+
+    Attributes:
+        rank, instance, step, a, e: Of each member: rank, collective, step, aligned start and end.
+        ready: When it could have begun but for the collective before it.
+        gate: The member whose end gated the rank last before `ready`, or `NONE`.
+        before: The member before it in its communicator that ended before it began, or `NONE`.
+        low, high: The rank's rows of `segments` between gate and readiness.
+        segments: Segments of all ranks, by rank and segment.
+        order: The collectives by last arrival, as slices of `by_instance`.
+    """
+
+    rank: Int64Array
+    instance: Int64Array
+    step: Int64Array
+    a: Int64Array
+    e: Int64Array
+    ready: Int64Array
+    gate: Int64Array
+    before: Int64Array
+    low: Int64Array
+    high: Int64Array
+    segments: pd.DataFrame
+    order: list[Int64Array]
+
+
+def build(points: pd.DataFrame, segments: pd.DataFrame, instances: pd.DataFrame) -> Graph:
+    """The graph of a job.
+
+    Args:
+        points: See `nvprof_kit._trace.jobs.tables.JobTables.points`, of all ranks.
+        segments: See `nvprof_kit._trace.jobs.tables.JobTables.segments`, of all ranks.
+        instances: See `nvprof_kit._trace.jobs.tables.JobTables.instances`, all.
+    """
+    known = instances.sort_values("arrival", kind="stable", ignore_index=True)
+    known["instance"] = np.arange(len(known))
+    members = points.merge(known[["c", "s", "k", "step", "instance"]], on=["c", "s", "k"])
+    members = members.sort_values(["rank", "index"], kind="stable", ignore_index=True)
+    rank, a, e = (members[name].to_numpy() for name in ("rank", "a", "e"))
+    ready = a - members["queued_ns"].to_numpy()
+    gate, before = np.full(len(a), NONE, dtype=np.int64), np.full(len(a), NONE, dtype=np.int64)
+    low, high = np.zeros(len(a), dtype=np.int64), np.zeros(len(a), dtype=np.int64)
+    at_rank, at_segment = segments["rank"].to_numpy(), segments["segment"].to_numpy()
+    for one in np.unique(rank).tolist():
+        mine = np.flatnonzero(rank == one)
+        gates = mine[members["gates"].to_numpy()[mine]]
+        gates = gates[np.argsort(e[gates], kind="stable")]
+        found = np.searchsorted(e[gates], ready[mine], side="right") - 1
+        gate[mine] = np.where(found >= 0, np.append(gates, NONE)[found], NONE)
+        rows = np.flatnonzero(at_rank == one)
+        base = int(rows[0]) if len(rows) else 0
+        since = np.where(gate[mine] >= 0, members["end_segment"].to_numpy()[gate[mine]], NONE)
+        low[mine] = base + np.searchsorted(at_segment[rows], since, side="right")
+        until = members["ready_segment"].to_numpy()[mine]
+        high[mine] = np.maximum(base + np.searchsorted(at_segment[rows], until, side="right"), low[mine])
+    place = np.arange(len(a))
+    last = members.assign(place=place).groupby(["rank", "c"], sort=False)["place"].shift(1)
+    before = last.fillna(NONE).astype("int64").to_numpy()
+    before = np.where((before >= 0) & (e[before] <= a), before, NONE)
+    instance = members["instance"].to_numpy()
+    by_instance = np.argsort(instance, kind="stable")
+    order = np.split(by_instance, np.flatnonzero(np.diff(instance[by_instance])) + 1)
+    step = members["step"].to_numpy()
+    return Graph(rank, instance, step, a, e, ready, gate, before, low, high, segments, order)
+
+
+def replay(graph: Graph, cut: Int64Array | None = None, quicker: Int64Array | None = None) -> Int64Array:
+    """The end of each member, replayed, shape ``(m,)``.
+
+    Args:
+        graph: The graph.
+        cut: How much less work each has between its gate and readiness, in ns; None for nothing.
+        quicker: How much less its transfer takes.
+    """
+    ends: Int64Array = graph.e.copy()
+    nothing = np.zeros(len(ends), dtype=np.int64)
+    cut, quicker = nothing if cut is None else cut, nothing if quicker is None else quicker
+    gated = graph.gate >= 0
+    work = graph.ready - np.where(gated, graph.e[graph.gate], 0) - cut
+    held = np.where(graph.before >= 0, np.maximum(graph.ready, graph.e[graph.before]), graph.ready)
+    delay = graph.a - held
+    for members in graph.order:
+        start = work[members] + np.where(gated[members], ends[graph.gate[members]], 0)
+        previous = np.where(graph.before[members] >= 0, ends[graph.before[members]], start)
+        start = np.maximum(start, previous) + delay[members]
+        arrival = int(graph.a[members].max())
+        ends[members] = start.max() + np.maximum(graph.e[members] - arrival - quicker[members], 0)
+    return ends
+
+
+def spent(graph: Graph, weight: npt.NDArray[np.float64]) -> Int64Array:
+    """What each member's work holds of the segments, each with a weight from 0 to 1, in ns."""
+    sums = np.concatenate(([0.0], np.cumsum(graph.segments["ns"].to_numpy() * weight)))
+    whole: Int64Array = np.round(sums[graph.high] - sums[graph.low]).astype(np.int64)
+    return whole
+
+
+def step_ends(graph: Graph, ends: Int64Array) -> Int64Array:
+    """The last end of each step, in the order of steps."""
+    steps, of = np.unique(graph.step, return_inverse=True)
+    last = np.full(len(steps), np.iinfo(np.int64).min)
+    np.maximum.at(last, of, ends)
+    ends_of: Int64Array = last[steps >= 0] if (steps >= 0).any() else last
+    return ends_of
+
+
+def critical_path(graph: Graph) -> pd.DataFrame:
+    """The critical path from the last collective's end back to the first arrival on it, with `PATH_COLUMNS`."""
+    import pandas as pd
+
+    rows: list[tuple[Any, ...]] = []
+    names = {name: graph.segments[name].to_numpy() for name in ("layer", "phase", "doing", "ns")}
+    at = int(graph.e.argmax())
+    where = {int(members[0]): members for members in graph.order}
+    first = {int(one): key for key, members in where.items() for one in members.tolist()}
+    while at >= 0:
+        members = where[first[at]]
+        late = int(members[graph.a[members].argmax()])
+        step, rank = int(graph.step[late]), int(graph.rank[late])
+        rows.append((step, rank, NO_LAYER, NO_PHASE, "transfer", int(graph.e[at] - graph.a[late])))
+        gate, before = int(graph.gate[late]), int(graph.before[late])
+        if before >= 0 and graph.e[before] > graph.ready[late]:
+            rows.append((step, rank, NO_LAYER, NO_PHASE, "launch", int(graph.a[late] - graph.e[before])))
+            at = before
+            continue
+        rows.append((step, rank, NO_LAYER, NO_PHASE, "launch", int(graph.a[late] - graph.ready[late])))
+        if gate >= 0:
+            rows.extend(
+                (step, rank, *(names[name][row] for name in ("layer", "phase", "doing")), int(names["ns"][row]))
+                for row in range(int(graph.low[late]), int(graph.high[late]))
+            )
+        at = gate
+    frame = pd.DataFrame.from_records(rows, columns=["step", "rank", "layer", "phase", "what", "ns"])
+    table = frame.groupby(["step", "rank", "layer", "phase", "what"], sort=False)["ns"].sum().reset_index()
+    table = table[table["ns"] > 0]
+    shared = table.assign(share=table["ns"] / max(int(table["ns"].sum()), 1))
+    made: pd.DataFrame = shared.sort_values("ns", ascending=False, kind="stable", ignore_index=True)
+    return made
+
+
+def what_if(graph: Graph, changes: dict[str, tuple[Int64Array | None, Int64Array | None]]) -> pd.DataFrame:
+    """The step with each change, with `WHAT_IF_COLUMNS`.
+
+    Args:
+        graph: The graph.
+        changes: By name how much less work and transfer each member has; see `replay`.
+    """
+    import pandas as pd
+
+    measured, base = _mean_step(graph, graph.e), _mean_step(graph, replay(graph))
+    rows = []
+    for name, (cut, quicker) in changes.items():
+        step = _mean_step(graph, replay(graph, cut, quicker))
+        rows.append((name, round(measured), round(base), round(step), round(base - step), (base - step) / max(base, 1)))
+    made: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(WHAT_IF_COLUMNS))
+    return made
+
+
+def _mean_step(graph: Graph, ends: Int64Array) -> float:
+    """Mean time from the end of one step's last collective to the next one's."""
+    last = step_ends(graph, ends)
+    return float(np.diff(last).mean()) if len(last) > 1 else float(last.max() - graph.a.min())
+
+
+def error(graph: Graph) -> float:
+    """How far the replay of the unchanged graph is from what was measured, as a share of the step."""
+    measured = _mean_step(graph, graph.e)
+    return abs(_mean_step(graph, replay(graph)) - measured) / max(measured, 1.0)
+
+
+def rank_weights(graph: Graph, layers: pd.DataFrame, rank: int, layer: str | None = None) -> npt.NDArray[np.float64]:
+    """Of each segment, the share that a rank (in one layer) would not spend if it were as its equals' median."""
+    import pandas as pd
+
+    keys = ["layer", "phase"]
+    mine = layers[(layers["rank"] == rank) & ((layers["layer"] == layer) if layer else True)].set_index(keys)
+    others = layers[layers["rank"] != rank].groupby(keys)[["median_ns", "idle_ns"]].median().reindex(mine.index)
+    parts = [
+        pd.DataFrame({"kind": kind, "own": mine[name], "usual": others[name].fillna(mine[name])}).reset_index()
+        for kind, name in (("compute", "median_ns"), ("idle", "idle_ns"))
+    ]
+    table = pd.concat(parts, ignore_index=True)
+    table["weight"] = (1 - table["usual"] / table["own"].clip(lower=1)).clip(lower=0)
+    segments = graph.segments[["rank", "layer", "phase", "doing"]]
+    kind = segments["doing"].where(segments["doing"].isin(["compute", "copy", "communication"]), "idle")
+    found = segments.assign(kind=kind).merge(table, on=["kind", "layer", "phase"], how="left")["weight"].fillna(0.0)
+    weights: npt.NDArray[np.float64] = np.where(segments["rank"] == rank, found.to_numpy(), 0.0)
+    return weights
+
+
+def loader_weights(graph: Graph) -> npt.NDArray[np.float64]:
+    """Of each segment, the share that would not be spent if every rank's data loader were as the median."""
+    segments = graph.segments
+    loads = segments["doing"] == "dataloader"
+    sums = segments["ns"].where(loads, 0).groupby([segments["step"], segments["rank"]]).sum()
+    usual = sums.groupby("step").transform("median")
+    weight = (1 - usual / sums.clip(lower=1)).clip(lower=0).rename("weight").reset_index()
+    found = segments[["step", "rank"]].merge(weight, on=["step", "rank"], how="left")["weight"].fillna(0.0)
+    weights: npt.NDArray[np.float64] = np.where(loads, found.to_numpy(), 0.0)
+    return weights
+
+
+def network_cut(graph: Graph, instances: pd.DataFrame) -> Int64Array:
+    """How much less each transfer would take if it were as the median of those of its kind, size and ranks."""
+    known = instances.sort_values("arrival", kind="stable", ignore_index=True)
+    took = known["ended"] - known["arrival"]
+    usual = took.groupby([known["sort"], known["bytes"], known["n"]]).transform("median")
+    cut: Int64Array = np.maximum((took - usual).to_numpy(), 0).astype(np.int64)[graph.instance]
+    return cut

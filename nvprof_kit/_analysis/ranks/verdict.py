@@ -1,0 +1,297 @@
+"""One sentence on a job: which rank the others wait for, in which layer, why, and what it costs a step.
+
+Costs are compared by their median over steps, so that one bad step is not a bad rank; the step at which the profilers
+start is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvprof_kit.names import NO_LAYER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NOTABLE = 0.03
+"""Share of a step from which on a cost is worth a verdict."""
+
+CRITICAL = 0.20
+"""Share from which on it is critical."""
+
+STANDS_OUT = 2.5
+"""A layer is named where it costs so many times what any other layer costs for the same kind of cause."""
+
+BAD_STEP = 5
+"""A step is bad where it costs so many times the notable cost."""
+
+SLOW_LINK = 1.5
+"""Transfers are slow where they take so many times the median of their equals."""
+
+_WORK = ("more_kernels", "slower_kernels")
+_NOT_A_FAULT = ("start_up", "unresolved")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which rank the others wait for, if any.
+
+    Attributes:
+        rank: The rank, None where there is none.
+        layer: The layer in which it loses the time, None where it is no one layer.
+        phase: The phase of that.
+        cause: ``slow_gpu``, ``slow_layer``, ``more_work``, ``slow_host``, ``data_loading``, ``slow_link``, ``copy``,
+            ``rotating``, ``one_bad_step``, ``start_up``, ``none``, …
+        severity: ``none``, ``warning`` or ``critical``.
+        cost_ns_per_step: What it costs each waiting rank, the median over steps.
+        sentence: All this in words.
+    """
+
+    rank: int | None
+    layer: str | None
+    phase: str | None
+    cause: str
+    severity: str
+    cost_ns_per_step: int
+    sentence: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contract's object."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a verdict is made from.
+
+    Attributes:
+        charges: See `nvprof_kit._analysis.ranks.waits.Waits.charges`.
+        steps: Steps with their median length over ranks: step, median_ns.
+        layers: See `nvprof_kit._analysis.ranks.layers.layer_table`.
+        transfers: See `nvprof_kit._trace.jobs.tables.JobTables.transfers`.
+        groups: Ranks of each communicator.
+        ranks: Number of ranks.
+    """
+
+    charges: pd.DataFrame
+    steps: pd.DataFrame
+    layers: pd.DataFrame
+    transfers: pd.DataFrame
+    groups: dict[int, tuple[int, ...]]
+    ranks: int
+
+
+def judge(found: Evidence) -> Verdict:
+    """The verdict."""
+    if found.ranks < 2:
+        return _none("no verdict: one rank has nobody to be compared with")
+    charges, steps = _counted_steps(found)
+    length = float(np.median(steps["median_ns"])) if len(steps) else _without_steps(found)
+    if not len(charges) or not length:
+        return _start_up(found) or _none("no verdict: the ranks share no collective in a step")
+    faults = charges[~charges["cause"].isin(_NOT_A_FAULT)]
+    number = steps["step"].tolist() if len(steps) else sorted(charges["step"].unique().tolist())
+    costs = faults.pivot_table(index="step", columns="rank", values="cost_ns", aggfunc="sum", fill_value=0.0)
+    costs = costs.reindex(number, fill_value=0.0)
+    link = _slow_link(found, length)
+    median = costs.median() if costs.shape[1] else costs.sum()
+    worst = int(median.idxmax()) if len(median) else -1
+    notable = len(median) > 0 and median[worst] >= NOTABLE * length
+    # where another rank is late in each step, a rank's own share of it is small
+    alone = notable and median[worst] >= costs.max(axis=1).median() / 2
+    if alone and (link is None or link.cost_ns_per_step < median[worst] / 2):
+        return _of_rank(
+            found, faults[faults["rank"] == worst], worst, cost=float(median[worst]), length=length, steps=number
+        )
+    if link is not None:
+        return link
+    return _spread_out(costs, length) or _start_up(found) or _quiet(costs, length, found.ranks)
+
+
+def _counted_steps(found: Evidence) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The charges and the steps that count: without the step in which the profilers start, where others are left."""
+    charges, steps = found.charges, found.steps
+    if len(steps):
+        charges = charges[charges["step"].isin(steps["step"])]
+    cold = charges[charges["cause"] == "start_up"]["step"].unique()
+    left = [step for step in charges["step"].unique() if step not in cold]
+    if left:
+        charges = charges[charges["step"].isin(left)]
+        steps = steps[~steps["step"].isin(cold)] if len(steps) else steps
+    return charges, steps
+
+
+def _without_steps(found: Evidence) -> float:
+    return float(found.layers.groupby("rank")["median_ns"].sum().median()) if len(found.layers) else 0.0
+
+
+def _of_rank(
+    found: Evidence, faults: pd.DataFrame, rank: int, *, cost: float, length: float, steps: list[int]
+) -> Verdict:
+    """The verdict on a rank: the place that stands out, else what most of its cost is."""
+    kind = np.where(faults["cause"].isin(_WORK), "work", faults["cause"])
+    by_kind = _medians(faults.assign(kind=kind), ["kind"], steps)
+    layer, phase, top = _standing_out(found, faults.assign(kind=kind), rank, length, steps)
+    top = top or str(by_kind.idxmax())
+    mine = faults[(kind == top) & ((faults["layer"] == layer) if layer else True)]
+    more = mine.groupby("cause")["cost_ns"].sum().idxmax() == "more_kernels"
+    cause = (
+        ("slow_gpu" if layer is None else "more_work" if more else "slow_layer")
+        if top == "work"
+        else _NAMES.get(top, top)
+    )
+    own = float(_medians(mine.assign(kind=top), ["kind"], steps).sum())
+    severity = "critical" if cost >= CRITICAL * length else "warning"
+    often = int((faults.groupby("step")["cost_ns"].sum() >= NOTABLE * length).sum())
+    why = _WHY.get(cause, cause).format(where=f" in {layer} {phase}" if layer else "", ratio=_ratio(found, rank))
+    rest = f", {_ms(own)} of it there" if layer and own < 0.9 * cost else ""
+    rest += "".join(
+        f", {_ms(ns)} {_REST.get(str(one), str(one))}"
+        for one, ns in by_kind.items()
+        if one != top and ns >= NOTABLE * length
+    )
+    sentence = (
+        f"rank {rank} is the straggler: {why}; the others wait {_ms(cost)} for it in a step of {_ms(length)}{rest}, "
+        f"in {often} of {len(steps)} steps"
+    )
+    return Verdict(rank, layer, phase, cause, severity, round(cost), sentence)
+
+
+_NAMES = {"host": "slow_host", "transfer": "slow_link"}
+_WHY = {
+    "slow_gpu": "its GPU takes longer for the same kernels in all layers ({ratio} times the others' time)",
+    "more_work": "it runs more kernels{where}",
+    "slow_layer": "the same kernels take longer{where}",
+    "slow_host": "its host launches late{where}",
+    "data_loading": "its data loader keeps it waiting",
+    "copy": "it copies for longer{where}",
+    "slow_link": "its collectives move their bytes more slowly{where}",
+    "allocation": "its host allocates and frees memory{where}",
+    "profiler": "the profiler holds its host up",
+    "collective": "it is held up by other collectives",
+}
+_REST = {
+    "work": "in more GPU work elsewhere",
+    "host": "because its host launches late in all layers",
+    "data_loading": "for its data loader",
+    "copy": "in copies",
+}
+
+
+def _medians(faults: pd.DataFrame, keys: list[str], steps: list[int]) -> pd.Series[float]:
+    """Cost of each key, the median over the steps."""
+    sums = faults.pivot_table(index="step", columns=keys, values="cost_ns", aggfunc="sum", fill_value=0.0)
+    made: pd.Series[float] = sums.reindex(steps, fill_value=0.0).median()
+    return made
+
+
+def _standing_out(
+    found: Evidence, faults: pd.DataFrame, rank: int, length: float, steps: list[int]
+) -> tuple[str | None, str | None, str | None]:
+    """The layer, phase and kind of cause that costs a notable part of the step and twice as much as any other layer.
+
+    More GPU work in one layer stands out beside a host that is late everywhere: that varies, and this does not.
+    """
+    places: Any = _medians(faults[faults["layer"] != NO_LAYER], ["kind", "layer"], steps)
+    work = found.layers[found.layers["rank"] == rank].groupby("layer")["peers_ns"].sum()
+    work = work[work > 0]
+    for kind in sorted({str(one) for one, _ in places.index}, key=lambda one: one != "work"):
+        alike = places[kind].sort_values(ascending=False)
+        layer, top = str(alike.index[0]), float(alike.iloc[0])
+        rival = float(alike.iloc[1]) if len(alike) > 1 else 0.0
+        # a layer whose share of the cost is its share of the work is not worse than the rest
+        usual = float(work.get(layer, 0.0) / work.sum()) if len(work) > 1 and work.sum() else 0.0
+        if top >= NOTABLE * length and top >= STANDS_OUT * rival and top >= 1.5 * usual * alike.sum():
+            phases = faults[(faults["layer"] == layer) & (faults["kind"] == kind)].groupby("phase")["cost_ns"].sum()
+            return layer, str(phases.idxmax()), kind
+    return None, None, None
+
+
+def _ratio(found: Evidence, rank: int) -> str:
+    total = found.layers.groupby("rank")["median_ns"].sum()
+    others = total.drop(index=rank, errors="ignore").median()
+    return f"{total.get(rank, 0) / others:.2f}" if others else "?"
+
+
+def _slow_link(found: Evidence, length: float) -> Verdict | None:
+    """Communicators that move the same sizes more slowly than their equals."""
+    table = found.transfers
+    if not len(table):
+        return None
+    peers = table.groupby(["sort", "bytes", "n"])["median_ns"]
+    table = table.assign(usual=peers.transform("median"), equals=peers.transform("size"))
+    slow = table[(table["equals"] >= 3) & (table["median_ns"] > SLOW_LINK * table["usual"]) & (table["usual"] > 0)]
+    if not len(slow):
+        return None
+    lost = (slow["median_ns"] - slow["usual"]) * slow["count"] / slow["steps"]
+    by_group = lost.groupby(slow["c"]).sum()
+    cost = float(by_group.max())
+    if cost < NOTABLE * length:
+        return None
+    slow_groups = [set(found.groups[one]) for one in by_group.index[by_group >= by_group.max() / 2]]
+    shared = set.intersection(*slow_groups) if len(slow_groups) > 1 else set()
+    rank = shared.pop() if len(shared) == 1 else None
+    worst = sorted(found.groups[int(by_group.idxmax())])
+    listed = ", ".join(map(str, worst[:8])) + (", …" if len(worst) > 8 else "")
+    times = float((slow["median_ns"] / slow["usual"]).max())
+    severity = "critical" if cost >= CRITICAL * length else "warning"
+    sentence = (
+        f"slow link between ranks {listed}: the same sizes take {times:.1f} times as long as between others, "
+        f"{_ms(cost)} of a step of {_ms(length)}"
+    )
+    return Verdict(rank, None, None, "slow_link", severity, round(cost), sentence)
+
+
+def _spread_out(costs: pd.DataFrame, length: float) -> Verdict | None:
+    """That no one rank is late, and yet steps are: another one each time, or one step alone."""
+    if not costs.shape[1]:
+        return None
+    worst: Any = costs.max(axis=1)
+    by: Any = costs.idxmax(axis=1)
+    late = worst >= NOTABLE * length
+    cost = float(worst.median())
+    if late.mean() > 0.5 and len(costs) >= 3:
+        who = sorted({int(rank) for rank in by[late]})
+        listed = ", ".join(map(str, who[:8])) + (", …" if len(who) > 8 else "")
+        sentence = (
+            f"rotating stragglers: another rank is late in each step ({listed}), {_ms(cost)} of a step of "
+            f"{_ms(length)}; no one rank is at fault"
+        )
+        severity = "critical" if cost >= CRITICAL * length else "warning"
+        return Verdict(None, None, None, "rotating", severity, round(cost), sentence)
+    step = worst.idxmax()
+    if worst[step] >= BAD_STEP * NOTABLE * length:
+        sentence = (
+            f"no straggler; one bad step: in step {step} the others wait {_ms(worst[step])} for rank {int(by[step])}"
+        )
+        return Verdict(None, None, None, "one_bad_step", "none", round(cost), sentence)
+    return None
+
+
+def _start_up(found: Evidence) -> Verdict | None:
+    """That the profilers started at different moments, where nothing else is seen."""
+    cold = found.charges[found.charges["cause"] == "start_up"]
+    if not len(cold) or len(found.steps) > 1:
+        return None
+    wait = _ms(float(cold["cost_ns"].sum()))
+    sentence = f"no straggler: {wait} of waiting is start-up skew, the profilers did not begin at the same moment"
+    return Verdict(None, None, None, "start_up", "none", 0, sentence)
+
+
+def _quiet(costs: pd.DataFrame, length: float, ranks: int) -> Verdict:
+    cost = float(costs.median().max()) if costs.shape[1] else 0.0
+    return Verdict(
+        None, None, None, "none", "none", 0,
+        f"no straggler: none of {ranks} ranks makes the others wait more than {_ms(cost)} of a step of {_ms(length)}",
+    )  # fmt: skip
+
+
+def _none(sentence: str) -> Verdict:
+    return Verdict(None, None, None, "none", "none", 0, sentence)
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:,.1f} ms" if ns >= 1e5 else f"{ns / 1e3:,.0f} µs"

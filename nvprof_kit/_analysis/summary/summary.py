@@ -1,0 +1,235 @@
+"""Eight summaries of a capture: device, overview, model, distributed, operator, kernel, memory, user.
+
+Where a view is of time on the clock (device, overview, model's busy time, distributed), overlapping time counts once;
+where it is of single things (operator, kernel, memory, user), each thing counts in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvprof_kit._analysis.attribution.intervals import union_lengths
+from nvprof_kit._analysis.attribution.operations import Operations
+from nvprof_kit._analysis.attribution.ranges import steps_around
+from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
+from nvprof_kit._analysis.kernels.classes import Rule
+from nvprof_kit._analysis.summary.facts import Facts
+from nvprof_kit._analysis.summary.views import (
+    NO_CPU,
+    device_view,
+    kernel_view,
+    memory_view,
+    operator_view,
+    sorted_operators,
+    user_view,
+)
+from nvprof_kit._trace.schema import OP_KINDS, CaptureInfo, Trace
+from nvprof_kit.names import Category
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OPTIONAL = ("name", "bytes", "host_memory", "calls", "scheduled", "loads")
+"""What `nvprof_kit._trace.open.open_capture` must read."""
+
+MODEL_PARTS = ("data", "forward", "backward", "recompute", "optimizer", "other")
+"""What the model view tells apart; `data` is the data loader."""
+
+
+@dataclass(frozen=True)
+class SummaryOptions:
+    """What to show.
+
+    Attributes:
+        views: Which of `VIEWS`, all by default.
+        by_step: A row per step instead of one over all.
+        sort: Column to sort the rows by, descending; each view's own order by default.
+        own_rules: Rules for kernel classes, asked before the package's.
+        steps: Which steps to look at, by default the whole capture.
+    """
+
+    views: tuple[str, ...] = ()
+    by_step: bool = False
+    sort: str = ""
+    own_rules: tuple[Rule, ...] = ()
+    steps: StepOptions = ALL_STEPS
+
+
+@dataclass(frozen=True)
+class SummaryResult:
+    """The views of a capture.
+
+    Attributes:
+        views: Tables by the name of the view. Columns ``cpu_*`` and ``gpu_*`` are ns: total, avg, max, min, p50, p95;
+            ``cpu_ratio`` and ``gpu_ratio`` are shares of the capture's whole, with ``step`` and ``instance`` as well.
+        notes: By view, what the reader must know: why it is empty, what its ratios are of.
+        steps: Number of steps.
+        warnings: Sentences on what may be missing or distorted.
+        info: What the capture says of itself.
+    """
+
+    views: Mapping[str, pd.DataFrame]
+    notes: Mapping[str, str]
+    steps: int
+    warnings: tuple[str, ...]
+    info: CaptureInfo
+
+
+def summary(trace: Trace, options: SummaryOptions | None = None, known: Operations | None = None) -> SummaryResult:
+    """Summarise a capture, opened with `OPTIONAL`; owners and classes are taken from `known`, where they are."""
+    options = options or SummaryOptions()
+    facts = Facts(trace, options.own_rules, options.by_step, options.steps, known)
+    views = {name: _sorted(facts.finished(VIEWS[name](facts)), options.sort) for name in options.views or VIEWS}
+    return SummaryResult(
+        views=views,
+        notes={name: _note(name, table) + _other_domains(name, trace.info) for name, table in views.items()},
+        steps=facts.choice.count if facts.choice.asked else len(facts.choice.shown),
+        warnings=(*trace.info.warnings, *facts.classes.warnings(facts.gpu_ns)),
+        info=trace.info,
+    )
+
+
+def _sorted(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The table by a column, descending; kernels stay below their operator."""
+    if column not in table:
+        return table
+    if "operator" in table:
+        return sorted_operators(table, column)
+    made: pd.DataFrame = table.sort_values(column, ascending=False, kind="stable", ignore_index=True)
+    return made
+
+
+def _overview(facts: Facts) -> pd.DataFrame:
+    """Time on the clock by sort of event, summed over devices and threads, overlapping time counted once in a row."""
+    import pandas as pd
+
+    ops, rows = facts.trace.ops, []
+    columns = [ops[name].to_numpy() for name in ("start_ns", "end_ns")]
+    whole = facts.wall_ns
+    kind = ops["kind"].to_numpy()
+    sorts = {
+        "kernel": (kind == OP_KINDS.index("kernel")) & ~facts.classes.is_a("comm"),
+        "communication": facts.classes.is_a("comm"),
+        **{name: kind == OP_KINDS.index(name) for name in ("memcpy", "memset", "graph", "operator")},
+    }
+    for name, mask in sorts.items():
+        mine = np.flatnonzero(mask & facts.counted)
+        if len(mine):
+            busy = _busy(facts, columns[0][mine], columns[1][mine], facts.windows.of_op[mine], facts.step_of_op[mine])
+            rows += [(step, name, count, 0, ns, 0.0, ns / whole) for step, count, ns in busy]
+    host = facts.host
+    for name, mask in {"CUDA API": ~(host.overhead | host.operator), "profiler": host.overhead}.items():
+        mine = facts.counted_calls(np.flatnonzero(mask[:-1]))
+        if len(mine):
+            lane = np.unique(host.tid[mine], return_inverse=True)[1]
+            busy = _busy(facts, host.start[mine], host.end[mine], lane, facts.step_of_calls(mine))
+            rows += [(step, name, count, ns, 0, ns / whole, 0.0) for step, count, ns in busy]
+    names = ["step", "event", "calls", "cpu_total_ns", "gpu_total_ns", "cpu_ratio", "gpu_ratio"]
+    made: pd.DataFrame = pd.DataFrame(rows, columns=names)
+    return made
+
+
+def _busy(facts: Facts, start: Any, end: Any, lane: Any, step: Any) -> list[tuple[Any, int, int]]:
+    """Instance of a step, number and length of the union of intervals, one for all where steps are not told apart."""
+    group = step + 1 if facts.by_step else np.zeros(len(start), dtype=np.int64)
+    groups = int(group.max(initial=0)) + 1
+    counts, lengths = np.bincount(group, minlength=groups), union_lengths(start, end, lane, group, groups)
+    return [(one - 1, int(counts[one]), int(lengths[one])) for one in range(groups) if counts[one]]
+
+
+def _model(facts: Facts) -> pd.DataFrame:
+    """Data loading, forward, backward, recompute, optimizer, everything else: CPU and GPU time, on the clock."""
+    import pandas as pd
+
+    ranges, ops = facts.attribution.ranges, facts.trace.ops
+    part_of_phase = np.array([_part(phase) for phase in facts.attribution.phases])[facts.attribution.phase]
+    chosen = np.flatnonzero(ranges.is_one_of((Category.PHASE, Category.OPTIMIZER, Category.DATA)))
+    part_of_range = np.array([_part(phase) for phase in ranges.phase[chosen].tolist()], dtype=np.int64)
+    whole, rows = facts.wall_ns, []
+    columns = [ops[name].to_numpy() for name in ("start_ns", "end_ns")]
+    threads = np.unique(ranges.tid, return_inverse=True)[1]
+    for place, part in enumerate(MODEL_PARTS):
+        mine = np.flatnonzero((part_of_phase == place) & facts.counted)
+        on_cpu = facts.counted_ranges(chosen[part_of_range == place])
+        gpu = {step: (count, ns) for step, count, ns in _busy(
+            facts, columns[0][mine], columns[1][mine], facts.windows.of_op[mine], facts.step_of_op[mine])}  # fmt: skip
+        cpu = {step: (count, ns) for step, count, ns in _busy(
+            facts, ranges.start[on_cpu], ranges.end[on_cpu], threads[on_cpu],
+            steps_around(ranges, on_cpu))}  # fmt: skip
+        for step in dict.fromkeys((*gpu, *cpu)):
+            ops_count, gpu_ns = gpu.get(step, (0, 0))
+            calls, cpu_ns = cpu.get(step, (0, 0))
+            rows.append((step, part, calls, ops_count, cpu_ns, gpu_ns, cpu_ns / whole, gpu_ns / whole))
+    names = ["step", "part", "calls", "gpu_ops", "cpu_total_ns", "gpu_total_ns", "cpu_ratio", "gpu_ratio"]
+    made: pd.DataFrame = pd.DataFrame(rows, columns=names)
+    return made
+
+
+def _part(phase: str) -> int:
+    known = {"dataloader": "data", "zero_grad": "optimizer"}.get(phase.lower(), phase.lower())
+    return MODEL_PARTS.index(known) if known in MODEL_PARTS else MODEL_PARTS.index("other")
+
+
+def _distributed(facts: Facts) -> pd.DataFrame:
+    """Compute, communication and their overlap on every GPU, on the clock."""
+    table = facts.states(("process", "device"))
+    table["overlap_ns"] = table["comm_ns"] - table["exposed_comm_ns"]
+    table["comm_ratio"] = table["comm_ns"] / table["wall_ns"].clip(lower=1)
+    table["overlap_ratio"] = (table["overlap_ns"] / table["comm_ns"]).where(table["comm_ns"] > 0, 0.0)
+    names = ["wall_ns", "compute_ns", "comm_ns", "overlap_ns", "exposed_comm_ns", "comm_ratio", "overlap_ratio"]
+    made: pd.DataFrame = table[[*facts.step_columns, "process", "device", *names]]
+    return made
+
+
+VIEWS: Mapping[str, Callable[[Facts], Any]] = MappingProxyType(
+    {
+        "device": device_view,
+        "overview": _overview,
+        "model": _model,
+        "distributed": _distributed,
+        "operator": operator_view,
+        "kernel": kernel_view,
+        "memory": memory_view,
+        "user": user_view,
+    }
+)
+"""The views by name."""
+
+_NOTES = {
+    "device": "a GPU is busy while anything runs on it; the CPU's utilisation counts cores: 200 % are two all the time",
+    "overview": "overlapping time counts once in a row; ratios are of the wall time of all GPUs",
+    "model": "overlapping time counts once in a row; ratios are of the wall time of all GPUs",
+    "distributed": "overlap is communication beside which something computes",
+    "operator": "GPU time of an operator holds that of the operators it calls; its kernels are nested below it",
+    "kernel": "CPU is the launching call; ratios are of all GPU time",
+    "memory": "CPU is the call that copied; ratios are of all GPU time",
+    "user": "GPU time of a range holds that of the ranges in it",
+}
+_EMPTY = {
+    "operator": "no operators in this capture: run under torch.autograd.profiler.emit_nvtx(), or nsys with "
+    "--pytorch=autograd-nvtx (2024.5 and newer), or record a PyTorch trace",
+    "distributed": "no GPU ran anything",
+    "memory": "no copies in this capture",
+}
+
+
+def _other_domains(name: str, info: CaptureInfo) -> str:
+    """Which ranges of the capture the user view does not have."""
+    if name != "user" or not info.other_domains:
+        return ""
+    return f"; ranges of other NVTX domains are not in it: {', '.join(info.other_domains)} (--domain NAME shows one)"
+
+
+def _note(name: str, table: pd.DataFrame) -> str:
+    if not len(table):
+        return _EMPTY.get(name, "nothing of this in the capture")
+    if name == "device" and table["busy_ns"].isna().any():
+        return NO_CPU
+    if name == "distributed" and not int(table["comm_ns"].sum()):
+        return "no communication kernels in this capture: one GPU, or collectives outside the window"
+    return _NOTES[name]

@@ -1,0 +1,257 @@
+"""The views of single things: operators with their kernels, kernels, copies, and ranges."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, nest
+from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around
+from nvprof_kit._analysis.kernels.classes import CLASSES
+from nvprof_kit._analysis.summary.facts import Facts
+from nvprof_kit._trace.schema import OP_KINDS
+from nvprof_kit.names import PHASE_CATEGORIES, Category
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+NO_CPU = (
+    "how busy the CPU is was not recorded: nsys watches it with --cpuctxsw=process-tree (which needs the right to use "
+    "perf events; nsys status -e tells)"
+)
+"""What to do where a capture does not tell of the CPU."""
+
+_Stretches = tuple[Int64Array, Int64Array]
+"""Starts and ends of stretches in which threads ran, in ns."""
+
+_COLUMNS = ("process", "device", "name", "wall_ns", "busy_ns", "utilisation")
+
+
+def device_view(facts: Facts) -> pd.DataFrame:
+    """Every GPU: how long it was watched and how much of that it ran something. And the CPU over the same time: of each
+    process that uses a GPU, and of all others together, the time of its threads on a CPU, which may exceed the wall.
+    """
+    import pandas as pd
+
+    table: pd.DataFrame = pd.concat([_gpus(facts), _cpus(facts)], ignore_index=True)
+    table = table.astype({"process": "Int64", "device": "Int64", "wall_ns": "Int64", "busy_ns": "Int64"})
+    table["utilisation"] = (table["busy_ns"] / table["wall_ns"].clip(lower=1)).astype("Float64")
+    made: pd.DataFrame = table[[*facts.step_columns, *_COLUMNS]]
+    return made
+
+
+def _gpus(facts: Facts) -> pd.DataFrame:
+    steps = facts.states(("process", "device"))
+    steps["busy_ns"] = steps["wall_ns"] - steps["idle_ns"]
+    steps["name"] = [facts.trace.info.gpu_name(device) for device in steps["device"].tolist()]
+    return steps
+
+
+def _cpus(facts: Facts) -> pd.DataFrame:
+    """The CPU's rows, over the time in which the first GPU of each process was watched."""
+    import pandas as pd
+
+    windows, rows = facts.windows, []
+    first = {one.pid: place for place, one in reversed([*enumerate(windows.devices)])}
+    for pid, place in sorted(first.items(), key=lambda pair: pair[1]):
+        mine = facts.counted_windows[windows.device[facts.counted_windows] == place]
+        process = windows.devices[place].process
+        for busy, name in ((_threads(facts, pid), "CPU"), *_others(facts, first, place)):
+            spent = np.full(len(mine), -1) if busy is None else _inside(busy, windows.start[mine], windows.end[mine])
+            rows += [
+                (step, process if name == "CPU" else None, None, name, wall, ns)
+                for step, wall, ns in zip(
+                    windows.instance[mine].tolist(), (windows.end - windows.start)[mine], spent, strict=True
+                )
+            ]
+    # as objects, since floats, which pandas takes for numbers beside None, do not hold every step's number
+    frame = pd.DataFrame(rows, columns=["step", "process", "device", "name", "wall_ns", "busy_ns"], dtype=object)
+    frame = frame.astype({"step": "int64", "process": "Int64", "device": "Int64"})
+    summed = frame.groupby([*facts.step_columns, "process", "device", "name"], dropna=False, sort=False)
+    table = summed[["wall_ns", "busy_ns"]].sum().reset_index()
+    table["busy_ns"] = table["busy_ns"].astype("Int64").where(table["busy_ns"] >= 0)
+    made: pd.DataFrame = table
+    return made
+
+
+def _threads(facts: Facts, pid: int) -> _Stretches | None:
+    """Starts and ends of the stretches that a process's threads ran, None where nobody watched."""
+    scheduled = facts.trace.scheduled
+    if scheduled is None or not len(scheduled):
+        return None
+    mine = scheduled[scheduled["pid"] == pid]
+    return mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()
+
+
+def _others(facts: Facts, known: dict[int, int], place: int) -> list[tuple[_Stretches, str]]:
+    """The same of all processes that use no GPU, once: data loaders' workers and whatever else nsys watched."""
+    scheduled = facts.trace.scheduled
+    if place != 0 or scheduled is None or scheduled["pid"].isin(known).all():
+        return []
+    rest = scheduled[~scheduled["pid"].isin(known)]
+    return [((rest["start_ns"].to_numpy(), rest["end_ns"].to_numpy()), "CPU, other processes")]
+
+
+def _inside(stretches: _Stretches, low: Int64Array, high: Int64Array) -> Int64Array:
+    """How much of some stretches, added up, lies in each window, shape ``(w,)``."""
+    return _until(stretches, high) - _until(stretches, low)
+
+
+def _until(stretches: _Stretches, moment: Int64Array) -> Int64Array:
+    """How much of the stretches, added up, lies before each moment."""
+    total = np.zeros(len(moment), dtype=np.int64)
+    for edges, sign in zip(map(np.sort, stretches), (1, -1), strict=True):
+        before = np.searchsorted(edges, moment)
+        total += sign * (before * moment - np.concatenate(([0], np.cumsum(edges)))[before])
+    return total
+
+
+def kernel_view(facts: Facts) -> pd.DataFrame:
+    """Kernels by name: class, family, calls, the launching call's time on the CPU, time on the GPU."""
+    import pandas as pd
+
+    rows = np.flatnonzero(
+        ~np.isin(facts.trace.ops["kind"].to_numpy(), [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")])
+        & facts.counted
+    )
+    classes = pd.Categorical.from_codes(facts.classes.code[rows], categories=pd.Index(list(CLASSES)))
+    families = [family.name for family in facts.classes.families]
+    known = list(dict.fromkeys(families))
+    place = np.array([known.index(family) for family in families] or [0])
+    frame = _ops(facts, rows).assign(
+        name=facts.trace.ops["name"].iloc[rows].array,
+        kernel_class=classes,
+        family=pd.Categorical.from_codes(place[facts.classes.family[rows]], categories=pd.Index(known, dtype=object)),
+    )
+    return facts.statistics(frame, ["name", "kernel_class", "family"], facts.gpu_ns)
+
+
+def memory_view(facts: Facts) -> pd.DataFrame:
+    """Copies and memsets by direction and host memory: calls, bytes, bandwidth, CPU and GPU time."""
+    ops = facts.trace.ops
+    copies = np.isin(ops["kind"].to_numpy(), [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")])
+    rows = np.flatnonzero(copies & facts.counted)
+    frame = _ops(facts, rows).assign(
+        copy=ops["name"].iloc[rows].array,
+        memory=ops["host_memory"].iloc[rows].array,
+        bytes=ops["bytes"].to_numpy()[rows],
+    )
+    table = facts.statistics(frame, ["copy", "memory"], facts.gpu_ns)
+    keys = [*facts.step_columns, "copy", "memory"]
+    moved = frame.astype({"copy": str, "memory": str}).groupby(keys, dropna=False)["bytes"].sum().reset_index()
+    made: pd.DataFrame = table.merge(moved, on=keys, how="left")
+    made["gb_per_s"] = made["bytes"] / made["gpu_total_ns"].clip(lower=1)
+    return made
+
+
+def user_view(facts: Facts) -> pd.DataFrame:
+    """Ranges by text and category: calls, time on the CPU, time of the operations launched inside."""
+    import pandas as pd
+
+    ranges = facts.attribution.ranges
+    gpu = _nested_sums(
+        ranges.nesting, _launched_in(facts), np.where(facts.counted, facts.duration, 0), len(ranges.start)
+    )
+    gpu += _from_other_threads(facts)
+    frame = pd.DataFrame(
+        {
+            "range": [ranges.names[one].text for one in ranges.name.tolist()],
+            "category": [ranges.names[one].category.value for one in ranges.name.tolist()],
+            "step": steps_around(ranges, np.arange(len(ranges.start))),
+            "cpu": ranges.end - ranges.start,
+            "gpu": gpu,
+        }
+    ).iloc[facts.counted_ranges(np.arange(len(ranges.start)))]
+    return facts.statistics(frame, ["range", "category"], facts.gpu_ns)
+
+
+def _launched_in(facts: Facts) -> Int64Array:
+    """The range that was innermost on the launching thread when each operation was launched, or `NONE`."""
+    host = facts.host
+    return facts.attribution.ranges.nesting.innermost(host.tid[host.of_op], host.start[host.of_op])
+
+
+def _from_other_threads(facts: Facts) -> Int64Array:
+    """For each range what other threads launched while it was open, in ns: autograd's threads work for the loop's
+    ``backward``, and have no range of the loop of their own.
+    """
+    ranges, host = facts.attribution.ranges, facts.host
+    inner = _launched_in(facts)
+    own_loop = np.append(np.maximum(ranges.phase_range, ranges.step_range), NONE)[inner] >= 0
+    ops = np.flatnonzero(~own_loop & facts.counted & (host.of_op >= 0))
+    call = host.of_op[ops]
+    loop = ranges.is_one_of((*PHASE_CATEGORIES, Category.STEP, Category.USER))
+    found = Elsewhere(ranges, loop).open_at(host.pid[call], host.tid[call], host.start[call])
+    return _nested_sums(ranges.nesting, found, facts.duration[ops], len(ranges.start))
+
+
+def operator_view(facts: Facts) -> pd.DataFrame:
+    """PyTorch operators, each with its kernels in rows below it: kernel '' is the operator itself."""
+    import pandas as pd
+
+    host = facts.host
+    rows = np.flatnonzero(host.operator[:-1])
+    if not len(rows):
+        empty: pd.DataFrame = pd.DataFrame(columns=[*facts.step_columns, "operator", "kernel", "calls"])
+        return empty
+    tid, start, end = host.tid[rows], host.start[rows], host.end[rows]
+    nesting = nest(start, end, tid)
+    inner = nesting.innermost(host.tid[host.of_op], host.start[host.of_op])
+    names = np.array(host.names, dtype=object)[host.name[rows]]
+    frame = pd.DataFrame(
+        {
+            "operator": names,
+            "kernel": "",
+            "step": facts.step_of_calls(rows),
+            "cpu": end - start,
+            "gpu": _nested_sums(nesting, inner, facts.duration, len(rows)),
+        }
+    )
+    ops = np.flatnonzero((inner >= 0) & facts.counted)
+    below = _ops(facts, ops).assign(
+        operator=names[inner[ops]], kernel=facts.trace.ops["name"].iloc[ops].astype(str).array
+    )
+    frame = frame.iloc[np.searchsorted(rows, facts.counted_calls(rows))]
+    operators, kernels = (facts.statistics(one, ["operator", "kernel"], facts.gpu_ns) for one in (frame, below))
+    rank = {name: place for place, name in enumerate(dict.fromkeys(operators["operator"]))}
+    table = pd.concat([operators, kernels], ignore_index=True)
+    table["rank"] = table["operator"].map(rank)
+    keys = [*facts.step_columns, "rank"]
+    ordered: pd.DataFrame = table.sort_values(keys, kind="stable", ignore_index=True).drop(columns="rank")
+    return ordered
+
+
+def sorted_operators(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """What `operator_view` gives by a column, descending: operators, and the kernels of each below it."""
+    keys = [name for name in ("instance", "operator") if name in table]
+    own = table[table["kernel"] == ""].sort_values(column, ascending=False, kind="stable")
+    place = own.assign(place=range(len(own)))[[*keys, "place"]]
+    placed = table.assign(inner=table["kernel"] != "").merge(place, on=keys, how="left")
+    by = [*keys[:-1], "place", "inner", column]
+    placed = placed.sort_values(by, ascending=[name != column for name in by], kind="stable", ignore_index=True)
+    ordered: pd.DataFrame = placed.drop(columns=["place", "inner"])
+    return ordered
+
+
+def _ops(facts: Facts, rows: Int64Array) -> pd.DataFrame:
+    """A row per operation: step, launching call's duration, own duration."""
+    import pandas as pd
+
+    host = facts.host
+    call = host.of_op[rows]
+    took = np.where(call >= 0, host.end[call] - host.start[call], 0)
+    made: pd.DataFrame = pd.DataFrame({"step": facts.step_of_op[rows], "cpu": took, "gpu": facts.duration[rows]})
+    return made
+
+
+def _nested_sums(nesting: Nesting, inner: Int64Array, duration: Int64Array, count: int) -> Int64Array:
+    """For each range the durations of the operations launched in it or in a range inside it."""
+    mine = inner >= 0
+    total = exact_sums(inner[mine], duration[mine], count)
+    for level in range(int(nesting.depth.max(initial=0)), 0, -1):
+        here = np.flatnonzero((nesting.depth == level) & (nesting.parent != NONE))
+        np.add.at(total, nesting.parent[here], total[here])
+    return total

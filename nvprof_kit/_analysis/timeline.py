@@ -1,0 +1,309 @@
+"""What ran when: the layers over the GPU's streams, the ranges on the CPU, and the idle time between.
+
+A layer is drawn over the operations it owns: its span on a stream is a run of operations, one behind the other, that
+are all inside one call of it. Spans nest as the layers do, and what lies on one lane never overlaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.ranges import Ranges
+from nvprof_kit._analysis.attribution.step_times import step_times
+from nvprof_kit._analysis.attribution.windows import step_windows
+from nvprof_kit._trace.schema import Trace
+from nvprof_kit.names import NO_LAYER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OPTIONAL = ("name", "stream")
+"""Optional columns of the operations that a timeline needs."""
+
+
+class Lane(NamedTuple):
+    """A row of operations: a stream of a device. Where operations of one stream overlap, the stream has several."""
+
+    pid: int
+    device: int
+    stream: int
+    part: int
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it is a stream, and not the operators of a capture without a GPU."""
+        return self.stream >= 0
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What ran in a window of time; times in ns since the capture's zero.
+
+    Attributes:
+        step: Number of the step that is shown, None for the whole capture.
+        instance: Which instance of a step that is (`nvprof_kit._analysis.attribution.steps`).
+        start_ns, end_ns: The window: from the first to the last moment of the step, on the CPU or the GPU.
+        lanes: Streams, by process, device and first operation.
+        ops: A row per operation that touches the window: start_ns, end_ns, lane (index), layer, phase, step (number,
+            -1 outside steps), instance (-1 outside steps), name; by lane and start.
+        spans: Layers over the lanes: start_ns, end_ns, lane, level (0 is the outermost layer), layer, phase.
+        ranges: On the CPU: start_ns, end_ns, pid, tid, level, text, category; by thread and start.
+        idle: Gaps in which a device ran nothing: device, start_ns, end_ns, after (layer before the gap), before
+            (layer behind it).
+        windows: Begin and end of the step by device.
+    """
+
+    step: int | None
+    instance: int | None
+    start_ns: int
+    end_ns: int
+    lanes: tuple[Lane, ...]
+    ops: pd.DataFrame
+    spans: pd.DataFrame
+    ranges: pd.DataFrame
+    idle: pd.DataFrame
+    windows: Mapping[int, tuple[int, int]]
+
+    def own_window(self, device: int | None = None) -> tuple[int, int]:
+        """When the step ran, on one device or on all, as `nvprof_kit._analysis.attribution.windows` cuts it;
+        of the whole capture from the first operation to the last. Before and after it other steps may run while it is
+        open on the CPU.
+        """
+        mine = [window for one, window in self.windows.items() if device in (None, one)]
+        return (min(begin for begin, _ in mine), max(end for _, end in mine)) if mine else (0, 0)
+
+    def idle_in_step(self, device: int) -> Int64Array:
+        """How much of each of a device's gaps lies in that window, in ns, without those that lie outside it."""
+        begin, end = self.own_window(device)
+        gaps = self.idle[self.idle["device"] == device]
+        start, stop = (gaps[name].clip(begin, end).to_numpy() for name in ("start_ns", "end_ns"))
+        found: Int64Array = (stop - start)[stop > start]
+        return found
+
+
+def timeline(trace: Trace, attribution: Attribution, instance: int | None = None) -> Timeline:
+    """What ran in one step, or in the whole capture.
+
+    Args:
+        trace: The capture, with the columns of `OPTIONAL`.
+        attribution: Who owns each operation.
+        instance: Which instance of a step, None for the whole capture.
+
+    Raises:
+        KeyError: The capture has no such instance.
+    """
+    begin, end = _window(trace, attribution, instance)
+    starts, ends = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
+    rows = np.flatnonzero((starts < end) & (ends > begin) | (starts >= begin) & (starts < end))
+    lanes, lane = _lanes(trace, rows)
+    windows = _by_device(trace, attribution, instance, rows)
+    order = np.lexsort((starts[rows], lane))
+    rows, lane = rows[order], lane[order]
+    return Timeline(
+        step=None if instance is None else int(attribution.ranges.steps[instance]),
+        instance=instance,
+        start_ns=begin,
+        end_ns=end,
+        lanes=lanes,
+        ops=_ops(trace, attribution, rows, lane),
+        spans=_spans(attribution, rows, lane, starts[rows], ends[rows]),
+        ranges=_cpu_ranges(attribution.ranges, begin, end),
+        idle=_idle(trace, attribution, rows, windows),
+        windows=windows,
+    )
+
+
+def _window(trace: Trace, attribution: Attribution, instance: int | None) -> tuple[int, int]:
+    """From the first to the last moment of an instance, or of the capture."""
+    if instance is not None:
+        times = step_times(trace, attribution)
+        if instance not in times.index:
+            raise KeyError(instance)
+        return int(times["start_ns"][instance]), int(times["end_ns"][instance])
+    starts = np.concatenate([trace.ops["start_ns"].to_numpy(), attribution.ranges.start])
+    ends = np.concatenate([trace.ops["end_ns"].to_numpy(), attribution.ranges.end])
+    return (int(starts.min()), int(ends.max())) if len(starts) else (0, 0)
+
+
+def _by_device(
+    trace: Trace, attribution: Attribution, instance: int | None, rows: Int64Array
+) -> dict[int, tuple[int, int]]:
+    """When the instance ran on each device that some operations ran on; of the whole capture from the first operation
+    to the last.
+    """
+    device, start, end = (trace.ops[name].to_numpy()[rows] for name in ("device", "start_ns", "end_ns"))
+    found: dict[int, tuple[int, int]] = {}
+    if instance is None:
+        here = {one: device == one for one in np.unique(device).tolist()}
+        return {one: (int(start[mine].min()), int(end[mine].max())) for one, mine in here.items()}
+    cut = step_windows(trace, attribution)
+    for place in np.flatnonzero(cut.instance == instance).tolist():
+        one, begin, finish = cut.devices[cut.device[place]].device, int(cut.start[place]), int(cut.end[place])
+        first, last = found.get(one, (begin, finish))
+        found[one] = (min(first, begin), max(last, finish))
+    return found
+
+
+def _lanes(trace: Trace, rows: Int64Array) -> tuple[tuple[Lane, ...], Int64Array]:
+    """The lanes of some operations, and which of them each is on."""
+    names = ("pid", "device", "stream")
+    keys = np.stack([trace.ops[name].to_numpy()[rows] for name in names], axis=1)
+    start, end = (trace.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+    streams, stream = np.unique(keys, axis=0, return_inverse=True)
+    part = _parts(start, end, stream.ravel())
+    both, first, lane = np.unique(
+        stream.ravel() * (part.max(initial=0) + 1) + part, return_index=True, return_inverse=True
+    )
+    found = [Lane._make((*streams[stream.ravel()[one]].tolist(), int(part[one]))) for one in first.tolist()]
+    # a device's streams by their first operation, so that the one that does the work comes first
+    when = {tuple(key): int(start[stream.ravel() == place].min()) for place, key in enumerate(streams.tolist())}
+    order = sorted(range(len(both)), key=lambda one: (found[one][:2], when[found[one][:3]], found[one].part))
+    place = np.argsort(np.array(order, dtype=np.int64))
+    return tuple(found[one] for one in order), place[lane]
+
+
+def _parts(start: Int64Array, end: Int64Array, lane: Int64Array) -> Int64Array:
+    """A number for each interval such that those of one lane and number do not overlap; 0 for nearly all.
+
+    Intervals that overlap one another form a cluster; they take turns over as many numbers as that needs.
+    """
+    order = np.lexsort((start, lane))
+    begins, finishes, lanes = start[order], end[order], lane[order]
+    offset = lanes * (int(end.max(initial=0)) - int(start.min(initial=0)) + 1)
+    reach = np.concatenate(([0], np.maximum.accumulate(finishes + offset)[:-1])) if len(order) else finishes
+    fresh = begins + offset >= reach
+    fresh[:1] = True
+    place = np.arange(len(order)) - np.maximum.accumulate(np.where(fresh, np.arange(len(order)), 0))
+    for turns in range(1, int(place.max(initial=0)) + 2):
+        part = place % turns
+        by_part = np.lexsort((begins, part, lanes))
+        same = (np.diff(lanes[by_part]) == 0) & (np.diff(part[by_part]) == 0)
+        if not (same & (begins[by_part][1:] < finishes[by_part][:-1])).any():
+            break
+    result = np.empty(len(order), dtype=np.int64)
+    result[order] = part if len(order) else place
+    return result
+
+
+def _ops(trace: Trace, attribution: Attribution, rows: Int64Array, lane: Int64Array) -> pd.DataFrame:
+    import pandas as pd
+
+    made: pd.DataFrame = pd.DataFrame(
+        {
+            "start_ns": trace.ops["start_ns"].to_numpy()[rows],
+            "end_ns": trace.ops["end_ns"].to_numpy()[rows],
+            "lane": lane,
+            "layer": _layer_names(attribution, attribution.layer_range[rows]),
+            "phase": pd.Categorical.from_codes(attribution.phase[rows], pd.Index(attribution.phases)),
+            "step": np.append(attribution.ranges.steps, NONE)[attribution.step[rows]],
+            "instance": attribution.step[rows],
+            "name": trace.ops["name"].astype("category").iloc[rows].reset_index(drop=True),
+        }
+    )
+    return made
+
+
+def _layer_names(attribution: Attribution, layer_range: npt.NDArray[np.integer]) -> pd.Categorical:
+    import pandas as pd
+
+    texts, which = np.unique(
+        np.array([*(named.text for named in attribution.ranges.names), NO_LAYER], dtype=object), return_inverse=True
+    )
+    return pd.Categorical.from_codes(which[np.append(attribution.ranges.name, -1)[layer_range]], pd.Index(texts))
+
+
+def _spans(
+    attribution: Attribution, rows: Int64Array, lane: Int64Array, start: Int64Array, end: Int64Array
+) -> pd.DataFrame:
+    """Runs of operations inside one call of a layer, level by level from the innermost outwards."""
+    import pandas as pd
+
+    ranges = attribution.ranges
+    outer = np.append(np.append(ranges.layer_range, NONE)[ranges.nesting.parent], NONE)
+    level = _levels(ranges, outer)
+    current = attribution.layer_range[rows].astype(np.int64)
+    replay = attribution.replay[rows]
+    found = []
+    for here in range(int(level[current].max(initial=NONE)), -1, -1):
+        current = np.where(level[current] > here, outer[current], current)
+        inside = level[current] == here
+        changes = np.flatnonzero(
+            np.concatenate(([True], (np.diff(lane) != 0) | (np.diff(current) != 0) | (np.diff(replay) != 0)))
+        )
+        last = np.append(changes[1:], len(rows)) - 1
+        kept = inside[changes]
+        first, last = changes[kept], last[kept]
+        found.append((start[first], end[last], lane[first], np.full(len(first), here), current[first]))
+    columns = [np.concatenate(parts) for parts in zip(*found, strict=True)] or [np.zeros(0, dtype=np.int64)] * 5
+    spans = pd.DataFrame(dict(zip(("start_ns", "end_ns", "lane", "level"), columns[:4], strict=True)))
+    spans["layer"] = _layer_names(attribution, columns[4])
+    spans["phase"] = np.append(ranges.phase, "")[columns[4]]
+    ordered: pd.DataFrame = spans.sort_values(["lane", "level", "start_ns"], ignore_index=True)
+    return ordered
+
+
+def _levels(ranges: Ranges, outer: Int64Array) -> Int64Array:
+    """How many layers' ranges enclose each layer's range, and `NONE` for index `NONE`."""
+    level = np.full(len(outer), NONE, dtype=np.int64)
+    current = np.append(ranges.layer_range, NONE)
+    while (current >= 0).any():
+        level += current >= 0
+        current = outer[current]
+    return level
+
+
+def _cpu_ranges(ranges: Ranges, begin: int, end: int) -> pd.DataFrame:
+    import pandas as pd
+
+    rows = np.flatnonzero((ranges.start < end) & (ranges.end > begin))
+    rows = rows[np.lexsort((ranges.nesting.depth[rows], ranges.start[rows], ranges.tid[rows]))]
+    named = [ranges.names[name] for name in ranges.name[rows].tolist()]
+    made: pd.DataFrame = pd.DataFrame(
+        {
+            "start_ns": ranges.start[rows],
+            "end_ns": ranges.end[rows],
+            "pid": ranges.pid[rows],
+            "tid": ranges.tid[rows],
+            "level": ranges.nesting.depth[rows],
+            "text": pd.Categorical([one.text for one in named]),
+            "category": pd.Categorical([one.category.value for one in named]),
+        }
+    )
+    return made
+
+
+def _idle(
+    trace: Trace, attribution: Attribution, rows: Int64Array, windows: Mapping[int, tuple[int, int]]
+) -> pd.DataFrame:
+    """Gaps between the operations of each device, whatever their stream or process, and at the edges of its window."""
+    import pandas as pd
+
+    device, start, end = (trace.ops[name].to_numpy()[rows] for name in ("device", "start_ns", "end_ns"))
+    found: list[pd.DataFrame] = []
+    for one in np.unique(device).tolist():
+        mine = np.flatnonzero(device == one)
+        edges = (*windows.get(one, ()), int(start[mine].min()), int(end[mine].max()))
+        edge = np.array([min(edges), max(edges)])  # as operations without length of no layer
+        starts, ends = np.append(start[mine], edge), np.append(end[mine], edge)
+        layer = np.append(attribution.layer_range[rows[mine]], [NONE, NONE])
+        order = np.argsort(starts, kind="stable")
+        reach = np.maximum.accumulate(ends[order])
+        # the operation that was the last to end before each
+        latest = order[np.maximum.accumulate(np.where(ends[order] == reach, np.arange(len(order)), 0))]
+        gap = np.flatnonzero(starts[order][1:] > reach[:-1])
+        before, after = order[gap + 1], latest[gap]
+        columns = {"device": np.full(len(gap), one), "start_ns": reach[gap], "end_ns": starts[before]}
+        found.append(
+            pd.DataFrame(columns).assign(
+                after=_layer_names(attribution, layer[after]), before=_layer_names(attribution, layer[before])
+            )
+        )
+    empty = pd.DataFrame({name: [] for name in ("device", "start_ns", "end_ns", "after", "before")})
+    return pd.concat(found, ignore_index=True) if found else empty

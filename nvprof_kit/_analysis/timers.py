@@ -1,0 +1,366 @@
+"""The stages that ranks timed: statistics, skew between ranks, and which rank the others wait for.
+
+In a stage that ends with a collective every rank takes as long as the slowest, and the slowest itself waits least. So
+step by step the late rank is the one with the *shortest* such stage, and what it costs is how much less than the upper
+median of the ranks it waits (``docs/timers.md``). First the lost time is judged, then who caused it: one rank again
+and again, a few ranks together, or another rank each time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nvprof_kit._analysis.attribution.nesting import nest
+
+if TYPE_CHECKING:
+    from nvprof_kit._trace.timer_log import TimerLogs
+
+
+NOTABLE = 0.10
+"""Share of the victim's step from which on a gap is worth a word."""
+
+CRITICAL = 0.20
+"""Share from which on it is critical, given `ENOUGH_STEPS`."""
+
+ENOUGH_STEPS = 20
+CAUSE_SHARE = 0.80
+"""A stage is named as the cause where it explains so much of the gap."""
+
+RECURS = 0.80
+"""A rank is a straggler if so much of the lost time is lost in steps in which it is late; else late ranks change."""
+
+_COLLECTIVE = re.compile(
+    r"(?<![a-z])(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier|comms?|communication|sync|synchronize)"
+    r"(?![a-z])",
+    re.IGNORECASE,
+)
+"""Whole words of a stage's name: `grad_sync` is a collective's stage, `async_log` and `commit_metrics` are not."""
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_STEP = ("step", "iteration", "iter", "train_step", "training_step")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which rank the others wait for, if any.
+
+    Attributes:
+        severity: ``none``, ``warning``, ``critical``, or ``unknown`` where it cannot be told.
+        reason: One sentence.
+        rank: The late rank; None where no single rank is.
+        collective: The stages taken for ending with a collective.
+        steps: Calls compared.
+        gap_ns: What lateness costs the other ranks per step: the mean over the steps of the upper median less the
+            least of the ranks' times in the collective's stages.
+        score: The gap over the median rank's step.
+        recurrence: Share of the lost time that is lost in steps in which this rank is late.
+        cause: The stage in which the culprit takes longer, where one explains the gap.
+        cause_share: How much of the gap it explains.
+    """
+
+    severity: str
+    reason: str
+    rank: int | None = None
+    collective: tuple[str, ...] = ()
+    steps: int = 0
+    gap_ns: int = 0
+    score: float = 0.0
+    recurrence: float = 0.0
+    cause: str = ""
+    cause_share: float = 0.0
+
+
+def find_straggler(calls: pd.DataFrame, collective: tuple[str, ...] = (), warm_up: int = 1) -> Verdict:
+    """Judge the ranks by the stages that end with a collective.
+
+    Args:
+        calls: Every stage run: columns rank, stage, call, cpu_ns, cuda_ns, depth.
+        collective: Names of such stages; empty: those named after a collective, else ``backward``, in which DDP
+            reduces gradients. For FSDP, which also gathers weights, name ``forward`` too: waiting is then spread
+            over the step, and the verdict is a warning at most.
+        warm_up: First calls of each stage to leave out.
+    """
+    if calls["rank"].nunique() < 2:
+        return Verdict("unknown", "one rank has nobody to be compared with")
+    names = [str(name) for name in calls["stage"].cat.categories]
+    chosen = collective or tuple(name for name in names if _COLLECTIVE.search(_CAMEL.sub("_", name)))
+    chosen = chosen or tuple(name for name in names if name.lower() == "backward")
+    if not set(chosen) & set(names):
+        what = f"no stage is called {', '.join(chosen)}" if chosen else "no stage is known to end with a collective"
+        return Verdict("unknown", f"{what}; name one of {', '.join(names)} with --collective")
+    times = _shared_times(calls, warm_up)
+    waits = times[[name for name in chosen if name in times]].sum(axis=1, min_count=1).unstack("rank").dropna()
+    if waits.empty:
+        return Verdict("unknown", "no call of the collective's stage is shared by all ranks after the warm-up")
+    outermost = calls.groupby("stage", observed=True)["depth"].median() == 0
+    return _judge(times, waits, chosen, [str(name) for name in outermost.index[outermost]])
+
+
+def time_of(calls: pd.DataFrame) -> pd.Series[int]:
+    """The time that ranks are compared by, in ns: the GPU's where every call has it, else the CPU's."""
+    return calls["cpu_ns"] if calls["cuda_ns"].isna().any() else calls["cuda_ns"].astype("int64")
+
+
+def _shared_times(calls: pd.DataFrame, warm_up: int) -> pd.DataFrame:
+    """Time of each call: index (call, rank), a column for each stage."""
+    timed = calls.assign(time_ns=time_of(calls))
+    if timed["call"].max() >= warm_up:
+        timed = timed[timed["call"] >= warm_up]
+    times = timed.assign(stage=timed["stage"].astype(str)).set_index(["call", "rank", "stage"])["time_ns"]
+    made: pd.DataFrame = times.unstack("stage")
+    return made
+
+
+def _judge(times: pd.DataFrame, waits: pd.DataFrame, chosen: tuple[str, ...], outermost: list[str]) -> Verdict:
+    """Judge the time lost in each step, then who lost it; ``waits`` has a row per step and a column per rank."""
+    ordered = np.sort(waits.to_numpy(dtype=np.float64), axis=1)
+    least, victim_waits = ordered[:, 0], ordered[:, ordered.shape[1] // 2]
+    gaps = victim_waits - least
+    gap, steps = float(gaps.mean()), len(waits)
+    late = (
+        waits.to_numpy(dtype=np.float64) < (least + gaps / 2)[:, None]
+    )  # nearer to the latest rank than to the median
+    lost = gaps.sum()
+    by_rank = (late * gaps[:, None]).sum(axis=0) / lost if lost else np.zeros(waits.shape[1])
+    ranks = [int(rank) for rank in waits.columns]
+    order = sorted(range(len(ranks)), key=lambda at: (-by_rank[at], ranks[at]))
+    worst, recurrence = ranks[order[0]], float(by_rank[order[0]])
+    median_rank = int(waits.mean().sort_values(kind="stable").index[len(ranks) // 2])
+    whole = _step_time(times, outermost, median_rank)
+    score = gap / whole if whole else 0.0
+    found: dict[str, Any] = {"collective": chosen, "steps": steps, "gap_ns": round(gap), "score": score}
+    stage = " + ".join(chosen)
+    cost = f"{100 * score:.1f} % of a step"
+    if score < NOTABLE:
+        reason = f"no straggler: in {stage} the median rank waits {cost} longer than the latest"
+        return Verdict("none", reason, rank=worst if recurrence >= RECURS else None, recurrence=recurrence, **found)
+    sharded = {"forward", "backward"} <= {name.lower() for name in chosen}
+    severity = "critical" if score >= CRITICAL and steps >= ENOUGH_STEPS and not sharded else "warning"
+    if len(gaps) > 2 and np.median(gaps) < NOTABLE * whole and gaps.max() > lost / 2:
+        call = int(waits.index[int(gaps.argmax())])
+        reason = f"no straggler: call {call} alone makes up {100 * gaps.max() / lost:.0f} % of the time lost in {stage}"
+        return Verdict("warning", reason, recurrence=recurrence, **found)
+    again = [at for at in order if by_rank[at] >= RECURS]
+    if not again:
+        return Verdict("warning", _changing(ranks, by_rank, order, stage, cost), recurrence=recurrence, **found)
+    named = " and ".join(str(ranks[at]) for at in sorted(again))
+    cause, share = _cause(times, chosen, worst, gap)
+    who = (
+        f"rank {named} is the straggler: it waits"
+        if len(again) == 1
+        else f"ranks {named} are the stragglers: they wait"
+    )
+    often = int(late[:, order[0]][gaps >= NOTABLE * whole].sum())
+    reason = f"{who} least in {stage}, {cost} less than the median rank, in {often} of {steps} steps"
+    reason += f"; {cause} takes longer there and explains {100 * share:.0f} % of it" if cause else ""
+    one = worst if len(again) == 1 else None
+    return Verdict(severity, reason, rank=one, recurrence=recurrence, cause=cause, cause_share=share, **found)
+
+
+def _changing(ranks: list[int], by_rank: npt.NDArray[np.float64], order: list[int], stage: str, cost: str) -> str:
+    """Which ranks are late in turn, as a sentence."""
+    often = [at for at in order if by_rank[at] >= RECURS / 3]
+    if len(often) == 2 and by_rank[often].sum() >= RECURS:
+        one, other = (ranks[at] for at in often)
+        return (
+            f"ranks {one} and {other} are late in turn: in {stage} the median rank waits {cost} longer than the latest"
+        )
+    worst = order[0]
+    return (
+        f"the slow rank rotates: in {stage} the median rank waits {cost} longer than the latest, which is another rank "
+        f"from step to step (rank {ranks[worst]} most often, for {100 * by_rank[worst]:.0f} % of the lost time)"
+    )
+
+
+def _step_time(times: pd.DataFrame, outermost: list[str], rank: int) -> float:
+    """A rank's mean step: the stage called so, or the sum of the stages that lie in no other."""
+    own: pd.Series[float] = times[times.index.get_level_values("rank") == rank].mean()
+    step = next((name for name in own.index if name.lower() in _STEP), None)
+    return float(own[step] if step is not None else own.reindex(outermost).sum())
+
+
+def _cause(times: pd.DataFrame, chosen: tuple[str, ...], culprit: int, gap: float) -> tuple[str, float]:
+    """The stage in which the culprit is slower than the median of the others, and how much of the gap that explains."""
+    others = [name for name in times if name not in chosen and str(name).lower() not in _STEP]
+    if not others or gap <= 0:
+        return "", 0.0
+    means = times[others].groupby(level="rank").mean()
+    excess = means.loc[culprit] - means.drop(index=culprit).median()
+    share = float(excess.max() / gap)
+    return (str(excess.idxmax()), min(share, 1.0)) if share >= CAUSE_SHARE else ("", 0.0)
+
+
+COLUMNS: Mapping[str, str] = MappingProxyType(
+    {
+        "stage": "the stage's name",
+        "rank": "the rank; none in a row over all ranks",
+        "calls": "times it ran",
+        "cpu_total_ns": "time on the CPU clock, summed",
+        "cpu_mean_ns": "its mean over the calls",
+        "cpu_median_ns": "its median",
+        "cpu_p95_ns": "its 95th percentile",
+        "cpu_min_ns": "its minimum",
+        "cpu_max_ns": "its maximum",
+        "cuda_total_ns": "time on the GPU by CUDA events, summed; none where none was taken",
+        "cuda_mean_ns": "its mean over the calls",
+        "cuda_median_ns": "its median",
+        "cuda_p95_ns": "its 95th percentile",
+        "cuda_min_ns": "its minimum",
+        "cuda_max_ns": "its maximum",
+        "skew_start_ns": "mean over the calls of latest less earliest start among the ranks",
+        "skew_ns": "mean over the calls of longest less shortest among the ranks, on the GPU where every call has it",
+        "slowest": "the rank with the largest mean of that time",
+    }
+)
+"""Columns of `TimersResult.rows`."""
+
+
+@dataclass(frozen=True)
+class TimersOptions:
+    """What is asked.
+
+    Attributes:
+        by_rank: A row for each stage and rank instead of one for each stage.
+        collective: Stages that end with a collective; empty: ``backward``, and whatever is named after one.
+        warm_up: Calls of each stage left out of the verdict.
+    """
+
+    by_rank: bool = False
+    collective: tuple[str, ...] = ()
+    warm_up: int = 1
+
+
+@dataclass(frozen=True)
+class TimersResult:
+    """The answer.
+
+    Attributes:
+        path: What was read.
+        rows: Statistics, with the columns of `COLUMNS`; stages in the order of their first start.
+        ranks: The ranks with a log.
+        wall_ns: From the first start to the last end, over all ranks.
+        calls: Every stage run, as read, with ``offset_ns``, its start since the first of all, and ``depth``, the number
+            of stages of its rank that hold it.
+        verdict: Which rank the others wait for.
+        warnings: What may be wrong with the figures.
+    """
+
+    path: str
+    rows: pd.DataFrame
+    ranks: tuple[int, ...]
+    wall_ns: int
+    calls: pd.DataFrame
+    verdict: Verdict
+    warnings: tuple[str, ...] = ()
+
+
+def timers(logs: TimerLogs, options: TimersOptions = TimersOptions()) -> TimersResult:
+    """Statistics, skew and verdict of the stages that ranks timed."""
+    calls = _with_places(logs.stages)
+    keys = ["stage", "rank"] if options.by_rank else ["stage"]
+    rows = _statistics(calls, keys).join(_skew(calls), on="stage").reset_index()
+    if "rank" not in rows:
+        rows["rank"] = pd.array([None] * len(rows), dtype="Int64")
+    rows["stage"] = rows["stage"].astype("str")
+    ranks = tuple(sorted(map(int, calls["rank"].unique())))
+    wall_ns = int(calls["end_ns"].max() - calls["start_ns"].min())
+    return TimersResult(
+        logs.path,
+        rows[list(COLUMNS)],
+        ranks,
+        wall_ns,
+        calls,
+        find_straggler(calls, options.collective, options.warm_up),
+        (*logs.warnings, *_warnings(calls)),
+    )
+
+
+def _with_places(stages: pd.DataFrame) -> pd.DataFrame:
+    order = stages.groupby("stage", observed=True)["start_ns"].min().sort_values(kind="stable").index
+    calls = stages.assign(
+        stage=stages["stage"].cat.reorder_categories(list(order), ordered=True),
+        offset_ns=stages["start_ns"] - stages["start_ns"].min(),
+    )
+    start, end, rank = (calls[name].to_numpy() for name in ("start_ns", "end_ns", "rank"))
+    placed: pd.DataFrame = calls.assign(depth=nest(start, end, rank).depth)
+    return placed
+
+
+def _statistics(calls: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    groups = calls.groupby(keys, observed=True)
+    made = groups.size().to_frame("calls")
+    for clock in ("cpu", "cuda"):
+        times = groups[f"{clock}_ns"]
+        for name, values in {
+            "total": times.sum(min_count=1),
+            "mean": times.mean(),
+            "median": times.median(),
+            "p95": times.quantile(0.95),
+            "min": times.min(),
+            "max": times.max(),
+        }.items():
+            made[f"{clock}_{name}_ns"] = values.astype("Float64").round().astype("Int64")
+    return made
+
+
+def _skew(calls: pd.DataFrame) -> pd.DataFrame:
+    """Columns skew_start_ns, skew_ns, slowest by stage; missing where one rank ran it alone."""
+    timed = calls.assign(time_ns=time_of(calls))
+    each = timed.groupby(["stage", "call"], observed=True).agg(
+        ranks=("rank", "nunique"),
+        first=("start_ns", "min"),
+        last=("start_ns", "max"),
+        shortest=("time_ns", "min"),
+        longest=("time_ns", "max"),
+    )
+    shared = each[each["ranks"] > 1]
+    means = pd.DataFrame(
+        {"skew_start_ns": shared["last"] - shared["first"], "skew_ns": shared["longest"] - shared["shortest"]}
+    )
+    skew = means.groupby("stage", observed=True).mean().round().astype("Int64")
+    by_rank = timed.groupby(["stage", "rank"], observed=True)["time_ns"].mean().unstack()
+    slowest = by_rank.idxmax(axis=1).astype("Int64").rename("slowest")
+    joined: pd.DataFrame = skew.join(slowest[by_rank.count(axis=1) > 1])
+    return joined
+
+
+def _warnings(calls: pd.DataFrame) -> list[str]:
+    counts = calls.groupby(["stage", "rank"], observed=True).size().unstack(fill_value=0)
+    uneven = counts.index[counts.min(axis=1) != counts.max(axis=1)]
+    warnings = [
+        f"stage {stage} ran {counts.loc[stage].min()} to {counts.loc[stage].max()} times, not as often on every rank: "
+        "a rank may have been killed; skew is taken over the calls that ranks share"
+        for stage in uneven
+    ]
+    ranks = set(calls["rank"].tolist())
+    if missing := sorted(set(range(max(ranks))) - ranks):
+        warnings.append(f"no log of rank {', '.join(map(str, missing))}: it is in none of the figures")
+    warnings += _clock_warnings(calls)
+    if calls["cuda_ns"].isna().any() and calls["cuda_ns"].notna().any():
+        warnings.append("some calls have no GPU time; ranks are compared by the CPU clock")
+    return warnings
+
+
+def _clock_warnings(calls: pd.DataFrame) -> list[str]:
+    """Ranks whose clock differs: all of their calls end earlier or later than those of the median rank, by more than
+    half a step and 50 ms.
+    """
+    ends = calls.assign(stage=calls["stage"].astype(str)).pivot_table("end_ns", ["stage", "call"], "rank").dropna()
+    if ends.shape[1] < 2 or ends.empty:
+        return []
+    offsets = ends.sub(ends.median(axis=1), axis=0).median()
+    steps = ends.median(axis=1).groupby(level="stage").diff().median()
+    apart = max(50e6, 0.0 if pd.isna(steps) else float(steps) / 2)
+    return [
+        f"the clock of rank {rank} is {abs(offset) / 1e9:.2f} s {'ahead of' if offset > 0 else 'behind'} the others': "
+        "skew_start_ns and the timeline compare different clocks; durations and the verdict do not depend on it"
+        for rank, offset in offsets.items()
+        if abs(offset) > apart
+    ]

@@ -1,0 +1,286 @@
+"""A job: many ranks of one run, opened together.
+
+job = nvprof_kit.open_job("folder/")
+print(job.verdict)
+job.waits().to_frame()
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nvprof_kit._api.job_maps import map_captures
+from nvprof_kit._trace.jobs.store import is_maps
+from nvprof_kit.errors import UsageError
+from nvprof_kit.names import DOMAIN
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nvprof_kit._analysis.foreign.rules import Rules
+    from nvprof_kit._analysis.ranks.answer import RanksAnswer
+    from nvprof_kit._analysis.ranks.replay import Graph
+    from nvprof_kit._analysis.ranks.verdict import Verdict
+    from nvprof_kit._analysis.ranks.waits import Waits
+    from nvprof_kit._trace.jobs.tables import JobTables
+
+
+class JobTable:
+    """A table of a job: a frame with what its columns mean."""
+
+    def __init__(self, name: str, frame: pd.DataFrame, columns: Mapping[str, str]) -> None:
+        self.name, self._frame, self.columns = name, frame, columns
+
+    def to_frame(self) -> pd.DataFrame:
+        """The table."""
+        return self._frame
+
+    def save(self, path: str | Path) -> None:
+        """Write it as csv, json, md or parquet, by the file's suffix.
+
+        Raises:
+            UsageError: The suffix is none of these, or the file cannot be written.
+        """
+        from nvprof_kit._report.export import tables
+        from nvprof_kit._report.export.writer import write_file
+
+        path = Path(path)
+        form = path.suffix.lower().removeprefix(".")
+        if form not in tables.FORMATS:
+            raise UsageError(f"{path}: no format has this suffix; needed one of {' '.join(tables.FORMATS)}")
+        write_file(path, tables.encode(self._frame, form))
+
+    def __str__(self) -> str:
+        from nvprof_kit._report.text.ranks import table_of
+
+        return _printed([table_of(self._frame.head(20))])
+
+
+class Job:
+    """The ranks of a run: who is late, in which layer, and what it costs. Opened by `open_job`."""
+
+    def __init__(self, tables: JobTables, keep: object = None) -> None:
+        self._tables, self._keep = tables, keep
+        self.ranks: pd.DataFrame = tables.table("ranks").sort_values("rank", ignore_index=True)
+        _check_ranks(self.ranks)
+
+    @cached_property
+    def _aligned(self) -> tuple[pd.DataFrame, int]:
+        from nvprof_kit._analysis.ranks.aligning import align_job
+
+        return align_job(self._tables, self.ranks["rank"].tolist())
+
+    @cached_property
+    def _waits(self) -> Waits:
+        from nvprof_kit._analysis.ranks.waits import find_waits
+
+        return find_waits(self._tables, self._aligned[1])
+
+    @cached_property
+    def _layers(self) -> pd.DataFrame:
+        from nvprof_kit._analysis.ranks.layers import layer_table
+
+        return layer_table(self._tables.layer_medians())
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Which rank the others wait for, if any."""
+        from nvprof_kit._analysis.ranks.verdict import Evidence, judge
+
+        waits, communicators = self._waits, self._tables.communicators()
+        groups = {int(str(c)): tuple(mine["rank"].tolist()) for c, mine in communicators.groupby("c")}
+        return judge(
+            Evidence(
+                charges=waits.charges,
+                steps=self._tables.step_lengths(),
+                layers=self._layers,
+                transfers=self._tables.transfers(),
+                groups=groups,
+                ranks=len(self.ranks),
+            )
+        )
+
+    def clocks(self) -> JobTable:
+        """Offset and drift of each rank's clock."""
+        from nvprof_kit._analysis.ranks.clocks import COLUMNS
+
+        return JobTable("clocks", self._aligned[0], COLUMNS)
+
+    def waits(self) -> JobTable:
+        """Every wait of a rank in a collective."""
+        from nvprof_kit._analysis.ranks.waits import WAIT_COLUMNS
+
+        return JobTable("waits", self._waits.waits, WAIT_COLUMNS)
+
+    def charges(self) -> JobTable:
+        """All waiting by the rank, cause, layer and phase that it is charged to."""
+        from nvprof_kit._analysis.ranks.waits import CHARGE_COLUMNS
+
+        return JobTable("charges", self._waits.charges, CHARGE_COLUMNS)
+
+    def layers(self) -> JobTable:
+        """Layer x phase x rank."""
+        from nvprof_kit._analysis.ranks.layers import COLUMNS
+
+        return JobTable("layers", self._layers, COLUMNS)
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What may be missing or distorted."""
+        from nvprof_kit._analysis.ranks.aligning import job_warnings
+
+        return (*job_warnings(self.ranks, self._aligned[0], self._tables), *self._of_captures())
+
+    def _of_captures(self) -> list[str]:
+        said: dict[str, list[int]] = {}
+        for rank, text in zip(self.ranks["rank"].tolist(), self.ranks["warnings"].tolist(), strict=True):
+            for line in filter(None, text.split("\n")):
+                said.setdefault(line, []).append(rank)
+        return [f"{_listed(ranks)}: {line}" for line, ranks in said.items()]
+
+    @cached_property
+    def _graph(self) -> tuple[Graph, pd.DataFrame]:
+        from nvprof_kit._analysis.ranks.replay import build
+        from nvprof_kit._analysis.ranks.waits import MOST
+
+        self._aligned  # noqa: B018  # the collectives are matched with the clocks
+        if self._tables.count() > MOST:
+            raise UsageError(
+                f"{self._tables.count():,} collectives are too many to be replayed (at most {MOST:,}); "
+                "name the captures of fewer ranks, those of one pipeline for instance"
+            )
+        ranks, instances = self.ranks["rank"].tolist(), self._tables.instances()
+        return build(self._tables.points(ranks), self._tables.segments(ranks), instances), instances
+
+    def critical_path(self) -> JobTable:
+        """The critical path across ranks, by step, rank, layer and phase.
+
+        Raises:
+            UsageError: The job has too many collectives to be replayed.
+        """
+        from nvprof_kit._analysis.ranks.replay import PATH_COLUMNS, critical_path
+
+        return JobTable("critical path", critical_path(self._graph[0]), PATH_COLUMNS)
+
+    def what_if(self, rank: int | None = None, layer: str | None = None) -> JobTable:
+        """The step time if a rank, a layer of it, the data loaders, or the network were as the median of their equals.
+
+        Args:
+            rank: The rank; None: the verdict's, where it names one.
+            layer: The layer; None: the verdict's.
+
+        Raises:
+            UsageError: The job has no such rank, or too many collectives to be replayed.
+        """
+        from nvprof_kit._analysis.ranks import replay
+
+        if rank is not None and rank not in set(self.ranks["rank"]):
+            raise UsageError(f"no rank {rank} in the job")
+        graph, instances = self._graph
+        changes = {
+            "every transfer": (None, replay.network_cut(graph, instances)),
+            "every data loader": (replay.spent(graph, replay.loader_weights(graph)), None),
+        }
+        of = self.verdict.rank if rank is None else rank
+        named = self.verdict.layer if rank is None and layer is None else layer
+        if of is not None:
+            for one in dict.fromkeys((None, named)):
+                weights = replay.rank_weights(graph, self._layers, of, one)
+                changes[f"rank {of}" + (f" in {one}" if one else "")] = (replay.spent(graph, weights), None)
+        return JobTable("what if", replay.what_if(graph, changes), replay.WHAT_IF_COLUMNS)
+
+    def answer(self) -> RanksAnswer:
+        """All of it; the critical path and what-if where the job has few enough collectives."""
+        from nvprof_kit._analysis.ranks.answer import RanksAnswer
+        from nvprof_kit._analysis.ranks.replay import error
+        from nvprof_kit._analysis.ranks.waits import MOST
+
+        replayed = 0 < self._tables.count() <= MOST if self._waits else False
+        none = self._waits.charges.iloc[:0]
+        return RanksAnswer(
+            verdict=self.verdict,
+            clocks=self._aligned[0],
+            waits=self._waits.waits,
+            charges=self._waits.charges,
+            matrix=self._tables.matrix(),
+            layers=self._layers,
+            critical_path=self.critical_path().to_frame() if replayed else none,
+            what_if=self.what_if().to_frame() if replayed else none,
+            replay_error=error(self._graph[0]) if replayed else None,
+            steps=len(self._tables.step_lengths()),
+            collectives=self._tables.count(),
+            total_wait_ns=self._waits.total_ns,
+            warnings=self.warnings,
+        )
+
+    def __str__(self) -> str:
+        from nvprof_kit._report.text.ranks import ranks_report
+
+        return _printed(ranks_report(self.answer()))
+
+
+def _printed(parts: list[Any]) -> str:
+    from nvprof_kit._report.text.terminal import print_to
+
+    text = io.StringIO()
+    print_to(text, parts)
+    return text.getvalue()
+
+
+def _listed(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:6])) + (", …" if len(ranks) > 6 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {shown}"
+
+
+def _check_ranks(ranks: pd.DataFrame) -> None:
+    double = ranks[ranks["rank"].duplicated(keep=False)]
+    if len(double):
+        rank = int(double["rank"].iloc[0])
+        files = ", ".join(double[double["rank"] == rank]["capture"].astype(str))
+        raise UsageError(
+            f"rank {rank} is there {int((double['rank'] == rank).sum())} times ({files}); name one capture of each rank"
+        )
+    runs = sorted({run for run in ranks["run"].tolist() if run})
+    if len(runs) > 1:
+        raise UsageError(f"captures of {len(runs)} runs ({', '.join(runs[:4])}); name those of one run")
+
+
+def open_job(
+    captures: str | Path | Iterable[str | Path],
+    *,
+    maps: str | Path | None = None,
+    domain: str = DOMAIN,
+    rules: Rules | None = None,
+    ranks: Mapping[str, int] | None = None,
+    workers: int | None = None,
+    done: Callable[[str], None] = lambda _: None,
+) -> Job:
+    """Open the captures of a run's ranks, or the maps that were made of them.
+
+    Args:
+        captures: Files and folders, or a folder of maps.
+        maps: Where maps are kept and looked for; None: they are made anew, and gone with the job.
+        domain: NVTX domain of the ranges.
+        rules: How the program names its ranges.
+        ranks: Ranks by file name, for captures that do not tell theirs.
+        workers: Processes that map; None: as many as there are processors.
+        done: Is told each capture that is mapped.
+
+    Raises:
+        UsageError: A path is not there, or a rank is there twice.
+        CaptureError: A capture cannot be read, or does not tell its rank.
+    """
+    from nvprof_kit._trace.jobs.tables import JobTables
+
+    named = [captures] if isinstance(captures, (str, Path)) else list(captures)
+    if len(named) == 1 and is_maps(Path(named[0])):
+        return Job(JobTables(Path(named[0])))
+    keep = None if maps is not None else tempfile.TemporaryDirectory(prefix="nvprof-kit-maps-")
+    folder = Path(maps) if maps is not None else Path(keep.name if keep else "")
+    names = map_captures(named, folder, domain=domain, rules=rules, ranks=ranks, workers=workers, done=done)
+    return Job(JobTables(folder, names), keep)

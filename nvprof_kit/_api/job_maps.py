@@ -1,0 +1,197 @@
+"""Captures of a job condensed to maps: here, in several processes, or on the workers of a Dask cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nvprof_kit._trace.jobs.finding import RankName, find_captures, rank_of_capture, rank_of_marks, rank_of_name
+from nvprof_kit._trace.jobs.schema import VERSION
+from nvprof_kit._trace.jobs.store import Fingerprint, current, map_name, write_map
+from nvprof_kit.errors import CaptureError, ToolError
+from nvprof_kit.names import DOMAIN
+
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.foreign.rules import Rules
+
+
+@dataclass(frozen=True)
+class MapTask:
+    """One capture to be mapped: what a process, here or on another machine, is given.
+
+    Attributes:
+        capture: The capture's path.
+        folder: The folder of maps.
+        domain: NVTX domain of its ranges.
+        rules: How its program names its ranges; None where it follows the contract.
+        rank: The rank, where the user says it.
+    """
+
+    capture: str
+    folder: str
+    domain: str = DOMAIN
+    rules: Rules | None = None
+    rank: int | None = None
+
+    @property
+    def reading(self) -> str:
+        """What the capture is read with, as text."""
+        return f"{self.domain} {self.rules!r} {self.rank}" if self.rules or self.rank is not None else self.domain
+
+
+def map_capture(task: MapTask) -> list[str]:
+    """Map a capture, or take the map that is there where the capture is unchanged.
+
+    Returns:
+        Names of the map's files, one for each rank in the capture.
+
+    Raises:
+        CaptureError: The capture cannot be read, or its rank is told nowhere.
+    """
+    from nvprof_kit._analysis.foreign.translate import translate
+    from nvprof_kit._analysis.ranks.mapping import OPTIONAL, map_rank
+    from nvprof_kit._trace.open import open_capture
+
+    path, folder = Path(task.capture), Path(task.folder)
+    wanted = Fingerprint.of(path, task.reading)
+    kept = [name for name in _kept(folder, path) if current(folder, name, wanted)]
+    if kept:
+        return kept
+    trace = translate(open_capture(path, domain=task.domain, optional=OPTIONAL), task.rules)
+    names = []
+    for pid, told in _ranks_in(trace, path, task.rank).items():
+        facts = {
+            "version": VERSION,
+            "capture": wanted.capture,
+            "size_bytes": wanted.size_bytes,
+            "changed_ns": wanted.changed_ns,
+            "reading": wanted.reading,
+            "run": told.run,
+            "world_size": told.world_size,
+            "tool": trace.info.tool,
+            "gpu": trace.info.gpus[0] if trace.info.gpus else "",
+            "rank_told_by": told.told_by,
+            "warnings": "\n".join(trace.info.warnings),
+        }
+        name = map_name(path, told.rank)
+        write_map(folder, name, map_rank(trace, told.rank, facts, pid if pid >= 0 else None))
+        names.append(name)
+    return names
+
+
+def _kept(folder: Path, capture: Path) -> list[str]:
+    pattern = map_name(capture, 0).rsplit("-rank", 1)[0]
+    place = folder / "ranks"
+    return sorted(path.name for path in place.glob(f"{pattern}-rank*.parquet")) if place.is_dir() else []
+
+
+def _ranks_in(trace: Any, path: Path, given: int | None) -> dict[int, RankName]:
+    """The ranks of a capture by process key; one alone has the key -1."""
+    import numpy as np
+
+    marks = trace.marks
+    told: dict[int, RankName] = {}
+    if marks is not None and len(marks):
+        for pid, mine in marks.groupby("pid"):
+            found = rank_of_marks(map(str, mine["text"].unique()))
+            if found.rank >= 0:
+                told[int(str(pid))] = found
+    busy = np.unique(trace.ops["pid"].to_numpy()).tolist()
+    told = {pid: one for pid, one in told.items() if pid in busy}
+    if len(told) > 1:
+        return told
+    if given is not None:
+        return {-1: RankName(given, told_by="given")}
+    single = next(iter(told.values()), None) or _first(rank_of_capture(path), rank_of_name(path))
+    if single.rank < 0:
+        raise CaptureError(
+            f"{path}: its rank is told neither in it nor in its name; call it …rank3… or say --rank {path.name}=3"
+        )
+    return {-1: single}
+
+
+def _first(*found: RankName) -> RankName:
+    return next((one for one in found if one.rank >= 0), RankName())
+
+
+def map_all(tasks: Sequence[MapTask], workers: int = 1, done: Callable[[str], None] = lambda _: None) -> list[str]:
+    """Map captures, in so many processes.
+
+    Returns:
+        Names of all maps' files.
+    """
+    names: list[str] = []
+    if workers <= 1 or len(tasks) <= 1:
+        for task in tasks:
+            done(task.capture)
+            names += map_capture(task)
+        return names
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(min(workers, len(tasks)), mp_context=get_context("spawn")) as pool:
+        for task, made in zip(tasks, pool.map(map_capture, tasks), strict=True):
+            done(task.capture)
+            names += made
+    return names
+
+
+def map_captures(
+    captures: Iterable[str | Path],
+    maps: str | Path,
+    *,
+    domain: str = DOMAIN,
+    rules: Rules | None = None,
+    ranks: Mapping[str, int] | None = None,
+    workers: int | None = None,
+    dask: str | None = None,
+    done: Callable[[str], None] = lambda _: None,
+) -> list[str]:
+    """Map captures into a folder; see `open_job` for the arguments.
+
+    Args:
+        captures: Files and folders.
+        maps: The folder of maps.
+        domain: NVTX domain of the ranges.
+        rules: How the program names its ranges.
+        ranks: Ranks by file name.
+        workers: Processes that map.
+        dask: Address of a Dask scheduler, whose workers map instead.
+        done: Is told each capture that is mapped.
+
+    Returns:
+        Names of the maps' files.
+    """
+    said = ranks or {}
+    tasks = [
+        MapTask(str(path), str(maps), domain, rules, said.get(path.name, said.get(str(path))))
+        for path in find_captures(list(captures))
+    ]
+    if dask is not None:
+        return map_on_dask(tasks, dask, done)
+    return map_all(tasks, workers or os.cpu_count() or 1, done)
+
+
+def map_on_dask(tasks: Sequence[MapTask], scheduler: str, done: Callable[[str], None] = lambda _: None) -> list[str]:
+    """Map captures on a Dask cluster; a capture whose worker dies is mapped by another.
+
+    Raises:
+        ToolError: Dask is not there, or the scheduler does not answer.
+    """
+    try:
+        from distributed import Client, as_completed
+    except ImportError:
+        raise ToolError("--dask needs Dask: pip install 'nvprof-kit[dask]'") from None
+    try:
+        client = Client(scheduler, timeout=20)
+    except (OSError, ValueError) as error:
+        raise ToolError(f"--dask {scheduler}: no scheduler answers there ({error}); name its address") from None
+    with client:
+        futures = client.map(map_capture, tasks, pure=False, retries=3)
+        captures = dict(zip(futures, tasks, strict=True))
+        for future in as_completed(futures):
+            done(captures[future].capture)
+        return [name for names in client.gather(futures) for name in names]

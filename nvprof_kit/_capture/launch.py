@@ -1,0 +1,128 @@
+"""A Python program started under the embedded recorder.
+
+``python -u train.py`` becomes ``python -u -m nvprof_kit._capture.runner SETTINGS train.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from nvprof_kit._capture.record import RecordOptions, check_path
+from nvprof_kit.errors import ToolError, UsageError
+
+RUNNER = "nvprof_kit._capture.runner"
+
+_PYTHON = re.compile(r"(python|pypy)\d*(\.\d+)*t?")
+_PROBE = (
+    "import sys, importlib.util as u\n"
+    "sys.exit(','.join(n for n in ('torch', 'nvprof_kit') if u.find_spec(n) is None) or None)"
+)
+
+
+class PythonCommand(NamedTuple):
+    """A Python command line in its parts.
+
+    Attributes:
+        interpreter: The interpreter and its own options: ``python3 -u -X dev``.
+        target: What it runs: ``train.py``, ``-m package.train`` or ``-c code``.
+        arguments: What the program finds in ``sys.argv[1:]``.
+    """
+
+    interpreter: tuple[str, ...]
+    target: tuple[str, ...]
+    arguments: tuple[str, ...]
+
+
+def parse_python(command: Sequence[str]) -> PythonCommand:
+    """Take a Python command line apart by the interpreter's own rules.
+
+    Raises:
+        UsageError: It does not start with a Python interpreter, or names no program.
+    """
+    if not command:
+        raise UsageError("no program to record; needed: nvprof-kit record -- python train.py")
+    if not _PYTHON.fullmatch(Path(command[0]).name):
+        raise UsageError(
+            f"{command[0]} is no Python interpreter and only Python programs can be recorded: write `python …`, "
+            "or put `with nvprof_kit.record('run.json.gz'):` into the program"
+        )
+    rest = list(command[1:])
+    options: list[str] = []
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-") or word == "-":
+            break
+        if word.startswith("--"):
+            options += [word, *(rest[:1] if word == "--check-hash-based-pycs" else [])]
+            rest = rest[1:] if word == "--check-hash-based-pycs" else rest
+            continue
+        flags, letter, value = _cluster(word)
+        options += [f"-{flags}"] if flags else []
+        if letter and not value:
+            value = rest.pop(0) if rest else ""
+        if letter in ("c", "m"):
+            return PythonCommand((command[0], *options), (f"-{letter}", value), tuple(rest))
+        options += [f"-{letter}", value] if letter else []
+    else:
+        word = "-"
+    if word == "-":
+        raise UsageError(f"`{' '.join(command)}` names no program to record; needed a script, -m module or -c code")
+    return PythonCommand((command[0], *options), (word,), tuple(rest))
+
+
+def _cluster(word: str) -> tuple[str, str, str]:
+    """A word of short options: the plain flags, the one that takes a value or '', and its value where attached."""
+    found = re.fullmatch(r"-([^cmWX]*)([cmWX]?)(.*)", word, re.DOTALL)
+    assert found is not None
+    return found.group(1), found.group(2), found.group(3)
+
+
+def runner_argv(path: Path, options: RecordOptions, command: PythonCommand) -> list[str]:
+    """The command line that runs the program under the recorder, in the same interpreter with the same options."""
+    settings = json.dumps({"path": os.path.abspath(path), **vars(options)})
+    return [*command.interpreter, "-m", RUNNER, settings, *command.target, *command.arguments]
+
+
+def record_program(path: Path, options: RecordOptions, command: Sequence[str]) -> NoReturn:
+    """Become the program, recorded: this process is replaced, so signals and the exit status are the program's own.
+
+    Args:
+        path: Trace to write.
+        options: What to record.
+        command: The program's command line, beginning with a Python interpreter.
+
+    Raises:
+        UsageError: The command is no Python program, its script does not exist, or the trace cannot be written.
+        ToolError: There is no such interpreter, or it lacks torch or this package.
+    """
+    check_path(path.absolute())
+    parsed = parse_python(command)
+    if len(parsed.target) == 1 and not os.path.exists(parsed.target[0]):
+        raise UsageError(f"{parsed.target[0]}: no such script to record")
+    interpreter = shutil.which(parsed.interpreter[0])
+    if interpreter is None:
+        raise ToolError(f"{parsed.interpreter[0]}: no such interpreter on PATH")
+    _check_interpreter(parsed.interpreter)
+    sys.stdout.flush()
+    os.execv(interpreter, runner_argv(path, options, parsed))
+
+
+def _check_interpreter(interpreter: Sequence[str]) -> None:
+    """Ask the program's interpreter, which may be another than ours, whether it has what a recording needs."""
+    probe = subprocess.run([*interpreter, "-c", _PROBE], capture_output=True, text=True, check=False)
+    if probe.returncode == 0:
+        return
+    missing = probe.stderr.strip().rpartition("\n")[2]
+    package = {"torch": "torch", "nvprof_kit": "nvprof-kit", "torch,nvprof_kit": "torch nvprof-kit"}.get(missing)
+    if package is None:
+        raise ToolError(f"{interpreter[0]} does not start: {missing}")
+    needed = missing.replace(",", " and no ")
+    raise ToolError(f"{interpreter[0]} has no {needed}; {interpreter[0]} -m pip install {package}")

@@ -1,0 +1,243 @@
+"""What a machine, its tools and a program about to be profiled are like: facts for `nvprof_kit._capture.doctor`.
+
+Whatever cannot be found out is None or empty; nothing here raises or changes anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_PATIENCE_S = 60
+_GPU_FIELDS = ("name", "driver_version", "compute_cap", "mig.mode.current", "clocks.sm", "clocks.max.sm")
+_PYTHON = re.compile(r"(python|pypy)[\d.]*t?")
+_PROBE = """
+import json, sys
+from importlib import metadata, util
+def version(name):
+    if util.find_spec(name.replace("-", "_")) is None: return None
+    try: return metadata.version(name)
+    except metadata.PackageNotFoundError: return "of unknown version"
+found = {name: version(name) for name in ("torch", "nvtx", "nvprof-kit")}
+found["python"] = "%d.%d" % sys.version_info[:2]
+if found["torch"]:
+    try:
+        import torch
+        found["cuda"] = torch.version.cuda
+    except Exception as error: found["broken"] = "%s: %s" % (type(error).__name__, error)
+print(json.dumps(found))
+"""
+
+Run = Callable[[Sequence[str]], "str | None"]
+"""Runs a command and gives what it printed, None where it is missing or failed."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as nvidia-smi tells it; clocks in MHz, None where it does not say."""
+
+    name: str
+    driver: str
+    compute: str
+    mig: bool
+    clock: int | None
+    max_clock: int | None
+
+
+@dataclass(frozen=True)
+class Program:
+    """The Python program that is to be profiled.
+
+    Attributes:
+        interpreter: How its Python is started; None where the command is no Python.
+        found: Version of ``torch``, ``nvtx``, ``nvprof-kit``, ``python``; ``cuda`` of the torch build; ``broken`` is
+            why torch cannot be imported. None where the interpreter does not start.
+        source: Text of its script, empty where it is none or cannot be read.
+        missing: The program and the script, as the command names them, where they are not there.
+    """
+
+    interpreter: str | None = None
+    found: Mapping[str, str | None] | None = None
+    source: str = ""
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Facts of a machine.
+
+    Attributes:
+        nsys: Version text of Nsight Systems, as ``2023.4.4``; None where there is none.
+        nsys_named: The executable that the environment variable NSYS names, '' where it is unset.
+        ncu_named: The same for NCU.
+        ncu: The same of Nsight Compute.
+        driver_cuda: The newest CUDA that the driver knows, as ``12.4``.
+        gpus: The GPUs.
+        perf_event_paranoid: The kernel's setting.
+        counters_for_admin: Whether the driver keeps hardware counters to administrators; None where there is no driver.
+        capabilities: The process's effective capabilities as a bit set.
+        container: Which container this is, empty outside.
+        wsl: Whether this is Windows' Linux.
+        environment: Environment variables that concern profilers.
+        processes: Names of running processes that may hold the GPU's profiling interface.
+        free_bytes: Free space where reports and nsys's temporary files go, by folder.
+        foreign_lock: The file that ncu locks while it measures, where it is another user's; else empty.
+        program: The program to be profiled, None where none was named.
+    """
+
+    nsys: str | None = None
+    nsys_named: str = ""
+    ncu_named: str = ""
+    ncu: str | None = None
+    driver_cuda: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    perf_event_paranoid: int | None = None
+    counters_for_admin: bool | None = None
+    capabilities: int = 0
+    container: str = ""
+    wsl: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    processes: tuple[str, ...] = ()
+    free_bytes: Mapping[str, int] = field(default_factory=dict)
+    foreign_lock: str = ""
+    program: Program | None = None
+
+
+def run_command(command: Sequence[str]) -> str | None:
+    """What a command prints, None where it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def read_machine(
+    command: Sequence[str] = (),
+    *,
+    root: Path = Path("/"),
+    run: Run = run_command,
+    environ: Mapping[str, str] = os.environ,
+) -> Machine:
+    """Find out everything.
+
+    Args:
+        command: Command line of the program to be profiled, empty where there is none.
+        root: Where ``proc`` lies.
+        run: Runs tools.
+        environ: The environment.
+    """
+    smi = run(["nvidia-smi"]) or ""
+    cuda = re.search(r"CUDA (?:\w+ )?Version\s*:\s*(\d+\.\d+)", smi)
+    return Machine(
+        nsys=_version(run([environ.get("NSYS") or "nsys", "--version"])),
+        nsys_named=environ.get("NSYS", ""),
+        ncu_named=environ.get("NCU", ""),
+        ncu=_version(run([environ.get("NCU", "ncu"), "--version"])),
+        driver_cuda=cuda[1] if cuda else None,
+        gpus=_gpus(run(["nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"])),
+        perf_event_paranoid=_number(_text(root / "proc/sys/kernel/perf_event_paranoid")),
+        counters_for_admin=_counters_for_admin(_text(root / "proc/driver/nvidia/params")),
+        capabilities=_capabilities(_text(root / "proc/self/status")),
+        container=_container(root),
+        wsl="microsoft" in _text(root / "proc/version").lower(),
+        environment={name: value for name, value in environ.items() if _concerns_profilers(name)},
+        processes=_profilers(root),
+        free_bytes=_free([os.getcwd(), environ.get("TMPDIR", "/tmp")]),
+        foreign_lock=_foreign_lock(Path(environ.get("TMPDIR", "/tmp"))),
+        program=_program(command, run) if command else None,
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> int | None:
+    found = re.search(r"-?\d+", text)
+    return int(found[0]) if found else None
+
+
+def _version(text: str | None) -> str | None:
+    found = re.search(r"\b(20\d\d\.\d+(?:\.\d+)*)", text or "")
+    return found[1] if found else None
+
+
+def _gpus(listing: str | None) -> tuple[Gpu, ...]:
+    rows = [[cell.strip() for cell in line.split(",")] for line in (listing or "").splitlines()]
+    return tuple(
+        Gpu(name, driver, compute, mig == "Enabled", _number(clock), _number(most))
+        for name, driver, compute, mig, clock, most in (row for row in rows if len(row) == len(_GPU_FIELDS))
+    )
+
+
+def _counters_for_admin(parameters: str) -> bool | None:
+    found = re.search(r"RmProfilingAdminOnly:\s*(\d)", parameters)
+    return None if found is None else found[1] == "1"
+
+
+def _capabilities(status: str) -> int:
+    found = re.search(r"CapEff:\s*([0-9a-fA-F]+)", status)
+    return int(found[1], 16) if found else 0
+
+
+def _container(root: Path) -> str:
+    for mark, name in (("run/.containerenv", "podman"), (".dockerenv", "docker"), (".singularity.d", "apptainer")):
+        if (root / mark).exists():
+            return name
+    found = re.search(r"kubepods|docker|containerd|lxc", _text(root / "proc/1/cgroup"))
+    return found[0] if found else ""
+
+
+def _concerns_profilers(name: str) -> bool:
+    return name.startswith(("NVTX_INJECTION", "CUDA_INJECTION", "NSYS_", "NVPROF_KIT", "KINETO_USE_DAEMON"))
+
+
+def _profilers(root: Path) -> tuple[str, ...]:
+    names = {_text(path).strip() for path in root.glob("proc/[0-9]*/comm")}
+    return tuple(sorted(name for name in names if name.startswith(("nv-hostengine", "dcgm", "dynolog"))))
+
+
+def _free(folders: Sequence[str]) -> dict[str, int]:
+    return {folder: shutil.disk_usage(folder).free for folder in folders if os.path.isdir(folder)}
+
+
+def _foreign_lock(folder: Path) -> str:
+    lock = folder / "nsight-compute-lock"
+    return str(lock) if lock.exists() and not os.access(lock, os.W_OK) else ""
+
+
+def _shebang(name: str) -> str | None:
+    """The Python that a script on the PATH, such as torchrun, starts with."""
+    path = shutil.which(name)
+    first = "" if path is None else _text(Path(path)).partition("\n")[0]
+    words = first.removeprefix("#!").split() if first.startswith("#!") else []
+    return next((word for word in words if _PYTHON.fullmatch(Path(word).name)), None)
+
+
+def _program(command: Sequence[str], run: Run) -> Program:
+    """The first Python in a command line, which a launcher may stand before, and the script behind it."""
+    script = next((word for word in command if word.endswith(".py")), None)
+    source = _text(Path(script)) if script else ""
+    python = next((word for word in command if _PYTHON.fullmatch(Path(word).name)), None) or _shebang(command[0])
+    missing: tuple[str, ...] = () if shutil.which(command[0]) else (command[0],)
+    if script and script != command[0] and not Path(script).exists():
+        missing += (script,)
+    if python is None:
+        return Program(source=source, missing=missing)
+    try:
+        found = json.loads(run([python, "-c", _PROBE]) or "null")
+    except ValueError:
+        found = None
+    return Program(python, found, source, missing)

@@ -1,0 +1,71 @@
+"""Which release of Nsight belongs to which CUDA: the table `nsight_releases.toml`, whose sources it names."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """A version as numbers that compare: ``2023.4.4`` gives ``(2023, 4, 4)``."""
+    return tuple(int(number) for number in re.findall(r"\d+", version))
+
+
+def cuda_of(tool: str, version: str) -> str | None:
+    """The newest CUDA, as ``12.4``, whose toolkit had no newer release of the tool.
+
+    Args:
+        tool: ``nsys`` or ``ncu``.
+        version: Its version.
+
+    Returns:
+        None for a release older than the table.
+    """
+    known = [entry["cuda"] for entry in _table()["toolkit"] if numbers(entry[tool])[:2] <= numbers(version)[:2]]
+    return _minor(known[-1]) if known else None
+
+
+def is_newest(tool: str, version: str) -> bool:
+    """Whether a release is as new as the newest in the table, or newer: of such, nothing is known."""
+    return numbers(version)[:2] >= numbers(_table()["toolkit"][-1][tool])[:2]
+
+
+def release_for(tool: str, cuda: str) -> str | None:
+    """The release of the tool that came with a CUDA, as ``2025.3``; None where the table has no such CUDA."""
+    known = [entry[tool] for entry in _table()["toolkit"] if numbers(entry["cuda"])[:2] == numbers(cuda)[:2]]
+    return _minor(known[0]) if known else None
+
+
+def cuda_of_driver(driver: str) -> str | None:
+    """The CUDA, as ``13.0``, of a driver such as ``580.95.05``, by its branch; None where the table has it not."""
+    known = [entry for entry in _table()["toolkit"] if numbers(entry.get("driver", ""))[:1] == numbers(driver)[:1]]
+    return _minor(known[0]["cuda"]) if known and driver else None
+
+
+def known_trouble(tool: str, version: str, driver_cuda: str) -> tuple[str, str] | None:
+    """What is known of a tool of this release under a driver of this CUDA: why it matters, and what helps meanwhile."""
+    for entry in _table()["known"]:
+        old, new = numbers(version)[:2] <= numbers(entry["upto"]), numbers(driver_cuda) >= numbers(entry["driver_cuda"])
+        if entry["tool"] == tool and old and new:
+            return entry["why"], entry["fix"]
+    return None
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+@lru_cache
+def _table() -> Mapping[str, list[dict[str, Any]]]:
+    text = files("nvprof_kit._capture").joinpath("nsight_releases.toml").read_text(encoding="utf-8")
+    table: dict[str, list[dict[str, Any]]] = tomllib.loads(text)
+    return table

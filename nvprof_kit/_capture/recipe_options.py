@@ -1,0 +1,114 @@
+"""The options of the shell recipes, and how a verb becomes one.
+
+A recipe's own help is the one list of its options: the recipe takes them from it, and so does the verb of the command
+line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from functools import cache
+from pathlib import PurePath
+from typing import NamedTuple, NoReturn
+
+from nvprof_kit._capture.recipes import recipes_folder
+from nvprof_kit.errors import ToolError
+
+_HELP = re.compile(r"<<'HELP'\n(.*?)\nHELP$", re.DOTALL | re.MULTILINE)
+_OPTION = re.compile(r"^  (?:(-[A-Za-z]), |    )(--[a-z-]+)(?: ([A-Z][A-Z:]*))?(?: +(.*))?$")
+_CONTINUED = re.compile(r"^ {16,}(\S.*)$")
+_PYTHON = re.compile(r"(python|pypy)\d*(\.\d+)*t?")
+
+
+class RecipeOption(NamedTuple):
+    """One option of a recipe.
+
+    Attributes:
+        short: Its short name, ``-o``, or ''.
+        name: Its long name, ``--output``.
+        value: What it takes, as its help calls it: ``NAME``; '' where it takes nothing.
+        help: What it is for.
+    """
+
+    short: str
+    name: str
+    value: str
+    help: str
+
+    @property
+    def repeated(self) -> bool:
+        """Whether it may be given several times."""
+        return "may be given again" in self.help
+
+
+@cache
+def recipe_options(*scripts: str) -> tuple[RecipeOption, ...]:
+    """The options of recipes, each once, in the order of their help; but for ``--help``.
+
+    Args:
+        scripts: Paths in the recipes' folder: ``nsys/profile.sh``; a file that several share has a help too.
+
+    Raises:
+        ToolError: The installation has no recipes.
+    """
+    found: dict[str, RecipeOption] = {}
+    for script in scripts:
+        text = (recipes_folder() / script).read_text(encoding="utf-8")
+        for option in _parsed("\n".join(_HELP.findall(text))):
+            found.setdefault(option.name, option)
+    found.pop("--help", None)
+    return tuple(found.values())
+
+
+def _parsed(text: str) -> list[RecipeOption]:
+    options: list[RecipeOption] = []
+    for line in text.splitlines():
+        begun, continued = _OPTION.match(line), _CONTINUED.match(line)
+        if begun:
+            options.append(RecipeOption(begun[1] or "", begun[2], begun[3] or "", (begun[4] or "").strip()))
+        elif continued and options:
+            last = options.pop()
+            options.append(last._replace(help=f"{last.help} {continued[1]}"))
+    return options
+
+
+def become_recipe(script: str, words: Sequence[str], verb: str) -> NoReturn:
+    """Become a recipe: this process is replaced, so signals, the terminal and the exit status are the recipe's.
+
+    Args:
+        script: Its path in the recipes' folder.
+        words: Its options, and the program behind ``--``.
+        verb: What it calls itself in its messages: ``nvprof-kit profile``.
+
+    Raises:
+        ToolError: There is no bash, or the installation has no recipes.
+    """
+    bash = shutil.which("bash")
+    if bash is None:
+        raise ToolError("no bash on PATH, which the recipes are written in; needed bash 4.4 or newer")
+    path = recipes_folder() / script
+    sys.stdout.flush()
+    os.execve(bash, ["bash", str(path), *words], {**os.environ, "NVPROF_KIT_VERB": verb})
+
+
+def program_name(command: Sequence[str]) -> str:
+    """What a program is called in the name of its report: ``train`` for ``torchrun --nproc-per-node 8 train.py``.
+
+    That is the first Python script, else the module after ``-m``, else the first word.
+    """
+    words = list(command)
+    script = next((word for word in words if word.endswith(".py") and not word.startswith("-")), None)
+    if script is None and "-m" in words[:-1] and _PYTHON.fullmatch(PurePath(words[0]).name):
+        script = words[words.index("-m") + 1].removesuffix(".__main__").rpartition(".")[2]
+    name = PurePath(script or (words[0] if words else "")).name.removesuffix(".py").removesuffix(".sh")
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name).strip(".-") or "run"
+
+
+def report_name(command: Sequence[str], now: time.struct_time | None = None) -> str:
+    """The name of a report that was given none: the program and the time, ``train-20261122-221300``."""
+    return f"{program_name(command)}-{time.strftime('%Y%m%d-%H%M%S', now or time.localtime())}"

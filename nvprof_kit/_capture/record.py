@@ -1,0 +1,237 @@
+"""The embedded recorder: PyTorch's own profiler (Kineto), for where no Nsight is installed.
+
+The trace it writes opens in Perfetto, TensorBoard and Holistic Trace Analysis as it is, and `nvprof-kit layers` reads
+it. Annotated models are silent until a recording starts and fall silent again when it ends.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import warnings
+from contextlib import ContextDecorator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Backend, Kineto
+from nvprof_kit._instrument.ranges.watch import Watch
+from nvprof_kit.errors import ToolError, UsageError
+
+_running: record | None = None
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """What a recording holds besides operators, kernels and ranges; each makes it larger and the program slower.
+
+    Attributes:
+        stacks: The Python source line of every operator.
+        shapes: The shapes of every operator's inputs.
+        memory: Every allocation and release.
+    """
+
+    stacks: bool = False
+    shapes: bool = False
+    memory: bool = False
+
+
+class record(ContextDecorator):
+    """Record a stretch of the program into a Kineto trace; a context manager and a decorator.
+
+    The trace is written when the stretch ends, by an exception too, and appears under its name only when it is
+    complete. Where it cannot be written then (a full disk) that is a warning, and `written` stays False. A decorated
+    function writes it anew at each call.
+
+    Args:
+        path: File to write, ``.json`` or ``.json.gz``; one that exists is replaced.
+        options: What to record besides the defaults.
+
+    Attributes:
+        written: Whether the trace has been written.
+
+    Raises:
+        UsageError: On entry: the path cannot be written, or a recording is running already.
+        ToolError: On entry: there is no PyTorch.
+    """
+
+    def __init__(self, path: str | Path, options: RecordOptions = RecordOptions()) -> None:
+        self.path = Path(path).absolute()
+        self.options = options
+        self.written = False
+        self._profiler: Any = None
+        self._started = False
+        self._process = os.getpid()
+        self._listener: Backend | None = None
+
+    def warm_up(self) -> None:
+        """Set the profiler up some steps before the recording, whose first step it would slow down.
+
+        Raises:
+            UsageError: The path cannot be written, or a recording is running already.
+            ToolError: There is no PyTorch.
+        """
+        global _running
+        check_path(self.path)
+        if _running is not None:
+            raise UsageError(f"cannot record {self.path}: {_running.path} is being recorded; end that recording first")
+        profiler = _new_profiler(self.options)
+        profiler.prepare_trace()
+        _running, self._profiler, self._process = self, profiler, os.getpid()
+
+    def cancel(self) -> None:
+        """End a warm-up that no recording followed, or a recording; nothing is written."""
+        global _running
+        if self._profiler is None:
+            return
+        if self._started:
+            self._fall_silent()
+        profiler, self._profiler, _running = self._profiler, None, None
+        if os.getpid() != self._process:
+            return
+        if not self._started:
+            profiler.start_trace()
+        self._started = False
+        profiler.stop_trace()
+
+    def _fall_silent(self) -> None:
+        """Ranges go nowhere again, or to a memory profiler around the recording."""
+        state.deactivate()
+        listener, self._listener = self._listener, None
+        if isinstance(listener, Watch) and listener.attached:
+            state.activate(listener)
+
+    def __enter__(self) -> record:
+        """Start recording, unless a profiler from outside is attached: then warn, and record nothing."""
+        if tool_attached():
+            warnings.warn(
+                f"nsys or ncu is attached and CUDA serves one profiler at a time: {self.path.name} is not recorded; "
+                "read the report of nsys or ncu instead, or run without it",
+                stacklevel=2,
+            )
+            return self
+        if self._profiler is None:
+            self.warm_up()
+        self._profiler.start_trace()
+        self._started = True
+        self._listener = state.backend
+        state.activate(Kineto())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop and write the trace; a process forked meanwhile leaves that to its parent."""
+        global _running
+        if self._profiler is None:
+            return
+        self._fall_silent()
+        self._started = False
+        profiler, self._profiler, _running = self._profiler, None, None
+        if os.getpid() != self._process:
+            return
+        if not _is_enabled():
+            warnings.warn(
+                f"{self.path.name} is not written: the program's own use of PyTorch's profiler ended the recording, as "
+                "there can be one only; run without it",
+                stacklevel=2,
+            )
+            return
+        profiler.stop_trace()
+        try:
+            _export(profiler, self.path)
+        except OSError as failure:  # the program does not die of its recording
+            warnings.warn(f"{self.path} is not written: {failure.strerror or failure}", stacklevel=2)
+            return
+        self.written = True
+
+
+def running() -> record | None:
+    """The recording that runs in this process, or is warmed up."""
+    return _running
+
+
+def tool_attached() -> bool:
+    """Whether nsys or ncu runs this process, and CUDA thus has its profiler already."""
+    return state.tool_attached(os.environ) or "CUDA_INJECTION64_PATH" in os.environ
+
+
+def check_path(path: Path) -> None:
+    """Make sure that a trace can be written, before the program runs and not after.
+
+    Raises:
+        UsageError: It has another suffix, names a directory, or lies in one that is missing or not writable.
+    """
+    if not path.name.endswith((".json", ".json.gz")):
+        raise UsageError(f"{path}: a recording is a Kineto trace; name it .json or .json.gz")
+    if path.is_dir():
+        raise UsageError(f"{path}: a directory; name a file to record into")
+    if not os.access(path.parent, os.W_OK):
+        found = "no permission to write there" if path.parent.exists() else f"no directory {path.parent}; make it first"
+        raise UsageError(f"{path}: {found}")
+
+
+def _new_profiler(options: RecordOptions) -> Any:
+    try:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+    except ImportError as error:
+        raise ToolError(f"recording needs PyTorch, which cannot be imported ({error}); pip install torch") from None
+    if _is_enabled():
+        raise UsageError("PyTorch's profiler is running already and there can be one only; end it first")
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    return profile(
+        activities=activities,
+        with_stack=options.stacks,
+        record_shapes=options.shapes,
+        profile_memory=options.memory,
+        **_experimental(options),
+        # without acc_events: PyTorch would read all events into Python as it stops, which nobody asks for here and
+        # which fails where a stack holds a name that is no text (UnicodeDecodeError in PyTorch 2.13)
+    )
+
+
+def _experimental(options: RecordOptions) -> dict[str, Any]:
+    """What newer releases of PyTorch can record: all threads, and with stacks Python's garbage collections too."""
+    from torch._C._profiler import _ExperimentalConfig
+
+    wanted: dict[str, Any] = {"profile_all_threads": True} | ({"record_python_gc_info": True} if options.stacks else {})
+    while wanted:
+        try:
+            return {"experimental_config": _ExperimentalConfig(**wanted)}
+        except TypeError:  # an older PyTorch does not know the last of them
+            wanted.popitem()
+    return {}
+
+
+def _is_enabled() -> bool:
+    """Whether PyTorch's profiler runs, on this thread or on all."""
+    from torch.autograd import profiler
+
+    return bool(profiler._is_profiler_enabled)
+
+
+def _export(profiler: Any, path: Path) -> None:
+    """Write the trace beside its final name, then rename it: a reader never meets half a file."""
+    suffix = ".json.gz" if path.name.endswith(".gz") else ".json"
+    partial = path.with_name(f".{path.name}.{os.getpid()}{suffix}")
+    try:
+        profiler.export_chrome_trace(str(partial))
+        if _is_empty(partial):
+            raise OSError("PyTorch could not write it; is the disk full, or that of temporary files?")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+        partial.with_name(f"{partial.name}.tmp").unlink(missing_ok=True)  # what PyTorch leaves where it fails
+
+
+def _is_empty(trace: Path) -> bool:
+    """Whether PyTorch, which does not say so, failed to write a trace."""
+    if not trace.exists():
+        return True
+    with gzip.open(trace) if trace.name.endswith(".gz") else trace.open("rb") as file:
+        return not file.read(1)

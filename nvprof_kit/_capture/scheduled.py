@@ -1,0 +1,187 @@
+"""A loop of which some steps are recorded, by whatever profiler is there: nsys, ncu, or the embedded recorder."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nvprof_kit._capture.record import RecordOptions, record, running, tool_attached
+from nvprof_kit._instrument.loop.schedule import AnySchedule, Schedule, Sink, Window, Windows, schedule_of
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit._instrument.ranks import mark_rank, rank, world_size
+from nvprof_kit.names import WINDOW, Category
+
+OnTraceReady = Callable[[Path, Window], object]
+"""Called with each window's trace as soon as it is written."""
+
+VARIABLE = "NVPROF_KIT_SCHEDULE"
+
+_DEFAULTS = RecordOptions()
+
+
+class scheduled(Windows):
+    """Record the windows of a schedule; a context manager around a loop.
+
+    ```python
+    with nvprof_kit.scheduled("stable") as profiling:
+        for batch in loader:
+            train(batch)
+            profiling.step()
+    ```
+
+    Under nsys or ncu it tells the tool when a window begins and ends, in both ways that they understand: by
+    cudaProfilerStart and cudaProfilerStop, and by an NVTX range ``window`` of our domain. The recipes' ``--windows``
+    listens to it. Without a tool the embedded recorder writes each window's trace.
+
+    Args:
+        schedule: Which steps; None takes it from ``NVPROF_KIT_SCHEDULE``, and records nothing where that is not set.
+        path: Trace of the embedded recorder, by default ``run.json.gz``, and ``run.rank3.json.gz`` of one rank among
+            several; with more windows than one, ``run.1.json.gz``, ``run.2.json.gz``, ….
+        options: What the embedded recorder keeps.
+        on_trace_ready: Called with each trace that the embedded recorder wrote, and its window.
+
+    Where a recording runs already, as under ``nvprof-kit record``, the windows are not recorded apart, and a warning
+    says so. A handler that fails is a warning too; the loop goes on.
+
+    Raises:
+        UsageError: The schedule is none, or, in the loop, a trace cannot be written.
+        ToolError: In the loop: there is no PyTorch to record with.
+    """
+
+    def __init__(
+        self,
+        schedule: AnySchedule | None = None,
+        path: str | Path | None = None,
+        options: RecordOptions = _DEFAULTS,
+        on_trace_ready: OnTraceReady | None = None,
+    ) -> None:
+        asked = schedule if schedule is not None else os.environ.get(VARIABLE)
+        if not asked:
+            super().__init__(Schedule(), Nothing())
+            return
+        known = schedule_of(asked)
+        sink: Sink = Tool() if tool_attached() else Traces(path, known.repeat != 1, options, on_trace_ready)
+        super().__init__(known, sink)
+
+
+class Nothing:
+    """Records nothing."""
+
+    def warm_up(self, _window: Window) -> None:
+        """Nothing."""
+
+    def start(self, _window: Window) -> None:
+        """Nothing."""
+
+    def stop(self, _window: Window) -> None:
+        """Nothing."""
+
+    def cancel(self) -> None:
+        """Nothing."""
+
+
+class Tool(Nothing):
+    """Tells nsys and ncu when a window begins and ends."""
+
+    def __init__(self) -> None:
+        self._range = Range(WINDOW, Category.USER)
+        self._started: Any = None
+
+    def start(self, _window: Window) -> None:
+        """Begin: what the GPU still has to do belongs to the steps before."""
+        cuda = _cuda()
+        if cuda is not None:
+            cuda.synchronize()
+            cuda.cudart().cudaProfilerStart()
+        if state.backend is not None:
+            self._started = state.backend.start(self._range)
+            mark_rank(again=True)
+
+    def stop(self, _window: Window) -> None:
+        """End, when the GPU has done what the window's steps launched."""
+        cuda = _cuda()
+        if cuda is not None:
+            cuda.synchronize()
+        if state.backend is not None and self._started is not None:
+            state.backend.end(self._started)
+        if cuda is not None:
+            cuda.cudart().cudaProfilerStop()
+        self._started = None
+
+    def cancel(self) -> None:
+        """End a window in which no step ran; the tool was told of its begin."""
+        if self._started is not None:
+            self.stop(Window(0, 0))
+
+
+class Traces(Nothing):
+    """The embedded recorder: a trace for each window."""
+
+    def __init__(
+        self,
+        path: str | Path | None,
+        several: bool,
+        options: RecordOptions,
+        on_trace_ready: OnTraceReady | None,
+    ) -> None:
+        self._path = path
+        self._several = several
+        self._options = options
+        self._on_trace_ready = on_trace_ready
+        self._recorder: record | None = None
+
+    def warm_up(self, window: Window) -> None:
+        """Set the profiler up."""
+        outer = running()
+        if outer is not None:
+            warnings.warn(
+                f"{outer.path.name} is being recorded already: step {window.first_step} and on are in it, and get no "
+                "trace of their own",
+                stacklevel=4,
+            )
+            return
+        self._recorder = record(self._path_of(window), self._options)
+        self._recorder.warm_up()
+
+    def start(self, window: Window) -> None:
+        """Record."""
+        if self._recorder is None:
+            self.warm_up(window)
+        if self._recorder is not None:
+            self._recorder.__enter__()
+
+    def stop(self, window: Window) -> None:
+        """Write the trace and hand it on."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.__exit__(None, None, None)
+            if recorder.written and self._on_trace_ready is not None:
+                try:
+                    self._on_trace_ready(recorder.path, window)
+                except Exception as error:  # the program does not die of what is done with its trace
+                    warnings.warn(f"on_trace_ready failed: {type(error).__name__}: {error}", stacklevel=4)
+
+    def cancel(self) -> None:
+        """End the warm-up, or the window in which no step ran."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.cancel()
+
+    def _path_of(self, window: Window) -> Path:
+        """``run.json.gz``, or numbered from 1 as nsys numbers the reports of its windows."""
+        path = Path(self._path or (f"run.rank{rank()}.json.gz" if world_size() > 1 else "run.json.gz"))
+        if not self._several:
+            return path
+        name, dot, suffix = path.name.partition(".json")
+        return path.with_name(f"{name}.{window.number + 1}{dot}{suffix}")
+
+
+def _cuda() -> Any:
+    """``torch.cuda`` where the program uses it, else None."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None

@@ -1,0 +1,171 @@
+"""The command line. Each verb is a file of its own that parses, makes one library call and writes the answer.
+
+What a verb needs beyond parsing it imports inside itself, so that ``--help`` and ``--version`` answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn, TextIO
+
+import click
+
+from nvprof_kit import __version__
+from nvprof_kit._cli.completion import complete_if_asked
+from nvprof_kit._cli.verbs.advise import advise
+from nvprof_kit._cli.verbs.breakdown import breakdown
+from nvprof_kit._cli.verbs.capturing import launch, profile, start, status, stop
+from nvprof_kit._cli.verbs.diff import diff
+from nvprof_kit._cli.verbs.doctor import doctor
+from nvprof_kit._cli.verbs.export import export
+from nvprof_kit._cli.verbs.flops import flops
+from nvprof_kit._cli.verbs.layers import layers
+from nvprof_kit._cli.verbs.memory import memory
+from nvprof_kit._cli.verbs.metrics import metrics
+from nvprof_kit._cli.verbs.ncu import ncu
+from nvprof_kit._cli.verbs.plot import plot
+from nvprof_kit._cli.verbs.profile_ncu import profile as ncu_profile
+from nvprof_kit._cli.verbs.profile_ranks import profile as ranks_profile
+from nvprof_kit._cli.verbs.ranks import ranks
+from nvprof_kit._cli.verbs.recipes import recipes
+from nvprof_kit._cli.verbs.record import record
+from nvprof_kit._cli.verbs.report import report
+from nvprof_kit._cli.verbs.scrub import scrub
+from nvprof_kit._cli.verbs.summary import summary
+from nvprof_kit._cli.verbs.timers import timers
+from nvprof_kit._report.plain import plain
+from nvprof_kit.errors import NvprofKitError
+
+
+def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        click.echo(f"nvprof-kit {__version__}")
+        context.exit()
+
+
+@click.group(name="nvprof-kit", no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version and exit.",
+)
+def group() -> None:
+    """Which layer of a transformer costs what, from Nsight's own data."""
+
+
+for _verb in (
+    layers,
+    summary,
+    breakdown,
+    advise,
+    diff,
+    report,
+    plot,
+    export,
+    profile,
+    launch,
+    start,
+    stop,
+    status,
+    record,
+    recipes,
+    ranks,
+    metrics,
+    flops,
+    ncu,
+    timers,
+    memory,
+    doctor,
+    scrub,
+):
+    group.add_command(_verb)
+ncu.add_command(ncu_profile)
+ranks.add_command(ranks_profile)
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 done, 1 a gate failed, 2 bad input or usage, 3 a needed tool is missing, 70 a
+    defect of this package.
+
+    Whatever goes wrong is one line on stderr; that of a defect names the file that holds the traceback.
+    """
+    _open_closed_streams()
+    for stream in (sys.stdout, sys.stderr):
+        _replace_unencodable(stream)
+    completed = complete_if_asked(group)
+    if completed is not None:
+        sys.exit(completed)
+    try:
+        with group.make_context("nvprof-kit", list(sys.argv[1:] if argv is None else argv)) as context:
+            group.invoke(context)
+        sys.stdout.flush()
+        status = 0
+    except click.exceptions.Exit as end:
+        status = end.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        status = error.exit_code
+    except click.ClickException as error:
+        status = _complain(_usage(error), error.exit_code)
+    except NvprofKitError as error:
+        status = _complain(str(error), error.exit_code)
+    except BrokenPipeError:  # the reader has seen enough: `nvprof-kit layers run.sqlite | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 128 + signal.SIGPIPE
+    except (KeyboardInterrupt, click.Abort):
+        status = 128 + signal.SIGINT
+    except MemoryError:
+        status = _complain("out of memory; free some, raise `ulimit -v`, or capture fewer steps", 2)
+    except OSError as error:
+        status = _complain(f"{error.filename or 'stdout'}: {error.strerror or error}", 2)
+    except Exception as error:
+        status = _complain(_unforeseen(error), os.EX_SOFTWARE)
+    sys.exit(status)
+
+
+def _complain(message: str, exit_code: int) -> int:
+    print("nvprof-kit:", plain(" ".join(message.splitlines())), file=sys.stderr)
+    return exit_code
+
+
+def _unforeseen(error: Exception) -> str:
+    """What to say of a defect of this package; the traceback goes to a file of its own."""
+    what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="nvprof-kit-", suffix=".traceback", delete=False, encoding="utf-8", errors="replace"
+        ) as file:
+            traceback.print_exception(error, file=file)
+    except OSError:
+        traceback.print_exception(error)
+        return f"a defect of nvprof-kit ({what}): please report it with the traceback above"
+    return f"a defect of nvprof-kit ({what}): please report it with {file.name}"
+
+
+def _usage(error: click.ClickException) -> str:
+    """What was wrong with the command line and where the right one is described."""
+    context = getattr(error, "ctx", None)
+    where = context.command_path if context else "nvprof-kit"
+    return f"{error.format_message().rstrip('.')} (see {where} --help)"
+
+
+def _open_closed_streams() -> None:
+    """Let a closed stdout or stderr (``2>&-``) be the null device, lest a file that is opened take its place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # as long as the process
+
+
+def _replace_unencodable(stream: TextIO) -> None:
+    """Print a ``?`` where the terminal's encoding lacks a character, rather than fail."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")

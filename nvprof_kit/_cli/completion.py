@@ -1,0 +1,120 @@
+"""Shell completion, click's own, with what the values of our arguments may be.
+
+``eval "$(_NVPROF_KIT_COMPLETE=bash_source nvprof-kit)"``, or ``zsh_source``, or ``fish_source``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem, shell_complete
+
+_VARIABLE = "_NVPROF_KIT_COMPLETE"
+_CAPTURES = (".sqlite", ".sqlite.xz", ".nsys-rep", ".nsys-rep.xz", ".json", ".json.gz", ".json.xz")
+_REPORTS = (".csv", ".csv.xz", ".ncu-rep", ".ncu-rep.xz")
+
+if TYPE_CHECKING:  # generic since click 8.3
+    _Text = click.ParamType[str]
+else:
+    _Text = click.ParamType
+
+Values = Callable[[click.Context, str], list[CompletionItem]]
+
+
+class _Completed(_Text):
+    """A text; its possible values are listed while it is typed."""
+
+    name = "text"
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The values that begin with what was typed."""
+        return self._values(ctx, incomplete)
+
+
+def complete_if_asked(group: click.Group) -> int | None:
+    """Answer the shell's question, where this process was started to; gives the exit status, else None."""
+    asked = os.environ.get(_VARIABLE)
+    if not asked:
+        return None
+    for command in _commands(group):
+        for param in command.params:
+            values = _values_of(command, param)
+            if values is not None:
+                param.type = _Completed(values)
+    return shell_complete(group, {}, "nvprof-kit", _VARIABLE, asked)
+
+
+def _commands(command: click.Command) -> Iterator[click.Command]:
+    yield command
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        yield from _commands(below)
+
+
+def _values_of(command: click.Command, param: click.Parameter) -> Values | None:
+    """What a parameter takes, by its name and by what its help calls it."""
+    metavar, options = param.metavar or "", set(param.opts)
+    choices: tuple[tuple[bool, Values], ...] = (
+        ("--preset" in options, _files_of("nsys/presets", "")),
+        ("--set" in options and command.name == "profile", _files_of("ncu/sets", ".txt")),
+        ("--layer" in options, _layers),
+        ("--capture" in options or "CAPTURE" in metavar, _paths(_CAPTURES)),
+        (metavar.startswith("REPORT"), _paths(_REPORTS)),
+        ("PROGRAM" in metavar or metavar == "FILE", _paths(())),
+    )
+    return next((values for applies, values in choices if applies), None)
+
+
+def _paths(suffixes: tuple[str, ...]) -> Values:
+    """Files with one of these suffixes, or any; folders too, on the way to some."""
+
+    def values(_: click.Context, incomplete: str) -> list[CompletionItem]:
+        folder, _slash, begun = incomplete.rpartition("/")
+        place = Path(f"{folder}/" if _slash else ".").expanduser()
+        try:
+            found = sorted(place.iterdir())
+        except OSError:
+            return []
+        items = []
+        for path in found:
+            if not path.name.startswith(begun) or (path.name.startswith(".") and not begun):
+                continue
+            if path.is_dir():
+                items.append(CompletionItem(f"{folder}{_slash}{path.name}/"))
+            elif not suffixes or path.name.endswith(suffixes):
+                items.append(CompletionItem(f"{folder}{_slash}{path.name}"))
+        return items
+
+    return values
+
+
+def _files_of(folder: str, suffix: str) -> Values:
+    """The names of a folder of the recipes, and files of the user's own."""
+
+    def values(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from nvprof_kit._capture.recipes import recipes_folder
+
+        names = sorted(path.name.removesuffix(suffix) for path in (recipes_folder() / folder).iterdir())
+        items = [CompletionItem(name) for name in names if name.startswith(incomplete) and name != "base"]
+        return items or _paths(())(ctx, incomplete)
+
+    return values
+
+
+def _layers(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    """The layers of the captures on the command line, else of the newest in this folder."""
+    from nvprof_kit._trace.layer_names import layer_names
+
+    given = [value for values in ctx.params.values() for value in (values if isinstance(values, tuple) else (values,))]
+    captures = [Path(str(value)) for value in given if str(value).endswith(".sqlite")]
+    if not captures:
+        newest = sorted(Path().glob("*.sqlite"), key=lambda path: path.stat().st_mtime)
+        captures = newest[-1:]
+    names = sorted({name for capture in captures for name in layer_names(capture)})
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]

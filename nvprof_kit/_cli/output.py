@@ -1,0 +1,280 @@
+"""What every reading verb has: captures to read, and a place and a form for the answer."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from nvprof_kit._report.export import tables
+from nvprof_kit._report.export.writer import refuse_input, write_file
+from nvprof_kit._report.plain import plain
+from nvprof_kit._report.plots import plots
+from nvprof_kit._results.base import TABLE, no_plot
+from nvprof_kit.errors import UsageError
+from nvprof_kit.names import DOMAIN
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from nvprof_kit._api.capture import Capture
+    from nvprof_kit._results.base import Result
+    from nvprof_kit._results.document import Document
+
+_BY_SUFFIX = {".txt": TABLE} | {f".{name}": name for name in (*tables.FORMATS, *plots.FORMATS)}
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where an answer goes.
+
+    Attributes:
+        form: ``table``, or a format of `nvprof_kit._report.export.tables` and `nvprof_kit._report.plots.plots`.
+        path: The file to write, None for stdout.
+    """
+
+    form: str
+    path: Path | None = None
+
+    @classmethod
+    def of(cls, form: str | None, path: Path | None, more: tuple[str, ...] = (), plot: bool = True) -> Output:
+        """The output that ``--format`` and ``-o`` ask for: the file's suffix decides unless the format is named.
+
+        Args:
+            form: The format that was named.
+            path: The file that was named.
+            more: Formats of this verb alone, each by its suffix.
+            plot: Whether the verb's answer can be drawn.
+
+        Raises:
+            UsageError: The suffix is none of ours and no format is named, the verb has no plot, or parquet is to go to
+                a terminal.
+        """
+        by_suffix = _BY_SUFFIX | {f".{name}": name for name in more}
+        form = form or (by_suffix.get(path.suffix.lower()) if path else TABLE)
+        if form is None:
+            raise UsageError(f"{path}: no format has this suffix; needed one of {' '.join(by_suffix)}, or --format")
+        if form in plots.FORMATS and not plot:
+            raise no_plot(click.get_current_context().command_path.partition(" ")[2])
+        if form == "parquet" and path is None and sys.stdout.isatty():
+            raise UsageError("parquet is not for a terminal; write it to a file with -o FILE.parquet")
+        return cls(form, path)
+
+    @classmethod
+    def among(cls, by_suffix: Mapping[str, str], path: Path | None) -> Output:
+        """The output of a verb whose answer is a file for another program: the suffix decides, the first by default.
+
+        Raises:
+            UsageError: The suffix is none of these, or the answer is to go to a terminal.
+        """
+        suffixes = " ".join(by_suffix)
+        if path is None:
+            if sys.stdout.isatty():
+                raise UsageError(f"the answer is not for a terminal; write it to a file with -o ({suffixes})")
+            return cls(next(iter(by_suffix.values())))
+        form = by_suffix.get(path.suffix.lower())
+        if form is None:
+            raise UsageError(f"{path}: no format has this suffix; needed one of {suffixes}")
+        return cls(form, path)
+
+    def spare(self, inputs: Iterable[str | Path]) -> None:
+        """Refuse, before anything is read, an answer that would be written over one of the inputs."""
+        if self.path is not None:
+            refuse_input(self.path, inputs)
+
+    def write_results(self, results: Sequence[Result]) -> None:
+        """Write the answers to one question: one table with a column ``capture`` where there are several.
+
+        Raises:
+            UsageError: The file cannot be written, or is one of the inputs.
+        """
+        sources = [source for result in results for source in result.sources]
+        if self.form == TABLE:
+            self.print(_apart(results), sources)
+        elif len(results) == 1:
+            self.write(results[0].encode(self.form), results[0].warnings_beside(self.form), sources)
+        else:
+            named = [(str(result.sources[0]), result) for result in results]
+            rows = tables.with_capture([(name, result.to_frame()) for name, result in named])
+            warnings = [f"{name}: {one}" for name, result in named for one in result.warnings_beside(self.form)]
+            self.write(tables.encode(rows, self.form), warnings, sources)
+
+    def write_document(self, document: Document) -> None:
+        """Write a file for another program.
+
+        Raises:
+            UsageError: The file cannot be written, or is one of the inputs.
+        """
+        self.write(document.data, document.warnings, document.sources)
+
+    def write(self, data: bytes, warnings: Iterable[str] = (), inputs: Iterable[str | Path] = ()) -> None:
+        """Write an answer that is data or a picture, and its warnings to stderr: it has no place for them.
+
+        Raises:
+            UsageError: The file cannot be written, or is one of the inputs.
+        """
+        if self.path is None:
+            with _stdout():
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
+        else:
+            write_file(self.path, data, inputs=inputs)
+        try:
+            for warning in warnings:
+                print("!", plain(warning), file=sys.stderr)
+        except OSError:  # nobody reads stderr: the answer is written, and its status stays
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+    def print(self, parts: Iterable[RenderableType], inputs: Iterable[str | Path] = ()) -> None:
+        """Print an answer that is text for a person.
+
+        Raises:
+            UsageError: The file cannot be written, or is one of the inputs.
+        """
+        from nvprof_kit._report.text.terminal import print_to, text_of
+
+        if self.path is None:
+            with _stdout():
+                print_to(sys.stdout, parts)
+                sys.stdout.flush()
+        else:
+            write_file(self.path, text_of(parts, kept=True), inputs=inputs)
+
+
+def _apart(results: Sequence[Result]) -> Iterator[RenderableType]:
+    """The parts of some answers, an empty line between two."""
+    last: RenderableType = ""
+    for number, result in enumerate(results):
+        if number and last != "":
+            yield ""
+        for last in result.parts():
+            yield last
+
+
+@contextmanager
+def _stdout() -> Iterator[None]:
+    """What is printed inside; where that cannot be done, as on a full disk, one line that says so."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered would fail again at the end
+        raise UsageError(f"stdout: cannot write it: {error.strerror}; the answer is not whole") from None
+
+
+def writing(*more: str, plot: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a verb ``--format`` and ``-o``; it gets them as one `Output`, before its own arguments.
+
+    Args:
+        more: Formats of this verb alone, chosen by the file's suffix.
+        plot: Whether its answer can be drawn.
+    """
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def parsed(form: str | None, path: Path | None, **options: Any) -> None:
+            verb(Output.of(form, path, more, plot), **options)
+
+        decorated: Callable[..., None] = parsed
+        return _FORMAT(_FILE(decorated))
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What every reading verb is told.
+
+    Attributes:
+        captures: The files to read.
+        domain: NVTX domain of the ranges, None where the user named none.
+        output: Where the answer goes.
+    """
+
+    captures: tuple[str, ...]
+    domain: str | None
+    output: Output
+
+    def open(self, capture: str, rules: str | None = None, kernel_rules: Path | None = None) -> Capture:
+        """One of the captures.
+
+        Raises:
+            UsageError: The answer would be written over it, or the rules are wrong.
+        """
+        from nvprof_kit._api.capture import Capture
+
+        opened = Capture(capture, rules=rules, domain=self.domain, kernel_rules=kernel_rules)
+        self.output.spare(opened.sources)
+        return opened
+
+
+def reading(*, plot: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a verb the arguments of every reading verb; it gets them as one `Reading`, before its own options.
+
+    Args:
+        plot: Whether its answer can be drawn.
+    """
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def parsed(captures: tuple[str, ...], domain: str, form: str | None, path: Path | None, **options: Any) -> None:
+            verb(Reading(captures, named_domain(domain), Output.of(form, path, plot=plot)), **options)
+
+        decorated: Callable[..., None] = parsed
+        for option in (domain_option, _FILE, _FORMAT, _CAPTURES):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def named_domain(domain: str) -> str | None:
+    """The domain that the user named; None where it is only the default."""
+    source = click.get_current_context().get_parameter_source("domain")
+    return domain if source is ParameterSource.COMMANDLINE else None
+
+
+def reading_into(by_suffix: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The same for a verb whose answer is a file for another program, in one of the forms that the suffixes name."""
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def parsed(captures: tuple[str, ...], domain: str, path: Path | None, **options: Any) -> None:
+            verb(Reading(captures, named_domain(domain), Output.among(by_suffix, path)), **options)
+
+        return _CAPTURES(_FILE(domain_option(parsed)))
+
+    return decorate
+
+
+_CAPTURES = click.argument("captures", metavar="CAPTURE...", nargs=-1, required=True)
+_FORMAT = click.option(
+    "--format",
+    "form",
+    type=click.Choice((TABLE, *tables.FORMATS)),
+    help="Form of the answer; a table for reading by default.",
+)
+_FILE = click.option(
+    "-o",
+    "--output",
+    "path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write to FILE; its suffix decides the format.",
+)
+domain_option = click.option(
+    "--domain",
+    default=DOMAIN,
+    show_default=True,
+    help="NVTX domain of the ranges, several by commas; '' or default is the default domain.",
+)
+"""Gives a verb ``--domain``."""

@@ -1,0 +1,117 @@
+"""``nvprof-kit diff``: two captures compared, with a gate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from nvprof_kit._cli.inputs import kernel_rules, rules_option, steps_options
+from nvprof_kit._cli.output import Output, Reading, domain_option, named_domain, writing
+from nvprof_kit._cli.progress import progress
+from nvprof_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.attribution.steps import StepOptions
+
+
+class _Sides(click.Command):
+    """A command whose ``--base`` and ``--new`` take every word up to the next option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Say the option again before each of its words."""
+        words: list[str] = []
+        side = ""
+        for word in args:
+            if word.startswith("-"):
+                side = word if word in ("--base", "--new") else ""
+            elif side and words[-1:] != [side]:
+                words.append(side)
+            words.append(word)
+        return super().parse_args(ctx, words)
+
+
+def _sides(captures: tuple[str, ...], bases: tuple[str, ...], news: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """The captures of both sides.
+
+    Raises:
+        UsageError: There are not two sides.
+    """
+    if not bases and not news and len(captures) == 2:
+        return captures[:1], captures[1:]
+    if captures or not bases or not news:
+        raise UsageError("diff takes two captures, BASE NEW, or several runs of each: --base A1 A2 --new B1 B2")
+    return bases, news
+
+
+@click.command(cls=_Sides, short_help="What became slower or faster between two captures.")
+@click.argument("captures", metavar="BASE NEW", nargs=-1)
+@click.option("--base", "bases", multiple=True, metavar="FILE...", help="Runs of the program before.")
+@click.option("--new", "news", multiple=True, metavar="FILE...", help="Runs of the program now.")
+@writing(plot=False)
+@click.option("--fail-on", "limits", multiple=True, metavar="TARGET:+N%", help="Exit 1 if this became slower by N %.")
+@click.option("--allow-undecided", is_flag=True, help="A gate holds that the captures cannot decide.")
+@click.option(
+    "--run-noise",
+    type=click.FloatRange(min=0),
+    default=0.75,
+    show_default=True,
+    help="Least noise from run to run, in %.",
+)
+@click.option("--with-communication", is_flag=True, help="Count communication in layers and phases.")
+@click.option("--min-steps", type=click.IntRange(min=2), default=2, show_default=True, help="Fewest steps to compare.")
+@click.option("--view", type=click.Choice(["rows", "kernels"]), default="rows", help="Table for csv, json and parquet.")
+@click.option("--top", type=click.IntRange(min=1), default=15, show_default=True, help="Lines of a table for reading.")
+@click.option("--anyway", is_flag=True, help="Compare captures that should not be compared.")
+@domain_option
+@steps_options
+@rules_option
+@kernel_rules
+def diff(
+    output: Output,
+    *,
+    captures: tuple[str, ...],
+    bases: tuple[str, ...],
+    news: tuple[str, ...],
+    limits: tuple[str, ...],
+    allow_undecided: bool,
+    run_noise: float,
+    with_communication: bool,
+    steps: StepOptions,
+    min_steps: int,
+    view: Literal["rows", "kernels"],
+    top: int,
+    anyway: bool,
+    domain: str,
+    rules: str | None,
+    rules_path: Path | None,
+) -> None:
+    """Compare two captures, or several runs of each program, by layer, phase and kernel class; the noise of steps and
+    runs decides what is a change.
+
+    TARGET is step, phase:NAME, class:NAME, or a layer, in which * stands for anything, with or without its phase:
+    'model.layers.* backward'. Exit 1 if a gate fails or cannot be decided, 2 if the captures cannot be compared. With
+    --format md the answer is fit for a pull request.
+    """
+    (base, *more), (new, *others) = _sides(captures, bases, news)
+    asked = Reading((base, *more, new, *others), named_domain(domain), output)
+    runs = [asked.open(one, rules, rules_path) for one in asked.captures]
+    with progress() as say:
+        say(f"comparing {base} with {new}, step by step")
+        result = runs[0].diff(
+            runs[1 + len(more) :],
+            base=runs[1 : 1 + len(more)],
+            fail_on=limits,
+            allow_undecided=allow_undecided,
+            run_noise=run_noise / 100,
+            communication=with_communication,
+            steps=steps,
+            min_steps=min_steps,
+            anyway=anyway,
+            view=view,
+            top=top,
+        )
+    output.write_results([result])
+    if not result.held:
+        raise click.exceptions.Exit(1)

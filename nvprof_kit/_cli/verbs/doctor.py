@@ -1,0 +1,46 @@
+"""``nvprof-kit doctor``: why a run would fail, and whether a capture can be trusted."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from nvprof_kit._api.checks import CAPTURES
+from nvprof_kit._cli.output import Output, writing
+
+
+class _Doctor(click.Command):
+    """Options may stand behind captures too; behind a command's name they are the command's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.allow_interspersed_args = "--" in args or any(word.endswith(CAPTURES) for word in args)
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    cls=_Doctor,
+    short_help="Check a machine before a run, or a capture after it.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@writing(plot=False)
+@click.argument("words", metavar="[CAPTURE]... | [-- COMMAND]", nargs=-1, type=click.UNPROCESSED)
+def doctor(output: Output, words: tuple[str, ...]) -> None:
+    """Say beforehand why a profile would fail or mislead, or afterwards whether a capture can be trusted.
+
+    Without a CAPTURE it examines this machine: GPU, driver, nsys, ncu, permissions, container, other profilers, disk;
+    with a COMMAND also the Python, torch and script that the command runs. It starts no profile and changes nothing.
+
+    A CAPTURE is an nsys .sqlite or .nsys-rep. Each finding says what was seen, why it matters and how to fix it. The
+    exit status is 1 if there is an error among them.
+    """
+    from nvprof_kit._api.checks import doctor as examine
+
+    of_captures = bool(words) and words[0].endswith(CAPTURES)
+    if of_captures:
+        output.spare(words)
+    found = examine(*words) if of_captures else examine(command=words)
+    output.write_results([found])
+    if not found.ok:
+        sys.stdout.flush()
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,60 @@
+"""``nvprof-kit flops``: what each layer gets out of the GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from nvprof_kit._cli.inputs import rules_option, steps_options
+from nvprof_kit._cli.output import Reading, reading
+from nvprof_kit._cli.progress import each
+
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.attribution.steps import StepOptions
+
+
+def _peaks(_context: click.Context, _option: click.Parameter, named: tuple[str, ...]) -> dict[str, float]:
+    from nvprof_kit._analysis.hardware import parse_peak
+
+    return dict(map(parse_peak, named))
+
+
+@click.command(short_help="Floating point operations, TFLOP/s and MFU of each layer.")
+@reading()
+@click.option(
+    "--with",
+    "counts",
+    metavar="FILE",
+    help="What nvprof_kit.count_flops wrote; by default NAME.flops.json beside the capture NAME.sqlite.",
+)
+@click.option(
+    "--peak",
+    "peaks",
+    metavar="TYPE=FLOPS",
+    multiple=True,
+    callback=_peaks,
+    help="Peak of the GPU for a type of number, in operations a second, as in bf16=989e12; may be given again.",
+)
+@click.option("--depth", type=click.IntRange(min=1), help="Levels of the model in the table; default: all.")
+@steps_options
+@rules_option
+def flops(
+    asked: Reading,
+    *,
+    counts: str | None,
+    peaks: dict[str, float],
+    depth: int | None,
+    steps: StepOptions,
+    rules: str | None,
+) -> None:
+    """Floating point operations of each layer, what it gets out of the GPU, and what part of the peak that is (MFU).
+
+    A CAPTURE is an nsys .sqlite or .nsys-rep, or a PyTorch trace (.json, .json.gz), each also packed as .xz; the
+    operations were counted by nvprof_kit.count_flops in a step of the same program. FILE ends in .csv, .json, .md,
+    .parquet or .txt.
+    """
+    results = each(
+        asked.captures, lambda one: asked.open(one, rules).flops(counts, peaks=peaks, depth=depth, steps=steps)
+    )
+    asked.output.write_results(results)

@@ -1,0 +1,43 @@
+"""``nvprof-kit layers``: what each layer costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from nvprof_kit._cli.inputs import rules_option, steps_options
+from nvprof_kit._cli.output import Reading, reading
+from nvprof_kit._cli.progress import each
+from nvprof_kit._report.plots import plots
+from nvprof_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.attribution.steps import StepOptions
+
+
+@click.command(short_help="What each layer costs.")
+@reading(plot=True)
+@click.option("--by", type=click.Choice(["step"]), help="A row, in the table a column, for each step.")
+@click.option(
+    "--depth", type=click.IntRange(min=1), help="Levels of the model in the table and the plot; default: all."
+)
+@click.option("--memory", is_flag=True, help="The memory of each layer beside its time, where the capture tells it.")
+@steps_options
+@rules_option
+def layers(
+    asked: Reading, *, by: str | None, depth: int | None, memory: bool, steps: StepOptions, rules: str | None
+) -> None:
+    """What each layer costs, forward and backward, and what lies outside every layer.
+
+    A CAPTURE is an nsys .sqlite or .nsys-rep, or a PyTorch trace (.json, .json.gz), each also packed as .xz. FILE ends
+    in .csv, .json, .md, .parquet or .txt for the table, in .png, .svg or .pdf for a plot.
+    """
+    if asked.output.form in plots.FORMATS and len(asked.captures) > 1:
+        raise UsageError(f"a plot shows one capture, not {len(asked.captures)}; plot them one by one")
+    by_step = by == "step"
+    results = each(
+        asked.captures,
+        lambda one: asked.open(one, rules).layers(by_step=by_step, memory=memory, depth=depth, steps=steps),
+    )
+    asked.output.write_results(results)

@@ -1,0 +1,42 @@
+"""``nvprof-kit plot``: a picture for a paper."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from nvprof_kit._cli.inputs import rules_option
+from nvprof_kit._cli.output import Reading, reading_into
+from nvprof_kit._cli.progress import progress
+from nvprof_kit._report.plots import plots
+from nvprof_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    from nvprof_kit._api.capture import PlotView
+
+VIEWS = ("layers", "timeline", "steps", "tree", "queue")
+
+
+@click.command(short_help="A picture: layers, timeline, steps, tree or queue, as png, svg or pdf.")
+@reading_into({f".{name}": name for name in plots.FORMATS})
+@click.option("--view", type=click.Choice(VIEWS), default="layers", show_default=True, help="What to draw.")
+@click.option("--depth", type=click.IntRange(min=1), help="Levels of the model; default: as many as can be read.")
+@click.option("--step", type=int, help="Step of the timeline; default: the one of median length.")
+@rules_option
+def plot(asked: Reading, view: PlotView, depth: int | None, step: int | None, rules: str | None) -> None:
+    """A picture of a capture, labelled and in colours that colour-blind readers tell apart.
+
+    layers: a bar per layer, by phase. timeline: a step in time, layers over the GPU's streams, idle gaps in sight.
+    steps: a bar per step. tree: the model, each layer as wide as its time. queue: how many launched operations wait for
+    the GPU through the step of median length. FILE ends in .png, .svg or .pdf.
+    """
+    if len(asked.captures) > 1:
+        raise UsageError(f"a plot shows one capture, not {len(asked.captures)}; plot them one by one")
+    if step is not None and view != "timeline":
+        raise UsageError(f"--step is for --view timeline; {view} shows every step")
+    (capture,) = asked.captures
+    with progress() as say:
+        say(f"reading and drawing {capture}")
+        made = asked.open(capture, rules).plot(view, depth=depth, step=step)
+        asked.output.write_results([made])

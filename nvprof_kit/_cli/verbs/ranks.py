@@ -1,0 +1,184 @@
+"""``nvprof-kit ranks``: across the ranks of a job, who is late, in which layer, and what it costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nvprof_kit._cli.inputs import rules_option
+from nvprof_kit._cli.output import Output, domain_option, named_domain, writing
+from nvprof_kit._cli.progress import progress
+from nvprof_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.ranks.answer import RanksAnswer
+
+VIEWS = ("waits", "charges", "layers", "clocks", "critical-path", "what-if")
+
+
+class _Group(click.Group):
+    """``ranks CAPTURE…`` and ``ranks map CAPTURE…`` in one: only the word ``map`` is a command."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Give every other first word to the command that compares."""
+        if args and args[0] not in self.commands:
+            args = ["compare", *args]
+        return super().parse_args(context, args)
+
+
+@click.group(cls=_Group, short_help="Across ranks: who is late, in which layer, and what it costs.")
+def ranks() -> None:
+    """Across the ranks of a job: who is late, in which layer, and what it costs.
+
+    nvprof-kit ranks [OPTIONS] CAPTURE|FOLDER...
+
+    nvprof-kit ranks map -o MAPS CAPTURE|FOLDER...
+
+    See `nvprof-kit ranks compare --help` for the options of the first form.
+    """
+
+
+_captures = click.argument("captures", metavar="CAPTURE|FOLDER...", nargs=-1, required=True)
+_ranks = click.option(
+    "--rank", "given", metavar="FILE=N", multiple=True, help="Rank of a capture that does not tell it."
+)
+_workers = click.option("--workers", type=click.IntRange(min=1), help="Processes that map; default: one a processor.")
+
+
+@ranks.command()
+@_captures
+@click.option(
+    "--view", type=click.Choice(VIEWS), help="One table alone, also for csv, md and parquet; default there: waits."
+)
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Lines of each table.")
+@click.option("--maps", metavar="MAPS", help="Folder where maps are kept and reused while their capture is unchanged.")
+@_ranks
+@_workers
+@domain_option
+@rules_option
+@writing(plot=False)
+def compare(
+    output: Output,
+    *,
+    captures: tuple[str, ...],
+    view: str | None,
+    top: int,
+    maps: str | None,
+    given: tuple[str, ...],
+    workers: int | None,
+    domain: str,
+    rules: str | None,
+) -> None:
+    """Across the ranks of a job: who is late, in which layer, and what it costs.
+
+    Takes the captures of one run, a rank or more each, folders of them, or a folder of maps that
+    `nvprof-kit ranks map -o MAPS CAPTURE|FOLDER...` made (see `nvprof-kit ranks map --help`).
+
+    FILE ends in .json for everything, in .csv, .md or .parquet for one table, in .txt for the report.
+    """
+    from nvprof_kit._api.capture import domain_of, read_rules
+    from nvprof_kit._api.job import open_job
+
+    output.spare([*captures, *([rules] if rules else [])])
+    named = read_rules(rules)
+    with progress() as say:
+        job = open_job(
+            captures,
+            maps=maps,
+            domain=domain_of(named, named_domain(domain)),
+            rules=named,
+            ranks=_given(given),
+            workers=workers,
+            done=lambda capture: say(f"mapping {capture}"),
+        )
+        say("comparing ranks")
+        answer = job.answer()
+    _write(answer, output, view, top)
+
+
+def _write(answer: RanksAnswer, output: Output, view: str | None, top: int) -> None:
+    from nvprof_kit._report.export import tables
+    from nvprof_kit._report.text.ranks import ranks_report, table_of
+
+    if view in ("critical-path", "what-if") and answer.replay_error is None:
+        raise UsageError(
+            f"{answer.collectives:,} matched collectives: a critical path and what-if need 1 to 40,000; "
+            "name the captures of fewer ranks"
+        )
+    if output.form == "json" and view is None:
+        output.write((json.dumps(answer.to_dict(), ensure_ascii=False, indent=1) + "\n").encode())
+    elif output.form == "table":
+        output.print(ranks_report(answer, top) if view is None else [table_of(answer.table(view).head(top))])
+    else:
+        output.write(tables.encode(answer.table(view or "waits"), output.form), answer.warnings)
+
+
+@ranks.command(name="map")
+@_captures
+@click.option(
+    "-o",
+    "--output",
+    "maps",
+    metavar="MAPS",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder for the maps.",
+)
+@_ranks
+@_workers
+@click.option(
+    "--dask",
+    metavar="SCHEDULER",
+    help="Map on the workers of a Dask cluster, which see the captures and MAPS under the same paths.",
+)
+@domain_option
+@rules_option
+def map_(
+    *,
+    captures: tuple[str, ...],
+    maps: Path,
+    given: tuple[str, ...],
+    workers: int | None,
+    dask: str | None,
+    domain: str,
+    rules: str | None,
+) -> None:
+    """Condense captures to maps: a few megabytes of Parquet each, all that comparing ranks needs.
+
+    A map is reused while its capture is unchanged. On a cluster each node maps its own:
+    srun nvprof-kit ranks map -o /shared/maps /local/captures; then nvprof-kit ranks /shared/maps.
+    """
+    from nvprof_kit._api.capture import domain_of, read_rules
+    from nvprof_kit._api.job_maps import map_captures
+
+    named = read_rules(rules)
+    with progress() as say:
+        names = map_captures(
+            captures,
+            maps,
+            domain=domain_of(named, named_domain(domain)),
+            rules=named,
+            ranks=_given(given),
+            workers=workers,
+            dask=dask,
+            done=lambda capture: say(f"mapping {capture}"),
+        )
+    click.echo(f"{maps}: {len(names)} maps", err=True)
+
+
+def _given(pairs: tuple[str, ...]) -> dict[str, int]:
+    """The ranks of ``--rank FILE=N``.
+
+    Raises:
+        UsageError: A pair is none.
+    """
+    told = {}
+    for pair in pairs:
+        name, found, number = pair.rpartition("=")
+        if not found or not number.isdecimal():
+            raise UsageError(f"--rank {pair}: needed FILE=N, as in --rank run.sqlite=3")
+        told[name] = int(number)
+    return told

@@ -1,0 +1,51 @@
+"""``nvprof-kit report``: a page to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nvprof_kit._api.capture import MANY_OPERATIONS
+from nvprof_kit._cli.inputs import kernel_rules, rules_option, steps_options
+from nvprof_kit._cli.output import Reading, reading_into
+from nvprof_kit._cli.progress import progress
+
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.attribution.steps import StepOptions
+
+
+@click.command(short_help="One page with everything, to open in a browser.")
+@reading_into({".html": "html", ".htm": "html"})
+@click.option(
+    "--step", type=int, help="Step to show in time; default: the typical one, the slowest, those of findings."
+)
+@click.option(
+    "--findings/--no-findings",
+    default=None,
+    help=f"Look for what to do about it; default: in a capture of up to {MANY_OPERATIONS:,} operations.",
+)
+@steps_options
+@rules_option
+@kernel_rules
+def report(
+    asked: Reading,
+    *,
+    step: int | None,
+    findings: bool | None,
+    steps: StepOptions,
+    rules: str | None,
+    rules_path: Path | None,
+) -> None:
+    """One self-contained page: what to do, layers, timeline of a step, time per step, warnings, to open in a browser.
+
+    With several CAPTUREs the page holds each and compares them with the first. FILE ends in .html. The page loads
+    nothing from any network.
+    """
+    first, *others = asked.captures
+    asked.output.spare(asked.captures)
+    with progress() as say:
+        say(f"reading {', '.join(asked.captures)} and writing the page")
+        made = asked.open(first, rules, rules_path).page(*others, step=step, findings=findings, steps=steps)
+    asked.output.write_document(made)

@@ -1,0 +1,38 @@
+"""``nvprof-kit scrub``: a capture that can be given away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nvprof_kit._cli.progress import progress
+
+
+@click.command(short_help="Copy a capture without what it says about you and the machine.")
+@click.argument("capture", metavar="CAPTURE", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the copy to FILE. [default: NAME.scrubbed.sqlite]",
+)
+@click.option("-f", "--force", is_flag=True, help="Overwrite FILE.")
+@click.option("--also", metavar="REGEX", help="Replace every text in which REGEX is found, such as a project's name.")
+def scrub(capture: Path, target: Path | None, force: bool, also: str | None) -> None:
+    """Copy an nsys export without environment variables, command line, machine, printed output and other processes.
+
+    CAPTURE is an .sqlite or an .sqlite.xz. Times, kernels and ranges stay as they are. An .nsys-rep has the same in it
+    and cannot be scrubbed: give the copy away instead.
+    """
+    from nvprof_kit._api.checks import scrub as write_copy
+    from nvprof_kit._api.checks import scrubbed_name
+
+    target = target or scrubbed_name(capture)
+    with progress() as say:
+        say(f"copying {capture}")
+        removed = write_copy(capture, target, also=also, force=force)
+    taken = ", ".join(f"{count} {what}" for what, count in removed.items() if count)
+    click.echo(f"{target}: without {taken or 'anything to take out: there was nothing private in it'}", err=True)

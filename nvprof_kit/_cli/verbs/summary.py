@@ -1,0 +1,57 @@
+"""``nvprof-kit summary``: eight views of a capture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nvprof_kit._cli.inputs import kernel_rules, rules_option, steps_options
+from nvprof_kit._cli.output import Reading, reading
+from nvprof_kit._cli.progress import each
+from nvprof_kit._report.export import tables
+from nvprof_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.attribution.steps import StepOptions
+    from nvprof_kit._api.capture import SummaryView
+
+VIEWS = ("device", "overview", "model", "distributed", "operator", "kernel", "memory", "user")
+
+
+@click.command(short_help="Eight views: device, overview, model, distributed, operator, kernel, memory, user.")
+@reading()
+@click.option(
+    "--view", "views", multiple=True, type=click.Choice(VIEWS), help="A view; may be given again. [default: all]"
+)
+@click.option("--by", type=click.Choice(["step"]), help="Rows for each step instead of over all.")
+@click.option("--sort", default="", metavar="COLUMN", help="Column to sort by, as csv names it: gpu_p95_ns, calls, ...")
+@click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows of a view for reading.")
+@steps_options
+@rules_option
+@kernel_rules
+def summary(
+    asked: Reading,
+    *,
+    views: tuple[SummaryView, ...],
+    by: str | None,
+    sort: str,
+    top: int,
+    steps: StepOptions,
+    rules: str | None,
+    rules_path: Path | None,
+) -> None:
+    """Eight views of a capture, with calls, and of CPU and GPU time total, avg, max, min, p50, p95 and ratio.
+
+    csv, json, md and parquet hold one view: name it with --view.
+    """
+    if asked.output.form in tables.FORMATS and len(views) != 1:
+        raise UsageError(f"--format {asked.output.form} holds one view; name it with --view, one of {', '.join(VIEWS)}")
+    results = each(
+        asked.captures,
+        lambda one: asked.open(one, rules, rules_path).summary(
+            *views, by_step=by == "step", sort=sort, top=top, steps=steps
+        ),
+    )
+    asked.output.write_results(results)

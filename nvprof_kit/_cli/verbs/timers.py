@@ -1,0 +1,55 @@
+"""``nvprof-kit timers``: the stages that `global_timer` timed, over all ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from nvprof_kit._cli.output import Output, writing
+from nvprof_kit._cli.progress import progress
+
+
+@click.command(short_help="Stages timed by global_timer: statistics, skew, straggler.")
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@writing()
+@click.option(
+    "--by",
+    type=click.Choice(["rank", "call"]),
+    help="A row for each stage and rank, or for each single call, instead of one for each stage.",
+)
+@click.option(
+    "--collective",
+    multiple=True,
+    metavar="STAGE",
+    help="A stage that ends with a collective, for the verdict; may be given again. [default: stages named after one, "
+    "else backward]",
+)
+@click.option(
+    "--warm-up",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="First calls of each stage left out of the verdict.",
+)
+def timers(
+    output: Output,
+    logs: tuple[Path, ...],
+    by: Literal["rank", "call"] | None,
+    collective: tuple[str, ...],
+    warm_up: int,
+) -> None:
+    """How long the timed stages take on every rank, how far the ranks are apart, and which one the others wait for.
+
+    A LOG is a timer_rank*.log or the folder that holds them. FILE ends in .csv, .json, .md, .parquet or .txt for the
+    table, in .png, .svg or .pdf for the timeline over the ranks.
+    """
+    from nvprof_kit._api.sources import open_timers
+
+    with progress() as say:
+        say("reading logs and comparing ranks")
+        opened = open_timers(*logs)
+        output.spare(opened.sources)
+        result = opened.timers(by, collective=collective, warm_up=warm_up)
+    output.write_results([result])

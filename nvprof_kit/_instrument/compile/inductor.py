@@ -1,0 +1,177 @@
+"""Ranges between the kernels of what torch.compile compiles.
+
+Inductor fuses a graph into kernels and writes a Python function that launches them one behind the other. From
+`range_kernels` on, lines between the launches say of which module the kernels are (`inside`): so in forward and
+backward, in a graph over the whole model. Kernels, their order and their memory stay what they are.
+
+A kernel is of the module whose results it writes; what it computes on its way to them, such as what a backward pass
+needs of the forward once more, does not count. If it writes results of several modules, it is of the innermost one that
+holds these. In a backward pass, a kernel that computes nothing but the forward once more is recompute.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Any
+
+from nvprof_kit.names import strip_wrappers
+
+CACHE_TAG = "+nvprof_kit-ranges-3"
+"""Keeps the code with these lines apart from other code in the compiler's caches; counts up as the lines change."""
+
+_IMPORT = "from nvprof_kit._instrument.compile.inside import enter as nvprof_kit_enter, leave as nvprof_kit_leave"
+_ROOT = re.compile(r"L\['self'\]")
+_BACKWARD = ("is_backward", "must_be_in_backward")
+_PART = re.compile(r"\._modules\['([^']*)'\]|\['?([^'\]]*)'?\]")
+
+
+def range_kernels() -> None:
+    """Have inductor write ranges into what it generates from now on; a second call does nothing.
+
+    Raises:
+        ImportError, AttributeError: This PyTorch's inductor is built in another way.
+    """
+    import torch
+    from torch._inductor import scheduler
+    from torch._inductor.codegen import cpp, wrapper
+    from torch._inductor.virtualized import V
+
+    if getattr(scheduler.Scheduler.enter_context, "nvprof_kit", False):
+        return
+    kinds = (wrapper.PythonWrapperCodegen, wrapper.SubgraphPythonWrapperCodegen)
+    tag = torch.compiler.config.cache_key_tag
+
+    def mark(nodes: Sequence[Any]) -> None:
+        code = V.graph.wrapper_code
+        if type(code) not in kinds:  # C++, or a device of its own
+            return
+        code.writeline(f"nvprof_kit_enter{_where(nodes, getattr(V.graph, 'is_backward', False))!r}")
+        code.nvprof_kit = True
+        while hasattr(code, "parent_wrapper"):
+            code = code.parent_wrapper
+        code.add_import_once(_IMPORT)
+
+    def of_node(_self: Any, node: Any) -> None:
+        if not _on_cpu(node):
+            mark(node.get_nodes())
+
+    def of_call(_self: Any, node: Any) -> None:
+        if _on_cpu(node):
+            mark(node.get_nodes())
+
+    def of_group(_self: Any, nodes: Sequence[Any], *_rest: Any) -> None:
+        mark(nodes)
+
+    def at_end(self: Any, _outputs: Any) -> None:
+        if getattr(self, "nvprof_kit", False):
+            self.wrapper_call.writeline("nvprof_kit_leave()")
+
+    _run_before(
+        (scheduler.Scheduler, "enter_context", of_node),
+        # the CPU's kernels are written when a group of them is full, long after the scheduler came by
+        (scheduler.Scheduler, "codegen_extern_call", of_call),
+        (cpp.CppScheduling, "codegen_comment", of_group),
+        (wrapper.PythonWrapperCodegen, "generate_return", at_end),
+    )
+    torch.compiler.config.cache_key_tag = tag + CACHE_TAG
+
+
+def _on_cpu(node: Any) -> bool:
+    device = node.get_device()
+    return device is not None and device.type == "cpu"
+
+
+def _run_before(*places: tuple[type, str, Callable[..., None]]) -> None:
+    """Run functions before methods, from their classes on: before all of them or, where one is missing, none."""
+    methods = [getattr(owner, name) for owner, name, _ in places]
+    for method, (owner, name, first) in zip(methods, places, strict=True):
+
+        def both(*args: Any, method: Any = method, first: Callable[..., None] = first, **kwargs: Any) -> Any:
+            first(*args, **kwargs)
+            return method(*args, **kwargs)
+
+        both = wraps(method)(both)
+        both.nvprof_kit = True  # type: ignore[attr-defined]
+        setattr(owner, name, both)
+
+
+def _where(nodes: Sequence[Any], in_backward: bool) -> tuple[str, bool]:
+    """Module of a kernel, and whether it is recompute; the compiled module's where the compiler says it in another way,
+    for nobody's program shall fail to compile because of a range.
+    """
+    try:
+        results = [_Result(node.node) for node in nodes if node.node is not None]
+        return module_of(results), in_backward and is_forward(results)
+    except (AttributeError, IndexError, KeyError, TypeError):
+        return "", False
+
+
+class _Result:
+    """What a kernel writes: the node of the graph that it is the value of, and all nodes that it was made of."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.node = getattr(buffer, "origin_node", None)
+        self.origins = buffer.get_origins()
+
+
+def module_of(results: Iterable[Any]) -> str:
+    """Path of the innermost module, below the compiled one, that holds all results of a kernel; '' for itself."""
+    paths = [path for result in results if (path := _path_of(result)) is not None]
+    return ".".join(_common(paths))
+
+
+def is_forward(results: Iterable[Any]) -> bool:
+    """Whether a kernel of a backward graph computes nothing but the forward once more, as its nodes' tags say."""
+    tags = {node.meta.get("partitioner_tag") for result in results for node in _computing(result.origins)}
+    return tags == {"is_forward"}
+
+
+def _computing(nodes: Iterable[Any]) -> list[Any]:
+    """Those of a graph's nodes that compute something of something; constants, which modules share, do not."""
+    return [node for node in nodes if node.op == "call_function" and node.all_input_nodes]
+
+
+def _path_of(result: Any) -> list[str] | None:
+    """Path of the module that a result is of, in parts; None where nothing tells.
+
+    A node of no module is one of the compiled one's own operators. In the backward pass it is a sum of gradients, which
+    autograd adds on its own; then, as for a result that is the value of no node, the nodes that it was made of tell.
+    Of these do not count: constants, which the compiler shares among modules, views, and in the backward pass what is
+    computed again of the forward.
+    """
+    if result.node is not None and (path := _path(result.node)) is not None:
+        return path
+    made = _computing(result.origins)
+    backward = [node for node in made if node.meta.get("partitioner_tag") in _BACKWARD]
+    made = backward or made
+    paths = [_path(node) for node in [node for node in made if not _is_view(node)] or made]
+    known = [path for path in paths if path is not None] if backward else [path or [] for path in paths]
+    return _common(known) if known else None
+
+
+def _is_view(node: Any) -> bool:
+    return bool(getattr(node.target, "is_view", False)) or "_unsafe_view" in str(node.target)
+
+
+def _common(paths: list[list[str]]) -> list[str]:
+    """What several paths begin with."""
+    if not paths:
+        return []
+    first, last = min(paths), max(paths)
+    parting = (place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other)
+    return first[: next(parting, len(first))]
+
+
+def _path(node: Any) -> list[str] | None:
+    """Path of the module that a node comes from, in parts; None where the graph does not tell."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return None
+    source = str(list(stack.values())[-1][0])
+    root = _ROOT.match(source)
+    if root is None:
+        return []  # of a module that is no part of the compiled one
+    path = _PART.sub(lambda found: f".{found[1] or found[2]}", source[root.end() :])
+    return [part for part in strip_wrappers(path).split(".") if part]

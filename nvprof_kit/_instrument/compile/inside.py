@@ -1,0 +1,58 @@
+"""Stretches of layers inside what torch.compile compiled: called by the code that inductor generates (`inductor`).
+
+The code says of each kernel which module it is of, by the module's path below the one that is compiled. The same code
+serves all blocks of a kind, so what that is called in the model depends on the layer around.
+"""
+
+from __future__ import annotations
+
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit._instrument.ranges.layer import Layer
+from nvprof_kit._instrument.ranges.ranges import Frame
+
+
+def enter(path: str, again: bool = False) -> None:
+    """Go on in the module at a path below the compiled one: end the ranges that do not hold it, begin those that do.
+
+    A stretch's range is its own owner.
+
+    Args:
+        path: The path; '' for the compiled module itself.
+        again: Whether the backward pass computes the module's forward once more.
+    """
+    backend = state.backend
+    if backend is None:
+        return
+    owners = backend.thread.here.owners
+    around = len(owners)
+    while around and type(owners[around - 1]) is Range:
+        around -= 1
+    wanted = _ranges_below(owners[around - 1], path, again) if around and path else ()
+    stay = around
+    for range_ in wanted:
+        if stay == len(owners) or owners[stay] is not range_:
+            break
+        stay += 1
+    if stay < len(owners):
+        backend.close(owners[stay])
+    for range_ in wanted[stay - around :]:
+        backend.open(range_, range_)
+
+
+def leave() -> None:
+    """The compiled code ends, and every stretch with it."""
+    enter("")
+
+
+def _ranges_below(holder: object, path: str, again: bool) -> tuple[Range, ...]:
+    """The ranges of the layers on the way from the layer that is open to a path below it."""
+    layer = holder.layer if isinstance(holder, Frame) else holder
+    if not isinstance(layer, Layer) or layer.family is None:
+        return ()
+    layers = layer.family.below(layer, path)
+    if again or (state.graph_task() != -1 and not isinstance(holder, Frame)):
+        return tuple(one.recompute for one in layers)
+    if isinstance(holder, Frame):
+        return tuple(one.backward for one in layers if one.backward is not None)
+    return tuple(one.forward for one in layers)

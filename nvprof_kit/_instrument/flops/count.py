@@ -1,0 +1,201 @@
+"""`count_flops`: the floating point operations of a step, by layer and phase, in a file to lie beside the capture.
+
+Read it with ``nvprof-kit flops``. What counts is what PyTorch's own counter counts: matrix products, convolutions and
+attention; work that it does not know is listed as unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from contextlib import ContextDecorator, ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit._instrument.ranges.watch import Watch
+from nvprof_kit._instrument.ranks import rank, world_size
+from nvprof_kit.errors import ToolError, UsageError
+from nvprof_kit.names import Category
+
+if TYPE_CHECKING:
+    from nvprof_kit._instrument.flops.counter import FlopCounter, Place
+
+FORMAT = "nvprof_kit flops"
+VERSION = 1
+
+_running: count_flops | None = None
+
+
+class count_flops(ContextDecorator):
+    """Count the floating point operations of a stretch of the program; a context manager and a decorator.
+
+    ```python
+    with nvprof_kit.count_flops("run.flops.json"):  # around one step, before those that are captured
+        train(batch)
+    ```
+
+    Layers are those of `annotate_model` and `layer_range`, in the forward, the backward and the recompute that ranges
+    tell apart. Results stay what they are and no tensor is kept, but each operator passes through Python meanwhile:
+    count a step whose time does not matter. What torch.compile compiled runs as it was written meanwhile; a replay of
+    a CUDA graph shows no operator. The threads of the program's own are not counted and listed as unknown. After an
+    exception nothing is written. Under ``NVPROF_KIT=off`` it does nothing.
+
+    Args:
+        path: File to write, by custom ``NAME.flops.json`` beside the capture ``NAME.sqlite``; one that exists is
+            replaced. Where there are several ranks each has its own, ``NAME.rank3.flops.json``.
+        at_step: Count only the step of this number (`nvprof_kit.step`), wherever in the stretch it runs; the file is
+            written when it ends.
+
+    Attributes:
+        path: As given, made absolute.
+        written: The file, once it is written.
+
+    Raises:
+        UsageError: On entry: the file cannot be written, or operations are being counted already.
+        ToolError: On entry: there is no PyTorch, or none with this counter.
+    """
+
+    def __init__(self, path: str | Path = "run.flops.json", *, at_step: int | None = None) -> None:
+        self.path = Path(path).absolute()
+        self.written: Path | None = None
+        self._at_step = at_step
+        self._watch: Watch | None = None
+        self._counter: FlopCounter | None = None
+        self._counting = ExitStack()
+        self._handled: BaseException | None = None
+
+    def __enter__(self) -> count_flops:
+        """Begin to count, or to wait for the step."""
+        global _running  # noqa: PLW0603
+        if state.mode == "off":
+            return self
+        if _running is not None:
+            raise UsageError(f"{self.path}: operations are counted already, into {_running.path}; end that count first")
+        _check_path(self.path)
+        _require_counter()
+        self.written = None
+        self._handled = sys.exc_info()[1]
+        self._watch = Watch(self)
+        self._watch.attach()
+        _running = self
+        if self._at_step is None:
+            self._begin()
+        return self
+
+    def __exit__(self, kind: object, *_exception: object) -> None:
+        """Stop and, unless by an exception, write the file."""
+        if self._at_step is not None and self._watch is not None and kind is None:
+            warnings.warn(f"no step {self._at_step} was run: {self.path.name} is not written", stacklevel=2)
+        self._finish(write=kind is None and self._at_step is None)
+
+    def entered(self, range_: Range) -> None:
+        """A range has opened: as the listener of a `Watch`."""
+        if self._at_step is not None and range_.category is Category.STEP and range_.payload == self._at_step:
+            self._begin()
+        if self._counter is not None:
+            self._counter.entered(range_)
+
+    def left(self, range_: Range) -> None:
+        """It has closed."""
+        if self._counter is not None:
+            self._counter.left(range_)
+        if self._at_step is not None and range_.category is Category.STEP and range_.payload == self._at_step:
+            self._finish(write=sys.exc_info()[1] is self._handled)
+
+    def _begin(self) -> None:
+        from nvprof_kit._instrument.flops.counter import FlopCounter, counting
+
+        self._counter = FlopCounter()
+        self._counting = counting(self._counter)
+
+    def _finish(self, *, write: bool) -> None:
+        global _running  # noqa: PLW0603
+        watch, self._watch = self._watch, None
+        counter, self._counter = self._counter, None
+        if watch is None:
+            return
+        _running = None
+        self._counting.close()
+        watch.detach()
+        if write and counter is not None:
+            try:
+                self.written = _write(counter, self.path)
+            except OSError as error:  # a training run does not die of its counter
+                warnings.warn(f"{self.path}: cannot write it ({error.strerror}); count again", stacklevel=3)
+
+
+def _require_counter() -> None:
+    try:
+        from nvprof_kit._instrument.flops import counter as flop_counter  # noqa: F401
+    except ImportError as error:
+        raise ToolError(f"counting needs PyTorch 2.4 or newer and its counter ({error}); pip install torch") from None
+
+
+def _check_path(path: Path) -> None:
+    if path.suffix != ".json":
+        raise UsageError(f"{path}: the counts are json; name the file NAME.flops.json, for the capture NAME.sqlite")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path}: cannot be written; name a file in a folder that can")
+
+
+def _write(counter: FlopCounter, path: Path) -> Path:
+    """Write beside the final name, then rename: a reader never meets half a file."""
+    if world_size() > 1:
+        path = _of_rank(path, rank())
+    found = document(counter)
+    if not found["operators"] and not found["unknown"]:
+        warnings.warn(
+            f"{path.name}: no operator was counted; count a step that runs its operators, not one that replays a CUDA "
+            "graph, on the thread that counts",
+            stacklevel=4,
+        )
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def _of_rank(path: Path, number: int) -> Path:
+    """``run.flops.json`` becomes ``run.rank3.flops.json``."""
+    tail = ".flops.json" if path.name.endswith(".flops.json") else ".json"
+    return path.with_name(f"{path.name.removesuffix(tail)}.rank{number}{tail}")
+
+
+def document(counter: FlopCounter) -> dict[str, Any]:
+    """What was counted, as the file has it: see docs/flops.md."""
+    import torch
+
+    places = counter.places()
+    number = {place: index for index, place in enumerate(places)}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() and torch.cuda.is_initialized() else ""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "torch": torch.__version__,
+        "gpu": gpu,
+        "rank": rank(),
+        "steps": counter.steps,
+        "ranges": [_range_row(place, number) for place in places],
+        "operators": [
+            {"range": index, "name": name, "dtype": dtype, "runs": runs, "flops": flops}
+            for place, index in number.items()
+            for (name, dtype), (runs, flops) in place.work.items()
+        ],
+        "unknown": [
+            {"range": index, "name": name, "runs": runs}
+            for place, index in number.items()
+            for name, runs in place.unknown.items()
+        ],
+    }
+
+
+def _range_row(place: Place, number: dict[Place, int]) -> dict[str, Any]:
+    inside = None if place.around is None else number[place.around]
+    return {"layer": place.layer, "phase": place.phase, "inside": inside, "calls": place.calls}

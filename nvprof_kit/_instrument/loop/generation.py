@@ -1,0 +1,97 @@
+"""Inference as steps: each outermost call of a model is one, and is prefill or decode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from nvprof_kit._instrument.compile.hidden import keep_out
+from nvprof_kit._instrument.compile.uncompiled import leave_to_python
+from nvprof_kit._instrument.loop.loop import phase, step
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.scope import Scope
+
+_TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+"""Arguments that hold a call's tokens, by the names of transformers."""
+
+PhaseOf = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
+"""Tells the phase of a call from its positional and keyword arguments."""
+
+
+class generation:
+    """Range the calls that a generation loop makes of a model as steps, each with its phase.
+
+    ```python
+    with nvprof_kit.generation(model):
+        model.generate(prompt, max_new_tokens=64)
+    ```
+
+    A step lasts from one call of the model to the next, so that sampling and scheduling belong to the step they follow;
+    the last one lasts to the end of the block. Enter the block on the thread that calls the model, and after
+    `nvprof_kit.record` where that is used.
+
+    Args:
+        model: The module that the loop calls, the same that `nvprof_kit.annotate_model` ranges.
+        first: Number of the first step.
+        phase_of: Tells the phase of a call; by default a call with more than one token a sequence is ``prefill``, any
+            other ``decode``.
+    """
+
+    def __init__(self, model: nn.Module, *, first: int = 0, phase_of: PhaseOf | None = None) -> None:
+        self._model = model
+        self._number = first
+        self._phase_of = phase_of or prefill_or_decode
+        self._open: list[Scope] = []
+        self._hook: Any = None
+        self._over = False
+
+    def __enter__(self) -> generation:
+        self._over = False
+        self.resume()
+        if state.backend is not None:
+            keep_out(self)
+            leave_to_python(generation._begin)
+        return self
+
+    def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:
+        self.pause()
+        self._end()
+        self._over = True
+
+    def pause(self) -> bool:
+        """Take the hook out while torch.compile traces; says whether it was there."""
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            hook.remove()
+        return hook is not None
+
+    def resume(self) -> None:
+        """Put the hook back."""
+        if not self._over:
+            self._hook = self._model.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True)
+
+    def _begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if torch.compiler.is_dynamo_compiling() or state.backend is None:
+            return
+        self._end()
+        self._open = [step(self._number), phase(self._phase_of(args, kwargs))]
+        self._number += 1
+        for one in self._open:
+            one.__enter__()
+
+    def _end(self) -> None:
+        while self._open:
+            self._open.pop().__exit__(None, None, None)
+
+
+def prefill_or_decode(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """``prefill`` for a call with more than one token a sequence (``(batch, tokens, …)``), ``decode`` for any other; of
+    an encoder-decoder, the decoder's tokens count.
+    """
+    given = (kwargs.get(name) for name in _TOKENS)
+    tokens = next((value for value in given if value is not None), args[0] if args else None)
+    several = isinstance(tokens, torch.Tensor) and tokens.dim() > 1 and tokens.shape[1] > 1
+    return "prefill" if several else "decode"

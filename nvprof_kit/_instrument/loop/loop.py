@@ -1,0 +1,163 @@
+"""The ranges of a training or decoding loop: steps, phases, marks, data and optimizer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+from nvprof_kit._instrument.loop.optimizers import Undo, hook_steps, innermost
+from nvprof_kit._instrument.modules.annotation import Annotation
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit._instrument.ranges.scope import F, Scope, keep
+from nvprof_kit._instrument.ranges.wrapping import wrap
+from nvprof_kit._instrument.ranks import mark_rank
+from nvprof_kit.names import Category
+
+Batch = TypeVar("Batch")
+
+
+class step(Scope):
+    """Range one step: ``with step(12):``, or ``@step()`` on the function that does one.
+
+    Args:
+        number: The step's number; left out, the process's steps are counted from 0 on.
+    """
+
+    __slots__ = ("_number",)
+
+    _counter = itertools.count()
+
+    def __init__(self, number: int | None = None) -> None:
+        super().__init__(_step_range(-1 if number is None else number))
+        self._number = number
+
+    def __enter__(self) -> step:
+        if self._number is None:
+            self.range = _step_range(next(self._counter))
+        super().__enter__()
+        mark_rank()
+        return self
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function that does one step."""
+        return wrap(function, lambda *_args, **_kwargs: self)
+
+
+def _step_range(number: int) -> Range:
+    return Range(f"step {number}", Category.STEP, number)
+
+
+@lru_cache(maxsize=1024)
+def _range(text: str, category: Category) -> Range:
+    return Range(text, category)
+
+
+def phase(name: str) -> Scope:
+    """Range a stretch of the loop, such as ``forward``, ``backward``, ``generate``: a context manager and a decorator.
+
+    Args:
+        name: The phase's name.
+    """
+    try:
+        return _phases[name]
+    except KeyError:
+        return keep(_phases, name, Scope(_range(name, Category.PHASE)))
+
+
+_phases: dict[str, Scope] = {}
+
+
+def mark(text: str) -> None:
+    """Mark a moment: it shows up in the tools' time lines."""
+    backend = state.backend
+    if backend is not None:
+        backend.mark(_range(text, Category.USER))
+
+
+class annotate_dataloader(Generic[Batch]):
+    """Wrap a dataloader, or any iterable of batches, so that each fetch is ranged as phase ``data``.
+
+    ```python
+    for batch in annotate_dataloader(loader): ...
+    ```
+
+    Everything else of the loader is reached through the wrapper: ``len()``, ``dataset``, ``sampler``, …
+
+    Args:
+        loader: What gives the batches.
+    """
+
+    def __init__(self, loader: Iterable[Batch]) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Batch]:
+        fetch = Scope(_range("data", Category.PHASE))
+        with fetch:
+            batches = iter(self._loader)
+        while True:
+            with fetch:
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # not yet set: while unpickling
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+
+class annotate_optimizer(Annotation):
+    """Range an optimizer's ``step`` as ``optimizer``, while ranges are emitted.
+
+    Args:
+        optimizer: A ``torch.optim.Optimizer``, or a wrapper of one or several, as accelerate, DeepSpeed and Megatron
+            make them.
+
+    Raises:
+        UsageError: The optimizer is annotated already.
+    """
+
+    def _install(self, owner: Any) -> list[Any]:
+        range_ = _range("optimizer", Category.PHASE)
+        undo = hook_steps(innermost(owner), _Open(range_), _Close(range_))
+        return [_Handle(one) for one in undo]
+
+
+class _Handle:
+    """A removable handle, as PyTorch's hooks have them."""
+
+    def __init__(self, undo: Undo) -> None:
+        self.remove = undo
+
+
+class _Open:
+    """Hook before an optimizer's step; what an earlier step left open by raising is closed first."""
+
+    def __init__(self, range_: Range) -> None:
+        self._range = range_
+
+    def __call__(self, *_call: object) -> None:
+        backend = state.backend
+        if backend is not None:
+            backend.close(self._range)
+            backend.open(self._range, self._range)
+
+
+class _Close:
+    """Hook after an optimizer's step."""
+
+    def __init__(self, range_: Range) -> None:
+        self._range = range_
+
+    def __call__(self, *_call: object) -> None:
+        backend = state.backend
+        if backend is not None:
+            backend.close(self._range)

@@ -1,0 +1,124 @@
+"""What the allocator holds that lies in no tensor we know of, told by what it can be.
+
+PyTorch keeps some memory for itself that no Python object refers to. Its allocator lists every block in use; those in
+which no known tensor begins are told by their size: workspaces of cuBLAS have one size for a device, and a weight that
+autocast has cast and keeps until its region ends has the weight's own, in the region's type.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from nvprof_kit._instrument.memory.tensors import Held
+from nvprof_kit.names import strip_wrappers
+
+WORKSPACE, AUTOCAST, UNEXPLAINED = "workspace", "autocast", "unexplained"
+"""Kinds of such memory: cuBLAS's, autocast's copies of weights, and all else."""
+
+_LISTED = 8
+"""So many sizes of unexplained blocks are rows of their own."""
+
+
+class Block(NamedTuple):
+    """A block in use: where it begins, its size, and the bytes that were asked for."""
+
+    address: int
+    size: int
+    requested: int
+
+
+def cuda_blocks(device: int) -> list[Block]:
+    """The blocks of PyTorch's allocator on a CUDA device that are in use."""
+    try:
+        segments = torch.cuda.memory_snapshot(include_traces=False)
+    except TypeError:  # an older PyTorch
+        segments = torch.cuda.memory_snapshot()
+    return [
+        Block(block["address"], block["size"], block.get("requested_size", block["size"]))
+        for segment in segments
+        if segment["device"] == device
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    ]
+
+
+def unknown_blocks(blocks: Iterable[Block], known: Iterable[int]) -> list[Block]:
+    """The blocks in which none of the known addresses lies."""
+    places = sorted(known)
+    places.append(1 << 64)
+    return [block for block in blocks if places[bisect_left(places, block.address)] >= block.address + block.size]
+
+
+def workspace_bytes(capability: tuple[int, int], environ: Mapping[str, str] = os.environ) -> int:
+    """Size of the workspace that PyTorch gives each handle of cuBLAS on a device, as PyTorch chooses it.
+
+    From ``CUBLAS_WORKSPACE_CONFIG`` (``:KIB:COUNT`` and again), else 32 MiB on Hopper and 8.125 MiB elsewhere
+    (``parseChosenWorkspaceSize`` in ``aten/src/ATen/cuda/CublasHandlePool.cpp`` of PyTorch 2.11).
+    """
+    words = environ.get("CUBLAS_WORKSPACE_CONFIG", "").split(":")[1:]
+    if len(words) >= 2 and len(words) % 2 == 0 and all(word.isdecimal() for word in words):
+        return sum(int(size) * int(count) * 1024 for size, count in zip(words[::2], words[1::2], strict=True))
+    return 4096 * 8 * 1024 if capability == (9, 0) else 4096 * 2 * 1024 + 16 * 8 * 1024
+
+
+def cast_weights(model: nn.Module, device: torch.device) -> Iterator[tuple[str, int]]:
+    """Path of each weight that autocast keeps a copy of once it has cast it, and the copy's bytes; none outside
+    autocast.
+    """
+    if not torch.is_autocast_enabled(device.type) or not torch.is_autocast_cache_enabled():
+        return
+    itemsize = torch.get_autocast_dtype(device.type).itemsize
+    for path, weight in model.named_parameters():
+        if weight.dtype is torch.float32 and weight.requires_grad and weight.is_leaf and weight.device == device:
+            yield strip_wrappers(path), weight.numel() * itemsize
+
+
+class Unknown:
+    """Tells what is in the blocks of a device that no known tensor lies in.
+
+    Args:
+        device: The device, for the rows.
+        blocks: Lists the blocks in use.
+        workspace: Bytes of a workspace of cuBLAS, 0 where there is none.
+    """
+
+    def __init__(self, device: torch.device, blocks: Callable[[], list[Block]], workspace: int) -> None:
+        self._device = device
+        self._blocks = blocks
+        self._workspace = workspace
+
+    @classmethod
+    def of_cuda(cls, device: torch.device) -> Unknown:
+        """Those of PyTorch's CUDA allocator."""
+        number = device.index if device.index is not None else torch.cuda.current_device()
+        return cls(device, lambda: cuda_blocks(number), workspace_bytes(torch.cuda.get_device_capability(number)))
+
+    def rows(self, known: Iterable[int], casts: Iterable[tuple[str, int]], unexplained: int) -> Iterator[Held]:
+        """Rows for the memory that nothing accounts for, which add up to it.
+
+        Args:
+            known: Addresses of the storages that are accounted for.
+            casts: Weights of which autocast may hold a copy, with its bytes.
+            unexplained: How many bytes are not accounted for.
+        """
+        here = str(self._device)
+        sizes = Counter(block.requested for block in unknown_blocks(self._blocks(), known))
+        found: list[Held] = []
+        if self._workspace and (count := sizes.pop(self._workspace, 0)):
+            found.append(Held(WORKSPACE, "cublas", count * self._workspace, here))
+        for path, size in casts:
+            if sizes[size] > 0:
+                sizes[size] -= 1
+                found.append(Held(AUTOCAST, path, size, here))
+        largest = sorted(((size * count, size, count) for size, count in sizes.items() if count), reverse=True)
+        for total, size, count in largest[:_LISTED]:
+            found.append(Held(UNEXPLAINED, f"{count} of {size} bytes", total, here))
+        yield from found
+        yield Held(UNEXPLAINED, "", unexplained - sum(row.bytes for row in found), here)

@@ -1,0 +1,168 @@
+"""What `MemoryProfiler` writes: the log and the tables as it goes, the pages at the end."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nvprof_kit._instrument.memory.tensors import ACTIVATION, GRADS, KINDS, NONE, OS_PARAMS, OS_STATE, PARAMS, Held
+from nvprof_kit._instrument.rank_claim import claim
+from nvprof_kit.errors import ToolError, UsageError
+
+if TYPE_CHECKING:
+    from nvprof_kit._instrument.memory.boundaries import Boundary
+    from nvprof_kit._instrument.memory.points import MemoryOptions, TimePoint
+
+_MB = 1 << 20
+
+LAYOUTS = {
+    PARAMS: ("params_layout", "param_mem"),
+    GRADS: ("grads_layout", "grad_mem"),
+    OS_PARAMS: ("os_params_layout", "os_params_mem"),
+    OS_STATE: ("os_state_layout", "os_state_mem"),
+    ACTIVATION: ("activation_base_layout", "activation_base"),
+}
+"""How each kind is headed in the log, and the root of its layers."""
+
+_OTHERS = ("buffers", "inputs", "outputs", "autocast", "workspace", "rounding", "unexplained")
+
+COLUMNS = ("point", "name", "seconds", "kind", "path", "bytes", "device")
+BOUNDARY_COLUMNS = (
+    "step", "layer", "phase", "seconds", "begin_bytes", "end_bytes", "retained_bytes", "transient_bytes",
+    "peak_bytes", "reserved_bytes", "largest_bytes",
+)  # fmt: skip
+
+
+class MemoryFiles:
+    """The files of one rank.
+
+    Args:
+        folder: The rank's folder; made here, and claimed. Files of an earlier run are replaced.
+        options: What to write.
+
+    Attributes:
+        folder: Where they are; another folder than the rank's where another process has that one.
+
+    Raises:
+        UsageError: The folder cannot be made or written to.
+    """
+
+    def __init__(self, folder: Path, options: MemoryOptions) -> None:
+        self._options = options
+        try:
+            self.folder = folder = claim(folder)
+            self._log = (folder / "memory.log").open("w", encoding="utf-8")
+            self._table = (folder / "memory.csv").open("w", encoding="utf-8", newline="")
+        except OSError as error:
+            raise UsageError(f"{folder}: cannot write there: {error.strerror}") from None
+        self._rows = csv.writer(self._table, lineterminator="\n")
+        self._rows.writerow(COLUMNS)
+
+    def write(self, point: TimePoint) -> None:
+        """Write a time point, and flush: a rank that dies leaves what it had."""
+        self._log.write(log_text(point, layouts=self._options.layouts))
+        self._log.flush()
+        self._rows.writerows(_cells(point))
+        self._table.flush()
+
+    def finish(self, points: Sequence[TimePoint], boundaries: Sequence[Boundary]) -> None:
+        """Close, and write what is made of all time points together."""
+        self._log.close()
+        self._table.close()
+        if boundaries:
+            self._write_boundaries(boundaries)
+        if self._options.parquet:
+            _write_parquet(self.folder / "memory.parquet", points)
+        if self._options.pages and points:
+            from nvprof_kit._report.page.sunburst import write_sunbursts
+            from nvprof_kit._report.plots.memory_curve import write_curve
+
+            write_sunbursts(self.folder, [(point.name, point.device, point.rows) for point in points])
+            if boundaries:
+                write_curve(self.folder / "memory_usage_line_chart.png", boundaries)
+
+    def abandon(self) -> None:
+        """Close, after a failure to write: what is not in the files yet is lost."""
+        for file in (self._log, self._table):
+            with suppress(OSError):
+                file.close()
+
+    def _write_boundaries(self, boundaries: Iterable[Boundary]) -> None:
+        with (self.folder / "layers.csv").open("w", encoding="utf-8", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(BOUNDARY_COLUMNS)
+            for b in boundaries:
+                sizes = (b.begin, b.end, b.retained, b.transient, b.peak, b.reserved, b.largest)
+                rows.writerow((b.step, b.layer, b.phase, f"{b.seconds:.6f}", *sizes))
+
+
+def log_text(point: TimePoint, *, layouts: bool) -> str:
+    """A time point as InternLM's memory profiler logs it, in MB of 1,048,576 bytes, with the allocator's line below."""
+    names = {OS_PARAMS: "os_params_memory", OS_STATE: "os_state_memory"}
+    sums = (f"{names.get(kind, f'{kind}_memory')}: {_mb(point.sum_of(kind))}" for kind in KINDS)
+    lines = [
+        "Memory State:",
+        f"time: {point.seconds}",
+        "---summary---",
+        f"total_memory: {_mb(point.total)}",
+        ", ".join(sums),
+    ]
+    others = {kind: point.sum_of(kind) for kind in _OTHERS}
+    if point.allocator is not None:
+        own = point.allocator
+        others = {"allocated": own.allocated, "reserved": own.reserved, "peak": own.peak, **others}
+    others["offloaded"] = point.offloaded
+    lines.append(", ".join([f"point: {point.name}", *(f"{name}_memory: {_mb(n)}" for name, n in others.items() if n)]))
+    if layouts:
+        lines.append("---Layout---")
+        for kind, (head, root) in LAYOUTS.items():
+            lines += [f"{head}:", *_layout(root, [row for row in point.rows if row.kind == kind])]
+    return "\n".join(lines) + "\n\n"
+
+
+def _mb(count: int) -> str:
+    return f"{count / _MB:.2f} MB"
+
+
+def _layout(root: str, rows: Sequence[Held]) -> list[str]:
+    """A line for each module, before its parts: what is its own, and what it and all below it hold."""
+    own: dict[tuple[str, ...], int] = {(): 0}
+    total: dict[tuple[str, ...], int] = {(): 0}
+    children: dict[tuple[str, ...], list[tuple[str, ...]]] = {(): []}
+    for row in rows:
+        path = tuple((row.path or NONE).split("."))
+        for length in range(len(path) + 1):
+            head = path[:length]
+            if head not in own:
+                own[head] = total[head] = 0
+                children[head] = []
+                children[head[:-1]].append(head)
+            total[head] += row.bytes
+        own[path] += row.bytes
+    lines = []
+    pending: list[tuple[str, ...]] = [()]
+    while pending:
+        path = pending.pop()
+        name = ".".join((root, *path))
+        lines.append(f"layer: {name}, layer_mem: {_mb(own[path])}, total_mem: {_mb(total[path])}")
+        pending += reversed(children[path])
+    return lines
+
+
+def _cells(point: TimePoint) -> Iterable[tuple[object, ...]]:
+    for row in point.rows:
+        yield point.number, point.name, f"{point.seconds:.6f}", row.kind, row.path, row.bytes, row.device
+
+
+def _write_parquet(path: Path, points: Sequence[TimePoint]) -> None:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise ToolError("memory.parquet needs pyarrow; pip install pyarrow") from None
+    rows = [(p.number, p.name, p.seconds, row.kind, row.path, row.bytes, row.device) for p in points for row in p.rows]
+    columns = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
+    parquet.write_table(pyarrow.table(dict(zip(COLUMNS, map(list, columns), strict=True))), path)

@@ -1,0 +1,79 @@
+"""The largest allocation of each call of a layer, from the allocator's own history of events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_PREFIX = "nvprof_kit:call:"
+_EVENTS = 200_000
+"""So many of the latest events are kept between two readings."""
+
+
+class History:
+    """The history of one CUDA device's allocator, recorded without stacks, each event labelled by a call's number.
+
+    PyTorch records one history at a time: where somebody else records already, or where it takes no labels (before
+    2.9), this records nothing.
+
+    Args:
+        device: Ordinal of the device.
+        memory: PyTorch's module of its functions.
+    """
+
+    def __init__(self, device: int, memory: Any = torch.cuda.memory) -> None:
+        self._device = device
+        self._memory = memory
+        self._recording = False
+
+    def start(self) -> None:
+        """Record from now on."""
+        if hasattr(self._memory, "_set_memory_metadata") and not _recorded_by_others():
+            self._record()
+            self._recording = True
+
+    def stop(self) -> None:
+        """Record no further."""
+        recording, self._recording = self._recording, False
+        if recording:
+            self.label(None)
+            if not _snapshot_runs():
+                self._memory._record_memory_history(enabled=None)
+
+    def label(self, number: int | None) -> None:
+        """What is allocated from now on belongs to the call of this number."""
+        if self._recording:
+            self._memory._set_memory_metadata("" if number is None else f"{_PREFIX}{number}")
+
+    def take(self) -> dict[int, int] | None:
+        """Largest allocation of each call since this was asked last, in bytes; None where nothing is recorded."""
+        if not self._recording or _snapshot_runs():
+            return None
+        largest: dict[int, int] = {}
+        for event in self._memory._snapshot()["device_traces"][self._device]:
+            label = event.get("user_metadata") or ""
+            if event["action"] == "alloc" and label.startswith(_PREFIX):
+                number = int(label.removeprefix(_PREFIX))
+                largest[number] = max(largest.get(number, 0), event["size"])
+        self._record()
+        return largest
+
+    def _record(self) -> None:
+        try:
+            self._memory._record_memory_history(
+                enabled="all", context=None, stacks="python", max_entries=_EVENTS, clear_history=True
+            )
+        except TypeError:  # a PyTorch that cannot begin anew: what was read is read again, which changes no maximum
+            self._memory._record_memory_history(enabled="all", context=None, stacks="python", max_entries=_EVENTS)
+
+
+def _recorded_by_others() -> bool:
+    recorded = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    return _snapshot_runs() or bool(recorded and recorded())
+
+
+def _snapshot_runs() -> bool:
+    from nvprof_kit._instrument.memory import snapshot
+
+    return snapshot._running is not None

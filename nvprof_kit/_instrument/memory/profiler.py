@@ -1,0 +1,257 @@
+"""`MemoryProfiler`: what holds the memory of a training step, by module: parameters, gradients, the optimizer's copies
+and state, and what autograd keeps; reconciled with the allocator.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from nvprof_kit._instrument.loop.optimizers import hook_steps, innermost
+from nvprof_kit._instrument.memory.blocks import UNEXPLAINED, Unknown, cast_weights
+from nvprof_kit._instrument.memory.boundaries import Boundaries, Boundary, CudaAllocator
+from nvprof_kit._instrument.memory.files import MemoryFiles
+from nvprof_kit._instrument.memory.history import History
+from nvprof_kit._instrument.memory.points import ROUNDING, MemoryOptions, TimePoint
+from nvprof_kit._instrument.memory.saved import SavedTensors
+from nvprof_kit._instrument.memory.tensors import Held, Ledger, model_rows, optimizer_rows, value_rows
+from nvprof_kit._instrument.modules.annotate import annotate_model
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.watch import Watch
+from nvprof_kit._instrument.ranks import mesh_of, rank_folder
+from nvprof_kit.errors import UsageError
+
+
+class MemoryProfiler:
+    """Account for the memory of some training steps; a context manager.
+
+    ```python
+    with MemoryProfiler(model, optimizer):
+        for batch in batches:  # a few
+            train(batch)
+    ```
+
+    A time point is taken when the model's forward ends, before and after each step of the optimizer, and where `point`
+    is called. Nothing is kept alive and results stay what they are; each time point costs a walk over the parameters.
+    Under ``NVPROF_KIT=off`` it does nothing. What cannot be seen is a warning: no forward of the model ran, or other
+    hooks, such as those of ``save_on_cpu``, or another thread kept autograd's tensors out of sight.
+
+    Args:
+        model: The model; held weakly.
+        optimizer: Its optimizer, a wrapper of one or several, or a list; held weakly. A step is over when the last of
+            them has stepped.
+        options: Where to write, and what.
+
+    Attributes:
+        points: The time points so far.
+        boundaries: The allocator at each layer's begin and end, with CUDA.
+        folder: The rank's folder.
+
+    Raises:
+        UsageError: On entry: another one is running, or the folder cannot be made.
+    """
+
+    _running: MemoryProfiler | None = None
+
+    def __init__(self, model: nn.Module, optimizer: Any = None, options: MemoryOptions = MemoryOptions()) -> None:
+        self.options = options
+        self.points: list[TimePoint] = []
+        self.folder = Path(options.folder) / rank_folder(options.mesh or mesh_of(model))
+        self._model = weakref.ref(model)
+        self._optimizers = [] if optimizer is None else [weakref.ref(one) for one in innermost(optimizer)]
+        self._device = _device(model)
+        self._undo: list[Callable[[], None]] = []
+        on_cuda = self._device.type == "cuda"
+        lists = on_cuda and torch.cuda.get_allocator_backend() == "native"  # cudaMallocAsync lists neither
+        self._history = History(_ordinal(self._device)) if lists else None
+        self._boundaries = Boundaries(CudaAllocator(self._device), self._history) if on_cuda else None
+        self._unknown = Unknown.of_cuda(self._device) if lists else None
+        self._saved: SavedTensors | None = None
+        self._files: MemoryFiles | None = None
+        self._began = 0.0
+        self._step = 0
+        self._seen_forward = False
+
+    @property
+    def boundaries(self) -> list[Boundary]:
+        """The allocator at each end of a layer's call; none without CUDA."""
+        return [] if self._boundaries is None else self._boundaries.seen
+
+    def __enter__(self) -> MemoryProfiler:
+        """Begin; the first time point is what is there already."""
+        model = self._model()
+        if state.mode == "off" or model is None:
+            return self
+        if MemoryProfiler._running is not None:
+            raise UsageError("a MemoryProfiler is running already; end that one first")
+        self._files = MemoryFiles(self.folder, self.options)
+        self.folder = self._files.folder
+        MemoryProfiler._running = self
+        self._began = time.perf_counter()
+        self._undo = []
+        try:
+            self._saved = SavedTensors(model)
+            self._undo.append(self._saved.remove)
+            self._follow_loop(model)
+            if self._boundaries is not None:
+                self._follow_layers(model, self._boundaries)
+            if self._history is not None:
+                self._history.start()
+                self._undo.append(self._history.stop)
+            self.point("begin")
+        except BaseException:
+            self._take_back()
+            files, self._files, MemoryProfiler._running = self._files, None, None
+            if files is not None:
+                files.abandon()
+            raise
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        """End, and write the pages; after an exception, of what was seen before it."""
+        if self._boundaries is not None:
+            with suppress(RuntimeError):  # of a CUDA that is no longer there
+                self._boundaries.settle()
+        self._take_back()
+        self._warn_of_what_was_not_seen()
+        files, self._files = self._files, None
+        if files is not None:
+            MemoryProfiler._running = None
+            try:
+                files.finish(self.points, self.boundaries)
+            except OSError as error:
+                self._cannot_write(error)
+        self._saved = None
+
+    def _take_back(self) -> None:
+        """Undo whatever `__enter__` did."""
+        undo, self._undo = self._undo, []
+        for one in reversed(undo):
+            with suppress(Exception):  # what cannot be undone keeps nothing else from being undone
+                one()
+
+    def _warn_of_what_was_not_seen(self) -> None:
+        if self._files is None or self._saved is None:
+            return
+        if self._step and not self._seen_forward:
+            warnings.warn(
+                "MemoryProfiler saw no forward of the model it was given, so activations are missing: profile what the "
+                "program calls (the result of torch.compile or of a wrapper), not what is inside",
+                stacklevel=3,
+            )
+        if self._saved.hidden:
+            warnings.warn(
+                f"MemoryProfiler could not see what autograd keeps in {', '.join(sorted(self._saved.hidden)[:3])}: its "
+                "forward ran under other hooks (save_on_cpu) or on another thread; activations there are missing",
+                stacklevel=3,
+            )
+
+    def point(self, name: str) -> None:
+        """Take a time point now."""
+        self._take(name)
+
+    def _take(self, name: str, outputs: Any = (), inputs: Any = ()) -> None:
+        if self._files is None:
+            return
+        ledger = Ledger()
+        rows = list(self._rows(ledger))
+        rows += [*value_rows("outputs", [outputs], ledger), *value_rows("inputs", [inputs], ledger)]
+        allocator = None if self._boundaries is None else self._boundaries.counts()
+        if allocator is not None:
+            here = str(self._device)
+            explained = sum(row.bytes for row in rows if row.device == here)
+            rows.append(Held(ROUNDING, "", allocator.allocated - allocator.requested, here))
+            rows += self._unexplained(ledger, allocator.requested - explained)
+        seconds = time.perf_counter() - self._began
+        taken = TimePoint(len(self.points), name, seconds, str(self._device), tuple(rows), allocator)
+        self.points.append(taken)
+        try:
+            self._files.write(taken)
+        except OSError as error:
+            self._cannot_write(error)
+
+    def _cannot_write(self, error: OSError) -> None:
+        """The disk is full, say: a training run does not die of it, and nothing more is accounted for."""
+        warnings.warn(f"{self.folder}: cannot write there ({error.strerror}); the memory profile ends", stacklevel=3)
+        if self._files is not None:
+            self._files.abandon()
+            self._files = MemoryProfiler._running = None
+
+    def _unexplained(self, ledger: Ledger, count: int) -> Iterable[Held]:
+        """Rows for what nothing accounts for: by what it can be, where the allocator lists its blocks."""
+        model = self._model()
+        if self._unknown is None or model is None:
+            return [Held(UNEXPLAINED, "", count, str(self._device))]
+        return self._unknown.rows(ledger.addresses, cast_weights(model, self._device), count)
+
+    def _rows(self, ledger: Ledger) -> Iterator[Held]:
+        model = self._model()
+        if model is not None:
+            yield from model_rows(model, ledger)
+            for optimizer in self._known_optimizers():
+                yield from optimizer_rows(model, optimizer, ledger)
+        if self._saved is not None:
+            yield from self._saved.rows(ledger)
+
+    def _known_optimizers(self) -> list[Any]:
+        return [one for one in (reference() for reference in self._optimizers) if one is not None]
+
+    def _follow_loop(self, model: nn.Module) -> None:
+        for called in _called(model):
+            self._undo.append(called.register_forward_hook(self._forward_ended, with_kwargs=True).remove)
+        self._undo += hook_steps(self._known_optimizers(), self._backward_ended, self._step_ended)
+
+    def _follow_layers(self, model: nn.Module, boundaries: Boundaries) -> None:
+        with suppress(UsageError):  # annotated already
+            self._undo.append(annotate_model(model).remove)
+        watch = Watch(boundaries)
+        watch.attach()
+        self._undo.append(watch.detach)
+
+    def _forward_ended(self, _model: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
+        if not torch.compiler.is_dynamo_compiling() and torch._C._current_graph_task_id() == -1:
+            self._seen_forward = True
+            self._take(f"step {self._step} forward", outputs, [*args, kwargs])
+
+    def _backward_ended(self, *_call: Any) -> None:
+        self.point(f"step {self._step} backward")
+
+    def _step_ended(self, optimizer: Any) -> None:
+        self.point(f"step {self._step} optimizer")
+        if optimizer is not self._known_optimizers()[-1]:
+            return
+        self._step += 1
+        if self._boundaries is not None:
+            self._boundaries.step = self._step
+
+
+def _called(model: nn.Module) -> list[nn.Module]:
+    """The modules that a program calls: the model, or the members of a container that has no forward of its own."""
+    if isinstance(model, (nn.ModuleList, nn.ModuleDict)):
+        return [called for child in model.children() for called in _called(child)]
+    return [model]
+
+
+def _device(model: nn.Module) -> torch.device:
+    """Where the model computes: CUDA where any parameter is there, or where it is in use."""
+    devices = {parameter.device for parameter in model.parameters()}
+    on_gpu = sorted((device for device in devices if device.type == "cuda"), key=lambda device: device.index)
+    if on_gpu:
+        return on_gpu[0]
+    if torch.cuda.is_available() and torch.cuda.is_initialized() and devices == {torch.device("cpu")}:
+        return (
+            torch.device("cuda", torch.cuda.current_device()) if torch.cuda.memory_allocated() else torch.device("cpu")
+        )
+    return torch.device("cpu")
+
+
+def _ordinal(device: torch.device) -> int:
+    return int(torch.cuda.current_device() if device.index is None else device.index)

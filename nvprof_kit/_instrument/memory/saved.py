@@ -1,0 +1,172 @@
+"""What autograd keeps for the backward pass, by the module that had it kept.
+
+Hooks on saved tensors see every tensor that autograd keeps; what they hand back dies when autograd lets go of it, so at
+each moment it is known which storages are kept. The hooks hold the tensor that autograd would have held, and no other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from nvprof_kit._instrument.memory.tensors import ACTIVATION, NONE, Held, Ledger, parts
+from nvprof_kit.names import strip_wrappers
+
+_top_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+class _Storage:
+    """A storage that autograd keeps: by whom first, how large, where, and how often."""
+
+    __slots__ = ("address", "bytes", "count", "device", "path")
+
+    def __init__(self, path: str, part: torch.Tensor) -> None:
+        self.path = path
+        self.address = part.untyped_storage().data_ptr()
+        self.bytes = part.untyped_storage().nbytes()
+        self.device = str(part.device)
+        self.count = 0
+
+
+class _Saved:
+    """A tensor that autograd keeps; it is let go of with this.
+
+    What the hook is given may be a view of the output of the very node that keeps it, a cycle that would outlive a
+    graph that is dropped; its ``data`` is the same memory without that tie.
+    """
+
+    __slots__ = ("_keeper", "_keys", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, keeper: SavedTensors) -> None:
+        self.tensor = tensor.data
+        self._keeper = keeper
+        self._keys = keeper.keep(tensor)
+
+    def __del__(self) -> None:
+        self._keeper.release(self._keys)
+
+
+class SavedTensors:
+    """Follows what autograd keeps while it is installed; a storage that several modules have kept counts once.
+
+    Args:
+        model: Its modules give the paths.
+
+    Attributes:
+        hidden: Modules whose forward ran with gradients where these hooks are not the innermost: under other hooks on
+            saved tensors, or on another thread, for which autograd has hooks of its own.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.hidden: set[str] = set()
+        self._storages: dict[int, _Storage] = {}
+        self._lock = threading.RLock()
+        self._here = threading.local()
+        self._weights: dict[int, StorageWeakRef] = {}  # weak, and as long as it is here its address is not used anew
+        self._handles: list[Any] = []
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        seen: set[int] = set()
+        for path, module in model.named_modules():
+            if id(module) not in seen and not isinstance(module, torch.jit.ScriptModule):
+                seen.add(id(module))
+                self._follow(strip_wrappers(path) or type(module).__name__, module)
+        self._hooks.__enter__()
+
+    def remove(self) -> None:
+        """Take the hooks out; what is kept stays known until autograd lets go of it."""
+        self._hooks.__exit__(None, None, None)
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def rows(self, ledger: Ledger) -> Iterator[Held]:
+        """A row for each module: what is kept now and was not counted before, on each device."""
+        sums: dict[tuple[str, str], int] = {}
+        with self._lock:
+            storages = list(self._storages.items())
+        for key, storage in storages:
+            if ledger.add_storage(key, storage.bytes, storage.address):
+                place = storage.path, storage.device
+                sums[place] = sums.get(place, 0) + storage.bytes
+        for (path, device), count in sums.items():
+            yield Held(ACTIVATION, path, count, device)
+
+    def keep(self, tensor: torch.Tensor) -> list[int]:
+        """Note one more holder of a tensor's storages; returns their keys."""
+        path = self._path()
+        keys = []
+        with self._lock:
+            for part in parts(tensor):
+                key = part.untyped_storage()._cdata
+                storage = self._storages.get(key)
+                if storage is None:
+                    storage = self._storages[key] = _Storage(path, part)
+                storage.count += 1
+                keys.append(key)
+        return keys
+
+    def release(self, keys: list[int]) -> None:
+        """Note one holder less."""
+        with self._lock:
+            for key in keys:
+                storage = self._storages[key]
+                storage.count -= 1
+                if not storage.count:
+                    del self._storages[key]
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        if any(part.untyped_storage()._cdata in self._weights for part in parts(tensor)):
+            return tensor.data  # a parameter is no activation
+        return _Saved(tensor, self)
+
+    def _follow(self, path: str, module: nn.Module) -> None:
+        def enter(module: nn.Module, _args: Any) -> None:
+            if not torch.compiler.is_dynamo_compiling():  # a compiled region is one module: that around it
+                self._note_weights(module)
+                if torch.is_grad_enabled() and not self._innermost():
+                    self.hidden.add(path)
+                self._paths().append(path)
+
+        def leave(_module: nn.Module, _args: Any, _outputs: Any) -> None:
+            if not torch.compiler.is_dynamo_compiling() and (paths := self._paths()):
+                paths.pop()
+
+        self._handles += [
+            module.register_forward_pre_hook(enter),
+            module.register_forward_hook(leave, always_call=True),
+        ]
+
+    def _innermost(self) -> bool:
+        """Whether autograd asks these hooks on this thread; under a checkpoint there is nothing to see for anyone."""
+        hooks = _top_hooks(False)
+        if hooks is None:
+            return False
+        return getattr(hooks[0], "__self__", None) is self or hooks[0].__module__ == "torch.utils.checkpoint"
+
+    def _note_weights(self, module: nn.Module) -> None:
+        for weight in (*module._parameters.values(), *module._buffers.values()):
+            for part in parts(weight) if weight is not None else ():
+                storage = part.untyped_storage()
+                if storage._cdata not in self._weights:
+                    self._weights[storage._cdata] = StorageWeakRef(storage)
+
+    def _paths(self) -> list[str]:
+        if not hasattr(self._here, "paths"):
+            self._here.paths = []
+        paths: list[str] = self._here.paths
+        return paths
+
+    def _path(self) -> str:
+        paths = self._paths()
+        return paths[-1] if paths else NONE
+
+
+def _unpack(saved: Any) -> torch.Tensor:
+    """The tensor again."""
+    tensor: torch.Tensor = saved.tensor if isinstance(saved, _Saved) else saved
+    return tensor

@@ -1,0 +1,236 @@
+"""`memory_snapshot`: the history of PyTorch's CUDA allocator, each allocation labelled by layer, phase and step.
+
+Read the file with ``nvprof-kit memory``; PyTorch's own viewer opens it too.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+import warnings
+from collections import deque
+from contextlib import ContextDecorator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit._instrument.ranges.watch import Watch
+from nvprof_kit.errors import ToolError, UsageError
+from nvprof_kit.names import LAYER_CATEGORIES, MEMORY_STRETCHES, PHASE_CATEGORIES, Category, kineto_name, memory_label
+
+_LABELLING = (*LAYER_CATEGORIES, *PHASE_CATEGORIES)
+_NATIVE = "native"
+_STRETCHES = 100_000
+"""So many of the latest begins and ends of steps and phases are kept."""
+
+_running: memory_snapshot | None = None
+_observed = False
+
+
+@dataclass(frozen=True)
+class SnapshotOptions:
+    """What is recorded, and when it is written.
+
+    Attributes:
+        at_step: Write when the step of this number (`nvprof_kit.step`) ends, and record no further; None: at the end.
+        on_oom: Write when memory runs out too, at that moment, to ``NAME_oom.pickle``.
+        max_entries: Events kept; of more, the latest.
+        stacks: Call stacks: ``python``, or ``all`` with the C++ frames, which is slower and several times larger.
+    """
+
+    at_step: int | None = None
+    on_oom: bool = True
+    max_entries: int = 1_000_000
+    stacks: str = "python"
+
+
+class Labels:
+    """Labels what is allocated by where the program is: the innermost layer or phase, and the step.
+
+    PyTorch keeps a label for each thread. What a thread allocates outside every layer and phase, as autograd's does
+    before it comes to the first layer, is left without one, and told by the time of what the others were in.
+
+    Args:
+        set_label: Takes the label of what the calling thread allocates from now on.
+        step_ended: Is called with a step's number when the step ends.
+
+    Attributes:
+        stretches: When each step and phase began and ended, in µs since 1970, and the label from then on.
+    """
+
+    def __init__(self, set_label: Any, step_ended: Any) -> None:
+        self.stretches: deque[tuple[int, str]] = deque(maxlen=_STRETCHES)
+        self._set = set_label
+        self._step_ended = step_ended
+        self._step: int | None = None
+        self._step_thread = 0
+        self._names: dict[int, list[str]] = {}
+
+    def entered(self, range_: Range) -> None:
+        """Label by this range, if it is a layer or a phase."""
+        if range_.category is Category.STEP:
+            self._step, self._step_thread = range_.payload, threading.get_ident()
+        elif range_.category in _LABELLING:
+            name = kineto_name(range_.text, range_.category)
+            self._names.setdefault(threading.get_ident(), []).append(name)
+        else:
+            return
+        self._label(range_)
+
+    def left(self, range_: Range) -> None:
+        """Label by what is around it."""
+        if range_.category is Category.STEP:
+            self._step = None
+            self._step_ended(range_.payload)
+        elif range_.category in _LABELLING:
+            names = self._names.get(threading.get_ident())
+            if names:
+                names.pop()
+        else:
+            return
+        self._label(range_)
+
+    def _label(self, range_: Range) -> None:
+        thread = threading.get_ident()
+        names = self._names.get(thread)
+        label = ""
+        if names or (self._step is not None and thread == self._step_thread):
+            label = memory_label(names[-1] if names else "", self._step)
+        self._set(label)
+        if range_.category not in LAYER_CATEGORIES:
+            self.stretches.append((time.time_ns() // 1000, label))
+
+
+class memory_snapshot(ContextDecorator):
+    """Record what the CUDA allocator does in a stretch of the program; a context manager and a decorator.
+
+    The file is written when the stretch ends, by an exception too, or when `SnapshotOptions` says. Without CUDA, or
+    with another allocator than PyTorch's own, warn and do nothing. Layers are those of `annotate_model` and
+    `layer_range`, steps those of `step`.
+
+    Args:
+        path: File to write, by custom ``.pickle``; one that exists is replaced.
+        options: When to write, and what.
+
+    Attributes:
+        written: The files written.
+
+    Raises:
+        UsageError: On entry: a snapshot is being recorded already, or the path cannot be written.
+        ToolError: On entry: there is no PyTorch.
+    """
+
+    def __init__(self, path: str | Path, options: SnapshotOptions = SnapshotOptions()) -> None:
+        self.path = Path(path).absolute()
+        self.options = options
+        self.written: list[Path] = []
+        self._watch: Watch | None = None
+        self._labels: Labels | None = None
+        self._memory: Any = None
+
+    def __enter__(self) -> memory_snapshot:
+        """Start recording."""
+        global _running  # noqa: PLW0603
+        if _running is not None:
+            raise UsageError(f"{self.path}: {_running.path} is being recorded; end that snapshot first")
+        if self.path.is_dir() or not os.access(self.path.parent, os.W_OK):
+            raise UsageError(f"{self.path}: cannot be written; name a file in a folder that can")
+        torch = _torch()
+        if not torch.cuda.is_available():
+            warnings.warn(f"no CUDA here: {self.path.name} is not recorded", stacklevel=2)
+            return self
+        self._memory = torch.cuda.memory
+        if getattr(self._memory, "get_allocator_backend", lambda: _NATIVE)() != _NATIVE:
+            warnings.warn(
+                f"{self.path.name} is not recorded: only PyTorch's own allocator keeps a history, not cudaMallocAsync",
+                stacklevel=2,
+            )
+            return self
+        torch.cuda.init()
+        self._record("all")
+        if self.options.on_oom:
+            _observe_oom(torch)
+        _running = self
+        self._labels = Labels(getattr(self._memory, "_set_memory_metadata", _ignore), self._step_ended)
+        self._watch = Watch(self._labels)
+        self._watch.attach()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        """Write, unless that is done, and stop."""
+        if self._watch is not None:
+            self._finish(self.path)
+
+    def _record(self, enabled: str | None) -> None:
+        """Switch the history on, or off with None."""
+        if enabled is None:
+            self._memory._record_memory_history(enabled=None)
+            return
+        self._memory._record_memory_history(
+            enabled=enabled, context="all", stacks=self.options.stacks, max_entries=self.options.max_entries
+        )
+
+    def _step_ended(self, number: int) -> None:
+        if self.options.at_step is not None and number == self.options.at_step:
+            self._finish(self.path)
+
+    def _finish(self, path: Path) -> None:
+        global _running
+        watch, self._watch, _running = self._watch, None, None
+        if watch is None:
+            return
+        watch.detach()
+        try:
+            self._write(path)
+        except OSError as error:  # the program does not die of it
+            warnings.warn(f"{path} is not written: {error.strerror}", stacklevel=3)
+        finally:
+            self._record(None)
+            getattr(self._memory, "_set_memory_metadata", _ignore)("")
+
+    def _write(self, path: Path) -> None:
+        """Write beside the final name, then rename: a reader never meets half a file."""
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with partial.open("wb") as file:
+                stretches = [] if self._labels is None else list(self._labels.stretches)
+                pickle.dump({**self._memory._snapshot(), MEMORY_STRETCHES: stretches}, file)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+        self.written.append(path)
+
+    def _out_of_memory(self) -> None:
+        if self.options.on_oom:
+            self._write(self.path.with_name(f"{self.path.stem}_oom{self.path.suffix}"))
+
+
+def _ignore(_label: str) -> None:
+    """In place of what PyTorch before 2.9 lacks: allocations stay without labels."""
+
+
+def _observe_oom(torch: Any) -> None:
+    """Have the running snapshot told when memory runs out; PyTorch takes an observer once and for all."""
+    global _observed  # noqa: PLW0603
+    if not _observed:
+        torch._C._cuda_attach_out_of_memory_observer(_out_of_memory)
+        _observed = True
+
+
+def _out_of_memory(*_sizes: object) -> None:
+    if _running is not None:
+        try:
+            _running._out_of_memory()
+        except Exception as error:  # the program is to see its own error, not this one
+            warnings.warn(f"out of memory, and the snapshot of it could not be written: {error}", stacklevel=2)
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise ToolError(f"a snapshot needs PyTorch, which cannot be imported ({error}); pip install torch") from None
+    return torch

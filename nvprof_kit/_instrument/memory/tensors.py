@@ -1,0 +1,164 @@
+"""What a model and its optimizer hold in memory: parameters, gradients, master copies, optimizer state.
+
+Bytes are those of the storages, each byte once: tied weights and views of what was counted before add nothing. A
+``DTensor`` counts by its local part, a tensor made of tensors (quantized, nested) by its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from nvprof_kit._instrument.loop.optimizers import innermost
+from nvprof_kit.names import strip_wrappers
+
+PARAMS, GRADS, OS_PARAMS, OS_STATE, ACTIVATION = "params", "grads", "os_params", "os_state", "activation"
+KINDS = (PARAMS, GRADS, OS_PARAMS, OS_STATE, ACTIVATION)
+"""Parameters, gradients, the optimizer's own copies of parameters, its state, and what autograd keeps."""
+
+NONE = "(none)"
+_MASTER = ("master", "fp32")
+"""Parts of the names by which optimizers keep a master copy in a parameter's state."""
+
+
+class Held(NamedTuple):
+    """Some bytes: their kind, the path of what they belong to, and where they are."""
+
+    kind: str
+    path: str
+    bytes: int
+    device: str
+
+
+class Ledger:
+    """Counts tensors, each byte of a storage once.
+
+    Attributes:
+        addresses: Where the storages of all that was counted begin.
+    """
+
+    def __init__(self) -> None:
+        self.addresses: set[int] = set()
+        self._covered: dict[int, list[tuple[int, int]]] = {}
+
+    def add(self, tensor: torch.Tensor) -> Iterator[tuple[int, str]]:
+        """Bytes of the tensor that were not counted before, and their device, for each of its parts."""
+        for part in parts(tensor):
+            storage = part.untyped_storage()
+            self.addresses.add(storage.data_ptr())
+            begin, end = extent(part)
+            taken = self._covered.setdefault(storage._cdata, [])
+            new = end - begin - sum(max(min(end, e) - max(begin, b), 0) for b, e in taken)
+            if new > 0:
+                self._cover(taken, begin, end)
+                yield new, str(part.device)
+
+    def add_storage(self, key: int, size: int, address: int) -> bool:
+        """Count a whole storage, named by its key, unless some of it was counted before; says whether it was not."""
+        self.addresses.add(address)
+        new = key not in self._covered
+        if new:
+            self._covered[key] = [(0, size)]
+        return new
+
+    @staticmethod
+    def _cover(taken: list[tuple[int, int]], begin: int, end: int) -> None:
+        apart = [span for span in taken if span[1] < begin or span[0] > end]
+        touching = [span for span in taken if not (span[1] < begin or span[0] > end)]
+        lowest = min([begin, *(b for b, _ in touching)])
+        taken[:] = [*apart, (lowest, max([end, *(e for _, e in touching)]))]
+
+
+def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The plain tensors that a tensor is made of on this rank; none without memory."""
+    local = getattr(tensor, "_local_tensor", None)
+    if isinstance(local, torch.Tensor):
+        yield from parts(local)
+    elif type(tensor) not in _PLAIN and hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from parts(getattr(tensor, name))
+    elif tensor.layout is torch.strided and tensor.device.type != "meta":
+        yield tensor
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+
+
+_PLAIN = (torch.Tensor, nn.Parameter)
+
+
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte of a tensor in its storage, and the one behind its last."""
+    if tensor.numel() == 0:
+        return 0, 0
+    spread = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = tensor.storage_offset() * tensor.itemsize
+    return begin, min(begin + (spread + 1) * tensor.itemsize, tensor.untyped_storage().nbytes())
+
+
+def model_rows(model: nn.Module, ledger: Ledger) -> Iterator[Held]:
+    """A row for each parameter, buffer and gradient."""
+    named = [(strip_wrappers(path), parameter) for path, parameter in model.named_parameters()]
+    for path, parameter in named:
+        yield from _rows(PARAMS, path, parameter, ledger)
+    for path, buffer in model.named_buffers():
+        yield from _rows("buffers", strip_wrappers(path), buffer, ledger)
+    for path, parameter in named:
+        if parameter.grad is not None:
+            yield from _rows(GRADS, path, parameter.grad, ledger)
+
+
+def optimizer_rows(model: nn.Module, optimizer: Any, ledger: Ledger) -> Iterator[Held]:
+    """A row for each master copy, its gradient, and each tensor of the state of an optimizer, or of those in it."""
+    for one in innermost(optimizer):
+        yield from _of_optimizer(model, one, ledger)
+
+
+def _of_optimizer(model: nn.Module, optimizer: Any, ledger: Ledger) -> Iterator[Held]:
+    own = [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+    paths = _paths(model, own)
+    for parameter in own:
+        yield from _rows(OS_PARAMS, paths[id(parameter)], parameter, ledger)
+        if parameter.grad is not None:
+            yield from _rows(GRADS, paths[id(parameter)], parameter.grad, ledger)
+    for parameter, state in getattr(optimizer, "state", {}).items():
+        path = paths.get(id(parameter), NONE)
+        for name, tensor in _tensors(state):
+            kind = OS_PARAMS if any(word in name for word in _MASTER) else OS_STATE
+            yield from _rows(kind, f"{path}.{name}" if name else path, tensor, ledger)
+
+
+def _rows(kind: str, path: str, tensor: torch.Tensor, ledger: Ledger) -> Iterator[Held]:
+    for count, device in ledger.add(tensor):
+        yield Held(kind, path, count, device)
+
+
+def _paths(model: nn.Module, own: list[Any]) -> dict[int, str]:
+    """Path of each of an optimizer's parameters: the model's own, or master copies of them in the same order."""
+    named = [(strip_wrappers(path), parameter) for path, parameter in model.named_parameters()]
+    paths = {id(parameter): path for path, parameter in named}
+    if any(id(parameter) not in paths for parameter in own):
+        trained = [(path, parameter) for path, parameter in named if parameter.requires_grad]
+        if [p.shape for p in own] == [p.shape for _, p in trained]:
+            paths |= {id(copy): path for copy, (path, _) in zip(own, trained, strict=True)}
+    return {id(parameter): paths.get(id(parameter), NONE) for parameter in own} | paths
+
+
+def _tensors(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(state, torch.Tensor):
+        yield name, state
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            yield from _tensors(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(state, (list, tuple)):
+        for number, value in enumerate(state):
+            yield from _tensors(value, f"{name}.{number}" if name else str(number))
+
+
+def value_rows(kind: str, values: Iterable[Any], ledger: Ledger) -> Iterator[Held]:
+    """A row for each tensor in some values that was not counted before."""
+    for value in values:
+        for name, tensor in _tensors(dict(value) if isinstance(value, Mapping) else value):
+            yield from _rows(kind, name or NONE, tensor, ledger)

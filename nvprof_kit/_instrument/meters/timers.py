@@ -1,0 +1,225 @@
+"""`global_timer`: how long the named stages of a training loop take, on the CPU clock and on the GPU, rank by rank.
+
+The GPU's time is taken by CUDA events that are read when they are done, at some later stage or in `dump`: a stage never
+waits for the GPU. A finished stage is a line in the rank's log at once, so a rank that is killed leaves what it had.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import warnings
+from collections import deque
+from contextlib import ContextDecorator, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit._instrument.rank_claim import claim_file
+from nvprof_kit._instrument.ranks import rank
+from nvprof_kit.names import Category
+
+
+class _Call:
+    """One stage from its start to its line in the log."""
+
+    __slots__ = ("began_ns", "begin", "end", "ended_ns", "range", "start_s")
+
+    def __init__(self, range_: Range) -> None:
+        self.range = range_
+        self.start_s = 0.0
+        self.began_ns = 0
+        self.ended_ns = 0
+        self.begin: Any = None
+        self.end: Any = None
+
+
+class _Open(threading.local):
+    """The stages that run on a thread, by name, the latest last."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, list[_Call]] = {}
+
+
+class Stage(ContextDecorator):
+    """A stage as a context manager and as a decorator; reusable, and nestable in itself."""
+
+    def __init__(self, timer: GlobalTimer, name: str) -> None:
+        self._timer = timer
+        self._name = name
+
+    def __enter__(self) -> Stage:
+        self._timer.start(self._name)
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._timer.stop(self._name)
+
+
+class GlobalTimer:
+    """Times named stages; each is a phase of the tools' ranges too.
+
+    Args:
+        folder: Where the log goes: ``timer_rank0.log`` of rank 0, made at the first finished stage. A log of an earlier
+            run is replaced.
+
+    Attributes:
+        enabled: Whether anything is timed; False from the beginning under ``NVPROF_KIT=off``.
+        folder: As given; to be changed before the first stage.
+    """
+
+    def __init__(self, folder: str | Path = "time_log") -> None:
+        self.enabled = state.mode != "off"
+        self.folder = Path(folder)
+        self._open = _Open()
+        self._ranges: dict[str, Range] = {}
+        self._waiting: deque[_Call] = deque()
+        self._events: list[Any] = []
+        self._file: TextIO | None = None
+        self._rank = 0
+        self._lock = threading.RLock()
+
+    def start(self, name: str) -> None:
+        """Start a stage on this thread. Stages nest, and one may run again inside itself."""
+        if not self.enabled:
+            return
+        range_ = self._ranges.get(name)
+        if range_ is None:
+            range_ = self._ranges[name] = Range(name.replace("\n", " "), Category.PHASE)
+        call = _Call(range_)
+        self._open.calls.setdefault(name, []).append(call)
+        if state.backend is not None:
+            state.backend.open(range_, call)
+        call.begin = self._mark_gpu()
+        call.start_s = time.time()
+        call.began_ns = time.perf_counter_ns()
+
+    def stop(self, name: str) -> None:
+        """Stop the stage of this name that started last on this thread; without one, warn and do nothing."""
+        if not self.enabled:
+            return
+        ended_ns = time.perf_counter_ns()
+        calls = self._open.calls.get(name)
+        if not calls:
+            warnings.warn(f"stage {name!r} is stopped and was not started on this thread", stacklevel=2)
+            return
+        call = calls.pop()
+        call.ended_ns = ended_ns
+        if call.begin is not None:
+            call.end = self._mark_gpu()
+        if state.backend is not None:
+            state.backend.close(call)
+        with self._lock:
+            self._waiting.append(call)
+            if self.enabled:  # and has not been closed meanwhile
+                self._write_done()
+
+    def stage(self, name: str) -> Stage:
+        """A stage around a block or around each call of a function: ``with global_timer.stage("forward"):``."""
+        return Stage(self, name)
+
+    def dump(self) -> Path:
+        """Wait for the GPU to finish what was timed and write it; returns the log's path.
+
+        Called at the program's end by itself. Timing may go on afterwards.
+        """
+        with self._lock:
+            while self._waiting:
+                call = self._waiting.popleft()
+                if call.end is not None:
+                    call.end.synchronize()
+                self._write(call)
+        return self._path()
+
+    def _write_done(self) -> None:
+        waiting = self._waiting
+        while waiting and (waiting[0].end is None or (not _capturing() and waiting[0].end.query())):
+            self._write(waiting.popleft())
+
+    def _write(self, call: _Call) -> None:
+        cpu_ns = call.ended_ns - call.began_ns
+        end_s = call.start_s + cpu_ns / 1e9
+        line = (
+            f"[RANK {self._log_rank()}] {call.range.text}, start={call.start_s:.6f}, end={end_s:.6f}, "
+            f"cpu_dur={cpu_ns / 1e9:.6f}s, cuda_dur={self._gpu_ms(call):.3f}ms\n"
+        )
+        file = self._log()
+        try:
+            file.write(line)
+            file.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _mark_gpu(self) -> Any:
+        """An event on the current stream; None without CUDA, and while a CUDA graph is captured."""
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized() or _capturing():
+            return None
+        event = self._events.pop() if self._events else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _gpu_ms(self, call: _Call) -> float:
+        """Milliseconds between a call's events, NaN where there are none or they lie on two devices."""
+        elapsed = float("nan")
+        if call.end is not None:
+            with suppress(RuntimeError, ValueError):
+                elapsed = call.begin.elapsed_time(call.end)
+                self._events += (call.begin, call.end)
+        return elapsed
+
+    def _log_rank(self) -> int:
+        self._log()
+        return self._rank
+
+    def _give_up(self, error: OSError) -> None:
+        """The log cannot be written, and a training run does not die of its timers."""
+        warnings.warn(f"{self._path()}: cannot write it ({error.strerror}); nothing more is timed", stacklevel=2)
+        self.enabled = False
+        if self._file is not None:
+            with suppress(OSError):  # what it still holds cannot be written either
+                self._file.close()
+            self._file = _nowhere()
+
+    def _log(self) -> TextIO:
+        if self._file is None:
+            self._rank = rank()
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._file = claim_file(self._path())
+            except OSError as error:
+                self._give_up(error)
+            self._file = self._file or _nowhere()
+            atexit.register(self._close)
+        return self._file
+
+    def _close(self) -> None:
+        """The program ends: write what is left, and time nothing any more."""
+        self.dump()
+        with self._lock:
+            self.enabled = False
+            if self._file is not None:
+                self._file.close()
+
+    def _path(self) -> Path:
+        """The log, where it is open; else what it would be."""
+        if self._file is not None and self.enabled:
+            return Path(self._file.name)
+        return self.folder / f"timer_rank{rank()}.log"
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w", encoding="utf-8")
+
+
+def _capturing() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+global_timer = GlobalTimer()
+"""The process's timer; what a training script imports."""

@@ -1,0 +1,101 @@
+"""What happens before and after each call of a layer; as hooks, before and after a module's forward."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from nvprof_kit._instrument.compile.uncompiled import uncompiled
+from nvprof_kit._instrument.modules.classes import RangesCalls
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.layer import Layer
+from nvprof_kit._instrument.ranges.layer_range import LayerScope
+
+_compiling = torch.compiler.is_dynamo_compiling
+_nothing = nullcontext().__exit__
+"""Takes anything, does nothing, and can be pickled without this package."""
+
+
+class Calls(RangesCalls):
+    """The calls of one layer. A copied or pickled module takes hooks along that do nothing.
+
+    Attributes:
+        layer: The layer; None of a copy.
+        scope: Its ranges; None of a copy.
+        entered: Whether it was ever called.
+        running: About how many calls run, on all threads; more than do after one that no hook was told the end of.
+    """
+
+    __slots__ = ("entered", "layer", "running", "scope")
+
+    def __init__(self, layer: Layer | None) -> None:
+        self.layer = layer
+        self.scope = None if layer is None else LayerScope(layer)
+        self.entered = False
+        self.running = 0
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Calls:
+        return Calls(None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SimpleNamespace, (), {"enter": _nothing, "leave": _nothing}
+
+    @uncompiled
+    def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a call on this thread: open its range and, where gradients are wanted, follow it."""
+        if _compiling():  # torch.compile traces the hook; it leaves nothing in the graph
+            return
+        scope = self.scope
+        if scope is None:
+            return
+        if self.running:
+            self._close_interrupted(module)
+        if scope.begin(args, kwargs):
+            self.entered = True
+            self.running += 1
+
+    @uncompiled
+    def leave(self, _module: Any, _args: Any, outputs: Any) -> None:
+        """End this thread's call and whatever was left open in it; ``outputs`` is None where it raised."""
+        if _compiling():
+            return
+        scope = self.scope
+        if scope is not None:
+            self.running -= 1
+            scope.end(outputs)
+
+    def _close_interrupted(self, module: Any) -> None:
+        """Close the ranges of earlier calls on this thread that run no more: PyTorch runs no hook after a
+        KeyboardInterrupt, or whatever else is no Exception.
+        """
+        backend = state.backend
+        if backend is None:
+            return
+        running = _calls_running(module) - 1  # without the one that begins
+        opened = backend.thread.here.owners.count(self.layer)
+        for _ in range(opened - running):
+            backend.close(self.layer)
+        self.running = min(opened, running)
+
+
+def _calls_running(module: nn.Module) -> int:
+    """How many calls of a module run on this thread."""
+    count = 0
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        count += frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is module
+        frame = frame.f_back
+    return count
+
+
+def hook_module(module: nn.Module, calls: Calls) -> list[Any]:
+    """Range a module's calls, its other hooks included; returns the removable handles of the hooks."""
+    return [
+        module.register_forward_pre_hook(calls.enter, prepend=True, with_kwargs=True),
+        module.register_forward_hook(calls.leave, always_call=True),
+    ]

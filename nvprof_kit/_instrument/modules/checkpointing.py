@@ -1,0 +1,93 @@
+"""Recompute of what a layer checkpoints inside its own forward.
+
+A layer whose call is checkpointed is called again by the backward pass, and its hooks range that. A checkpoint inside
+its forward (the blocks of transformers 5, PyTorch's ``CheckpointWrapper``) runs only what it was given again, past the
+hooks. So what PyTorch's checkpoints are to run again is ranged here, as recompute of the layer in whose forward it ran.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as checkpoints
+from torch import nn
+
+from nvprof_kit._instrument.compile.uncompiled import uncompiled, uncompiled_itself
+from nvprof_kit._instrument.modules.classes import is_ranged
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.layer import Layer
+from nvprof_kit._instrument.ranges.ranges import Block, Frame, Here, Range
+from nvprof_kit.names import Category
+
+_PATCHED = "_nvprof_kit_recomputes"
+
+
+def range_recomputes() -> None:
+    """Range what PyTorch's checkpoints run again, from now on; while ranges go nowhere it runs as it is."""
+    frame, function = getattr(checkpoints, "_CheckpointFrame", None), checkpoints.CheckpointFunction
+    if frame is not None and not hasattr(frame.__init__, _PATCHED):
+        frame.__init__ = _kept(frame.__init__)
+    if not hasattr(function.forward, _PATCHED):
+        function.forward = staticmethod(_kept(function.forward))
+
+
+def _kept(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What keeps a function for the backward pass, as its second argument: it keeps the ranged one."""
+
+    @uncompiled_itself
+    @functools.wraps(original)
+    def keep(first: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return original(first, _ranged(function), *args, **kwargs)
+
+    setattr(keep, _PATCHED, True)
+    return keep
+
+
+@uncompiled
+def _ranged(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that a checkpoint may run again, ranged by the layer whose forward runs on this thread."""
+    backend = state.backend
+    if backend is None or _ranges_itself(function):
+        return function
+    recompute = _recompute_here(backend.thread.here)
+    return function if recompute is None else functools.partial(_run, recompute, function)
+
+
+def _recompute_here(here: Here) -> Range | None:
+    """The recompute of the innermost layer whose forward runs, or runs again, on the thread."""
+    for owner in reversed(here.owners):
+        if isinstance(owner, Layer):
+            return None if owner.recompute is owner.forward else owner.recompute
+        if isinstance(owner, Block) and owner.range.category is Category.RECOMPUTE:
+            return owner.range
+        if isinstance(owner, Frame):  # the backward pass, outside every recompute
+            break
+    return None
+
+
+def _ranges_itself(function: Any) -> bool:
+    """Whether it calls a module that is ranged, and nothing else."""
+    code = getattr(function, "__code__", None)
+    if code is not None and code.co_name == "recompute_fn" and "fn" in code.co_freevars:
+        function = function.__closure__[code.co_freevars.index("fn")].cell_contents
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not isinstance(function, nn.Module) and getattr(function, "__name__", "") in ("__call__", "_wrapped_call_impl"):
+        function = getattr(function, "__self__", None)
+    return isinstance(function, nn.Module) and is_ranged(function)
+
+
+@uncompiled_itself
+def _run(recompute: Range, function: Callable[..., Any], /, *args: Any) -> Any:
+    """Run what is checkpointed: inside a backward pass as recompute, once where checkpoints lie in each other."""
+    backend = state.backend
+    if backend is None or torch._C._current_graph_task_id() == -1:
+        return function(*args)
+    owners = backend.thread.here.owners
+    if owners and isinstance(owners[-1], Block) and owners[-1].range is recompute:
+        return function(*args)
+    with Block(recompute):
+        return function(*args)

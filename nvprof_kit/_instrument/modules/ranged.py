@@ -1,0 +1,110 @@
+"""One module of an annotated model, and where its hooks belong once torch.compile was at the model.
+
+A module compiled in place, by its ``forward`` or by a wrapper runs its hooks in Python, around what is compiled: its
+own hooks range it from outside. Only the wrapper of a class of ``torch.nn`` compiles the hooks as well.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from nvprof_kit._instrument.modules.calls import Calls, hook_module
+
+annotated: weakref.WeakKeyDictionary[nn.Module, Ranged] = weakref.WeakKeyDictionary()
+"""Every module that an annotation ranges now, and how."""
+
+
+class Ranged:
+    """A module to range.
+
+    Args:
+        path: Its path, the text of its ranges.
+        module: The module; held weakly.
+        calls: Its calls.
+
+    Attributes:
+        path: Its path.
+        calls: Its calls.
+        module: A weak reference to it.
+    """
+
+    def __init__(self, path: str, module: nn.Module, calls: Calls) -> None:
+        self.path = path
+        self.calls = calls
+        self.module = weakref.ref(module)
+
+    def install(self, compiled: Compiled) -> list[Any]:
+        """Range the module's calls; returns the removable handles of the hooks.
+
+        Inside what is compiled, a module with hooks of the program's own gets none: the compiler has looked at those,
+        guards on their number, and would compile anew for one more.
+        """
+        module = self.module()
+        if module is None or (module in compiled.inside and _has_hooks(module)):
+            return []
+        return [hook for place in compiled.places(module) for hook in hook_module(place, self.calls)]
+
+
+class Compiled:
+    """What `torch.compile` has made of the modules of a model so far.
+
+    Args:
+        model: The model.
+
+    Attributes:
+        regions: The modules that are compiled as a whole: wrapped, in place, or by their ``forward``.
+        inside: The modules inside those.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.regions: set[nn.Module] = set()
+        self.inside: set[nn.Module] = set()
+        self._wrappers: dict[nn.Module, list[nn.Module]] = {}
+        if "torch._dynamo.eval_frame" not in sys.modules:
+            return
+        modules = set(model.modules())
+        for wrapper in _wrappers():
+            wrapped = wrapper._orig_mod
+            if wrapped in modules:
+                self.regions.add(wrapped)
+                if not _runs_hooks(wrapper):
+                    self._wrappers.setdefault(wrapped, []).append(wrapper)
+        self.regions.update(module for module in modules if _is_compiled(module))
+        for region in self.regions:
+            wrapped = getattr(region, "_orig_mod", region)
+            self.inside.update(inner for inner in wrapped.modules() if inner is not wrapped)
+
+    def places(self, module: nn.Module) -> list[nn.Module]:
+        """On which modules the hooks of a module belong: on itself, or on those that wrap it."""
+        return self._wrappers.get(module, [module])
+
+
+def _wrappers() -> Iterator[Any]:
+    """Every wrapper of `torch.compile` in the process: a wrapper knows its module, but no module its wrappers."""
+    wrapper = sys.modules["torch._dynamo.eval_frame"].OptimizedModule
+    return (found for found in gc.get_objects() if type(found) is wrapper)
+
+
+def _runs_hooks(wrapper: Any) -> bool:
+    """Whether a wrapper leaves the call of its module to Python and compiles the module's ``forward`` only."""
+    call = getattr(wrapper.forward, "_torchdynamo_orig_callable", None)
+    return getattr(call, "__self__", None) is wrapper._orig_mod
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    in_place = getattr(module, "_compiled_call_impl", None) is not None
+    forward = module.forward
+    by_forward = hasattr(forward, "_torchdynamo_orig_callable") and not getattr(forward, "_torchdynamo_disable", False)
+    return in_place or by_forward

@@ -1,0 +1,68 @@
+"""The ranges of one layer: its forward, its backward, and its forward run again by activation checkpointing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit.names import Category, layer_index, range_text
+
+
+class Layer:
+    """What a layer is called in each of its phases.
+
+    Attributes:
+        path: The layer's path, wrappers stripped.
+        forward: The range of a call.
+        recompute: The range of a call that a running backward pass makes.
+        backward: The range of the backward pass of its calls, None where it is not wanted.
+        family: The layers of its model, where ranges inside compiled code are wanted.
+    """
+
+    __slots__ = ("backward", "family", "forward", "path", "recompute")
+
+    def __init__(self, path: str, category: Category = Category.FORWARD, *, backward: bool = True) -> None:
+        layered = category is Category.FORWARD
+        self.path = path
+        self.forward = _range(path, category)
+        self.recompute = _range(path, Category.RECOMPUTE) if layered else self.forward
+        self.backward = _range(path, Category.BACKWARD) if layered and backward else None
+        self.family: Family | None = None
+
+    def __repr__(self) -> str:
+        return f"Layer({self.path!r})"
+
+
+class Family:
+    """The layers of one model by their paths.
+
+    Args:
+        layers: The layers.
+        root: What the model itself is called, which is no part of the others' paths.
+    """
+
+    def __init__(self, layers: Mapping[str, Layer], root: str) -> None:
+        self._layers = layers
+        self._root = root
+        self._found: dict[tuple[str, str], tuple[Layer, ...]] = {}
+
+    def below(self, holder: Layer, path: str) -> tuple[Layer, ...]:
+        """The layers on the way from one of them, without it, to a path below it, the outermost first."""
+        asked = holder.path, path
+        if asked not in self._found:
+            above = [] if holder.path == self._root else holder.path.split(".")
+            parts = path.split(".")
+            ways = (".".join(above + parts[: length + 1]) for length in range(len(parts)))
+            self._found[asked] = tuple(self._layers[way] for way in ways if way in self._layers)
+        return self._found[asked]
+
+
+def _range(path: str, category: Category) -> Range:
+    return Range(range_text(path, category), category, layer_index(path))
+
+
+@lru_cache(maxsize=4096)
+def layer_of(path: str, category: Category = Category.FORWARD, backward: bool = True) -> Layer:
+    """The layer of a path; the same object for the same question, so that its ranges are built once."""
+    return Layer(path, category, backward=backward)

@@ -1,0 +1,173 @@
+"""`layer_range`: one name for ranging functions, coroutines, generators, module classes and blocks of code."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Protocol, cast, overload
+
+from nvprof_kit._instrument.compile.uncompiled import uncompiled_itself
+from nvprof_kit._instrument.ranges.layer import Layer, layer_of
+from nvprof_kit._instrument.ranges.ranges import ranged
+from nvprof_kit._instrument.ranges.scope import MOST_KEPT, F, Scope, Started, keep
+from nvprof_kit._instrument.ranges.wrapping import Always, ScopeOf, wrap
+from nvprof_kit.errors import UsageError
+from nvprof_kit.names import Category
+
+_FORWARD = Category.FORWARD  # a look into an enum costs as much as all else that happens to a name
+
+
+class LayerScope(Scope):
+    """A layer's range around a ``with`` block or around calls; a recompute inside a running backward pass.
+
+    What a call returns leads the backward pass into the layer.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__(layer.forward, layer.recompute, layer.backward, layer)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LayerScope, (self.owner,)
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function or an ``nn.Module`` class with the layer's name."""
+        return cast(F, _decorate(function, Always(self)))
+
+    @uncompiled_itself
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function as the layer's forward."""
+        return ranged(function, self)(*args, **kwargs)
+
+
+class LayerRange(Protocol):
+    """What `layer_range` takes."""
+
+    @overload
+    def __call__(self, target: F, /, *, backward: bool = True) -> F: ...
+
+    @overload
+    def __call__(
+        self, target: str, /, *, category: Category | str = Category.FORWARD, backward: bool = True
+    ) -> LayerScope: ...
+
+    @overload
+    def __call__(
+        self,
+        /,
+        *,
+        name: str | Callable[..., str] | None = None,
+        category: Category | str = Category.FORWARD,
+        backward: bool = True,
+    ) -> Callable[[F], F]: ...
+
+    def start(self, name: str, *, category: Category | str = Category.FORWARD) -> Started:
+        """Start a range that may end on another thread: tools show it, but it belongs to no thread and owns no work."""
+
+    def end(self, started: Started) -> None:
+        """End a range that was started, on any thread; ending it again does nothing."""
+
+
+def _layer_range(
+    target: Any = None,
+    name: str | Callable[..., str] | None = None,
+    category: Category | str = Category.FORWARD,
+    backward: bool = True,
+) -> Any:
+    """Range a layer: its calls and the backward pass of what they return.
+
+    ```python
+    @layer_range                                    # named after the function: "Block.forward", "attend"
+    @layer_range("decoder.attention")               # named
+    @layer_range(name=lambda self, x: self.path)    # named by the arguments of each call
+    @layer_range
+    class Block(nn.Module): ...                     # instances are "Block.0", "Block.1", … as they are created
+
+    with layer_range("decoder.mlp"): ...            # a block of code; may be kept and reused; forward only
+    started = layer_range.start("prefetch")
+    layer_range.end(started)                        # on any thread
+    ```
+
+    Functions, methods (also below ``staticmethod`` and ``classmethod``), coroutines, generators and asynchronous
+    generators can be decorated, and stay what they are to `inspect` and `pickle`. Of a coroutine or generator each
+    resume is a range, so other work that runs between resumes stays outside. An exception closes the range. While
+    nobody listens a decorated call costs what the bare call costs; with ``NVPROF_KIT=off`` the decorator returns the
+    function itself.
+
+    Args:
+        target: What to decorate, or the name.
+        name: The name, or a callable that gives it from the arguments of each call; by default the function's.
+        category: The NVTX category; a layer's (``forward``) unless it is something else, such as ``comm``.
+        backward: Range the backward pass of what a decorated call returns, too.
+
+    Raises:
+        UsageError: The category is none of ours, or a class is decorated that is no ``nn.Module``.
+    """
+    if type(target) is str:
+        if category is not _FORWARD or not backward:
+            return _named_scope(target, category, backward)
+        try:
+            return _scopes[target]
+        except KeyError:
+            return keep(_scopes, target, _named_scope(target, _FORWARD, True))
+    if target is not None:
+        return _decorate(target, _scope_of(target, name, category, backward))
+    return _decorator(name, category, backward)
+
+
+def _start(name: str, *, category: Category | str = Category.FORWARD) -> Started:
+    return Started(_named_scope(name, category, False).range)
+
+
+def _end(started: Started) -> None:
+    started.end()
+
+
+layer_range = cast(LayerRange, _layer_range)  # a function, which is called in a third of an instance's time
+layer_range.start = _start  # type: ignore[method-assign]
+layer_range.end = _end  # type: ignore[method-assign]
+layer_range.__name__ = layer_range.__qualname__ = "layer_range"  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _named_scope(name: str, category: Category | str, backward: bool) -> LayerScope:
+    try:
+        return LayerScope(layer_of(name, Category(category), backward))
+    except ValueError:
+        known = ", ".join(known.value for known in Category)
+        raise UsageError(f"{category!r} is no category of a range; use one of {known}") from None
+
+
+_scopes: dict[str, LayerScope] = {}
+
+
+def _scope_of(
+    target: Any, name: str | Callable[..., str] | None, category: Category | str, backward: bool
+) -> ScopeOf | None:
+    """Gives the scope of a call from its arguments; None for a class without a name: its instances are numbered."""
+    if callable(name):
+        naming = name
+        return lambda *args, **kwargs: _named_scope(naming(*args, **kwargs), category, backward)
+    if name is None and inspect.isclass(target):
+        return None
+    scope = _named_scope(name or _function_name(target), category, backward)
+    return Always(scope)
+
+
+def _function_name(function: Any) -> str:
+    qualified = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return str(qualified).rsplit("<locals>.", maxsplit=1)[-1]
+
+
+def _decorator(name: str | Callable[..., str] | None, category: Category | str, backward: bool) -> Callable[[Any], Any]:
+    return lambda target: _decorate(target, _scope_of(target, name, category, backward))
+
+
+def _decorate(target: Any, scope_of: ScopeOf | None) -> Any:
+    if scope_of is not None and not inspect.isclass(target):
+        return wrap(target, scope_of)
+    from nvprof_kit._instrument.modules.classes import range_class
+
+    return range_class(target, scope_of, LayerScope)

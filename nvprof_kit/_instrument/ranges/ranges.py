@@ -1,0 +1,37 @@
+"""Beginning and ending ranges: by the extension in C where it could be built, else in Python.
+
+``NVPROF_KIT_PURE_PYTHON=1`` chooses Python all the same. The two do the same (`ranges_python` says what); the tests of
+this package run with both.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from nvprof_kit._instrument.ranges import ranges_python
+
+
+def _choose() -> Any:
+    if os.environ.get("NVPROF_KIT_PURE_PYTHON", "0") not in ("", "0"):
+        return ranges_python
+    try:
+        built = importlib.import_module("._ranges", __package__)
+    except ImportError:
+        return ranges_python
+    return built if getattr(built, "INTERFACE", None) == ranges_python.INTERFACE else ranges_python
+
+
+if TYPE_CHECKING:
+    from nvprof_kit._instrument.ranges.frames_python import OUTSIDE, Frame
+    from nvprof_kit._instrument.ranges.ranges_python import Block, Here, Range, ask, follow, ranged, switch
+else:
+    _chosen = _choose()
+    OUTSIDE, Block, Frame, Here, Range = _chosen.OUTSIDE, _chosen.Block, _chosen.Frame, _chosen.Here, _chosen.Range
+    ask, follow, ranged, switch = _chosen.ask, _chosen.follow, _chosen.ranged, _chosen.switch
+
+compiled: bool = Range is not ranges_python.Range
+"""Whether it is the extension."""
+
+__all__ = ["OUTSIDE", "Block", "Frame", "Here", "Range", "ask", "compiled", "follow", "ranged", "switch"]

@@ -1,0 +1,260 @@
+/* A range around a with block or around calls; reusable, and nestable in itself. */
+#include "ranges.h"
+
+static PyObject *owner_of(Block *self) { return self->owner == NULL ? (PyObject *)self : self->owner; }
+
+static int Block_init(Block *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"range_", "recompute", "backward", "owner", NULL};
+    PyObject *range, *recompute = Py_None, *backward = Py_None, *owner = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OOO", names, &RangeType, &range, &recompute, &backward,
+                                     &owner)) {
+        return -1;
+    }
+    Py_XSETREF(self->range, Py_NewRef(range));
+    Py_XSETREF(self->recompute, Py_NewRef(recompute == Py_None ? range : recompute));
+    Py_XSETREF(self->backward, Py_NewRef(backward));
+    Py_XSETREF(self->owner, owner == Py_None ? NULL : Py_NewRef(owner));
+    return 0;
+}
+
+static int Block_traverse(Block *self, visitproc visit, void *arg) {
+    Py_VISIT(self->range);
+    Py_VISIT(self->recompute);
+    Py_VISIT(self->backward);
+    Py_VISIT(self->owner);
+    return 0;
+}
+
+static int Block_clear(Block *self) {
+    Py_CLEAR(self->range);
+    Py_CLEAR(self->recompute);
+    Py_CLEAR(self->backward);
+    Py_CLEAR(self->owner);
+    return 0;
+}
+
+static void Block_dealloc(Block *self) {
+    PyObject_GC_UnTrack(self);
+    Block_clear(self);
+    Py_TYPE(self)->tp_free(self);
+}
+
+/* Open the block's range; 1 if this is inside a running backward pass and makes a difference. */
+static int open_block(const Place *place, Block *self) {
+    long long task = -1;
+    if (self->recompute != self->range && ask_task(&task) < 0) {
+        return -1;
+    }
+    PyObject *range = Py_XNewRef(task == -1 ? self->range : self->recompute);
+    int done = open_range(place, range, owner_of(self));
+    Py_XDECREF(range);
+    return done < 0 ? -1 : task != -1;
+}
+
+static int enter(Block *self) {
+    Place place;
+    if (now.backend == NULL) {
+        return 0;
+    }
+    if (take_place(&place) < 0) {
+        return -1;
+    }
+    int done = open_block(&place, self);
+    leave_place(&place);
+    return done;
+}
+
+static PyObject *Block_enter(PyObject *self, PyObject *Py_UNUSED(ignored)) {
+    return enter((Block *)self) < 0 ? NULL : Py_NewRef(self);
+}
+
+static int leave(Block *self) {
+    Place place;
+    if (now.backend == NULL) {
+        return 0;
+    }
+    if (take_place(&place) < 0) {
+        return -1;
+    }
+    int done = close_owner(&place, owner_of(self));
+    leave_place(&place);
+    return done;
+}
+
+static PyObject *Block_exit(PyObject *self, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(count)) {
+    return leave((Block *)self) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static int follow_call(Here *here, Block *self, PyObject *const *values, Py_ssize_t count, PyObject *more,
+                       bool recomputes) {
+    PyObject *nodes = NULL, *given = NULL, *value;
+    Py_ssize_t place = 0;
+    int done = import_frames();
+    for (Py_ssize_t index = 0; done == 0 && index < count; index++) {
+        done = add_nodes(values[index], &nodes);
+    }
+    while (done == 0 && more != NULL && PyDict_Next(more, &place, NULL, &value)) {
+        Py_INCREF(value);
+        done = add_nodes(value, &nodes);
+        Py_DECREF(value);
+    }
+    if (done == 0 && nodes != NULL && PyList_GET_SIZE(nodes) > 0) {
+        Frame *outer = frame_at(here, here->count - 1);
+        if (outer == NULL) {
+            done = -1;
+        } else if (!(recomputes && outer == outside)) { /* else they are of the graph that is run backward */
+            done = mark(outer, nodes, false);
+        }
+        if (done == 0 && outer == outside && (given = by_identity(nodes)) == NULL) {
+            done = -1;
+        }
+        Py_XDECREF(outer);
+    }
+    Py_XDECREF(nodes);
+    uint64_t begin = 0;
+    if (done == 0 && (done = ask_sequence(&begin)) == 0) {
+        Py_ssize_t index = find(here, owner_of(self));
+        if (index >= 0) {
+            Open *open = &here->open[index];
+            open->begin = begin;
+            open->follows = true;
+            Py_XSETREF(open->backward, Py_NewRef(self->backward));
+            Py_XSETREF(open->given, Py_XNewRef(given));
+        }
+    }
+    Py_XDECREF(given);
+    return done;
+}
+
+/* The owner's innermost range, if that is a followed call's. */
+static Open *followed(Here *here, PyObject *owner) {
+    Py_ssize_t index = find(here, owner);
+    return index < 0 || !here->open[index].follows ? NULL : &here->open[index];
+}
+
+static int end_call(Here *here, Block *self, PyObject *outputs) {
+    uint64_t sequence;
+    if (followed(here, owner_of(self)) == NULL) {
+        return 0;
+    }
+    if (ask_sequence(&sequence) < 0) {
+        return -1;
+    }
+    Open *open = followed(here, owner_of(self)); /* looked at anew, as Python may have answered */
+    if (open == NULL || (open->frame == NULL && open->begin == sequence)) { /* nothing was made in it */
+        return 0;
+    }
+    Frame *frame = frame_at(here, open - here->open);
+    if (frame == NULL) {
+        return -1;
+    }
+    PyObject *nodes = NULL;
+    int done = add_nodes(outputs, &nodes);
+    if (done == 0) {
+        done = end_frame(frame, nodes, sequence);
+    }
+    Py_XDECREF(nodes);
+    Py_DECREF(frame);
+    return done;
+}
+
+/* End the block's innermost call, and close its range whatever happens. */
+static int end_at(const Place *place, Block *self, PyObject *outputs) {
+    Raised raised = {NULL, NULL, NULL};
+    int done = end_call(place->here, self, outputs);
+    if (done < 0) {
+        raised = put_by();
+    }
+    if (close_owner(place, owner_of(self)) < 0) {
+        done = -1;
+    }
+    put_back(raised);
+    return done;
+}
+
+int end(Block *self, PyObject *outputs) {
+    Place place;
+    if (now.backend == NULL) {
+        return 0;
+    }
+    if (take_place(&place) < 0) {
+        return -1;
+    }
+    int done = end_at(&place, self, outputs);
+    leave_place(&place);
+    return done;
+}
+
+/* Begin a call with these arguments; 1 if ranges are emitted. */
+int begin(Block *self, PyObject *const *values, Py_ssize_t count, PyObject *more) {
+    Place place;
+    if (now.backend == NULL) {
+        return 0;
+    }
+    if (take_place(&place) < 0) {
+        return -1;
+    }
+    int recomputes = open_block(&place, self);
+    int done = recomputes < 0 ? -1 : 0;
+    if (done == 0 && self->backward != Py_None && self->backward != NULL) {
+        int wanted = ask_grad();
+        done = wanted <= 0 ? wanted : follow_call(place.here, self, values, count, more, recomputes == 1);
+        if (done < 0) {
+            Raised raised = put_by();
+            if (end_at(&place, self, Py_None) < 0) {
+                PyErr_Clear();
+            }
+            put_back(raised);
+        }
+    }
+    leave_place(&place);
+    return done < 0 ? -1 : 1;
+}
+
+static PyObject *Block_begin(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (count != 2 || !PyTuple_Check(args[0]) || !PyDict_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "begin() takes a tuple and a dictionary of arguments");
+        return NULL;
+    }
+    PyObject *more = PyDict_GET_SIZE(args[1]) > 0 ? args[1] : NULL;
+    int begun = begin((Block *)self, PySequence_Fast_ITEMS(args[0]), PyTuple_GET_SIZE(args[0]), more);
+    return begun < 0 ? NULL : PyBool_FromLong(begun);
+}
+
+static PyObject *Block_end(PyObject *self, PyObject *outputs) {
+    return end((Block *)self, outputs) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyMemberDef Block_members[] = {
+    MEMBER(Block, range, 0),
+    MEMBER(Block, recompute, 0),
+    MEMBER(Block, backward, 0),
+    {NULL},
+};
+
+static PyObject *Block_owner(Block *self, void *Py_UNUSED(closure)) { return Py_NewRef(owner_of(self)); }
+
+static PyGetSetDef Block_getset[] = {{"owner", (getter)Block_owner, NULL, NULL, NULL}, {NULL}};
+
+static PyMethodDef Block_methods[] = {
+    {"__enter__", Block_enter, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)(void (*)(void))Block_exit, METH_FASTCALL, NULL},
+    {"begin", (PyCFunction)(void (*)(void))Block_begin, METH_FASTCALL, NULL},
+    {"end", Block_end, METH_O, NULL},
+    {NULL},
+};
+
+PyTypeObject BlockType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "nvprof_kit._instrument.ranges._ranges.Block",
+    .tp_doc = "A range around a with block or around calls; reusable, and nestable in itself.",
+    .tp_basicsize = sizeof(Block),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)Block_init,
+    .tp_dealloc = (destructor)Block_dealloc,
+    .tp_traverse = (traverseproc)Block_traverse,
+    .tp_clear = (inquiry)Block_clear,
+    .tp_members = Block_members,
+    .tp_getset = Block_getset,
+    .tp_methods = Block_methods,
+};

@@ -1,0 +1,303 @@
+/* Where a thread is: its open ranges, and its place in the backward pass. */
+#include "ranges.h"
+
+/* The thread's last answer to `here_now`. The thread's own dictionary holds it as long as the thread state and
+ * `now.thread` live, so it is good for the same thread state and the same switch. */
+static _Thread_local struct {
+    uint64_t serial, id;
+    PyThreadState *thread;
+    Here *here;
+} last;
+
+static PyObject *Here_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs)) {
+    Here *self = (Here *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->at = (Frame *)Py_NewRef(outside);
+        self->number = -2;
+    }
+    return (PyObject *)self;
+}
+
+static int Here_traverse(Here *self, visitproc visit, void *arg) {
+    for (Py_ssize_t index = 0; index < self->count; index++) {
+        Py_VISIT(self->open[index].owner);
+        Py_VISIT(self->open[index].backward);
+        Py_VISIT(self->open[index].frame);
+        Py_VISIT(self->open[index].given);
+    }
+    Py_VISIT(self->task);
+    Py_VISIT(self->at);
+    return 0;
+}
+
+static void drop(Here *self) {
+    Open top = self->open[--self->count];
+    Py_XDECREF(top.frame);
+    Py_XDECREF(top.backward);
+    Py_XDECREF(top.given);
+    Py_DECREF(top.owner);
+}
+
+static int Here_clear(Here *self) {
+    while (self->count > 0) {
+        drop(self);
+    }
+    Py_CLEAR(self->task);
+    Py_XSETREF(self->at, (Frame *)Py_NewRef(outside));
+    return 0;
+}
+
+static void Here_dealloc(Here *self) {
+    PyObject_GC_UnTrack(self);
+    if (last.here == self) { /* the thread ends, and what else it leaves behind may open ranges as it goes */
+        last.here = NULL;
+    }
+    Here_clear(self);
+    Py_CLEAR(self->at);
+    PyMem_Free(self->open);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static int add(Here *self, PyObject *owner) {
+    if (self->count == self->room) {
+        Py_ssize_t room = self->room == 0 ? 32 : 2 * self->room;
+        Open *open = PyMem_Realloc(self->open, (size_t)room * sizeof(Open));
+        if (open == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        self->open = open;
+        self->room = room;
+    }
+    self->open[self->count++] = (Open){.owner = Py_NewRef(owner)};
+    return 0;
+}
+
+Py_ssize_t find(const Here *self, PyObject *owner) {
+    Py_ssize_t index = self->count - 1;
+    while (index >= 0 && self->open[index].owner != owner) {
+        index--;
+    }
+    return index;
+}
+
+static int close_from(Here *self, Py_ssize_t index, PyObject *pop) {
+    int done = 0;
+    Py_INCREF(pop);
+    while (done == 0 && self->count > index) {
+        drop(self);
+        done = called(PyObject_CallNoArgs(pop));
+    }
+    Py_DECREF(pop);
+    return done;
+}
+
+int close_owner(const Place *place, PyObject *owner) {
+    Py_ssize_t index = find(place->here, owner);
+    return index < 0 ? 0 : close_from(place->here, index, place->pop);
+}
+
+static PyObject *Here_add(Here *self, PyObject *owner) {
+    return add(self, owner) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *Here_close(Here *self, PyObject *const *args, Py_ssize_t count) {
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "close() takes an owner and a pop");
+        return NULL;
+    }
+    Py_ssize_t index = find(self, args[0]);
+    return index >= 0 && close_from(self, index, args[1]) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *Here_close_all(Here *self, PyObject *pop) {
+    return close_from(self, 0, pop) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *Here_owners(Here *self, void *Py_UNUSED(closure)) {
+    PyObject *owners = PyList_New(self->count);
+    for (Py_ssize_t index = 0; owners != NULL && index < self->count; index++) {
+        PyList_SET_ITEM(owners, index, Py_NewRef(self->open[index].owner));
+    }
+    return owners;
+}
+
+static PyObject *Here_at(Here *self, void *Py_UNUSED(closure)) { return Py_NewRef(self->at); }
+
+static int Here_set_at(Here *self, PyObject *at, void *Py_UNUSED(closure)) {
+    if (at == NULL || !Py_IS_TYPE(at, &FrameType)) {
+        PyErr_SetString(PyExc_TypeError, "a thread is at a frame");
+        return -1;
+    }
+    Py_SETREF(self->at, (Frame *)Py_NewRef(at));
+    return 0;
+}
+
+static PyMemberDef Here_members[] = {
+    MEMBER(Here, task, 0),
+    {"number", T_LONGLONG, offsetof(Here, number), 0, NULL},
+    {NULL},
+};
+
+static PyGetSetDef Here_getset[] = {
+    {"owners", (getter)Here_owners, NULL, NULL, NULL},
+    {"at", (getter)Here_at, (setter)Here_set_at, NULL, NULL},
+    {NULL},
+};
+
+static PyMethodDef Here_methods[] = {
+    {"add", (PyCFunction)Here_add, METH_O, NULL},
+    {"close", (PyCFunction)(void (*)(void))Here_close, METH_FASTCALL, NULL},
+    {"close_all", (PyCFunction)Here_close_all, METH_O, NULL},
+    {NULL},
+};
+
+PyTypeObject HereType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "nvprof_kit._instrument.ranges._ranges.Here",
+    .tp_doc = "Where a thread is.",
+    .tp_basicsize = sizeof(Here),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = Here_new,
+    .tp_dealloc = (destructor)Here_dealloc,
+    .tp_traverse = (traverseproc)Here_traverse,
+    .tp_clear = (inquiry)Here_clear,
+    .tp_members = Here_members,
+    .tp_getset = Here_getset,
+    .tp_methods = Here_methods,
+};
+
+/* The calling thread's `backend.thread.here`, a new reference. */
+static Here *here_now(void) {
+    PyThreadState *thread = PyThreadState_Get();
+    uint64_t id = PyThreadState_GetID(thread), serial = now.serial;
+    if (last.here != NULL && last.serial == serial && last.thread == thread && last.id == id) {
+        return (Here *)Py_NewRef(last.here);
+    }
+    PyObject *holder = Py_NewRef(now.thread);
+    PyObject *here = PyObject_GetAttr(holder, names.here);
+    Py_DECREF(holder);
+    if (here != NULL && !Py_IS_TYPE(here, &HereType)) {
+        PyErr_SetString(PyExc_TypeError, "backend.thread.here is no Here");
+        Py_CLEAR(here);
+    }
+    last.here = (Here *)here;
+    last.serial = serial;
+    last.thread = thread;
+    last.id = id;
+    return (Here *)here;
+}
+
+int take_place(Place *place) {
+    *place = (Place){Py_NewRef(now.backend), Py_NewRef(now.pop), NULL};
+    place->here = here_now();
+    if (place->here == NULL) {
+        leave_place(place);
+        return -1;
+    }
+    return 0;
+}
+
+void leave_place(Place *place) {
+    Py_DECREF(place->backend);
+    Py_DECREF(place->pop);
+    Py_XDECREF(place->here);
+}
+
+int open_range(const Place *place, PyObject *object, PyObject *owner) {
+    if (object == NULL || !Py_IS_TYPE(object, &RangeType)) {
+        PyErr_SetString(PyExc_TypeError, "what is opened must be a Range");
+        return -1;
+    }
+    Range *range = (Range *)object;
+    if (range->backend != place->backend &&
+        called(PyObject_CallMethodOneArg(place->backend, names.prepare, object)) < 0) {
+        return -1;
+    }
+    if (range->push == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "a range is opened that no backend prepared");
+        return -1;
+    }
+    return called(call_held(range->push)) < 0 ? -1 : add(place->here, owner);
+}
+
+/* The call at a place among the open ranges becomes a frame now that it matters; so do those around it. */
+Frame *frame_at(Here *here, Py_ssize_t index) {
+    while (index >= 0 && !here->open[index].follows) {
+        index--;
+    }
+    if (index < 0) {
+        return (Frame *)Py_NewRef(outside);
+    }
+    Open call = here->open[index];
+    if (call.frame != NULL) {
+        return (Frame *)Py_NewRef(call.frame);
+    }
+    Py_INCREF(call.owner); /* what is made may set off a collection of garbage, and that close the call */
+    Py_INCREF(call.backward);
+    Py_XINCREF(call.given);
+    Frame *outer = frame_at(here, index - 1);
+    if (outer != NULL && (outer == outside || add_edge(outer, call.begin) == 0)) {
+        PyObject *given = outer == outside ? call.given : outer->given;
+        call.frame = Frame_new(call.owner, call.backward, outer, call.begin, given);
+    }
+    Py_XDECREF(outer);
+    Open *open = &here->open[index];
+    if (call.frame != NULL && index < here->count && open->owner == call.owner && open->frame == NULL) {
+        open->frame = (Frame *)Py_NewRef(call.frame);
+    }
+    Py_XDECREF(call.given);
+    Py_DECREF(call.backward);
+    Py_DECREF(call.owner);
+    return call.frame;
+}
+
+static void move(Here *here, Frame *to) { Py_SETREF(here->at, (Frame *)Py_NewRef(to)); }
+
+/* Close the ranges of the call where the thread is, and go to the one around it. */
+static int go_out(const Place *place) {
+    Frame *at = (Frame *)Py_NewRef(place->here->at);
+    int done = close_owner(place, (PyObject *)at);
+    if (done == 0) {
+        move(place->here, at->parent);
+    }
+    Py_DECREF(at);
+    return done;
+}
+
+/* Close the ranges of the calls that are done and open those that begin, up to the target. */
+static int go(const Place *place, Frame *target) {
+    Here *here = place->here;
+    while (here->at != target && here->at->depth >= target->depth && here->at->parent != NULL) {
+        if (go_out(place) < 0) {
+            return -1;
+        }
+    }
+    if (here->at == target || target->parent == NULL) {
+        return 0;
+    }
+    if (go(place, target->parent) < 0 || open_range(place, target->backward, (PyObject *)target) < 0) {
+        return -1;
+    }
+    move(here, target);
+    return 0;
+}
+
+PyObject *Frame_reach(Frame *self, PyObject *Py_UNUSED(grads)) {
+    long long task;
+    Place place;
+    if (now.backend == NULL) {
+        Py_RETURN_NONE;
+    }
+    if (take_place(&place) < 0) {
+        return NULL;
+    }
+    int done = ask_task(&task);
+    if (done == 0 && task != place.here->number) {
+        done = called(call_held(answers.begin_task));
+    }
+    if (done == 0) {
+        done = go(&place, self);
+    }
+    leave_place(&place);
+    return done < 0 ? NULL : Py_NewRef(Py_None);
+}

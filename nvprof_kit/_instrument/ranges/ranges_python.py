@@ -1,0 +1,277 @@
+"""Beginning and ending ranges and calls of layers: what each range costs happens here and in `frames_python`.
+
+`ranges_c/` does the same in C and takes their place where it could be built; what they say holds for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from nvprof_kit._instrument.compile.uncompiled import uncompiled, uncompiled_itself
+from nvprof_kit._instrument.ranges.frames_python import NONE, OUTSIDE, Frame, now
+
+INTERFACE = 2
+"""Changes whenever what this module and its twin offer does, so that one built earlier is not taken for today's."""
+
+
+def switch(backend: Any) -> None:
+    """Ranges go to this backend (`backends.Backend`) from now on; None: nowhere."""
+    now.backend = backend
+
+
+def ask(task: Callable[[], int], grad: Callable[[], bool], sequence: Callable[[], int]) -> None:
+    """Say what answers questions about the calling thread.
+
+    Args:
+        task: The number of the backward pass that runs on it, -1 where none does.
+        grad: Whether gradients are wanted.
+        sequence: The number that its next autograd node will have.
+    """
+    now.task, now.grad, now.sequence = task, grad, sequence
+
+
+def follow(
+    begin_task: Callable[[], None],
+    grad_nodes: Callable[[list[Any]], list[Any]],
+    _plain: set[type],
+    _tensor: type,
+    _parameter: type,
+) -> None:
+    """Say what else following the backward pass needs; before, `frames` is imported once it does.
+
+    Args:
+        begin_task: Called when a backward pass begins on the calling thread, to enter it in the thread's `Here`.
+        grad_nodes: `tensors.grad_nodes`.
+        _plain: The types known to hold no tensors, which may grow; of use to the twin only, like the rest.
+        _tensor: The type of tensors.
+        _parameter: The type of parameters.
+    """
+    now.begin_task, now.grad_nodes = begin_task, grad_nodes
+
+
+class Range:
+    """One name that a program can be in, built once and opened many times.
+
+    Attributes:
+        text: What the tool shows: a layer's path (and its phase), a phase, a step.
+        category: The NVTX category.
+        payload: The layer's index or the step's number, None where there is neither.
+        backend: The backend for which `push` is made.
+        push: Opens the range on the calling thread; made by `backends.Backend.prepare`.
+    """
+
+    __slots__ = ("backend", "category", "payload", "push", "text")
+    __module__ = "nvprof_kit._instrument.ranges.ranges"  # what is pickled becomes the one chosen where it is read
+
+    def __init__(self, text: str, category: Any, payload: int | None = None) -> None:
+        self.text = text
+        self.category = category
+        self.payload = payload
+        self.backend: Any = None
+        self.push: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Range, (self.text, self.category, self.payload)
+
+    def __repr__(self) -> str:
+        return f"Range({self.text!r}, {self.category!r})"
+
+
+class Here:
+    """Where a thread is.
+
+    Attributes:
+        owners: Who opened the ranges that are open on the thread, innermost last.
+        task: The backward pass that runs on the thread, if any (`frames.Task`).
+        number: The engine's number of that pass, less than -1 where none runs.
+        at: The call whose nodes it runs now.
+    """
+
+    __slots__ = ("_calls", "at", "number", "owners", "task")
+
+    def __init__(self) -> None:
+        self.owners: list[object] = []
+        self.task: Any = None
+        self.number = -2
+        self.at = OUTSIDE
+        self._calls: list[_Call] = []
+
+    def add(self, owner: object) -> None:
+        """A range was opened; its owner, whatever that is, closes it."""
+        self.owners.append(owner)
+
+    def close(self, owner: object, pop: Callable[[], None]) -> None:
+        """Close the owner's innermost range and all that is open inside it; without one do nothing."""
+        index = self._find(owner)
+        if index >= 0:
+            self._close_from(index, pop)
+
+    def close_all(self, pop: Callable[[], None]) -> None:
+        """Close every range."""
+        self._close_from(0, pop)
+
+    def _find(self, owner: object) -> int:
+        """The owner's innermost range, -1 without one."""
+        index = len(self.owners) - 1
+        while index >= 0 and self.owners[index] is not owner:
+            index -= 1
+        return index
+
+    def _close_from(self, index: int, pop: Callable[[], None]) -> None:
+        while self._calls and self._calls[-1].index >= index:
+            self._calls.pop()
+        while len(self.owners) > index:
+            self.owners.pop()
+            pop()
+
+    def begin(self, block: Block, values: list[Any], recomputes: bool) -> None:
+        """The block's range has just been opened for a call whose arguments are these: follow it."""
+        given = NONE
+        if nodes := now.nodes(values):
+            outer = self._frame(len(self._calls) - 1)
+            if not (recomputes and outer is OUTSIDE):  # else they are of the graph that is run backward
+                outer.mark(nodes, ends=False)
+            if outer is OUTSIDE:
+                given = {id(node): node for node in nodes}
+        self._calls.append(_Call(len(self.owners) - 1, block.owner, block.backward, now.sequence(), given))
+
+    def end(self, block: Block, outputs: Any) -> None:
+        """The call of the block ends, where one is followed, and so do the calls left open in it."""
+        calls, index = self._calls, self._find(block.owner)
+        while calls and calls[-1].index > index >= 0:
+            calls.pop()
+        if not calls or calls[-1].index != index:
+            return
+        if calls[-1].frame is None and calls[-1].begin == now.sequence():  # nothing was made in it
+            calls.pop()
+            return
+        frame = self._frame(len(calls) - 1)
+        calls.pop()
+        frame.end([] if outputs is None else now.nodes([outputs]))
+
+    def _frame(self, place: int) -> Frame:
+        """A call, by its place among those followed, as a frame now that it matters; so with those around it."""
+        known = place
+        while known >= 0 and self._calls[known].frame is None:
+            known -= 1
+        frame = (self._calls[known].frame if known >= 0 else None) or OUTSIDE
+        for call in self._calls[known + 1 : place + 1]:
+            given = call.given
+            if frame is not OUTSIDE:
+                frame.edges.append(call.begin)
+                given = frame.given
+            call.frame = frame = Frame(call.layer, call.backward, frame, call.begin, given)
+        return frame
+
+
+class _Call:
+    """A call that runs and is followed: the place of its range in `Here.owners`, and its frame once that matters."""
+
+    __slots__ = ("backward", "begin", "frame", "given", "index", "layer")
+
+    def __init__(self, index: int, layer: object, backward: Range | None, begin: int, given: Mapping[int, Any]) -> None:
+        self.index = index
+        self.layer = layer
+        self.backward = backward
+        self.begin = begin
+        self.given = given
+        self.frame: Frame | None = None
+
+
+class Block:
+    """A range around a ``with`` block or around calls; reusable, and nestable in itself.
+
+    Attributes:
+        range: The range.
+        recompute: What takes its place inside a running backward pass; mostly the same.
+        backward: The range of the backward pass of what a call returns, None where that is not followed.
+        owner: Who owns the ranges; by default the block.
+    """
+
+    __slots__ = ("backward", "owner", "range", "recompute")
+
+    def __init__(
+        self,
+        range_: Range,
+        recompute: Range | None = None,
+        backward: Range | None = None,
+        owner: object = None,
+    ) -> None:
+        self.range = range_
+        self.recompute = range_ if recompute is None else recompute
+        self.backward = backward
+        self.owner = self if owner is None else owner
+
+    @uncompiled
+    def __enter__(self) -> Block:
+        backend = now.backend
+        if backend is not None:
+            range_ = self.range
+            if self.recompute is not range_ and now.task() != -1:
+                range_ = self.recompute
+            if range_.backend is not backend:
+                backend.prepare(range_)
+            range_.push()
+            backend.thread.here.owners.append(self.owner)
+        return self
+
+    @uncompiled
+    def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:
+        backend = now.backend
+        if backend is not None:
+            here = backend.thread.here
+            if here.owners and here.owners[-1] is self.owner:
+                here.owners.pop()
+                backend.pop()
+            else:
+                here.close(self.owner, backend.pop)
+
+    @uncompiled
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Begin a call on this thread; says whether ranges are emitted."""
+        backend = now.backend
+        if backend is None:
+            return False
+        Block.__enter__(self)
+        if self.backward is not None and now.grad():
+            try:
+                backend.thread.here.begin(self, [*args, *kwargs.values()], self._recomputes())
+            except BaseException:
+                self.end(None)
+                raise
+        return True
+
+    def _recomputes(self) -> bool:
+        return self.recompute is not self.range and now.task() != -1
+
+    @uncompiled
+    def end(self, outputs: Any) -> None:
+        """End this thread's call and whatever was left open in it; ``outputs`` is None where it raised."""
+        backend = now.backend
+        if backend is None:
+            return
+        try:
+            if self.backward is not None:
+                backend.thread.here.end(self, outputs)
+        finally:
+            Block.__exit__(self, None, None, None)
+
+
+def ranged(function: Callable[..., Any], block: Block) -> Callable[..., Any]:
+    """A function that calls another inside a block."""
+    return partial(call_inside, block, function)
+
+
+@uncompiled_itself
+def call_inside(block: Block, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function inside a block."""
+    outputs = None
+    begun = block.begin(args, kwargs)
+    try:
+        outputs = function(*args, **kwargs)
+        return outputs
+    finally:
+        if begun:
+            block.end(outputs)

@@ -1,0 +1,162 @@
+"""Whether ranges are emitted, and to where: decided once from the environment, changed only by the embedded recorder.
+
+Everything that emits reads `backend`: None means quiet. What is installed only while somebody listens (hooks on modules
+and optimizers) is listed in `annotated` and is woken and put to sleep as the backend changes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, Protocol
+
+from nvprof_kit._instrument.compile.uncompiled import leave_to_python
+from nvprof_kit._instrument.memory.marks import NvtxWithMemory, Read, read_cuda
+from nvprof_kit._instrument.ranges import ranges
+from nvprof_kit._instrument.ranges.backends import Backend, Nvtx
+
+_MODES = ("auto", "on", "off")
+_INJECTED = ("NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH")
+"""Set by nsys (profile and launch, where it traces NVTX) and ncu to the library that NVTX loads."""
+
+_TOOL_HINTS = ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NV_NSIGHT_INJECTION_TRANSPORT_TYPE")
+"""Set by a tool that may listen to NVTX in another way; then nvtx itself is asked."""
+
+
+class Installable(Protocol):
+    """What is installed on an object of the program only while ranges are emitted."""
+
+    def wake(self) -> None:
+        """Install, if not installed."""
+
+    def sleep(self) -> None:
+        """Take out whatever is installed."""
+
+
+def read_mode(environ: Mapping[str, str]) -> str:
+    """The mode in ``NVPROF_KIT``: ``auto`` (the default), ``on`` or ``off``; anything else warns and is ``auto``."""
+    mode = environ.get("NVPROF_KIT", "auto").strip().lower() or "auto"
+    if mode in _MODES:
+        return mode
+    warnings.warn(f"NVPROF_KIT={mode!r} is none of {', '.join(_MODES)}; taken for auto", stacklevel=2)
+    return "auto"
+
+
+def tool_attached(environ: Mapping[str, str]) -> bool:
+    """Whether a tool that records NVTX runs this process; nvtx is imported only where the environment hints at one."""
+    if any(environ.get(name) for name in _INJECTED):
+        return True
+    if not any(environ.get(name) for name in _TOOL_HINTS):
+        return False
+    import nvtx
+    from nvtx._lib import lib
+
+    return hasattr(lib, "DummyDomain") and isinstance(nvtx.get_domain("nvprof_kit"), lib.Domain)
+
+
+mode = read_mode(os.environ)
+backend: Backend | None = None
+"""Where ranges go now; None while nobody listens."""
+
+
+class _Live(list[None], Enum):  # type: ignore[misc]  # the hash is the enumeration's
+    """Whether ranges are emitted: something in the list, or nothing.
+
+    torch.compile takes a member of an enumeration for a constant. So what it compiled while nobody listened stays
+    compiled when somebody does; of a plain variable it would keep a guard, and compile anew.
+    """
+
+    SWITCH = ()
+
+
+gate: dict[str, Any] = {"__live": _Live.SWITCH}
+"""Globals of the compiled forwarders of decorated functions, each read in one look: whether ranges are emitted
+(``__live``), and torch's answer to whether it compiles (``__compiling``)."""
+
+annotated: weakref.WeakKeyDictionary[object, Installable] = weakref.WeakKeyDictionary()
+"""What is annotated, and how: woken while ranges are emitted. An annotation lives as long as what it annotates."""
+
+
+def _switch(new: Backend | None) -> None:
+    global backend  # noqa: PLW0603
+    ranges.switch(new)
+    backend = new
+    _Live.SWITCH[:] = [] if new is None else [None]
+    if new is not None:
+        leave_to_python(new.pop)
+    for installable in list(annotated.values()):
+        if new is None:
+            installable.sleep()
+        else:
+            installable.wake()
+
+
+def _tool_backend() -> Nvtx | None:
+    if mode == "off" or (mode == "auto" and not tool_attached(os.environ)):
+        return None
+    with_memory = os.environ.get("NVPROF_KIT_MEMORY", "").strip() not in ("", "0")
+    return NvtxWithMemory(read_cuda) if with_memory else Nvtx()
+
+
+def carry_memory(read: Read = read_cuda) -> None:
+    """Have the ranges of layers that go to the attached tool carry the memory, from now to the program's end."""
+    global _tool
+    if _tool is None:
+        return
+    before, _tool = _tool, NvtxWithMemory(read, _tool)
+    if backend is before:
+        _switch(_tool)
+
+
+def activate(recorder: Backend) -> None:
+    """Send ranges to a recorder from now on; what was annotated comes alive, except under ``NVPROF_KIT=off``."""
+    if mode != "off":
+        _switch(recorder)
+
+
+def deactivate() -> None:
+    """Send ranges to where they went before the recorder: to the attached tool, or nowhere, and all goes quiet.
+
+    Ranges that the calling thread opened under the recorder and has not closed are closed here.
+    """
+    if backend is not None and backend is not _tool:
+        backend.close_all()
+        _switch(_tool)
+
+
+def restore(watcher: Backend, before: Backend | None) -> None:
+    """Send ranges to where they went before a watcher stood in between, if it still does; open ranges stay open."""
+    if backend is watcher:
+        _switch(before)
+
+
+def meet_torch() -> bool:
+    """Stands in for ``is_dynamo_compiling`` until torch is loaded, and then puts torch's own functions into place."""
+    global graph_task  # noqa: PLW0603
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "compiler"):
+        return False
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    graph_task = torch._C._current_graph_task_id
+    ranges.ask(graph_task, torch.is_grad_enabled, torch.autograd._get_sequence_nr)
+    gate["__compiling"] = torch.compiler.is_dynamo_compiling
+    return False
+
+
+def _find_graph_task() -> int:
+    meet_torch()
+    return -1 if graph_task is _find_graph_task else graph_task()
+
+
+graph_task: Callable[[], int] = _find_graph_task
+"""Number of the backward pass that runs on this thread, -1 where none does (or torch is not loaded)."""
+
+gate["__compiling"] = meet_torch
+ranges.ask(_find_graph_task, lambda: False, lambda: 0)
+_tool = _tool_backend()
+_switch(_tool)

@@ -1,0 +1,104 @@
+"""Which rank this process is, the mark that says so in a capture, and the folder that no other rank writes to."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from typing import Any
+
+from nvprof_kit._instrument.compile.uncompiled import uncompiled
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Range
+from nvprof_kit.names import RANK_MARK, Category, RankName, rank_text
+
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+"""Set by torchrun, mpirun and srun; Slurm's last, since a batch script has it too, and so what mpirun starts there."""
+
+_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+"""The same of the number of ranks."""
+
+_marked: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The threads of the backends (shared by those that pass on to one another) that were told the rank."""
+
+
+def rank() -> int:
+    """The rank by torch.distributed where it is initialised, else by the launcher's environment, else 0."""
+    return _found("get_rank", _RANKS, 0)
+
+
+def world_size() -> int:
+    """The number of ranks by torch.distributed where it is initialised, else by the launcher's environment, else 1."""
+    return _found("get_world_size", _SIZES, 1)
+
+
+def _found(question: str, variables: tuple[str, ...], otherwise: int) -> int:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(getattr(distributed, question)())
+    return next((int(value) for value in map(os.environ.get, variables) if value and value.isdecimal()), otherwise)
+
+
+def who() -> RankName | None:
+    """Which process of which run this is; None where neither torch.distributed nor a launcher told the rank."""
+    number = _found("get_rank", _RANKS, -1)
+    world = _found("get_world_size", _SIZES, 0)
+    return None if number < 0 else RankName(number, world or None, run_id())
+
+
+def run_id() -> str | None:
+    """What the ranks of one run have in common, by ``ranks.sh``, torchrun, Slurm or mpirun; None where nobody told.
+
+    torchrun's ``none`` is what it says where it was given no id.
+    """
+    told = os.environ.get("NVPROF_KIT_RUN_ID") or os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    if told and told != "none":
+        return told
+    job, part = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_STEP_ID")
+    if job:
+        return f"{job}.{part}" if part else job
+    return os.environ.get("PMIX_NAMESPACE") or None
+
+
+@uncompiled
+def mark_rank(*, again: bool = False) -> None:
+    """Have a capture say which rank it is of: a mark, once for each tool or recording, where the rank is known.
+
+    A capture that begins later than the program would miss it. So the recipes that know of one set `RANK_MARK`, which
+    marks every step.
+
+    Args:
+        again: Mark it anew, as a window of the program begins.
+    """
+    backend = state.backend
+    if backend is None or (backend.thread in _marked and not again and os.environ.get(RANK_MARK) != "step"):
+        return
+    name = who()
+    if name is not None:
+        _marked.add(backend.thread)
+        backend.mark(Range(rank_text(name), Category.USER, name.rank))
+
+
+def rank_folder(mesh: Any = None) -> str:
+    """Name of this rank's folder: ``rank3_dp1_tp1_pp0``.
+
+    Args:
+        mesh: A ``DeviceMesh`` whose dimensions are named: ``tp`` and ``pp`` are themselves, all others are data
+            parallel. Without one the ranks differ in ``dp`` only.
+    """
+    number = rank()
+    names = tuple(getattr(mesh, "mesh_dim_names", None) or ())
+    if not names or mesh.get_coordinate() is None:
+        return f"rank{number}_dp{number}_tp0_pp0"
+    places = dict(zip(names, zip(mesh.get_coordinate(), mesh.shape, strict=True), strict=True))
+    data = 0
+    for name, (place, size) in places.items():
+        if name not in ("tp", "pp"):
+            data = data * size + place
+    return f"rank{number}_dp{data}_tp{places.get('tp', (0, 1))[0]}_pp{places.get('pp', (0, 1))[0]}"
+
+
+def mesh_of(model: Any) -> Any:
+    """The ``DeviceMesh`` that some parameter of a model is spread over, None where none is."""
+    meshes = (getattr(parameter, "device_mesh", None) for parameter in model.parameters())
+    return next((mesh for mesh in meshes if mesh is not None), None)

@@ -1,0 +1,78 @@
+"""A table as data: csv, json, md or parquet, with the columns and units it has in Python."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from nvprof_kit._report.plain import csv_cell, plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def encode(table: pd.DataFrame, data_format: str) -> bytes:
+    """A table in one of `FORMATS`.
+
+    csv and json write integers as integers, fractions with all their digits, and a missing value as nothing and
+    ``null``. json is a list with an object per row. Text is UTF-8.
+    """
+    return FORMATS[data_format](table)
+
+
+def with_capture(tables: Iterable[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
+    """The tables of several captures under one another, with a first column ``capture`` that tells them apart."""
+    import pandas as pd
+
+    labelled = [table.assign(capture=name)[["capture", *table.columns]] for name, table in tables]
+    together: pd.DataFrame = pd.concat(labelled, ignore_index=True)
+    return together
+
+
+def _csv(table: pd.DataFrame) -> bytes:
+    return _mapped(table, csv_cell).to_csv(index=False, lineterminator="\n").encode()
+
+
+def _mapped(table: pd.DataFrame, write: Callable[[str], str]) -> pd.DataFrame:
+    """The table with every text as it may be written; numbers and missing values stay."""
+    texts = [str(name) for name in table if table[name].dtype.kind not in "iufbmM"]
+    written = {name: table[name].astype(object).map(lambda one: write(one) if isinstance(one, str) else one)
+               for name in texts}  # fmt: skip
+    return table.assign(**written) if written else table
+
+
+def _json(table: pd.DataFrame) -> bytes:
+    plain = table.astype(object).where(table.notna(), None)
+    rows = [json.dumps(row, ensure_ascii=False) for row in plain.to_dict("records")]
+    return ("[\n" + ",\n".join(rows) + "\n]\n").encode()
+
+
+def _markdown(table: pd.DataFrame) -> bytes:
+    numbers = set(table.select_dtypes("number"))
+    rules = ["---:" if name in numbers else "---" for name in table.columns]
+    plain = table.astype(object).where(table.notna(), None)
+    rows = [[_cell(value) for value in row] for row in plain.itertuples(index=False)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in ([*map(str, table.columns)], rules, *rows)).encode()
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if value is None:
+        return ""
+    return plain(str(value)).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def _parquet(table: pd.DataFrame) -> bytes:
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, index=False)
+    return buffer.getvalue()
+
+
+FORMATS: Mapping[str, Callable[[pd.DataFrame], bytes]] = MappingProxyType(
+    {"csv": _csv, "json": _json, "md": _markdown, "parquet": _parquet}
+)
+"""The data formats, each by the suffix of its files."""

@@ -1,0 +1,348 @@
+"""What the page shows of a capture, as plain data: no markup in it, and every time a whole number of nanoseconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.attribution.operations import Operations
+from nvprof_kit._analysis.attribution.step_times import instance_of, slowest_step, step_times, typical_step
+from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
+from nvprof_kit._analysis.kernels.classes import CLASSES, Rule
+from nvprof_kit._analysis.layers.layers import LayersOptions, layers
+from nvprof_kit._analysis.layers.memory import layer_memory, memory_tree, tells_memory
+from nvprof_kit._analysis.timeline import timeline
+from nvprof_kit._report.text.layers import heading, time_name
+from nvprof_kit._report.text.units import Milliseconds, percent
+from nvprof_kit._trace.schema import Trace
+from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nvprof_kit._analysis.advise.advise import AdviseResult
+    from nvprof_kit._analysis.flops.flops import FlopsResult
+    from nvprof_kit._analysis.layers.layers import LayersResult
+    from nvprof_kit._analysis.timeline import Timeline
+    from nvprof_kit._trace.schema import Trace
+
+
+@dataclass(frozen=True)
+class ClassTimes:
+    """Time by class of kernel.
+
+    Attributes:
+        gpu_ns: The classes that took time, with it in ns; the costliest first.
+        warnings: That some kernels matched no rule.
+    """
+
+    gpu_ns: dict[str, int]
+    warnings: tuple[str, ...] = ()
+
+
+def class_times(operations: Operations, counted: npt.NDArray[np.bool_] | None = None) -> ClassTimes | None:
+    """Time by class of kernel; None where the capture has no kernels.
+
+    Args:
+        operations: The operations.
+        counted: Which of them count, all by default.
+    """
+    trace = operations.trace
+    if not trace.info.on_gpu:
+        return None
+    found = operations.classes
+    length = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
+    length = length if counted is None else np.where(counted, length, 0)
+    sums = exact_sums(found.code.astype(np.int64), length, len(CLASSES)).tolist()
+    took = [(name, ns) for name, ns in zip(CLASSES, sums, strict=True) if ns > 0]
+    return ClassTimes(dict(sorted(took, key=lambda one: -one[1])), found.warnings(sum(sums)))
+
+
+def class_bars(times: ClassTimes | None, steps: int) -> list[dict[str, Any]]:
+    """A row of the page for each class: name, time per step, percent, and width of its bar in percent."""
+    if times is None or not times.gpu_ns:
+        return []
+    whole, longest = sum(times.gpu_ns.values()), max(times.gpu_ns.values())
+    ms = Milliseconds.for_total(whole, max(steps, 1))
+    return [
+        {"name": name, "time": ms(ns), "percent": percent(ns / whole), "width": f"{100 * ns / longest:.2f}"}
+        for name, ns in times.gpu_ns.items()
+    ]
+
+
+MAX_TIMELINES = 4
+"""Most steps that the page shows in time: the typical one, the slowest, and those that findings point to."""
+
+MAX_TEXT = 1000
+"""Longest name that is written out; of a longer one the beginning, and how long it is."""
+
+PHASES = tuple(category.value for category in LAYER_CATEGORIES)
+"""Phases of a layer, in the order in which they are drawn."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What the page shows of one capture.
+
+    Attributes:
+        layers: The per-layer table by step.
+        steps: Lengths of the steps (`nvprof_kit._analysis.attribution.step_times.step_times`).
+        timelines: Steps to show in time, each with its title.
+        classes: Time by class of kernel; None where there is none.
+        findings: What to do about it, the weightiest first.
+        memory: The memory of each row of the tree (`nvprof_kit._analysis.layers.memory.memory_tree`); None where the
+            capture tells nothing of it.
+        flops: What the operations counted beside the capture get out of the GPU; None where none were counted.
+    """
+
+    layers: LayersResult
+    steps: pd.DataFrame
+    timelines: Sequence[tuple[str, Timeline]] = ()
+    classes: ClassTimes | None = None
+    findings: Sequence[Finding] = ()
+    memory: pd.DataFrame | None = None
+    flops: FlopsResult | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to do, and where it shows.
+
+    Attributes:
+        title: What was found, in a line.
+        detail: Its evidence, the numbers from the capture.
+        advice: The change to try.
+        saving: The most it could save, as text.
+        layer: The layer to jump to, '' for none.
+        window: The time to jump to, in ns since the capture's zero, None for none.
+    """
+
+    title: str
+    detail: str = ""
+    advice: str = ""
+    saving: str = ""
+    layer: str = ""
+    window: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One of the numbers on top: what it is, the number, and what belongs to it."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+def headlines(sheet: Sheet) -> list[Headline]:
+    """The numbers on top of the page."""
+    result, summary = sheet.layers, sheet.layers.summary
+    steps = max(summary.steps, 1)
+    ms = Milliseconds.for_total(summary.shown_ns, steps)
+    per_step = " per step" if summary.steps > 1 else ""
+    operations = f"{summary.ops:,} operations" + (f" in {summary.steps} steps" if summary.steps > 1 else "")
+    made = [Headline(heading(time_name(result)) + per_step, f"{ms(summary.shown_ns) or '0'} ms", operations)]
+    if len(sheet.steps):
+        lengths = sheet.steps["wall_ns"].to_numpy()[result.steps.shown]
+        shortest, longest = (Milliseconds.for_total(int(lengths.max()))(int(value)) for value in _ends(lengths))
+        middle = Milliseconds.for_total(int(lengths.max()))(int(np.sort(lengths)[(len(lengths) - 1) // 2]))
+        made.append(Headline("Median step", f"{middle} ms", f"{shortest} to {longest} ms"))
+    if sheet.timelines and result.info.on_gpu:
+        made.append(_idle_headline(sheet.timelines[0][1]))
+    if sheet.flops is not None and not math.isnan(sheet.flops.whole.mfu):
+        made.append(_flops_headline(sheet.flops))
+    of_loop = f"{percent(summary.loop_layer_share)} of forward and backward"
+    made.append(Headline("In a named layer", percent(summary.layer_ns / max(summary.work_ns, 1)), of_loop))
+    rows = result.shown_rows
+    own = rows[rows["layer"] != NO_LAYER].groupby("layer", sort=False)["gpu_self_ns"].sum()
+    if len(own):
+        share = percent(own.max() / max(summary.shown_ns, 1))
+        made.append(Headline("Costliest layer by its own work", short_text(str(own.idxmax())), share))
+    return made
+
+
+def _ends(lengths: Int64Array) -> tuple[int, int]:
+    return int(lengths.min()), int(lengths.max())
+
+
+def _flops_headline(found: FlopsResult) -> Headline:
+    whole = found.whole
+    rate = f"{whole.flops / max(whole.step_ns, 1) / 1000:,.1f} TFLOP/s"
+    note = "above the peak: `nvprof-kit flops` says why" if whole.above_the_peak else rate
+    return Headline("MFU", percent(whole.mfu), f"{note}; {percent(whole.busy_mfu)} while the GPU works")
+
+
+def _idle_headline(shown: Timeline) -> Headline:
+    idle, window = idle_share(shown)
+    where = f"of step {shown.step}" if shown.step is not None else "of the capture"
+    devices = len({lane.device for lane in shown.lanes})
+    return Headline("GPU idle", percent(idle / max(window, 1)), f"{where}{f', {devices} GPUs' if devices > 1 else ''}")
+
+
+def idle_share(shown: Timeline) -> tuple[int, int]:
+    """Idle time of a timeline's devices, and the time from their first to their last operation in the step, in ns."""
+    devices = sorted({lane.device for lane in shown.lanes})
+    windows = [shown.own_window(device) for device in devices]
+    idle = sum(int(shown.idle_in_step(device).sum()) for device in devices)
+    return idle, sum(end - begin for begin, end in windows)
+
+
+def phase_split(result: LayersResult) -> list[tuple[str, int]]:
+    """The total by phase of the loop, in ns, without the phases that took nothing."""
+    by_phase = result.shown_rows.groupby("phase")["gpu_self_ns"].sum()
+    known = [phase for phase in PHASES if phase in by_phase]
+    by_time = by_phase.sort_values(ascending=False, kind="stable").index
+    others = [str(phase) for phase in by_time if phase not in PHASES]
+    return [(phase, int(by_phase[phase])) for phase in (*known, *others) if by_phase[phase] > 0]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A row of the comparison: a row of the model's tree and its time per step in each capture, None where it is not.
+
+    Attributes:
+        layer: The row's name, a path or ``(none) optimizer``.
+        parent: The layer that holds it, '' for none.
+        depth: Its depth in the tree.
+        times: ns per step, a number per capture.
+    """
+
+    layer: str
+    parent: str
+    depth: int
+    times: tuple[float | None, ...]
+
+    @property
+    def change(self) -> float | None:
+        """The last capture's time less the first's, None where one of them is missing."""
+        first, last = self.times[0], self.times[-1]
+        return None if first is None or last is None else last - first
+
+
+def changes(sheets: Sequence[Sheet]) -> list[Change]:
+    """Every row of the trees of several captures, in the first's order, those that only a later one has behind."""
+    places: dict[str, tuple[str, int]] = {}
+    by_sheet: list[dict[str, float]] = []
+    for sheet in sheets:
+        steps = max(sheet.layers.summary.steps, 1)
+        rows = sheet.layers.tree
+        names = row_names(rows)
+        work = (rows["total_ns"] - rows["comm_ns"]).tolist()
+        by_sheet.append({name: ns / steps for name, ns in zip(names, work, strict=True)})
+        for name, parent, depth in zip(names, rows["parent"].tolist(), rows["depth"].tolist(), strict=True):
+            places.setdefault(name, (parent, depth))
+    return [Change(name, *place, tuple(times.get(name) for times in by_sheet)) for name, place in places.items()]
+
+
+def total_change(sheets: Sequence[Sheet]) -> Change:
+    """The captures' totals as a row of the comparison."""
+    totals = (sheet.layers.summary.work_ns / max(sheet.layers.summary.steps, 1) for sheet in sheets)
+    return Change("total", "", 0, tuple(totals))
+
+
+def row_names(tree: pd.DataFrame) -> list[str]:
+    """The rows of a tree by name: a layer's path, or ``(none) optimizer``."""
+    names: list[str] = tree["layer"].where(tree["layer"] != NO_LAYER, NO_LAYER + " " + tree["phase"]).tolist()
+    return names
+
+
+def short_text(text: str) -> str:
+    """A text of at most `MAX_TEXT` characters, which says so where it was longer."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text):,} characters)"
+
+
+def sheet_of(
+    trace: Trace,
+    step: int | None = None,
+    found: AdviseResult | None = None,
+    own_rules: tuple[Rule, ...] = (),
+    *,
+    steps: StepOptions = ALL_STEPS,
+    known: Operations | None = None,
+) -> Sheet:
+    """Everything the page shows of a capture.
+
+    Args:
+        trace: The capture, with the columns of `nvprof_kit._analysis.timeline.OPTIONAL`, and the tables of
+            `nvprof_kit._trace.schema.MEMORY_TABLES` if the memory is to be shown.
+        step: The step to show in time, None for the typical one, the slowest, and those that findings point to.
+        found: What to do about it, None where nobody looked.
+        own_rules: Rules for kernel classes, asked before the package's.
+        steps: Which steps the figures per step are of, by default all but warm-up.
+        known: The same operations, where owners and classes are known already.
+
+    Raises:
+        UsageError: The capture has no such step.
+    """
+    operations = Operations(trace, own_rules, known)
+    attribution = operations.attribution
+    times = step_times(trace, attribution)
+    result = layers(trace, LayersOptions(by_step=True, steps=steps), attribution)
+    pointed = [] if found is None or step is not None else _steps_of(found, times)
+    chosen = _chosen_steps(times, step, trace.info.path, pointed, result.steps.shown)
+    timelines = [(title, timeline(trace, attribution, one)) for title, one in chosen]
+    return Sheet(
+        layers=result,
+        steps=times,
+        timelines=timelines,
+        classes=class_times(operations, result.steps.of_ops(attribution)),
+        findings=[] if found is None else _findings(found, result, [shown for _, shown in timelines]),
+        memory=memory_tree(layer_memory(trace, attribution), result.tree) if tells_memory(trace) else None,
+    )
+
+
+def _steps_of(found: AdviseResult, times: pd.DataFrame) -> list[int]:
+    """Instances of steps that findings point to, the weightiest first."""
+    chosen: list[int] = []
+    for finding in found.findings:
+        here = (times["start_ns"] <= finding.start_ns) & (finding.start_ns < times["end_ns"])
+        chosen += times.index[here][:1].tolist()
+    return list(dict.fromkeys(chosen))
+
+
+def _findings(found: AdviseResult, result: LayersResult, timelines: Sequence[Timeline]) -> list[Finding]:
+    """The findings as the page shows them, each with a link to where it can be seen on it."""
+    rows, parts = set(row_names(result.tree)), max(found.steps, 1) * found.gpus
+    of = " and ".join(name for name, number in (("step", found.steps), ("GPU", found.gpus)) if number > 1)
+    made = []
+    for one in found.findings:
+        layer = f"{NO_LAYER} {one.phase}" if one.layer == NO_LAYER else one.layer
+        seen = any(shown.start_ns <= one.start_ns and one.end_ns <= shown.end_ns for shown in timelines)
+        saves = Milliseconds.for_total(one.saves_ns, parts)(one.saves_ns)
+        share = percent(one.saves_ns / max(found.wall_ns, 1))
+        made.append(
+            Finding(
+                title=one.title,
+                detail=one.evidence,
+                advice=one.advice,
+                saving=f"at most {saves} ms{f' per {of}' if of else ''}, {share}",
+                layer=layer if layer in rows else "",
+                window=(one.start_ns, one.end_ns) if seen else None,
+            )
+        )
+    return made
+
+
+def _chosen_steps(
+    times: pd.DataFrame, step: int | None, path: str, pointed: Sequence[int], shown: npt.NDArray[np.bool_]
+) -> list[tuple[str, int | None]]:
+    """The instances of steps to show in time, each with its title."""
+    if step is not None:
+        return [(f"step {step}", instance_of(times, step, path))]
+    typical, slowest = typical_step(times[shown]), slowest_step(times[shown])
+    if typical is None or slowest is None:
+        return [("the whole capture", None)]
+    number = times["step"]
+    titles = {typical: f"step {number[typical]}, a typical one"}
+    titles.setdefault(slowest, f"step {number[slowest]}, the slowest")
+    for one in pointed:
+        if len(titles) < MAX_TIMELINES:
+            titles.setdefault(one, f"step {number[one]}, of a finding")
+    return [(title, one) for one, title in titles.items()]

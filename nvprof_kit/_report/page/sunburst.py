@@ -1,0 +1,99 @@
+"""Sunburst pages of what `MemoryProfiler` saw: a ring for each level of the model. Each page needs only a browser."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from nvprof_kit._report.export.writer import write_file
+
+Row = Sequence[Any]
+"""Kind, path, bytes, device."""
+
+Point = tuple[str, str, Sequence[Row]]
+"""A time point: name, the device that computes, rows."""
+
+PAGES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "params": ("params_memory_sunburst.html", "Parameters"),
+        "grads": ("grads_memory_sunburst.html", "Gradients"),
+        "os_params": ("os_params_memory_sunburst.html", "Optimizer's copies of parameters"),
+        "os_state": ("os_memory_sunburst.html", "Optimizer state"),
+        "activation": ("activation_memory_sunburst.html", "Activations kept for the backward pass"),
+    }
+)
+"""File and title of each kind's page."""
+
+SUMMARY = "summary_sunburst.html"
+_TEMPLATE = Path(__file__).parent / "templates" / "sunburst.html"
+
+
+def write_sunbursts(folder: Path, points: Sequence[Point]) -> None:
+    """Write a page for each kind, at the time point with the most of it, and a summary at the one with the most of all.
+
+    Args:
+        folder: Where to.
+        points: The time points.
+    """
+    for kind, (name, title) in PAGES.items():
+        most = max(points, key=_Sum(kind))
+        rows = [(row[1], row[2]) for row in _here(most) if row[0] == kind]
+        write_file(folder / name, sunburst_page(title, f"At {most[0]}.", rows))
+    most = max(points, key=_Sum(None))
+    rows = [(f"{row[0]}.{row[1]}" if row[1] else row[0], row[2]) for row in _here(most)]
+    write_file(folder / SUMMARY, sunburst_page("Memory", f"At {most[0]}, when it was most.", rows))
+
+
+def sunburst_page(title: str, about: str, rows: Iterable[tuple[str, int]]) -> bytes:
+    """A page with the bytes of dotted paths; no text in it is taken for markup.
+
+    Args:
+        title: Heading of the page, and name of the whole.
+        about: A sentence below it.
+        rows: Path and bytes of each; what is not above nothing is left out.
+    """
+    data = json.dumps(_tree(title, rows), separators=(",", ":")).replace("<", "\\u003c")
+    page = _TEMPLATE.read_text(encoding="utf-8")
+    page = page.replace("@title@", html.escape(title)).replace("@about@", html.escape(about))
+    before, _, after = page.partition("@data@")
+    return (before + data + after).encode()
+
+
+def _tree(name: str, rows: Iterable[tuple[str, int]]) -> dict[str, Any]:
+    """A node for each part of a path, with the bytes of all below it."""
+    root: dict[str, Any] = {"name": name, "bytes": 0, "parts": {}}
+    for path, count in rows:
+        if count <= 0:
+            continue
+        node = root
+        node["bytes"] += count
+        for part in path.split("."):
+            node = node["parts"].setdefault(part, {"name": part, "bytes": 0, "parts": {}})
+            node["bytes"] += count
+    return _listed(root)
+
+
+def _listed(node: dict[str, Any]) -> dict[str, Any]:
+    parts = [_listed(part) for part in node["parts"].values()]
+    own = node["bytes"] - sum(part["bytes"] for part in parts)
+    if parts and own:
+        parts.append({"name": "(itself)", "bytes": own})
+    return {"name": node["name"], "bytes": node["bytes"], **({"parts": parts} if parts else {})}
+
+
+def _here(point: Point) -> list[Row]:
+    return [row for row in point[2] if row[3] == point[1]]
+
+
+class _Sum:
+    """Bytes of a kind, None for all, at a time point."""
+
+    def __init__(self, kind: str | None) -> None:
+        self._kind = kind
+
+    def __call__(self, point: Point) -> int:
+        return sum(row[2] for row in _here(point) if self._kind in (None, row[0]))

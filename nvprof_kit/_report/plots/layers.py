@@ -1,0 +1,97 @@
+"""The per-layer table as a plot: a bar for each layer, its phases stacked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nvprof_kit._report.plots.plots import PHASE_COLOURS
+from nvprof_kit._report.text.layers import heading, time_name
+from nvprof_kit._report.text.units import counted, percent
+from nvprof_kit.names import NO_LAYER
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from nvprof_kit._analysis.layers.layers import LayersResult
+
+MAX_BARS = 40
+"""Without a depth asked for, the plot goes as deep into the model as this many bars allow."""
+
+_LONGEST = 60
+"""Letters of a label; more would leave no room for the bars."""
+
+_PHASES = list(PHASE_COLOURS)
+
+
+def layers_figure(result: LayersResult, depth: int | None = None) -> Figure:
+    """A bar for each layer, in the model's order, its phases stacked; the bars add up to the capture's total.
+
+    Args:
+        result: The per-layer table.
+        depth: Levels of the tree to go down, None for as many as give `MAX_BARS` bars.
+    """
+    from matplotlib.figure import Figure
+
+    bars = layers_bars(result.tree, depth)
+    steps = max(result.summary.steps, 1)
+    figure = Figure(figsize=(10, 1.7 + 0.28 * len(bars)), layout="constrained")
+    axes = figure.add_subplot()
+    _draw(axes, bars, steps)
+    axes.set_xlabel(f"{heading(time_name(result))}, ms{' per step' if steps > 1 else ''}", fontsize=13)
+    gpu = f" on {counted(result.info.gpus)}" if result.info.gpus else ""
+    figure.suptitle(f"{heading(time_name(result))} by layer{gpu}", fontsize=15)
+    return figure
+
+
+def layers_bars(tree: pd.DataFrame, depth: int | None = None) -> pd.DataFrame:
+    """The bars: columns label, forward, backward, recompute, other, in ns; they add up to the tree's total.
+
+    They are the layers of the lowest level shown, what the layers above them did themselves, and what is outside every
+    layer.
+    """
+    deepest = int(tree["depth"].max()) + 1 if len(tree) else 1
+    levels = depth or next((level for level in range(deepest, 1, -1) if len(_cut(tree, level)) <= MAX_BARS), 1)
+    return _cut(tree, levels)
+
+
+def _cut(tree: pd.DataFrame, levels: int) -> pd.DataFrame:
+    """The tree as a partition of its total: each layer of the first levels less its children among them."""
+    shown = tree[tree["depth"] < levels].reset_index(drop=True)
+    times = shown[[f"{phase}_ns" for phase in _PHASES]].set_axis(_PHASES, axis=1)
+    in_children = times.groupby(shown["parent"]).sum().reindex(shown["layer"], fill_value=0)
+    own = times - in_children.to_numpy()
+    label = shown["layer"].mask(shown["layer"] == NO_LAYER, NO_LAYER + " " + shown["phase"])
+    label = label.mask(shown["layer"].isin(shown["parent"]), label + " (itself)")
+    own.insert(0, "label", label)
+    bars: pd.DataFrame = own[own[_PHASES].sum(axis=1) > 0].reset_index(drop=True)
+    return bars
+
+
+def _readable(label: str) -> str:
+    """A label by its end, which tells it from others, where it is too long."""
+    return label if len(label) <= _LONGEST else f"…{label[1 - _LONGEST :]}"
+
+
+def _draw(axes: Axes, bars: pd.DataFrame, steps: int) -> None:
+    times = bars[_PHASES].to_numpy() / steps / 1e6
+    places = range(len(bars))
+    left = 0 * times[:, 0]
+    for phase, lengths in zip(_PHASES, times.T, strict=True):
+        if (lengths > 0).any():
+            axes.barh(places, lengths, left=left, color=PHASE_COLOURS[phase], label=phase, height=0.78)
+            left = left + lengths
+    longest = left.max(initial=0) or 1.0
+    for place, length in enumerate(left):
+        axes.text(length + 0.006 * longest, place, percent(length / left.sum()), va="center", fontsize=10)
+    axes.set_yticks(places, bars["label"].map(_readable), fontsize=11)
+    axes.tick_params(axis="x", labelsize=11)
+    axes.invert_yaxis()
+    axes.margins(y=0.01)
+    axes.set_xlim(right=1.12 * longest)
+    axes.grid(axis="x", color="#DDDDDD")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(bars):
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False, fontsize=12)

@@ -1,0 +1,115 @@
+"""A snapshot as pictures: allocated memory over time by layer, and the segments with their blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nvprof_kit._report.plots.plots import PALETTE
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from nvprof_kit._analysis.memory.memory import MemoryResult
+    from nvprof_kit._trace.torch_memory.snapshot import Snapshot
+
+_POINTS = 1000
+_LAYERS = 7
+_SEGMENTS = 60
+_STEPS = 16
+_MIB = 1 << 20
+_EARLY = "before the history"
+_BEFORE = "#BBBBBB"
+
+
+def timeline_figure(result: MemoryResult) -> Figure:
+    """Allocated memory after each event, the largest layers of the peak stacked, and what is reserved as a line.
+
+    Events stand side by side, whatever time passed between them: a step takes milliseconds, building a model seconds.
+    """
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    events = len(result.level_bytes)
+    at = np.linspace(0, events - 1, min(_POINTS, events)).astype(np.int64)
+    at = np.unique(np.append(at, result.summary.peak_event)) if events else at
+    bands = _bands(result, at)
+    figure = Figure(figsize=(12, 5.2), layout="constrained")
+    axes = figure.add_subplot()
+    if len(at):
+        heights = [height / _MIB for height in bands.values()]
+        colours = [_BEFORE] * (_EARLY in bands) + [*PALETTE]
+        axes.stackplot(at, heights, labels=list(bands), colors=colours[: len(bands)], step="post", linewidth=0)
+        axes.plot(
+            at, result.reserved_bytes[at] / _MIB, color="#222222", lw=1.2, label="reserved", drawstyle="steps-post"
+        )
+        axes.axvline(result.summary.peak_event, color="#222222", lw=0.8, ls=":")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, frameon=False, fontsize=11)
+    axes.set_xlabel("events, in order", fontsize=12)
+    _mark_steps(result, axes)
+    axes.set_ylabel("MiB", fontsize=12)
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"Allocated memory on device {result.summary.device} by layer; the peak is dotted", fontsize=14)
+    return figure
+
+
+def _mark_steps(result: MemoryResult, axes: Axes) -> None:
+    """Say where each step begins, if they are few."""
+    own = result.held[result.held["step"].notna() & (result.held["start"] >= 0)]
+    first = own.groupby(own["step"].astype("int64"))["start"].min()
+    if 0 < len(first) <= _STEPS:
+        axes.set_xticks(first.tolist(), [f"step {step}" for step in first.index], ha="left")
+
+
+def _bands(result: MemoryResult, at: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:
+    """Bytes held at these events by the layers that hold most at the peak, by all others, and from before."""
+    import numpy as np
+
+    held = result.held[result.held["start"] >= 0]
+    layers = held["layer"].astype("str")
+    order = result.by_layer.groupby("layer", sort=False)["bytes"].sum().sort_values(ascending=False, kind="stable")
+    present = set(layers)
+    chosen = [name for name in order.index if name in present][:_LAYERS]
+    bands = {}
+    left = result.level_bytes[at].copy()
+    groups = {name: layers == name for name in chosen} | {"other layers": ~layers.isin(chosen)}
+    for name, mine in groups.items():
+        change = np.zeros(len(result.level_bytes) + 1, dtype=np.int64)
+        sizes = held["size_bytes"][mine].to_numpy()
+        np.add.at(change, held["start"][mine].to_numpy(), sizes)
+        np.subtract.at(change, held["end"][mine].to_numpy(), sizes)
+        level = np.cumsum(change)[at]
+        if level.any():
+            bands[name] = level
+            left = left - level
+    return ({_EARLY: np.maximum(left, 0)} if (left > 0).any() else {}) | bands
+
+
+def segments_figure(snapshot: Snapshot, device: int) -> Figure:
+    """A bar for each segment, largest first: what is in use, and what is idle."""
+    from matplotlib.figure import Figure
+
+    segments = snapshot.segments[snapshot.segments["device"] == device].nlargest(_SEGMENTS, "total_bytes")
+    figure = Figure(figsize=(12, 1.6 + 0.16 * len(segments)), layout="constrained")
+    axes = figure.add_subplot()
+    blocks = snapshot.blocks.groupby("segment")
+    for place, (row, segment) in enumerate(segments.iterrows()):
+        axes.barh(place, segment["total_bytes"] / _MIB, color="#DDDDDD", height=0.8)
+        if row not in blocks.groups:
+            continue
+        mine = blocks.get_group(row)
+        mine = mine[mine["state"] != "inactive"]
+        starts = (mine["address"] - segment["address"]) / _MIB
+        spans = list(zip(starts, mine["size_bytes"] / _MIB, strict=True))
+        axes.broken_barh(spans, (place - 0.4, 0.8), color=PALETTE[0], edgecolor="white", linewidth=0.3)
+    labels = [f"{kind} {stream}" for kind, stream in zip(segments["kind"], segments["stream"], strict=True)]
+    axes.set_yticks(range(len(segments)), labels, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("MiB from the segment's begin; blue in use, grey idle", fontsize=12)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"The {len(segments)} largest segments on device {device}: kind and stream", fontsize=14)
+    return figure

@@ -1,0 +1,160 @@
+"""One step in time as a plot: idle gaps of each GPU, and for each stream the layers over the operations they own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from nvprof_kit._report.page.timeline import lane_label
+from nvprof_kit._report.plots.plots import PHASE_COLOURS
+from nvprof_kit._report.text.units import counted, percent
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from nvprof_kit._analysis.timeline import Timeline
+
+IDLE = "#D55E00"
+"""Colour of idle gaps: of Okabe and Ito's, the one that no phase has."""
+
+_LETTER = 0.0085
+"""Width of a letter of a label, as a part of the plot's."""
+
+
+_GRAINS = 4000
+"""Parts of the plot's width that can be told apart."""
+
+
+class Band(NamedTuple):
+    """One line of the plot: what it is called, and the boxes on it (columns start_ns, end_ns, colour, label)."""
+
+    name: str
+    boxes: pd.DataFrame
+
+
+def timeline_figure(shown: Timeline, gpus: Sequence[str] = (), depth: int | None = None) -> Figure:
+    """The layers of one step over the GPU's streams.
+
+    Args:
+        shown: What ran.
+        gpus: Names of the GPUs, for the title.
+        depth: Levels of the model to draw, None for all.
+    """
+    from matplotlib.figure import Figure
+
+    bands = timeline_bands(shown, depth)
+    figure = Figure(figsize=(10, 1.75 + 0.36 * len(bands)), layout="constrained")
+    axes = figure.add_subplot()
+    begin, end = shown.own_window()
+    for place, band in enumerate(bands):
+        _draw(axes, place, band, begin, (end - begin) / 1e6)
+    axes.set_yticks(range(len(bands)), [band.name for band in bands], fontsize=11)
+    axes.set_ylim(len(bands) - 0.4, -0.6)
+    axes.set_xlim(0, (end - begin) / 1e6)
+    axes.set_xlabel("time, ms", fontsize=13)
+    axes.tick_params(axis="x", labelsize=11)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="#DDDDDD")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    _legend(axes, bands)
+    step = f"Step {shown.step}" if shown.step is not None else "The capture"
+    figure.suptitle(f"{step} in time{f' on {counted(gpus)}' if gpus else ''}", fontsize=15)
+    return figure
+
+
+def timeline_bands(shown: Timeline, depth: int | None = None) -> list[Band]:
+    """The lines of the plot, from top to bottom: for each GPU its idle gaps, for each stream layers and operations."""
+    bands = []
+    for device in sorted({lane.device for lane in shown.lanes}):
+        begin, end = shown.own_window(device)
+        share = int(shown.idle_in_step(device).sum()) / max(end - begin, 1)
+        gaps = shown.idle[shown.idle["device"] == device]
+        if any(lane.on_gpu for lane in shown.lanes if lane.device == device):
+            bands.append(Band(f"GPU {device} idle, {percent(share)}", _boxes(shown, gaps, IDLE, "")))
+        for place, lane in enumerate(shown.lanes):
+            if lane.device == device:
+                bands += [band for band in _stream(shown, place, lane_label(lane, shown), depth) if len(band.boxes)]
+    return bands
+
+
+def _stream(shown: Timeline, place: int, name: str, depth: int | None) -> list[Band]:
+    spans = shown.spans[shown.spans["lane"] == place]
+    bands = []
+    for level, mine in spans.groupby("level", sort=True):
+        if depth is None or int(level) < depth:
+            label = mine["layer"].astype(str).map(last_words)
+            colour = mine["phase"].map(lambda phase: PHASE_COLOURS.get(phase, PHASE_COLOURS["other"]))
+            bands.append(Band("layers" if level == 0 else "", _boxes(shown, mine, colour.to_numpy(), label.to_numpy())))
+    ops = shown.ops[shown.ops["lane"] == place]
+    colours = [PHASE_COLOURS.get(phase, PHASE_COLOURS["other"]) for phase in ops["phase"].cat.categories]
+    bands.append(Band(name, _boxes(shown, ops, np.array(colours, dtype=object)[ops["phase"].cat.codes], "")))
+    return bands
+
+
+def _boxes(shown: Timeline, frame: pd.DataFrame, colour: np.ndarray | str, label: np.ndarray | str) -> pd.DataFrame:
+    """What of the boxes lies in the step: before and behind it others may run."""
+    begin, end = shown.own_window()
+    boxes = frame[["start_ns", "end_ns"]].assign(colour=colour, label=label)
+    inside = boxes[(boxes["end_ns"] > begin) & (boxes["start_ns"] < end)]
+    clipped: pd.DataFrame = inside.assign(**{name: inside[name].clip(begin, end) for name in ("start_ns", "end_ns")})
+    return clipped
+
+
+def last_words(path: str) -> str:
+    """A layer by the end of its path: ``self_attn``, ``layers.3``."""
+    parts = path.split(".")
+    return ".".join(parts[-2:]) if parts[-1].isdecimal() else parts[-1]
+
+
+def _draw(axes: Axes, place: int, band: Band, begin: int, whole_ms: float) -> None:
+    boxes = _merged(band.boxes, whole_ms * 1e6 / _GRAINS)
+    start = (boxes["start_ns"].to_numpy() - begin) / 1e6
+    length = (boxes["end_ns"] - boxes["start_ns"]).to_numpy() / 1e6
+    height = 0.82
+    # a white edge parts neighbours; what is narrow has one of its own colour, which keeps it in sight
+    parted = boxes["label"].astype(bool).to_numpy() & (length > whole_ms / 300)
+    for colour in boxes["colour"].unique():
+        for white in (False, True):
+            these = (boxes["colour"] == colour).to_numpy() & (parted == white)
+            axes.broken_barh(
+                list(zip(start[these], length[these], strict=True)),
+                (place - height / 2, height),
+                facecolors=colour,
+                edgecolors="white" if white else colour,
+                linewidth=0.5 if white else 0.15,
+            )
+    for at, wide, label, colour in zip(start, length, boxes["label"], boxes["colour"], strict=True):
+        letters = wide / (_LETTER * whole_ms)
+        text = next((one for one in (label, label.rpartition(".")[2]) if len(one) <= letters), "")
+        if text:
+            dark = "black" if colour == PHASE_COLOURS["backward"] else "white"
+            axes.text(at + wide / 2, place, text, ha="center", va="center", fontsize=9, color=dark, clip_on=True)
+
+
+def _merged(boxes: pd.DataFrame, grain_ns: float) -> pd.DataFrame:
+    """Boxes without a label that lie closer than the eye can tell, and are of one colour, as one."""
+    if len(boxes) < _GRAINS or boxes["label"].astype(bool).any():
+        return boxes
+    boxes = boxes.sort_values("start_ns", kind="stable")
+    colour = boxes["colour"].to_numpy()
+    near = boxes["start_ns"].to_numpy()[1:] - boxes["end_ns"].to_numpy()[:-1] < grain_ns
+    first = np.flatnonzero(np.concatenate(([True], ~(near & (colour[1:] == colour[:-1])))))
+    last = np.append(first[1:], len(boxes)) - 1
+    merged: pd.DataFrame = boxes.iloc[first].assign(end_ns=boxes["end_ns"].to_numpy()[last])
+    return merged
+
+
+def _legend(axes: Axes, bands: Sequence[Band]) -> None:
+    from matplotlib.patches import Patch
+
+    present = {colour for band in bands for colour in band.boxes["colour"].unique()}
+    named = {**PHASE_COLOURS, "idle": IDLE}
+    marks = [Patch(color=colour, label=name) for name, colour in named.items() if colour in present]
+    axes.legend(
+        handles=marks, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, frameon=False, fontsize=12
+    )  # above the plot

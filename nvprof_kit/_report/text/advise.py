@@ -1,0 +1,48 @@
+"""Findings as a person reads them: a paragraph each, the most saving first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from nvprof_kit._report.text.terminal import capture_line, warning_lines
+from nvprof_kit._report.text.units import Milliseconds, percent
+
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.advise.advise import AdviseResult
+    from nvprof_kit._analysis.advise.evidence import Finding
+
+_MS = Milliseconds(1, 3)
+
+
+def advise_report(result: AdviseResult, top: int) -> list[RenderableType]:
+    """The report.
+
+    Args:
+        result: The findings.
+        top: How many to show.
+    """
+    parts: list[RenderableType] = [capture_line(result.info, result.steps), ""]
+    for rank, finding in enumerate(result.findings[:top], 1):
+        parts += [*_paragraph(rank, finding, result.wall_ns), ""]
+    if not result.findings:
+        parts += [Text("No rule found anything in this capture."), ""]
+    if len(result.findings) > top:
+        parts += [Text(f"… and {len(result.findings) - top} more; --top shows them", "dim"), ""]
+    whole = f"the whole capture{f' and its {result.gpus} GPUs' if result.gpus > 1 else ''}"
+    note = f"What a finding saves is at most that, over {whole}; findings overlap and do not add up."
+    return [*parts, Text(note, "dim"), *warning_lines(result.warnings)]
+
+
+def _paragraph(rank: int, finding: Finding, wall_ns: int) -> list[Text]:
+    saves = f"at most {_MS(finding.saves_ns) or '0'} ms, {percent(finding.saves_ns / wall_ns)}"
+    place = " ".join(part for part in (finding.layer, finding.phase) if part)
+    where = f"{finding.start_ns / 1e9:.6f} s to {finding.end_ns / 1e9:.6f} s"
+    return [
+        Text(f"{rank}. {finding.title}", "bold").append(f"  ({saves})", "not bold"),
+        Text(f"   {finding.evidence}"),
+        Text(f"   look at {f'{place}, ' if place else ''}{where}"),
+        Text(f"   try: {finding.advice}", "cyan"),
+    ]

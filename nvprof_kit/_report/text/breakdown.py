@@ -1,0 +1,187 @@
+"""Where the time of a step goes, as a person reads it: a line per step, then why, where, and what to look at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import RenderableType
+from rich.text import Text
+
+from nvprof_kit._analysis.breakdown.idle import CAUSES
+from nvprof_kit._report.text.terminal import capture_line, table, warning_lines
+from nvprof_kit._report.text.units import Milliseconds, percent
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pandas as pd
+
+    from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult
+
+_MS = Milliseconds(1, 3)
+_OUTSIDE = "outside steps"
+_HEIGHTS = " ▁▂▃▄▅▆▇█"
+_NUMBERS: dict[str, Callable[[Any], str]] = {
+    "share": percent,
+    "hidden": percent,
+    "of_link": percent,
+    **dict.fromkeys(("gb_per_s", "algorithm_gb_per_s", "bus_gb_per_s", "queue_mean"), lambda value: f"{value:,.1f}"),
+    **dict.fromkeys(("bytes", "exposed_bytes"), lambda value: f"{value / 1e6:,.1f}"),
+    "launch_bound": lambda value: "yes" if value else "",
+    "delay_ns": lambda value: f"{value / 1000:,.1f} µs",
+}
+_TITLES = {
+    "idle": "Idle, by cause and by where the launching thread was when it began",
+    "communication": "Communication",
+    "copies": "Copies",
+    "launches": "Launches",
+    "queue": "Operations launched and not yet begun through {step}, by stream",
+    "critical-path": "Critical path of {step}",
+}
+
+
+def breakdown_report(result: BreakdownResult, view: str | None, top: int) -> list[RenderableType]:
+    """The report: which capture, where each step's time goes, and the tables that say why.
+
+    Args:
+        result: The breakdown.
+        view: One table alone, None for all that hold something.
+        top: Lines of each table.
+    """
+    steps = len(result.choice.shown)
+    parts: list[RenderableType] = [capture_line(result.info, steps), ""]
+    if view in (None, "steps"):
+        parts += [_steps(result, top), *_warm_up(result), *_causes(result.steps), ""]
+    for name, title in _TITLES.items():
+        rows = result.table(name)
+        if view == name or (view is None and len(rows)):
+            step = _step_name(result.steps.iloc[result.critical_window])
+            heading = title.format(step=step if step != _OUTSIDE else f"the time {step}")
+            shown = _queue(rows) if name == "queue" else rows
+            parts += [Text(heading, "bold"), _plain(_told(shown.head(top))), *_rest(len(shown) - top), ""]
+    note = "Milliseconds; compute, exposed communication, exposed copies and idle add up to wall."
+    return [*parts, Text(note, "dim"), *warning_lines(result.warnings)]
+
+
+def _steps(result: BreakdownResult, top: int) -> RenderableType:
+    """A line per step and device, the longest first where there are many, the median of those that are no warm-up, and
+    a line for all steps and one for the time outside.
+    """
+    steps = result.steps
+    several = steps[["process", "device"]].drop_duplicates().shape[0] > 1
+    inside = steps[result.instances >= 0]
+    names = ["wall", "compute", "exposed comm", "exposed copy", "idle"]
+    made = table([("step", "left"), *([("GPU", "left")] if several else []), *((name, "right") for name in names)])
+    shown = inside if len(inside) <= top else inside.nlargest(top, "wall_ns")
+    gpu = [""] if several else []
+    for row in shown.to_dict("records"):
+        made.add_row(_step_name(row), *([f"{row['process']}:{row['device']}"] if several else []), *_parts(row))
+    made.add_section()
+    steady = steps[np.append(result.choice.shown, False)[result.instances]]
+    if result.choice.count > 1:
+        middle = steady.select_dtypes("number").iloc[[_middle(steady["wall_ns"])]].sum()
+        made.add_row(f"median of {result.choice.count}", *gpu, *_parts(middle))
+    if len(inside):
+        count = len(set(result.instances[result.instances >= 0].tolist()))
+        made.add_row(f"all {count} steps", *gpu, *_parts(inside.select_dtypes("number").sum()), style="bold")
+    if len(inside) < len(steps):
+        outside = steps[result.instances < 0].select_dtypes("number").sum()
+        made.add_row(_OUTSIDE, *gpu, *_parts(outside))
+    return made
+
+
+def _middle(wall: pd.Series[int]) -> int:
+    """The place of the median."""
+    place: int = np.argsort(wall.to_numpy(), kind="stable").tolist()[(len(wall) - 1) // 2]
+    return place
+
+
+def _warm_up(result: BreakdownResult) -> list[RenderableType]:
+    return [Text(f"Warm-up, not in the median: {said}") for said in result.choice.left_out]
+
+
+def _step_name(row: Any) -> str:
+    return _OUTSIDE if _missing(row["step"]) else f"step {int(row['step'])}"
+
+
+def _missing(value: Any) -> bool:
+    return value is None or str(value) in ("<NA>", "nan")
+
+
+def _parts(row: Any) -> list[str]:
+    wall = row["wall_ns"]
+    cells = [_MS(int(wall))]
+    for name in ("compute", "exposed_comm", "exposed_copy", "idle"):
+        spent = int(row[f"{name}_ns"])
+        cells.append(f"{_MS(spent)} {percent(spent / wall):>7}" if spent and wall else "")
+    return cells
+
+
+def _causes(steps: pd.DataFrame) -> list[RenderableType]:
+    """What the idle time is, a line for each cause that there is."""
+    idle = int(steps["idle_ns"].sum())
+    found = sorted(((int(steps[f"idle_{cause}_ns"].sum()), cause) for cause in CAUSES), reverse=True)
+    lines = [Text(f"  {percent(ns / idle):>7}  {cause}: {CAUSES[cause]}") for ns, cause in found if ns and idle]
+    return ["", Text("Idle:", "bold"), *lines] if lines else []
+
+
+def _told(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows without the columns in which the capture tells nothing."""
+    made: pd.DataFrame = rows.loc[:, rows.notna().any() & (rows != "").any()] if len(rows) else rows
+    return made
+
+
+def _queue(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line for each stream: its queue, and how deep it is from the step's begin to its end."""
+    import pandas as pd
+
+    deepest = max(float(rows["queue_mean"].max()), 1e-9)
+    lines = [
+        {
+            "stream": str(stream),
+            "queue_mean": mine["queue_mean"].mean(),
+            "queue_max": int(mine["queue_max"].max()),
+            "through the step": _heights(mine["queue_mean"].to_numpy() / deepest),
+        }
+        for stream, mine in rows.groupby("stream")
+    ]
+    made: pd.DataFrame = pd.DataFrame(lines).sort_values("queue_mean", ascending=False, kind="stable")
+    return made
+
+
+def _heights(shares: npt.NDArray[np.float64]) -> str:
+    """A character for every two shares; only nothing at all is blank."""
+    halves = [shares[place : place + 2].mean() for place in range(0, len(shares), 2)]
+    return "".join(_HEIGHTS[min(math.ceil(share * (len(_HEIGHTS) - 1)), len(_HEIGHTS) - 1)] for share in halves)
+
+
+def _plain(rows: pd.DataFrame) -> RenderableType:
+    """A table of the analysis with its times as milliseconds."""
+    kinds = [(_heading(name), "left" if rows[name].dtype.kind not in "iufb" else "right") for name in rows.columns]
+    made = table(kinds)
+    for row in rows.to_dict("records"):
+        made.add_row(*(_cell(name, value) for name, value in row.items()))
+    return made
+
+
+def _heading(name: Any) -> str:
+    shown = {"bytes": "MB", "exposed_bytes": "exposed MB", "algorithm_gb_per_s": "alg GB/s"}.get(name, str(name))
+    return shown.replace("gb_per_s", "GB/s").removesuffix("_ns").replace("_", " ")
+
+
+def _cell(name: Any, value: Any) -> str:
+    if _missing(value):
+        return ""
+    if name in _NUMBERS:
+        return _NUMBERS[name](value)
+    if name == "longest_at_ns":
+        return f"{value / 1e9:.6f} s"
+    if str(name).endswith("_ns"):
+        return _MS(int(value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _rest(more: int) -> Sequence[RenderableType]:
+    return [Text(f"… and {more} more; --top shows them, csv has them all", "dim")] if more > 0 else []

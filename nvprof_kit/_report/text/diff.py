@@ -1,0 +1,167 @@
+"""Two captures compared, as a person reads it: for the terminal, and as markdown for a pull request."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from nvprof_kit._analysis.diff.diff import LEVELS
+from nvprof_kit._analysis.diff.gates import named
+from nvprof_kit._report.text.terminal import capture_line, table, warning_lines
+from nvprof_kit._report.text.units import Milliseconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nvprof_kit._analysis.diff.diff import DiffResult
+    from nvprof_kit._trace.schema import CaptureInfo
+
+_MS = Milliseconds(1, 3)
+_MARKUP = re.compile(r"[\\|*`\[\]]")
+_HEAD = ("", "base", "new", "change", "95 % interval", "verdict")
+
+
+def diff_report(result: DiffResult, top: int) -> list[RenderableType]:
+    """The report for the terminal: the verdict first, then what changed, kernels that came and went, gates."""
+    rows = _shown(result, top)
+    made = table([(name, "left" if place in (0, 5) else "right") for place, name in enumerate(_HEAD)])
+    for cells in rows:
+        made.add_row(*cells)
+    parts: list[RenderableType] = [
+        *_captures("base", result.base_runs or (result.base,), result.base_steps),
+        *_captures("new ", result.new_runs or (result.new,), result.new_steps),
+        "",
+        Text(_headline(result), "bold"),
+        "",
+        made,
+        *([Text(_unshown(result, len(rows)), "dim")] if _unshown(result, len(rows)) else []),
+    ]
+    if len(result.kernels):
+        parts += ["", Text(_kernel_head(result), "bold"), *(Text(line) for line in _kernel_lines(result, top))]
+    if result.gates:
+        parts += ["", *(Text(line, "" if held else "bold red") for held, line in _gate_lines(result))]
+    return [
+        *parts,
+        "",
+        Text("Milliseconds per step, geometric means; GPU time but for the step.", "dim"),
+        *(Text(note, "dim") for note in result.notes),
+        *warning_lines(result.warnings),
+    ]
+
+
+def diff_markdown(result: DiffResult, top: int) -> str:
+    """The report for a pull request."""
+    rows = _shown(result, top)
+    lines = [f"**{_headline(result)}**", ""]
+    lines += [f"- {'✅' if held else '❌'} {_escaped(line)}" for held, line in _gate_lines(result)]
+    lines += [""] if result.gates else []
+    lines += [f"| {' | '.join(_HEAD)} |", "|---|---:|---:|---:|---:|---|"]
+    lines += [f"| {' | '.join(map(_escaped, cells))} |" for cells in rows]
+    if len(result.kernels):
+        lines += ["", f"<details><summary>{_kernel_head(result)}</summary>", ""]
+        lines += [f"- {_escaped(line)}" for line in _kernel_lines(result, top)]
+        lines += ["", "</details>"]
+    lines += [f"\n> {_escaped(warning)}" for warning in result.warnings]
+    base, new = (
+        ", ".join(f"`{info.path}`" for info in runs) + f" ({one.tool}, {', '.join(one.gpus)})"
+        for one, runs in ((result.base, result.base_runs), (result.new, result.new_runs))
+    )
+    lines += [
+        "",
+        f"{base}, {result.base_steps} steps; {new}, {result.new_steps} steps. Milliseconds per step, geometric means.",
+        *map(_escaped, result.notes),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _captures(side: str, runs: tuple[CaptureInfo, ...], steps: int) -> list[Text]:
+    """A line for one run; for several a line each, and their steps together."""
+    if len(runs) == 1:
+        return [Text(f"{side} ").append_text(capture_line(runs[0], steps))]
+    return [*(Text(f"{side} {info.path}") for info in runs), Text(f"     {steps} steps of {len(runs)} runs", "dim")]
+
+
+def _headline(result: DiffResult) -> str:
+    """One sentence: what became of the step."""
+    step = result.rows.iloc[0]
+    times = f"{_MS(int(step['base_ns']))} → {_MS(int(step['new_ns']))} ms"
+    verdict = step["verdict"]
+    if verdict in ("slower", "faster"):
+        return f"The step is {verdict} by {abs(100 * step['change']):.1f} %: {times} (p = {step['p']:.2g})"
+    return f"The step is {_verdict(step)}: {times} ({100 * step['change']:+.1f} %)"
+
+
+def _verdict(row: Any) -> str:
+    """The verdict, with what it is good for."""
+    same = row["verdict"] == "same" and row["within"] == row["within"]
+    return f"the same within ±{max(100 * row['within'], 0.1):.1f} %" if same else str(row["verdict"])
+
+
+def _changed(result: DiffResult) -> pd.DataFrame:
+    rows = result.rows[result.rows["level"] != "layer class"]
+    same = rows["verdict"].isin(("same", "undecided"))
+    changed: pd.DataFrame = rows[(rows["level"] == "step") | ~same]
+    return changed
+
+
+def _shown(result: DiffResult, top: int) -> list[tuple[str, ...]]:
+    """The step, and of phases, classes and layers what changed, the most first."""
+    rows = _changed(result)
+    parts = [rows[rows["level"] == level].head(top).to_dict("records") for level in LEVELS[:-1]]
+    return [_cells(row) for part in parts for row in part]
+
+
+def _unshown(result: DiffResult, shown: int) -> str:
+    more = len(_changed(result)) - shown
+    rows = result.rows[result.rows["level"].isin(("phase", "class", "layer"))]
+    same, undecided = (rows[rows["verdict"] == verdict] for verdict in ("same", "undecided"))
+    parts = [f"{more} more changed"] if more else []
+    if len(same):
+        parts.append(f"{_rows(len(same))} the same, each within ±{100 * same['within'].max():.1f} % or less")
+    if len(undecided):
+        parts.append(f"{_rows(len(undecided))} undecided, the costliest {named(_costliest(undecided))}")
+    return "; ".join(parts)
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'' if count == 1 else 's'}"
+
+
+def _costliest(rows: pd.DataFrame) -> pd.Series:
+    row: pd.Series = rows.sort_values("new_ns", ascending=False, kind="stable").iloc[0]
+    return row
+
+
+def _cells(row: Any) -> tuple[str, ...]:
+    known = row["change"] == row["change"]
+    interval = f"{100 * row['low']:+.1f} … {100 * row['high']:+.1f} %" if row["low"] == row["low"] else ""
+    change = f"{100 * row['change']:+.1f} %" if known else ""
+    return (named(row), _MS(int(row["base_ns"])), _MS(int(row["new_ns"])), change, interval, _verdict(row))
+
+
+def _kernel_head(result: DiffResult) -> str:
+    base, new = result.launches
+    return f"Kernels that came, went or changed; {base:.6g} → {new:.6g} launches per step"
+
+
+def _kernel_lines(result: DiffResult, top: int) -> list[str]:
+    lines = []
+    for row in result.kernels.head(top).to_dict("records"):
+        name = row["name"][:90] + (f" → {row['now'][:90]}" if row["now"] else "")
+        spent = " → ".join(_MS(int(row[side])) or "0" for side in ("base_ns", "new_ns"))
+        counts = dict.fromkeys(f"{row[side]:.4g}" for side in ("base_count", "new_count"))
+        lines.append(f"{row['what']}: {name} ({row['kernel_class']}, {' → '.join(counts)} per step, {spent} ms)")
+    return lines + ([f"… and {len(result.kernels) - top} more"] if len(result.kernels) > top else [])
+
+
+def _gate_lines(result: DiffResult) -> list[tuple[bool, str]]:
+    return [(one.held, f"{'holds' if one.held else 'FAILS'}: {one.gate.text}: {one.reason}") for one in result.gates]
+
+
+def _escaped(text: str) -> str:
+    """A text in which markdown finds neither markup nor a link."""
+    plain = str(text).replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")
+    return _MARKUP.sub(r"\\\g<0>", plain)

@@ -1,0 +1,54 @@
+"""Findings as a person reads them, and as a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from nvprof_kit._findings import LEVELS, Finding
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = {
+    "subject": "the capture, or `machine`",
+    "level": "`error` (the run or the capture is of no use), `warning` (it misleads), `note`, `ok`",
+    "check": "what was checked",
+    "seen": "what was found",
+    "why": "why it matters",
+    "fix": "the command or change that fixes it",
+}
+"""Columns of the findings as data, and their meaning."""
+
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
+
+
+def findings_table(found: Mapping[str, Iterable[Finding]]) -> pd.DataFrame:
+    """A row for each finding, with the columns `COLUMNS`."""
+    import pandas as pd
+
+    rows = [{"subject": subject, **vars(finding)} for subject, findings in found.items() for finding in findings]
+    table: pd.DataFrame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(str)
+    return table
+
+
+def findings_report(found: Mapping[str, Sequence[Finding]]) -> list[RenderableType]:
+    """What was found on each subject, most severe first, and how many of each kind."""
+    parts: list[RenderableType] = []
+    for subject, findings in found.items():
+        parts += [Text(subject, "bold")] if len(found) > 1 else []
+        for finding in findings:
+            parts += _lines(finding)
+    counted = Counter(finding.level for findings in found.values() for finding in findings)
+    named = [f"{counted[level]} {level if level == 'ok' or counted[level] == 1 else level + 's'}" for level in LEVELS]
+    return [*parts, "", ", ".join(text for text, level in zip(named, LEVELS, strict=True) if counted[level])]
+
+
+def _lines(finding: Finding) -> list[RenderableType]:
+    head = Text.assemble((f"{finding.level:8}", _STYLES[finding.level]), f"{finding.check}: {finding.seen}")
+    more = [("why", finding.why), ("fix", finding.fix)]
+    return [head, *(Text(f"{'':8}{name:5}{text}", "dim" if name == "why" else "") for name, text in more if text)]

@@ -1,0 +1,137 @@
+"""What each layer gets out of the GPU, as a person reads it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from nvprof_kit._analysis.flops.flops import NOTES_APART
+from nvprof_kit._report.text.terminal import capture_line, table, warning_lines
+from nvprof_kit._report.text.units import Milliseconds, count_per_step
+from nvprof_kit.names import NO_LAYER
+
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.flops.flops import FlopsResult
+
+_TERA = 1e12
+
+
+def flops_report(result: FlopsResult, depth: int | None = None) -> list[RenderableType]:
+    """The whole report: a step altogether, the table, what its marks mean, and every warning."""
+    again = result.whole.model_flops < result.whole.flops
+    names = ["layer", "phase", "calls", "busy ms", "GFLOP", "TFLOP/s"]
+    names += (["MFU", "HFU"] if again else ["MFU"]) if result.peaks else []
+    made = table([(name, "left" if name in ("layer", "phase", "type") else "right") for name in (*names, "type", "")])
+    notes: dict[str, str] = {}
+    for cells in flops_lines(result, notes, depth):
+        made.add_row(*(cells[name] for name in (*names, "type", "")))
+    return [
+        capture_line(result.info, result.whole.steps),
+        *_header(result, again),
+        "",
+        made,
+        "",
+        *(Text(f"[{mark}] {note}", "dim") for note, mark in notes.items()),
+        Text(_what(result, again), "dim"),
+        *warning_lines(result.warnings),
+    ]
+
+
+def flops_lines(result: FlopsResult, notes: dict[str, str], depth: int | None = None) -> list[dict[str, str]]:
+    """The table's cells by column, of the first levels of the model only where a depth is given.
+
+    Args:
+        result: What is reported.
+        notes: Takes the notes of the rows, each with the mark that stands for it in the last column.
+        depth: Levels of the model, None for all.
+    """
+    steps = max(result.whole.steps, 1)
+    ms = Milliseconds.for_total(max(int(result.rows["gpu_busy_ns"].max() if len(result.rows) else 1), 1), steps)
+    known = set(result.rows["layer"]) - {NO_LAYER}
+    lines = []
+    for row in result.rows.to_dict("records"):
+        if depth is not None and _level(row["layer"], known) >= depth:
+            continue
+        marks = [notes.setdefault(note, str(len(notes) + 1)) for note in _sentences(row)]
+        lines.append(
+            {
+                "layer": row["layer"],
+                "phase": row["phase"],
+                "calls": count_per_step(row["calls"], steps),
+                "busy ms": ms(row["gpu_busy_ns"]),
+                "GFLOP": _number(row["flops"] / steps / 1e9, 1),
+                "TFLOP/s": _number(row["tflops_per_s"], 1),
+                "MFU": _share(row["mfu"]),
+                "HFU": _share(row["hfu"]),
+                "type": row["dtype"],
+                "": " ".join(f"[{mark}]" for mark in marks),
+            }
+        )
+    return lines
+
+
+def _level(layer: str, known: set[str]) -> int:
+    """How many of the known layers a layer's path extends."""
+    parts = layer.split(".")
+    return sum(".".join(parts[:length]) in known for length in range(1, len(parts)))
+
+
+def _sentences(row: dict[Any, Any]) -> list[str]:
+    return [note for note in str(row["note"]).split(NOTES_APART) if note]
+
+
+def _header(result: FlopsResult, again: bool) -> list[RenderableType]:
+    whole = result.whole
+    devices = f"{whole.devices} GPU{'s' * (whole.devices > 1)}" if result.info.on_gpu else "the CPU"
+    lasted, busy = (Milliseconds.for_total(int(ns) or 1)(int(ns)) or "0" for ns in (whole.step_ns, whole.busy_ns))
+    what = "A step" if whole.steps else "The capture"
+    model = f", {_amount(whole.model_flops)} without what is computed again" if again else ""
+    rate = _number(whole.flops / max(whole.step_ns, 1) / 1000, 1) or "0"
+    lines = [
+        Text(f"{what}: {_amount(whole.flops)}{model}, in {lasted} ms on {devices}: {rate} TFLOP/s"),
+    ]
+    if result.peaks is not None:
+        peaks = ", ".join(f"{dtype} {flops / _TERA:,.4g}" for dtype, flops in result.peaks.flops.items())
+        lines += [
+            Text(
+                f"{_both(whole.mfu, whole.hfu, again)}; of the {busy} ms in which the GPU works: "
+                f"{_both(whole.busy_mfu, whole.busy_hfu, again)}",
+                "bold",
+            ),
+            Text(f"Peak of {result.peaks.name}, dense, in TFLOP/s: {peaks}"),
+        ]
+    return list(lines)
+
+
+def _both(mfu: float, hfu: float, again: bool) -> str:
+    """The utilisation; where nothing is computed again, there is but one."""
+    return f"MFU {_share(mfu, '?')}" + (f", HFU {_share(hfu, '?')}" if again else "")
+
+
+def _what(result: FlopsResult, again: bool) -> str:
+    unit = "a step" if result.whole.steps else "the capture"
+    told = f"Of {unit}, each with the layers it holds; operations counted in {result.counts}."
+    if result.peaks is None:
+        return told
+    told += " MFU: the time its operations take at the peak of their type, over the busy time"
+    return f"{told}, without what is computed again; HFU: with it." if again else f"{told}."
+
+
+def _amount(flops: float) -> str:
+    return f"{flops / _TERA:,.3f} TFLOP" if flops >= _TERA or not flops else f"{flops / 1e9:,.3g} GFLOP"
+
+
+def _number(value: float, digits: int) -> str:
+    if math.isnan(value) or not value:
+        return ""
+    text = f"{value:,.{digits}f}"
+    return text if text.strip("0.,") else f"<{10.0**-digits:.{digits}f}"
+
+
+def _share(value: float, missing: str = "") -> str:
+    if math.isnan(value):
+        return missing
+    return f"{100 * value:.1f} %" if value else missing

@@ -1,0 +1,146 @@
+"""What `LayerProfiler` recorded, as a person reads it: kinds of blocks, layers by step, curves, memory by round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from rich.console import RenderableType
+from rich.text import Text
+
+from nvprof_kit._analysis.layers.layers import LAYER_PHASES
+from nvprof_kit._report.plots.plots import PALETTE
+from nvprof_kit._report.text.layers import LayersView, heading, layers_report, time_name
+from nvprof_kit._report.text.layers_by_step import steps_table
+from nvprof_kit._report.text.terminal import table
+from nvprof_kit._report.text.units import Milliseconds, count_per_step, counted, mib
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from nvprof_kit._analysis.layers.profile import LayerProfile
+
+_MIB = 1 << 20
+_LABELS = 48
+
+
+def profile_report(profile: LayerProfile, facts: list[str]) -> list[RenderableType]:
+    """The whole report: facts of the run, kinds of blocks, then every layer by phase, and by step.
+
+    Args:
+        profile: What was recorded.
+        facts: Lines above the tables: the rank, what recording cost, utilisation.
+    """
+    view = LayersView()
+    layers = layers_report(profile.layers, view)
+    return [*profile_head(profile, facts), "", *layers, "", *steps_table(profile.layers, view)]
+
+
+def profile_head(profile: LayerProfile, facts: list[str]) -> list[RenderableType]:
+    """The facts, and the kinds of blocks and attention."""
+    lines: list[RenderableType] = [Text(fact) for fact in facts]
+    if profile.busy is not None:
+        lines.append(Text(f"GPU busy: {100 * profile.busy:.1f} % of the recorded steps"))
+    return [*lines, "", *_kinds_table(profile)]
+
+
+def _kinds_table(profile: LayerProfile) -> list[RenderableType]:
+    if not len(profile.kinds):
+        return [Text("No block ran and no fused attention: what ran is in the table of all layers", "dim")]
+    steps = max(profile.layers.summary.steps, 1)
+    rows = profile.kinds.to_dict("records")
+    phases = [phase for phase in LAYER_PHASES if any(row[f"{phase}_ns"] for row in rows)]
+    memory = any(not pd.isna(row["retained_bytes"]) for row in rows)
+    names = ["kind", "layers", "count", *phases, "total", "attention", "mean", "min", "max", "CPU"]
+    names += ["MiB left"] * memory
+    made = table([(name, "left" if name == "kind" else "right") for name in names])
+    ms = Milliseconds.for_total(max(row["gpu_ns"] for row in rows), steps)
+    one = Milliseconds.for_total(max(row["max_ns"] for row in rows))
+    for row in rows:
+        cells: list[RenderableType] = [
+            row["kind"],
+            str(row["layers"]),
+            count_per_step(row["count"], steps),
+            *(ms(row[f"{phase}_ns"]) for phase in phases),
+            ms(row["gpu_ns"]),
+            ms(row["attention_ns"]) if row["is_block"] else "",
+            *(one(row[f"{name}_ns"]) for name in ("mean", "min", "max")),
+            "" if pd.isna(row["cpu_ns"]) else ms(row["cpu_ns"]),
+        ]
+        if memory:
+            cells.append("" if pd.isna(row["retained_bytes"]) else mib(row["retained_bytes"]))
+        made.add_row(*cells, style="" if row["is_block"] else "dim")
+    what = f"Milliseconds per step of {time_name(profile.layers)}; mean, min and max are one layer's in one step."
+    return [made, "", Text(what + (" MiB left: by one block's forward." if memory else ""), "dim")]
+
+
+def time_figure(profile: LayerProfile) -> Figure:
+    """Time per step of each block along the model, a curve for each kind, the attention within it dashed; the band is
+    from the fastest to the slowest step. Without blocks, the curve of the layers right below the model.
+    """
+    from matplotlib.figure import Figure
+
+    blocks = curve_points(profile)
+    figure = Figure(figsize=(12, 5.5), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (kind, own) in enumerate(blocks.groupby("kind", sort=False)):
+        _draw_kind(axes, str(kind), own, PALETTE[number % (len(PALETTE) - 2)])
+    labels = blocks["layer"].tolist()
+    every = max(len(labels) // _LABELS, 1)
+    axes.set_xticks(range(0, len(labels), every), labels[::every], rotation=90, fontsize=9)
+    axes.set_ylabel(f"{heading(time_name(profile.layers))} per step, ms", fontsize=13)
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.01)
+    axes.grid(axis="y", color="#DDDDDD")
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(blocks):
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False, fontsize=11)
+    gpus = f" on {counted(profile.layers.info.gpus)}" if profile.layers.info.gpus else ""
+    figure.suptitle(f"{heading(time_name(profile.layers))} of each layer{gpus}, all phases", fontsize=15)
+    return figure
+
+
+def curve_points(profile: LayerProfile) -> pd.DataFrame:
+    """The points of the curves in the model's order: layer, kind, mean_ns, min_ns and max_ns over the steps, and
+    attention_ns, the mean too.
+    """
+    rows = profile.rows
+    if rows["kind"].notna().any():
+        chosen = rows[rows["kind"].notna()]
+    else:
+        tree = profile.layers.tree
+        top = tree[(tree["depth"] == 1) if (tree["depth"] == 1).any() else (tree["layer"] != "(none)")]
+        chosen = rows[rows["layer"].isin(top["layer"])].assign(kind="layers")
+    by_step = chosen.groupby(["layer", "kind", "step"], sort=False, dropna=False)[["gpu_ns", "attention_ns"]].sum()
+    over = by_step.groupby(["layer", "kind"], sort=False)
+    points: pd.DataFrame = over["gpu_ns"].agg(mean_ns="mean", min_ns="min", max_ns="max").reset_index()
+    points["attention_ns"] = over["attention_ns"].mean().to_numpy()
+    order = {layer: place for place, layer in enumerate(profile.layers.tree["layer"])}
+    in_order: pd.DataFrame = points.sort_values("layer", key=lambda column: column.map(order), ignore_index=True)
+    return in_order
+
+
+def _draw_kind(axes: Axes, kind: str, own: pd.DataFrame, colour: str) -> None:
+    places = own.index
+    axes.fill_between(places, own["min_ns"] / 1e6, own["max_ns"] / 1e6, color=colour, alpha=0.18, linewidth=0)
+    axes.plot(places, own["mean_ns"] / 1e6, color=colour, lw=2, marker="o", ms=4, label=kind)
+    if own["attention_ns"].any():
+        axes.plot(
+            places, own["attention_ns"] / 1e6, color=colour, lw=1.5, ls="--", marker=".", label=f"{kind}: attention"
+        )
+
+
+def memory_lines(rows: pd.DataFrame) -> Iterator[str]:
+    """The memory of every layer, round by round, in MB of 1,048,576 bytes."""
+    known = rows[rows["allocated_bytes"].notna()]
+    for step, own in known.groupby("step", sort=True, dropna=False):
+        yield f"step {step}" if not pd.isna(step) else "outside steps"
+        for row in own.to_dict("records"):
+            yield f"  {row['layer']} {row['phase']}: {_sizes(row)}"
+
+
+def _sizes(row: dict[Any, Any]) -> str:
+    names = ("allocated", "reserved", "peak", "retained", "transient")
+    return ", ".join(f"{name} {row[f'{name}_bytes'] / _MIB:.2f} MB" for name in names)

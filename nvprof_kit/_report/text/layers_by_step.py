@@ -1,0 +1,71 @@
+"""The per-layer table with a column for each step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from nvprof_kit._report.text.layers import LayersView, header, time_name, tree_label
+from nvprof_kit._report.text.terminal import table, warning_lines
+from nvprof_kit._report.text.units import Milliseconds
+from nvprof_kit.names import NO_LAYER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nvprof_kit._analysis.layers.layers import LayersResult
+
+MAX_STEPS = 8
+"""Steps with a column of their own; the data formats hold every one."""
+
+OUTSIDE = "outside"
+"""Head of the column of what lies outside every step."""
+
+
+def layers_by_step_report(result: LayersResult, view: LayersView) -> list[RenderableType]:
+    """The whole report, from a result by step."""
+    return [*header(result), "", *steps_table(result, view), *warning_lines(result.warnings)]
+
+
+def steps_table(result: LayersResult, view: LayersView) -> list[RenderableType]:
+    """The table alone, and what its figures are."""
+    times = layers_by_step(result)
+    columns = list(times.columns[:MAX_STEPS])
+    number = dict(zip(result.rows["instance"], result.rows["step"], strict=True))
+    heads = (name if name == OUTSIDE else f"step {number[name]}" for name in columns)
+    made = table([("layer", "left"), *((head, "right") for head in heads)])
+    ms = Milliseconds.for_total(int(times.to_numpy()[-1].max(initial=0)))
+    for row, cells in zip(result.tree.to_dict("records"), times[columns].to_numpy().tolist(), strict=False):
+        if view.shows(row):
+            made.add_row(tree_label(row), *map(ms, cells), style="dim" if row["layer"] == NO_LAYER else "")
+    made.add_section()
+    made.add_row("total", *map(ms, times[columns].to_numpy()[-1].tolist()), style="bold")
+    what = f"Milliseconds of {time_name(result)} in each step, all phases together; a layer's hold its children's."
+    if (left_out := len(times.columns) - MAX_STEPS) > 0:
+        what += f" {left_out} more columns are left out here; -o FILE.csv holds every step."
+    return [made, "", Text(what, "dim")]
+
+
+def layers_by_step(result: LayersResult) -> pd.DataFrame:
+    """Time of every row of the tree by step, in ns, with the layers nested in it, and the sum as a last row.
+
+    Returns:
+        A column for each instance of a step in order, then `OUTSIDE` where something lies outside every step; an int64
+        row for each row of `LayersResult.tree`, in its order, and one more for the total.
+    """
+    rows, tree = result.rows, result.tree
+    told = zip(rows["instance"], rows["instance"].isna(), strict=True)
+    steps = [OUTSIDE if missing else int(instance) for instance, missing in told]
+    row_keys = rows["layer"].where(rows["layer"] != NO_LAYER, NO_LAYER + rows["phase"])
+    own = rows["gpu_self_ns"].groupby([row_keys, steps]).sum().unstack(fill_value=0).astype("int64")
+    own = own[[*sorted(name for name in own if name != OUTSIDE), *(name for name in own if name == OUTSIDE)]]
+    keys = tree["layer"].where(tree["layer"] != NO_LAYER, NO_LAYER + tree["phase"]).tolist()
+    times: pd.DataFrame = own.reindex(keys, fill_value=0)
+    for key, parent in zip(reversed(keys), reversed(tree["parent"].tolist()), strict=True):
+        if parent:
+            times.loc[parent] += times.loc[key]
+    top = (tree["depth"] == 0).to_numpy()
+    times.loc["total"] = times[top].sum()
+    return times

@@ -1,0 +1,121 @@
+"""Who held the GPU's memory, as a person reads it: tables in the terminal, a page, and plots."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from nvprof_kit._report.page.plain import Section, page, svg_of
+from nvprof_kit._report.text.terminal import Bar, table, warning_lines
+from nvprof_kit._report.text.units import mib, percent
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nvprof_kit._analysis.memory.memory import MemoryResult
+    from nvprof_kit._trace.torch_memory.snapshot import Snapshot
+
+MOST_ROWS = 20
+"""Rows of each table for a person; the data formats hold every one."""
+
+VIEWS = {
+    "layer": "At the peak, by layer",
+    "stack": "At the peak, by stack",
+    "size": "At the peak, by size",
+    "allocation": "Allocated over the whole history, by layer",
+    "step": "From step to step",
+    "segment": "Segments, the most idle memory first",
+    "leak": "Left behind by step after step",
+}
+"""What can be asked for, and how it is headed."""
+
+
+def view(result: MemoryResult, name: str) -> pd.DataFrame:
+    """The table of a view."""
+    tables = {
+        "layer": result.by_layer,
+        "stack": result.by_stack,
+        "size": result.by_size,
+        "allocation": result.traffic,
+        "step": result.steps,
+        "segment": result.segments,
+        "leak": result.leaks,
+    }
+    return tables[name]
+
+
+def memory_report(result: MemoryResult, views: tuple[str, ...]) -> list[RenderableType]:
+    """The device in a few lines, the asked tables, and every warning."""
+    parts: list[RenderableType] = [*map(Text, header(result))]
+    parts[0] = Text(header(result)[0], "bold")
+    for name in views:
+        rows = view(result, name)
+        if len(rows):
+            parts += ["", Text(VIEWS[name], "bold"), _table(rows)]
+            if len(rows) > MOST_ROWS:
+                parts.append(Text(f"{len(rows) - MOST_ROWS} more; --by {name} -o FILE.csv holds every one", "dim"))
+    return [*parts, "", Text("MiB of 1,048,576 bytes.", "dim"), *warning_lines(result.warnings)]
+
+
+def memory_page(result: MemoryResult, snapshot: Snapshot) -> bytes:
+    """One page with both plots and every table; it needs nothing else."""
+    from nvprof_kit._report.plots.memory import segments_figure, timeline_figure
+
+    sections = [
+        Section("Allocated memory over time", svg=svg_of(timeline_figure(result))),
+        *(
+            Section(VIEWS[name], table=_plain(view(result, name)))
+            for name in ("layer", "stack", "size", "allocation", "step", "leak")
+        ),
+        Section("Segments", svg=svg_of(segments_figure(snapshot, result.summary.device))),
+        Section(VIEWS["segment"], table=_plain(result.segments)),
+    ]
+    made = [section for section in sections if section.svg or section.table is None or section.table[1]]
+    return page(f"GPU memory: {result.path}", header(result), made, result.warnings)
+
+
+def header(result: MemoryResult) -> list[str]:
+    """The device in a few lines."""
+    summary = result.summary
+    peak = f"Peak: {mib(summary.peak_bytes)} MiB allocated"
+    if len(result.by_layer):
+        peak += f", {percent(summary.labelled)} of it in a named layer"
+    idle = int(result.segments["free_bytes"].sum())
+    rounding = int(result.segments["rounding_bytes"].sum())
+    return [
+        f"{result.path} · device {summary.device} · {summary.events:,} events",
+        peak,
+        f"At the end: {mib(summary.allocated_bytes)} MiB allocated, {mib(summary.reserved_bytes)} MiB reserved; "
+        f"{mib(idle)} MiB idle in {len(result.segments):,} segments, {mib(rounding)} MiB lost to rounding",
+    ]
+
+
+def _table(rows: pd.DataFrame) -> RenderableType:
+    names, cells = _plain(rows.head(MOST_ROWS))
+    share = "share" in rows
+    text = {"layer", "phase", "stack", "size", "kind", "pool", "address"}
+    columns = [(name, "left" if name in text else "right") for name in names]
+    made = table([*columns, ("", "bar")] if share else columns)
+    most = max(rows["share"], default=0.0) or 1.0 if share else 1.0
+    for row, shares in zip(cells, rows["share"].tolist() if share else [0.0] * len(rows), strict=False):
+        made.add_row(*row, *([Bar(shares / most)] if share else []))
+    return made
+
+
+def _plain(rows: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """A table's head and cells as text: bytes as MiB, shares as percent."""
+    names = [name.removesuffix("_bytes") if name != "bytes" else "MiB" for name in rows.columns]
+    cells = [[_cell(name, value) for name, value in row.items()] for row in rows.to_dict("records")]
+    return names, cells
+
+
+def _cell(name: Any, value: Any) -> str:
+    if name == "bytes" or name.startswith("bytes_") or name.endswith("_bytes"):
+        return mib(int(value))
+    if name in ("share", "fragmentation"):
+        return percent(float(value))
+    if name == "address":
+        return f"{int(value):#x}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,158 @@
+"""The plan of an ncu run as a person reads it: what is measured, what that covers, and how long it will take."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from nvprof_kit._analysis.layers.order import with_holders
+from nvprof_kit._analysis.ncu.plan import predicted_seconds
+from nvprof_kit._report.text.terminal import table, warning_lines
+from nvprof_kit._report.text.units import Milliseconds, percent, short_kernel
+
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.ncu.layers import NcuLayersResult
+    from nvprof_kit._analysis.ncu.plan import Plan
+
+
+_PERCENTAGES = {
+    "compute": "compute_pct",
+    "memory": "memory_pct",
+    "DRAM": "dram_pct",
+    "L2": "l2_pct",
+    "tensor": "tensor_pct",
+    "occup.": "occupancy_pct",
+    "L2 hit": "l2_hit_pct",
+}
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: the data half of the report.
+
+    Attributes:
+        label: The layer.
+        phase: Its phase.
+        cells: The other cells by column, '' for what was not measured.
+    """
+
+    label: str
+    phase: str
+    cells: dict[str, str]
+
+
+def ncu_layers_report(result: NcuLayersResult, depth: int | None = None) -> list[RenderableType]:
+    """The whole report: what was measured and what it covers, the table, and every warning."""
+    lines = ncu_layers_lines(result, depth)
+    columns = [name for name in lines[0].cells if any(line.cells[name] for line in lines)] if lines else []
+    kinds = {"bound": "left", "why": "left", "stall": "left"}
+    made = table([("layer", "left"), ("phase", "left"), *((name, kinds.get(name, "right")) for name in columns)])
+    for line in lines:
+        made.add_row(line.label, line.phase, *(line.cells[name] for name in columns))
+    return [*(Text(line) for line in header(result)), "", made, "", *_notes(), *warning_lines(result.warnings)]
+
+
+def header(result: NcuLayersResult) -> list[str]:
+    """What was measured, and how much of the time that covers."""
+    ms = Milliseconds.for_total(max(result.gpu_ns, 1))
+    lines = [f"{result.path}: {result.measured:,} measured kernels"]
+    if result.capture:
+        lines.append(
+            f"spread over {result.capture}: they stand for {percent(result.covered)} of its {ms(result.gpu_ns)} ms of "
+            "GPU time"
+        )
+        if result.unused:
+            lines.append(f"{result.unused:,} of them are like no launch of the capture")
+    return lines
+
+
+def ncu_layers_lines(result: NcuLayersResult, depth: int | None = None) -> list[Line]:
+    """The table's lines, of the first levels of the model only where a depth is given."""
+    ms = Milliseconds.for_total(max(result.gpu_ns, 1))
+    levels = _levels(result)
+    return [
+        Line(row["layer"], row["phase"], _cells(row, ms, bool(result.capture)))
+        for row in result.rows.to_dict("records")
+        if depth is None or levels[row["layer"]] < depth
+    ]
+
+
+def _levels(result: NcuLayersResult) -> dict[str, int]:
+    """How many of the table's layers each layer is nested in."""
+    return {layer: len(with_holders(layer, result.parents)) - 1 for layer in result.rows["layer"]}
+
+
+def _cells(row: dict[Any, Any], ms: Milliseconds, spread: bool) -> dict[str, str]:
+    cells = {"ms": ms(row["gpu_ns"]), "covered": percent(row["covered"]) if spread else ""}
+    cells |= {name: _whole(row[column]) for name, column in _PERCENTAGES.items()}
+    cells["DRAM bytes"] = scaled(row["dram_bytes"])
+    cells["NVLink out"] = scaled(row["nvlink_sent_bytes"])
+    cells["NVLink in"] = scaled(row["nvlink_received_bytes"])
+    cells["op/byte"] = "" if math.isnan(row["intensity"]) else f"{row['intensity']:.1f}"
+    cells["stall"] = row["stall"] if isinstance(row["stall"], str) else ""
+    cells["bound"] = row["bound"]
+    cells["why"] = row["reason"]
+    return cells
+
+
+def _whole(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.0f} %"
+
+
+def scaled(value: float) -> str:
+    """An amount with three digits and a prefix: ``1.23 G``, '' for nothing measured."""
+    if math.isnan(value):
+        return ""
+    step = min(int(math.log10(value) // 3), len(_PREFIXES) - 1) if value >= 1 else 0
+    return f"{value / 1000**step:.3g} {_PREFIXES[step]}".strip()
+
+
+def _notes() -> list[RenderableType]:
+    what = "Percentages are of the GPU's peak, means over GPU time; a layer's figures hold its children's."
+    return [Text(what, "dim")]
+
+
+def plan_report(plan: Plan, section_set: str, memory_gb: float) -> list[RenderableType]:
+    """The whole report: what the plan covers, its rows, and what to do next."""
+    made = table([(name, "left" if name == "kernel" else "right") for name in _COLUMNS])
+    ms = Milliseconds.for_total(plan.gpu_ns)
+    for row in plan.rows.to_dict("records"):
+        made.add_row(
+            short_kernel(row["kernel"]), row["grid"], row["block"], f"{row['launches']:,}", ms(row["gpu_ns"]),
+            percent(row["share"]), percent(row["covered"]),
+        )  # fmt: skip
+    lines = (Text(line) for line in plan_lines(plan, section_set, memory_gb))
+    return [*lines, "", made, *warning_lines(plan.info.warnings)]
+
+
+_COLUMNS = ("kernel", "grid", "block", "launches", "ms", "share", "covered")
+
+
+def plan_lines(plan: Plan, section_set: str, memory_gb: float) -> list[str]:
+    """What the plan is, in a few sentences."""
+    of_what = " ".join(part for part in (plan.options.layer, plan.options.phase) if part)
+    lines = [
+        f"{plan.measurements} launches stand for {percent(plan.covered)} of the GPU time"
+        f"{f' of {of_what}' if of_what else ''} in {plan.info.path}, which has {plan.launches:,} launches"
+    ]
+    if plan.collectives_ns:
+        left_out = percent(plan.collectives_ns / (plan.gpu_ns + plan.collectives_ns))
+        lines.append(
+            f"collectives are left out ({left_out} of the GPU time): much of it is waiting, and ncu cannot replay them "
+            "on one rank; recipes/ncu/kernels.sh -s communication --rank N measures them"
+        )
+    if plan.options.every_layer:
+        block, share = plan.least_covered
+        lines.append(f"and for at least {percent(share)} of every block's; least in {block}")
+    seconds = predicted_seconds(plan, section_set, memory_gb)
+    if seconds:
+        lines.append(
+            f"ncu --set {section_set} will take about {seconds[0]:,.0f} s, instead of {seconds[1]:,.0f} s for every "
+            f"launch, the program's start included, if it holds {memory_gb:g} GB on the GPU"
+        )
+    return lines

@@ -1,0 +1,228 @@
+"""The ranks of a job as a person reads them: the verdict, who waited for whom and why, clocks, and unlike layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from nvprof_kit._report.text.terminal import table, warning_lines
+from nvprof_kit._report.text.units import Milliseconds, percent
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+    from nvprof_kit._analysis.ranks.answer import RanksAnswer
+
+FOLD = 8
+"""Ranks that have a line each; of more the unlike ones have, and the rest is one line."""
+
+_MS = Milliseconds(1, 3)
+
+
+def ranks_report(found: RanksAnswer, top: int = 10) -> list[RenderableType]:
+    """The report.
+
+    Args:
+        found: The answer.
+        top: Lines of each table.
+    """
+    verdict = found.verdict
+    style = {"critical": "bold red", "warning": "bold yellow"}.get(verdict.severity, "bold green")
+    facts = f"{len(found.clocks)} ranks · {found.steps} steps · {found.collectives:,} matched collectives"
+    parts: list[RenderableType] = [Text(facts), "", Text(verdict.sentence, style), ""]
+    parts += _charges(found.charges, found.steps, found.total_wait_ns, top)
+    parts += _who_waits(found.matrix, top)
+    parts += _unlike(found.layers, top)
+    parts += _clocks(found.clocks)
+    if len(found.critical_path):
+        parts += _path(found.critical_path, top)
+        parts += _what_if(found.what_if, found.replay_error or 0.0)
+    note = "Milliseconds. A rank waits from its kernel's start to the last rank's; all waiting is in the first table."
+    return [*parts, Text(note, "dim"), *warning_lines(found.warnings)]
+
+
+def _charges(charges: pd.DataFrame, steps: int, total: int, top: int) -> list[RenderableType]:
+    """Who the waiting is charged to, and why: the most first, what is left in one line."""
+    if not len(charges):
+        return []
+    keys = ["rank", "cause", "layer", "phase"]
+    sums = charges.groupby(keys, sort=False)["wait_ns"].sum().sort_values(ascending=False)
+    made = table(
+        [
+            ("late rank", "right"),
+            ("cause", "left"),
+            ("layer", "left"),
+            ("phase", "left"),
+            ("waiting", "right"),
+            ("share", "right"),
+        ]
+    )
+    for (rank, cause, layer, phase), ns in sums.head(top).items():
+        made.add_row(str(rank), cause, layer, phase, _MS(int(ns)), percent(ns / total) if total else "")
+    rest = sums.iloc[top:]
+    if len(rest):
+        made.add_row(
+            "", f"{len(rest)} more", "", "", _MS(int(rest.sum())), percent(rest.sum() / total) if total else ""
+        )
+    made.add_section()
+    made.add_row("", "all", "", "", _MS(total), "100.0 %" if total else "", style="bold")
+    return [
+        Text(f"Waiting in collectives, over {steps} steps and all ranks, by what it is charged to", "bold"),
+        made,
+        "",
+    ]
+
+
+def _who_waits(matrix: pd.DataFrame, top: int) -> list[RenderableType]:
+    """Who waited for whom: a matrix of few ranks, of many the late ones and how long the others waited for each."""
+    if not len(matrix):
+        return []
+    ranks = sorted(set(matrix["waiting_rank"]) | set(matrix["late_rank"]))
+    if len(ranks) <= FOLD:
+        made = table([("waits ↓  for →", "right"), *((str(rank), "right") for rank in ranks)])
+        cells = matrix.set_index(["waiting_rank", "late_rank"])["wait_ns"]
+        for one in ranks:
+            made.add_row(str(one), *("·" if one == other else _MS(int(cells.get((one, other), 0))) for other in ranks))
+        return [Text("Who waited for whom", "bold"), made, ""]
+    late = matrix.groupby("late_rank")["wait_ns"].agg(["sum", "size", "max"]).sort_values("sum", ascending=False)
+    made = table([("late rank", "right"), ("waiting", "right"), ("ranks that waited", "right"), ("longest", "right")])
+    for rank, row in late.head(top).iterrows():
+        made.add_row(str(rank), _MS(int(row["sum"])), f"{int(row['size']):,}", _MS(int(row["max"])))
+    rest = late.iloc[top:]
+    if len(rest):
+        made.add_row(f"{len(rest)} more", _MS(int(rest["sum"].sum())), "", _MS(int(rest["max"].max())))
+    return [Text("Whom the others waited for", "bold"), made, ""]
+
+
+def _unlike(layers: pd.DataFrame, top: int) -> list[RenderableType]:
+    """Layer x rank: of few ranks the layers that differ most, of many only those that are unlike their equals."""
+    ranks = sorted(layers["rank"].unique())
+    if len(ranks) <= FOLD:
+        wide = layers.pivot_table(index=["layer", "phase"], columns="rank", values="median_ns", aggfunc="sum")
+        gap = (wide.max(axis=1) - wide.min(axis=1)).sort_values(ascending=False)
+        made = table(
+            [
+                ("layer", "left"),
+                ("phase", "left"),
+                *((f"rank {rank}", "right") for rank in ranks),
+                ("slowest", "right"),
+                ("by", "right"),
+            ]
+        )
+        for key in gap.head(top).index:
+            row = wide.loc[key]
+            cells = ("" if row[rank] != row[rank] else _MS(int(row[rank])) for rank in ranks)
+            made.add_row(*key, *cells, str(row.idxmax()), _MS(int(gap[key])))
+        return [Text("Layers whose ranks differ most: computing, median over steps", "bold"), made, ""]
+    odd = layers[layers["unlike"]].sort_values("excess_ns", ascending=False)
+    if not len(odd):
+        return [Text(f"No rank computes unlike its equals in any layer ({len(ranks)} ranks).", "bold"), ""]
+    made = table(
+        [
+            ("layer", "left"),
+            ("phase", "left"),
+            ("rank", "right"),
+            ("median", "right"),
+            ("its equals", "right"),
+            ("excess", "right"),
+        ]
+    )
+    for row in odd.head(top).to_dict("records"):
+        made.add_row(
+            row["layer"],
+            row["phase"],
+            str(row["rank"]),
+            _MS(row["median_ns"]),
+            _MS(row["peers_ns"]),
+            _MS(row["excess_ns"]),
+        )
+    title = f"Ranks unlike their equals: {odd['rank'].nunique()} of {len(ranks)}"
+    more = [Text(f"… and {len(odd) - top} more; csv and json have them all", "dim")] if len(odd) > top else []
+    return [Text(title, "bold"), made, *more, ""]
+
+
+def _clocks(clocks: pd.DataFrame) -> list[RenderableType]:
+    """The clocks; of many ranks how well they are aligned, and the worst."""
+    if len(clocks) <= FOLD:
+        shown = clocks
+        title = "Clocks"
+    else:
+        shown = clocks.sort_values("residual_ns", ascending=False).head(3)
+        middle = clocks["residual_ns"].median()
+        aligned = f"{clocks['offset_ns'].notna().sum():,} of {len(clocks):,} aligned"
+        title = f"Clocks: {aligned}, median residual {middle / 1e3:,.1f} µs; the worst"
+    made = table(
+        [("rank", "right"), ("offset", "right"), ("drift", "right"), ("residual", "right"), ("collectives", "right")]
+    )
+    for row in shown.to_dict("records"):
+        known = row["offset_ns"] == row["offset_ns"] and str(row["offset_ns"]) != "<NA>"
+        if known:
+            made.add_row(
+                str(row["rank"]),
+                f"{row['offset_ns'] / 1e6:,.3f} ms",
+                f"{row['drift_ppm']:.2f} ppm" if row["drift_ppm"] else "none seen",
+                f"{row['residual_ns'] / 1e3:,.1f} µs",
+                str(row["matched"]),
+            )
+        else:
+            made.add_row(str(row["rank"]), "not aligned", "", "", "0")
+    return [Text(title, "bold"), made, ""]
+
+
+def _path(path: pd.DataFrame, top: int) -> list[RenderableType]:
+    """The critical path over all steps, the longest parts first."""
+    keys = ["rank", "layer", "phase", "what"]
+    sums = path.groupby(keys, sort=False)["ns"].sum().sort_values(ascending=False)
+    total = max(int(sums.sum()), 1)
+    made = table(
+        [
+            ("rank", "right"),
+            ("layer", "left"),
+            ("phase", "left"),
+            ("what", "left"),
+            ("time", "right"),
+            ("share", "right"),
+        ]
+    )
+    for key, ns in sums.head(top).items():
+        made.add_row(*map(str, key if isinstance(key, tuple) else (key,)), _MS(int(ns)), percent(ns / total))
+    rest = int(sums.iloc[top:].sum())
+    if rest:
+        made.add_row("", f"{len(sums) - top} more", "", "", _MS(rest), percent(rest / total))
+    return [Text("Critical path across ranks, all steps", "bold"), made, ""]
+
+
+def _what_if(changes: pd.DataFrame, error: float) -> list[RenderableType]:
+    """What a step would take with each change, and how well the unchanged graph is replayed."""
+    made = table([("as the median of its equals", "left"), ("step", "right"), ("saved", "right"), ("share", "right")])
+    for row in changes.to_dict("records"):
+        made.add_row(row["what"], _MS(row["step_ns"]), _MS(row["saved_ns"]), percent(row["saved_share"]))
+    measured = _MS(int(changes["measured_ns"].iloc[0]))
+    note = f"Replaying the unchanged graph gives the measured mean step of {measured} ms to within {percent(error)}."
+    bad = "" if error <= 0.02 else " That is more than 2 %: do not trust the savings."
+    return [Text("What if", "bold"), made, Text(note + bad, "yellow" if bad else "dim"), ""]
+
+
+def table_of(frame: pd.DataFrame) -> Table:
+    """Any table of a job, times as milliseconds."""
+    times = [name for name in frame.columns if str(name).endswith("_ns")]
+    made = table(
+        [
+            (str(name).removesuffix("_ns"), "right" if frame[name].dtype.kind in "iuf" else "left")
+            for name in frame.columns
+        ]
+    )
+    for row in frame.to_dict("records"):
+        made.add_row(*(_cell(value, name in times) for name, value in row.items()))
+    return made
+
+
+def _cell(value: object, time: bool) -> str:
+    if value is None or str(value) in ("nan", "<NA>"):
+        return ""
+    if time and isinstance(value, (int, float)):
+        return _MS(int(value))
+    return f"{value:,.3f}" if isinstance(value, float) else str(value)

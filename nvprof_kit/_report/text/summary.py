@@ -1,0 +1,86 @@
+"""The eight summaries as a person reads them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from nvprof_kit._report.text.terminal import capture_line, table, warning_lines
+from nvprof_kit._report.text.units import Milliseconds, percent, short_kernel
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nvprof_kit._analysis.summary.summary import SummaryResult
+
+_MS = Milliseconds(1, 3)
+_WIDE = 32
+
+
+def summary_report(result: SummaryResult, top: int) -> list[RenderableType]:
+    """The views one below the other, each with the note that belongs to it.
+
+    Args:
+        result: The summaries.
+        top: Rows of each view.
+    """
+    parts: list[RenderableType] = [capture_line(result.info, result.steps), ""]
+    for name, rows in result.views.items():
+        parts.append(Text(name.capitalize(), "bold"))
+        if len(rows):
+            parts.append(_table(_readable(rows.head(top))))
+        if len(rows) > top:
+            parts.append(Text(f"… and {len(rows) - top} more; --top shows them, csv has them all", "dim"))
+        parts += [Text(result.notes[name], "dim"), ""]
+    return [*parts, Text("Milliseconds.", "dim"), *warning_lines(result.warnings)]
+
+
+def _readable(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with kernels by their short names; where they are an operator's, below it and further in."""
+    made = rows
+    if "name" in rows:
+        made = rows.assign(name=rows["name"].map(lambda name: short_kernel(str(name), _WIDE)))
+    if "operator" in rows:
+        names = rows["operator"].astype(str).str.replace("autograd::engine::evaluate_function:", "engine:")
+        inner = "  " + rows["kernel"].map(lambda name: short_kernel(str(name), _WIDE - 2))
+        made = rows.assign(operator=names.where(rows["kernel"] == "", inner)).drop(columns="kernel")
+    return made
+
+
+def _table(rows: pd.DataFrame) -> RenderableType:
+    shown = [str(name) for name in rows.columns if not _left_out(str(name), rows)]
+    made = table([(_heading(name), "right" if rows[name].dtype.kind in "iuf" else "left") for name in shown])
+    for row in rows[shown].to_dict("records"):
+        made.add_row(*(_cell(str(name), value) for name, value in row.items()))
+    return made
+
+
+def _left_out(name: str, rows: pd.DataFrame) -> bool:
+    """Columns that hold nothing, and the details: a terminal is narrow, csv has them all."""
+    single = "gpu_p50_ns" in rows
+    detail = single and name in ("gpu_min_ns", "gpu_p50_ns", "cpu_avg_ns", "cpu_max_ns", "cpu_min_ns", "cpu_ratio")
+    detail |= name in ("cpu_p50_ns", "cpu_p95_ns")
+    return detail or (name.startswith(("cpu_", "gpu_")) and not rows[name].any())
+
+
+def _heading(name: str) -> str:
+    return {"gb_per_s": "GB/s", "kernel_class": "class"}.get(
+        name, name.removesuffix("_ns").replace("_", " ").replace("cpu", "CPU").replace("gpu", "GPU")
+    )
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None or str(value) in ("<NA>", "nan"):
+        return ""
+    if name.endswith("_ns"):
+        return _MS(int(value))
+    if name.endswith("ratio") or name == "utilisation":
+        return percent(value)
+    if name == "bytes":
+        return f"{value / 1e6:,.1f} MB"
+    if isinstance(value, float):
+        return f"{value:,.1f}" if value != int(value) else f"{int(value):,}"
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    return text if len(text) <= _WIDE else text[: _WIDE - 1] + "…"

@@ -1,0 +1,106 @@
+"""The stages that ranks timed, as a person reads them: a table, the verdict, and a timeline over the ranks."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from rich.console import RenderableType
+from rich.text import Text
+
+from nvprof_kit._report.plots.plots import PALETTE
+from nvprof_kit._report.text.terminal import Bar, table, warning_lines
+from nvprof_kit._report.text.units import Milliseconds, percent
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from nvprof_kit._analysis.timers import TimersResult, Verdict
+
+MOST_BARS = 20_000
+"""Calls in the timeline; of more, the first are drawn and the title says so."""
+
+
+def timers_report(result: TimersResult) -> list[RenderableType]:
+    """The whole report: what was read, the table, the verdict, and every warning."""
+    rows = result.rows.to_dict("records")
+    by_rank = result.rows["rank"].notna().any()
+    clock = "cuda" if result.rows["cuda_total_ns"].notna().all() else "cpu"
+    write = Milliseconds.for_total(max(int(row[f"{clock}_max_ns"]) for row in rows))
+    names = ["stage", *(["rank"] if by_rank else []), "calls", "mean", "median", "p95", "min", "max", "", "CPU"]
+    names += ["skew", "slowest"] if len(result.ranks) > 1 else []
+    made = table([(name, {"stage": "left", "": "bar"}.get(name, "right")) for name in names])
+    longest = max(int(row[f"{clock}_total_ns"]) for row in rows) or 1
+    for row in rows:
+        cells = _cells(row, clock, write) | {"": Bar(int(row[f"{clock}_total_ns"]) / longest)}
+        made.add_row(*(cells[name] for name in names))
+    what = "GPU time by CUDA events" if clock == "cuda" else "time on the CPU clock"
+    note = f"Milliseconds of {what}, bars the sum over all calls; CPU is the mean on the CPU clock."
+    if len(result.ranks) > 1:
+        note += " skew is the mean of longest less shortest among the ranks."
+    return [*_header(result), "", made, "", Text(note, "dim"), *warning_lines(result.warnings)]
+
+
+def verdict_line(verdict: Verdict) -> Text:
+    """The verdict in one line."""
+    style = {"critical": "bold red", "warning": "yellow"}.get(verdict.severity, "")
+    return Text(f"Straggler: {verdict.severity}. {verdict.reason[:1].upper()}{verdict.reason[1:]}", style)
+
+
+def timeline_figure(result: TimersResult) -> Figure:
+    """A lane for each rank, a bar for each call; a stage inside another is drawn thinner, upon it."""
+    from matplotlib.figure import Figure
+
+    calls = result.calls.nsmallest(MOST_BARS, "offset_ns")
+    figure = Figure(figsize=(12, 2.0 + 0.5 * len(result.ranks)), layout="constrained")
+    axes = figure.add_subplot()
+    lanes = {rank: lane for lane, rank in enumerate(result.ranks)}
+    for number, (stage, own) in enumerate(calls.groupby("stage", observed=True)):
+        for depth, at_depth in own.groupby("depth"):
+            height = max(0.8 - 0.18 * int(depth), 0.2)
+            for rank, bars in at_depth.groupby("rank"):
+                spans = list(zip(bars["offset_ns"] / 1e6, bars["cpu_ns"] / 1e6, strict=True))
+                place = (lanes[rank] - height / 2, height)
+                axes.broken_barh(spans, place, color=PALETTE[number % len(PALETTE)], zorder=2 + int(depth))
+        axes.bar(0, 0, color=PALETTE[number % len(PALETTE)], label=str(stage))
+    axes.set_yticks(list(lanes.values()), [f"rank {rank}" for rank in lanes], fontsize=12)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms since the first start, each rank by its own clock", fontsize=13)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="x", color="#DDDDDD")
+    axes.set_axisbelow(True)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=8, frameon=False, fontsize=12)
+    left_out = len(result.calls) - len(calls)
+    title = f"Stages by rank{f' (the first {len(calls):,} of {len(result.calls):,})' if left_out else ''}"
+    figure.suptitle(title, fontsize=15)
+    figure.supxlabel(textwrap.fill(verdict_line(result.verdict).plain, 120), fontsize=11)
+    return figure
+
+
+def _header(result: TimersResult) -> list[RenderableType]:
+    ranks = len(result.ranks)
+    wall = Milliseconds.for_total(result.wall_ns)(result.wall_ns) or "0"
+    about = f" · {ranks} rank{'s' * (ranks != 1)} · {len(result.calls):,} calls in {wall} ms"
+    verdict = result.verdict
+    lines: list[RenderableType] = [Text(result.path, "bold").append(about, style="not bold"), verdict_line(verdict)]
+    if verdict.severity in ("warning", "critical"):
+        gap = Milliseconds.for_total(verdict.gap_ns)(verdict.gap_ns)
+        lines.append(Text(f"It costs {gap} ms a step, {percent(verdict.score)} of it"))
+    return lines
+
+
+def _cells(row: dict[Any, Any], clock: str, write: Callable[[int], str]) -> dict[str, RenderableType]:
+    def text(name: str, shown: Callable[[int], str]) -> str:
+        return "" if pd.isna(row[name]) else shown(int(row[name]))
+
+    return {
+        "stage": row["stage"],
+        "rank": text("rank", str),
+        "calls": f"{row['calls']:,}",
+        **{name: text(f"{clock}_{name}_ns", write) for name in ("mean", "median", "p95", "min", "max")},
+        "CPU": text("cpu_mean_ns", write),
+        "skew": text("skew_ns", write),
+        "slowest": text("slowest", str),
+    }

@@ -1,0 +1,34 @@
+"""What to do, as an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nvprof_kit._analysis.advise.advise import AdviseResult
+from nvprof_kit._results.base import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Advice(Result, AdviseResult):
+    """Findings, ranked by what they could save.
+
+    Attributes:
+        top: Findings that are printed.
+    """
+
+    top: int = field(default=10, kw_only=True)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per finding, what could save the most first."""
+        return self.rows
+
+    def parts(self) -> list[RenderableType]:
+        """The first findings, a paragraph each."""
+        from nvprof_kit._report.text.advise import advise_report
+
+        return [*advise_report(self, self.top), ""]

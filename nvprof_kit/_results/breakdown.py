@@ -1,0 +1,38 @@
+"""Where the time of each step goes, as an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult
+from nvprof_kit._results.base import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Breakdown(Result, BreakdownResult):
+    """Where the time of each step goes on each GPU.
+
+    Attributes:
+        view: The one table that is printed and given by `to_frame`; None prints all and gives ``steps``.
+        top: Lines of a table that are printed.
+    """
+
+    view: str | None = field(default=None, kw_only=True)
+    top: int = field(default=10, kw_only=True)
+
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
+        """One of the tables: ``steps``, ``idle``, ``communication``, ``copies``, ``launches``, ``queue`` or
+        ``critical-path``.
+        """
+        return self.table(view or self.view or "steps")
+
+    def parts(self) -> list[RenderableType]:
+        """The tables, the first lines of each."""
+        from nvprof_kit._report.text.breakdown import breakdown_report
+
+        return [*breakdown_report(self, self.view, self.top), ""]

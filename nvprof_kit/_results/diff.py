@@ -1,0 +1,54 @@
+"""Two captures compared, as an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nvprof_kit._analysis.diff.diff import DiffResult
+from nvprof_kit._results.base import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Diff(Result, DiffResult):
+    """What became slower or faster between two captures.
+
+    Attributes:
+        view: The table that `to_frame` gives: ``rows`` or ``kernels``.
+        top: Lines of a table that are printed.
+    """
+
+    view: str = field(default="rows", kw_only=True)
+    top: int = field(default=15, kw_only=True)
+
+    @property
+    def held(self) -> bool:
+        """Whether every gate held."""
+        return all(outcome.held for outcome in self.gates)
+
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
+        """The comparison (``rows``), or the kernels that came, went or were renamed (``kernels``)."""
+        return self.kernels if (view or self.view) == "kernels" else self.rows
+
+    def parts(self) -> list[RenderableType]:
+        """The largest changes, the kernels that came and went, and the gates."""
+        from nvprof_kit._report.text.diff import diff_report
+
+        return diff_report(self, self.top)
+
+    def warnings_beside(self, form: str) -> Sequence[str]:
+        """As of any answer; the whole report has its warnings in it."""
+        return () if form == "md" else super().warnings_beside(form)
+
+    def encode(self, form: str) -> bytes:
+        """As of any answer; ``md`` is the whole report, fit for a pull request."""
+        if form == "md":
+            from nvprof_kit._report.text.diff import diff_markdown
+
+            return diff_markdown(self, self.top).encode("utf-8", "replace")
+        return super().encode(form)

@@ -1,0 +1,34 @@
+"""What each layer gets out of the GPU, as an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nvprof_kit._analysis.flops.flops import FlopsResult
+from nvprof_kit._results.base import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Flops(Result, FlopsResult):
+    """Floating point operations of each layer, TFLOP/s and MFU.
+
+    Attributes:
+        depth: Levels of the model that are printed; None for all.
+    """
+
+    depth: int | None = field(default=None, kw_only=True)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per layer and phase, in the model's order, ``(none)`` last."""
+        return self.rows
+
+    def parts(self) -> list[RenderableType]:
+        """The table, and what the figures lack."""
+        from nvprof_kit._report.text.flops import flops_report
+
+        return flops_report(self, self.depth)

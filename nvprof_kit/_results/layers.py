@@ -1,0 +1,47 @@
+"""What each layer costs, as an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from nvprof_kit._analysis.layers.layers import LayersResult
+from nvprof_kit._results.base import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Layers(Result, LayersResult):
+    """What each layer of a capture costs.
+
+    `to_frame` gives `rows`: a row per layer and phase, and per step where that was asked for.
+
+    Attributes:
+        depth: Levels of the model that are printed and drawn; None for all.
+    """
+
+    depth: int | None = field(default=None, kw_only=True)
+
+    has_plot: ClassVar[bool] = True
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows, in the model's order, ``(none)`` last."""
+        return self.rows
+
+    def parts(self) -> list[RenderableType]:
+        """The tree of the model, each layer with its times; by step a column for each step."""
+        from nvprof_kit._report.text.layers import LayersView, layers_report
+        from nvprof_kit._report.text.layers_by_step import layers_by_step_report
+
+        report = layers_by_step_report if "step" in self.rows else layers_report
+        return report(self, LayersView(depth=self.depth))
+
+    def figure(self) -> Figure:
+        """A bar per layer, by phase."""
+        from nvprof_kit._report.plots.layers import layers_figure
+
+        return layers_figure(self, self.depth)

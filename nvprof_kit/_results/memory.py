@@ -1,0 +1,60 @@
+"""Who held the GPU's memory, as an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from nvprof_kit._analysis.memory.memory import MemoryResult
+from nvprof_kit._results.base import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+    from nvprof_kit._trace.torch_memory.snapshot import Snapshot
+
+VIEWS = ("layer", "stack", "size", "allocation", "step", "segment", "leak")
+"""The tables of `Memory`, by name."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Memory(Result, MemoryResult):
+    """Who held the GPU's memory at the peak, how it grew from step to step, what was left behind, how it lies.
+
+    Attributes:
+        snapshot: The snapshot, for the picture of its segments.
+        by: The one table (of `VIEWS`) that is printed and given by `to_frame`; None prints all and gives ``layer``.
+    """
+
+    snapshot: Snapshot = field(kw_only=True)
+    by: str | None = field(default=None, kw_only=True)
+
+    has_plot: ClassVar[bool] = True
+
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
+        """One of the tables: holders of the peak by ``layer``, ``stack`` or ``size``; every ``allocation`` by layer;
+        growth by ``step``; ``segment``; ``leak``.
+        """
+        from nvprof_kit._report.text.memory import view as table
+
+        return table(self, view or self.by or "layer")
+
+    def parts(self) -> list[RenderableType]:
+        """The tables."""
+        from nvprof_kit._report.text.memory import memory_report
+
+        return memory_report(self, (self.by,) if self.by else VIEWS)
+
+    def figure(self) -> Figure:
+        """Allocated memory over time; with ``by="segment"`` the segments."""
+        from nvprof_kit._report.plots.memory import segments_figure, timeline_figure
+
+        return segments_figure(self.snapshot, self.summary.device) if self.by == "segment" else timeline_figure(self)
+
+    def page(self) -> bytes:
+        """A page with both pictures and every table; it needs nothing else."""
+        from nvprof_kit._report.text.memory import memory_page
+
+        return memory_page(self, self.snapshot)

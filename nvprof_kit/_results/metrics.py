@@ -1,0 +1,39 @@
+"""GPU metrics of each layer, as an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nvprof_kit._analysis.metrics import MetricsResult
+from nvprof_kit._results.base import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Metrics(Result, MetricsResult):
+    """How busy each layer keeps the GPU's parts, as nsys sampled them.
+
+    Attributes:
+        depth: Levels of the model that are printed; None for all.
+    """
+
+    depth: int | None = field(default=None, kw_only=True)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the capture says may be missing or distorted."""
+        return self.info.warnings
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per layer and phase, in the order in which they first ran, ``(none)`` last."""
+        return self.rows
+
+    def parts(self) -> list[RenderableType]:
+        """What was sampled, and the table."""
+        from nvprof_kit._report.text.metrics import metrics_report
+
+        return metrics_report(self, self.depth)

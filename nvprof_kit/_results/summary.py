@@ -1,0 +1,44 @@
+"""Eight views of a capture, as an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nvprof_kit._analysis.summary.summary import SummaryResult
+from nvprof_kit._results.base import Result
+from nvprof_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Summary(Result, SummaryResult):
+    """Some or all of eight views of a capture.
+
+    Attributes:
+        top: Lines of a view that are printed.
+    """
+
+    top: int = field(default=12, kw_only=True)
+
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
+        """One view; it need not be named where there is only one.
+
+        Raises:
+            UsageError: There are several and none is named, or it is not among them.
+        """
+        names = ", ".join(self.views)
+        if view is None and len(self.views) > 1:
+            raise UsageError(f"a table holds one view; name it, one of {names}")
+        if view is not None and view not in self.views:
+            raise UsageError(f"{view}: no such view here; there are {names}")
+        return self.views[view or next(iter(self.views))]
+
+    def parts(self) -> list[RenderableType]:
+        """The views, the first lines of each."""
+        from nvprof_kit._report.text.summary import summary_report
+
+        return [*summary_report(self, self.top), ""]

@@ -1,0 +1,136 @@
+"""Which files of a folder are captures, and which rank each of them is."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvprof_kit._trace.open import nsys_sqlite
+from nvprof_kit._trace.sqlite import Database
+from nvprof_kit.errors import UsageError
+
+SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")
+"""What captures are called; each also with ``.xz`` behind it."""
+
+_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.=]?0*(\d+)(?!\d)", re.IGNORECASE)
+_MARK = re.compile(r"rank (\d+) of (\d+)(?: run (\S+))?")
+_ENVIRONMENT = re.compile(
+    r"(?:^|[^A-Z_])(?:RANK|OMPI_COMM_WORLD_RANK|PMI_RANK|SLURM_PROCID)[\"']?\s*[=:]\s*[\"']?(\d+)"
+)
+_DISTRIBUTED = re.compile(r'"distributedInfo"\s*:\s*\{')
+_HEAD = 1 << 16
+
+
+@dataclass(frozen=True)
+class RankName:
+    """What tells a capture's rank.
+
+    Attributes:
+        rank: The rank, -1 where nothing tells it.
+        world_size: Ranks of the job, -1 where it is not told.
+        run: Id of the run, '' where it is not told.
+        told_by: ``mark``, ``capture``, ``name``, or ``given``.
+    """
+
+    rank: int = -1
+    world_size: int = -1
+    run: str = ""
+    told_by: str = ""
+
+
+def find_captures(named: Sequence[str | Path]) -> list[Path]:
+    """The captures that files and folders name; of a report and its export the report's export is one capture.
+
+    Raises:
+        UsageError: A path is not there, or a folder holds no capture.
+    """
+    found: list[Path] = []
+    for one in map(Path, named):
+        if one.is_dir():
+            inside = sorted(path for path in one.iterdir() if path.is_file() and is_capture_name(path.name))
+            if not inside:
+                raise UsageError(f"{one}: no capture in it; needed files that end in {' '.join(SUFFIXES)}, or .xz")
+            found.extend(_without_exports(inside))
+        elif one.exists():
+            found.append(one)
+        else:
+            raise UsageError(f"{one}: no such file or folder")
+    return list(dict.fromkeys(found))
+
+
+def is_capture_name(name: str) -> bool:
+    """Whether a file is called as captures are."""
+    plain = name.lower().removesuffix(".xz")
+    return plain.endswith(SUFFIXES) and not name.startswith(".")
+
+
+def _without_exports(files: Iterable[Path]) -> list[Path]:
+    """The files without reports whose export stands beside them."""
+    files = list(files)
+    exports = {path.name.removesuffix(".xz").removesuffix(".sqlite") for path in files if ".sqlite" in path.name}
+    return [
+        path
+        for path in files
+        if not (".nsys-rep" in path.name and path.name.removesuffix(".xz").removesuffix(".nsys-rep") in exports)
+    ]
+
+
+def rank_of_name(path: Path) -> RankName:
+    """The rank that a file's name tells: ``run.rank3.sqlite``, ``rank_03-….json``."""
+    found = _IN_NAME.findall(path.name)
+    return RankName(int(found[-1]), told_by="name") if found else RankName()
+
+
+def rank_of_marks(texts: Iterable[str]) -> RankName:
+    """The rank that our own mark tells: ``rank 3 of 8 run ID``."""
+    for text in texts:
+        if found := _MARK.fullmatch(text):
+            return RankName(int(found[1]), int(found[2]), found[3] or "", "mark")
+    return RankName()
+
+
+def rank_of_environment(text: str) -> RankName:
+    """The rank that the environment tells in which the profiler ran."""
+    found = _ENVIRONMENT.search(text)
+    return RankName(int(found[1]), told_by="capture") if found else RankName()
+
+
+def rank_of_capture(path: Path) -> RankName:
+    """The rank that a capture tells beside its marks: in Kineto's ``distributedInfo``, or nsys's environment."""
+    head = _head(path)
+    if head.lstrip()[:1] not in (b"{", b"["):  # a PyTorch trace names NVIDIA too
+        return _rank_of_nsys(path) if head else RankName()
+    text = head.decode("utf-8", "replace")
+    found = _DISTRIBUTED.search(text)
+    if not found:
+        return RankName()
+    said = {key: int(value) for key, value in re.findall(r'"(rank|world_size)"\s*:\s*(\d+)', text[found.end() :])}
+    return RankName(said["rank"], said.get("world_size", -1), told_by="capture") if "rank" in said else RankName()
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of a capture, unpacked."""
+    with path.open("rb") as file:
+        start = file.read(6)
+    opened = lzma.open if start.startswith(b"\xfd7zXZ") else gzip.open if start.startswith(b"\x1f\x8b") else open
+    try:
+        with opened(path, "rb") as file:
+            head: bytes = file.read(_HEAD)
+            if head.startswith(b"\x1f\x8b"):
+                head = gzip.decompress(head + file.read())[:_HEAD]
+            return head
+    except (OSError, EOFError, lzma.LZMAError):
+        return b""  # who opens the capture says how it is damaged
+
+
+def _rank_of_nsys(path: Path) -> RankName:
+    with nsys_sqlite(path) as plain, closing(Database(plain)) as db:
+        if not db.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
+            return RankName()
+        rows = db.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'DeviceEnvironment'")
+        return next((found for row in rows if (found := rank_of_environment(str(row[0]))).rank >= 0), RankName())

@@ -1,0 +1,197 @@
+"""PyTorch's Flight Recorder: the last collectives of one rank, as a dump holds them.
+
+PyTorch keeps them in a ring where ``TORCH_FR_BUFFER_SIZE`` (in older releases ``TORCH_NCCL_TRACE_BUFFER_SIZE``) is
+set, and writes them when a collective times out, or on request: ``torch._C._distributed_c10d._dump_nccl_trace()``, a
+pickle, or ``_dump_nccl_trace_json()``. Every rank writes a file of its own, whose name ends in the rank. The format is
+that of ``torch/csrc/distributed/c10d/FlightRecorder.hpp``, versions 1 and 2.
+
+What its times mean: a collective is *created* when the host enqueues it. That it started and ended is *noticed* by a
+thread that looks every 100 ms or so, so both are late. Only `duration_ns` is measured on the GPU, and only where
+``TORCH_NCCL_ENABLE_TIMING`` was set.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from nvprof_kit._trace.plain_pickle import load_plain, one_line
+from nvprof_kit.errors import CaptureError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLLECTIVES: Mapping[str, str] = MappingProxyType(
+    {
+        "rank": "rank of the process in the job, -1 where neither the name of the file nor the caller tells (int64)",
+        "communicator": "process group or communicator, the same on all its ranks (category)",
+        "description": "what it is for, '' where nobody said (category)",
+        "ranks": "number of its ranks, -1 where unknown (int64)",
+        "sequence": "which of its operations of this sort it is, counted alike on all its ranks; -1 unknown (int64)",
+        "kind": "all_reduce, all_gather, reduce_scatter, broadcast, send, recv, barrier, … (category)",
+        "peer": "the other rank, in the communicator, of a send or recv; -1 of a collective (int64)",
+        "bytes": "bytes of the larger buffer of one rank, -1 where unknown (int64)",
+        "enqueued_ns": "when the host enqueued it, ns since 1970; -1 unknown (int64)",
+        "start_ns": "when it was seen to have started, ns since 1970; -1 unknown (int64)",
+        "end_ns": "when it was seen to have ended, ns since 1970; -1 where it has not, or unknown (int64)",
+        "duration_ns": "how long it ran on the GPU, waiting included; -1 unknown (int64)",
+        "state": "scheduled, started, or completed (category)",
+    }
+)
+"""Columns of the collectives that a rank tells of itself without a profile, in the order in which it enqueued them.
+
+``(communicator, kind of counter, sequence)`` is one operation on all its ranks. The Flight Recorder counts collectives,
+and apart from them sends and receives; the NCCL inspector counts each kind apart.
+"""
+
+_WIDTHS = {
+    **dict.fromkeys(("Byte", "Char", "Bool", "QInt8", "QUInt8"), 1),
+    **dict.fromkeys(("Short", "Half", "BFloat16", "UInt16"), 2),
+    **dict.fromkeys(("Int", "Float", "QInt32", "UInt32", "ComplexHalf"), 4),
+    **dict.fromkeys(("Long", "Double", "UInt64", "ComplexFloat"), 8),
+    "ComplexDouble": 16,
+}
+"""Bytes of an element by PyTorch's name of its type; types called ``Float8…`` have one."""
+
+_NAME = re.compile(r"(?:\w+:)?_?(\w+?)(?:_base)?(?: \d+(?:->|<-)(\d+))?")
+_RANK_OF_FILE = re.compile(r"(?:rank[_.-]?|_)(\d+)(?:\.\w+)*$|^(\d+)$")
+_COALESCED = "coalesced"
+
+
+@dataclass(frozen=True)
+class FlightDump:
+    """What one rank's Flight Recorder held.
+
+    Attributes:
+        path: The file as it was named.
+        version: The format's version: ``2.10``.
+        rank: The rank, None where neither the file's name nor the caller tells.
+        collectives: With the columns of `COLLECTIVES`.
+    """
+
+    path: str
+    version: str
+    rank: int | None
+    collectives: pd.DataFrame
+
+
+def read_flight_recorder(path: str | Path, rank: int | None = None) -> FlightDump:
+    """Read a dump, pickle or JSON; nothing in it is run.
+
+    Args:
+        path: The file.
+        rank: The rank that wrote it; left out, it is taken from the file's name (``nccl_trace_rank_3``).
+
+    Raises:
+        CaptureError: The file cannot be read, or is no dump of the Flight Recorder.
+    """
+    path = Path(path)
+    dump = _load(path)
+    rank = _rank_of(path) if rank is None else rank
+    try:
+        rows = _rows(dump, -1 if rank is None else rank)
+        table = _table(rows)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
+        why = f"{type(error).__name__} {one_line(error)}"
+        raise CaptureError(f"{path}: a Flight Recorder dump with entries that cannot be understood ({why})") from None
+    return FlightDump(str(path), str(dump.get("version", "")), rank, table)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            is_json = file.read(64).lstrip()[:1] == b"{"
+        dump = json.loads(path.read_bytes()) if is_json else load_plain(path, "Flight Recorder dump")
+    except OSError as error:
+        raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    except (ValueError, RecursionError) as error:
+        raise CaptureError(f"{path}: damaged JSON ({one_line(error)}); dump it again") from None
+    if not isinstance(dump, dict) or not {"entries", "version"} <= dump.keys() or not _are_dicts(dump["entries"]):
+        raise CaptureError(
+            f"{path}: no dump of PyTorch's Flight Recorder: needed version and entries, as _dump_nccl_trace writes "
+            "them (with includeCollectives=True)"
+        )
+    return dump
+
+
+def _are_dicts(entries: Any) -> bool:
+    return isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
+
+
+def _rank_of(path: Path) -> int | None:
+    found = _RANK_OF_FILE.search(path.name)
+    return None if found is None else int(found[1] or found[2])
+
+
+def _rows(dump: dict[str, Any], rank: int) -> list[dict[str, Any]]:
+    sizes = _group_sizes(dump.get("pg_config") or {})
+    rows: list[dict[str, Any]] = []
+    waiting: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for entry in dump["entries"]:
+        row = _row(entry, rank, sizes)
+        key = (row["communicator"], entry.get("collective_seq_id"), entry.get("p2p_seq_id"))
+        parts = waiting.pop(key, []) if row["kind"] == _COALESCED else []
+        for part in parts:  # only the whole is timed
+            part.update({name: row[name] for name in ("start_ns", "end_ns", "duration_ns", "state")})
+        if not parts:
+            rows.append(row)
+        if row["kind"] != _COALESCED and row["state"] == "scheduled":
+            waiting.setdefault(key, []).append(row)
+    return rows
+
+
+def _group_sizes(groups: Mapping[str, Any]) -> dict[str, int]:
+    """Number of ranks of each process group that says its ranks."""
+    told = {name: json.loads(group.get("ranks") or "[]") for name, group in groups.items()}
+    return {name: len(ranks) for name, ranks in told.items() if ranks}
+
+
+def _row(entry: Mapping[str, Any], rank: int, sizes: Mapping[str, int]) -> dict[str, Any]:
+    name, description = (*(entry.get("process_group") or ()), "", "")[:2]
+    group = str(name or entry.get("pg_id", ""))
+    said = _NAME.fullmatch(entry["profiling_name"])
+    kind, peer = said.groups() if said else (entry["profiling_name"], None)
+    is_p2p = bool(entry.get("is_p2p"))
+    duration = entry.get("duration_ms")
+    return {
+        "rank": rank,
+        "communicator": group,
+        "description": str(description),
+        "ranks": sizes.get(group, -1),
+        "sequence": entry.get("p2p_seq_id" if is_p2p else "collective_seq_id", entry.get("seq_id", -1)),
+        "kind": str(kind),
+        "peer": -1 if peer is None else int(peer),
+        "bytes": max(_bytes(entry, "input"), _bytes(entry, "output")),
+        "enqueued_ns": entry.get("time_created_ns") or -1,
+        "start_ns": entry.get("time_discovered_started_ns") or -1,
+        "end_ns": entry.get("time_discovered_completed_ns") or -1,
+        "duration_ns": -1 if duration is None else round(duration * 1e6),
+        "state": str(entry.get("state", "")),
+    }
+
+
+def _bytes(entry: Mapping[str, Any], side: str) -> int:
+    """Bytes of the tensors on one side, -1 where a type is unknown; formats before 2 name no types."""
+    shapes, types = entry.get(f"{side}_sizes") or [], entry.get(f"{side}_dtypes")
+    widths = [_width(str(one)) for one in types] if isinstance(types, Iterable) else []
+    if len(widths) != len(shapes) or not all(widths):
+        return -1
+    return sum(width * math.prod(shape) for width, shape in zip(widths, shapes, strict=True))
+
+
+def _width(kind: str) -> int:
+    return 1 if kind.startswith("Float8") else _WIDTHS.get(kind, 0)
+
+
+def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    kinds = {name: said.rpartition("(")[2].rstrip(")") for name, said in COLLECTIVES.items()}
+    table: pd.DataFrame = pd.DataFrame(rows, columns=list(COLLECTIVES)).astype(kinds)
+    return table

@@ -1,0 +1,171 @@
+"""The NCCL inspector's logs: each collective of one process, as NCCL's own plug-in tells it.
+
+The plug-in (``plugins/profiler/inspector`` of NCCL, in 2.28 ``ext-profiler/inspector``) writes a file for each process,
+a JSON object a line, as ``inspector_json.cc`` there does. Only with ``NCCL_INSPECTOR_DUMP_VERBOSE=1`` does it tell when
+a collective ran; otherwise it tells how long, and `start_ns` and `end_ns` are -1. It leaves out messages below
+``NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES`` (8192; older ones keep all), and what fell out of its ring.
+
+What its times mean: it is a thread of the host that sees the kernel's channels begin and end, in whole microseconds;
+`duration_ns` is taken on the GPU where the log says ``kernel_gpu``. It knows ranks of communicators, not of the job:
+`rank` is that of the communicator, the same number where that has all ranks. `sequence` counts each kind apart.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.jobs.flight_recorder import COLLECTIVES
+from nvprof_kit._trace.plain_pickle import one_line
+from nvprof_kit.errors import CaptureError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+_KINDS = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+    "Send": "send",
+    "Recv": "recv",
+    "AlltoAll": "all_to_all",
+}
+_OF_ALL_RANKS = ("all_gather", "reduce_scatter")
+"""Kinds whose message is one rank's part of the larger buffer."""
+
+
+def read_nccl_inspector(path: str | Path) -> pd.DataFrame:
+    """Read a process's log.
+
+    Returns:
+        The collectives, and sends and receives, that have ended, with the columns of `flight_recorder.COLLECTIVES`. A
+        last line that is still being written is left out.
+
+    Raises:
+        CaptureError: The file cannot be read, or is no log of the inspector.
+    """
+    path = Path(path)
+    try:
+        said = path.read_bytes()
+    except OSError as error:
+        raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    import pyarrow as pa
+    import pyarrow.json
+
+    whole = said[: said.rfind(b"\n") + 1]
+    if not whole.strip():
+        raise CaptureError(
+            f"{path}: {'no whole line' if said else 'an empty file'}; needed a log of the NCCL inspector"
+        )
+    options = pyarrow.json.ParseOptions(explicit_schema=_schema(), unexpected_field_behavior="ignore")
+    try:
+        read = pyarrow.json.read_json(io.BytesIO(whole), parse_options=options)
+    except pa.ArrowInvalid as error:
+        raise CaptureError(
+            f"{path}: no log of the NCCL inspector, or a damaged one ({one_line(error)}); needed a JSON object a line "
+            "with header and coll_perf or p2p_perf"
+        ) from None
+    return _table(path, read.combine_chunks())
+
+
+def _schema() -> pa.Schema:
+    """What is read of each line; the rest is passed over."""
+    import pyarrow as pa
+
+    kernel = pa.struct([("kernel_start_ts", pa.int64()), ("kernel_stop_ts", pa.int64())])
+
+    def perf(kind: str) -> pa.DataType:
+        times = pa.struct([(f"{kind}_start_ts", pa.int64()), ("kernel_events", pa.list_(kernel))])
+        numbers = [(f"{kind}_{name}", pa.int64()) for name in ("sn", "msg_size_bytes", "exec_time_us", "peer")]
+        return pa.struct([(kind, pa.string()), *numbers, ("event_trace_ts", times)])
+
+    header = pa.struct([("id", pa.string()), ("comm_name", pa.string()), ("rank", pa.int64()), ("n_ranks", pa.int64())])
+    return pa.schema([("header", header), ("coll_perf", perf("coll")), ("p2p_perf", perf("p2p"))])
+
+
+def _table(path: Path, read: pa.Table) -> pd.DataFrame:
+    import pandas as pd
+    import pyarrow.compute as pc
+
+    def column(*names: str) -> Any:
+        found = read.column(names[0])
+        for name in names[1:]:
+            found = pc.struct_field(found, name)
+        return found.combine_chunks()
+
+    def of_either(name: str) -> Any:
+        return pc.coalesce(column("coll_perf", f"coll{name}"), column("p2p_perf", f"p2p{name}"))
+
+    def numbers(values: Any) -> Any:
+        return pc.fill_null(values, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+
+    call, id_ = of_either(""), column("header", "id")
+    if call.null_count or id_.null_count:
+        line = 1 + int(np.argmax(pc.or_(pc.is_null(call), pc.is_null(id_)).to_numpy(zero_copy_only=False)))
+        raise CaptureError(
+            f"{path}: line {line} is none of the NCCL inspector's: needed header and coll_perf or p2p_perf"
+        )
+    start, end = _kernel_times(column("coll_perf", "event_trace_ts", "kernel_events"), len(read))
+    p2p_start, p2p_end = _kernel_times(column("p2p_perf", "event_trace_ts", "kernel_events"), len(read))
+    kind = _labels(call, _KINDS)
+    ranks, size, lasted = (
+        numbers(column("header", "n_ranks")),
+        numbers(of_either("_msg_size_bytes")),
+        numbers(of_either("_exec_time_us")),
+    )
+    whole = np.isin(np.asarray(kind), _OF_ALL_RANKS) & (size >= 0)
+    enqueued = pc.coalesce(
+        column("coll_perf", "event_trace_ts", "coll_start_ts"), column("p2p_perf", "event_trace_ts", "p2p_start_ts")
+    )
+    table: pd.DataFrame = pd.DataFrame(
+        {
+            "rank": numbers(column("header", "rank")),
+            "communicator": _labels(id_, {}),
+            "description": _labels(pc.fill_null(column("header", "comm_name"), ""), {"unknown": ""}),
+            "ranks": ranks,
+            "sequence": numbers(of_either("_sn")),
+            "kind": kind,
+            "peer": numbers(column("p2p_perf", "p2p_peer")),
+            "bytes": np.where(whole, size * ranks, size),
+            "enqueued_ns": _in_ns(numbers(enqueued)),
+            "start_ns": _in_ns(np.maximum(start, p2p_start)),
+            "end_ns": _in_ns(np.maximum(end, p2p_end)),
+            "duration_ns": _in_ns(lasted),
+            "state": labels(np.zeros(len(read), dtype=np.int64), ["completed"]),
+        },
+        columns=list(COLLECTIVES),
+    )
+    return table
+
+
+def _in_ns(micros: Any) -> Any:
+    return np.where(micros > 0, micros * 1000, -1)
+
+
+def _labels(texts: Any, renamed: dict[str, str]) -> Any:
+    encoded = texts.dictionary_encode()
+    names = [renamed.get(name, name) for name in encoded.dictionary.to_pylist()]
+    return labels(encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), names)
+
+
+def _kernel_times(events: Any, rows: int) -> tuple[Any, Any]:
+    """First begin and last end in µs among each row's channels, -1 where none is told (0 in the log)."""
+    import pyarrow.compute as pc
+
+    parents = pc.list_parent_indices(events).to_numpy(zero_copy_only=False)
+    flat = pc.list_flatten(events)
+    begin, end = (
+        pc.fill_null(pc.struct_field(flat, name), 0).to_numpy(zero_copy_only=False)
+        for name in ("kernel_start_ts", "kernel_stop_ts")
+    )
+    first, last = np.full(rows, np.iinfo(np.int64).max), np.full(rows, -1, dtype=np.int64)
+    np.minimum.at(first, parents[begin > 0], begin[begin > 0])
+    np.maximum.at(last, parents[end > 0], end[end > 0])
+    return np.where(first == np.iinfo(np.int64).max, -1, first), last

@@ -1,0 +1,318 @@
+"""The maps of a job's ranks as one database: DuckDB over the Parquet files, which need not fit into memory."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvprof_kit._trace.jobs.schema import TABLES, VERSION
+from nvprof_kit.errors import CaptureError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MEMORY = "1200MB"
+"""What DuckDB may hold in memory; what is larger goes to temporary files."""
+
+SYMMETRIC = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
+"""Collectives that end on no rank before every rank has come."""
+
+_SYMMETRIC = str(SYMMETRIC)
+_PEER = "('Send', 'Recv', 'SendRecv')"
+
+_MEMBERS = """
+    SELECT rank, index, kind, bytes, size, start_ns, end_ns, step, comm,
+        CASE WHEN operation >= 0 THEN 0 ELSE {c} END AS c,
+        CASE WHEN operation >= 0 OR sequence >= 0 THEN -2 ELSE step END AS s,
+        CASE WHEN operation >= 0 THEN operation WHEN sequence >= 0 THEN sequence ELSE number END AS k,
+        CASE WHEN kind IN {peer} THEN 'SendRecv' ELSE kind END AS sort
+    FROM collectives {join}
+"""
+"""The collectives with what finds their like on other ranks: communicator, step and number."""
+
+_INSTANCES = """
+    SELECT c, s, k, count(*)::INTEGER AS n, max(a) AS arrival, arg_max(rank, a)::INTEGER AS late_rank,
+        arg_max(index, a)::INTEGER AS late_index, min(a) AS first, sum(a) AS sum_a, max(e) AS ended,
+        arg_min(e, a) AS first_end, min(step) AS step, min(sort) AS sort, min(sort) <> max(sort) AS unlike,
+        max(bytes) AS bytes, max(size)::INTEGER AS size
+    FROM matched GROUP BY c, s, k HAVING count(*) > 1
+"""
+
+_CLIPPED = f"""
+    SELECT c, s, k, sum(least(i.arrival - m.a, greatest(m.e - m.a, 0)))::BIGINT AS clipped_ns
+    FROM matched AS m JOIN instances AS i USING (c, s, k) WHERE i.sort NOT IN {_SYMMETRIC} GROUP BY c, s, k
+"""
+"""What the ranks of collectives wait in which some may be done before others come: not beyond their own end."""
+
+_WAITED = "n * arrival::HUGEINT - sum_a"
+_WAITS = f"""(
+    SELECT i.*, CAST(
+        CASE WHEN sort NOT IN {_SYMMETRIC} THEN clipped_ns
+        WHEN n = 2 THEN least({_WAITED}, greatest(first_end - first, 0)) ELSE {_WAITED} END AS BIGINT
+    ) AS wait_ns FROM instances AS i LEFT JOIN clipped USING (c, s, k) WHERE NOT unlike
+)"""
+"""The matched collectives with the time that their ranks wait."""
+
+
+class JobTables:
+    """Queries over the maps of a job.
+
+    Args:
+        folder: The folder of maps.
+        names: The map files that belong to the job; None for all.
+
+    Raises:
+        CaptureError: There is no map, or one of another version.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str] | None = None) -> None:
+        import duckdb
+
+        if names is None and not any((folder / "ranks").glob("*.parquet")):
+            raise CaptureError(f"{folder}: no map in it; make some with nvprof-kit ranks map -o {folder} CAPTURE...")
+        self._spill = tempfile.TemporaryDirectory(prefix="nvprof-kit-ranks-")
+        config = {"memory_limit": MEMORY, "temp_directory": self._spill.name, "preserve_insertion_order": False}
+        self._db: Any = duckdb.connect(config=config)
+        for table, columns in TABLES.items():
+            place = folder / table
+            files = [place / name for name in names] if names is not None else [place / "*.parquet"]
+            listed = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
+            wanted = ", ".join(f'"{name}"' for name in columns)
+            self._db.execute(f"CREATE VIEW {table} AS SELECT {wanted} FROM read_parquet([{listed}])")
+        versions = {row[0] for row in self._db.execute("SELECT DISTINCT version FROM ranks").fetchall()}
+        if versions - {VERSION}:
+            raise CaptureError(f"{folder}: maps of version {max(versions)}, this release reads {VERSION}; map again")
+        self._db.execute("CREATE VIEW members AS " + _MEMBERS.format(c="hash(comm)", peer=_PEER, join=""))
+
+    def close(self) -> None:
+        """Give the database's memory and temporary files back."""
+        self._db.close()
+        self._spill.cleanup()
+
+    def table(self, name: str) -> pd.DataFrame:
+        """A whole table of the maps."""
+        return self._frame(f"SELECT * FROM {name}")
+
+    def rows(self) -> tuple[int, int]:
+        """Collectives of all ranks, and of one rank at most."""
+        found = self._one(
+            "SELECT coalesce(sum(n), 0), coalesce(max(n), 0) FROM "
+            "(SELECT rank, count(*) AS n FROM collectives GROUP BY rank)"
+        )
+        return int(found[0]), int(found[1])
+
+    def ends(self, keep_every: int) -> pd.DataFrame:
+        """Ends of collectives for the clocks: c, s, k, rank, end_ns, symmetric; of every so many one."""
+        chosen = "" if keep_every <= 1 else f"WHERE hash(s, k) % {keep_every} = 0"
+        return self._frame(f"SELECT c, s, k, rank, end_ns, sort IN {_SYMMETRIC} AS symmetric FROM members {chosen}")
+
+    def stream_ends(self) -> pd.DataFrame:
+        """Ends of collectives whose communicator is told by its stream alone: comm, s, k, rank, end_ns."""
+        return self._frame("SELECT comm, s, k, rank, end_ns FROM members WHERE comm LIKE 'stream %' AND s >= -1")
+
+    def split(self, parts: pd.DataFrame) -> None:
+        """Tell communicators of one name apart.
+
+        Args:
+            parts: comm, rank, and which part of it the rank is in.
+        """
+        self._db.register("given", parts)
+        self._db.execute("CREATE OR REPLACE TABLE parts AS SELECT * FROM given")
+        joined = {"c": "hash(comm, coalesce(part, 0))", "join": "LEFT JOIN parts USING (comm, rank)"}
+        self._db.execute("CREATE OR REPLACE VIEW members AS " + _MEMBERS.format(peer=_PEER, **joined))
+
+    def odd_steps(self) -> pd.DataFrame:
+        """Communicator and step in which ranks differ in the number of collectives matched by order: c, s."""
+        return self._frame(
+            "SELECT c, s FROM (SELECT c, s, rank, count(*) AS n FROM members WHERE s <> -2 GROUP BY c, s, rank) "
+            "GROUP BY c, s HAVING min(n) <> max(n)"
+        )
+
+    def members_of_steps(self, steps: pd.DataFrame) -> pd.DataFrame:
+        """The members of some communicators' steps: rank, index, c, s, sort, start_ns, end_ns."""
+        self._db.register("wanted_steps", steps)
+        return self._frame(
+            "SELECT rank, index, c, s, sort, start_ns, end_ns FROM members SEMI JOIN wanted_steps USING (c, s)"
+        )
+
+    def match(self, clocks: pd.DataFrame, renumbered: pd.DataFrame) -> None:
+        """Put the collectives on one clock and match them.
+
+        Args:
+            clocks: The clocks: rank, at_ns, offset_ns, drift (a fraction).
+            renumbered: Members whose number is another than by order: rank, index, c, s, k.
+        """
+        for name, frame in (("clocks", clocks), ("renumbered", renumbered)):
+            self._db.register("given", frame)
+            self._db.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM given")
+        number, join = "m.k", ""
+        if len(renumbered):
+            number, join = "coalesce(r.k, m.k)", "LEFT JOIN renumbered AS r USING (rank, index, c, s)"
+        aligned = "m.{0} + t.offset_ns + CAST(round(t.drift * (m.{0} - t.at_ns)) AS BIGINT)"
+        self._db.execute(
+            f"CREATE OR REPLACE VIEW matched AS SELECT m.rank, m.index, m.c, m.s, {number} AS k, m.step, m.sort, "
+            f"m.bytes, m.size, m.comm, {aligned.format('start_ns')} AS a, {aligned.format('end_ns')} AS e "
+            f"FROM members AS m JOIN clocks AS t USING (rank) {join}"
+        )
+        self._db.execute(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES}")
+        self._db.execute(f"CREATE OR REPLACE TABLE clipped AS {_CLIPPED}")
+
+    def instances(self, least_ns: int = -1, most: int = 0) -> pd.DataFrame:
+        """Matched collectives: c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, and
+        wait_ns of all its ranks.
+
+        Args:
+            least_ns: Only those in which a rank waits longer than this on the average.
+            most: Only so many, those that wait longest; 0 for all.
+        """
+        order = f"ORDER BY wait_ns DESC LIMIT {most}" if most else ""
+        columns = "c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, wait_ns"
+        return self._frame(f"SELECT {columns} FROM {_WAITS} WHERE wait_ns > {least_ns} * (n - 1) {order}")
+
+    def matrix(self) -> pd.DataFrame:
+        """Who waited for whom: waiting_rank, late_rank, wait_ns."""
+        wait, clips = "i.arrival - m.a", f"i.n = 2 OR i.sort NOT IN {_SYMMETRIC}"
+        return self._frame(
+            "SELECT m.rank AS waiting_rank, i.late_rank, sum("
+            f"CASE WHEN {clips} THEN least({wait}, greatest(m.e - m.a, 0)) ELSE {wait} END)::BIGINT AS wait_ns "
+            "FROM matched AS m JOIN instances AS i USING (c, s, k) WHERE NOT i.unlike AND m.rank <> i.late_rank "
+            "GROUP BY m.rank, i.late_rank ORDER BY waiting_rank, late_rank"
+        )
+
+    def count(self) -> int:
+        """Matched collectives."""
+        return int(self._one("SELECT count(*) FROM instances WHERE NOT unlike")[0])
+
+    def unlike(self) -> int:
+        """Matched collectives whose ranks disagree on what they are."""
+        return int(self._one("SELECT count(*) FROM instances WHERE unlike")[0])
+
+    def unmatched(self) -> int:
+        """Collectives that no other rank's matches."""
+        return int(self._one("SELECT (SELECT count(*) FROM members) - (SELECT coalesce(sum(n), 0) FROM instances)")[0])
+
+    def total_wait(self) -> int:
+        """All the time that ranks wait, in ns."""
+        return int(self._one(f"SELECT coalesce(sum(wait_ns), 0) FROM {_WAITS}")[0])
+
+    def by_late_rank(self) -> pd.DataFrame:
+        """Waiting by step, communicator and the rank that came last: step, c, late_rank, n, wait_ns."""
+        return self._frame(
+            "SELECT step, c, late_rank, max(n) AS n, sum(wait_ns)::BIGINT AS wait_ns "
+            f"FROM {_WAITS} GROUP BY step, c, late_rank"
+        )
+
+    def transfers(self) -> pd.DataFrame:
+        """Transfer times by communicator, kind and size: c, sort, bytes, n (ranks of the communicator, of those that
+        are there where it is not told), count, median_ns, steps.
+        """
+        return self._frame(
+            "SELECT c, sort, bytes, greatest(max(n), max(size)) AS n, count(*) AS count, "
+            "count(DISTINCT step) AS steps, quantile_cont(ended - arrival, 0.5) AS median_ns "
+            "FROM instances WHERE NOT unlike GROUP BY c, sort, bytes"
+        )
+
+    def communicators(self) -> pd.DataFrame:
+        """Communicators and their ranks: c, comm, rank."""
+        return self._frame("SELECT DISTINCT c, comm, rank FROM members ORDER BY c, rank")
+
+    def members_of(self, instances: pd.DataFrame) -> pd.DataFrame:
+        """The members of some instances: c, s, k, rank, index, comm, a and e (its aligned start and end)."""
+        self._db.register("wanted_instances", instances[["c", "s", "k"]])
+        return self._frame(
+            "SELECT c, s, k, rank, index, comm, a, e FROM matched SEMI JOIN wanted_instances USING (c, s, k)"
+        )
+
+    def points(self, ranks: Sequence[int]) -> pd.DataFrame:
+        """The collectives of some ranks: rank, index, c, s, k, a, e, ready_segment, end_segment, gates, queued_ns
+        (from readiness to start), layer, phase.
+        """
+        self._want(ranks)
+        return self._frame(
+            "SELECT m.rank, m.index, m.c, m.s, m.k, m.a, m.e, x.ready_segment, x.end_segment, x.gates, "
+            "x.start_ns - x.ready_ns AS queued_ns, x.layer, x.phase FROM matched AS m "
+            "JOIN collectives AS x USING (rank, index) SEMI JOIN wanted_ranks USING (rank) ORDER BY m.rank, m.index"
+        )
+
+    def segments(self, ranks: Sequence[int]) -> pd.DataFrame:
+        """The segments of some ranks, by rank and segment."""
+        self._want(ranks)
+        return self._frame("SELECT * FROM segments SEMI JOIN wanted_ranks USING (rank) ORDER BY rank, segment")
+
+    def layer_medians(self) -> pd.DataFrame:
+        """Layer x phase x rank, medians over the rank's steps: rank, layer, phase, median_ns, idle_ns, comm_ns, ops,
+        steps; of the whole capture where there are no steps.
+        """
+        medians = ", ".join(
+            f"quantile_disc({name}, 0.5) AS {made}"
+            for name, made in (
+                ("compute_ns", "median_ns"),
+                ("idle_ns", "idle_ns"),
+                ("comm_ns", "comm_ns"),
+                ("ops", "ops"),
+            )
+        )
+        known = "step >= 0 OR NOT (SELECT bool_or(step >= 0) FROM layers)"
+        return self._frame(
+            f"SELECT rank, layer, phase, {medians}, count(*) AS steps FROM layers WHERE {known} "
+            "GROUP BY rank, layer, phase"
+        )
+
+    def excesses(self, least_ns: int, least_share: float) -> pd.DataFrame:
+        """What ranks have more of than the median of those that have the same layer and phase in the same step.
+
+        Args:
+            least_ns: A smaller excess is left out,
+            least_share: and one that is a smaller share of the median.
+
+        Returns:
+            step, rank, kind (compute, copy, host, data_loading), layer, phase, excess_ns, more_ops.
+        """
+        kinds = {
+            "compute": "compute_ns",
+            "copy": "copy_ns",
+            "host": "idle_ns - loading_ns",
+            "data_loading": "loading_ns",
+        }
+        parts = [
+            f"SELECT step, rank, '{kind}' AS kind, layer, phase, {ns} AS ns, ops FROM layers WHERE step >= 0"
+            for kind, ns in kinds.items()
+        ]
+        found = [
+            self._frame(
+                f"WITH spent AS ({part}), usual AS (SELECT step, layer, phase, quantile_disc(ns, 0.5) AS median_ns, "
+                "quantile_disc(ops, 0.5) AS median_ops FROM spent GROUP BY step, layer, phase) "
+                "SELECT step, rank, kind, layer, phase, ns - median_ns AS excess_ns, ops > median_ops AS more_ops "
+                "FROM spent JOIN usual USING (step, layer, phase) "
+                f"WHERE ns - median_ns > greatest({least_ns}, {least_share} * median_ns)"
+            )
+            for part in parts
+        ]
+        import pandas as pd
+
+        made: pd.DataFrame = pd.concat(found, ignore_index=True)
+        return made
+
+    def step_lengths(self) -> pd.DataFrame:
+        """Steps: step, median_ns over ranks, ranks."""
+        return self._frame(
+            "SELECT step, quantile_disc(end_ns - start_ns, 0.5) AS median_ns, count(*) AS ranks FROM steps "
+            "GROUP BY step ORDER BY step"
+        )
+
+    def _want(self, ranks: Sequence[int]) -> None:
+        import pandas as pd
+
+        self._db.register("wanted_ranks", pd.DataFrame({"rank": np.asarray(ranks, dtype=np.int64)}))
+
+    def _one(self, query: str) -> tuple[Any, ...]:
+        row: tuple[Any, ...] = self._db.execute(query).fetchone()
+        return row
+
+    def _frame(self, query: str) -> pd.DataFrame:
+        made: pd.DataFrame = self._db.execute(query).df()
+        return made

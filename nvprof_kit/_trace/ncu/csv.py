@@ -1,0 +1,351 @@
+"""The raw and the details page of ncu as csv, 2020 to 2025, with whatever else was printed around them."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nvprof_kit._trace.ncu.numbers import NumberStyle, base_unit, number_style, parse_number
+from nvprof_kit._trace.ncu.nvtx import NvtxState, parse_cell
+from nvprof_kit._trace.ncu.schema import NcuReport
+from nvprof_kit.errors import CaptureError
+
+_PEAK = ".avg.pct_of_peak_sustained_elapsed"
+
+_LABELS: dict[tuple[str, str], str] = {
+    ("Duration", "ns"): "gpu__time_duration.sum",
+    ("SM Frequency", "hz"): "sm__cycles_elapsed.avg.per_second",
+    ("DRAM Frequency", "hz"): "dram__cycles_elapsed.avg.per_second",
+    ("Elapsed Cycles", "cycle"): "sm__cycles_elapsed.max",
+    ("SM Active Cycles", "cycle"): "sm__cycles_active.avg",
+    ("Compute (SM) Throughput", "%"): f"sm__throughput{_PEAK}",
+    ("Compute (SM) [%]", "%"): f"sm__throughput{_PEAK}",
+    ("SOL SM", "%"): f"sm__throughput{_PEAK}",
+    ("Memory Throughput", "%"): f"gpu__compute_memory_throughput{_PEAK}",
+    ("Memory [%]", "%"): f"gpu__compute_memory_throughput{_PEAK}",
+    ("SOL Memory", "%"): f"gpu__compute_memory_throughput{_PEAK}",
+    ("DRAM Throughput", "%"): f"gpu__dram_throughput{_PEAK}",
+    ("SOL DRAM", "%"): f"gpu__dram_throughput{_PEAK}",
+    ("L2 Cache Throughput", "%"): f"lts__throughput{_PEAK}",
+    ("SOL L2 Cache", "%"): f"lts__throughput{_PEAK}",
+    ("L1/TEX Cache Throughput", "%"): "l1tex__throughput.avg.pct_of_peak_sustained_active",
+    ("SOL L1/TEX Cache", "%"): "l1tex__throughput.avg.pct_of_peak_sustained_active",
+    ("Memory Throughput", "byte/s"): "dram__bytes.sum.per_second",
+    ("L1/TEX Hit Rate", "%"): "l1tex__t_sector_hit_rate.pct",
+    ("L2 Hit Rate", "%"): "lts__t_sector_hit_rate.pct",
+    ("Achieved Occupancy", "%"): "sm__warps_active.avg.pct_of_peak_sustained_active",
+    ("Theoretical Occupancy", "%"): "sm__maximum_warps_per_active_cycle_pct",
+    ("Registers Per Thread", "register/thread"): "launch__registers_per_thread",
+    ("Static Shared Memory Per Block", "byte/block"): "launch__shared_mem_per_block_static",
+    ("Dynamic Shared Memory Per Block", "byte/block"): "launch__shared_mem_per_block_dynamic",
+    ("Waves Per SM", ""): "launch__waves_per_multiprocessor",
+    ("Executed Ipc Active", "inst/cycle"): "sm__inst_executed.avg.per_cycle_active",
+}
+
+
+def metric_name(label: str, unit: str) -> str:
+    """The metric's full name by its label on the details page and its base unit; another label stays as it is."""
+    return _LABELS.get((label, unit), label)
+
+
+_PUSH_POP, _START_STOP = "thread Domain:Push/Pop_Range", "Id:Domain:Start/Stop_Range"
+_IDENTITY = frozenset(
+    {"ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream"}
+    | {"Block Size", "Grid Size", "Device", "CC"}
+)
+_DETAILS = ("Section Name", "Metric Name", "Metric Unit", "Metric Value")
+_LONE_QUOTE = re.compile(r'(?<=[^",])"(?=[^",])')
+_SIZE = re.compile(r"\(\s*\d+,\s*\d+,\s*\d+\s*\)")
+_ROW = re.compile(r'"?\d+"?,"?\d+"?,|"?"?,"?"?,')  # numbers of result and process; the units row has neither
+_NOISE = re.compile(r"==(?P<kind>ERROR|WARNING|PROF)==\s*(?P<text>.*)")
+_LAUNCHES = re.compile(r"==nvprof_kit== launches: (\d+(?:\|\d+)*)\s*")
+"""What the script of `nvprof-kit ncu plan` writes above the page: which launches of each configuration it measured."""
+
+_NO_PERMISSION = "ERR_NVGPUCTRPERM"
+
+Row = dict[str, str]
+
+
+@dataclass
+class _Page:
+    """A page's rows as text.
+
+    Attributes:
+        header: Its columns.
+        rows: Its rows, each as long as the header.
+        units: The units row of a raw page, None where it has none.
+        lost: Numbers of the lines that could not be read.
+        said: What ncu printed around the page, by ``ERROR`` and ``WARNING``.
+        launches: Which launches of each configuration were measured, where the script of a plan wrote it.
+    """
+
+    header: list[str]
+    rows: list[list[str]] = field(default_factory=list)
+    units: list[str] | None = None
+    lost: list[int] = field(default_factory=list)
+    said: dict[str, list[str]] = field(default_factory=dict)
+    launches: tuple[int, ...] = ()
+    _places: dict[str, int | None] = field(default_factory=dict)
+
+    def column(self, name: str) -> int | None:
+        """Place of a column, that of an NVTX column by the beginning of its name; None where there is none."""
+        if name not in self._places:
+            found = (place for place, title in enumerate(self.header) if title == name or title.startswith(f"{name}:"))
+            self._places[name] = next(found, None)
+        return self._places[name]
+
+
+def read_csv(text: str, domain: str, named: str) -> NcuReport:
+    """Read a raw or details page.
+
+    Args:
+        text: The file.
+        domain: NVTX domain to take the ranges from; '' is the default domain.
+        named: The path to name in messages.
+
+    Raises:
+        CaptureError: No page, another page, or one without results.
+    """
+    page = _read_page(text.splitlines(), named)
+    details = page.column("Metric Name") is not None
+    if details and any(page.column(name) is None for name in _DETAILS):
+        missing = ", ".join(name for name in _DETAILS if page.column(name) is None)
+        raise CaptureError(
+            f"{named}: a summary page of ncu (no {missing}); needed the raw page: ncu --import FILE --page raw --csv"
+        )
+    if not page.rows:
+        raise CaptureError(_nothing(page.said, named, page=True))
+    results, cells, units = _details(page) if details else _raw(page)
+    style = number_style(cell for cell in {cell for row in cells.values() for cell in row})
+    metrics, texts, unread = _values(cells, units, style)
+    import pandas as pd
+
+    return NcuReport(
+        path=named,
+        kernels=_kernels(page, results, domain),
+        metrics=pd.DataFrame(metrics),
+        texts=pd.DataFrame(texts, index=range(len(results))),
+        units={name: unit for name, (unit, _) in units.items() if name in metrics},
+        warnings=(*_warnings(page, style, details), *_nvtx_warnings(page, results), *unread),
+        invocations=page.launches,
+    )
+
+
+def _read_page(lines: Sequence[str], named: str) -> _Page:
+    begin = next((number for number, line in enumerate(lines) if line.startswith(('"ID",', "ID,"))), None)
+    said: dict[str, list[str]] = {}
+    for line in lines:
+        if found := _NOISE.match(line):
+            said.setdefault(found["kind"], []).append(found["text"])
+    if begin is None:
+        raise CaptureError(_nothing(said, named))
+    told = next(filter(None, map(_LAUNCHES.fullmatch, lines[:begin])), None)
+    launches = tuple(int(number[:9]) for number in told[1].split("|")) if told else ()
+    page = _Page(next(csv.reader([lines[begin]])), said=said, launches=launches)
+    for number, line in enumerate(lines[begin + 1 :], begin + 2):
+        if not _ROW.match(line):  # what the program or ncu printed, or the rest of a rule's text
+            continue
+        fields = _fields(line, page)
+        if fields is None:
+            page.lost.append(number)
+        elif fields[0] == "":
+            page.units = fields
+        else:
+            page.rows.append(fields)
+    return page
+
+
+def _nothing(said: dict[str, list[str]], named: str, page: bool = False) -> str:
+    """Why there is no result; `page` says whether there is a page at least."""
+    errors = said.get("ERROR", [])
+    if any(_NO_PERMISSION in line for line in errors):
+        return (
+            f"{named}: ncu had no permission to read the counters (ERR_NVGPUCTRPERM); run it as root, or set the "
+            "kernel module's option NVreg_RestrictProfilingToAdminUsers=0"
+        )
+    if errors:
+        return f"{named}: ncu failed: {errors[0]}"
+    if any("No kernels were profiled" in line for lines in said.values() for line in lines):
+        return f"{named}: ncu measured no kernel; check the names and ranges it was given (an NVTX filter needs --nvtx)"
+    if page:
+        return (
+            f"{named}: a page of ncu without a result (no row with numbers in ID and Process ID); the file was cut "
+            "off, or ncu measured no kernel"
+        )
+    return (
+        f"{named}: no page of ncu in it (no header that begins with ID); needed what `ncu --import FILE.ncu-rep --page "
+        "raw --csv` prints"
+    )
+
+
+def _fields(line: str, page: _Page) -> list[str] | None:
+    """The fields of a line, as many as the header has; None where they do not fit it.
+
+    A quote inside the NVTX cell is not escaped, so there the csv may end a field too early. ncu puts quotes around
+    every field, so the text between ``","`` is a field, and what is too much belongs to the NVTX cell.
+    """
+    plain = next(csv.reader([line]))
+    wanted, short = len(page.header), page.column("Section Name") is not None
+    push = page.column(_PUSH_POP)
+    if (len(plain) == wanted or (short and wanted > len(plain))) and (push is None or not _LONE_QUOTE.search(line)):
+        return plain + [""] * (wanted - len(plain))
+    if push is None or not line.startswith('"'):
+        return plain if len(plain) == wanted else None
+    quoted = line.rstrip(",").removeprefix('"').removesuffix('"').split('","')
+    found, block = _block_place(quoted, push), page.column("Block Size")
+    extra = found - block if found is not None and block is not None else len(quoted) - wanted
+    if extra < 0 or len(quoted) - extra > wanted or (not short and len(quoted) - extra != wanted):
+        return None
+    last = push + extra
+    joined = [*quoted[:push], '","'.join(quoted[push : last + 1]), *quoted[last + 1 :]]
+    return [one.replace('""', '"') for one in joined] + [""] * (wanted - len(joined))
+
+
+def _block_place(fields: Sequence[str], behind: int) -> int | None:
+    """Place of the first field behind the NVTX cells that is a block's size and is followed by a grid's."""
+    sizes = [_SIZE.fullmatch(one) is not None for one in fields]
+    return next((place for place in range(behind, len(fields) - 1) if sizes[place] and sizes[place + 1]), None)
+
+
+# ---------------------------------------------------------------- the two pages
+
+Cells = dict[str, list[str]]
+Units = dict[str, tuple[str, list[float]]]
+"""Base unit of each metric, and what its cells are to be multiplied by: one factor for all of them, or one for each."""
+
+
+def _raw(page: _Page) -> tuple[list[list[str]], Cells, Units]:
+    """The results, the cells of each metric, and the base unit of each metric with its factor."""
+    units = page.units or [""] * len(page.header)
+    cells: Cells = {}
+    base: Units = {}
+    for place, name in enumerate(page.header):
+        if name in _IDENTITY or name.startswith((_PUSH_POP, _START_STOP)):
+            continue
+        cells[name] = [row[place] for row in page.rows]
+        unit, factor = base_unit(units[place])
+        base[name] = unit, [factor]
+    return page.rows, cells, base
+
+
+def _details(page: _Page) -> tuple[list[list[str]], Cells, Units]:
+    """The same from a page with a row per metric, each row in a unit of its own; its rows of rules hold no metric."""
+    name_at, unit_at, value_at = (page.column(name) or 0 for name in _DETAILS[1:])
+    place: dict[tuple[str, ...], int] = {}
+    results: list[list[str]] = []
+    cells: Cells = {}
+    base: Units = {}
+    process = page.column("Process ID")
+    for row in page.rows:
+        key = (row[0], row[process] if process is not None else "")
+        if key not in place:
+            place[key] = len(results)
+            results.append(row)
+        if not row[name_at]:
+            continue
+        unit, factor = base_unit(row[unit_at])
+        name = metric_name(row[name_at], unit)
+        column, factors = cells.setdefault(name, []), base.setdefault(name, (unit, []))[1]
+        column += [""] * (place[key] + 1 - len(column))
+        factors += [1.0] * (place[key] + 1 - len(factors))
+        if column[place[key]] == "":  # a metric may stand in more than one section
+            column[place[key]], factors[place[key]] = row[value_at], factor
+    for name, column in cells.items():
+        missing = len(results) - len(column)
+        column.extend([""] * missing)
+        base[name][1].extend([1.0] * missing)
+    return results, cells, base
+
+
+def _values(cells: Cells, units: Units, style: NumberStyle) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
+    """Metrics as numbers in base units, those that hold words as words, and warnings about words among numbers."""
+    metrics: dict[str, Any] = {}
+    texts: dict[str, Any] = {}
+    warnings: list[str] = []
+    known: dict[str, float | None] = {}
+    for name, column in cells.items():
+        for cell in set(column) - known.keys():
+            known[cell] = parse_number(cell, style)
+        words = [cell for cell in column if known[cell] is None]
+        values = np.array([known[cell] for cell in column], dtype=np.float64)
+        if len(words) > np.count_nonzero(~np.isnan(values)):
+            texts[name] = column
+            continue
+        metrics[name] = values * np.array(units[name][1])
+        if words:
+            warnings.append(f"{len(words)} of {len(column)} values of {name} are no numbers, as {words[0]!r}: left out")
+    return metrics, texts, tuple(warnings)
+
+
+# ---------------------------------------------------------------- the results
+
+
+def _kernels(page: _Page, results: Sequence[Sequence[str]], domain: str) -> Any:
+    import pandas as pd
+
+    def text(name: str) -> list[str]:
+        place = page.column(name)
+        return [row[place] if place is not None else "" for row in results]
+
+    states = [parse_cell(cell) for cell in text(_PUSH_POP)]
+    return pd.DataFrame(
+        {
+            "id": _whole_numbers(text("ID")),
+            "pid": _whole_numbers(text("Process ID")),
+            "tid": np.array([state.tid for state in states], dtype=np.int64),
+            "kernel": [_without_prefix(name, state) for name, state in zip(text("Kernel Name"), states, strict=True)],
+            "grid": [_size(cell) for cell in text("Grid Size")],
+            "block": [_size(cell) for cell in text("Block Size")],
+            "device": _whole_numbers(text("Device")),
+            "cc": text("CC"),
+            "stack": [state.of_domain(domain) for state in states],
+        }
+    )
+
+
+def _whole_numbers(cells: Iterable[str]) -> Any:
+    digits: Callable[[str], str] = lambda cell: re.sub(r"[^\d-]", "", cell)  # noqa: E731
+    return np.array([int(digits(cell)[:18] or -1) for cell in cells], dtype=np.int64)
+
+
+def _size(cell: str) -> str:
+    """``(64, 64, 1)`` whatever stands between the numbers."""
+    return f"({', '.join(re.findall(r'[0-9]+', cell))})" if cell else ""
+
+
+def _without_prefix(kernel: str, state: NvtxState) -> str:
+    """The kernel's name without the range that ``--print-nvtx-rename kernel`` puts in front of it."""
+    return next((kernel.removeprefix(f"{name}/") for _, name in state.ranges if kernel.startswith(f"{name}/")), kernel)
+
+
+def _nvtx_warnings(page: _Page, results: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Results of which nobody knows the ranges: without the column, and with cells that hold no state."""
+    place = page.column(_PUSH_POP)
+    if place is None:
+        return (f"no column {_PUSH_POP}: no kernel's ranges are known; measure with ncu --nvtx",)
+    cells = [row[place].strip() for row in results]
+    broken = sum(1 for cell in cells if cell and parse_cell(cell).tid < 0)
+    if broken or not any(cells):
+        what = f"holds no state in {broken}" if broken else f"is empty in {len(cells)}"
+        return (f"the column {_PUSH_POP} {what} of {len(cells)} results: their ranges are not known",)
+    return ()
+
+
+def _warnings(page: _Page, style: NumberStyle, details: bool) -> tuple[str, ...]:
+    warnings = [f"ncu failed: {line}" for line in page.said.get("ERROR", ())]
+    if page.lost:
+        lines = ", ".join(map(str, page.lost[:5])) + (" and more" if len(page.lost) > 5 else "")
+        warnings.append(f"{len(page.lost)} rows cannot be read (lines {lines}): their fields do not fit the header")
+    if not style.certain:
+        warnings.append(
+            f"numbers are read with {style.decimal!r} before the fraction, but the file does not tell for sure; "
+            "print it with LC_ALL=C"
+        )
+    if page.units is None and not details:
+        warnings.append("the row of units is missing: values are taken for base units (ns, byte, hz)")
+    return tuple(warnings)

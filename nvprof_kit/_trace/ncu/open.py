@@ -1,0 +1,73 @@
+"""An ncu report of any page, version and locale, opened as an `NcuReport`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from nvprof_kit._trace.domains import DEFAULT
+from nvprof_kit._trace.ncu.schema import NcuReport
+from nvprof_kit._trace.packed import read_packed
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.names import DOMAIN
+
+_REPORT = b"NVR\x00"
+
+
+def open_ncu(path: str | Path, *, domain: str = DOMAIN) -> NcuReport:
+    """Read what ncu measured.
+
+    Args:
+        path: The raw or details page as csv (``ncu --import FILE --page raw --csv``), or an ``.ncu-rep``; each also
+            packed as ``.xz``.
+        domain: NVTX domain to take the ranges from; '' or ``default`` is the default domain.
+
+    Raises:
+        CaptureError: The file cannot be read, is another page, or holds no result.
+        ToolError: An ``.ncu-rep`` needs the ncu-report package or an ncu, and there is neither.
+    """
+    path = Path(path)
+    domain = "" if domain == DEFAULT else domain
+    try:
+        data = read_packed(path)
+    except OSError as error:
+        raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    if not data:
+        raise CaptureError(f"{path}: the file is empty (0 bytes); needed a raw or details page of ncu, or an .ncu-rep")
+    if data.startswith(_REPORT):
+        from nvprof_kit._trace.ncu.rep import read_rep
+
+        with tempfile.TemporaryDirectory(prefix="nvprof-kit-") as folder:
+            plain = Path(folder) / "report.ncu-rep"
+            plain.write_bytes(data)
+            report: NcuReport = read_rep(plain, domain, str(path))
+            return report
+    from nvprof_kit._trace.ncu.csv import read_csv
+
+    return read_csv(data.decode("utf-8-sig", errors="replace"), domain, str(path))
+
+
+def together(reports: Sequence[NcuReport]) -> NcuReport:
+    """Several reports as one, as when different kernels were measured in several runs.
+
+    Raises:
+        CaptureError: Two reports give one metric in different units.
+    """
+    import pandas as pd
+
+    if len(reports) == 1:
+        return reports[0]
+    units: dict[str, str] = {}
+    for report in reports:
+        for name, unit in report.units.items():
+            if units.setdefault(name, unit) != unit:
+                raise CaptureError(f"{report.path}: {name} is in {unit or 'no unit'}, elsewhere in {units[name]}")
+    return NcuReport(
+        path=", ".join(report.path for report in reports),
+        kernels=pd.concat([report.kernels for report in reports], ignore_index=True),
+        metrics=pd.concat([report.metrics for report in reports], ignore_index=True),
+        texts=pd.concat([report.texts for report in reports], ignore_index=True),
+        units=units,
+        warnings=tuple(warning for report in reports for warning in report.warnings),
+    )

@@ -1,0 +1,127 @@
+"""An ``.ncu-rep``, read by NVIDIA's ncu-report package, or printed as csv by an installed ncu."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from nvprof_kit._trace.ncu.csv import read_csv
+from nvprof_kit._trace.ncu.numbers import base_unit
+from nvprof_kit._trace.ncu.nvtx import DEFAULT_DOMAIN
+from nvprof_kit._trace.ncu.schema import NcuReport
+from nvprof_kit.errors import CaptureError, ToolError
+
+_DIMENSIONS = ("x", "y", "z")
+
+
+def read_rep(path: Path, domain: str, named: str) -> NcuReport:
+    """Read an ``.ncu-rep``.
+
+    Args:
+        path: The report.
+        domain: NVTX domain to take the ranges from; '' is the default domain.
+        named: The path to name in messages.
+
+    Raises:
+        CaptureError: The report is damaged, newer than the reader, or holds no result.
+        ToolError: There is neither the ncu-report package nor an ncu.
+    """
+    library = importlib.util.find_spec("ncu_report")
+    if library is None or library.origin is None:
+        return _printed(path, domain, named)
+    # -I: neither the current folder nor PYTHONPATH has a say in what the child imports
+    script = Path(__file__).with_name("dump.py").resolve()
+    command = [sys.executable, "-I", str(script), str(path), str(Path(library.origin).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise CaptureError(
+            f"{named}: not a whole ncu report, or newer than ncu-report: {said[-1] if said else 'crash'}"
+        )
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    if not results:
+        raise CaptureError(f"{named}: no result in it: the report is damaged, or ncu measured no kernel")
+    return _report(results, domain, named)
+
+
+def _printed(path: Path, domain: str, named: str) -> NcuReport:
+    """The same by an installed ncu."""
+    ncu = os.environ.get("NCU") or shutil.which("ncu")
+    if ncu is None:
+        raise ToolError(
+            f"{named}: reading an .ncu-rep needs the ncu-report package, or ncu on PATH; "
+            'install it with: pip install "nvprof-kit[ncu]"'
+        )
+    command = [ncu, "--import", str(path), "--page", "raw", "--csv", "--print-units", "base"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}, errors="replace"
+        )
+    except OSError as error:
+        raise ToolError(f"{ncu}: cannot run it: {error.strerror}") from None
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise ToolError(f"{named}: {ncu} cannot print it: {said[:300]}")
+    return read_csv(done.stdout, domain, named)
+
+
+def _report(results: list[dict[str, Any]], domain: str, named: str) -> NcuReport:
+    import pandas as pd
+
+    numbers: list[dict[str, float]] = []
+    words: list[dict[str, str]] = []
+    units: dict[str, str] = {}
+    for result in results:
+        measured, said = _metrics(result["metrics"], units)
+        numbers.append(measured)
+        words.append(said)
+    kernels = [_kernel(number, result, numbers[number], domain) for number, result in enumerate(results)]
+    metrics = pd.DataFrame(numbers, index=range(len(results)), dtype="float64")
+    return NcuReport(
+        path=named,
+        kernels=pd.DataFrame(kernels),
+        metrics=metrics,
+        texts=pd.DataFrame(words, index=range(len(results))),
+        units={name: units[name] for name in metrics},
+    )
+
+
+def _metrics(metrics: dict[str, Any], units: dict[str, str]) -> tuple[dict[str, float], dict[str, str]]:
+    """The numbers and the words of one result; the units it meets are noted."""
+    numbers: dict[str, float] = {}
+    words: dict[str, str] = {}
+    for name, (value, unit) in metrics.items():
+        if isinstance(value, (int, float)):
+            base, factor = base_unit(unit)
+            numbers[name] = value * factor
+            units.setdefault(name, base)
+        elif value is not None:
+            words[name] = str(value)
+    return numbers, words
+
+
+def _kernel(number: int, result: dict[str, Any], metrics: dict[str, float], domain: str) -> dict[str, object]:
+    major, minor = (metrics.get(f"device__attribute_compute_capability_{part}") for part in ("major", "minor"))
+    ranges: dict[str, list[str]] = result["ranges"]
+    return {
+        "id": number,
+        "pid": -1,
+        "tid": -1,
+        "kernel": result["kernel"],
+        "grid": _size(metrics, "grid"),
+        "block": _size(metrics, "block"),
+        "device": int(metrics.get("launch__device_id", -1)),
+        "cc": f"{major:.0f}.{minor:.0f}" if major is not None and minor is not None else "",
+        "stack": tuple(ranges.get(domain or DEFAULT_DOMAIN, ())),
+    }
+
+
+def _size(metrics: dict[str, float], what: str) -> str:
+    values = [metrics.get(f"launch__{what}_dim_{dimension}") for dimension in _DIMENSIONS]
+    return "" if None in values else f"({', '.join(f'{value:.0f}' for value in values)})"

@@ -1,0 +1,114 @@
+"""CUDA API calls and the profiler's own interruptions of an nsys export, and what memory its copies touch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nvprof_kit._trace.checks import check_spans
+from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.nsys.sources import check_rows
+from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
+from nvprof_kit._trace.sqlite import Database, Int64Array, integer_list
+
+_TABLES = {
+    "api": ("CUPTI_ACTIVITY_KIND_RUNTIME", "correlationId"),
+    "overhead": ("PROFILER_OVERHEAD", "-1"),
+}
+_PID_MASK = ~0xFFFFFF
+_HOST_MEMORY = {0: "pageable", 1: "pinned", 4: "managed"}  # ENUM_CUDA_MEM_KIND; the others are on a device
+
+
+def read_calls(db: Database) -> dict[str, Any]:
+    """Columns of the schema's ``calls``: CUDA calls, the profiler's overheads, and PyTorch's operators where
+    ``emit_nvtx`` or ``nsys --pytorch`` left ranges of them.
+    """
+    parts = [
+        _read(db, kind, table, f'SELECT start AS start_ns, "end" AS end_ns, globalTid AS tid, '
+              f"{correlation} AS correlation, nameId AS name FROM {table}")
+        for kind, (table, correlation) in _TABLES.items()
+        if table in db.tables
+    ] + _operators(db)  # fmt: skip
+    names = ("start_ns", "end_ns", "tid", "correlation", "kind")
+    columns = {name: np.concatenate([part[name] for part in parts] or [np.empty(0, dtype=np.int64)]) for name in names}
+    return {
+        **columns,
+        "pid": columns["tid"] & _PID_MASK,
+        "name": labels(np.concatenate([np.empty(0, dtype=np.int64), *_shifted(parts)]).astype(np.int64),
+                       [text for part in parts for text in part["texts"]]),
+    }  # fmt: skip
+
+
+def read_loads(db: Database) -> dict[str, Any]:
+    """Columns of the schema's ``loads``."""
+    empty = np.empty(0, dtype=np.int64)
+    if not db.has("CUPTI_ACTIVITY_KIND_RUNTIME", "start", "end", "nameId"):
+        return {"start_ns": empty, "end_ns": empty}
+    named = db.rows("SELECT id, value FROM StringIds WHERE value LIKE 'cu%Load%' OR value LIKE 'cuLink%'")
+    ids = integer_list(np.array([one for one, text in named if LOADS_CODE.match(str(text))], dtype=np.int64))
+    sql = f'SELECT start AS start_ns, "end" AS end_ns FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE nameId IN ({ids})'
+    read = db.columns(
+        sql, needed=("start_ns", "end_ns"), diagnose=lambda: check_rows(db, ("CUPTI_ACTIVITY_KIND_RUNTIME",))
+    )
+    check_spans(db.named, "rows of CUPTI_ACTIVITY_KIND_RUNTIME", read["start_ns"], read["end_ns"])
+    return read
+
+
+def _shifted(parts: list[dict[str, Any]]) -> list[Int64Array]:
+    """The parts' codes of names, as codes into all parts' names one behind the other."""
+    before = np.cumsum([0, *(len(part["texts"]) for part in parts)])
+    return [part["code"] + first for part, first in zip(parts, before, strict=False)]
+
+
+def _read(db: Database, kind: str, table: str, sql: str) -> dict[str, Any]:
+    read = db.columns(
+        sql,
+        needed=("start_ns", "end_ns", "tid", "correlation", "name"),
+        diagnose=lambda: check_rows(db, (table,)),
+    )
+    check_spans(db.named, f"rows of {table}", read["start_ns"], read["end_ns"])
+    known, code = np.unique(read.pop("name"), return_inverse=True)
+    strings = dict(db.rows(f"SELECT id, value FROM StringIds WHERE id IN ({integer_list(known)})"))
+    texts = [_plain(str(strings.get(one) or "(unnamed call)")) for one in known.tolist()]
+    return {**read, "kind": np.full(len(code), CALL_KINDS.index(kind), dtype=np.int8), "code": code, "texts": texts}
+
+
+def _operators(db: Database) -> list[dict[str, Any]]:
+    """Ranges that PyTorch itself made of its operators: ``aten::addmm, seq = 12``."""
+    label = "coalesce((SELECT value FROM StringIds WHERE id = textId), text)"
+    rows = db.rows(
+        f'SELECT start, "end", globalTid, {label} FROM NVTX_EVENTS WHERE eventType = 59 AND "end" IS NOT NULL AND '
+        "(text LIKE 'aten::%' OR text LIKE '%, seq = %' OR text LIKE '%, op_id = %' OR textId IN "
+        "(SELECT id FROM StringIds WHERE value LIKE 'aten::%' OR value LIKE '%, seq = %' OR value LIKE '%, op_id = %'))"
+    )
+    if not rows:
+        return []
+    start, end, tid, texts = zip(*rows, strict=True)
+    known, code = np.unique([text.partition(",")[0] for text in texts], return_inverse=True)
+    return [{
+        "start_ns": np.array(start, dtype=np.int64), "end_ns": np.array(end, dtype=np.int64),
+        "tid": np.array(tid, dtype=np.int64), "correlation": np.full(len(rows), -1, dtype=np.int64),
+        "kind": np.full(len(rows), CALL_KINDS.index("operator"), dtype=np.int8), "code": code, "texts": known.tolist(),
+    }]  # fmt: skip
+
+
+def _plain(name: str) -> str:
+    head, mark, version = name.rpartition("_v")
+    return head if mark and version.isdecimal() else name
+
+
+def host_memory_item(db: Database, table: str) -> str:
+    """One item of a SELECT: the host's end of a copy as a code of `host_memory_names`, -1 where it has none."""
+    if not table.endswith("MEMCPY"):
+        return "-1 AS host_memory"
+    codes = integer_list(_HOST_MEMORY)
+    return (
+        f"CASE WHEN srcKind IN ({codes}) THEN srcKind WHEN dstKind IN ({codes}) THEN dstKind ELSE -1 END AS host_memory"
+    )
+
+
+def host_memory_names(codes: Int64Array) -> Any:
+    """The column ``host_memory`` from its codes."""
+    known, which = np.unique(codes, return_inverse=True)
+    return labels(which, [_HOST_MEMORY.get(one, "") for one in known.tolist()])

@@ -1,0 +1,115 @@
+"""The SQLite export of an ``.nsys-rep``, made once by the installed nsys and kept beside the report."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+from nvprof_kit._trace.sqlite import Database
+from nvprof_kit.errors import CaptureError, ToolError
+
+
+def exported(report: Path, *, beside: Path) -> Path:
+    """The SQLite export of a report: the one that stands beside it, made anew where it is missing or older than
+    the report.
+
+    Args:
+        report: The ``.nsys-rep``, unpacked.
+        beside: The path the user named; the export is kept next to it as ``NAME.sqlite``.
+
+    Raises:
+        ToolError: There is no nsys, or it is older than the report.
+        CaptureError: nsys cannot read the report, or the folder cannot be written to.
+    """
+    target = beside.with_name(beside.name.removesuffix(".xz")).with_suffix(".sqlite")
+    if target.exists():
+        _check_is_its_export(target, report.name, beside)
+        if target.stat().st_mtime >= beside.stat().st_mtime:
+            return target
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        raise ToolError(
+            f"{beside}: reading a report needs nsys, and there is none on PATH; "
+            f"run `nsys export --type sqlite {beside.name}` where nsys is installed and give the .sqlite"
+        )
+    try:
+        with tempfile.TemporaryDirectory(prefix=".nvprof-kit-", dir=target.parent) as folder:
+            fresh = Path(folder) / target.name
+            _export(nsys, report, fresh, beside)
+            os.replace(fresh, target)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        raise CaptureError(
+            f"{beside}: its export is kept beside it, and {target.parent} is not writable; "
+            f"run `nsys export --type sqlite --output FOLDER/{target.name} {beside}` and give that file"
+        ) from None
+    return target
+
+
+def _check_is_its_export(target: Path, report: str, named: Path) -> None:
+    """Refuse what stands where the export would, and is another report's.
+
+    Raises:
+        CaptureError: The file says that it was made from a report of another name.
+    """
+    try:
+        with closing(Database(target)) as db:
+            meta = next((one for one in ("META_DATA_EXPORT", "EXPORT_META_DATA") if db.has(one, "name", "value")), None)
+            asked = f"SELECT value FROM {meta} WHERE name = 'EXPORT_PARAM_INPUT_FILE'"
+            made_from = [str(value) for (value,) in db.rows(asked)] if meta else []
+    except CaptureError:
+        return  # no export at all: it is made anew
+    if made_from and made_from[0] not in ("", report, "(scrubbed)"):
+        raise CaptureError(
+            f"{named}: {target.name} beside it is the export of {made_from[0]}, not of this report; "
+            "move it away, or name it if it is what you want to read"
+        )
+
+
+def _export(nsys: str, report: Path, fresh: Path, named: Path) -> None:
+    done = subprocess.run(
+        [nsys, "export", "--type", "sqlite", "--output", str(fresh), str(report)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode == 0 and fresh.exists():
+        return
+    written_by, installed = _report_version(report), _version(nsys)
+    if written_by > installed:
+        raise ToolError(
+            f"{named}: the report was written by nsys {_dotted(written_by)}, newer than the "
+            f"{_dotted(installed)} on PATH; "
+            "export it to SQLite with the nsys that recorded it, or put a newer nsys on PATH"
+        )
+    said = next((line for line in reversed(done.stdout.split("\n")) if "error" in line.lower()), "").strip()
+    raise CaptureError(
+        f"{named}: nsys could not export the report ({said[-200:] or 'it gave no reason'}); record or copy it again"
+    )
+
+
+def _report_version(report: Path) -> tuple[int, ...]:
+    """The nsys version in a report's first line, empty where it has none (2022.4 and older)."""
+    with report.open("rb") as file:
+        found = re.match(rb"[^\n]*?Report (\d+)@(\d+)@(\d+)", file.read(128))
+    return tuple(int(part) for part in found.groups()) if found else ()
+
+
+def _version(nsys: str) -> tuple[int, ...]:
+    done = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", done.stdout)
+    return tuple(int(part) for part in found.groups()) if found else ()
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version)) or "of unknown version"

@@ -1,0 +1,81 @@
+"""What an nsys export tells of memory: the marks that layers' ranges carry, and CUDA's own allocations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nvprof_kit._trace.checks import check_sizes
+from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.nsys.sources import check_rows
+from nvprof_kit._trace.nsys.tables import RUNTIME, Domains, process_of, read_nvtx
+from nvprof_kit._trace.sqlite import Database, Int64Array
+
+Columns = dict[str, Any]
+
+_EVENTS = "CUDA_GPU_MEMORY_USAGE_EVENTS"
+_MARK = 34
+_KINDS = ("pageable", "pinned", "device", "array", "managed", "static", "managed static", "unknown")
+"""By the numbers of ENUM_CUDA_MEM_KIND."""
+
+
+def read_marks(db: Database, domains: Domains, domain: str) -> Columns:
+    """Columns of the schema's ``marks`` for one domain, or several by commas."""
+    read = read_nvtx(db, domains, domain, (_MARK,))
+    names = {"time_ns": "start"} | {name: name for name in ("pid", "tid", "category", "text", "payload")}
+    return {name: read[source] for name, source in names.items()}
+
+
+def read_allocations(db: Database) -> Columns:
+    """Columns of the schema's ``allocations``, empty where nsys traced none."""
+    if _EVENTS not in db.tables:
+        empty: Columns = {name: np.empty(0, dtype=np.int64) for name in ("time_ns", "pid", "tid", "call_ns", "device")}
+        return {**empty, "bytes": np.empty(0, dtype=np.int64), "kind": labels(np.empty(0, dtype=np.int64), ())}
+    items = [
+        "start AS time",
+        "bytes",
+        "memoryOperationType AS freed",
+        "globalPid AS pid",
+        "deviceId AS device",
+        "memKind AS kind",
+        "correlationId AS correlation",
+    ]
+    read = db.columns(
+        f"SELECT {', '.join(items)} FROM {_EVENTS}",
+        needed=("time", "bytes", "freed", "pid", "device", "kind"),
+        diagnose=lambda: check_rows(db, (_EVENTS,)),
+    )
+    check_sizes(db.named, f"{_EVENTS}.bytes", read["bytes"])
+    tid, call = _calls(db, read["pid"], read["correlation"])
+    return {
+        "time_ns": read["time"],
+        "pid": read["pid"],
+        "tid": tid,
+        "call_ns": call,
+        "device": read["device"],
+        "bytes": np.where(read["freed"] == 0, read["bytes"], -read["bytes"]),
+        "kind": labels(np.where((read["kind"] < 0) | (read["kind"] >= len(_KINDS)), 7, read["kind"]), _KINDS),
+    }
+
+
+def _calls(db: Database, pid: Int64Array, correlation: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Thread and begin of the call of each event, joined by process and correlation id, -1 where there is none."""
+    none = np.full(len(pid), -1, dtype=np.int64)
+    if RUNTIME not in db.tables:
+        return none, none
+    calls = db.columns(
+        f"SELECT start, globalTid AS tid, correlationId AS correlation FROM {RUNTIME} "
+        f"WHERE correlationId IN (SELECT correlationId FROM {_EVENTS})"
+    )
+    if not len(calls["start"]):
+        return none, none
+    known = np.stack([process_of(calls["tid"]), calls["correlation"]], axis=1)
+    asked = np.stack([pid, correlation], axis=1)
+    _, code = np.unique(np.concatenate([known, asked]), axis=0, return_inverse=True)
+    of_known, of_asked = np.split(code.ravel(), [len(known)])
+    order = np.argsort(of_known, kind="stable")
+    place = np.minimum(np.searchsorted(of_known[order], of_asked), len(order) - 1)
+    found = order[place]
+    told = of_known[found] == of_asked
+    return np.where(told, calls["tid"][found], -1), np.where(told, calls["start"][found], -1)

@@ -1,0 +1,245 @@
+"""An nsys SQLite export of any schema (2021 to 2026) as a `Trace`.
+
+Tables and columns are probed, never assumed: an exporter leaves out what has no rows, renames between versions, and
+puts columns in the middle. The two large tables are read by worker threads while pandas is still being imported, which
+is a third of the whole time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nvprof_kit._trace.checks import DAY_NS, check_moments, check_operations, repeated
+from nvprof_kit._trace.domains import named_domains
+from nvprof_kit._trace.frames import make_frame
+from nvprof_kit._trace.nsys import tables
+from nvprof_kit._trace.nsys.calls import read_calls, read_loads
+from nvprof_kit._trace.nsys.memory import read_allocations, read_marks
+from nvprof_kit._trace.nsys.nccl import read_collectives
+from nvprof_kit._trace.nsys.ops import named_ops, op_tables, read_ops
+from nvprof_kit._trace.nsys.samples import read_samples
+from nvprof_kit._trace.nsys.scheduled import read_scheduled
+from nvprof_kit._trace.nsys.sources import check_columns, check_rows, node_table, tables_for
+from nvprof_kit._trace.nsys.warnings import capture_warnings, handed_over_warnings
+from nvprof_kit._trace.schema import OPS, CaptureInfo, Trace
+from nvprof_kit._trace.sqlite import Database
+from nvprof_kit.errors import CaptureError
+
+_EXPORT_METADATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")
+
+
+def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -> Trace:
+    """Read an nsys SQLite export.
+
+    Args:
+        path: The SQLite file.
+        domain: NVTX domain to take the ranges from, or several by commas; '' is the default domain.
+        optional: Optional columns and tables wanted.
+        named: The path to name in messages.
+
+    Raises:
+        CaptureError: Not an nsys export, damaged, or without ranges of the domain or operations.
+    """
+    with closing(Database(path, named)) as db:
+        _check_is_nsys(db, named)
+        check_columns(db, tables_for(optional))
+        check_rows(db, ("StringIds",))
+        _check_has_operations(db, named)
+        domains = tables.nvtx_domains(db)
+        _check_has_domain(db, domains, domain, named)
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            ops_job = pool.submit(read_ops, db, optional)
+            api_job = pool.submit(tables.read_launches, db)
+            # here, while the threads read; they import nothing themselves: an interrupted import may keep its lock
+            import pandas  # noqa: F401
+
+            ranges = tables.read_ranges(db, domains, domain)
+            nodes = tables.read_graph_nodes(db)
+            ops, api = named_ops(db, ops_job.result(), optional), api_job.result()
+        api = tables.with_missed_launches(db, api, ops)
+        _check_has_ranges(ranges, domain, named)
+        tables.close_open_ranges(db, ranges, api, ops)
+        calls = read_calls(db) if "calls" in optional else None
+        timed = [ranges, api, ops, *([calls] if calls else [])]
+        check_moments(named, (table[edge] for table in timed for edge in ("start_ns", "end_ns") if edge in table))
+        _check_joins(db, ranges, ops, nodes, registered=tables.has_categories(domains, domain))
+        odd = check_operations(named, ops, api)
+        others = tuple(sorted({*domains.by_name} - {*named_domains(domain, domains.by_name)}))
+        handed_over = handed_over_warnings(tables.handed_over(db, domains, domain))
+        return Trace(
+            info=_info(db, domain, ranges, ops, more_warnings=(*odd, *handed_over), others=others),
+            ranges=make_frame("ranges", ranges),
+            api=make_frame("api", api),
+            ops=make_frame("ops", ops),
+            graph_nodes=make_frame("graph_nodes", nodes),
+            calls=make_frame("calls", calls) if calls else None,
+            **_optional_tables(db, domain, {*optional} - {"calls"}),
+        )
+
+
+def read_more(path: Path, trace: Trace, domain: str, optional: Collection[str], named: Path) -> Trace:
+    """The capture with more of its optional columns and tables; what was read already is not read again.
+
+    Args:
+        path: The SQLite file.
+        trace: What was read of it.
+        domain: The NVTX domain it was opened with.
+        optional: Optional columns and tables wanted besides.
+        named: The path to name in messages.
+
+    Raises:
+        CaptureError: The file is damaged, or another than was read.
+    """
+    with closing(Database(path, named)) as db:
+        check_columns(db, tables_for(optional))
+        found = _optional_tables(db, domain, optional)
+        if "calls" in found:
+            check_moments(named, (found["calls"][edge].to_numpy() for edge in ("start_ns", "end_ns")))
+        wanted = [name for name, column in OPS.items() if column.optional and name in optional]
+        if wanted:
+            ops = make_frame("ops", named_ops(db, read_ops(db, wanted), wanted))
+            if len(ops) != len(trace.ops):
+                raise CaptureError(f"{named}: the file was changed since it was opened; open it again")
+            found["ops"] = trace.ops.assign(**{name: ops[name] for name in wanted})
+        more = [warning for warning in db.warnings if warning not in trace.info.warnings]
+    return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, *more)), **found)
+
+
+def _optional_tables(db: Database, domain: str, optional: Collection[str]) -> dict[str, Any]:
+    """Those of the optional tables that are wanted, by name."""
+    readers: dict[str, Callable[[], dict[str, Any]]] = {
+        "calls": lambda: read_calls(db),
+        "samples": lambda: read_samples(db),
+        "marks": lambda: read_marks(db, tables.nvtx_domains(db), domain),
+        "allocations": lambda: read_allocations(db),
+        "collectives": lambda: read_collectives(db),
+        "scheduled": lambda: read_scheduled(db),
+        "loads": lambda: read_loads(db),
+    }
+    return {name: make_frame(name, read()) for name, read in readers.items() if name in optional}
+
+
+def _check_is_nsys(db: Database, named: Path) -> None:
+    if "StringIds" not in db.tables or not any(
+        table in db.tables for table in (*_EXPORT_METADATA, "NVTX_EVENTS", tables.RUNTIME)
+    ):
+        raise CaptureError(
+            f"{named}: SQLite, but not an nsys export (no StringIds table); needed the output of `nsys export "
+            "--type sqlite`"
+        )
+
+
+def _check_has_operations(db: Database, named: Path) -> None:
+    if op_tables(db):
+        return
+    if tables.RUNTIME in db.tables:
+        raise CaptureError(
+            f"{named}: CUDA calls but no kernel, copy or memset in the collected window; "
+            "let the window hold GPU work (a later --delay, a longer --duration, cudaProfilerStop after a synchronize)"
+        )
+    raise CaptureError(
+        f"{named}: no GPU operations: CUDA was not traced, or nothing ran on a GPU; record with `nsys profile "
+        "--trace=cuda,nvtx`"
+    )
+
+
+def _check_has_domain(db: Database, domains: tables.Domains, domain: str, named: Path) -> None:
+    if "NVTX_EVENTS" not in db.tables:
+        raise CaptureError(
+            f"{named}: no NVTX events: record with `nsys profile --trace=cuda,nvtx`, and call "
+            "nvprof_kit.annotate_model(model) in the program"
+        )
+    if not domains.by_name:
+        check_rows(db, ("NVTX_EVENTS",))
+    if not {"", *domains.by_name} & {*named_domains(domain, domains.by_name)}:
+        others = ", ".join(sorted(domains.by_name)) or "only the default domain"
+        raise CaptureError(
+            f"{named}: no ranges of the NVTX domain {domain!r} (found: {others}); "
+            "call nvprof_kit.annotate_model(model) in the program, or name a domain with --domain, or --rules"
+        )
+
+
+def _check_has_ranges(ranges: dict[str, Any], domain: str, named: Path) -> None:
+    if len(ranges["start_ns"]):
+        return
+    raise CaptureError(
+        f"{named}: the NVTX domain {domain or 'default'!r} is there but no range of it is; "
+        "let the window hold a step, and with nvtx 0.2.12 or newer under nsys 2024.2 or older make the ranges "
+        "with nvprof_kit"
+    )
+
+
+def _check_joins(
+    db: Database, ranges: dict[str, Any], ops: dict[str, Any], nodes: dict[str, Any], *, registered: bool
+) -> None:
+    """Note the columns that hold nothing where the rest of the file says that they should."""
+    count, left_open = len(ranges["start_ns"]), int(ranges["left_open"].sum())
+    if left_open * 2 > count:
+        db.warn(f"NVTX_EVENTS.end is missing in {left_open} of {count} ranges: they are taken to last until the "
+                "capture's end")  # fmt: skip
+    if nameless := int(np.count_nonzero(ranges["text"] == "")):
+        db.warn(f"NVTX_EVENTS.text and textId give no text to {nameless} of {count} ranges")
+    if registered and set(ranges["category"].categories) == {""}:
+        db.warn("NVTX_EVENTS.category is missing in every range, though the program registered categories")
+    if len(nodes["node"]):
+        of_graph, known = ops["graph_node"] >= 0, ops["correlation"] >= 0
+        if of_graph.any() and (
+            lost := int(np.isin(ops["correlation"][known & ~of_graph], ops["correlation"][of_graph]).sum())
+        ):
+            db.warn(f"graphNodeId of kernels, copies or memsets is NULL in {lost} rows of replayed graphs")
+        if not of_graph.any() and repeated(ops["correlation"][known], ops["pid"][known]):
+            db.warn("CUPTI_ACTIVITY_KIND_KERNEL.graphNodeId is NULL in every row, though graphs were replayed")
+        if of_graph.any() and (nodes["original"] < 0).all():
+            db.warn(f"{node_table(db)}.originalGraphNodeId is NULL in every row: replayed kernels are counted for the "
+                    "layer that launched the graph")  # fmt: skip
+
+
+def _info(
+    db: Database,
+    domain: str,
+    ranges: dict[str, Any],
+    ops: dict[str, Any],
+    *,
+    more_warnings: tuple[str, ...],
+    others: tuple[str, ...],
+) -> CaptureInfo:
+    meta = next((table for table in _EXPORT_METADATA if db.has(table, "name", "value")), None)
+    said = {str(name): str(value) for name, value in db.rows(f"SELECT name, value FROM {meta}")} if meta else {}
+    version = said.get("EXPORT_PRODUCT_VERSION", "")
+    devices = np.unique(ops["device"])
+    return CaptureInfo(
+        path=str(db.path),
+        tool=f"nsys {version}".strip(),
+        schema=said.get("EXPORT_SCHEMA_VERSION", ""),
+        domain=domain,
+        gpus=tables.gpu_names(db, devices),
+        ordinals=tuple(devices.tolist()),
+        on_gpu=True,
+        processes=len(np.unique(np.concatenate([np.unique(ranges["pid"]), np.unique(ops["pid"])]))),
+        session_ns=_session_ns(db),
+        own_window=_own_window(db),
+        other_domains=others,
+        warnings=(*capture_warnings(db, ops), *more_warnings, *db.warnings),
+    )
+
+
+def _own_window(db: Database) -> bool:
+    if not db.has(tables.RUNTIME, "nameId"):
+        return False
+    started = f"SELECT 1 FROM StringIds AS s JOIN {tables.RUNTIME} AS r ON r.nameId = s.id"
+    return bool(db.rows(f"{started} WHERE s.value LIKE 'cu%ProfilerStart%' LIMIT 1"))
+
+
+def _session_ns(db: Database) -> int:
+    """The session's end on its own clock, which began with the program; its length, where that is a clock time."""
+    if not db.has("ANALYSIS_DETAILS", "duration", "stopTime"):
+        return 0
+    lengths = db.rows("SELECT max(CAST(duration AS INTEGER)), max(CAST(stopTime AS INTEGER)) FROM ANALYSIS_DETAILS")[0]
+    return max((length for length in lengths if length is not None and length < DAY_NS), default=0)

@@ -1,0 +1,104 @@
+"""Samples of GPU metrics in an nsys export, in both forms: a table of their own, and json among the generic events."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+
+from nvprof_kit._trace.checks import check_sizes
+from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.nsys.sources import check_rows
+from nvprof_kit._trace.sqlite import Database
+
+Columns = dict[str, Any]
+
+_GPU = 0xFF  # the low byte of a type's id is the GPU's number (nsys user guide)
+_UNIT = re.compile(r"\s*\[[^\]]*\]$")
+_AVERAGE_OF_WARPS = re.compile(r"\[Avg[^\]]*\]$")
+_KNOWN = "SM Active"
+_NO_TIME = int(np.iinfo(np.int64).min)
+
+
+def read_samples(db: Database) -> Columns:
+    """Columns of the schema's ``samples``, empty where the capture has none."""
+    read = _table(db) if "GPU_METRICS" in db.tables else _events(db)
+    devices = _ordinals(db)
+    gpus, which = np.unique(read["device"] & _GPU, return_inverse=True)
+    read["device"] = np.array([devices.get(gpu, gpu) for gpu in gpus.tolist()], dtype=np.int64)[which]
+    return read
+
+
+def _table(db: Database) -> Columns:
+    """From GPU_METRICS, which nsys 2023 and newer write; a metric's number means nothing outside its file."""
+    named: dict[tuple[int, int], str] = {}
+    if "TARGET_INFO_GPU_METRICS" in db.tables:
+        check_rows(db, ("TARGET_INFO_GPU_METRICS",))
+        rows = db.rows("SELECT typeId, metricId, metricName FROM TARGET_INFO_GPU_METRICS")
+        named = {(type_, metric): str(name) for type_, metric, name in rows if not _AVERAGE_OF_WARPS.search(str(name))}
+    read = db.columns(
+        "SELECT timestamp AS time, typeId AS type, metricId AS metric, value FROM GPU_METRICS",
+        missing=_NO_TIME,
+        needed=("time", "type", "metric", "value"),
+        diagnose=lambda: check_rows(db, ("GPU_METRICS",)),
+    )
+    if (timeless := read["time"] == _NO_TIME).any():
+        read = {name: values[~timeless] for name, values in read.items()}
+    (types, type_at), (metrics, metric_at) = (np.unique(read[one], return_inverse=True) for one in ("type", "metric"))
+    names = [named.get((type_, metric), "") for type_ in types.tolist() for metric in metrics.tolist()]
+    index = type_at * len(metrics) + metric_at
+    keep = np.array([bool(name) for name in names], dtype=bool)[index]
+    check_sizes(db.named, "GPU_METRICS.value", read["value"][keep])  # averages of warps overflow in nsys itself
+    return {
+        "time_ns": read["time"][keep],
+        "device": read["type"][keep],
+        "metric": labels(index[keep], [_UNIT.sub("", name) for name in names]),
+        "value": read["value"][keep].astype(np.float64),
+    }
+
+
+def _events(db: Database) -> Columns:
+    """From GENERIC_EVENTS.data, as nsys 2022 and older write it: an object for each sample, its numbers in quotes."""
+    times, types, metrics, values = [], [], [], []
+    if db.has("GENERIC_EVENTS", "data", "typeId"):
+        time = "coalesce(timestamp, rawTimestamp)" if db.has("GENERIC_EVENTS", "timestamp") else "rawTimestamp"
+        for when, type_, data in db.rows(
+            f"SELECT {time}, typeId, data FROM GENERIC_EVENTS WHERE data LIKE '%\"{_KNOWN}%'"
+        ):
+            for name, value in _sample(db, when, type_, data).items():
+                if _AVERAGE_OF_WARPS.search(name) or not str(value).lstrip("-").replace(".", "", 1).isdigit():
+                    continue
+                times.append(int(when))
+                types.append(int(type_))
+                metrics.append(_UNIT.sub("", name))
+                values.append(float(value))
+    names = sorted(set(metrics))
+    place = {name: number for number, name in enumerate(names)}
+    return {
+        "time_ns": np.array(times, dtype=np.int64),
+        "device": np.array(types, dtype=np.int64),
+        "metric": labels(np.array([place[name] for name in metrics], dtype=np.int64), names),
+        "value": np.array(values, dtype=np.float64),
+    }
+
+
+def _sample(db: Database, when: Any, type_: Any, data: str) -> dict[str, Any]:
+    """The numbers of one sample by name."""
+    if not (isinstance(when, int) and isinstance(type_, int)):
+        raise db.refuse(f"GENERIC_EVENTS.rawTimestamp is {when!r} and typeId {type_!r} where a sample is")
+    try:
+        said = json.loads(data)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise db.refuse("GENERIC_EVENTS.data is no JSON object where a sample is")
+    return said
+
+
+def _ordinals(db: Database) -> dict[int, int]:
+    """CUDA ordinals by the numbers of the GPUs."""
+    if not db.has("TARGET_INFO_GPU", "id", "cuDevice"):
+        return {}
+    return {gpu: ordinal for gpu, ordinal in db.rows("SELECT id, cuDevice FROM TARGET_INFO_GPU") if ordinal is not None}

@@ -1,0 +1,42 @@
+"""When threads ran on a CPU, in an nsys export: the switches that the kernel made, paired."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nvprof_kit._trace.nsys.sources import check_rows
+from nvprof_kit._trace.nsys.tables import process_of
+from nvprof_kit._trace.sqlite import Database
+
+_TABLE = "SCHED_EVENTS"
+
+
+def read_scheduled(db: Database) -> dict[str, Any]:
+    """Columns of the schema's ``scheduled``; without rows where nsys did not watch the switches.
+
+    A thread that was on a CPU when nsys began to watch runs from the first switch of the capture on, one that still is
+    when it ends to the last.
+    """
+    if _TABLE not in db.tables:
+        return {name: np.empty(0, dtype=np.int64) for name in ("start_ns", "end_ns", "pid", "tid")}
+    read = db.columns(
+        f"SELECT start, isSchedIn AS put_on, globalTid AS tid FROM {_TABLE}",
+        needed=("start", "put_on", "tid"),
+        diagnose=lambda: check_rows(db, (_TABLE,)),
+    )
+    read = {name: values[read["tid"] != -1] for name, values in read.items()}
+    order = np.lexsort((read["start"], read["tid"]))  # at one moment the file knows what came first
+    moment, tid, put_on = (read[name][order] for name in ("start", "tid", "put_on"))
+    first, last = int(moment.min(initial=0)), int(moment.max(initial=0))
+    same = np.append(tid[1:] == tid[:-1], False)
+    ends = np.where(same, np.append(moment[1:], last), last)
+    begun = put_on == 1
+    came_off = ~begun & ~np.concatenate(([False], same[:-1]))
+    return {
+        "start_ns": np.concatenate([moment[begun], np.full(int(came_off.sum()), first)]),
+        "end_ns": np.concatenate([ends[begun], moment[came_off]]),
+        "pid": process_of(np.concatenate([tid[begun], tid[came_off]])),
+        "tid": np.concatenate([tid[begun], tid[came_off]]),
+    }

@@ -1,0 +1,332 @@
+"""What an nsys export tells about the machine and its user beyond the program's performance, and a copy without it.
+
+An export holds every environment variable of the program (tokens and passwords among them), its command line and
+folder, the machine's name, the names of all processes that ran on it, what the program printed, and nsys's own logs.
+"""
+
+from __future__ import annotations
+
+import lzma
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import stat
+import tempfile
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import current_thread, main_thread
+
+from nvprof_kit._trace.packed import unpack
+from nvprof_kit._trace.sqlite import Database, integer_list
+from nvprof_kit.errors import CaptureError, UsageError
+
+GONE = "(scrubbed)"
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+
+_VARIABLES = "name LIKE '%ENVIRONMENT_VARIABLE%'"
+_OWNER = (
+    "name LIKE '%:ARGUMENT\\_%' ESCAPE '\\' OR name LIKE '%:COMMAND' OR name LIKE '%:WORKING_DIR' "
+    "OR name LIKE '%:USER_NAME' OR name IN ('DEVICE_DISPLAY_NAME', 'DEVICE_ID')"
+)
+_EXPORT = "name LIKE '%PATH%' OR name LIKE '%\\_FILE' ESCAPE '\\' OR name IN ('EXPORT_HOST', 'EXPORT_USER')"
+_MACHINE = "name IN ('DeviceEnvironment', 'Hostname', 'NicInfo')"
+_SECRET = re.compile(
+    r"(?<!tik)token(?!iz)|secret|passw|credential|api_?key|private_?key|access_?key|auth(?!or)", re.IGNORECASE
+)
+_PATH = re.compile(r"(?<![\w/.:])/\w.*", re.DOTALL)
+_CAPTURE_TABLES = ("META_DATA_CAPTURE", "CAPTURE_META_DATA")
+_SPOOL = re.compile(r"/.*/nsight_systems/\S*", re.DOTALL)
+_SPOOL_COLUMNS = (
+    ("StringIds", "value"),
+    ("TARGET_INFO_SYSTEM_ENV", "value"),
+    ("DIAGNOSTIC_EVENT", "text"),
+    ("ANALYSIS_FILE", "filename"),
+)
+_HOME = re.compile(r"/(home|Users)/(?!\(scrubbed\))[^/:;,'\"\0]+")
+_HOME_TABLES = ("StringIds", "TARGET_INFO_SYSTEM_ENV", "META_DATA_EXPORT", "EXPORT_META_DATA", *_CAPTURE_TABLES)
+
+
+def environment_names(db: Database) -> list[str]:
+    """Names of the environment variables that an export holds, never their values."""
+    found: set[str] = set()
+    for table in _CAPTURE_TABLES:
+        if db.has(table, "name", "value"):
+            values = db.rows(f"SELECT value FROM {table} WHERE {_VARIABLES}")
+            found.update(str(value).partition("=")[0] for (value,) in values)
+    if db.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
+        for (text,) in db.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'DeviceEnvironment'"):
+            found.update(part.partition("=")[0] for part in re.split("[;\0\n]", str(text or "")) if "=" in part)
+    if db.has("StringIds", "value"):
+        for (text,) in db.rows("SELECT value FROM StringIds WHERE instr(value, char(0)) > 0"):
+            found.update(part.partition("=")[0] for part in str(text).split("\0") if "=" in part)
+    return sorted(name for name in found if re.fullmatch(r"[A-Za-z_]\w*", name))
+
+
+def home_folders(db: Database) -> list[str]:
+    """The home folders that are named in an export's strings and facts, ascending."""
+    found: set[str] = set()
+    for table in _HOME_TABLES:
+        if db.has(table, "value"):
+            values = db.rows(
+                f"SELECT DISTINCT value FROM {table} WHERE value LIKE '%/home/%' OR value LIKE '%/Users/%'"
+            )
+            found.update(match[0] for (value,) in values for match in _HOME.finditer(str(value)))
+    return sorted(found)
+
+
+def secret_names(names: list[str]) -> list[str]:
+    """Those of the names that look like a secret's."""
+    return [name for name in names if _SECRET.search(name)]
+
+
+@dataclass(frozen=True)
+class ScrubOptions:
+    """What is taken out besides what always is.
+
+    Attributes:
+        also: A regular expression; each text of the capture that it is found in is replaced whole.
+    """
+
+    also: str | None = None
+
+
+def scrub(source: Path, target: Path, options: ScrubOptions = ScrubOptions()) -> dict[str, int]:
+    """Write a copy of an export without environment, command line, machine, output and foreign processes.
+
+    Times, kernels, ranges and everything else that a verb reads stay as they are. What is taken out is gone from the
+    file's free pages too. The copy appears under its name only when it is complete.
+
+    Args:
+        source: An ``.sqlite`` export, or one packed as ``.xz``; never written to.
+        target: The copy; packed where its name ends in ``.xz``.
+        options: What else to take out.
+
+    Returns:
+        How many values were taken out, by what they are.
+
+    Raises:
+        CaptureError: The source is no whole SQLite file.
+        UsageError: The copy cannot be written, or the regular expression is none.
+    """
+    try:
+        pattern = None if options.also is None else re.compile(options.also)
+    except re.error as error:
+        raise UsageError(f"--also {options.also!r} is no regular expression: {error}") from None
+    _refuse_journal(source)
+    try:
+        with _partial(source, target) as partial:
+            _unpack(source, partial)
+            with closing(sqlite3.connect(partial)) as db:
+                db.execute("PRAGMA journal_mode = MEMORY")  # no journal beside the copy that a kill could leave
+                with db:
+                    removed = _take_out(db, pattern)
+                db.execute("VACUUM")
+            if target.suffix == ".xz":
+                with _partial(source, target) as packed:
+                    _pack(partial, packed)
+                    packed.replace(target)
+            else:
+                partial.replace(target)
+    except sqlite3.Error as error:
+        raise CaptureError(f"{source}: not a whole SQLite export ({error}); export the .nsys-rep again") from None
+    except (OSError, lzma.LZMAError, EOFError) as error:
+        raise UsageError(f"{source}: cannot be copied to {target}: {error}") from None
+    return removed
+
+
+def _refuse_journal(source: Path) -> None:
+    """Refuse a file beside which its last changes still lie: a copy of it alone would lack them.
+
+    Raises:
+        CaptureError: There is a write-ahead log or a journal that is not empty.
+    """
+    for end in ("-wal", "-journal"):
+        journal = source.with_name(source.name + end)
+        if journal.exists() and journal.stat().st_size:
+            raise CaptureError(
+                f"{source}: {journal.name} beside it holds changes that are not in it yet; let the program that writes "
+                f"it end, or merge them: sqlite3 {source.name} 'PRAGMA wal_checkpoint(TRUNCATE)'"
+            )
+
+
+@contextmanager
+def _partial(source: Path, target: Path) -> Iterator[Path]:
+    """A new file beside the target that nobody else can foresee, open or read, with at most the source's mode; gone
+    afterwards, unless it has become the target, and when the program is told to end.
+    """
+    number, name = tempfile.mkstemp(prefix=".nvprof-kit-", suffix=".partial", dir=target.parent)  # O_EXCL, mode 0600
+    partial = Path(name)
+    before = {one: signal.getsignal(one) for one in _ENDINGS} if current_thread() is main_thread() else {}
+
+    def end(which: int, _: object) -> None:
+        partial.unlink(missing_ok=True)
+        signal.signal(which, signal.SIG_DFL)
+        os.kill(os.getpid(), which)
+
+    try:
+        for one in before:
+            signal.signal(one, end)
+        os.fchmod(number, stat.S_IMODE(source.stat().st_mode) & 0o666)
+        os.close(number)
+        yield partial
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        partial.unlink(missing_ok=True)
+
+
+def _unpack(source: Path, target: Path) -> None:
+    if source.suffix == ".xz":
+        unpack(source, target)
+        return
+    with source.open("rb") as file, target.open("wb") as copy:
+        shutil.copyfileobj(file, copy, 1 << 20)
+
+
+def _pack(source: Path, target: Path) -> None:
+    with source.open("rb") as file, lzma.open(target, "wb") as archive:
+        shutil.copyfileobj(file, archive, 1 << 20)
+
+
+def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None) -> dict[str, int]:
+    columns = {
+        table: {row[1] for row in db.execute(f'PRAGMA table_info("{table}")')}
+        for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    }
+    removed: Counter[str] = Counter()
+    for table in _CAPTURE_TABLES:
+        if {"name", "value"} <= columns.get(table, set()):
+            removed["environment variables"] += db.execute(f"DELETE FROM {table} WHERE {_VARIABLES}").rowcount
+            removed["command line and folder"] += db.execute(
+                f"UPDATE {table} SET value = '{GONE}' WHERE {_OWNER}"
+            ).rowcount
+    if {"name", "value"} <= columns.get("TARGET_INFO_SYSTEM_ENV", set()):
+        removed["facts of the machine"] += db.execute(
+            f"UPDATE TARGET_INFO_SYSTEM_ENV SET value = '{GONE}' WHERE {_MACHINE}"
+        ).rowcount
+    for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
+        if {"name", "value"} <= columns.get(table, set()):
+            removed["facts of the export"] += db.execute(
+                f"UPDATE {table} SET value = '{GONE}' WHERE {_EXPORT}"
+            ).rowcount
+    removed["paths that nsys told"] += _told_paths(db, columns.get("DIAGNOSTIC_EVENT", set()))
+    removed["logs of nsys"] += _logs(db, columns.get("ANALYSIS_FILE", set()))
+    if "ProcessStreams" in columns:
+        removed["printed output"] += db.execute(
+            f"UPDATE StringIds SET value = '{GONE}' WHERE id IN "
+            "(SELECT contentId FROM ProcessStreams UNION SELECT filenameId FROM ProcessStreams)"
+        ).rowcount
+    removed["names of other processes"] += _other_processes(db, columns)
+    removed["names with an environment behind them"] += _overlong_names(db)
+    removed["paths of nsys's own files"] += _spools(db, columns)
+    removed["names of home folders"] += _homes(db, columns)
+    if pattern is not None:
+        removed["texts that --also matches"] += _matching(db, columns, pattern)
+    return dict(removed)
+
+
+def _spools(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
+    """Take out where nsys kept its own files while it ran: beside the report, in a folder of the user's."""
+    count = 0
+    db.create_function(
+        "spoolless", 1, lambda text: _SPOOL.sub(GONE, text) if isinstance(text, str) else text, deterministic=True
+    )
+    for table, column in _SPOOL_COLUMNS:
+        if column in columns.get(table, set()):
+            count += db.execute(
+                f"UPDATE {table} SET {column} = spoolless({column}) WHERE {column} LIKE '%/nsight_systems/%'"
+            ).rowcount
+    return count
+
+
+def _homes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
+    """Take out the names of home folders, wherever a path in the export has one."""
+    count = 0
+    db.create_function(
+        "homeless",
+        1,
+        lambda text: _HOME.sub(rf"/\1/{GONE}", text) if isinstance(text, str) else text,
+        deterministic=True,
+    )
+    for table in _HOME_TABLES:
+        if "value" in columns.get(table, set()):
+            count += db.execute(
+                f"UPDATE {table} SET value = homeless(value) WHERE value LIKE '%/home/%' OR value LIKE '%/Users/%'"
+            ).rowcount
+    return count
+
+
+def _told_paths(db: sqlite3.Connection, columns: set[str]) -> int:
+    """Cut nsys's messages where a path begins, such as that of its own folder for what the program prints."""
+    if "text" not in columns:
+        return 0
+    texts = [text for (text,) in db.execute("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE typeof(text) = 'text'")]
+    cut = [(_PATH.sub(GONE, text), text) for text in texts if _PATH.search(text)]
+    return sum(db.execute("UPDATE DIAGNOSTIC_EVENT SET text = ? WHERE text = ?", one).rowcount for one in cut)
+
+
+def _logs(db: sqlite3.Connection, columns: set[str]) -> int:
+    """Files that nsys put into the report (2024.2 and newer), the environment among them."""
+    count = 0
+    if "content" in columns:
+        count += db.execute(f"UPDATE ANALYSIS_FILE SET content = '{GONE}'").rowcount
+    if "contentId" in columns:
+        count += db.execute(
+            f"UPDATE StringIds SET value = '{GONE}' WHERE id IN (SELECT contentId FROM ANALYSIS_FILE)"
+        ).rowcount
+    return count
+
+
+def _other_processes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
+    """Forget the processes that took no part in what was captured."""
+    if not {"globalPid", "name"} <= columns.get("PROCESSES", set()):
+        return 0
+    events = [table for table, names in columns.items() if "globalTid" in names and table not in ("ThreadNames",)]
+    # a globalTid is the globalPid with the thread's number in its last 24 bits
+    taking_part = " UNION ".join(f'SELECT globalTid & ~16777215 FROM "{table}"' for table in events)
+    if not taking_part:
+        return 0
+    named: set[int] = set()
+    if {"nameId", "globalTid"} <= columns.get("ThreadNames", set()):
+        strangers = f"globalTid & ~16777215 NOT IN ({taking_part})"
+        named = {row[0] for row in db.execute(f"SELECT nameId FROM ThreadNames WHERE {strangers}")}
+        db.execute(f"DELETE FROM ThreadNames WHERE {strangers}")
+    removed = db.execute(f"DELETE FROM PROCESSES WHERE globalPid NOT IN ({taking_part})").rowcount
+    _forget(db, columns, named)
+    return removed
+
+
+def _forget(db: sqlite3.Connection, columns: dict[str, set[str]], strings: Collection[int]) -> None:
+    """Take out those of the strings that nothing refers to."""
+    listed = integer_list(strings)
+    used: set[int] = set()
+    for table, names in columns.items():
+        for name in names if table != "StringIds" else ():
+            if name.endswith(("Id", "Name")) or name in ("symbol", "module"):
+                found = db.execute(f'SELECT DISTINCT "{name}" FROM "{table}" WHERE "{name}" IN ({listed})')
+                used.update(row[0] for row in found)
+    db.execute(f"UPDATE StringIds SET value = '{GONE}' WHERE id IN ({integer_list(set(strings) - used)})")
+
+
+def _overlong_names(db: sqlite3.Connection) -> int:
+    """Cut names at their end: nsys reads a process's name past it, into the process's environment."""
+    texts = db.execute("SELECT id, value FROM StringIds WHERE typeof(value) = 'text'").fetchall()
+    names = [(key, text.partition("\0")[0]) for key, text in texts if "\0" in text]
+    cut = [(GONE if re.match(r"\w+=", name) else name, key) for key, name in names]
+    db.executemany("UPDATE StringIds SET value = ? WHERE id = ?", cut)
+    return len(cut)
+
+
+def _matching(db: sqlite3.Connection, columns: dict[str, set[str]], pattern: re.Pattern[str]) -> int:
+    """Replace every text in which the pattern is found, in whatever table it lies."""
+    db.create_function("found", 1, lambda text: isinstance(text, str) and pattern.search(text) is not None)
+    count = 0
+    for table, names in columns.items():
+        for name in sorted(names):
+            count += db.execute(f'UPDATE "{table}" SET "{name}" = \'{GONE}\' WHERE found("{name}")').rowcount
+    return count

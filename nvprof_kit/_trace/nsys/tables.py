@@ -1,0 +1,297 @@
+"""The tables of an nsys export that a `Trace` is made of, each `SELECT` beside the table it fills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._trace.domains import named_domains
+from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels
+from nvprof_kit._trace.nsys.columns import strings_of, zero_is_missing
+from nvprof_kit._trace.nsys.sources import check_rows, node_table
+from nvprof_kit._trace.sqlite import Database, Int64Array, integer_list
+
+RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+Columns = dict[str, Any]
+
+_PID_MASK = ~0xFFFFFF  # globalTid holds hardware id, VM, process and, in its low 24 bits, thread (nsys user guide)
+_LAUNCHING = ("%Launch%", "%Memcpy%", "%Memset%", "%GraphUpload%", "%MemPrefetch%")
+_NESTED, _START_END = (59, 70), (60, 71)
+_BLOCK = 1 << 16
+_CATEGORY, _DOMAIN_CREATE = 33, 75
+_DEFAULT_DOMAIN = 0
+
+
+def process_of(tid: Int64Array) -> Int64Array:
+    """The process keys (globalPid) of thread keys (globalTid)."""
+    return tid & _PID_MASK
+
+
+# ---------------------------------------------------------------- NVTX
+
+
+@dataclass(frozen=True)
+class Domains:
+    """NVTX domains of a capture: name to the (process, domain id) pairs it has, and the names of their categories."""
+
+    by_name: Mapping[str, frozenset[tuple[int, int]]]
+    categories: Mapping[tuple[int, int, int], str]
+
+
+def nvtx_domains(db: Database) -> Domains:
+    """The domains and categories that the capture's programs registered; a domain's id means nothing outside its
+    process.
+    """
+    if "NVTX_EVENTS" not in db.tables:
+        return Domains({}, {})
+    label = "coalesce(s.value, n.text, '')"
+    found = db.rows(
+        f"SELECT n.eventType, n.globalTid, n.domainId, n.category, {label} FROM NVTX_EVENTS AS n "
+        f"LEFT JOIN StringIds AS s ON s.id = n.textId WHERE n.eventType IN ({_CATEGORY}, {_DOMAIN_CREATE})"
+    )
+    names: dict[str, set[tuple[int, int]]] = {}
+    categories: dict[tuple[int, int, int], str] = {}
+    for kind, tid, domain, category, text in found:
+        _check_registration(db, kind, domain, category, text)
+        if not isinstance(tid, int):
+            check_rows(db, ("NVTX_EVENTS",))
+            continue
+        pid = tid & _PID_MASK
+        if kind == _DOMAIN_CREATE:
+            names.setdefault(text, set()).add((pid, domain))
+        elif category is not None:
+            categories[pid, domain, category] = text
+    return Domains({name: frozenset(keys) for name, keys in names.items()}, categories)
+
+
+def _check_registration(db: Database, kind: int, domain: Any, category: Any, text: Any) -> None:
+    """Refuse a domain or a category without its number or its name: its ranges would count as another's."""
+    what = "domain" if kind == _DOMAIN_CREATE else "category"
+    if not isinstance(domain, int):
+        raise db.refuse(f"NVTX_EVENTS.domainId is {domain!r} where a {what} is registered")
+    if kind == _CATEGORY and not isinstance(category, int):
+        raise db.refuse(f"NVTX_EVENTS.category is {category!r} where a category is registered")
+    if not isinstance(text, str):
+        raise db.refuse(f"NVTX_EVENTS.text is no text where a {what} is registered")
+    if not text:
+        raise db.refuse(f"NVTX_EVENTS.text and textId give no name where a {what} is registered")
+
+
+def has_categories(domains: Domains, domain: str) -> bool:
+    """Whether a program registered categories of the domain, or of one of several by commas."""
+    pairs = _pairs_of(domains, domain)
+    default = "" in named_domains(domain, domains.by_name)
+    return any((pid, id_) in pairs or (default and id_ == _DEFAULT_DOMAIN) for pid, id_, _ in domains.categories)
+
+
+def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
+    """Columns of the schema's ``ranges`` for one domain, or several by commas. A range was left open where it has no
+    end, or one before its start: exporters before 2022 wrote 0.
+    """
+    read = read_nvtx(db, domains, domain, _NESTED + _START_END)
+    return {
+        "start_ns": read["start"],
+        "end_ns": read["end"].copy(),
+        "nested": np.isin(read["kind"], _NESTED),
+        "left_open": read["end"] < read["start"],  # so is `MISSING_PAYLOAD`
+        **{name: read[name] for name in ("pid", "tid", "category", "text", "payload")},
+    }
+
+
+def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...]) -> Columns:
+    """Events of these kinds of one domain, or several by commas: start, end, kind, pid, tid, category, text and
+    payload; `MISSING_PAYLOAD` stands for an end or a payload that is not there.
+    """
+    pairs = _pairs_of(domains, domain)
+    wanted = f"(domainId IN ({integer_list(_domain_ids(domains, domain))}) OR {_no_number('domainId')})"
+    read = db.columns(
+        'SELECT start, [end] AS "end", eventType AS kind, globalTid AS tid, '
+        + ", ".join(
+            [
+                "domainId AS domain",
+                "category",
+                "textId AS text_id",
+                "coalesce(text, '') AS text",
+                "coalesce(uint64Value, int64Value, uint32Value, int32Value) AS payload",
+            ]
+        )
+        + f" FROM NVTX_EVENTS WHERE (eventType IN ({integer_list(kinds)}) OR {_no_number('eventType')}) AND {wanted}",
+        missing=MISSING_PAYLOAD,
+        texts=("text",),
+        needed=("start", "kind", "tid", "domain"),
+        diagnose=lambda: check_rows(db, ("NVTX_EVENTS",)),
+    )
+    read["domain"] = np.where(read["domain"] == MISSING_PAYLOAD, _DEFAULT_DOMAIN, read["domain"])
+    pid = process_of(read["tid"])
+    keep = _of_domain(pid, read["domain"], pairs) | (read["domain"] == _DEFAULT_DOMAIN)
+    if not keep.all():
+        read, pid = {name: values[keep] for name, values in read.items()}, pid[keep]
+    return {
+        **{name: read[name] for name in ("start", "end", "kind", "tid", "payload")},
+        "pid": pid,
+        "category": _category_names(pid, read["domain"], read["category"], domains),
+        "text": _range_texts(db, read["text_id"], read["text"]),
+    }
+
+
+def _pairs_of(domains: Domains, domain: str) -> set[tuple[int, int]]:
+    """The (process, domain id) pairs of the domains that are asked for, but for the default domain."""
+    asked = named_domains(domain, domains.by_name)
+    return {pair for name in asked for pair in domains.by_name.get(name, ())}
+
+
+def _domain_ids(domains: Domains, domain: str) -> set[int]:
+    """The ids that the domains that are asked for have in some process."""
+    ids = {id_ for _, id_ in _pairs_of(domains, domain)}
+    return ids | {_DEFAULT_DOMAIN} if "" in named_domains(domain, domains.by_name) else ids
+
+
+def handed_over(db: Database, domains: Domains, domain: str) -> int:
+    """Number of ranges of the domain that ended on another thread than they began on."""
+    ids, pairs = _domain_ids(domains, domain), _pairs_of(domains, domain)
+    found = db.rows(
+        f"SELECT globalTid, coalesce(domainId, 0) FROM NVTX_EVENTS WHERE eventType IN ({integer_list(_START_END)}) "
+        f"AND endGlobalTid <> globalTid AND coalesce(domainId, 0) IN ({integer_list(ids)})"
+    )
+    return sum(id_ == _DEFAULT_DOMAIN or (tid & _PID_MASK, id_) in pairs for tid, id_ in found)
+
+
+def _no_number(column: str) -> str:
+    """A condition that holds in rows whose column holds nothing or no number, so that the reader meets them."""
+    return f"({column} IS NULL OR {column} >= '')"  # every text and blob is above every number
+
+
+def _of_domain(pid: Int64Array, domain: Int64Array, pairs: Iterable[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+    keep = np.zeros(len(pid), dtype=bool)
+    for its_pid, its_domain in pairs:
+        keep |= (pid == its_pid) & (domain == its_domain)
+    return keep
+
+
+def _category_names(pid: Int64Array, domain: Int64Array, category: Int64Array, domains: Domains) -> Any:
+    keys, index = np.unique(np.stack([pid, domain, category], axis=1), axis=0, return_inverse=True)
+    return labels(index.ravel(), [domains.categories.get(tuple(key), "") for key in keys.tolist()])
+
+
+def _range_texts(db: Database, text_id: Int64Array, text: npt.NDArray[Any]) -> Any:
+    """Registered strings by their id, others as they are."""
+    import pandas as pd
+
+    ids, index = np.unique(text_id, return_inverse=True)
+    strings = strings_of(db, ids)
+    if not (text_id < 0).any():
+        return labels(index, [strings.get(int(id_), "") for id_ in ids])
+    registered = np.array([strings.get(int(id_), "") for id_ in ids], dtype=object)[index]
+    return pd.Categorical(np.where(text_id < 0, text, registered))
+
+
+def close_open_ranges(db: Database, ranges: Columns, api: Columns, ops: Columns) -> None:
+    """Give the ranges that were left open the end of the capture: the last moment anything in it speaks of."""
+    still_open = ranges["left_open"]
+    if still_open.any():
+        ends = [
+            int(values.max())
+            for values in (ranges["end_ns"], ranges["start_ns"], api["start_ns"], ops["end_ns"])
+            if len(values)
+        ]
+        if RUNTIME in db.tables:
+            ends += [int(last) for (last,) in db.rows(f'SELECT max("end") FROM {RUNTIME}') if last is not None]
+        ranges["end_ns"][still_open] = max(ends)
+
+
+# ---------------------------------------------------------------- CUDA API
+
+
+def read_launches(db: Database) -> Columns:
+    """Columns of the schema's ``api``: the calls whose names say that they launch, copy or set something."""
+    return _read_api(db, f"nameId IN ({integer_list(_launching_names(db))}) OR {_no_number('nameId')}")
+
+
+def _launching_names(db: Database) -> list[int]:
+    likes = " OR ".join(f"value LIKE '{pattern}'" for pattern in _LAUNCHING)
+    return [id_ for (id_,) in db.rows(f"SELECT id FROM StringIds WHERE typeof(id) = 'integer' AND ({likes})")]
+
+
+def _read_api(db: Database, where: str) -> Columns:
+    if RUNTIME not in db.tables:
+        return {name: np.empty(0, dtype=np.int64) for name in ("start_ns", "tid", "pid", "correlation")}
+    read = db.columns(
+        f"SELECT start, globalTid AS tid, correlationId AS correlation FROM {RUNTIME} WHERE {where}",
+        needed=("start", "tid", "correlation"),
+        diagnose=lambda: check_rows(db, (RUNTIME,)),
+    )
+    return {
+        "start_ns": read["start"],
+        "tid": read["tid"],
+        "pid": process_of(read["tid"]),
+        "correlation": read["correlation"],
+    }
+
+
+def with_missed_launches(db: Database, api: Columns, ops: Columns) -> Columns:
+    """The launches, with those calls added whose names said nothing but whose correlation id an operation carries."""
+    orphans = {process: _orphans(process, ops, api) for process in np.unique(ops["pid"]).tolist()}
+    if not any(map(len, orphans.values())) or RUNTIME not in db.tables:
+        return api
+    others = _read_api(db, f"NOT {_no_number('nameId')} AND nameId NOT IN ({integer_list(_launching_names(db))})")
+    keep = np.zeros(len(others["pid"]), dtype=bool)
+    for process, ids in orphans.items():
+        keep |= (others["pid"] == process) & np.isin(others["correlation"], ids)
+    return {name: np.concatenate([api[name], others[name][keep]]) for name in api} if keep.any() else api
+
+
+def _orphans(process: int, ops: Columns, api: Columns) -> Int64Array:
+    """The correlation ids of a process's operations that none of its calls has."""
+    mine = (ops["pid"] == process) & (ops["correlation"] >= 0)
+    return _not_in(ops["correlation"][mine], api["correlation"][api["pid"] == process])
+
+
+def _not_in(ids: Int64Array, known: Int64Array) -> Int64Array:
+    """The ids that are not known. Both come nearly sorted, as the counter gave them."""
+    order = np.append(np.sort(known), np.iinfo(np.int64).max)
+    blocks = (ids[start : start + _BLOCK] for start in range(0, len(ids), _BLOCK))
+    missing = [block[order[np.searchsorted(order, block)] != block] for block in blocks]
+    return np.concatenate(missing) if missing else ids
+
+
+# ---------------------------------------------------------------- CUDA graphs
+
+
+def read_graph_nodes(db: Database) -> Columns:
+    """Columns of the schema's ``graph_nodes``."""
+    names = ("node", "original", "start_ns", "tid", "pid")
+    table = node_table(db)
+    if table is None:
+        return {name: np.empty(0, dtype=np.int64) for name in names}
+    read = db.columns(
+        f"SELECT graphNodeId AS node, originalGraphNodeId AS original, start, globalTid AS tid FROM {table}",
+        needed=("node", "start", "tid"),
+        diagnose=lambda: check_rows(db, (table,)),
+    )
+    return {
+        "node": read["node"],
+        "original": zero_is_missing(read["original"]),
+        "start_ns": read["start"],
+        "tid": read["tid"],
+        "pid": process_of(read["tid"]),
+    }
+
+
+# ---------------------------------------------------------------- the machine
+
+
+def gpu_names(db: Database, devices: Iterable[int]) -> tuple[str, ...]:
+    """Names of the GPUs behind the CUDA ordinals that ran something, one for each ordinal."""
+    if not db.has("TARGET_INFO_GPU", "name", "id"):
+        return ()
+    ordinal = "cuDevice" if db.has("TARGET_INFO_GPU", "cuDevice") else "id"
+    known = {
+        (row[0] if row[0] is not None else row[1]): str(row[2])
+        for row in db.rows(f"SELECT {ordinal}, id, name FROM TARGET_INFO_GPU ORDER BY id")
+    }
+    every = sorted(set(known.values()))
+    return tuple(known.get(int(device), every[0] if len(every) == 1 else "GPU of unknown name") for device in devices)

@@ -1,0 +1,136 @@
+"""What an nsys capture itself says may be missing or distorted, as sentences that tell what to do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from nvprof_kit._trace.sqlite import Database, integer_list
+
+_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_PID_MASK = ~0xFFFFFF
+_KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
+_WARNING, _ERROR = 2, 3
+_OVERHEAD_SHARE = 0.01
+_LOST_SHARE = 0.001
+
+GUESS = re.compile(r"\bmight\b|\bmay\b|does the process use|is not supported by this build", re.IGNORECASE)
+"""Messages of nsys about what could be missing. nsys 2024.2 writes some of them into every capture of a part of a
+program, and under every newer driver; whether something is missing is seen from the capture itself, by `lost_launches`.
+"""
+
+
+def capture_warnings(db: Database, ops: dict[str, Any]) -> tuple[str, ...]:
+    """Every warning that the export's own tables give reason for."""
+    launches, lost = lost_launches(db)
+    return (*_whole_graphs(db, ops), *_overhead(db, ops), *_lost(launches, lost), *_diagnostics(db, lost))
+
+
+def lost_launches(db: Database) -> tuple[int, int]:
+    """How many calls launched a kernel, and how many of those kernels are not in the capture.
+
+    Calls that only added a node to a CUDA graph launched nothing: in a process that captured graphs, nothing is known
+    and nothing is counted as lost.
+    """
+    if not db.has(_RUNTIME, "nameId") or not db.has(_KERNEL):
+        return 0, 0
+    names = dict(
+        db.rows(
+            "SELECT id, value FROM StringIds WHERE typeof(id) = 'integer' AND (value LIKE '%LaunchKernel%' "
+            "OR value LIKE '%LaunchCooperativeKernel%' OR value LIKE '%StreamBeginCapture%')"
+        )
+    )
+    if any("BeginCapture" in str(name) for name in names.values()):
+        return 0, 0
+    graphs = "WHERE graphNodeId IS NULL OR graphNodeId = 0" if db.has(_KERNEL, "graphNodeId") else ""
+    launches = int(db.rows(f"SELECT count(*) FROM {_RUNTIME} WHERE nameId IN ({integer_list(list(names))})")[0][0])
+    kernels = int(db.rows(f"SELECT count(*) FROM {_KERNEL} {graphs}")[0][0])
+    return launches, max(launches - kernels, 0)
+
+
+def _lost(launches: int, lost: int) -> list[str]:
+    if lost <= _LOST_SHARE * launches:
+        return []
+    return [
+        f"{lost:,} of {launches:,} kernel launches have no kernel in the capture: GPU times are too small; end the "
+        "window after torch.cuda.synchronize(), capture fewer steps, or use an nsys as new as the driver"
+    ]
+
+
+def handed_over_warnings(count: int) -> tuple[str, ...]:
+    """Ranges that end on another thread than they began on: what they hold on the other threads, nobody told."""
+    if not count:
+        return ()
+    return (
+        f"{count} ranges ended on another thread than they began on, and hold what the thread launched on which they "
+        "began; range the work of the other thread there",
+    )
+
+
+def _whole_graphs(db: Database, ops: dict[str, Any]) -> list[str]:
+    """CUDA-graph replays whose nodes were not traced: their kernels cannot be told apart, or are not there at all."""
+    if not db.has(_RUNTIME, "nameId", "correlationId", "globalTid"):
+        return []
+    names = [
+        row[0]
+        for row in db.rows(
+            "SELECT id FROM StringIds WHERE typeof(id) = 'integer' "
+            "AND (value LIKE 'cudaGraphLaunch%' OR value LIKE 'cuGraphLaunch%')"
+        )
+    ]
+    launches = (
+        db.rows(
+            f"SELECT correlationId, globalTid FROM {_RUNTIME} WHERE nameId IN ({integer_list(names)}) "
+            "AND typeof(globalTid) = 'integer'"
+        )
+        if names
+        else []
+    )
+    if not launches:
+        return []
+    correlation, tid = (np.array(column, dtype=np.int64) for column in zip(*launches, strict=True))
+    pid, node = tid & _PID_MASK, ops["graph_node"] >= 0
+    unseen = 0
+    for process in np.unique(pid).tolist():
+        seen = ops["correlation"][node & (ops["pid"] == process)]
+        unseen += int(np.count_nonzero(~np.isin(correlation[pid == process], seen)))
+    if not unseen:
+        return []
+    return [
+        f"{unseen} of {len(launches)} CUDA-graph replays were traced as a whole, so their kernels belong to no layer; "
+        "record with --cuda-graph-trace=node"
+    ]
+
+
+def _overhead(db: Database, ops: dict[str, Any]) -> list[str]:
+    """Time the profiler itself took while operations ran."""
+    if not db.has("PROFILER_OVERHEAD", "start", "end"):
+        return []
+    first, last = int(ops["start_ns"].min()), int(ops["end_ns"].max())
+    spent = db.rows(
+        f'SELECT coalesce(sum("end" - start), 0) FROM PROFILER_OVERHEAD WHERE start >= {first} AND "end" <= {last}'
+    )[0][0]
+    if spent <= _OVERHEAD_SHARE * (last - first):
+        return []
+    return [
+        f"the profiler itself took {spent / 1e6:.1f} ms of the {(last - first) / 1e6:.1f} ms window; CPU times "
+        "and gaps are too long, "
+        "GPU times are not touched: record more steps, or skip the first"
+    ]
+
+
+def _diagnostics(db: Database, lost: int) -> list[str]:
+    """Warnings and errors nsys wrote into the capture (2024.2 and newer); guesses only where something is missing."""
+    if not db.has("DIAGNOSTIC_EVENT", "severity", "text"):
+        return []
+    found = db.rows(
+        f"SELECT text, count(*) FROM DIAGNOSTIC_EVENT WHERE severity IN ({_WARNING}, {_ERROR}) GROUP BY text "
+        "ORDER BY max(severity) DESC, text"
+    )
+    return [
+        f"nsys warns: {' '.join(str(text).split())}" + (f" ({count} times)" if count > 1 else "")
+        for text, count in found
+        if lost or not GUESS.search(str(text))
+    ]

@@ -1,0 +1,175 @@
+"""A capture file of any kind, opened as a `Trace`.
+
+The kind is told from the file's first bytes, never from its name alone. A capture is never written to; what is
+made from it (the SQLite export of an ``.nsys-rep``) stands beside it under a name of its own.
+"""
+
+from __future__ import annotations
+
+import gzip
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nvprof_kit._trace.kinds import told_by
+from nvprof_kit._trace.packed import unpack
+from nvprof_kit._trace.schema import TABLES
+from nvprof_kit.errors import CaptureError
+from nvprof_kit.names import DOMAIN
+
+if TYPE_CHECKING:
+    from nvprof_kit._trace.schema import Trace
+
+_SQLITE = b"SQLite format 3\x00"
+_XZ = b"\xfd7zXZ\x00"
+_GZIP = b"\x1f\x8b"
+_KINDS = "an nsys .sqlite or .nsys-rep, or a PyTorch trace .json or .json.gz, each also packed as .xz"
+
+
+def open_capture(path: str | Path, *, domain: str = DOMAIN, optional: Collection[str] = ()) -> Trace:
+    """Read a capture into a `Trace`.
+
+    Args:
+        path: An nsys ``.sqlite`` or ``.nsys-rep``, a Kineto ``.json`` or ``.json.gz``, or any of them packed as
+            ``.xz``.
+        domain: NVTX domain to take the ranges from; '' is the default domain.
+        optional: Names of the optional columns of `nvprof_kit._trace.schema` that are wanted, and of the tables
+            ``calls``, ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``, ``loads``.
+
+    Returns:
+        The capture's tables. `CaptureInfo.path` is the path as it was given.
+
+    Raises:
+        CaptureError: The file cannot be read, is no capture, is damaged, or lacks ranges or operations.
+        ToolError: An ``.nsys-rep`` needs an nsys, and there is none, or it is older than the report.
+    """
+    path = Path(path)
+    try:
+        with _unpacked(path) as plain:
+            trace: Trace = _reader(plain, path)(plain, domain, optional)
+    except (CaptureError, OSError) as error:
+        raise _for_user(error, path) from None
+    return replace(trace, info=replace(trace.info, path=str(path)))
+
+
+def open_more(trace: Trace, *, domain: str, optional: Collection[str]) -> Trace:
+    """The capture with more of its optional columns and tables.
+
+    Args:
+        trace: What `open_capture` read.
+        domain: The NVTX domain it was opened with.
+        optional: What is wanted besides, named as in `open_capture`.
+
+    Returns:
+        The capture with everything it had, and with that. Of an nsys capture only what is missing is read; a PyTorch
+        trace is one text and is read whole.
+
+    Raises:
+        CaptureError: As in `open_capture`, or the file was changed since.
+    """
+    path = Path(trace.info.path)
+    try:
+        if trace.info.tool.startswith("nsys"):
+            from nvprof_kit._trace.nsys.read import read_more
+
+            with nsys_sqlite(path) as plain:
+                return read_more(plain, trace, domain, optional, path)
+        fresh = open_capture(path, domain=domain, optional=optional)
+    except OSError as error:
+        raise _for_user(error, path) from None
+    if len(fresh.ops) != len(trace.ops):
+        raise CaptureError(f"{path}: the file was changed since it was opened; open it again")
+    tables: dict[str, Any] = {name: getattr(fresh, name) for name in optional if name in TABLES and name != "operators"}
+    columns = {str(name): fresh.ops[name] for name in fresh.ops if name not in trace.ops}
+    return replace(trace, ops=trace.ops.assign(**columns), **tables)
+
+
+@contextmanager
+def nsys_sqlite(path: Path) -> Iterator[Path]:
+    """The plain ``.sqlite`` of an nsys capture, unpacked or exported where it is not one already.
+
+    Raises:
+        CaptureError: The file cannot be read or is no nsys capture.
+        ToolError: As in `open_capture`.
+    """
+    try:
+        with _unpacked(path) as plain:
+            head = _head(plain)
+            if head.startswith(_SQLITE):
+                yield plain
+            elif b"NVIDIA" in head and b"Report" in head:
+                from nvprof_kit._trace.nsys.export import exported
+
+                yield exported(plain, beside=path)
+            else:
+                raise CaptureError(f"{path}: no nsys capture; needed .sqlite or .nsys-rep, each also packed as .xz")
+    except OSError as error:
+        raise _for_user(error, path) from None
+
+
+def _for_user(error: CaptureError | OSError, path: Path) -> CaptureError:
+    """The error with the path the user named, whatever temporary file it was met in."""
+    if isinstance(error, CaptureError):
+        return error
+    reason = {
+        FileNotFoundError: "no such file",
+        IsADirectoryError: f"a directory; needed {_KINDS}",
+        PermissionError: "no permission to read it",
+    }.get(type(error), error.strerror or str(error))
+    return CaptureError(f"{path}: {reason}")
+
+
+@contextmanager
+def _unpacked(path: Path) -> Iterator[Path]:
+    """The path itself, or, for an xz-packed capture, a temporary unpacked copy that is gone afterwards."""
+    head = _head(path)
+    if not head.startswith(_XZ):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="nvprof-kit-") as folder:
+        plain = Path(folder) / (path.stem if path.suffix == ".xz" else path.name)
+        unpack(path, plain)
+        yield plain
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        head = file.read(64)
+    if not head:
+        raise CaptureError(f"{path}: the file is empty (0 bytes); needed {_KINDS}")
+    return head
+
+
+def _reader(plain: Path, named: Path) -> Callable[[Path, str, Collection[str]], Any]:
+    """What reads this file, by its first bytes."""
+    head = _head(plain)
+    if head.startswith(_SQLITE):
+        from nvprof_kit._trace.nsys.read import read_nsys
+
+        return lambda path, domain, optional: read_nsys(path, domain, optional, named)
+    if b"NVIDIA" in head and b"Report" in head:
+        from nvprof_kit._trace.nsys.export import exported
+        from nvprof_kit._trace.nsys.read import read_nsys
+
+        # the export stands beside the report the user named, even where that is packed
+        return lambda path, domain, optional: read_nsys(exported(path, beside=named), domain, optional, named)
+    if not head.startswith(b"[RANK ") and _starts_json(plain, head):
+        from nvprof_kit._trace.kineto.read import read_kineto
+
+        return lambda path, domain, optional: read_kineto(path, domain, optional, named)
+    if known := told_by(head):
+        raise CaptureError(f"{named}: {known}; needed {_KINDS}")
+    raise CaptureError(f"{named}: neither SQLite, an nsys report nor JSON (it begins {head[:12]!r}); needed {_KINDS}")
+
+
+def _starts_json(plain: Path, head: bytes) -> bool:
+    if head.startswith(_GZIP):
+        try:
+            with gzip.open(plain) as file:
+                head = file.read(64)
+        except (EOFError, OSError):
+            return True  # the Kineto reader says how it is damaged
+    return head.lstrip()[:1] in (b"{", b"[")
