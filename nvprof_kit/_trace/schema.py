@@ -101,9 +101,14 @@ OPS: Mapping[str, Column] = MappingProxyType(
         "block_z": Column("int64", "the same in z", optional=True),
         "registers": Column("int64", "registers of a thread, -1 where it has none", optional=True),
         "shared_bytes": Column("int64", "shared memory of a block, static and dynamic, -1: none", optional=True),
+        "operator_call": Column(
+            "int64", "the call of a CPU operator that it is a stretch of, counted from 0", optional=True
+        ),
     }
 )
-"""Operations on the GPU; in a capture without a GPU, the stretches in which a CPU operator itself runs."""
+"""Operations on the GPU; in a capture without a GPU, the stretches in which a CPU operator itself runs: such a capture
+has the column ``operator_call``, asked for or not, since a row is no call there.
+"""
 
 GRAPH_NODES: Mapping[str, Column] = MappingProxyType(
     {

@@ -7,6 +7,7 @@ and not one it calls. Times in the file are microseconds with three decimals and
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,7 @@ def _cpu_ops(events: list[Event], process: int, optional: Collection[str]) -> tu
     ops = {
         "start_ns": begin,
         "end_ns": finish,
+        "operator_call": operator,
         "device": np.zeros(len(operator), dtype=np.int64),
         "pid": process_of,
         "correlation": ids,
@@ -157,9 +159,9 @@ def _cpu_ops(events: list[Event], process: int, optional: Collection[str]) -> tu
 
 def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
     """The stretches in which each operator is the innermost one on its thread: operator, begin and end, shape
-    ``(n,)`` each.
+    ``(n,)`` each. An operator that is never the innermost has one of no length at its begin, so that it is counted.
     """
-    found: list[tuple[int, int, int]] = []
+    found = array("q")
     open_operators: list[int] = []
     now = 0
 
@@ -169,7 +171,7 @@ def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple
             innermost = open_operators[-1]
             until = int(min(end[innermost], moment))
             if until > now:
-                found.append((innermost, now, until))
+                found.extend((innermost, now, until))
                 now = until
             if end[innermost] <= moment:
                 open_operators.pop()
@@ -180,8 +182,15 @@ def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple
         thread, now = tid[operator], int(start[operator])
         open_operators.append(operator)
     run_until(math.inf)
-    columns = np.array(found, dtype=np.int64).reshape(-1, 3)
-    return columns[:, 0], columns[:, 1], columns[:, 2]
+    columns = np.frombuffer(found, dtype=np.int64).reshape(-1, 3)
+    never = np.ones(len(start), dtype=bool)
+    never[columns[:, 0]] = False
+    without = np.flatnonzero(never)
+    return (
+        np.concatenate([columns[:, 0], without]),
+        np.concatenate([columns[:, 1], start[without]]),
+        np.concatenate([columns[:, 2], start[without]]),
+    )
 
 
 def _gpu_names(properties: Any, devices: npt.NDArray[np.int64]) -> tuple[str, ...]:
