@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from nvprof_kit._trace.annotations import loop_annotation
 from nvprof_kit._trace.frames import MISSING_PAYLOAD
 from nvprof_kit._trace.kineto.events import Event, Events, number, threads, times
-from nvprof_kit.names import Category, parse_kineto_name, parse_range
+from nvprof_kit.names import Category, parse_kineto_name
 
 _BACKWARD_OP = "autograd::engine::evaluate_function: "
 _NODE = re.compile(r"\w+Backward\d*")
@@ -25,11 +26,6 @@ _LIBRARY_ANNOTATIONS = (
     "FSDP::",
     "PyTorch Profiler",
 )
-_LOOP_ANNOTATIONS = {
-    "Optimizer.step#": ("optimizer", Category.OPTIMIZER),
-    "Optimizer.zero_grad#": ("zero_grad", Category.OPTIMIZER),
-    "enumerate(DataLoader)#": ("data", Category.DATA),
-}
 _Named = tuple[Event, str, str]
 
 
@@ -40,7 +36,7 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
     ours = _ours(events)
     if ours:
         have = {category for _, _, category in ours}
-        loop = [(event, *found) for event in events.annotations if (found := _loop_annotation(event.name))]
+        loop = [(event, *found) for event in events.annotations if (found := loop_annotation(event.name))]
         chosen = ours + [one for one in loop if one[2] not in have]
     else:
         named = [(event, *_plain_annotation(event.name)) for event in events.annotations]
@@ -64,22 +60,13 @@ def _ours(events: Events) -> list[_Named]:
     return [(event, *found) for event in events.annotations if (found := parse_kineto_name(event.name))]
 
 
-def _loop_annotation(name: str) -> tuple[str, str] | None:
-    """Text and category of what PyTorch annotates of the loop by itself, and of a step or phase the user annotated."""
-    for prefix, (text, category) in _LOOP_ANNOTATIONS.items():
-        if name.startswith(prefix):
-            return text, category.value
-    plain = parse_range(name)
-    return (name, plain.category.value) if plain.category in (Category.STEP, Category.PHASE) else None
-
-
 def _plain_annotation(name: str) -> tuple[str, str]:
     """The same for any annotation of a trace without our ranges: what is not of the loop says by its text what it is,
     a library's own is nothing.
     """
     if name.startswith(_LIBRARY_ANNOTATIONS):
         return "", Category.USER.value
-    return _loop_annotation(name) or (name, "")
+    return loop_annotation(name) or (name, "")
 
 
 def _modules(events: Events) -> list[_Named]:
