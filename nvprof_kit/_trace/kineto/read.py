@@ -19,7 +19,7 @@ from nvprof_kit._trace.checks import check_moments, check_operations
 from nvprof_kit._trace.domains import named_domains
 from nvprof_kit._trace.frames import empty_frame, make_frame
 from nvprof_kit._trace.kineto.calls import host_memory, read_calls, read_collectives, read_loads
-from nvprof_kit._trace.kineto.events import Event, Events, Int64Array, number, numbers, threads, times
+from nvprof_kit._trace.kineto.events import MISSING, Events, Int64Array, Rows, joined, number
 from nvprof_kit._trace.kineto.ranges import read_operators, read_ranges
 from nvprof_kit._trace.kineto.stream import TraceFile
 from nvprof_kit._trace.schema import OP_KINDS, CaptureInfo, Trace
@@ -50,8 +50,8 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
             "leave --domain out"
         )
     file = TraceFile(path, named)
-    events = Events.of(file.events(), named)
-    on_gpu = any(found for _, found in events.gpu)
+    events = Events(file.batches(), named)
+    on_gpu = any(len(found) for _, found in events.gpu)
     process = events.process
     if process is None:
         raise CaptureError(
@@ -93,54 +93,54 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
 # ---------------------------------------------------------------- operations
 
 
-def _gpu_ops(trace: Events, process: int, optional: Collection[str]) -> dict[str, Any]:
-    events = [event for _, found in trace.gpu for event in found]
-    kinds = [kind for kind, found in trace.gpu for _ in found]
-    start, end = times(events)
+def _gpu_ops(events: Events, process: int, optional: Collection[str]) -> dict[str, Any]:
+    parts = events.gpu
+    rows = joined([found for _, found in parts])
+    kinds = np.array([OP_KINDS.index(kind) for kind, _ in parts], dtype=np.int8)
+    nodes = rows.number("graph_node")
     ops: dict[str, Any] = {
-        "start_ns": start,
-        "end_ns": end,
-        "device": numbers(events, "device", 0),
-        "pid": np.full(len(events), process, dtype=np.int64),
-        "correlation": numbers(events, "correlation"),
-        "graph_node": np.where((nodes := numbers(events, "graph node id")) > 0, nodes, -1),
-        "kind": np.array([OP_KINDS.index(kind) for kind in kinds], dtype=np.int8),
+        "start_ns": rows.start_ns,
+        "end_ns": rows.end_ns,
+        "device": rows.number("device", 0),
+        "pid": np.full(len(rows), process, dtype=np.int64),
+        "correlation": rows.number("correlation"),
+        "graph_node": np.where(nodes > 0, nodes, -1),
+        "kind": np.repeat(kinds, [len(found) for _, found in parts]),
     }
-    return ops | _optional(events, optional)
+    return ops | _optional(rows, optional)
 
 
-def _optional(events: list[Event], optional: Collection[str]) -> dict[str, Any]:
+def _optional(rows: Rows, optional: Collection[str]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     if "name" in optional:
-        made["name"] = [event.name for event in events]
+        made["name"] = rows.label()
     for column in ("stream", "bytes"):
         if column in optional:
-            made[column] = numbers(events, column)
+            made[column] = rows.number(column)
     if "host_memory" in optional:
-        made["host_memory"] = [host_memory(event.name) for event in events]
+        made["host_memory"] = rows.label(host_memory)
     return made
 
 
-def _launches(trace: Events, process: int) -> dict[str, Any]:
-    events = [event for event in trace.calls if "correlation" in event.args]
+def _launches(events: Events, process: int) -> dict[str, Any]:
+    calls = events.calls
+    calls = calls.take(calls.number("correlation", MISSING) != MISSING)
     return {
-        "start_ns": times(events)[0],
-        "tid": threads(events),
-        "pid": np.full(len(events), process, dtype=np.int64),
-        "correlation": numbers(events, "correlation"),
+        "start_ns": calls.start_ns,
+        "tid": calls.tid,
+        "pid": np.full(len(calls), process, dtype=np.int64),
+        "correlation": calls.number("correlation"),
     }
 
 
-def _cpu_ops(events: list[Event], process: int, optional: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _cpu_ops(rows: Rows, process: int, optional: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What CPU operators did themselves, and for each stretch the "call" that launched it: its own begin on its
     own thread.
 
     ``aten::addmm`` multiplies, but calls ``aten::expand`` on the way: its time is what lies around that, so that
     nothing is lost and nothing counts twice.
     """
-    start, end = times(events)
-    tid = threads(events)
-    operator, begin, finish = _own_stretches(start, end, tid)
+    operator, begin, finish = _own_stretches(rows.start_ns, rows.end_ns, rows.tid)
     ids = np.arange(len(operator), dtype=np.int64)
     process_of = np.full(len(operator), process, dtype=np.int64)
     ops = {
@@ -153,8 +153,8 @@ def _cpu_ops(events: list[Event], process: int, optional: Collection[str]) -> tu
         "graph_node": np.full(len(operator), -1, dtype=np.int64),
         "kind": np.full(len(operator), OP_KINDS.index("operator"), dtype=np.int8),
     }
-    api = {"start_ns": begin, "tid": tid[operator], "pid": process_of, "correlation": ids}
-    return ops | _optional([events[one] for one in operator.tolist()], optional), api
+    api = {"start_ns": begin, "tid": rows.tid[operator], "pid": process_of, "correlation": ids}
+    return ops | _optional(rows.take(operator), optional), api
 
 
 def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
