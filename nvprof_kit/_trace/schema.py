@@ -307,6 +307,8 @@ class CaptureInfo:
             does not say.
         other_domains: Names of the NVTX domains that `Trace.ranges` was not read from.
         own_window: Whether the program itself opened the collected window, by cudaProfilerStart.
+        lacks: Why there are no operations at all, and what to do; '' where there are some. Only the CPU's times can be
+            told then.
         warnings: Sentences on what may be missing or distorted, each with what to do.
     """
 
@@ -321,6 +323,7 @@ class CaptureInfo:
     session_ns: int = 0
     own_window: bool = False
     other_domains: tuple[str, ...] = ()
+    lacks: str = ""
     warnings: tuple[str, ...] = ()
 
     def gpu_name(self, device: int) -> str:

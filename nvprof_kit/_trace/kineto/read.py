@@ -95,7 +95,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
 
 def _gpu_ops(events: Events, process: int, optional: Collection[str]) -> dict[str, Any]:
     parts = events.gpu
-    rows = joined([found for _, found in parts])
+    rows = joined([found for _, found in parts], ["device", "stream", "correlation", "bytes", "graph_node"])
     kinds = np.array([OP_KINDS.index(kind) for kind, _ in parts], dtype=np.int8)
     nodes = rows.number("graph_node")
     ops: dict[str, Any] = {
