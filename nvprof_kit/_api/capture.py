@@ -243,7 +243,8 @@ class Capture:
         """Floating point operations of each layer, what it gets out of the GPU, and its part of the peak (MFU).
 
         Args:
-            counts: What `nvprof_kit.count_flops` wrote; by default ``NAME.flops.json`` beside the capture.
+            counts: What `nvprof_kit.count_flops` wrote; by default ``NAME.flops.json`` beside the capture, and where
+                there is none the shapes in a PyTorch trace that was recorded with them.
             peaks: Peak of the GPU in operations a second by type of number, ``{"bf16": 989e12}``, in place of what the
                 package knows.
             depth: Levels of the model that are printed; None for all.
@@ -255,12 +256,19 @@ class Capture:
         """
         from nvprof_kit._analysis.flops.flops import FlopsOptions, flops
         from nvprof_kit._results.flops import Flops
-        from nvprof_kit._trace.flops_file import flops_beside, flops_of_rank, read_flops
+        from nvprof_kit._trace.flops_file import find_flops, flops_beside, flops_of_rank, read_flops
 
-        file = flops_beside(self.path) if counts is None else flops_of_rank(counts, self.path)
+        options = FlopsOptions(peaks or {}, steps or _all_steps())
+        file = find_flops(self.path) if counts is None else flops_of_rank(counts, self.path)
+        if file is None:
+            known = self._operations(("name", "loads", "shapes"))
+            if known.trace.shapes is None or known.trace.shapes.empty:
+                flops_beside(self.path)  # says what is missing
+            result = flops(known.trace, None, options, known)
+            return Flops(**vars(result), sources=self.sources, depth=depth)
         counted = read_flops(file)  # first: it tells of a mistake at once
         known = self._operations(("name", "loads"))
-        result = flops(known.trace, counted, FlopsOptions(peaks or {}, steps or _all_steps()), known)
+        result = flops(known.trace, counted, options, known)
         return Flops(**vars(result), sources=(*self.sources, file), depth=depth)
 
     def metrics(self, *, floor: float = 20.0, depth: int | None = None) -> Metrics:

@@ -138,6 +138,18 @@ OPERATORS: Mapping[str, Column] = MappingProxyType(
 )
 """Operators that autograd counts, where the capture has them (a Kineto trace)."""
 
+SHAPES: Mapping[str, Column] = MappingProxyType(
+    {
+        "start_ns": Column("int64", "when the operator began on the CPU"),
+        "end_ns": Column("int64", "when it ended"),
+        "pid": Column("int64", "process"),
+        "tid": Column("int64", "thread that ran it"),
+        "name": Column("category", "the operator's name"),
+        "arguments": Column("category", "JSON: shapes, types, and values of its arguments, a list of each"),
+    }
+)
+"""What operators were called with, where the capture has it (a Kineto trace recorded with shapes)."""
+
 SAMPLES: Mapping[str, Column] = MappingProxyType(
     {
         "time_ns": Column("int64", "when the sample's interval began; it lasts until the next one of its GPU"),
@@ -211,7 +223,7 @@ OP_KINDS = ("kernel", "memcpy", "memset", "graph", "operator")
 TABLES: Mapping[str, Mapping[str, Column]] = MappingProxyType(
     {"ranges": RANGES, "api": API, "ops": OPS, "calls": CALLS, "graph_nodes": GRAPH_NODES, "operators": OPERATORS}
     | {"marks": MARKS, "allocations": ALLOCATIONS}
-    | {"samples": SAMPLES, "collectives": COLLECTIVES, "scheduled": SCHEDULED, "loads": LOADS}
+    | {"samples": SAMPLES, "collectives": COLLECTIVES, "scheduled": SCHEDULED, "loads": LOADS, "shapes": SHAPES}
 )
 
 
@@ -336,8 +348,8 @@ class Trace:
     """One capture: tables with the columns of `TABLES`, and what the capture says of itself.
 
     Rows come in no promised order. An optional column and the tables `calls`, `samples`, `marks`, `allocations`,
-    `collectives`, `scheduled` and `loads` are there only when asked for. `operators` is None where the capture has
-    none, or where its ranges tell the backward pass themselves.
+    `collectives`, `scheduled`, `loads` and `shapes` are there only when asked for. `operators` is None where the
+    capture has none, or where its ranges tell the backward pass themselves.
     """
 
     info: CaptureInfo
@@ -353,3 +365,4 @@ class Trace:
     collectives: pd.DataFrame | None = None
     scheduled: pd.DataFrame | None = None
     loads: pd.DataFrame | None = None
+    shapes: pd.DataFrame | None = None

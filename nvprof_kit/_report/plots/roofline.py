@@ -84,7 +84,7 @@ def _heights(peaks: dict[str, float]) -> list[tuple[str, float]]:
 
 
 def _dots(axes: Axes, roofline: Roofline) -> None:
-    """A dot for each kernel, in its layer's colour and its phase's shape; those that take most time bear their names."""
+    """A dot for each kernel, in its layer's colour and its phase's shape; those that take most time have names."""
     points = roofline.points
     longest = points["gpu_ns"].max() or 1.0
     colours = _layer_colours(points)

@@ -6,11 +6,13 @@ kernel (``libkineto/src/output_json.cpp`` of PyTorch's Kineto).
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import numpy as np
 
+from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.kineto.events import Events, joined, number
 from nvprof_kit._trace.kineto.stream import Args
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
@@ -43,6 +45,21 @@ def read_loads(events: Events) -> dict[str, Any]:
     others = joined([events.operators, events.annotations])
     found = joined([loads, others.take(others.by_name(lambda name: name.endswith(_COMPILES), bool))])
     return {"start_ns": found.start_ns, "end_ns": found.end_ns}
+
+
+def read_shapes(events: Events, process: int) -> dict[str, Any]:
+    """Columns of the schema's ``shapes``: every operator, where any says what it was called with."""
+    rows = events.operators
+    if rows.shapes is None or not any(one is not None for said in events.shapes for one in said):
+        rows = rows.take(slice(0))
+    return {
+        "start_ns": rows.start_ns,
+        "end_ns": rows.end_ns,
+        "pid": np.full(len(rows), process, dtype=np.int64),
+        "tid": rows.tid,
+        "name": rows.label(),
+        "arguments": labels(events.operators.shapes, [json.dumps(said) for said in events.shapes]) if len(rows) else (),
+    }
 
 
 def host_memory(name: str) -> str:

@@ -54,7 +54,7 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
 _IN_FILE = {"graph_node": "graph node id", "sequence": "Sequence number", "forward_thread": "Fwd thread id"}
 _ESSENTIAL = ("args.correlation", "args.device")
 """Arguments without which no operation of a category could be told from another."""
-_SHAPES = ("dims", "types", "strides", "concrete")
+_SHAPES = ("dims", "types", "concrete")
 _NO_ARGS = Args()
 
 

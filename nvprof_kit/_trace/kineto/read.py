@@ -18,7 +18,7 @@ import numpy.typing as npt
 from nvprof_kit._trace.checks import check_moments, check_operations
 from nvprof_kit._trace.domains import named_domains
 from nvprof_kit._trace.frames import empty_frame, make_frame
-from nvprof_kit._trace.kineto.calls import host_memory, read_calls, read_collectives, read_loads
+from nvprof_kit._trace.kineto.calls import host_memory, read_calls, read_collectives, read_loads, read_shapes
 from nvprof_kit._trace.kineto.events import MISSING, Events, Int64Array, Rows, joined, number
 from nvprof_kit._trace.kineto.ranges import read_operators, read_ranges
 from nvprof_kit._trace.kineto.stream import TraceFile
@@ -49,8 +49,8 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
             f"{named}: a PyTorch trace has no NVTX domains, so --domain {domain!r} cannot be found in it; "
             "leave --domain out"
         )
-    file = TraceFile(path, named)
-    events = Events(file.batches(), named)
+    file = TraceFile(path, named, shapes="shapes" in optional)
+    events = Events(file.batches(), named, shapes="shapes" in optional)
     on_gpu = any(len(found) for _, found in events.gpu)
     process = events.process
     if process is None:
@@ -86,6 +86,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
         calls=make_frame("calls", read_calls(events, process)) if "calls" in optional else None,
         loads=make_frame("loads", read_loads(events)) if "loads" in optional else None,
         collectives=make_frame("collectives", read_collectives(events, process)) if "collectives" in optional else None,
+        shapes=make_frame("shapes", read_shapes(events, process)) if "shapes" in optional else None,
         operators=None if operators is None else make_frame("operators", operators),
     )
 

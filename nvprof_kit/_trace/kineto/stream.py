@@ -43,7 +43,6 @@ _NAMES = {
     "group_ranks": "Process Group Ranks",
     "dims": "Input Dims",
     "types": "Input type",
-    "strides": "Input Strides",
     "concrete": "Concrete Inputs",
 }
 
@@ -73,7 +72,6 @@ class ShapeArgs(Args, gc=False, rename=_NAMES):
 
     dims: Any = None
     types: Any = None
-    strides: Any = None
     concrete: Any = None
 
 

@@ -28,7 +28,7 @@ from nvprof_kit._trace.nsys.samples import read_samples
 from nvprof_kit._trace.nsys.scheduled import read_scheduled
 from nvprof_kit._trace.nsys.sources import check_columns, check_rows, node_table, tables_for
 from nvprof_kit._trace.nsys.warnings import capture_warnings, handed_over_warnings
-from nvprof_kit._trace.schema import OPS, CaptureInfo, Trace
+from nvprof_kit._trace.schema import OPS, SHAPES, CaptureInfo, Trace
 from nvprof_kit._trace.sqlite import Database
 from nvprof_kit.errors import CaptureError
 
@@ -126,6 +126,7 @@ def _optional_tables(db: Database, domain: str, optional: Collection[str]) -> di
         "collectives": lambda: read_collectives(db),
         "scheduled": lambda: read_scheduled(db),
         "loads": lambda: read_loads(db),
+        "shapes": lambda: dict.fromkeys(SHAPES, ()),  # nsys knows no operator's arguments
     }
     return {name: make_frame(name, read()) for name, read in readers.items() if name in optional}
 
