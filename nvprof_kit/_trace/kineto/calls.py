@@ -49,16 +49,16 @@ def read_loads(events: Events) -> dict[str, Any]:
 
 def read_shapes(events: Events, process: int) -> dict[str, Any]:
     """Columns of the schema's ``shapes``: every operator, where any says what it was called with."""
-    rows = events.operators
-    if rows.shapes is None or not any(one is not None for said in events.shapes for one in said):
-        rows = rows.take(slice(0))
+    rows, which = events.operators, events.operators.shapes
+    if which is None or not any(one is not None for said in events.shapes for one in said):
+        rows, which = rows.take(slice(0)), np.zeros(0, dtype=np.int32)
     return {
         "start_ns": rows.start_ns,
         "end_ns": rows.end_ns,
         "pid": np.full(len(rows), process, dtype=np.int64),
         "tid": rows.tid,
         "name": rows.label(),
-        "arguments": labels(events.operators.shapes, [json.dumps(said) for said in events.shapes]) if len(rows) else (),
+        "arguments": labels(which, [json.dumps(said) for said in events.shapes]),
     }
 
 
