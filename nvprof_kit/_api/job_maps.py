@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._trace.jobs.finding import RankName, find_captures, rank_of_capture, rank_of_marks, rank_of_name
+from nvprof_kit._trace.jobs.finding import (
+    RankName,
+    epoch_of,
+    find_captures,
+    rank_of_capture,
+    rank_of_marks,
+    rank_of_name,
+)
 from nvprof_kit._trace.jobs.schema import VERSION
 from nvprof_kit._trace.jobs.store import Fingerprint, current, map_name, write_map
 from nvprof_kit.errors import CaptureError, ToolError
@@ -61,7 +68,7 @@ def map_capture(task: MapTask) -> list[str]:
     if kept:
         return kept
     trace = translate(open_capture(path, domain=task.domain, optional=OPTIONAL), task.rules)
-    names = []
+    names, epoch = [], epoch_of(path)
     for pid, told in _ranks_in(trace, path, task.rank).items():
         facts = {
             "version": VERSION,
@@ -72,6 +79,8 @@ def map_capture(task: MapTask) -> list[str]:
             "run": told.run,
             "world_size": told.world_size,
             "tool": trace.info.tool,
+            "source": "profile",
+            "epoch_ns": epoch,
             "gpu": trace.info.gpus[0] if trace.info.gpus else "",
             "rank_told_by": told.told_by,
             "warnings": "\n".join(trace.info.warnings),

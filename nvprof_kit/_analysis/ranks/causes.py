@@ -28,9 +28,12 @@ CAUSES: Mapping[str, str] = {
     "data_loading": "it was idle while its data loader worked",
     "allocation": "it was idle while memory was allocated or freed",
     "profiler": "it was idle while the profiler held the program up",
+    "garbage_collection": "its host collected Python's garbage, and had not launched on",
+    "warm_up": "it was idle while its host loaded or compiled code",
     "copy": "it copied for longer",
     "transfer": "another collective of its moved its bytes more slowly",
     "collective": "it was held up by another collective that is not told further",
+    "pipeline": "it is another pipeline stage and had its own work to do, no more than its equals",
     "start_up": "its profiler had started later, or was ahead less: there is no common point before",
     "unresolved": "less than the clocks tell apart, or nothing is seen that took longer",
 }
@@ -45,8 +48,14 @@ _OF_DOING = {
     "dataloader": "data_loading",
     "allocation": "allocation",
     "profiler": "profiler",
+    "gc": "garbage_collection",
+    "warm_up": "warm_up",
     "copy": "copy",
 }
+TOGETHER_NS = 200_000
+"""A collective is a common point of two ranks where it ended on both within so much: a sender may be done long before
+its receiver comes."""
+
 _SHARES = ("instance", "late_rank", "cause", "layer", "phase", "share")
 
 
@@ -171,6 +180,9 @@ class Causes:
                 np.where(b.instance >= 0, b.instance, -2 - np.arange(len(b.instance)) * 2),
                 return_indices=True,
             )
+            together = np.abs(a.e[mine] - b.e[its]) <= TOGETHER_NS
+            if together.any():
+                mine, its = mine[together], its[together]
             gating = a.gates[mine] & b.gates[its]
             if gating.any():
                 mine, its = mine[gating], its[gating]

@@ -23,6 +23,7 @@ _ENVIRONMENT = re.compile(
     r"(?:^|[^A-Z_])(?:RANK|OMPI_COMM_WORLD_RANK|PMI_RANK|SLURM_PROCID)[\"']?\s*[=:]\s*[\"']?(\d+)"
 )
 _DISTRIBUTED = re.compile(r'"distributedInfo"\s*:\s*\{')
+_BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d+)')
 _HEAD = 1 << 16
 
 
@@ -134,3 +135,17 @@ def _rank_of_nsys(path: Path) -> RankName:
             return RankName()
         rows = db.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'DeviceEnvironment'")
         return next((found for row in rows if (found := rank_of_environment(str(row[0]))).rank >= 0), RankName())
+
+
+def epoch_of(path: Path) -> int:
+    """What is added to a capture's times to have ns since 1970, by the clock of its host; -1 where nothing tells it."""
+    head = _head(path)
+    if head.lstrip()[:1] in (b"{", b"["):
+        found = _BASE.search(head.decode("utf-8", "replace"))
+        return int(found[1]) if found else -1
+    with nsys_sqlite(path) as plain, closing(Database(plain)) as db:
+        began, window = ("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"), ("ANALYSIS_DETAILS", "startTime")
+        if not db.has(*began) or not db.has(*window):
+            return -1
+        told = db.rows(f"SELECT (SELECT {began[1]} FROM {began[0]}), (SELECT min({window[1]}) FROM {window[0]})")
+        return sum(told[0]) if all(isinstance(one, int) for one in told[0]) else -1

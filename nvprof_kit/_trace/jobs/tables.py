@@ -25,10 +25,10 @@ _SYMMETRIC = str(SYMMETRIC)
 _PEER = "('Send', 'Recv', 'SendRecv')"
 
 _MEMBERS = """
-    SELECT rank, index, kind, bytes, size, start_ns, end_ns, step, comm,
+    SELECT rank, index, kind, bytes, size, start_ns, end_ns, step, alone_ns, {comm} AS comm,
         CASE WHEN operation >= 0 THEN 0 ELSE {c} END AS c,
-        CASE WHEN operation >= 0 OR sequence >= 0 THEN -2 ELSE step END AS s,
-        CASE WHEN operation >= 0 THEN operation WHEN sequence >= 0 THEN sequence ELSE number END AS k,
+        CASE WHEN operation >= 0 OR {sequence} >= 0 THEN -2 ELSE step END AS s,
+        CASE WHEN operation >= 0 THEN operation WHEN {sequence} >= 0 THEN sequence ELSE number END AS k,
         CASE WHEN kind IN {peer} THEN 'SendRecv' ELSE kind END AS sort
     FROM collectives {join}
 """
@@ -38,7 +38,8 @@ _INSTANCES = """
     SELECT c, s, k, count(*)::INTEGER AS n, max(a) AS arrival, arg_max(rank, a)::INTEGER AS late_rank,
         arg_max(index, a)::INTEGER AS late_index, min(a) AS first, sum(a) AS sum_a, max(e) AS ended,
         arg_min(e, a) AS first_end, min(step) AS step, min(sort) AS sort, min(sort) <> max(sort) AS unlike,
-        max(bytes) AS bytes, max(size)::INTEGER AS size
+        max(bytes) AS bytes, max(size)::INTEGER AS size,
+        (sum(alone) - arg_max(alone, a))::BIGINT AS alone_ns
     FROM matched GROUP BY c, s, k HAVING count(*) > 1
 """
 
@@ -86,7 +87,14 @@ class JobTables:
         versions = {row[0] for row in self._db.execute("SELECT DISTINCT version FROM ranks").fetchall()}
         if versions - {VERSION}:
             raise CaptureError(f"{folder}: maps of version {max(versions)}, this release reads {VERSION}; map again")
-        self._db.execute("CREATE VIEW members AS " + _MEMBERS.format(c="hash(comm)", peer=_PEER, join=""))
+        told = self._db.execute("SELECT bool_and(named), bool_or(named), bool_and(numbered) FROM ranks").fetchone()
+        # where some ranks tell ids and others do not, only streams are told alike by all
+        self._comm = "comm" if told[0] or not told[1] else "'stream ' || stream"
+        self._sequence = "sequence" if told[2] else "-1"
+        self._db.execute(f"CREATE VIEW members AS {self._members(f'hash({self._comm})')}")
+
+    def _members(self, c: str, join: str = "") -> str:
+        return _MEMBERS.format(c=c, join=join, comm=self._comm, sequence=self._sequence, peer=_PEER)
 
     def close(self) -> None:
         """Give the database's memory and temporary files back."""
@@ -106,9 +114,12 @@ class JobTables:
         return int(found[0]), int(found[1])
 
     def ends(self, keep_every: int) -> pd.DataFrame:
-        """Ends of collectives for the clocks: c, s, k, rank, end_ns, symmetric; of every so many one."""
+        """Ends of collectives for the clocks: c, s, k, rank, end_ns, took_ns, symmetric; of every so many one."""
         chosen = "" if keep_every <= 1 else f"WHERE hash(s, k) % {keep_every} = 0"
-        return self._frame(f"SELECT c, s, k, rank, end_ns, sort IN {_SYMMETRIC} AS symmetric FROM members {chosen}")
+        return self._frame(
+            f"SELECT c, s, k, rank, end_ns, end_ns - start_ns AS took_ns, sort IN {_SYMMETRIC} AS symmetric "
+            f"FROM members {chosen}"
+        )
 
     def stream_ends(self) -> pd.DataFrame:
         """Ends of collectives whose communicator is told by its stream alone: comm, s, k, rank, end_ns."""
@@ -122,8 +133,9 @@ class JobTables:
         """
         self._db.register("given", parts)
         self._db.execute("CREATE OR REPLACE TABLE parts AS SELECT * FROM given")
-        joined = {"c": "hash(comm, coalesce(part, 0))", "join": "LEFT JOIN parts USING (comm, rank)"}
-        self._db.execute("CREATE OR REPLACE VIEW members AS " + _MEMBERS.format(peer=_PEER, **joined))
+        join = f"LEFT JOIN (SELECT comm AS of, rank, part FROM parts) AS p ON p.of = {self._comm} AND p.rank = x.rank"
+        members = self._members(f"hash({self._comm}, coalesce(part, 0))", f"AS x {join}")
+        self._db.execute("CREATE OR REPLACE VIEW members AS " + members.replace("SELECT rank,", "SELECT x.rank,", 1))
 
     def odd_steps(self) -> pd.DataFrame:
         """Communicator and step in which ranks differ in the number of collectives matched by order: c, s."""
@@ -155,7 +167,8 @@ class JobTables:
         aligned = "m.{0} + t.offset_ns + CAST(round(t.drift * (m.{0} - t.at_ns)) AS BIGINT)"
         self._db.execute(
             f"CREATE OR REPLACE VIEW matched AS SELECT m.rank, m.index, m.c, m.s, {number} AS k, m.step, m.sort, "
-            f"m.bytes, m.size, m.comm, {aligned.format('start_ns')} AS a, {aligned.format('end_ns')} AS e "
+            f"m.bytes, m.size, m.comm, m.alone_ns AS alone, {aligned.format('start_ns')} AS a, "
+            f"{aligned.format('end_ns')} AS e "
             f"FROM members AS m JOIN clocks AS t USING (rank) {join}"
         )
         self._db.execute(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES}")
@@ -163,14 +176,14 @@ class JobTables:
 
     def instances(self, least_ns: int = -1, most: int = 0) -> pd.DataFrame:
         """Matched collectives: c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, and
-        wait_ns of all its ranks.
+        wait_ns of all its ranks, and alone_ns, how long all but the late one did nothing else.
 
         Args:
             least_ns: Only those in which a rank waits longer than this on the average.
             most: Only so many, those that wait longest; 0 for all.
         """
         order = f"ORDER BY wait_ns DESC LIMIT {most}" if most else ""
-        columns = "c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, wait_ns"
+        columns = "c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, wait_ns, alone_ns"
         return self._frame(f"SELECT {columns} FROM {_WAITS} WHERE wait_ns > {least_ns} * (n - 1) {order}")
 
     def matrix(self) -> pd.DataFrame:
@@ -200,9 +213,12 @@ class JobTables:
         return int(self._one(f"SELECT coalesce(sum(wait_ns), 0) FROM {_WAITS}")[0])
 
     def by_late_rank(self) -> pd.DataFrame:
-        """Waiting by step, communicator and the rank that came last: step, c, late_rank, n, wait_ns."""
+        """Waiting by step, communicator and the rank that came last: step, c, late_rank, n, wait_ns, exposed_ns (of
+        it, about, what nothing was done beside).
+        """
         return self._frame(
-            "SELECT step, c, late_rank, max(n) AS n, sum(wait_ns)::BIGINT AS wait_ns "
+            "SELECT step, c, late_rank, max(n) AS n, sum(wait_ns)::BIGINT AS wait_ns, "
+            "sum(least(wait_ns, alone_ns))::BIGINT AS exposed_ns "
             f"FROM {_WAITS} GROUP BY step, c, late_rank"
         )
 
@@ -221,10 +237,10 @@ class JobTables:
         return self._frame("SELECT DISTINCT c, comm, rank FROM members ORDER BY c, rank")
 
     def members_of(self, instances: pd.DataFrame) -> pd.DataFrame:
-        """The members of some instances: c, s, k, rank, index, comm, a and e (its aligned start and end)."""
+        """The members of some instances: c, s, k, rank, index, comm, a and e (its aligned start and end), alone."""
         self._db.register("wanted_instances", instances[["c", "s", "k"]])
         return self._frame(
-            "SELECT c, s, k, rank, index, comm, a, e FROM matched SEMI JOIN wanted_instances USING (c, s, k)"
+            "SELECT c, s, k, rank, index, comm, a, e, alone FROM matched SEMI JOIN wanted_instances USING (c, s, k)"
         )
 
     def points(self, ranks: Sequence[int]) -> pd.DataFrame:
@@ -297,10 +313,24 @@ class JobTables:
         made: pd.DataFrame = pd.concat(found, ignore_index=True)
         return made
 
-    def step_lengths(self) -> pd.DataFrame:
-        """Steps: step, median_ns over ranks, ranks."""
+    def host_excesses(self, spent: str, least_ns: int) -> pd.DataFrame:
+        """What hosts spend in a step more than the median of the ranks: step, rank, excess_ns.
+
+        Args:
+            spent: On what: loading_ns or gc_ns.
+            least_ns: A smaller excess is left out.
+        """
         return self._frame(
-            "SELECT step, quantile_disc(end_ns - start_ns, 0.5) AS median_ns, count(*) AS ranks FROM steps "
+            f"SELECT step, rank, {spent} - usual AS excess_ns FROM steps JOIN "
+            f"(SELECT step, quantile_disc({spent}, 0.5) AS usual FROM steps GROUP BY step) USING (step) "
+            f"WHERE {spent} - usual > {least_ns}"
+        )
+
+    def step_lengths(self) -> pd.DataFrame:
+        """Steps: step, median_ns over ranks, ranks, and warm_up, whether it is for any of them."""
+        return self._frame(
+            "SELECT step, quantile_disc(end_ns - start_ns, 0.5) AS median_ns, count(*) AS ranks, "
+            "bool_or(warm_up) AS warm_up FROM steps "
             "GROUP BY step ORDER BY step"
         )
 
