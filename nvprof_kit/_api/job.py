@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nvprof_kit._analysis.foreign.rules import Rules
+    from nvprof_kit._analysis.ranks.aligning import Alignment
     from nvprof_kit._analysis.ranks.answer import RanksAnswer
     from nvprof_kit._analysis.ranks.replay import Graph
     from nvprof_kit._analysis.ranks.verdict import Verdict
@@ -70,16 +71,16 @@ class Job:
         _check_ranks(self.ranks)
 
     @cached_property
-    def _aligned(self) -> tuple[pd.DataFrame, int]:
+    def _aligned(self) -> Alignment:
         from nvprof_kit._analysis.ranks.aligning import align_job
 
-        return align_job(self._tables, self.ranks["rank"].tolist())
+        return align_job(self._tables, self._tables.profiled_ranks())
 
     @cached_property
     def _waits(self) -> Waits:
         from nvprof_kit._analysis.ranks.waits import find_waits
 
-        return find_waits(self._tables, self._aligned[1])
+        return find_waits(self._tables, self._aligned.floor_ns)
 
     @cached_property
     def _layers(self) -> pd.DataFrame:
@@ -102,6 +103,7 @@ class Job:
                 transfers=self._tables.transfers(),
                 groups=groups,
                 ranks=len(self.ranks),
+                span_ns=self._tables.span(),
             )
         )
 
@@ -109,7 +111,7 @@ class Job:
         """Offset and drift of each rank's clock."""
         from nvprof_kit._analysis.ranks.clocks import COLUMNS
 
-        return JobTable("clocks", self._aligned[0], COLUMNS)
+        return JobTable("clocks", self._aligned.clocks, COLUMNS)
 
     def waits(self) -> JobTable:
         """Every wait of a rank in a collective."""
@@ -134,7 +136,8 @@ class Job:
         """What may be missing or distorted."""
         from nvprof_kit._analysis.ranks.aligning import job_warnings
 
-        return (*job_warnings(self.ranks, self._aligned[0], self._tables), *self._of_captures())
+        said = job_warnings(self.ranks, self._aligned.clocks, self._tables)
+        return (*said, *self._aligned.warnings, *self._of_captures())
 
     def _of_captures(self) -> list[str]:
         said: dict[str, list[int]] = {}
@@ -204,7 +207,7 @@ class Job:
         none = self._waits.charges.iloc[:0]
         return RanksAnswer(
             verdict=self.verdict,
-            clocks=self._aligned[0],
+            clocks=self._aligned.clocks,
             waits=self._waits.waits,
             charges=self._waits.charges,
             matrix=self._tables.matrix(),

@@ -34,6 +34,7 @@ CAUSES: Mapping[str, str] = {
     "transfer": "another collective of its moved its bytes more slowly",
     "collective": "it was held up by another collective that is not told further",
     "pipeline": "it is another pipeline stage and had its own work to do, no more than its equals",
+    "not_profiled": "there is no profile of it, only of its collectives: nothing tells why it was late",
     "start_up": "its profiler had started later, or was ahead less: there is no common point before",
     "unresolved": "less than the clocks tell apart, or nothing is seen that took longer",
 }
@@ -76,7 +77,10 @@ class Pair(NamedTuple):
 
     def among(self, instances: npt.NDArray[np.bool_]) -> Pair:
         """Those of some instances, shape ``(m,)``."""
-        mine = instances[self.instance]
+        return self.where(instances[self.instance])
+
+    def where(self, mine: npt.NDArray[np.bool_]) -> Pair:
+        """Some of them, shape ``(i,)``."""
         return Pair(*(column[mine] for column in self))
 
 
@@ -285,9 +289,9 @@ def _rank(points: pd.DataFrame, segments: pd.DataFrame) -> _Rank:
     return _Rank(*columns)
 
 
-def unresolved(pairs: Pair) -> pd.DataFrame:
-    """The shares of collectives of which nothing is told."""
-    return _all_of(pairs, np.arange(len(pairs.instance)), "unresolved")
+def unresolved(pairs: Pair, cause: str = "unresolved") -> pd.DataFrame:
+    """The shares of collectives of which nothing more is told than one cause."""
+    return _all_of(pairs, np.arange(len(pairs.instance)), cause)
 
 
 def _all_of(pairs: Pair, which: Int64Array, cause: str) -> pd.DataFrame:

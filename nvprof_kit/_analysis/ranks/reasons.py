@@ -54,7 +54,7 @@ def host_reasons(causes: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
 
 
 def stage_work(shares: pd.DataFrame, passed_on: np.ndarray, tables: JobTables) -> pd.DataFrame:
-    """Shares of sends and receives between stages: what the late stage's equals spend too is ``pipeline``, its own work.
+    """Shares of sends and receives between stages: what the late stage's equals spend too is its own work.
 
     Args:
         shares: instance, late_rank, cause, layer, phase, share.

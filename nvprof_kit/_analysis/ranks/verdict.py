@@ -76,6 +76,7 @@ class Evidence:
         transfers: See `nvprof_kit._trace.jobs.tables.JobTables.transfers`.
         groups: Ranks of each communicator.
         ranks: Number of ranks.
+        span_ns: From the first arrival to the last end; what costs are compared with where nothing tells steps.
     """
 
     charges: pd.DataFrame
@@ -84,6 +85,7 @@ class Evidence:
     transfers: pd.DataFrame
     groups: dict[int, tuple[int, ...]]
     ranks: int
+    span_ns: int = 0
 
 
 def judge(found: Evidence) -> Verdict:
@@ -135,7 +137,9 @@ def _counted_steps(found: Evidence) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _without_steps(found: Evidence) -> float:
-    return float(found.layers.groupby("rank")["median_ns"].sum().median()) if len(found.layers) else 0.0
+    if len(found.layers):
+        return float(found.layers.groupby("rank")["median_ns"].sum().median())
+    return float(found.span_ns)
 
 
 def _of_rank(
@@ -164,8 +168,10 @@ def _of_rank(
         if one != top and ns >= NOTABLE * length
     )
     sentence = (
-        f"rank {rank} is the straggler: {why}; it holds the others up for {_ms(cost)} of a step of {_ms(length)}"
-        f"{rest}, in {often} of {len(steps)} steps"
+        f"rank {rank} is the straggler: {why}; it holds the others up for {_ms(cost)} of "
+        + (f"a step of {_ms(length)}" if len(found.steps) else f"the {_ms(length)} that are recorded")
+        + rest
+        + (f", in {often} of {len(steps)} steps" if len(found.steps) else "")
     )
     return Verdict(rank, layer, phase, cause, severity, round(cost), sentence)
 

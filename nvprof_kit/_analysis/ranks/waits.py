@@ -111,15 +111,30 @@ def _shares(tables: JobTables, found: pd.DataFrame, members: pd.DataFrame, floor
     """The causes of every collective, one by one."""
     import pandas as pd
 
-    pairs = _pairs(members)
+    known = np.array(tables.profiled_ranks(), dtype=np.int64)
+    every = _pairs(members, known)
+    late, peer = (np.isin(ranks, known) for ranks in (every.late, every.peer))
+    pairs = every.where(late & peer)
+    told = found["wait_ns"].to_numpy() > floor_ns * (found["n"].to_numpy() - 1)
+    parts = [
+        _in_detail(tables, pairs.among(told), found),
+        unresolved(pairs.among(~told)),
+        unresolved(every.where(~late), "not_profiled"),
+        unresolved(every.where(late & ~peer)),
+    ]
+    made: pd.DataFrame = pd.concat([part for part in parts if len(part)], ignore_index=True)
+    return made
+
+
+def _in_detail(tables: JobTables, pairs: Pair, found: pd.DataFrame) -> pd.DataFrame:
+    """The causes of collectives of which both the late rank and one that waits have a profile."""
+    if not len(pairs.instance):
+        return unresolved(pairs)
     ranks = np.union1d(pairs.late, pairs.peer).tolist()
     points = tables.points(ranks).merge(found[["c", "s", "k", "instance"]], on=["c", "s", "k"], how="left")
     points = _numbered(points.sort_values(["rank", "index"], kind="stable", ignore_index=True), len(found))
     causes = Causes(points, tables.segments(ranks), found["arrival"].to_numpy(), found["late_rank"].to_numpy())
-    told = found["wait_ns"].to_numpy() > floor_ns * (found["n"].to_numpy() - 1)
-    shares = causes.shares(pairs.among(told))
-    made: pd.DataFrame = pd.concat([shares, unresolved(pairs.among(~told))], ignore_index=True)
-    return made
+    return causes.shares(pairs)
 
 
 def _told_further(shares: pd.DataFrame, found: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
@@ -170,13 +185,15 @@ def _exposed(members: pd.DataFrame, count: int) -> Int64Array:
     return sums
 
 
-def _pairs(members: pd.DataFrame) -> Pair:
-    """The late rank of each collective, and of those that waited the one in the middle."""
+def _pairs(members: pd.DataFrame, profiled: Int64Array) -> Pair:
+    """The late rank of each collective, and of those that waited the one in the middle; one with a profile, if any."""
     late = members[(members["rank"] == members["late_rank"]) & (members["index"] == members["late_index"])]
     late = late.drop_duplicates("instance").sort_values("instance", kind="stable")
     others = members[members["rank"] != members["late_rank"]].sort_values(
         ["instance", "wait_ns", "rank"], kind="stable"
     )
+    seen = others["rank"].isin(profiled)
+    others = others[seen | ~seen.groupby(others["instance"]).transform("any")]
     place = others.groupby("instance", sort=False).cumcount()
     count = others.groupby("instance", sort=False)["rank"].transform("size")
     peer = others[place == count // 2].drop_duplicates("instance")

@@ -34,10 +34,13 @@ _MEMBERS = """
 """
 """The collectives with what finds their like on other ranks: communicator, step and number."""
 
+_PROFILED = "SELECT rank FROM ranks WHERE source = 'profile'"
+
 _INSTANCES = """
     SELECT c, s, k, count(*)::INTEGER AS n, max(a) AS arrival, arg_max(rank, a)::INTEGER AS late_rank,
         arg_max(index, a)::INTEGER AS late_index, min(a) AS first, sum(a) AS sum_a, max(e) AS ended,
-        arg_min(e, a) AS first_end, min(step) AS step, min(sort) AS sort, min(sort) <> max(sort) AS unlike,
+        arg_min(e, a) AS first_end, coalesce(min(step) FILTER (WHERE step >= 0), -1) AS step,
+        min(sort) AS sort, min(sort) <> max(sort) AS unlike,
         max(bytes) AS bytes, max(size)::INTEGER AS size,
         (sum(alone) - arg_max(alone, a))::BIGINT AS alone_ns
     FROM matched GROUP BY c, s, k HAVING count(*) > 1
@@ -87,14 +90,19 @@ class JobTables:
         versions = {row[0] for row in self._db.execute("SELECT DISTINCT version FROM ranks").fetchall()}
         if versions - {VERSION}:
             raise CaptureError(f"{folder}: maps of version {max(versions)}, this release reads {VERSION}; map again")
-        told = self._db.execute("SELECT bool_and(named), bool_or(named), bool_and(numbered) FROM ranks").fetchone()
+        told = self._one(
+            "SELECT bool_and(named), bool_or(named), bool_and(numbered) FROM ranks WHERE source = 'profile'"
+        )
+        self.has_profiles = told[0] is not None
+        self.has_unprofiled = bool(self._one("SELECT bool_or(source <> 'profile') FROM ranks")[0])
         # where some ranks tell ids and others do not, only streams are told alike by all
-        self._comm = "comm" if told[0] or not told[1] else "'stream ' || stream"
+        self._comm = "comm" if told[0] in (True, None) or not told[1] else "'stream ' || stream"
         self._sequence = "sequence" if told[2] else "-1"
         self._db.execute(f"CREATE VIEW members AS {self._members(f'hash({self._comm})')}")
 
     def _members(self, c: str, join: str = "") -> str:
-        return _MEMBERS.format(c=c, join=join, comm=self._comm, sequence=self._sequence, peer=_PEER)
+        made = _MEMBERS.format(c=c, join=join, comm=self._comm, sequence=self._sequence, peer=_PEER)
+        return made + f" WHERE {'x.' if join else ''}rank IN ({_PROFILED})" if self.has_unprofiled else made
 
     def close(self) -> None:
         """Give the database's memory and temporary files back."""
@@ -104,6 +112,10 @@ class JobTables:
     def table(self, name: str) -> pd.DataFrame:
         """A whole table of the maps."""
         return self._frame(f"SELECT * FROM {name}")
+
+    def profiled_ranks(self) -> list[int]:
+        """The ranks of which there is a profile."""
+        return [int(row[0]) for row in self._db.execute(f"{_PROFILED} ORDER BY rank").fetchall()]
 
     def rows(self) -> tuple[int, int]:
         """Collectives of all ranks, and of one rank at most."""
@@ -151,12 +163,33 @@ class JobTables:
             "SELECT rank, index, c, s, sort, start_ns, end_ns FROM members SEMI JOIN wanted_steps USING (c, s)"
         )
 
-    def match(self, clocks: pd.DataFrame, renumbered: pd.DataFrame) -> None:
+    def unprofiled(self) -> pd.DataFrame:
+        """The collectives of ranks without a profile: rank, index, comm, base (its communicator), c, sequence, sort,
+        bytes, size, launch_ns (ns since 1970), took_ns (-1: unknown).
+        """
+        return self._frame(
+            "SELECT rank, index, comm, string_split(comm, ' ')[2] AS base, hash(comm) AS c, sequence, bytes, size, "
+            f"CASE WHEN kind IN {_PEER} THEN 'SendRecv' ELSE kind END AS sort, launch_ns, "
+            "CASE WHEN alone_ns < 0 THEN -1 ELSE end_ns - start_ns END AS took_ns "
+            f"FROM collectives WHERE rank NOT IN ({_PROFILED}) ORDER BY rank, index"
+        )
+
+    def profiled_members(self) -> pd.DataFrame:
+        """The collectives of profiled ranks: rank, index, c, s, k, comm, sort, bytes, size, end_ns, launch_ns, and the
+        rank's epoch_ns.
+        """
+        return self._frame(
+            "SELECT m.rank, m.index, m.c, m.s, m.k, m.comm, m.sort, m.bytes, m.size, m.end_ns, x.launch_ns, r.epoch_ns "
+            "FROM members AS m JOIN collectives AS x USING (rank, index) JOIN ranks AS r USING (rank)"
+        )
+
+    def match(self, clocks: pd.DataFrame, renumbered: pd.DataFrame, placed: pd.DataFrame | None = None) -> None:
         """Put the collectives on one clock and match them.
 
         Args:
             clocks: The clocks: rank, at_ns, offset_ns, drift (a fraction).
             renumbered: Members whose number is another than by order: rank, index, c, s, k.
+            placed: Members of ranks without a profile, on the one clock already.
         """
         for name, frame in (("clocks", clocks), ("renumbered", renumbered)):
             self._db.register("given", frame)
@@ -169,10 +202,18 @@ class JobTables:
             f"CREATE OR REPLACE VIEW matched AS SELECT m.rank, m.index, m.c, m.s, {number} AS k, m.step, m.sort, "
             f"m.bytes, m.size, m.comm, m.alone_ns AS alone, {aligned.format('start_ns')} AS a, "
             f"{aligned.format('end_ns')} AS e "
-            f"FROM members AS m JOIN clocks AS t USING (rank) {join}"
+            f"FROM members AS m JOIN clocks AS t USING (rank) {join} {self._with(placed)}"
         )
         self._db.execute(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES}")
         self._db.execute(f"CREATE OR REPLACE TABLE clipped AS {_CLIPPED}")
+
+    def _with(self, placed: pd.DataFrame | None) -> str:
+        """Members of ranks without a profile, as a part of a query."""
+        if placed is None or not len(placed):
+            return ""
+        self._db.register("given", placed)
+        self._db.execute("CREATE OR REPLACE TABLE placed AS SELECT * FROM given")
+        return "UNION ALL SELECT rank, index, c::UBIGINT, s, k, step, sort, bytes, size, comm, alone, a, e FROM placed"
 
     def instances(self, least_ns: int = -1, most: int = 0) -> pd.DataFrame:
         """Matched collectives: c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, and
@@ -206,7 +247,12 @@ class JobTables:
 
     def unmatched(self) -> int:
         """Collectives that no other rank's matches."""
-        return int(self._one("SELECT (SELECT count(*) FROM members) - (SELECT coalesce(sum(n), 0) FROM instances)")[0])
+        among = "matched" if self.has_unprofiled else "members"  # the same where no clock is lost, and quicker
+        return int(self._one(f"SELECT (SELECT count(*) FROM {among}) - (SELECT coalesce(sum(n), 0) FROM instances)")[0])
+
+    def span(self) -> int:
+        """From the first arrival to the last end of the matched collectives, in ns."""
+        return int(self._one("SELECT coalesce(max(ended) - min(first), 0) FROM instances WHERE NOT unlike")[0])
 
     def total_wait(self) -> int:
         """All the time that ranks wait, in ns."""
