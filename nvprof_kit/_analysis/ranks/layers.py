@@ -23,7 +23,8 @@ COLUMNS = {
     "stage": "pipeline stage of the rank, by the order of layers; 0 where all ranks have the same layers",
     "peers_ns": "the median of `median_ns` over its equals: the ranks of its stage that have this layer and phase; "
     "where it is alone, the layers of the same role in all stages",
-    "excess_ns": "`median_ns` over that",
+    "peers_idle_ns": "the same of `idle_ns`",
+    "excess_ns": "`median_ns` over `peers_ns`",
     "score": "excess over the scaled median absolute deviation of these ranks",
     "unlike": "the rank is unlike its equals: score above 5, and excess above 5 % and 10 µs",
 }

@@ -221,10 +221,11 @@ def rank_weights(graph: Graph, layers: pd.DataFrame, rank: int, layer: str | Non
 
     keys = ["layer", "phase"]
     mine = layers[(layers["rank"] == rank) & ((layers["layer"] == layer) if layer else True)].set_index(keys)
-    others = layers[layers["rank"] != rank].groupby(keys)[["median_ns", "idle_ns"]].median().reindex(mine.index)
+    same = layers["stage"].isin(mine["stage"]) & (layers["rank"] != rank)
+    others = layers[same].groupby(keys)[["median_ns", "idle_ns"]].median().reindex(mine.index)
     parts = [
-        pd.DataFrame({"kind": kind, "own": mine[name], "usual": others[name].fillna(mine[name])}).reset_index()
-        for kind, name in (("compute", "median_ns"), ("idle", "idle_ns"))
+        pd.DataFrame({"kind": kind, "own": mine[name], "usual": others[name].fillna(mine[peers])}).reset_index()
+        for kind, name, peers in (("compute", "median_ns", "peers_ns"), ("idle", "idle_ns", "peers_idle_ns"))
     ]
     table = pd.concat(parts, ignore_index=True)
     table["weight"] = (1 - table["usual"] / table["own"].clip(lower=1)).clip(lower=0)

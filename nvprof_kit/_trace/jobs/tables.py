@@ -282,6 +282,32 @@ class JobTables:
         """Communicators and their ranks: c, comm, rank."""
         return self._frame("SELECT DISTINCT c, comm, rank FROM members ORDER BY c, rank")
 
+    def uses(self) -> pd.DataFrame:
+        """What communicators do: c, comm, group, kind, phase, size, ranks (a list), collectives."""
+        return self._frame(
+            "SELECT m.c, min(m.comm) AS comm, max(x.group) AS group, m.kind, x.phase, max(m.size) AS size, "
+            "list(DISTINCT m.rank) AS ranks, count(*) AS collectives "
+            "FROM members AS m JOIN collectives AS x USING (rank, index) GROUP BY m.c, m.kind, x.phase "
+            "ORDER BY m.c, m.kind, x.phase"
+        )
+
+    def passed_on(self) -> pd.DataFrame:
+        """The members of matched sends and receives in steps: c, s, k, rank, kind, step, a, e, alone."""
+        return self._frame(
+            "SELECT m.c, m.s, m.k, m.rank, x.kind, m.step, m.a, m.e, m.alone FROM matched AS m "
+            "JOIN collectives AS x USING (rank, index) SEMI JOIN instances AS i USING (c, s, k) "
+            "WHERE m.sort = 'SendRecv' AND m.step >= 0"
+        )
+
+    def step_times(self) -> pd.DataFrame:
+        """What devices did in steps: step, rank, doing, passes_on (in a send or receive alone), ns."""
+        return self._frame(
+            "SELECT p.step, p.rank, p.doing, coalesce(x.sort = 'SendRecv', false) AS passes_on, "
+            "sum(p.ns)::BIGINT AS ns FROM segments AS p "
+            "LEFT JOIN members AS x ON x.rank = p.rank AND x.index = p.collective "
+            "WHERE p.step >= 0 GROUP BY ALL"
+        )
+
     def members_of(self, instances: pd.DataFrame) -> pd.DataFrame:
         """The members of some instances: c, s, k, rank, index, comm, a and e (its aligned start and end), alone."""
         self._db.register("wanted_instances", instances[["c", "s", "k"]])
