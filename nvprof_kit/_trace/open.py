@@ -37,7 +37,8 @@ def open_capture(path: str | Path, *, domain: str = DOMAIN, optional: Collection
             ``.xz``.
         domain: NVTX domain to take the ranges from; '' is the default domain.
         optional: Names of the optional columns of `nvprof_kit._trace.schema` that are wanted, and of the tables
-            ``calls``, ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``, ``loads``.
+            ``calls``, ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``, ``loads``; with
+            `BUSY_CALLS` of calls only those that hold host or device up.
 
     Returns:
         The capture's tables. `CaptureInfo.path` is the path as it was given.

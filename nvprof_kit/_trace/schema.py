@@ -211,6 +211,10 @@ TABLES: Mapping[str, Mapping[str, Column]] = MappingProxyType(
 )
 
 
+BUSY_CALLS = "busy calls"
+"""Asked for beside ``calls``: of these only calls that launch, wait, allocate or free, and the profiler's overheads."""
+
+
 class Source(NamedTuple):
     """What a table of an nsys export must have, where the table is there (schemas 2.7 to 3.28).
 
