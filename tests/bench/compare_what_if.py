@@ -14,11 +14,12 @@ the step without launch delays, or with one stage or one data-parallel rank as i
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -128,7 +129,7 @@ def _pieces(worker: int, work: pd.DataFrame, cuts: npt.NDArray[np.int64]) -> Ite
     for begin, end, ideal, kind in zip(*columns, strict=True):
         inside = cuts[np.searchsorted(cuts, begin, side="right") : np.searchsorted(cuts, end, side="left")]
         edges = [begin, *inside.tolist(), end]
-        for low, high in zip(edges[:-1], edges[1:], strict=True):
+        for low, high in itertools.pairwise(edges):
             yield {
                 "rank": worker, "segment": int(np.searchsorted(cuts, low, side="right")), "step": 0, "layer": kind,
                 "phase": "", "doing": "compute", "collective": -1, "ns": int(high - low), "ops": 1,
@@ -150,15 +151,13 @@ def mean_step(graph: Graph, ends: npt.NDArray[np.int64]) -> float:
     return float(np.diff(step_ends(graph, ends)).mean()) / 1e9
 
 
-def compare(folder: Path, name: str) -> None:
-    trace = read(folder / f"trace-{name}.parquet")
-    theirs = json.loads((folder / f"result-{name}.json").read_text())
+def slowdowns(trace: Trace) -> dict[str, Any]:
+    """What our replay says: mean steps in seconds, the slowdown, and those of each stage and data-parallel rank."""
     graph = trace.graph
     gated = graph.gate >= 0
     work = np.where(gated, graph.ready - graph.e[graph.gate], 0)
     delays = np.maximum(work - spent(graph, np.ones(len(trace.weight))), 0)
     less = spent(graph, trace.weight)
-    base, same = mean_step(graph, graph.e), mean_step(graph, replay(graph))
     prompt = mean_step(graph, replay(graph, delays))
     ideal = mean_step(graph, replay(graph, delays + less, trace.quicker))
 
@@ -167,21 +166,32 @@ def compare(folder: Path, name: str) -> None:
         cut = np.where(mine, delays, delays + less)
         return mean_step(graph, replay(graph, cut, np.where(mine, 0, trace.quicker))) / ideal
 
+    return {
+        "measured": mean_step(graph, graph.e), "replayed": mean_step(graph, replay(graph)), "prompt": prompt,
+        "ideal": ideal, "slowdown": prompt / ideal,
+        "stage": {int(one): kept(trace.stage == one) for one in np.unique(trace.stage)},
+        "dp_rank": {int(one): kept(trace.replica == one) for one in np.unique(trace.replica)},
+    }  # fmt: skip
+
+
+def compare(folder: Path, name: str) -> None:
+    ours = slowdowns(read(folder / f"trace-{name}.parquet"))
+    theirs = json.loads((folder / f"result-{name}.json").read_text())
     means = {key: float(np.mean(list(theirs[f"step_t_{key}"].values()))) for key in ("base", "nodelay", "noblk")}
     print(f"{name}: {theirs['job_meta']['world_size']} GPUs, {len(theirs['step_t_base'])} steps")
     rows = [
-        ("step as measured", base, means["base"]),
-        ("unchanged graph replayed", same, means["base"]),
-        ("nothing late to be launched", prompt, means["nodelay"]),
-        ("ideal", ideal, means["noblk"]),
-        ("slowdown", prompt / ideal, theirs["blocking_slowdown"]),
+        ("step as measured", ours["measured"], means["base"]),
+        ("unchanged graph replayed", ours["replayed"], means["base"]),
+        ("nothing late to be launched", ours["prompt"], means["nodelay"]),
+        ("ideal", ours["ideal"], means["noblk"]),
+        ("slowdown", ours["slowdown"], theirs["blocking_slowdown"]),
     ]
-    for kind, of in (("stage", trace.stage), ("dp_rank", trace.replica)):
+    for kind in ("stage", "dp_rank"):
         said = {int(key): value for key, value in theirs[f"blocking_decompose_by_{kind}"].items()}
         for one in sorted(said, key=lambda key: -said[key])[:4]:
-            rows.append((f"{kind} {one} as it was", kept(of == one), said[one]))
-    for what, ours, its in rows:
-        print(f"  {what:30} ours {ours:8.4f}  theirs {its:8.4f}  {ours / its - 1:+7.2%}")
+            rows.append((f"{kind} {one} as it was", ours[kind][one], said[one]))
+    for what, mine, its in rows:
+        print(f"  {what:30} ours {mine:8.4f}  theirs {its:8.4f}  {mine / its - 1:+7.2%}")
 
 
 if __name__ == "__main__":
