@@ -39,7 +39,8 @@ def open_capture(
             ``.xz``.
         domain: NVTX domain to take the ranges from; '' is the default domain.
         optional: Names of the optional columns of `nvprof_kit._trace.schema` that are wanted, and of the tables
-            ``calls``, ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``, ``loads``, ``shapes``.
+            ``calls``, ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``, ``loads``, ``shapes``;
+            with `BUSY_CALLS` of calls only those that hold host or device up.
         cpu_only: Whether an nsys capture without GPU operations is read too; `CaptureInfo.lacks` says so then.
 
     Returns:

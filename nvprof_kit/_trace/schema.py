@@ -186,6 +186,7 @@ COLLECTIVES: Mapping[str, Column] = MappingProxyType(
         "communicator": Column(
             "category", "what its communicator is called on every rank; '' where unknown", optional=True
         ),
+        "description": Column("category", "what the program calls the communicator, '' where unknown", optional=True),
         "sequence": Column("int64", "sequence number within the communicator, -1: unknown", optional=True),
         "peers": Column("category", "ranks of the group, or the other rank of a send or receive; ''", optional=True),
     }
@@ -225,6 +226,10 @@ TABLES: Mapping[str, Mapping[str, Column]] = MappingProxyType(
     | {"marks": MARKS, "allocations": ALLOCATIONS}
     | {"samples": SAMPLES, "collectives": COLLECTIVES, "scheduled": SCHEDULED, "loads": LOADS, "shapes": SHAPES}
 )
+
+
+BUSY_CALLS = "busy calls"
+"""Asked for beside ``calls``: of these only calls that launch, wait, allocate or free, and the profiler's overheads."""
 
 
 class Source(NamedTuple):
