@@ -60,6 +60,14 @@ class JobTable:
 
         return _printed([table_of(self._frame.head(20))])
 
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from nvprof_kit._report.text.ranks import table_of
+        from nvprof_kit._report.text.terminal import html_of
+
+        return html_of([table_of(self._frame.head(20))])
+
 
 class Job:
     """The ranks of a run: who is late, in which layer, and what it costs. Opened by `open_job`."""
@@ -222,6 +230,14 @@ class Job:
         from nvprof_kit._report.text.ranks import ranks_report
 
         return _printed(ranks_report(self.answer()))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from nvprof_kit._report.text.ranks import ranks_report
+        from nvprof_kit._report.text.terminal import html_of
+
+        return html_of(ranks_report(self.answer()))
 
 
 def _printed(parts: list[Any]) -> str:
