@@ -48,6 +48,11 @@ def on_post_page(output: str, *, page: Any, **_: Any) -> str:
     return output.replace(WORKER, get_relative_url("assets/iframe-worker.js", page.url))
 
 
+def on_post_template(output: str, *, template_name: str, **_: Any) -> str:
+    """The same for the page that says that there is no such page."""
+    return output.replace(WORKER, "assets/iframe-worker.js")
+
+
 def page_of(path: Path) -> tuple[str, dict[str, bytes]]:
     """A notebook as Markdown, and the pictures in it by their file's name."""
     import nbformat
