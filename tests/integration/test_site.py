@@ -66,7 +66,7 @@ def test_the_search_of_an_offline_copy_finds_a_page(site: Path, chromium: Any, t
     assert [url for url in asked if url.startswith("http")] == []
 
 
-@pytest.mark.parametrize("page", ["index.html", "how-to/slow-rank.html", "notebooks/read-a-capture.html", "layers.html"])
+@pytest.mark.parametrize("page", ["index.html", "how-to/slow-rank.html", "notebooks/two-ranks.html", "layers.html"])
 def test_a_page_fits_a_narrow_screen(page: str, site: Path, chromium: Any) -> None:
     shown = chromium.new_page(viewport={"width": 400, "height": 800})
     shown.goto((site / page).as_uri())

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
 
 PROGRAMS = re.compile(
-    r"(nvprof-kit|python3?|pipx?|make|bash|sh|torchrun|srun|mpirun|accelerate|deepspeed|nsys|ncu|docker|git|cd) "
+    r"(nvprof-kit|python3?|pipx?|make|bash|sh|torchrun|srun|mpirun|accelerate|deepspeed|nsys|nsys-ai|ncu|docker|git) "
     r"|tools/|tests/|recipes/|\.ci/run|ncu=|[A-Z_]+=\S+ |/tmp/"
 )
 """How a command begins."""
@@ -69,6 +69,7 @@ WORDS = {
 
 NEEDS_NSYS = "starts nsys or ncu: run by tests/integration/test_recipes_*.py and on a GPU by tests/gpu"
 REASONS = {
+    r"nsys stats |nsys-ai |python -c .from hta": "another tool, which is not installed here; HTA: test_hta.py",
     r"nvprof-kit (profile|launch|start|stop|status|ncu profile|ranks profile)\b": NEEDS_NSYS,
     r"(bash|sh) |ncu=|nsys |ncu |recipes/|NVPROF_KIT_ANNOTATE": NEEDS_NSYS,
     r"nvprof-kit timers ": "reads logs of global_timer: run by tests/unit/test_api.py",
@@ -121,13 +122,13 @@ def commands(page: Path) -> Iterator[Command]:
 
 
 def lay_out(folder: Path) -> None:
-    """Put the files that the pages name into a folder."""
+    """Put the files that the pages name into a folder, and all of tests/data as it is."""
     for name, capture in FILES.items():
         _put(capture, folder / name)
     shutil.copy(ROOT / "examples" / "tiny_transformer.py", folder / "train.py")
     (folder / "examples").symlink_to(ROOT / "examples")
     (folder / "tests").symlink_to(ROOT / "tests")
-    for one in DATA.iterdir():  # generated examples name captures as in tests/data
+    for one in DATA.iterdir():
         if not (folder / one.name).exists():
             (folder / one.name).symlink_to(one)
 
