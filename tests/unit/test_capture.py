@@ -124,6 +124,14 @@ def test_an_answer_prints_gives_a_frame_and_is_saved(run: Path) -> None:
         layers.save(run.with_name("answer.xlsx"))
 
 
+def test_a_question_after_another_reads_what_it_needs_besides() -> None:
+    """Nsys has none of the columns of a capture without a GPU, which some questions ask for."""
+    capture = nvprof_kit.open(Path(__file__).parents[1] / "data" / "encoder-2023.4.sqlite.xz")
+    capture.breakdown("steps")
+    later = capture.advise().to_frame()
+    assert later.equals(nvprof_kit.open(capture.path).advise().to_frame())
+
+
 def test_an_answer_without_a_picture_says_so(run: Path) -> None:
     with pytest.raises(nvprof_kit.UsageError, match="has no plot"):
         nvprof_kit.open(run).summary().save(run.with_name("x.png"))
