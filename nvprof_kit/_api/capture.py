@@ -204,13 +204,14 @@ class Capture:
         Raises:
             UsageError: No view has this name, none this column, or none of the steps asked for is in the capture.
         """
-        from nvprof_kit._analysis.summary.summary import OPTIONAL, VIEWS, SummaryOptions, summary
+        from nvprof_kit._analysis.summary.summary import VIEWS, SummaryOptions, needed, summary
         from nvprof_kit._results.summary import Summary
 
         for view in views:
             _among(view, VIEWS, "view of a summary")
-        known = self._operations(OPTIONAL)
-        options = SummaryOptions(views, by_step, sort, self._kernel_rules, steps or _all_steps())
+        chosen = steps or _all_steps()
+        known = self._operations(needed(views, chosen))
+        options = SummaryOptions(views, by_step, sort, self._kernel_rules, chosen)
         result = summary(known.trace, options, known)
         if sort and not any(sort in table for table in result.views.values()):
             columns = dict.fromkeys(str(name) for table in result.views.values() for name in table)

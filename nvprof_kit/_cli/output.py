@@ -133,7 +133,8 @@ class Output:
         pieces = (data,) if isinstance(data, bytes) else data
         if self.path is None:
             with _stdout():
-                sys.stdout.buffer.writelines(pieces)
+                for piece in pieces:
+                    sys.stdout.buffer.write(piece)
                 sys.stdout.buffer.flush()
         else:
             with write_into(self.path, inputs=inputs) as file:
