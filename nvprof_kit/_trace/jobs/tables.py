@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 MEMORY = "1200MB"
 """What DuckDB may hold in memory; what is larger goes to temporary files."""
 
-MANY = 200
-"""Files from which on the small tables are kept in memory."""
-
-_SMALL = ("ranks", "layers", "steps")
-
 SYMMETRIC = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
 """Collectives that end on no rank before every rank has come."""
 
@@ -91,10 +86,7 @@ class JobTables:
             files = [place / name for name in names] if names is not None else [place / "*.parquet"]
             listed = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
             wanted = ", ".join(f'"{name}"' for name in columns)
-            # a query opens every file: of many files the small tables are read once
-            kept = table in _SMALL and len(names or [*(folder / table).glob("*.parquet")]) > MANY
-            kind = "TABLE" if kept else "VIEW"
-            self._db.execute(f"CREATE {kind} {table} AS SELECT {wanted} FROM read_parquet([{listed}])")
+            self._db.execute(f"CREATE VIEW {table} AS SELECT {wanted} FROM read_parquet([{listed}])")
         versions = {row[0] for row in self._db.execute("SELECT DISTINCT version FROM ranks").fetchall()}
         if versions - {VERSION}:
             raise CaptureError(f"{folder}: maps of version {max(versions)}, this release reads {VERSION}; map again")
