@@ -111,7 +111,7 @@ def read_more(path: Path, trace: Trace, domain: str, optional: Collection[str], 
             ops = make_frame("ops", named_ops(db, read(db, wanted), wanted))
             if len(ops) != len(trace.ops):
                 raise CaptureError(f"{named}: the file was changed since it was opened; open it again")
-            found["ops"] = trace.ops.assign(**{name: ops[name] for name in wanted})
+            found["ops"] = trace.ops.assign(**{name: ops[name] for name in wanted if name in ops})
         more = [warning for warning in db.warnings if warning not in trace.info.warnings]
     return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, *more)), **found)
 
