@@ -16,9 +16,6 @@ from nvprof_kit._trace.schema import CALL_KINDS, Trace
 WAITS = re.compile(r"Synchronize|^cu(da)?Memcpy(?!.*Async)|^cu(da)?Memset(?!.*Async)", re.IGNORECASE)
 """Calls that return when the device has done something."""
 
-ALLOCATES = re.compile(r"(Malloc|MemAlloc|MemFree|HostAlloc|HostRegister|MemMap|MemCreate|^cudaFree)", re.IGNORECASE)
-"""Calls that allocate or free memory."""
-
 
 class HostCalls:
     """The calls of a capture, by thread and start; shape ``(c + 1,)`` each, a place for `NONE` behind the last.
@@ -91,35 +88,8 @@ class HostCalls:
         mine = mine[np.argsort(self.start[mine], kind="stable")]
         return self.start[mine], self.tid[mine]
 
-    def is_in(self, kind: re.Pattern[str], tid: Int64Array, moment: Int64Array) -> np.ndarray:
-        """Whether a thread is in a call of a kind at a moment, shape ``(n,)``."""
-        return self.is_a(kind)[self.at(tid, moment)]
-
     def is_a(self, kind: re.Pattern[str]) -> np.ndarray:
         """Whether each call is of a kind, shape ``(c + 1,)``."""
         found: np.ndarray = np.array([bool(kind.search(name)) for name in self.names])[self.name]
         found &= ~(self.overhead | self.operator)
         return found
-
-    def name_at(self, tid: Int64Array, moment: Int64Array) -> Any:
-        """Name of the API call that is open on a thread at a moment, '' for none, as a categorical column."""
-        import pandas as pd
-
-        return pd.Categorical.from_codes(self.name[self.at(tid, moment)], categories=pd.Index(self.names, dtype=object))
-
-    def of(self, kind: re.Pattern[str]) -> Int64Array:
-        """Thread, start and end of the calls of a kind, shape ``(3, n)``."""
-        return self._stretches(self.is_a(kind)[:-1])
-
-    def overheads(self) -> Int64Array:
-        """Thread, start and end of the profiler's overheads, once for every thread of their process."""
-        chosen = np.flatnonzero(self.overhead[:-1])
-        made = [np.zeros((3, 0), dtype=np.int64)]
-        for pid in np.unique(self.pid[chosen]):
-            mine = chosen[self.pid[chosen] == pid]
-            for tid in np.unique(self.tid[self.pid == pid]):
-                made.append(np.stack([np.full(len(mine), tid), self.start[mine], self.end[mine]]))
-        return np.concatenate(made, axis=1)
-
-    def _stretches(self, chosen: np.ndarray) -> Int64Array:
-        return np.stack([values[:-1][chosen] for values in (self.tid, self.start, self.end)])

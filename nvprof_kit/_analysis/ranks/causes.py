@@ -39,6 +39,11 @@ CAUSES: Mapping[str, str] = {
 _OF_DOING = {
     "launch": "host",
     "sync": "host",
+    "after_sync": "host",
+    "loading": "host",
+    "gc": "host",
+    "off_cpu": "host",
+    "unknown": "host",
     "graph": "host",
     "queued": "host",
     "other": "host",
