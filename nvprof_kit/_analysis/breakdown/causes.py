@@ -97,6 +97,7 @@ class Doing:
         loading: By thread, the stretches of loading around the calls that tell of it.
         profiler: By process, the profiler's own.
         on_cpu: By thread, when it was on a CPU; None where the capture does not tell.
+        watched: From when to when it tells.
     """
 
     host: HostCalls
@@ -112,6 +113,7 @@ class Doing:
     loading: Stretches
     profiler: Stretches
     on_cpu: Stretches | None
+    watched: tuple[int, int]
 
     @property
     def of_threads(self) -> list[Changes]:
@@ -129,7 +131,8 @@ class Doing:
         """Whether a thread was not on a CPU, shape ``(n,)``."""
         if self.on_cpu is None:
             return np.zeros(len(tid), dtype=bool)
-        watched = np.isin(tid, self.on_cpu.changes.lanes)
+        first, last = self.watched
+        watched = np.isin(tid, self.on_cpu.changes.lanes) & (moment >= first) & (moment < last)
         off: npt.NDArray[np.bool_] = watched & ~self.on_cpu.hold(tid, moment)
         return off
 
@@ -169,7 +172,7 @@ def doing(
         in_layer | np.append(ranges.phase_range >= 0, False),
         Stretches(*np.zeros((3, 0), dtype=np.int64)),
         _profiler(host),
-        _on_cpu(scheduled),
+        *_on_cpu(scheduled),
     )
     return Doing(**{**vars(made), "loading": _loading(made, np.flatnonzero(cause == LOADING))})
 
@@ -238,10 +241,11 @@ def _profiler(host: HostCalls) -> Stretches:
     return Stretches(host.pid[chosen], host.start[chosen], host.end[chosen])
 
 
-def _on_cpu(scheduled: pd.DataFrame | None) -> Stretches | None:
+def _on_cpu(scheduled: pd.DataFrame | None) -> tuple[Stretches | None, tuple[int, int]]:
     if scheduled is None or not len(scheduled):
-        return None
-    return Stretches(*(scheduled[name].to_numpy() for name in ("tid", "start_ns", "end_ns")))
+        return None, (0, 0)
+    tid, start, end = (scheduled[name].to_numpy() for name in ("tid", "start_ns", "end_ns"))
+    return Stretches(tid, start, end), (int(start.min()), int(end.max()))
 
 
 def _loading(made: Doing, told: Int64Array) -> Stretches:
@@ -285,6 +289,7 @@ def _between_work(
     low, high = np.full(len(tid), least), np.full(len(tid), most)
     for one in np.unique(tid).tolist():
         mine, its = np.flatnonzero(tid == one), work[host.tid[work] == one]
+        its = its[np.argsort(host.start[its], kind="stable")]
         begins, ends = host.start[its], np.append(host.end[its], least)
         before = np.searchsorted(begins, start[mine], side="right") - 1
         around = np.full(len(mine), NONE)

@@ -145,8 +145,9 @@ class _Walk:
         self._call = host.of_op[self._ops]
         self._before = self._on_stream()
         self._host = host
-        waits = host.is_a(WAITS)[:-1]
-        self._waits = {tid: np.flatnonzero(waits & (host.tid[:-1] == tid)) for tid in np.unique(host.tid[self._call])}
+        waits = np.flatnonzero(host.is_a(WAITS)[:-1])
+        waits = waits[np.argsort(host.start[waits], kind="stable")]
+        self._waits = {tid: waits[host.tid[waits] == tid] for tid in np.unique(host.tid[self._call]).tolist()}
 
     def _on_stream(self) -> Int64Array:
         """The operation before each on its stream, or `NONE`."""

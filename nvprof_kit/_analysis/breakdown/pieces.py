@@ -51,25 +51,51 @@ class Pieces(NamedTuple):
 
 
 class Callers:
-    """Which thread of a process calls the CUDA API next: the work goes from one to the other, as from the main thread
-    into autograd's and back.
+    """Which thread of a process is in the CUDA API, or calls it next: the work goes from one to the other, as from the
+    main thread into autograd's and back.
     """
 
     def __init__(self, host: HostCalls) -> None:
-        pids = np.unique(host.pid[:-1]).tolist()
-        self._of_pid = {pid: host.of_process(pid) for pid in pids if len(np.unique(host.tid[host.pid == pid])) > 1}
+        self._host = host
+        self._known: dict[int, Int64Array] = {}
+        pids = list(host.threads.values())
+        self._several = sorted({pid for pid in pids if pids.count(pid) > 1})
 
     def parts(self, waits: Waits) -> Waits:
-        """The stretches cut where a thread of their process calls, each with the thread that calls at its end."""
-        found = [waits.of(np.flatnonzero(~np.isin(waits.pid, list(self._of_pid))))]
-        for pid, (moments, tids) in self._of_pid.items():
+        """The stretches cut where a thread of their process begins or ends a call, each with the thread in question."""
+        found = [waits.of(np.flatnonzero(~np.isin(waits.pid, self._several)))]
+        for pid in self._several:
             mine = waits.of(np.flatnonzero(waits.pid == pid))
-            calls = Changes(np.array([pid]), (low := int(moments[0])), int(moments[-1]) - low + 2, moments - low)
-            pieces = _cut(mine, calls.inside(mine.pid, mine.start, mine.end))
-            following = np.searchsorted(moments, pieces.end, side="left")
-            caller = np.append(tids, NONE)[np.minimum(following, len(tids))]
-            found.append(pieces._replace(tid=np.where(caller == NONE, pieces.tid, caller)))
+            if len(mine.gap):
+                found.append(self._of_process(pid, mine))
         return _joined(found)
+
+    def _of_process(self, pid: int, waits: Waits) -> Waits:
+        calls, host = self._calls(pid), self._host
+        start = host.start[calls]
+        cuts = [
+            _moments(pid, one).inside(waits.pid, waits.start, waits.end) for one in (start, np.sort(host.end[calls]))
+        ]
+        row, moment = (np.concatenate(both) for both in zip(*cuts, strict=True))
+        parts = _cut(waits, (row, moment))
+        before = np.searchsorted(start, parts.start, side="right") - 1
+        latest = np.append(calls, NONE)[before]
+        following = np.append(calls, NONE)[np.searchsorted(start, parts.end, side="left")]
+        call = np.where(host.end[latest] > parts.start, latest, following)
+        return parts._replace(tid=np.where(call == NONE, parts.launcher, host.tid[call]))
+
+    def _calls(self, pid: int) -> Int64Array:
+        if pid not in self._known:
+            self._known[pid] = self._host.of_process(pid)
+        return self._known[pid]
+
+
+def _moments(lane: int, moments: Int64Array) -> Changes:
+    """Sorted moments of one lane."""
+    if not len(moments):
+        return Changes(np.zeros(0, dtype=np.int64), 0, 2, moments)
+    low = int(moments[0])
+    return Changes(np.array([lane]), low, int(moments[-1]) - low + 2, moments - low)
 
 
 def pieces_of(waits: Waits, done: Doing, callers: Callers) -> Pieces:
@@ -112,7 +138,8 @@ def _cut(waits: Waits, cuts: tuple[Int64Array, Int64Array]) -> Waits:
     row, moment = cuts
     length = waits.end - waits.start
     base = np.cumsum(length) - length
-    keys = np.unique(np.concatenate((base, base[row] + (moment - waits.start[row]))))
+    keys = np.sort(np.concatenate((base, base[row] + (moment - waits.start[row]))))
+    keys = keys[np.concatenate(([True], keys[1:] > keys[:-1]))[: len(keys)]]
     of = np.searchsorted(base, keys, side="right") - 1
     start = waits.start[of] + (keys - base[of])
     end = np.append(start[1:], 0)
