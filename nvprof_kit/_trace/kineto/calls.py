@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.kineto.events import Event, Events, number, numbers, threads, times
+from nvprof_kit._trace.kineto.events import COLLECTION, Event, Events, number, numbers, threads, times
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
 
 _KINDS = {"cuda_runtime": "api", "cuda_driver": "api", "overhead": "overhead"}
@@ -21,9 +21,12 @@ _HOST_END = re.compile(r"\((?:.*\b)?(Pageable|Pinned|Managed)\b")
 
 
 def read_calls(events: Events, process: int) -> dict[str, Any]:
-    """Columns of the schema's ``calls``: every CUDA runtime and driver call, and every overhead of the profiler."""
+    """Columns of the schema's ``calls``: every CUDA runtime and driver call, every overhead of the profiler, every
+    operator and garbage collection.
+    """
     found = [(kind, event) for category, kind in _KINDS.items() for event in events.by_category.get(category, [])]
-    found += [("operator", event) for event in events.operators]
+    collections = [event for event in events.python if event.name == COLLECTION]
+    found += [("operator", event) for event in (*events.operators, *collections)]
     chosen = [event for _, event in found]
     start, end = times(chosen)
     return {

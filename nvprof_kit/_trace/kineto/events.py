@@ -40,6 +40,10 @@ _ESSENTIAL = ("args.correlation", "args.device")
 """Arguments without which no operation of a category could be told from another."""
 
 
+COLLECTION = "Python GC"
+"""A garbage collection, where ``record_python_gc_info`` was asked for."""
+
+
 class Event(NamedTuple):
     """One complete event: times in microseconds, and those of its arguments that are read."""
 
@@ -117,8 +121,8 @@ class Events:
             self._missing[category, "args"] += 1
             args = None
         ours = name.startswith(_OURS)
-        if category == _PYTHON and not name.startswith(_MODULE) and name:
-            return  # only modules are read of the Python functions
+        if category == _PYTHON and not name.startswith((_MODULE, COLLECTION)) and name:
+            return  # of the Python functions only modules and garbage collections are read
         start, length, tid = (_float(event.get("ts")), _float(event.get("dur")), number(event.get("tid")))
         for key, value in (("ts", start), ("dur", length), ("tid", tid)):
             if value is None and key in KINETO_SOURCES[category]:
@@ -177,7 +181,7 @@ class Events:
 
     @property
     def python(self) -> list[Event]:
-        """Calls of modules, in a trace with stacks."""
+        """Calls of modules in a trace with stacks, and garbage collections."""
         return self.by_category.get(_PYTHON, [])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -129,7 +130,7 @@ def test_work_that_goes_on_another_thread_is_told_there(tmp_path: Path) -> None:
     file.kernel(12 * MS, 20 * MS, launched=(12 * MS - 10, 12 * MS))
     result = analysed(file)
     # autograd's thread is told to 9, since its call comes next, or runs: in its layer, where loading reaches back to
-    # the begin, since no work came before. The main thread was in the phase 2-3 and 9-11, then in nothing up to its launch
+    # the begin, since no work came before. The main thread was in the phase 2-3 and 9-11, then in nothing
     assert by_cause(result) == {"loading": 6, "launch": 3.00001, "unknown": 0.99999}
     assert set(result.idle[result.idle["cause"] == "loading"]["layer"]) == {"layers.0"}
 
@@ -139,6 +140,55 @@ def test_time_off_the_cpu(file: NsysFile) -> None:
         file.rows["SCHED_EVENTS"].append({"start": start, "cpu": 0, "isSchedIn": put_on, "globalTid": thread()})
     # 4-9 ms the thread was on no CPU, and in a layer, but in no call
     assert by_cause(analysed(file)) == {"off_cpu": 5, "launch": 5}
+
+
+def kineto(path: Path, *more: dict[str, object]) -> BreakdownResult:
+    """A PyTorch trace in µs: kernels 0-100 and 10,000-10,100, and between them what is said."""
+    events: list[dict[str, object]] = []
+    for number, (start, launch) in enumerate(((0, -10), (10_000, 9_990))):
+        args = {"device": 0, "stream": 7, "correlation": number}
+        kernel = {
+            "name": f"kernel {number}",
+            "ts": start,
+            "dur": 100,
+            "tid": 7,
+            "pid": 0,
+            "cat": "kernel",
+            "args": args,
+        }
+        call = {"name": "cudaLaunchKernel", "ts": launch, "dur": 10, "tid": 1, "pid": 5, "cat": "cuda_runtime"}
+        events += [kernel, call | {"args": {"correlation": number}}]
+    told = [{"ph": "X", "tid": 1, "pid": 5, **event} for event in (*events, *more)]
+    path.write_text(json.dumps({"traceEvents": told}))
+    return breakdown(open_capture(path, optional=OPTIONAL))
+
+
+def operator(name: str, start: int, length: int) -> dict[str, object]:
+    return {"name": name, "ts": start, "dur": length, "cat": "cpu_op"}
+
+
+def test_garbage_collection_in_a_pytorch_trace(tmp_path: Path) -> None:
+    collection = {"name": "Python GC", "ts": 2_000, "dur": 3_000, "cat": "python_function"}
+    result = kineto(tmp_path / "trace.json", operator("aten::mm", 1_000, 9_001), collection)
+    # 100-1,000 nothing is open; 1,000-9,990 aten::mm, but for the collection; the launch
+    assert by_cause(result) == {"gc": 3, "launch": 6, "unknown": 0.9}
+    assert result.idle.set_index("cause").loc["gc", "operator"] == "Python GC"
+
+
+def test_lazy_loading_that_the_profiler_notes_is_its_operators(tmp_path: Path) -> None:
+    lazy = {"name": "Lazy Function Loading", "ts": 8_000, "dur": 50, "cat": "overhead", "tid": 0, "pid": -1}
+    result = kineto(tmp_path / "trace.json", operator("aten::mm", 1_000, 9_001), lazy)
+    # the thread gave the device no work from the first launch on: all of the operator but the launch in it
+    assert by_cause(result) == {"loading": 8.99, "unknown": 0.9, "launch": 0.01}
+    assert result.idle.iloc[0][["cause", "operator"]].tolist() == ["loading", "aten::mm"]
+
+
+@pytest.mark.parametrize(("others", "cause"), [(20, "loading"), (2_000, "launch")])
+def test_an_operators_long_first_call_prepares_what_its_others_find(tmp_path: Path, others: int, cause: str) -> None:
+    later = [operator("aten::mm", 20_000 + 5_000 * number, others) for number in range(3)]
+    result = kineto(tmp_path / "trace.json", operator("aten::mm", 1_000, 8_000), *later)
+    # 8 ms and then 20 µs each; or 2 ms each, which is its time. From 9 ms to the launch nothing is open
+    assert by_cause(result)[cause] == pytest.approx(8, abs=0.02)
 
 
 CALLS = ["cudaMalloc", "cudaDeviceSynchronize", "cudaEventRecord", "cudaFree"]
