@@ -84,6 +84,8 @@ class BreakdownResult:
             `nvprof_kit._analysis.breakdown.critical_path.PATH_COLUMNS`.
         critical_window: Which row of `steps` the median step is.
         gaps: A row per idle gap, see `nvprof_kit._analysis.breakdown.idle.Idle.gaps`; `window` is a row of `steps`.
+        waits: Gaps that began while the host waited for the device, see
+            `nvprof_kit._analysis.breakdown.idle.Idle.waits`.
         warnings: Sentences on what may be missing or distorted, each with what to do.
         info: What the capture says of itself.
     """
@@ -99,6 +101,7 @@ class BreakdownResult:
     critical_path: pd.DataFrame
     critical_window: int
     gaps: pd.DataFrame
+    waits: pd.DataFrame
     warnings: tuple[str, ...]
     info: CaptureInfo
 
@@ -181,6 +184,7 @@ def breakdown_of(
         critical_path=critical_path(trace, attribution, windows, host, middle),
         critical_window=shown_as,
         gaps=idling.gaps,
+        waits=idling.waits,
         warnings=(
             *trace.info.warnings,
             *classes.warnings(total),
@@ -229,7 +233,8 @@ def _in_steps(idling: Idle, windows: Windows, choice: StepChoice) -> Idle:
     kept = np.append(choice.shown, False)[instance]
     if not choice.asked:
         kept |= (instance < 0) & (parts["cause"] == "dataloader").to_numpy()
-    return replace(idling, parts=parts[kept])
+    of_wait = windows.instance[idling.gaps["window"].to_numpy()][idling.waits["gap"].to_numpy()]
+    return replace(idling, parts=parts[kept], waits=idling.waits[np.append(choice.shown, False)[of_wait]])
 
 
 def _idle_table(idling: Idle) -> pd.DataFrame:

@@ -48,7 +48,7 @@ LAUNCH, LOADING, UNKNOWN = (NAMES.index(name) for name in ("launch", "loading", 
 
 LONG_NS, LONG_LAUNCH_NS = 100_000, 1_000_000
 """A call that asks for a function, or copies asynchronously, returns at once; one that takes so long loads or waits. So
-does a launch that takes so long while the device idles.
+does the first launch of a kernel that takes so long while the device idles.
 """
 
 FIRST_NS, FIRST_TIMES, OTHERS = 1_000_000, 10, 2
@@ -191,17 +191,18 @@ def _own_causes(host: HostCalls, rows: Int64Array) -> npt.NDArray[np.int8]:
     """What each call and operator counts as by itself."""
     kinds = {"loading": _LOADS, "allocation": ALLOCATES, "sync": _SYNCHRONISES, "gc": _COLLECTS, "dataloader": _FETCHES}
     of_name, of_long = (np.full(len(host.names), NONE, dtype=np.int8) for _ in range(2))
-    long_ns = np.full(len(host.names), LONG_NS)
+    launches = np.zeros(len(host.names), dtype=bool)
     for code, text in enumerate(host.names):
         causes = [cause for cause, pattern in kinds.items() if pattern.search(text)]
-        copies, launches = _COPIES.search(text), _LAUNCHES.search(text)
+        copies, launches[code] = _COPIES.search(text), bool(_LAUNCHES.search(text))
         if causes or (copies and "Async" not in text):
             of_name[code] = NAMES.index(causes[0] if causes else "copy")
-        elif copies or launches or _LOADS_AT_FIRST.search(text):
+        elif copies or launches[code] or _LOADS_AT_FIRST.search(text):
             of_long[code] = NAMES.index("copy" if copies else "loading")
-            long_ns[code] = LONG_LAUNCH_NS if launches else LONG_NS
-    name = host.name[rows]
-    long = (host.end[rows] - host.start[rows] >= long_ns[name]) & (of_long[name] != NONE)
+    name, length = host.name[rows], host.end[rows] - host.start[rows]
+    long = (length >= LONG_NS) & (of_long[name] != NONE)
+    launching = np.flatnonzero(long & launches[name])
+    long[launching] = (length[launching] >= LONG_LAUNCH_NS) & np.isin(rows[launching], host.first_launches)
     found: npt.NDArray[np.int8] = np.where(long, of_long[name], of_name[name])
     return found
 

@@ -66,6 +66,17 @@ class HostCalls:
         found = Launches(replace(trace, api=launching)).that_launched(ids["pid"], ids["correlation"], ids["start_ns"])
         return np.append(rows, NONE)[found]
 
+    @cached_property
+    def first_launches(self) -> Int64Array:
+        """The call that launched each kernel for the first time, by process."""
+        ops = self._trace.ops
+        if "name" not in ops:
+            return np.zeros(0, dtype=np.int64)
+        by_time = ops[["pid", "name"]].iloc[np.argsort(ops["start_ns"].to_numpy(), kind="stable")]
+        rows = by_time.index[~by_time.duplicated().to_numpy()].to_numpy()
+        found: Int64Array = self.of_op[rows]
+        return found
+
     def of_process(self, pid: int) -> Int64Array:
         """A process's API calls by start, shape ``(m,)``."""
         mine = np.flatnonzero((self._pids == pid) & ~(self.overhead | self.operator)[:-1])

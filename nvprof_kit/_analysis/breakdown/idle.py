@@ -43,10 +43,13 @@ class Idle:
             part.
         parts: A row per gap, cause and place: gap (row of `gaps`), cause, layer, phase, operator, call, idle_ns, and
             start_ns, where the first piece of it begins. The parts of a gap add up to it.
+        waits: A row per gap that began while the host waited for the device: gap, layer, phase and call of the wait,
+            lost_ns, by how much of the gap the host was late for it, whatever it did then.
     """
 
     gaps: pd.DataFrame
     parts: pd.DataFrame
+    waits: pd.DataFrame
 
     def by_window(self, cause: str, windows: int) -> Int64Array:
         """Time of one cause by window, in ns."""
@@ -106,7 +109,8 @@ class _Splitter:
         self._layers, self._phases = range_owners(ranges)
         self._layer, self._phase = (one.codes.astype(np.int32) for one in (self._layers, self._phases))
         self._pids = np.array([one.pid for one in windows.devices], dtype=np.int64)
-        self._waits = host.is_a(WAITS)
+        self._is_wait = host.is_a(WAITS)
+        self._waited: list[tuple[Int64Array, Int64Array, Int64Array]] = []
 
     def parts(self, block: slice) -> _Parts:
         """The parts of some gaps, by gap."""
@@ -119,6 +123,10 @@ class _Splitter:
         names = [NAMES.index(name) for name in ("other", "graph", "queued")]
         rest_cause = np.select([~known, graph], names[:2], names[2])[rest]
         waits = self._waits_of(np.flatnonzero(until > start), start, until, call, block)
+        late = np.flatnonzero(waits.late_until > waits.start)
+        lost = np.minimum(waits.late_until[late], end[waits.gap[late]]) - waits.start[late]
+        waited = self._open_call(waits.tid[late], waits.start[late])
+        self._waited.append((waits.gap[late] + first, waited, lost))
         pieces = pieces_of(waits, self._doing, self._callers)
         cause = self._causes(pieces, graph)
         operator, name = self._names(pieces)
@@ -142,11 +150,15 @@ class _Splitter:
     ) -> Waits:
         host, call = self._host, call[rows]
         tid, begin = host.tid[call], start[rows]
-        at = np.append(self._doing.rows, len(host.tid) - 1)[self._doing.stack.innermost(tid, begin)]
-        waited = self._waits[at]
+        at = self._open_call(tid, begin)
+        waited = self._is_wait[at]
         late = np.where(waited, 2 * host.end[at] - host.start[at], np.iinfo(np.int64).min)
         device = self._windows.device[self._active.gap_window[block][rows]]
         return Waits(rows, self._pids[device], tid, tid, begin, until[rows], late)
+
+    def _open_call(self, tid: Int64Array, moment: Int64Array) -> Int64Array:
+        """The innermost call or operator on threads at moments, or `NONE`."""
+        return np.append(self._doing.rows, NONE)[self._doing.stack.innermost(tid, moment)]
 
     def _causes(self, pieces: Pieces, graph: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
         doing, wait = self._doing, pieces.wait
@@ -195,7 +207,23 @@ class _Splitter:
         gaps = pd.DataFrame({"window": self._active.gap_window, "start_ns": start, "idle_ns": end - start}, copy=False)
         for name in ("cause", *PLACE):
             gaps[name] = table[name].array[largest]
-        return Idle(gaps, table)
+        return Idle(gaps, table, self._named_waits())
+
+    def _named_waits(self) -> pd.DataFrame:
+        import pandas as pd
+
+        gap, call, lost = (np.concatenate(columns) for columns in zip(*self._waited, strict=True))
+        host = self._host
+        around = self._doing.ranges.nesting.innermost(host.tid[call], host.start[call])
+        columns = {
+            "gap": gap,
+            "layer": self._layers[around],
+            "phase": self._phases[around],
+            "call": labels(host.name[call], host.names),
+            "lost_ns": lost,
+        }
+        made: pd.DataFrame = pd.DataFrame(columns, copy=False)
+        return made
 
 
 def _following(trace: Trace, windows: Windows, active: Activity, host: HostCalls) -> _Next:
