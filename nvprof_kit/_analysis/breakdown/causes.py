@@ -140,13 +140,13 @@ class Doing:
 def doing(
     host: HostCalls, ranges: Ranges, scheduled: pd.DataFrame | None, gaps: tuple[Int64Array, Int64Array]
 ) -> Doing:
-    """What the host's threads do while the devices idle.
+    """What the host's threads do while the devices wait for them.
 
     Args:
         host: The calls.
         ranges: The ranges.
         scheduled: The table ``scheduled``, where the capture has it.
-        gaps: Starts and ends of the idle gaps of all devices: a call in none of them is left out.
+        gaps: Starts and ends of these times on all devices: a call in none of them is left out.
     """
     rows = np.flatnonzero(~host.overhead[:-1] & _touches(gaps, host.start[:-1], host.end[:-1]))
     stack = Stack(host.tid[rows], host.start[rows], host.end[rows])

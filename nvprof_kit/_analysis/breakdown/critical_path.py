@@ -115,7 +115,7 @@ def _on_host(trace: Trace, attribution: Attribution, host: HostCalls, pid: int, 
     done = doing(host, attribution.ranges, trace.scheduled, (start, end))
     never = np.full(len(tid), np.iinfo(np.int64).min)
     waits = Waits(np.arange(len(tid)), np.full(len(tid), pid), tid, tid, start, end, never)
-    pieces = pieces_of(waits, done, Callers(host))
+    pieces = pieces_of(waits, done, Callers(host, done))
     layers, phases = range_owners(attribution.ranges)
     made: pd.DataFrame = pd.DataFrame(
         {

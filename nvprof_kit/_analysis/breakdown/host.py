@@ -77,9 +77,9 @@ class HostCalls:
         found: Int64Array = self.of_op[rows]
         return found
 
-    def of_process(self, pid: int) -> Int64Array:
-        """A process's API calls by start, shape ``(m,)``."""
-        mine = np.flatnonzero((self._pids == pid) & ~(self.overhead | self.operator)[:-1])
+    def of_process(self, pid: int, rows: Int64Array) -> Int64Array:
+        """A process's API calls among some calls, by start, shape ``(m,)``."""
+        mine = rows[(self._pids[rows] == pid) & ~(self.overhead | self.operator)[rows]]
         found: Int64Array = mine[np.argsort(self.start[mine], kind="stable")]
         return found
 

@@ -104,8 +104,11 @@ class _Splitter:
         self._windows, self._active, self._host = windows, active, host
         self._following = _following(trace, windows, active, host)
         ranges = attribution.ranges
-        self._doing: Doing = doing(host, ranges, trace.scheduled, (active.gap_start, active.gap_end))
-        self._callers = Callers(host)
+        launched = host.end[self._following.call]
+        late = np.flatnonzero((self._following.call != NONE) & (launched > active.gap_start))
+        stretches = (active.gap_start[late], np.minimum(launched, active.gap_end)[late])
+        self._doing: Doing = doing(host, ranges, trace.scheduled, stretches)
+        self._callers = Callers(host, self._doing)
         self._layers, self._phases = range_owners(ranges)
         self._layer, self._phase = (one.codes.astype(np.int32) for one in (self._layers, self._phases))
         self._pids = np.array([one.pid for one in windows.devices], dtype=np.int64)

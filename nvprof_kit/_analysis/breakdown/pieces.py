@@ -55,8 +55,8 @@ class Callers:
     main thread into autograd's and back.
     """
 
-    def __init__(self, host: HostCalls) -> None:
-        self._host = host
+    def __init__(self, host: HostCalls, done: Doing) -> None:
+        self._host, self._rows = host, done.rows
         self._known: dict[int, Int64Array] = {}
         pids = list(host.threads.values())
         self._several = sorted({pid for pid in pids if pids.count(pid) > 1})
@@ -86,7 +86,7 @@ class Callers:
 
     def _calls(self, pid: int) -> Int64Array:
         if pid not in self._known:
-            self._known[pid] = self._host.of_process(pid)
+            self._known[pid] = self._host.of_process(pid, self._rows)
         return self._known[pid]
 
 
