@@ -72,9 +72,8 @@ class HostCalls:
         ops = self._trace.ops
         if "name" not in ops:
             return np.zeros(0, dtype=np.int64)
-        by_time = ops[["pid", "name"]].iloc[np.argsort(ops["start_ns"].to_numpy(), kind="stable")]
-        rows = by_time.index[~by_time.duplicated().to_numpy()].to_numpy()
-        found: Int64Array = self.of_op[rows]
+        order = np.argsort(ops["start_ns"].to_numpy(), kind="stable")
+        found: Int64Array = self.of_op[order[~ops[["pid", "name"]].iloc[order].duplicated().to_numpy()]]
         return found
 
     def of_process(self, pid: int, rows: Int64Array) -> Int64Array:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from nvprof_kit._instrument.loop.optimizers import Undo, hook_steps, innermost
+from nvprof_kit._instrument.modules.again import replace_in_notebook
 from nvprof_kit._instrument.modules.annotation import Annotation
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Range
@@ -35,6 +36,8 @@ class step(Scope):
         self._number = number
 
     def __enter__(self) -> step:
+        if began is not None:
+            began()
         if self._number is None:
             self.range = _step_range(next(self._counter))
         super().__enter__()
@@ -44,6 +47,10 @@ class step(Scope):
     def __call__(self, function: F) -> F:
         """Decorate a function that does one step."""
         return wrap(function, lambda *_args, **_kwargs: self)
+
+
+began: Callable[[], None] | None = None
+"""Told of each step's begin, before its range opens."""
 
 
 def _step_range(number: int) -> Range:
@@ -122,8 +129,12 @@ class annotate_optimizer(Annotation):
             make them.
 
     Raises:
-        UsageError: The optimizer is annotated already.
+        UsageError: The optimizer is annotated already. In a notebook its annotation is replaced instead.
     """
+
+    def __init__(self, optimizer: Any) -> None:
+        replace_in_notebook(optimizer)
+        super().__init__(optimizer)
 
     def _install(self, owner: Any) -> list[Any]:
         range_ = _range("optimizer", Category.PHASE)
