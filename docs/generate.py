@@ -22,7 +22,7 @@ from click.testing import CliRunner
 import nvprof_kit
 from nvprof_kit._analysis.advise import advise
 from nvprof_kit._analysis.breakdown import breakdown, critical_path, queue, transfers
-from nvprof_kit._analysis.breakdown import idle as launching
+from nvprof_kit._analysis.breakdown import launches as launching
 from nvprof_kit._analysis.diff import diff, kernels
 from nvprof_kit._analysis.flops.flops import COLUMNS as FLOPS_COLUMNS
 from nvprof_kit._analysis.foreign.rules import preset, presets
