@@ -72,7 +72,7 @@ function icicle(sheet) {
 
   function goInto(row) {
     root = row;
-    sheet.pick(row);
+    sheet.choose(row);
     box.querySelector(`[data-row="${row}"]`)?.focus({ preventScroll: true });
   }
   box.addEventListener("click", (event) => {

@@ -1,4 +1,4 @@
-// Tables of layers: sorted by a click on a head, searched, cut at a level, walked with the arrow keys.
+// Tables: sorted by a click on a head, searched, those of layers cut at a level and walked with the arrow keys.
 
 class LayerTable {
   constructor(table) {
@@ -13,19 +13,26 @@ class LayerTable {
     this.count = tool("count");
     this.back = tool("order");
     this.heads.forEach((head, column) => head.firstElementChild.addEventListener("click", () => this.sort(column)));
-    this.search.addEventListener("input", () => { this.needle = this.search.value.trim().toLowerCase(); this.show(); });
+    this.search?.addEventListener("input", () => this.find(this.search.value));
     tool("levels")?.addEventListener("change", (event) => { this.levels = Number(event.target.value) || Infinity; this.show(); });
     this.back?.addEventListener("click", () => this.sort(0, "ascending"));
     this.show();
   }
 
-  // by numbers the largest first; the first column is the model's order
+  find(text) {
+    if (this.search.value !== text) this.search.value = text;
+    this.needle = text.trim().toLowerCase();
+    this.show();
+  }
+
+  // by numbers the largest first; the first column of layers is the model's order, other texts go by the alphabet
   sort(column, direction) {
     const head = this.heads[column];
     const other = { ascending: "descending", descending: "ascending" };
-    const next = direction ?? other[head.ariaSort] ?? (column ? "descending" : "ascending");
+    const texts = this.rows.every((row) => (row.cells[column].dataset.value ?? "") === "");
+    const next = direction ?? other[head.ariaSort] ?? (column && !texts ? "descending" : "ascending");
     for (const one of this.heads) one.ariaSort = one === head ? next : "none";
-    const value = (row) => { const text = row.cells[column].dataset.value; return text === "" ? -Infinity : Number(text); };
+    const value = texts ? (row) => row.cells[column].textContent : (row) => { const text = row.cells[column].dataset.value; return text === "" ? -Infinity : Number(text); };
     const sign = next === "ascending" ? 1 : -1;
     const keyed = this.rows.map((row, place) => [value(row), place, row]);
     keyed.sort((a, b) => (a[0] === b[0] ? a[1] - b[1] : sign * (a[0] < b[0] ? -1 : 1)));
@@ -37,14 +44,14 @@ class LayerTable {
   // full paths where the indentation would not tell the parent
   show() {
     const flat = this.needle !== "" || this.inOrder === false;
-    this.table.classList.toggle("tree", !flat);
+    if (!this.table.classList.contains("plain")) this.table.classList.toggle("tree", !flat);
     if (this.back) this.back.hidden = this.inOrder !== false;
     let shown = 0;
     for (const row of this.rows) {
-      row.hidden = Number(row.dataset.depth) >= this.levels || !row.dataset.path.toLowerCase().includes(this.needle);
+      row.hidden = Number(row.dataset.depth ?? 0) >= this.levels || !(row.dataset.path ?? row.textContent).toLowerCase().includes(this.needle);
       shown += !row.hidden;
     }
-    this.count.textContent = shown === this.rows.length ? `${shown} rows` : `${shown} of ${this.rows.length} rows`;
+    if (this.count) this.count.textContent = shown === this.rows.length ? `${shown} rows` : `${shown} of ${this.rows.length} rows`;
   }
 }
 
@@ -54,7 +61,7 @@ function pickingTable(sheet) {
   const made = new LayerTable(table);
   const rows = made.rows;
   rows[0]?.setAttribute("tabindex", "0");
-  const pick = (row) => sheet.pick(row.ariaSelected === "true" ? -1 : Number(row.dataset.row));
+  const pick = (row) => sheet.choose(row.ariaSelected === "true" ? -1 : Number(row.dataset.row));
   made.body.addEventListener("click", (event) => { const row = event.target.closest("tr"); if (row) pick(row); });
   made.body.addEventListener("keydown", (event) => {
     const row = event.target.closest("tr");
@@ -67,6 +74,7 @@ function pickingTable(sheet) {
     else return;
     event.preventDefault();
   });
+  made.search.addEventListener("input", () => address.set({ search: made.search.value }));
   sheet.onPick((picked) => {
     for (const row of rows) row.ariaSelected = String(Number(row.dataset.row) === picked);
     const box = table.parentElement;
