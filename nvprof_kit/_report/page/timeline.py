@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from nvprof_kit._analysis.timeline import Lane, Timeline
 
-MAX_ROWS = 120_000
+MAX_ROWS = 250_000
 """Most boxes of operations that a page holds, over all its captures; of layers' spans, ranges and gaps half as many."""
 
 _SHORTEST_NS = 1_000
@@ -152,19 +152,13 @@ def _together(shown: Timeline, apart: set[int], limit: int, left_out: list[str])
     keys = [ops["lane"].to_numpy(), ops["instance"].to_numpy()]
     owner = [ops["layer"].cat.codes.to_numpy(), ops["phase"].cat.codes.to_numpy()]
     alone = np.isin(keys[1], list(apart)) if apart else np.zeros(len(ops), dtype=bool)
-    own = _fresh(keys + owner)
-    any_layer = _fresh(keys)
     first = np.arange(len(ops))
-    short = _SHORTEST_NS
-    for changes in (own, any_layer):
+    for part in (_fresh(keys + owner), None):  # those of a layer; if that is not enough those of a stretch of time
         short = _SHORTEST_NS
-        while short < _LONGEST_NS:
+        while len(first) > limit and short < _LONGEST_NS:
+            changes = _fresh([*keys, start // (4 * short)]) if part is None else part
             first = _boxes(start, end, changes, alone, short)
-            if len(first) <= limit:
-                break
             short *= 2
-        if len(first) <= limit:
-            break
     count = np.diff(np.append(first, len(ops)))
     busy = np.add.reduceat(length, first)
     longest = np.maximum.reduceat(length, first)
@@ -172,7 +166,7 @@ def _together(shown: Timeline, apart: set[int], limit: int, left_out: list[str])
     frame = ops.iloc[np.minimum.reduceat(place, first)].copy()
     frame["start_ns"], frame["end_ns"] = start[first], end[first + count - 1]
     many = int((count > 1).sum())
-    at_most = Milliseconds(1, 3)(min(short, int(length.max())))
+    at_most = Milliseconds(1, 3)(int(longest[count > 1].max(initial=0)))
     left_out.append(
         f"{int(count[count > 1].sum()):,} operations, of at most {at_most} ms each, are drawn in {many:,} boxes that "
         "tell how many they hold"
