@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def render(name: str, scripts: Sequence[str] = (), styles: Sequence[str] = (), **shown: Any) -> bytes:
+def render(template: str, scripts: Sequence[str] = (), styles: Sequence[str] = (), **shown: Any) -> bytes:
     """A page in UTF-8.
 
     Args:
-        name: The template.
+        template: The template's file.
         scripts: Files of its scripts, in order; they become one.
         styles: Files of its styles.
         shown: What the template shows.
@@ -33,7 +33,7 @@ def render(name: str, scripts: Sequence[str] = (), styles: Sequence[str] = (), *
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     text = (
         _environment()
-        .get_template(name)
+        .get_template(template)
         .render(
             style=trusted("\n".join(_file(one) for one in styles)),
             script=trusted(script),

@@ -1,7 +1,8 @@
 // A step in time on a canvas: layers over the GPU's streams, idle gaps, and the ranges of the CPU's threads. The rows hold
 // every step; a step is a window onto them.
 
-const LINE = 19, HEAD = 22, RULER = 24, KINDS = { layer: "layer", op: "operation", range: "range", idle: "idle" };
+const LINE = 19, HEAD = 22, RULER = 24, KINDS = { layer: "layer", op: "operation", range: "range", idle: "idle", work: "work", stall: "idle", collective: "collective" };
+const WAITS = ["waiting", "transfer"];
 
 class Timeline {
   constructor(sheet) {
@@ -45,7 +46,7 @@ class Timeline {
     this.lines = [];
     let y = RULER;
     for (const group of this.groups) {
-      if (!group.rows.some((row) => this.any(row))) continue;
+      if (group.hidden || !group.rows.some((row) => this.any(row))) continue;
       this.lines.push({ label: group.idle === undefined ? group.label : step.idle[group.idle] ?? group.label, y });
       y += HEAD;
       for (const row of group.rows) if (row.kind === "idle" || row.kind === "op" || this.any(row)) { this.lines.push({ row, y }); y += LINE; }
@@ -122,7 +123,7 @@ class Timeline {
     const ink = (this.ink = this.canvas.getContext("2d"));
     ink.scale(scale, scale);
     this.perNs = width / (this.to - this.from);
-    this.colours = Object.fromEntries([...PHASES, "text", "quiet", "line", "panel", "ground", "idle", "idle-ground"].map((name) => [name, colour(name)]));
+    this.colours = Object.fromEntries([...PHASES, ...WAITS, "text", "quiet", "line", "panel", "ground", "idle", "idle-ground"].map((name) => [name, colour(name)]));
     ink.fillStyle = this.colours.ground;
     ink.fillRect(0, 0, width, this.height);
     this.drawRuler(width);
@@ -206,14 +207,14 @@ class Timeline {
     const { ink } = this;
     const phase = this.phase(row, one);
     ink.globalAlpha = Math.min(alpha, this.foreign(row, one) ? 0.4 : 1);
-    ink.fillStyle = this.colours[phase];
+    ink.fillStyle = this.colours[row.kind === "stall" ? "idle-ground" : row.kind === "collective" ? this.texts[row.phase[one]] : phase];
     ink.fillRect(x, y, wide > 3 ? wide - 0.8 : wide, LINE - 3);
     if (wide < 26) return;
     ink.save();
     ink.beginPath();
     ink.rect(x, y, wide - 3, LINE);
     ink.clip();
-    ink.fillStyle = ["backward", "recompute"].includes(phase) || document.documentElement.dataset.theme === "dark" ? "#101214" : "#ffffff";
+    ink.fillStyle = ["backward", "recompute"].includes(phase) || ["stall", "collective"].includes(row.kind) || document.documentElement.dataset.theme === "dark" ? "#101214" : "#ffffff";
     ink.fillText(this.label(row, one, wide - 6), x + 3, y + (LINE - 3) / 2 + 0.5);
     ink.restore();
   }
@@ -222,6 +223,7 @@ class Timeline {
   label(row, one, room) {
     const text = this.texts[row.text[one]].slice(0, 120);
     if (row.count?.[one] > 1) return `${row.count[one]} operations`;
+    if (["stall", "collective"].includes(row.kind)) return text;
     if (row.kind === "op") return text.replace(/^void /, "");
     const words = lastWords(text);
     return this.ink.measureText(words).width <= room ? words : words.split(".").at(-1);
@@ -255,7 +257,7 @@ class Timeline {
     const text = this.texts[row.text[one]];
     const when = `${time(row.length[one])}, from ${time(row.start[one] - this.step.start, this.step.length)}`;
     if (row.kind === "idle") return `idle\n${when}\nafter ${this.texts[row.layer[one]]}, before ${text}`;
-    const phase = row.kind === "range" ? "on the CPU" : this.texts[row.phase[one]];
+    const phase = row.kind === "range" || row.kind === "stall" ? (row.kind === "range" ? "on the CPU" : "the device ran nothing") : this.texts[row.phase[one]];
     const layer = row.layer ? `\nlayer ${this.texts[row.layer[one]]}` : "";
     const foreign = this.foreign(row, one) ? ", of another step" : "";
     if (row.count?.[one] > 1) return `${row.count[one]} operations, the longest ${text}\n${phase}, ${time(row.busy[one])} of ${when}${foreign}${layer}`;
@@ -267,7 +269,7 @@ class Timeline {
     const end = this.step.start + this.step.length;
     let count = 0, ns = 0, from = Infinity, to = -Infinity;
     for (const { row } of this.lines) {
-      if (row?.kind !== "op") continue;
+      if (row?.kind !== "op" && row?.kind !== "work") continue;
       for (let one = this.first(row, this.step.start); one < row.start.length && row.start[one] < end; one++) {
         if (this.foreign(row, one) || !this.sheet.isInside(row.tree[one])) continue;
         count += row.count?.[one] ?? 1;
@@ -282,7 +284,7 @@ class Timeline {
     if (this.sheet.picked < 0) { this.detail.textContent = ""; return; }
     const { count, ns } = this.inStep();
     const name = this.sheet.data.tree.name[this.sheet.picked];
-    this.detail.textContent = count ? `${name} in this step: ${count.toLocaleString("en")} operation${count === 1 ? "" : "s"}, ${time(ns)}` : `${name} runs nothing in this step${this.step.step === null ? "" : `, ${this.step.title}`}`;
+    this.detail.textContent = count ? `${name} ${this.step.step === null ? "here" : "in this step"}: ${count.toLocaleString("en")} ${this.groups.some((group) => group.rank !== undefined) ? "piece" : "operation"}${count === 1 ? "" : "s"}, ${time(ns)}` : `${name} runs nothing in this step${this.step.step === null ? "" : `, ${this.step.title}`}`;
   }
 
   // the picked layer's first box, with room on both sides; outside the layers all its operations
