@@ -28,38 +28,8 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.ranks.verdict import Verdict
     from nvprof_kit._analysis.ranks.waits import Waits
     from nvprof_kit._results.document import Document
+    from nvprof_kit._results.ranks import JobTable
     from nvprof_kit._trace.jobs.tables import JobTables
-
-
-class JobTable:
-    """A table of a job: a frame with what its columns mean."""
-
-    def __init__(self, name: str, frame: pd.DataFrame, columns: Mapping[str, str]) -> None:
-        self.name, self._frame, self.columns = name, frame, columns
-
-    def to_frame(self) -> pd.DataFrame:
-        """The table."""
-        return self._frame
-
-    def save(self, path: str | Path) -> None:
-        """Write it as csv, json, md or parquet, by the file's suffix.
-
-        Raises:
-            UsageError: The suffix is none of these, or the file cannot be written.
-        """
-        from nvprof_kit._report.export import tables
-        from nvprof_kit._report.export.writer import write_file
-
-        path = Path(path)
-        form = path.suffix.lower().removeprefix(".")
-        if form not in tables.FORMATS:
-            raise UsageError(f"{path}: no format has this suffix; needed one of {' '.join(tables.FORMATS)}")
-        write_file(path, tables.encode(self._frame, form))
-
-    def __str__(self) -> str:
-        from nvprof_kit._report.text.ranks import table_of
-
-        return _printed([table_of(self._frame.head(20))])
 
 
 class Job:
@@ -88,6 +58,12 @@ class Job:
 
         return layer_table(self._tables.layer_medians())
 
+    def _table(self, name: str, frame: pd.DataFrame, columns: Mapping[str, str]) -> JobTable:
+        from nvprof_kit._results.ranks import JobTable
+
+        captures = dict.fromkeys(self.ranks["capture"].astype(str))
+        return JobTable(name, frame, columns, sources=tuple(Path(one) for one in captures))
+
     @cached_property
     def verdict(self) -> Verdict:
         """Which rank the others wait for, if any."""
@@ -110,25 +86,25 @@ class Job:
         """Offset and drift of each rank's clock."""
         from nvprof_kit._analysis.ranks.clocks import COLUMNS
 
-        return JobTable("clocks", self._aligned[0], COLUMNS)
+        return self._table("clocks", self._aligned[0], COLUMNS)
 
     def waits(self) -> JobTable:
         """Every wait of a rank in a collective."""
         from nvprof_kit._analysis.ranks.waits import WAIT_COLUMNS
 
-        return JobTable("waits", self._waits.waits, WAIT_COLUMNS)
+        return self._table("waits", self._waits.waits, WAIT_COLUMNS)
 
     def charges(self) -> JobTable:
         """All waiting by the rank, cause, layer and phase that it is charged to."""
         from nvprof_kit._analysis.ranks.waits import CHARGE_COLUMNS
 
-        return JobTable("charges", self._waits.charges, CHARGE_COLUMNS)
+        return self._table("charges", self._waits.charges, CHARGE_COLUMNS)
 
     def layers(self) -> JobTable:
         """Layer x phase x rank."""
         from nvprof_kit._analysis.ranks.layers import COLUMNS
 
-        return JobTable("layers", self._layers, COLUMNS)
+        return self._table("layers", self._layers, COLUMNS)
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -166,7 +142,7 @@ class Job:
         """
         from nvprof_kit._analysis.ranks.replay import PATH_COLUMNS, critical_path
 
-        return JobTable("critical path", critical_path(self._graph[0]), PATH_COLUMNS)
+        return self._table("critical path", critical_path(self._graph[0]), PATH_COLUMNS)
 
     def what_if(self, rank: int | None = None, layer: str | None = None) -> JobTable:
         """The step time if a rank, a layer of it, the data loaders, or the network were as the median of their equals.
@@ -193,7 +169,7 @@ class Job:
             for one in dict.fromkeys((None, named)):
                 weights = replay.rank_weights(graph, self._layers, of, one)
                 changes[f"rank {of}" + (f" in {one}" if one else "")] = (replay.spent(graph, weights), None)
-        return JobTable("what if", replay.what_if(graph, changes), replay.WHAT_IF_COLUMNS)
+        return self._table("what if", replay.what_if(graph, changes), replay.WHAT_IF_COLUMNS)
 
     def answer(self) -> RanksAnswer:
         """All of it; the critical path and what-if where the job has few enough collectives."""
@@ -248,6 +224,12 @@ class Job:
     def report(self, path: str | Path, *, timeline: Sequence[int] = ()) -> Path:
         """Write `page` to a file that ends in .html, to open in a browser; it loads nothing from any network."""
         return self.page(timeline=timeline).save(path)
+
+    def _repr_html_(self) -> str:
+        from nvprof_kit._report.text.ranks import ranks_report
+        from nvprof_kit._report.text.terminal import html_of
+
+        return html_of(ranks_report(self.answer()))
 
     def __str__(self) -> str:
         from nvprof_kit._report.text.ranks import ranks_report

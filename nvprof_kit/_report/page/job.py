@@ -127,15 +127,15 @@ def _left_out(view: JobView) -> list[str]:
     if found.replay_error is not None or not found.collectives:
         return []
     return [
-        f"the critical path and what-if: {found.collectives:,} matched collectives are too many to be replayed; name the "
-        "captures of fewer ranks, those of one pipeline for instance"
+        f"the critical path and what-if: {found.collectives:,} matched collectives are too many to be replayed; name "
+        "the captures of fewer ranks, those of one pipeline for instance"
     ]
 
 
 # ---------------------------------------------------------------- heat maps
 
 
-def _columns(ranks: Sequence[int], most: int = MAX_COLUMNS) -> tuple[list[str], npt.NDArray[np.int64]]:
+def _columns(ranks: Sequence[int], most: int) -> tuple[list[str], npt.NDArray[np.int64]]:
     """The columns of a heat map by name, and the column of each rank in order."""
     each = -(-len(ranks) // most) or 1
     of = np.arange(len(ranks)) // each
@@ -169,7 +169,7 @@ def _layers(layers: pd.DataFrame, every: Sequence[int], block: Block) -> dict[st
     """Layer and phase by rank."""
     if not len(layers):
         return None
-    columns, of = _columns(every)
+    columns, of = _columns(every, MAX_COLUMNS)
     keys = layers["layer"].astype(str) + "\0" + layers["phase"].astype(str)
     total = (layers["median_ns"] + layers["idle_ns"] + layers["comm_ns"]).groupby(keys).sum()
     most = max(MAX_CELLS // max(len(columns), 1), 1)
@@ -201,7 +201,7 @@ def _by_step(tables: JobTables, every: Sequence[int], block: Block) -> dict[str,
     frame = tables.rank_steps()
     if not len(frame):
         return None
-    columns, of = _columns(every)
+    columns, of = _columns(every, MAX_COLUMNS)
     steps = sorted({int(step) for step in frame["step"]})
     row = np.searchsorted(steps, frame["step"].to_numpy())
     column = of[np.searchsorted(every, frame["rank"].to_numpy())]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 WAITING, TRANSFER = "waiting", "transfer"
+_WORK_COLUMNS = ("start_ns", "end_ns", "step", "doing", "layer", "phase")
 
 
 def work_of(points: pd.DataFrame, segments: pd.DataFrame) -> pd.DataFrame:
@@ -36,7 +37,10 @@ def work_of(points: pd.DataFrame, segments: pd.DataFrame) -> pd.DataFrame:
     place = np.searchsorted(number, known, side="right") - 1
     usable = (known >= 0) & (place >= 0)
     if not usable.any():
-        return pd.DataFrame({name: [] for name in ("start_ns", "end_ns", "step", "doing", "layer", "phase")})
+        empty: pd.DataFrame = pd.DataFrame(
+            {one: [] for one in ("start_ns", "end_ns", "step", "doing", "layer", "phase")}
+        )
+        return empty
     at, moment = reached[place[usable]], when[usable]
     order = np.lexsort((moment, at))
     at, first = np.unique(at[order], return_index=True)
