@@ -371,12 +371,14 @@ class Capture:
         findings: bool | None = None,
         steps: StepOptions | None = None,
     ) -> Document:
-        """One self-contained page: what to do, layers, timeline of a step, time per step, warnings.
+        """One self-contained page: what to do, layers, every step in time, kernels, idle causes, warnings.
 
         Args:
-            others: Captures to compare with this one, on the same page.
-            step: Step to show in time; None for the typical one, the slowest, and those of findings.
-            findings: Look for what to do about it; None looks in a capture of up to `MANY_OPERATIONS` operations.
+            others: Captures to compare with this one, on the same page. It holds everything of the first ones, compares
+                all, and says which it left out; it stays below 8 MB.
+            step: The one step to show in time; None for all, to choose from.
+            findings: Look for what to do and where each step's time goes; None looks in a capture of up to
+                `MANY_OPERATIONS` operations.
             steps: Which steps the figures per step are of; None for all but warm-up.
 
         Returns:
