@@ -16,11 +16,12 @@ from support.nsys_file import NsysFile
 PACKAGE = Path(__file__).parents[2] / "nvprof_kit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-FOUNDATION = {"names", "errors", "_findings"}
+FOUNDATION = {"names", "errors", "_findings", "_toml"}
 MAY_IMPORT = {
     "names": set(),
     "errors": set(),
     "_findings": set(),
+    "_toml": set(),
     "_instrument": FOUNDATION,
     "_capture": FOUNDATION,
     "_capture.recorder": FOUNDATION | {"_instrument", "_capture"},
