@@ -169,6 +169,7 @@ COLLECTIVES: Mapping[str, Column] = MappingProxyType(
         "communicator": Column(
             "category", "what its communicator is called on every rank; '' where unknown", optional=True
         ),
+        "description": Column("category", "what the program calls the communicator, '' where unknown", optional=True),
         "sequence": Column("int64", "sequence number within the communicator, -1: unknown", optional=True),
         "peers": Column("category", "ranks of the group, or the other rank of a send or receive; ''", optional=True),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +13,10 @@ from nvprof_kit._cli.progress import progress
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
-    from nvprof_kit._analysis.ranks.answer import RanksAnswer
+    from nvprof_kit._results.ranks import Ranks
 
-VIEWS = ("waits", "charges", "layers", "clocks", "critical-path", "what-if")
+VIEWS = ("waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-batches", "critical-path", "what-if")
+_REPLAYED = ("groups", "bubbles", "micro-batches", "critical-path", "what-if")
 
 
 class _Group(click.Group):
@@ -62,7 +62,7 @@ _workers = click.option("--workers", type=click.IntRange(min=1), help="Processes
 )
 @domain_option
 @rules_option
-@writing("html", plot=False)
+@writing("html", plot=True)
 def compare(
     output: Output,
     *,
@@ -79,7 +79,8 @@ def compare(
     """Across the ranks of a job: who is late, in which layer, and what it costs.
 
     Takes the captures of one run, a rank or more each, folders of them, or a folder of maps that
-    `nvprof-kit ranks map -o MAPS CAPTURE|FOLDER...` made (see `nvprof-kit ranks map --help`).
+    `nvprof-kit ranks map -o MAPS CAPTURE|FOLDER...` made (see `nvprof-kit ranks map --help`). A rank that was not
+    profiled may be there as a dump of PyTorch's Flight Recorder or a log of NCCL's inspector.
 
     FILE ends in .html for a page to open in a browser, in .json for everything, in .csv, .md or .parquet for one table,
     in .txt for the report.
@@ -104,25 +105,21 @@ def compare(
             command = " ".join(["nvprof-kit ranks", *captures[:4], *(["…"] if len(captures) > 4 else [])])
             made = job.page(timeline=_numbers(shown), title=", ".join(captures[:4]), command=command)
             return output.write_document(made)
-        answer = job.answer()
-    _write(answer, output, view, top)
+        answer = job.answer(top)
+    _check_told(answer, view)
+    output.write_results([answer if view is None else answer.only(view)])
 
 
-def _write(answer: RanksAnswer, output: Output, view: str | None, top: int) -> None:
-    from nvprof_kit._report.export import tables
-    from nvprof_kit._report.text.ranks import ranks_report, table_of
+def _check_told(answer: Ranks, view: str | None) -> None:
+    """Refuse a table that is made of few collectives only.
 
-    if view in ("critical-path", "what-if") and answer.replay_error is None:
+    Raises:
+        UsageError: The job has too many for it, or none.
+    """
+    if view in _REPLAYED and answer.replay_error is None:
         raise UsageError(
-            f"{answer.collectives:,} matched collectives: a critical path and what-if need 1 to 40,000; "
-            "name the captures of fewer ranks"
+            f"{answer.collectives:,} matched collectives: {view} needs 1 to 40,000; name the captures of fewer ranks"
         )
-    if output.form == "json" and view is None:
-        output.write((json.dumps(answer.to_dict(), ensure_ascii=False, indent=1) + "\n").encode())
-    elif output.form == "table":
-        output.print(ranks_report(answer, top) if view is None else [table_of(answer.table(view).head(top))])
-    else:
-        output.write(tables.encode(answer.table(view or "waits"), output.form), answer.warnings)
 
 
 @ranks.command(name="map")

@@ -296,10 +296,15 @@ def _tables(view: JobView) -> list[PageTable]:
         (path, "critical-path", "Critical path across ranks", "milliseconds over all steps", "critical-path"),
         (clocks.drop(columns=["residual_ns"]), "clocks", "Clocks", "milliseconds; the worst aligned first", "clocks"),
     ]  # fmt: skip
+    made += [
+        (found.bubbles, "bubbles", "Bubbles of the pipeline", "milliseconds by step and stage", "bubbles"),
+        (found.micro_batches, "micro-batches", "Micro-batches", "milliseconds that a stage waits", "micro-batches"),
+        (found.groups, "groups", "Parallel groups", "which ranks share a communicator, and what it is for", "groups"),
+    ]
     return [
         page_table(rows, name, title, about=about, command=f"{command} --view {option} --format csv")
         for rows, name, title, about, option in made
-        if len(rows)
+        if rows is not None and len(rows)
     ]
 
 

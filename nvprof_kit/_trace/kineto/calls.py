@@ -81,6 +81,7 @@ def read_collectives(events: Events, process: int) -> dict[str, Any]:
         "bytes": np.array([_bytes(event) for event in told], dtype=np.int64),
         "ranks": numbers(told, "Group size"),
         "communicator": [_communicator(event.args) for event in told],
+        "description": [str(event.args.get("Process Group Description", "")) for event in told],
         "sequence": numbers(told, "Seq"),
         "peers": [str(event.args.get("Process Group Ranks", "")) for event in told],
     }

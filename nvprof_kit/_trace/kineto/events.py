@@ -32,7 +32,8 @@ _MODULE = "nn.Module: "
 _NO_ARGS: Mapping[str, Any] = MappingProxyType({})
 _ARGS = frozenset(
     {"device", "stream", "correlation", "bytes", "graph node id", "Sequence number", "Fwd thread id"}
-    | {"In msg nelems", "Out msg nelems", "dtype", "Group size", "Collective name"}
+    | {"In msg nelems", "Out msg nelems", "dtype", "Group size", "Collective name", "Seq"}
+    | {"Process Group Name", "Process Group Description", "Process Group Ranks"}
 )
 _HALF_LETTER = re.compile("[\ud800-\udfff]")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit._trace.checks import check_spans
-from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.frames import distinct, labels
 from nvprof_kit._trace.nsys.sources import check_rows
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
 from nvprof_kit._trace.sqlite import Database, Int64Array, integer_list
@@ -68,7 +68,7 @@ def _read(db: Database, kind: str, table: str, sql: str) -> dict[str, Any]:
         diagnose=lambda: check_rows(db, (table,)),
     )
     check_spans(db.named, f"rows of {table}", read["start_ns"], read["end_ns"])
-    known, code = np.unique(read.pop("name"), return_inverse=True)
+    known, code = distinct(read.pop("name"))
     strings = dict(db.rows(f"SELECT id, value FROM StringIds WHERE id IN ({integer_list(known)})"))
     texts = [_plain(str(strings.get(one) or "(unnamed call)")) for one in known.tolist()]
     return {**read, "kind": np.full(len(code), CALL_KINDS.index(kind), dtype=np.int8), "code": code, "texts": texts}

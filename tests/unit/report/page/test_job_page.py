@@ -149,7 +149,7 @@ def test_the_page_from_the_command_line(job: Job, tmp_path: Path) -> None:
 
 def test_a_table_of_a_job_is_an_answer_like_any(job: Job, tmp_path: Path) -> None:
     table = job.charges()
-    assert "charges" in str(table) and table._repr_html_().startswith("<pre")
+    assert "model.layers.3" in str(table) and table._repr_html_().startswith("<pre")
     assert len(pd.read_csv(table.save(tmp_path / "charges.csv"))) == len(table.to_frame())
     assert b"<pre" in table.save(tmp_path / "charges.html").read_bytes()
     assert job._repr_html_().startswith("<pre")
