@@ -58,9 +58,10 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
             "torch.profiler with CPU (and CUDA) activities"
         )
     if on_gpu:
-        ops, api = _gpu_ops(events, process, optional), _launches(events, process)
+        ops, api = _gpu_ops(events, process, optional), _launches(events, process, optional)
     else:
         ops, api = _cpu_ops(events.operators, process, optional)
+        api |= {"duration_ns": np.zeros_like(api["start_ns"])} if "duration_ns" in optional else {}
     ranges = read_ranges(events, process)
     operators = read_operators(events, process)
     odd = (*check_operations(named, ops, api), *events.warnings)
@@ -120,13 +121,15 @@ def _optional(events: list[Event], optional: Collection[str]) -> dict[str, Any]:
     return made
 
 
-def _launches(trace: Events, process: int) -> dict[str, Any]:
+def _launches(trace: Events, process: int, optional: Collection[str]) -> dict[str, Any]:
     events = [event for event in trace.calls if "correlation" in event.args]
+    start, end = times(events)
     return {
-        "start_ns": times(events)[0],
+        "start_ns": start,
         "tid": threads(events),
         "pid": np.full(len(events), process, dtype=np.int64),
         "correlation": numbers(events, "correlation"),
+        **({"duration_ns": end - start} if "duration_ns" in optional else {}),
     }
 
 
