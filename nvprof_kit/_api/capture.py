@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.foreign.rules import Rules
     from nvprof_kit._analysis.kernels.classes import Rule
     from nvprof_kit._analysis.layers.layers import LayersResult
+    from nvprof_kit._analysis.timeline import Timeline
     from nvprof_kit._report.page.data import Sheet
     from nvprof_kit._results.advice import Advice
     from nvprof_kit._results.breakdown import Breakdown
@@ -430,14 +431,19 @@ class Capture:
         Raises:
             UsageError: The capture has no such step.
         """
-        from nvprof_kit._analysis.timeline import OPTIONAL, timeline
         from nvprof_kit._report.export.forms import TRACES, suffixes_of
         from nvprof_kit._results.document import Document
 
-        known = self._operations(OPTIONAL)
-        shown = timeline(known.trace, known.attribution, self._instance(step))
+        shown, info = self._timeline(step)
         pieces = _among(form, TRACES, "form of a trace")
-        return Document(lambda: pieces(shown, known.trace.info), suffixes_of(form), self.sources)
+        return Document(lambda: pieces(shown, info), suffixes_of(form), self.sources)
+
+    def _timeline(self, step: int | None) -> tuple[Timeline, CaptureInfo]:
+        """What ran in a step, or in the whole capture."""
+        from nvprof_kit._analysis.timeline import OPTIONAL, timeline
+
+        known = self._operations(OPTIONAL)
+        return timeline(known.trace, known.attribution, self._instance(step)), known.trace.info
 
     def pprof(self, *, step: int | None = None, form: StacksForm = "pprof") -> Document:
         """GPU time as stacks for viewers of flame graphs: parts of the module's path, phase, kernel.
