@@ -110,7 +110,7 @@ def test_search_and_levels(chromium: Any, llama: Path) -> None:
         assert shown(page) == [
             f"model.layers.1.{part}" for part in ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
         ]
-        rows = page.locator("#c0-layers tbody tr").count()
+        rows = page.locator("#c0-layers tbody tr:not([data-fold])").count()
         assert page.inner_text("[data-count=c0-layers]") == f"4 of {rows} rows"
         page.fill("[data-search=c0-layers]", "")
         page.select_option("[data-levels=c0-layers]", "1")
@@ -287,6 +287,26 @@ def test_idle_causes_and_the_critical_path_are_on_the_page(chromium: Any, llama:
         assert values == sorted(values, reverse=True) and values[0] > values[-1] > 0
 
 
+def test_equal_blocks_as_one_row(chromium: Any, llama: Path) -> None:
+    with opened(chromium, llama) as page:
+        every = shown(page)
+        page.get_by_label("Equal blocks as one row").check()  # four are too few to be folded unasked
+        assert [path for path in shown(page) if "layers" in path] == [
+            f"model.layers.0-3{part}"
+            for part in ("", ".input_layernorm", ".self_attn", ".post_attention_layernorm", ".mlp")
+        ]
+        row = page.locator("#c0-layers tr[data-path='model.layers.0-3']")
+        assert row.locator(".count").inner_text() == "×4"
+        total = "rows => rows.map(row => Number(row.cells[4].dataset.value)).reduce((sum, one) => sum + one, 0)"
+        blocks = ", ".join(f"#c0-layers tr[data-path='model.layers.{one}']" for one in range(4))
+        assert int(row.locator("td").nth(3).get_attribute("data-value")) == page.eval_on_selector_all(blocks, total)
+        row.click()
+        assert page.inner_text("#c0-detail").startswith("model.layers.0-3 in this step: 476 operations")
+        assert page.locator("#c0-icicle [aria-pressed=true]").count() == 4
+        page.locator("#c0-icicle button[data-row]", has_text="layers.2").first.click()  # one of them: not folded
+        assert shown(page) == every and not page.get_by_label("Equal blocks as one row").is_checked()
+
+
 def test_findings_lead_to_their_place(chromium: Any, llama: Path) -> None:
     with opened(chromium, llama) as page:
         finding = page.locator(".findings li").first
@@ -384,6 +404,7 @@ def test_a_hundred_layers_and_steps_stay_below_5_mb(chromium: Any, tmp_path: Pat
     path = report(tmp_path / "large.html", file.write())
     assert path.stat().st_size < 5_000_000
     with opened(chromium, path) as page:
-        assert page.locator("#c0-layers tbody tr").count() == 100
+        assert page.locator("#c0-layers tbody tr:not([data-fold])").count() == 100
+        assert shown(page) == ["model.layers.0-99"]  # equal blocks are one row
         assert page.locator("#c0-steps g").count() == 100
         page.get_by_role("button", name="Zoom in").click()

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from nvprof_kit._report.page import timeline
 from nvprof_kit._report.page.data import MAX_ROWS, PHASES, Sheet, row_names
+from nvprof_kit._report.page.folding import folds_of
 from nvprof_kit._report.page.kernels import MAX_KERNELS, drawn_kernels
 from nvprof_kit._report.page.packing import Block
 from nvprof_kit._report.page.tables import short_text
@@ -39,6 +40,9 @@ def drawn(sheet: Sheet, of: int = 1) -> dict[str, Any]:
         "timeName": time_name(sheet.layers),
         "phases": PHASES,
         "tree": _drawn_tree(sheet.layers.tree, kept),
+        "folds": [
+            {"name": short_text(one.name), "rows": one.rows} for one in folds_of(sheet, tuple(kept.tolist())).folds
+        ],
         "memory": _drawn_memory(sheet, kept),
         "bySteps": _drawn_steps(sheet, kept, block, MAX_CELLS // of),
         "timeline": None if moments is None else drawn_timeline(moments, texts, block, timeline.MAX_ROWS // of),

@@ -7,8 +7,10 @@ these is only compared. What is left out is said on the page, with the command t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from nvprof_kit._analysis.layers.fold import MANY
 from nvprof_kit._report.page.data import (
     PHASES,
     Change,
@@ -21,9 +23,10 @@ from nvprof_kit._report.page.data import (
     total_change,
 )
 from nvprof_kit._report.page.drawing import drawn, measures, rows_on_page
+from nvprof_kit._report.page.folding import Folds, folds_of
 from nvprof_kit._report.page.tables import short_text
 from nvprof_kit._report.page.template import render
-from nvprof_kit._report.text.layers import MEMORY_COLUMNS, LayersView, apart, layers_lines, time_name, total_line
+from nvprof_kit._report.text.layers import MEMORY_COLUMNS, LayersView, Line, apart, layers_lines, time_name, total_line
 from nvprof_kit._report.text.terminal import capture_facts
 from nvprof_kit._report.text.units import Milliseconds, mib, percent
 
@@ -104,7 +107,8 @@ def _shown(sheet: Sheet, of: int) -> dict[str, Any]:
     result = sheet.layers
     steps = result.summary.steps
     columns, rows, total = _table(sheet, of)
-    gone = len(result.tree) - len(rows)
+    folds = [row["row"] for row in rows if row["count"] > 1]
+    gone = len(result.tree) - len(rows) + len(folds)
     left_out = [f"{gone:,} layers of little time: nvprof-kit layers {result.info.path} --format csv"] if gone else []
     return {
         "path": result.info.path,
@@ -119,6 +123,8 @@ def _shown(sheet: Sheet, of: int) -> dict[str, Any]:
         "measures": measures(sheet),
         "columns": columns,
         "rows": rows,
+        "folds": len(folds),
+        "folded": any(row["count"] >= MANY for row in rows),
         "total": total,
         "levels": int(result.tree["depth"].max()) + 1 if len(result.tree) else 1,
         "timelines": [] if sheet.moments is None else [step.title for step in sheet.moments.steps],
@@ -157,25 +163,45 @@ def _table(sheet: Sheet, of: int) -> tuple[list[str], list[dict[str, Any]], list
     tree, whole = result.tree, max(result.summary.shown_ns, 1)
     last = total_line(result)
     phases = [phase for phase in PHASES if phase != "recompute" or last.times[phase]]
-    names = row_names(tree)
     more = _memory_cells(sheet) | _flops_cells(sheet)
-    rows = []
-    kept = set(rows_on_page(sheet, of).tolist())
-    for number, (row, name, line) in enumerate(
-        zip(tree.to_dict("records"), names, layers_lines(result, LayersView()), strict=True)
-    ):
-        if number not in kept:
-            continue
+    kept = rows_on_page(sheet, of).tolist()
+    folds = folds_of(sheet, tuple(kept))
+    comm = bool(result.summary.comm_ns)
+
+    def row_of(row: dict[Any, Any], name: str, line: Line, cells: Iterable[dict[str, Any]]) -> dict[str, Any]:
         times = [_cell(line.times[phase], _in_phase(row, phase)) for phase in phases]
         share = _cell(line.percent, row["total_ns"], row["total_ns"] / whole)
-        cells = [_cell(line.calls, row["calls"]), *times, _cell(line.total, row["total_ns"])]
-        cells += [*([_cell(line.comm, row["comm_ns"])] if result.summary.comm_ns else []), share]
-        cells += [_cell(line.cpu, row["cpu_ns"]), *(column[number] for column in more.values())]
-        rows.append({**_named(name, str(row["parent"]), row["depth"]), "cells": cells, "outside": line.outside})
-    comm = bool(result.summary.comm_ns)
+        told = [_cell(line.calls, row["calls"]), *times, _cell(line.total, row["total_ns"])]
+        told += [*([_cell(line.comm, row["comm_ns"])] if comm else []), share, _cell(line.cpu, row["cpu_ns"]), *cells]
+        return {**_named(name, str(row["parent"]), row["depth"]), "cells": told, "outside": line.outside}
+
+    every = list(zip(tree.to_dict("records"), row_names(tree), layers_lines(result, LayersView()), strict=True))
+    joined = _folded_rows(result, folds)
+    begins = {one.rows[0]: number for number, one in enumerate(folds.folds)}
+    inside = {row for one in folds.folds for row in one.rows}
+    rows = []
+    for place, number in enumerate(kept):
+        if place in begins:
+            found = folds.folds[begins[place]]
+            row, line = joined[found.place]
+            nothing = [_cell("", None) for _ in more]
+            shown = {"row": len(kept) + begins[place], "count": len(found.rows), "each": found.each}
+            rows.append({**row_of(row, found.name, line, nothing), **shown, "inside": False, "unlike": ""})
+        shown = {"row": place, "count": 1, "inside": place in inside, "unlike": folds.unlike[place]}
+        row, name, line = every[number]
+        rows.append({**row_of(row, name, line, [column[number] for column in more.values()]), **shown})
     total = ["", *(last.times[phase] for phase in phases), last.total, *([last.comm] * comm), last.percent, ""]
     heads = ["layer", "calls", *phases, "total", *(["comm"] * comm), "share", "CPU", *more]
     return heads, rows, [*total, *("" for _ in more)]
+
+
+def _folded_rows(result: LayersResult, folds: Folds) -> list[tuple[dict[Any, Any], Line]]:
+    """The rows of the folded tree and their lines; none where nothing is folded."""
+    if not folds.folds:
+        return []
+    tree = folds.tree[list(result.tree.columns)]
+    lines = layers_lines(replace(result, tree=tree), LayersView())
+    return list(zip(tree.to_dict("records"), lines, strict=True))
 
 
 def _memory_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:

@@ -86,22 +86,29 @@ class Sheet {
     this.data = DATA[index];
     this.picked = -1;
     this.listeners = [];
-    this.rowOf = new Map(this.data.tree.name.map((name, row) => [name, row]));
+    this.members = new Set();
+    this.folds = this.data.folds ?? [];
+    // equal blocks that are one row have a number behind the tree's
+    this.names = [...this.data.tree.name, ...this.folds.map((fold) => fold.name)];
+    this.rowOf = new Map(this.names.map((name, row) => [name, row]).reverse());
   }
   part(name) { return document.getElementById(`${this.id}-${name}`); }
   onPick(listener) { this.listeners.push(listener); }
   pick(row) {
     this.picked = row;
+    this.members = new Set(this.rowsOf(row));
     for (const listener of this.listeners) listener(row);
   }
+  // the rows of the tree that a row stands for
+  rowsOf(row) { return row < 0 ? [] : this.folds[row - this.data.tree.name.length]?.rows ?? [row]; }
   // by hand: what is picked is in the address too, and the back button takes it back
   choose(row) {
     this.pick(row);
-    address.set({ layer: row < 0 ? null : this.data.tree.name[row], show: null }, true);
+    address.set({ layer: row < 0 ? null : this.names[row], show: null }, true);
   }
   // whether a layer is the picked one or in it
   isInside(row) {
-    for (let one = row; one >= 0; one = this.data.tree.parent[one]) if (one === this.picked) return true;
+    for (let one = row; one >= 0; one = this.data.tree.parent[one]) if (this.members.has(one)) return true;
     return false;
   }
   // the row of a layer and phase; of a layer that is not on the page that of the nearest around it

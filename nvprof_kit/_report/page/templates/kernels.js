@@ -81,7 +81,7 @@ function kernels(sheet) {
     more.hidden = found.length <= shown;
     more.textContent = `Show ${Math.min(PART, found.length - shown)} more`;
     const time = found.reduce((sum, row) => sum + row.total, 0);
-    const of = sheet.picked >= 0 ? ` in ${sheet.data.tree.name[sheet.picked]}` : "";
+    const of = sheet.picked >= 0 ? ` in ${sheet.names[sheet.picked]}` : "";
     count.textContent = `${found.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows${of}, ${percent(time, data.whole)} of the time${sheet.data.kernels.note ? `; ${sheet.data.kernels.note}` : ""}`;
   }
 

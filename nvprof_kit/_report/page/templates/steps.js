@@ -31,7 +31,8 @@ function steps(sheet) {
     const width = Math.max(box.clientWidth, 200), height = 230, left = 62, bottom = 24, top = 10;
     const each = Math.ceil(all.number.length / most());
     const data = { number: all.number.filter((_, step) => step % each === 0), length: binned(all.length, each), phases: Object.fromEntries(Object.entries(all.phases).map(([name, values]) => [name, binned(values, each)])) };
-    const own = all.layers.has(picked) ? binned(all.layers.get(picked), each) : undefined;
+    const held = sheet.rowsOf(picked).filter((row) => all.layers.has(row)).map((row) => all.layers.get(row));
+    const own = held.length ? binned(all.number.map((_, step) => held.reduce((sum, values) => sum + values[step], 0)), each) : undefined;
     const series = own ? { picked: own } : data.phases;
     const sums = data.number.map((_, step) => Object.values(series).reduce((sum, values) => sum + values[step], 0));
     const highest = Math.max(...sums, ...(own ? [0] : data.length)) || 1;
@@ -61,7 +62,7 @@ function steps(sheet) {
       if (step % every === 0) svg.append(shape("text", { x: x + wide / 2, y: height - 6, "text-anchor": "middle" }, number));
     });
     box.replaceChildren(svg);
-    const name = sheet.data.tree.name[picked];
+    const name = sheet.names[picked];
     what.textContent = own ? `${name} in each step; pick it again in the table to see all.`
       : `Bars are ${sheet.data.timeName} by phase${each > 1 ? `, the mean of ${each} steps each` : ""}, the line across is how long the step took; a click shows the step in time${picked >= 0 ? `; the page does not hold the steps of ${name}` : ""}.`;
   }

@@ -15,6 +15,8 @@ class LayerTable {
     this.heads.forEach((head, column) => head.firstElementChild.addEventListener("click", () => this.sort(column)));
     this.search?.addEventListener("input", () => this.find(this.search.value));
     tool("levels")?.addEventListener("change", (event) => { this.levels = Number(event.target.value) || Infinity; this.show(); });
+    this.fold = tool("folded");
+    this.fold?.addEventListener("change", () => this.show());
     this.back?.addEventListener("click", () => this.sort(0, "ascending"));
     this.show();
   }
@@ -46,12 +48,13 @@ class LayerTable {
     const flat = this.needle !== "" || this.inOrder === false;
     if (!this.table.classList.contains("plain")) this.table.classList.toggle("tree", !flat);
     if (this.back) this.back.hidden = this.inOrder !== false;
-    let shown = 0;
+    let shown = 0, all = 0;
     for (const row of this.rows) {
-      row.hidden = Number(row.dataset.depth ?? 0) >= this.levels || !(row.dataset.path ?? row.textContent).toLowerCase().includes(this.needle);
+      row.hidden = (this.fold?.checked ? "inside" : "fold") in row.dataset || Number(row.dataset.depth ?? 0) >= this.levels || !(row.dataset.path ?? row.textContent).toLowerCase().includes(this.needle);
       shown += !row.hidden;
+      all += !((this.fold?.checked ? "inside" : "fold") in row.dataset);
     }
-    if (this.count) this.count.textContent = shown === this.rows.length ? `${shown} rows` : `${shown} of ${this.rows.length} rows`;
+    if (this.count) this.count.textContent = shown === all ? `${shown} rows` : `${shown} of ${all} rows`;
   }
 }
 
@@ -60,7 +63,7 @@ function pickingTable(sheet) {
   const table = sheet.part("layers");
   const made = new LayerTable(table);
   const rows = made.rows;
-  rows[0]?.setAttribute("tabindex", "0");
+  rows.find((row) => !row.hidden)?.setAttribute("tabindex", "0");
   const pick = (row) => sheet.choose(row.ariaSelected === "true" ? -1 : Number(row.dataset.row));
   made.body.addEventListener("click", (event) => { const row = event.target.closest("tr"); if (row) pick(row); });
   made.body.addEventListener("keydown", (event) => {
@@ -78,7 +81,9 @@ function pickingTable(sheet) {
   sheet.onPick((picked) => {
     for (const row of rows) row.ariaSelected = String(Number(row.dataset.row) === picked);
     const box = table.parentElement;
-    const row = rows[picked];
+    const row = rows.find((one) => Number(one.dataset.row) === picked);
+    // one of equal blocks that are folded shows when it is picked, and the blocks as one row when that is
+    if (row && made.fold && row.hidden && (made.fold.checked ? "inside" : "fold") in row.dataset) { made.fold.checked = !made.fold.checked; made.show(); }
     if (row && (row.offsetTop < box.scrollTop + 40 || row.offsetTop > box.scrollTop + box.clientHeight - 60))
       box.scrollTop = row.offsetTop - box.clientHeight / 2;
   });

@@ -283,7 +283,7 @@ class Timeline {
   tellPicked() {
     if (this.sheet.picked < 0) { this.detail.textContent = ""; return; }
     const { count, ns } = this.inStep();
-    const name = this.sheet.data.tree.name[this.sheet.picked];
+    const name = this.sheet.names[this.sheet.picked];
     this.detail.textContent = count ? `${name} ${this.step.step === null ? "here" : "in this step"}: ${count.toLocaleString("en")} ${this.groups.some((group) => group.rank !== undefined) ? "piece" : "operation"}${count === 1 ? "" : "s"}, ${time(ns)}` : `${name} runs nothing in this step${this.step.step === null ? "" : `, ${this.step.title}`}`;
   }
 
@@ -293,7 +293,7 @@ class Timeline {
       if (row?.kind !== "layer") continue;
       const end = this.step.start + this.step.length;
       for (let one = this.first(row, this.step.start); one < row.start.length && row.start[one] < end; one++) {
-        if (row.tree[one] !== this.sheet.picked) continue;
+        if (!this.sheet.members.has(row.tree[one])) continue;
         const from = row.start[one] - this.step.start;
         return this.zoomTo(from - row.length[one] * 0.1, from + row.length[one] * 1.1);
       }
