@@ -296,7 +296,7 @@ def test_equal_blocks_as_one_row(chromium: Any, llama: Path) -> None:
             for part in ("", ".input_layernorm", ".self_attn", ".post_attention_layernorm", ".mlp")
         ]
         row = page.locator("#c0-layers tr[data-path='model.layers.0-3']")
-        assert row.locator(".count").inner_text() == "×4"
+        assert row.locator(".count").inner_text() == "x4"
         total = "rows => rows.map(row => Number(row.cells[4].dataset.value)).reduce((sum, one) => sum + one, 0)"
         blocks = ", ".join(f"#c0-layers tr[data-path='model.layers.{one}']" for one in range(4))
         assert int(row.locator("td").nth(3).get_attribute("data-value")) == page.eval_on_selector_all(blocks, total)
