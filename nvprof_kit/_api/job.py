@@ -262,6 +262,8 @@ class Job:
     def __str__(self) -> str:
         return str(self.answer())
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         return self.answer()._repr_html_()
 

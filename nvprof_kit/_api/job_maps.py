@@ -189,6 +189,7 @@ def map_captures(
     ranks: Mapping[str, int] | None = None,
     workers: int | None = None,
     dask: str | None = None,
+    part: tuple[int, int] = (0, 1),
     done: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
     """Map captures into a folder; see `open_job` for the arguments.
@@ -201,6 +202,7 @@ def map_captures(
         ranks: Ranks by file name.
         workers: Processes that map.
         dask: Address of a Dask scheduler, whose workers map instead.
+        part: Which of how many parts of the captures to map: several processes share them so.
         done: Is told each capture that is mapped.
 
     Returns:
@@ -209,7 +211,7 @@ def map_captures(
     said = ranks or {}
     tasks = [
         MapTask(str(path), str(maps), domain, rules, said.get(path.name, said.get(str(path))))
-        for path in find_captures(list(captures), lambda path: bool(source_of(path)))
+        for path in find_captures(list(captures), lambda path: bool(source_of(path)))[part[0] :: part[1]]
     ]
     if dask is not None:
         return map_on_dask(tasks, dask, done)

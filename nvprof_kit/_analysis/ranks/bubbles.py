@@ -45,8 +45,6 @@ _BUSY = ("compute", "copy")
 
 def micro_batches(tables: JobTables, stages: Mapping[int, int]) -> pd.DataFrame:
     """How long each stage waits for each micro-batch, with `MICRO_BATCH_COLUMNS`; empty without a pipeline."""
-    import pandas as pd
-
     ends = tables.passed_on()
     both = ends.merge(ends, on=["c", "s", "k"], suffixes=("", "_from"))
     both = both[both["rank"] != both["rank_from"]]
@@ -63,8 +61,6 @@ def micro_batches(tables: JobTables, stages: Mapping[int, int]) -> pd.DataFrame:
     got["transfer_ns"] = (got["e"] - got[["a", "a_from"]].max(axis=1)).clip(lower=0)
     got["bubble_ns"] = got[["wait_ns", "alone"]].min(axis=1)
     made: pd.DataFrame = got[list(MICRO_BATCH_COLUMNS)].reset_index(drop=True)
-    if not len(made):
-        made = pd.DataFrame({name: [] for name in MICRO_BATCH_COLUMNS})
     return made
 
 
@@ -79,7 +75,8 @@ def bubbles(tables: JobTables, stages: Mapping[int, int], batches: pd.DataFrame)
     import pandas as pd
 
     if not len(batches):
-        return pd.DataFrame({name: [] for name in BUBBLE_COLUMNS})
+        nothing: pd.DataFrame = pd.DataFrame({name: [] for name in BUBBLE_COLUMNS})
+        return nothing
     spent = tables.step_times()
     sort = np.select(
         [spent["doing"].isin(_BUSY), spent["passes_on"], spent["doing"] == "communication"],

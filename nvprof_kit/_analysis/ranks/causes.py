@@ -247,6 +247,7 @@ class Causes:
         """The excesses as shares: those told at once, and those that another collective's causes tell."""
         share = more["share"].to_numpy()
         pair, doing, of = (more[name].to_numpy() for name in ("pair", "doing", "instance"))
+        pair, of = pair.astype(np.int64), of.astype(np.int64)  # without a row they are of no type
         late = pairs.late[pair]
         waits = doing == "communication"
         cause = np.where(waits, "collective", more["kind"]).astype(object)

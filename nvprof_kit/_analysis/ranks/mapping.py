@@ -22,14 +22,14 @@ from nvprof_kit._analysis.ranks.hosts import collecting, host_times, loading_cod
 from nvprof_kit._analysis.ranks.lane import Lane, lane_of
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.jobs.schema import TABLES, RankMap
-from nvprof_kit._trace.schema import Trace
+from nvprof_kit._trace.schema import BUSY_CALLS, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OPTIONAL = ("name", "stream", "calls", "collectives", "marks", "loads")
+OPTIONAL = ("name", "stream", "calls", BUSY_CALLS, "collectives", "marks", "loads")
 """What `nvprof_kit._trace.open.open_capture` must read."""
 
 DOING = {COMPUTE: "compute", COMM: "communication", COPY: "copy"}

@@ -71,7 +71,8 @@ def parallel_groups(tables: JobTables, stages: Mapping[int, int]) -> pd.DataFram
 
 def named_parallel(name: str) -> str:
     """What a group is for by the program's name of it, ``unknown`` where that does not say."""
-    return next((parallel for parallel, pattern in _NAMES.items() if pattern.search(name)), "unknown")
+    found = {parallel: match.start() for parallel, pattern in _NAMES.items() if (match := pattern.search(name))}
+    return min(found, key=lambda parallel: found[parallel]) if found else "unknown"
 
 
 def used_parallel(uses: pd.DataFrame, spans_stages: bool) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nvprof_kit._analysis.attribution.instances import whole_calls
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, nest
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around
@@ -113,10 +114,11 @@ def kernel_view(facts: Facts) -> pd.DataFrame:
     kind, name = facts.trace.ops["kind"].to_numpy(), facts.trace.ops["name"].cat
     copies = (kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset"))
     rows = np.flatnonzero(~copies & facts.counted)
+    rows, spent = whole_calls(facts.trace.ops, rows, facts.duration)
     families = facts.classes.families
     # name and family as one number: a class and a family follow from a name, but for a whole graph's
     both = name.codes.to_numpy()[rows].astype(np.int64) * max(len(families), 1) + facts.classes.family[rows]
-    table = facts.statistics(_ops(facts, rows).assign(both=both), ["both"], facts.gpu_ns)
+    table = facts.statistics(_ops(facts, rows).assign(gpu=spent, both=both), ["both"], facts.gpu_ns)
     of_name, of_family = np.divmod(table["both"].to_numpy(dtype=np.int64), max(len(families), 1))
     told = [families[one] for one in of_family.tolist()]
     place = len(facts.step_columns)

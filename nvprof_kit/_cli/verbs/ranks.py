@@ -140,6 +140,11 @@ def _check_told(answer: Ranks, view: str | None) -> None:
     metavar="SCHEDULER",
     help="Map on the workers of a Dask cluster, which see the captures and MAPS under the same paths.",
 )
+@click.option(
+    "--part",
+    metavar="I/N",
+    help="Map only every N-th capture, from the I-th on (from 0): tasks that see the same captures share them so.",
+)
 @domain_option
 @rules_option
 def map_(
@@ -149,13 +154,15 @@ def map_(
     given: tuple[str, ...],
     workers: int | None,
     dask: str | None,
+    part: str | None,
     domain: str,
     rules: str | None,
 ) -> None:
     """Condense captures to maps: a few megabytes of Parquet each, all that comparing ranks needs.
 
     A map is reused while its capture is unchanged. On a cluster each node maps its own:
-    srun nvprof-kit ranks map -o /shared/maps /local/captures; then nvprof-kit ranks /shared/maps.
+    srun nvprof-kit ranks map -o /shared/maps /local/captures; then nvprof-kit ranks /shared/maps. Tasks that see the
+    same captures share them: --part $SLURM_PROCID/$SLURM_NTASKS.
     """
     from nvprof_kit._api.capture import domain_of, read_rules
     from nvprof_kit._api.job_maps import map_captures
@@ -170,6 +177,7 @@ def map_(
             ranks=_given(given),
             workers=workers,
             dask=dask,
+            part=_part(part),
             done=lambda capture: say(f"mapping {capture}"),
         )
     click.echo(f"{maps}: {len(names)} maps", err=True)
@@ -186,6 +194,18 @@ def _numbers(text: str) -> list[int]:
     if wrong:
         raise UsageError(f"--timeline {text}: {wrong[0]!r} is no rank; needed numbers by commas, as in 0,17,300")
     return [int(one) for one in named]
+
+
+def _part(text: str | None) -> tuple[int, int]:
+    """Which part ``--part I/N`` is.
+
+    Raises:
+        UsageError: It is none.
+    """
+    number, found, of = (text or "0/1").partition("/")
+    if not found or not number.isdecimal() or not of.isdecimal() or int(number) >= int(of):
+        raise UsageError(f"--part {text}: needed I/N with I from 0 to N - 1, as in --part 0/8")
+    return int(number), int(of)
 
 
 def _given(pairs: tuple[str, ...]) -> dict[str, int]:
