@@ -23,8 +23,12 @@ _HOST_END = re.compile(r"\((?:.*\b)?(Pageable|Pinned|Managed)\b")
 
 
 def read_calls(events: Events, process: int) -> dict[str, Any]:
-    """Columns of the schema's ``calls``: every CUDA runtime and driver call, and every overhead of the profiler."""
-    parts = [(kind, events.of(category)) for category, kind in _KINDS.items()] + [("operator", events.operators)]
+    """Columns of the schema's ``calls``: every CUDA runtime and driver call, every overhead of the profiler, every
+    operator and garbage collection.
+    """
+    parts = [(kind, events.of(category)) for category, kind in _KINDS.items()] + [
+        ("operator", events.operators), ("operator", events.collections)
+    ]  # fmt: skip
     rows = joined([found for _, found in parts], ["correlation"])
     kinds = [CALL_KINDS.index(kind) for kind, _ in parts]
     return {
@@ -96,6 +100,7 @@ def read_collectives(events: Events, process: int) -> dict[str, Any]:
         "bytes": np.array([_bytes(one) for one in told], dtype=np.int64),
         "ranks": np.array([_number(one.group_size) for one in told], dtype=np.int64),
         "communicator": [_communicator(one) for one in told],
+        "description": [_text(one.group_description) for one in told],
         "sequence": np.array([_number(one.collective_sequence) for one in told], dtype=np.int64),
         "peers": [_text(one.group_ranks) for one in told],
     }
