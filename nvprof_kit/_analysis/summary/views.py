@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nvprof_kit._analysis.attribution.instances import whole_calls
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, nest
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around
@@ -113,10 +114,11 @@ def kernel_view(facts: Facts) -> pd.DataFrame:
     kind, name = facts.trace.ops["kind"].to_numpy(), facts.trace.ops["name"].cat
     copies = (kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset"))
     rows = np.flatnonzero(~copies & facts.counted)
+    rows, spent = whole_calls(facts.trace.ops, rows, facts.duration)
     families = facts.classes.families
     # name and family as one number: a class and a family follow from a name, but for a whole graph's
     both = name.codes.to_numpy()[rows].astype(np.int64) * max(len(families), 1) + facts.classes.family[rows]
-    table = facts.statistics(_ops(facts, rows).assign(both=both), ["both"], facts.gpu_ns)
+    table = facts.statistics(_ops(facts, rows).assign(gpu=spent, both=both), ["both"], facts.gpu_ns)
     of_name, of_family = np.divmod(table["both"].to_numpy(dtype=np.int64), max(len(families), 1))
     told = [families[one] for one in of_family.tolist()]
     place = len(facts.step_columns)
@@ -217,7 +219,9 @@ def operator_view(facts: Facts) -> pd.DataFrame:
     below = _ops(facts, ops).assign(
         operator=names[inner[ops]], kernel=facts.trace.ops["name"].iloc[ops].astype(str).array
     )
-    frame = frame.iloc[np.searchsorted(rows, facts.counted_calls(rows))]
+    counted = facts.counted_calls(rows)
+    counted = counted[np.lexsort((host.start[counted], host.tid[counted]))]
+    frame = frame.iloc[np.searchsorted(rows, counted)]
     operators, kernels = (facts.statistics(one, ["operator", "kernel"], facts.gpu_ns) for one in (frame, below))
     rank = {name: place for place, name in enumerate(dict.fromkeys(operators["operator"]))}
     table = pd.concat([operators, kernels], ignore_index=True)
