@@ -34,17 +34,41 @@ def export(asked: Reading, to: str | None, step: int | None, rules: str | None) 
     """A trace with layers, phases, streams and idle gaps as tracks, for the Perfetto UI and chrome://tracing; or GPU
     time as stacks of modules, phase and kernel, for pprof and other viewers of flame graphs.
 
+    Several CAPTUREs are ranks of one job: they stand beside each other in the trace, on one clock.
+
     FILE ends in .pftrace, .perfetto-trace, .json.gz or .json; or in .pb.gz or .folded.
     """
-    if len(asked.captures) > 1:
-        raise UsageError(f"an export shows one capture, not {len(asked.captures)}; export them one by one")
     form: Any = _form(asked, to)
+    if len(asked.captures) > 1:
+        return _ranks(asked, form, step, rules)
     (capture,) = asked.captures
     with progress() as say:
         say(f"reading {capture} and writing it as {form}")
         opened = asked.open(capture, rules)
         made = opened.pprof(step=step, form=form) if form in _STACKS else opened.perfetto(step=step, form=form)
         asked.output.write_document(made)
+
+
+def _ranks(asked: Reading, form: Any, step: int | None, rules: str | None) -> None:
+    """Write the trace of several ranks.
+
+    Raises:
+        UsageError: The form holds stacks, or the captures are not those of one job.
+    """
+    from nvprof_kit._api.job import open_job
+    from nvprof_kit._api.job_trace import trace_of_ranks
+
+    if form in _STACKS:
+        raise UsageError(
+            f"{form} holds the stacks of one capture, not of {len(asked.captures)}; export them one by one"
+        )
+    captures = [asked.open(capture, rules) for capture in asked.captures]
+    with progress() as say:
+        say("aligning the ranks' clocks")
+        first = captures[0]
+        job = open_job(asked.captures, domain=first.domain, rules=first._rules)
+        say(f"reading {len(captures)} captures and writing them as {form}")
+        asked.output.write_document(trace_of_ranks(captures, job, step, form))
 
 
 def _form(asked: Reading, to: str | None) -> str:

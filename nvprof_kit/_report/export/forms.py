@@ -50,7 +50,7 @@ def suffixes_of(form: str) -> tuple[str, ...]:
     return tuple(suffix for suffix, one in BY_SUFFIX.items() if one == form)
 
 
-def _packed(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def packed(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """What gzip makes of some pieces, with no time in it."""
     packer = zlib.compressobj(2, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     for piece in pieces:
@@ -59,7 +59,7 @@ def _packed(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _packed_events(shown: Timeline, info: CaptureInfo) -> Iterator[bytes]:
-    return _packed(trace_events(shown, info))
+    return packed(trace_events(shown, info))
 
 
 TRACES: Mapping[str, Callable[[Timeline, CaptureInfo], Iterator[bytes]]] = MappingProxyType(

@@ -10,13 +10,13 @@ The numbers of the fields are those of ``protos/perfetto/trace`` in Perfetto's s
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nvprof_kit._report.export import wire
-from nvprof_kit._report.export.tracks import Int64Array, Labels, Process, Slices, Track, slices, tracks
+from nvprof_kit._report.export.tracks import Int64Array, Labels, Part, Process, Slices, Track, slices, tracks
 from nvprof_kit._trace.schema import CaptureInfo
 
 if TYPE_CHECKING:
@@ -42,20 +42,32 @@ def perfetto_packets(shown: Timeline, info: CaptureInfo) -> Iterator[bytes]:
         shown: What ran, in the whole capture or in one step.
         info: What the capture says of itself.
     """
-    head = [_ONLY_SEQUENCE + wire.number(_FLAGS, _CLEARED), *_about(info)]
-    uuids: dict[tuple[int, int], int] = {}
-    for one in tracks(shown, info):
-        uuids[one.pid, 0 if isinstance(one, Process) else one.tid] = uuid = len(uuids) + 1
-        head.append(_ONLY_SEQUENCE + wire.text(_DESCRIPTOR, _described(one, uuid)))
-    yield b"".join(wire.text(_PACKET, packet) for packet in head)
-    interned = _Interned()
-    for block in slices(shown):
-        yield _squeezed(_packets(block, _uuids_of(block, uuids), interned))
-
-
-def _about(info: CaptureInfo) -> Iterator[bytes]:
-    """What the trace processor's table ``metadata`` says."""
     said = {"capture": info.path, "tool": info.tool, "gpus": ", ".join(info.gpus), "warnings": "\n".join(info.warnings)}
+    return packets([Part(tracks(shown, info), slices(shown))], said)
+
+
+def packets(parts: Iterable[Part], about: Mapping[str, str]) -> Iterator[bytes]:
+    """The same of several captures, one after the other.
+
+    Args:
+        parts: The captures, whose processes and tracks have numbers of their own.
+        about: What the trace processor's table ``metadata`` says.
+    """
+    head = [_ONLY_SEQUENCE + wire.number(_FLAGS, _CLEARED), *_about(about)]
+    uuids: dict[tuple[int, int], int] = {}
+    interned = _Interned()
+    for part in parts:
+        for one in part.tracks:
+            uuids[one.pid, 0 if isinstance(one, Process) else one.tid] = uuid = len(uuids) + 1
+            head.append(_ONLY_SEQUENCE + wire.text(_DESCRIPTOR, _described(one, uuid)))
+        yield b"".join(wire.text(_PACKET, packet) for packet in head)
+        head = []
+        for block in part.slices:
+            yield _squeezed(_packets(block, _uuids_of(block, uuids), interned))
+
+
+def _about(said: Mapping[str, str]) -> Iterator[bytes]:
+    """What the trace processor's table ``metadata`` says."""
     bundle = b"".join(wire.text(2, wire.text(1, name) + wire.text(2, value)) for name, value in said.items() if value)
     yield wire.text(_CHROME, bundle)
 

@@ -8,14 +8,14 @@ numbers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvprof_kit._report.export.tracks import Int64Array, Labels, Process, Slices, Track, slices, tracks
+from nvprof_kit._report.export.tracks import Int64Array, Labels, Part, Process, Slices, Track, slices, tracks
 from nvprof_kit._trace.schema import CaptureInfo
 
 if TYPE_CHECKING:
@@ -35,12 +35,25 @@ def trace_events(shown: Timeline, info: CaptureInfo) -> Iterator[bytes]:
         info: What the capture says of itself.
     """
     about = {"capture": info.path, "tool": info.tool, "gpus": list(info.gpus), "warnings": list(info.warnings)}
+    return events([Part(tracks(shown, info), slices(shown))], about)
+
+
+def events(parts: Iterable[Part], about: Mapping[str, Any]) -> Iterator[bytes]:
+    """The same of several captures, one after the other.
+
+    Args:
+        parts: The captures, whose processes and tracks have numbers of their own.
+        about: What the trace says of itself.
+    """
     yield f'{{"displayTimeUnit":"ns","otherData":{_quoted(about)},"traceEvents":[\n'.encode()
-    named = [event for one in tracks(shown, info) for event in _named(one)]
-    yield ",\n".join(_quoted(event) for event in named).encode()
     known: _Quoted = {}  # each distinct text is quoted once
-    for block in slices(shown):
-        yield _lines(block, known)
+    before = ""
+    for part in parts:
+        named = [event for one in part.tracks for event in _named(one)]
+        yield (before + ",\n".join(_quoted(event) for event in named)).encode()
+        before = ",\n"
+        for block in part.slices:
+            yield _lines(block, known)
     yield b"\n]}\n"
 
 

@@ -7,7 +7,7 @@ of two that begin together the outer one comes first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -71,6 +71,13 @@ class Slices(NamedTuple):
     args: Mapping[str, Labels | Int64Array]
 
 
+class Part(NamedTuple):
+    """A capture in a trace: its processes and tracks, and what is on them."""
+
+    tracks: Iterable[Process | Track]
+    slices: Iterable[Slices]
+
+
 # ---------------------------------------------------------------- tracks
 
 
@@ -116,10 +123,19 @@ def _thread_track(place: int) -> int:
 # ---------------------------------------------------------------- slices
 
 
-def slices(shown: Timeline) -> Iterator[Slices]:
-    """Every slice, block by block, so that no more than one block's form is in memory."""
-    origin = _origin(shown)
-    for made in _kinds(shown):
+def slices(
+    shown: Timeline, moved: Callable[[Slices], Slices] | None = None, origin: int | None = None
+) -> Iterator[Slices]:
+    """Every slice, block by block, so that no more than one block's form is in memory.
+
+    Args:
+        shown: What ran.
+        moved: What puts slices elsewhere, and on another clock.
+        origin: What times count from; the first event's by default.
+    """
+    origin = _origin(shown) if origin is None else origin
+    for kind in _kinds(shown):
+        made = kind if moved is None else moved(kind)
         for start in range(0, len(made.start_ns), _BLOCK):
             yield _block(made, start, origin)
 
