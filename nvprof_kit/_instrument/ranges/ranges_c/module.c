@@ -18,7 +18,6 @@ static PyObject *switch_to(PyObject *Py_UNUSED(module), PyObject *backend) {
     now.backend = backend == Py_None ? NULL : Py_NewRef(backend);
     now.thread = thread;
     now.pop = pop;
-    now.serial++;
     for (int index = 0; index < 3; index++) {
         Py_XDECREF(before[index]);
     }
@@ -33,9 +32,6 @@ static PyObject *ask(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_XSETREF(answers.task, Py_NewRef(task));
     Py_XSETREF(answers.grad, Py_NewRef(grad));
     Py_XSETREF(answers.sequence, Py_NewRef(sequence));
-    if (PyCFunction_Check(task)) { /* torch's own, no stand-in */
-        find_in_torch();
-    }
     Py_RETURN_NONE;
 }
 
