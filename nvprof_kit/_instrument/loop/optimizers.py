@@ -21,7 +21,7 @@ def innermost(optimizer: Any) -> list[Any]:
     if isinstance(optimizer, (list, tuple)):
         return [one for part in optimizer for one in innermost(part)]
     several = getattr(optimizer, "chained_optimizers", None)
-    if isinstance(several, (list, tuple)) and several:
+    if isinstance(several, (list, tuple)):  # an empty one of Megatron's: a rank without weights to train
         return innermost(several)
     inner = getattr(optimizer, "optimizer", None)
     if inner is None or inner is optimizer or not (hasattr(inner, "param_groups") or hasattr(inner, "step")):
