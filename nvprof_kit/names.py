@@ -85,8 +85,8 @@ class RangeName(NamedTuple):
 
 
 def encodable(text: str) -> str:
-    """A text as it can be written: a lone surrogate, which no file and no tool takes, becomes an escape."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+    """A text as it can be written: a lone surrogate, which no tool takes, becomes a number (``&#55296;``)."""
+    return text if text.isascii() else text.encode("utf-8", "xmlcharrefreplace").decode("utf-8")
 
 
 def strip_wrappers(path: str) -> str:

@@ -6,7 +6,7 @@ static PyObject *encodable(PyObject *text) {
     if (!PyUnicode_Check(text) || PyUnicode_IS_ASCII(text)) {
         return Py_NewRef(text);
     }
-    PyObject *bytes = PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace");
+    PyObject *bytes = PyUnicode_AsEncodedString(text, "utf-8", "xmlcharrefreplace");
     PyObject *found = bytes == NULL ? NULL : PyUnicode_FromEncodedObject(bytes, "utf-8", "strict");
     Py_XDECREF(bytes);
     return found;

@@ -14,6 +14,7 @@ import sysconfig
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -416,11 +417,17 @@ def test_everything_may_change_while_others_use_it(world) -> None:
             range_.push = lambda: None
             range_.backend = self
 
+    def made(x: Tensor) -> Tensor:
+        return Tensor(Node(world.sequence, x.grad_fn))
+
+    def nodes(values: list[Any]) -> list[Any]:
+        return grad_nodes(values)
+
     def use() -> None:
         try:
             while not stop.is_set():
                 outer, inner = world.block("outer"), world.block("inner")
-                call = twin.ranged(lambda x: twin.ranged(lambda y: Tensor(Node(world.sequence, y.grad_fn)), inner)(x), outer)
+                call = twin.ranged(twin.ranged(made, inner), outer)
                 call(Tensor(Node(3)))
                 with outer, inner:
                     list(tool.thread.here.owners)
@@ -438,7 +445,7 @@ def test_everything_may_change_while_others_use_it(world) -> None:
             twin.switch(tool)
             tool.thread.here = twin.Here()
             tool.thread = Shared()
-            twin.follow(world._begin_task, lambda values: grad_nodes(values), {int, type(None)}, Tensor, Parameter)
+            twin.follow(world._begin_task, partial(nodes), {int, type(None)}, Tensor, Parameter)
             twin.ask(lambda: world.task, lambda: True, lambda number=number: number % 7)
             if number % 5 == 0:
                 twin.switch(None)
