@@ -1,6 +1,16 @@
 /* Where a thread is: its open ranges, and its place in the backward pass. */
 #include "ranges.h"
 
+/* The thread's last answer to `here_now`, borrowed: good for the same thread state and the same switch, as long as no
+ * Here whatever has been freed since. */
+static _Thread_local struct {
+    uint64_t serial, freed, id;
+    PyThreadState *thread;
+    Here *here;
+} last;
+
+static uint64_t freed;
+
 static PyObject *Here_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs)) {
     Here *self = (Here *)type->tp_alloc(type, 0);
     if (self != NULL) {
@@ -41,6 +51,7 @@ static int Here_clear(Here *self) {
 
 static void Here_dealloc(Here *self) {
     PyObject_GC_UnTrack(self);
+    freed++; /* before anything that may run Python */
     Here_clear(self);
     Py_CLEAR(self->at);
     PyMem_Free(self->open);
@@ -161,6 +172,12 @@ PyTypeObject HereType = {
 
 /* The calling thread's `backend.thread.here`, a new reference. */
 static Here *here_now(void) {
+    PyThreadState *thread = PyThreadState_Get();
+    uint64_t id = PyThreadState_GetID(thread), serial = now.serial;
+    if (now.local && last.here != NULL && last.serial == serial && last.freed == freed && last.thread == thread &&
+        last.id == id) {
+        return (Here *)Py_NewRef(last.here);
+    }
     PyObject *holder = Py_NewRef(now.thread);
     PyObject *here = PyObject_GetAttr(holder, names.here);
     Py_DECREF(holder);
@@ -168,6 +185,11 @@ static Here *here_now(void) {
         PyErr_SetString(PyExc_TypeError, "backend.thread.here is no Here");
         Py_CLEAR(here);
     }
+    last.here = (Here *)here;
+    last.serial = serial;
+    last.freed = freed;
+    last.thread = thread;
+    last.id = id;
     return (Here *)here;
 }
 

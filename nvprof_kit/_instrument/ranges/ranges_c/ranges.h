@@ -20,9 +20,12 @@
 #define INTERFACE 3 /* as in ranges_python.py */
 #define MEMBER(type, name, flags) {#name, T_OBJECT, offsetof(type, name), flags, NULL}
 
-/* module.c: where ranges go now, NULL: nowhere. And names of attributes. */
+/* module.c: where ranges go now, NULL: nowhere; `local` says that each thread alone sets its `thread.here`, and `serial`
+ * tells one switch from another. And names of attributes. */
 extern struct Now {
     PyObject *backend, *thread, *pop;
+    bool local;
+    uint64_t serial;
 } now;
 
 extern struct Names {
