@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -29,6 +29,14 @@ Select = type | tuple[type, ...] | str | Iterable[str] | Callable[[str, nn.Modul
 """Which modules to range: classes, patterns of paths, or a predicate of path and module."""
 
 _LEAVES = 1_000_000
+
+
+class Pipeline(Protocol):
+    """What is no module and has some, as the pipelines of diffusers."""
+
+    @property
+    def components(self) -> Mapping[str, Any]:
+        """Its parts by name; those that are modules are annotated."""
 
 
 class ModelAnnotation(Annotation):
@@ -191,7 +199,7 @@ class ModelAnnotation(Annotation):
 
 
 def annotate_model(
-    model: nn.Module | Any,
+    model: nn.Module | Pipeline,
     *,
     select: Select | None = None,
     depth: int | str | None = None,
@@ -204,7 +212,7 @@ def annotate_model(
 
     By default the model's repeated blocks are found by structure, and ranged are the blocks and their direct children,
     and everything beside and around the blocks: embeddings, final norm, head, the modules that hold them, and the model
-    itself. A model without repeated blocks has its direct children ranged. Nothing is installed while nobody listens,
+    itself. A model without repeated blocks has its direct children ranged. No hook is installed while nobody listens,
     neither an attached tool nor the embedded recorder; outputs, gradients and memory stay what they are.
 
     Args:
@@ -216,8 +224,8 @@ def annotate_model(
         depth: Range the model and so many levels below it, lists not counted; ``"leaf"`` for all levels.
         backward: Range the backward pass.
         root: The name of the model itself, which has no path; by default its class.
-        compiled_parts: Range the modules inside what torch.compile compiles after this call, too: the compiler then
-            writes ranges between the kernels that it launches, and its caches keep such code apart.
+        compiled_parts: Range also the modules inside what torch.compile compiles while the annotation stands: the
+            compiler writes ranges between the kernels that it launches, and its caches keep such code apart.
         memory: Have the ranges of layers carry what PyTorch's CUDA allocator holds at each begin and end, to an
             attached tool; or what a function reads, as `memory_marks.Read`. It holds for the whole process and stays.
 
@@ -233,15 +241,16 @@ def annotate_model(
     if memory:
         state.carry_memory(read_cuda if memory is True else memory)
     holder = None if isinstance(model, nn.Module) else _components(model)
-    tops = [Part("", model)] if holder is None else [Part(name, part) for name, part in holder.items()]
+    top = cast(nn.Module, model)
+    tops = [Part("", top)] if holder is None else [Part(name, part) for name, part in holder.items()]
     if select is not None:
-        parts = _selected(holder or model, select)
+        parts = _selected(holder or top, select)
     elif depth is not None:
         levels = _levels(depth)
         parts = [part for top in tops for part in (top, *descendants(top, levels))]
     else:
         parts = [part for top in tops for part in _by_structure(top)]
-    root = root or (class_name(unwrapped(model)) if holder is None else type(model).__name__)
+    root = root or (class_name(unwrapped(top)) if holder is None else type(model).__name__)
     return ModelAnnotation(model, parts, backward=backward, root=root, compiled_parts=compiled_parts, holder=holder)
 
 
