@@ -38,7 +38,7 @@ from nvprof_kit._analysis.memory import steps as memory_traffic
 from nvprof_kit._analysis.metrics import COLUMNS as METRICS_COLUMNS
 from nvprof_kit._analysis.ncu.layers import COLUMNS as NCU_COLUMNS
 from nvprof_kit._analysis.ncu.plan import COLUMNS as PLAN_COLUMNS
-from nvprof_kit._analysis.ranks import clocks, replay, waits
+from nvprof_kit._analysis.ranks import bubbles, clocks, parallel, replay, waits
 from nvprof_kit._analysis.ranks import layers as ranks_layers
 from nvprof_kit._analysis.timers import COLUMNS as TIMERS_COLUMNS
 from nvprof_kit._cli import group
@@ -96,6 +96,14 @@ EXAMPLES = {
     "ranks": "ranks ranks/ranks-ddp-layer.rank0-2024.2.sqlite.xz ranks/ranks-ddp-layer.rank1-2024.2.sqlite.xz "
     "--workers 1 --top 5",
     "summary-device": "summary slow-cpu-2024.2.sqlite.xz --view device",
+    "tutorial-breakdown": "breakdown slow-cpu-2024.2.sqlite.xz --view steps",
+    "tutorial-advise": "advise slow-cpu-2024.2.sqlite.xz --top 2",
+    "howto-idle": "breakdown slow-cpu-2024.2.sqlite.xz --view idle --top 5",
+    "howto-ranks": "ranks ranks/ddp-layer.rank0-2024.2.sqlite.xz ranks/ddp-layer.rank1-2024.2.sqlite.xz "
+    "--workers 1 --top 3",
+    "howto-diff": "diff eager-2023.4.sqlite.xz checkpoint-2023.4.sqlite.xz --top 8",
+    "howto-ncu": "ncu plan ncu/encoder-2024.2.sqlite.xz --share 0.4",
+    "howto-memory": "layers memory/caching-2024.2.sqlite.xz --memory --depth 2",
 }
 """Commands of which a page shows what they print, on committed captures of an H200."""
 
@@ -145,6 +153,9 @@ def texts() -> Mapping[str, str]:
         "ranks-waits": waits.WAIT_COLUMNS,
         "ranks-charges": waits.CHARGE_COLUMNS,
         "ranks-layers": ranks_layers.COLUMNS,
+        "ranks-groups": parallel.GROUP_COLUMNS,
+        "ranks-bubbles": bubbles.BUBBLE_COLUMNS,
+        "ranks-micro-batches": bubbles.MICRO_BATCH_COLUMNS,
         "ranks-clocks": clocks.COLUMNS,
         "ranks-critical-path": replay.PATH_COLUMNS,
         "ranks-what-if": replay.WHAT_IF_COLUMNS,
@@ -370,7 +381,7 @@ def filled(page: str) -> str:
 
 def main() -> None:
     """Bring every page up to date."""
-    for path in sorted(DOCS.glob("*.md")):
+    for path in sorted(DOCS.rglob("*.md")):
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 SummaryView = Literal["device", "overview", "model", "distributed", "operator", "kernel", "memory", "user"]
 BreakdownView = Literal["steps", "idle", "communication", "copies", "launches", "queue", "critical-path"]
 PlotView = Literal["layers", "timeline", "steps", "tree", "queue"]
+TraceForm = Literal["pftrace", "json.gz", "json"]
+StacksForm = Literal["pprof", "folded"]
 
 MANY_OPERATIONS = 200_000
 """From here on the findings of a report take so long that they have to be asked for."""
@@ -202,13 +204,14 @@ class Capture:
         Raises:
             UsageError: No view has this name, none this column, or none of the steps asked for is in the capture.
         """
-        from nvprof_kit._analysis.summary.summary import OPTIONAL, VIEWS, SummaryOptions, summary
+        from nvprof_kit._analysis.summary.summary import VIEWS, SummaryOptions, needed, summary
         from nvprof_kit._results.summary import Summary
 
         for view in views:
             _among(view, VIEWS, "view of a summary")
-        known = self._operations(OPTIONAL)
-        options = SummaryOptions(views, by_step, sort, self._kernel_rules, steps or _all_steps())
+        chosen = steps or _all_steps()
+        known = self._operations(needed(views, chosen))
+        options = SummaryOptions(views, by_step, sort, self._kernel_rules, chosen)
         result = summary(known.trace, options, known)
         if sort and not any(sort in table for table in result.views.values()):
             columns = dict.fromkeys(str(name) for table in result.views.values() for name in table)
@@ -412,32 +415,68 @@ class Capture:
         """Write `page` to a file that ends in .html, to open in a browser; it loads nothing from any network."""
         return self.page(*others, step=step, findings=findings, steps=steps).save(path)
 
-    def perfetto(self, *, step: int | None = None, form: Literal["json.gz", "json"] = "json.gz") -> Document:
+    def perfetto(self, *, step: int | None = None, form: TraceForm = "json.gz") -> Document:
         """A trace with layers, phases, streams and idle gaps as tracks, for the Perfetto UI and chrome://tracing.
 
         Args:
             step: Only what ran in this step; None for the whole capture.
-            form: Packed or not.
+            form: ``pftrace`` is Perfetto's own, the smallest; ``json`` and ``json.gz`` open in chrome://tracing too.
 
         Raises:
             UsageError: The capture has no such step.
         """
-        from nvprof_kit._analysis.attribution.step_times import instance_of, step_times
         from nvprof_kit._analysis.timeline import OPTIONAL, timeline
-        from nvprof_kit._report.export.perfetto import FORMATS, perfetto_trace
+        from nvprof_kit._report.export.forms import TRACES, suffixes_of
         from nvprof_kit._results.document import Document
 
         known = self._operations(OPTIONAL)
-        times = step_times(known.trace, known.attribution)
-        instance = None if step is None else instance_of(times, step, str(self.path))
-        made = perfetto_trace(timeline(known.trace, known.attribution, instance), known.trace.info, form)
-        suffixes = tuple(suffix for suffix, name in FORMATS.items() if name == form)
-        return Document(made, suffixes, self.sources)
+        shown = timeline(known.trace, known.attribution, self._instance(step))
+        pieces = _among(form, TRACES, "form of a trace")
+        return Document(lambda: pieces(shown, known.trace.info), suffixes_of(form), self.sources)
+
+    def pprof(self, *, step: int | None = None, form: StacksForm = "pprof") -> Document:
+        """GPU time as stacks for viewers of flame graphs: parts of the module's path, phase, kernel.
+
+        Args:
+            step: Only what ran in this step; None for the whole capture.
+            form: ``pprof`` for ``go tool pprof``, Pyroscope and Speedscope; ``folded`` for lines of text.
+
+        Raises:
+            UsageError: The capture has no such step.
+        """
+        from nvprof_kit._analysis.stacks import OPTIONAL, stacks
+        from nvprof_kit._report.export.flame import folded, pprof
+        from nvprof_kit._report.export.forms import STACKS, suffixes_of
+        from nvprof_kit._results.document import Document
+
+        _among(form, dict.fromkeys(STACKS), "form of stacks")
+        known = self._operations(OPTIONAL)
+        rows, ops = stacks(known, self._instance(step)), known.trace.ops
+        length = int(ops["end_ns"].max() - ops["start_ns"].min()) if len(ops) else 0
+        made = pprof(rows, known.trace.info, length) if form == "pprof" else folded(rows)
+        return Document(made, suffixes_of(form), self.sources)
 
     def export(self, path: str | Path, *, step: int | None = None) -> Path:
-        """Write `perfetto` to a file that ends in .json.gz or .json."""
-        form = _among(Path(path).suffix.lower(), {".gz": "json.gz", ".json": "json"}, "form of a trace")
-        return self.perfetto(step=step, form=form).save(path)
+        """Write `perfetto` or `pprof` to a file, as its suffix says: .pftrace, .perfetto-trace, .json.gz, .json,
+        .pb.gz, .folded.
+
+        Raises:
+            UsageError: The file has another suffix, or the capture has no such step.
+        """
+        from nvprof_kit._report.export.forms import TRACES, form_of
+
+        form: Any = form_of(Path(path))
+        made = self.perfetto(step=step, form=form) if form in TRACES else self.pprof(step=step, form=form)
+        return made.save(path)
+
+    def _instance(self, step: int | None) -> int | None:
+        """Which instance of a step its number means."""
+        from nvprof_kit._analysis.attribution.step_times import instance_of, step_times
+
+        if step is None:
+            return None
+        known = self._operations()
+        return instance_of(step_times(known.trace, known.attribution), step, str(self.path))
 
     def ncu_plan(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,9 @@ class Advice(Result, AdviseResult):
     def to_frame(self) -> pd.DataFrame:
         """A row per finding, what could save the most first."""
         return self.rows
+
+    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
+        return ("saves_ns",), ("title",)
 
     def parts(self) -> list[RenderableType]:
         """The first findings, a paragraph each."""

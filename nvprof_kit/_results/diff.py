@@ -35,6 +35,9 @@ class Diff(Result, DiffResult):
         """The comparison (``rows``), or the kernels that came, went or were renamed (``kernels``)."""
         return self.kernels if (view or self.view) == "kernels" else self.rows
 
+    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
+        return ("change_ns",), ("level", "layer", "kernel_class", "phase")
+
     def parts(self) -> list[RenderableType]:
         """The largest changes, the kernels that came and went, and the gates."""
         from nvprof_kit._report.text.diff import diff_report

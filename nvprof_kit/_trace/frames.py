@@ -62,3 +62,22 @@ def labels(codes: npt.NDArray[np.integer[Any]], names: Sequence[str]) -> Any:
     return pd.Categorical.from_codes(
         index.astype(np.int32)[codes] if len(names) else codes, categories=pd.Index(unique, dtype=object)
     )
+
+
+_SPARSE = 8
+"""A table over the span of ids is made where it has at most this many places for each id."""
+
+
+def distinct(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.integer[Any]]]:
+    """The distinct ids, ascending, and the place of each id among them; as `numpy.unique`, without sorting where the
+    ids lie close together, as those of names do.
+    """
+    low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
+    if high - low > max(_SPARSE * len(ids), 1 << 16):
+        return np.unique(ids, return_inverse=True)
+    there = np.zeros(high - low + 1, dtype=np.bool_)
+    there[ids - low] = True
+    known = np.flatnonzero(there)
+    place = np.zeros(len(there), dtype=np.int32)
+    place[known] = np.arange(len(known), dtype=np.int32)
+    return known + low, place[ids - low]

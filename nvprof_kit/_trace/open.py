@@ -39,7 +39,8 @@ def open_capture(
             ``.xz``.
         domain: NVTX domain to take the ranges from; '' is the default domain.
         optional: Names of the optional columns of `nvprof_kit._trace.schema` that are wanted, and of the tables
-            ``calls``, ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``, ``loads``, ``shapes``.
+            ``calls``, ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``, ``loads``, ``shapes``;
+            with `BUSY_CALLS` of calls only those that hold host or device up.
         cpu_only: Whether an nsys capture without GPU operations is read too; `CaptureInfo.lacks` says so then.
 
     Returns:
@@ -87,7 +88,7 @@ def open_more(trace: Trace, *, domain: str, optional: Collection[str]) -> Trace:
         raise CaptureError(f"{path}: the file was changed since it was opened; open it again")
     tables: dict[str, Any] = {name: getattr(fresh, name) for name in optional if name in TABLES and name != "operators"}
     columns = {str(name): fresh.ops[name] for name in fresh.ops if name not in trace.ops}
-    return replace(trace, ops=trace.ops.assign(**columns), **tables)
+    return replace(trace, api=fresh.api, ops=trace.ops.assign(**columns), **tables)
 
 
 @contextmanager

@@ -46,6 +46,7 @@ API: Mapping[str, Column] = MappingProxyType(
         "tid": Column("int64", "thread that made the call"),
         "pid": Column("int64", "process that made the call"),
         "correlation": Column("int64", "id that the GPU operations it launched carry, unique within a process"),
+        "duration_ns": Column("int64", "how long the call took", optional=True),
     }
 )
 """CUDA runtime and driver calls that launched something."""
@@ -186,6 +187,7 @@ COLLECTIVES: Mapping[str, Column] = MappingProxyType(
         "communicator": Column(
             "category", "what its communicator is called on every rank; '' where unknown", optional=True
         ),
+        "description": Column("category", "what the program calls the communicator, '' where unknown", optional=True),
         "sequence": Column("int64", "sequence number within the communicator, -1: unknown", optional=True),
         "peers": Column("category", "ranks of the group, or the other rank of a send or receive; ''", optional=True),
     }
@@ -225,6 +227,10 @@ TABLES: Mapping[str, Mapping[str, Column]] = MappingProxyType(
     | {"marks": MARKS, "allocations": ALLOCATIONS}
     | {"samples": SAMPLES, "collectives": COLLECTIVES, "scheduled": SCHEDULED, "loads": LOADS, "shapes": SHAPES}
 )
+
+
+BUSY_CALLS = "busy calls"
+"""Asked for beside ``calls``: of these only calls that launch, wait, allocate or free, and the profiler's overheads."""
 
 
 class Source(NamedTuple):

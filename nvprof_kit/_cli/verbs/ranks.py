@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +13,10 @@ from nvprof_kit._cli.progress import progress
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
-    from nvprof_kit._analysis.ranks.answer import RanksAnswer
+    from nvprof_kit._results.ranks import Ranks
 
-VIEWS = ("waits", "charges", "layers", "clocks", "critical-path", "what-if")
+VIEWS = ("waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-batches", "critical-path", "what-if")
+_REPLAYED = ("groups", "bubbles", "micro-batches", "critical-path", "what-if")
 
 
 class _Group(click.Group):
@@ -59,7 +59,7 @@ _workers = click.option("--workers", type=click.IntRange(min=1), help="Processes
 @_workers
 @domain_option
 @rules_option
-@writing(plot=False)
+@writing(plot=True)
 def compare(
     output: Output,
     *,
@@ -75,7 +75,8 @@ def compare(
     """Across the ranks of a job: who is late, in which layer, and what it costs.
 
     Takes the captures of one run, a rank or more each, folders of them, or a folder of maps that
-    `nvprof-kit ranks map -o MAPS CAPTURE|FOLDER...` made (see `nvprof-kit ranks map --help`).
+    `nvprof-kit ranks map -o MAPS CAPTURE|FOLDER...` made (see `nvprof-kit ranks map --help`). A rank that was not
+    profiled may be there as a dump of PyTorch's Flight Recorder or a log of NCCL's inspector.
 
     FILE ends in .json for everything, in .csv, .md or .parquet for one table, in .txt for the report.
     """
@@ -95,25 +96,21 @@ def compare(
             done=lambda capture: say(f"mapping {capture}"),
         )
         say("comparing ranks")
-        answer = job.answer()
-    _write(answer, output, view, top)
+        answer = job.answer(top)
+    _check_told(answer, view)
+    output.write_results([answer if view is None else answer.only(view)])
 
 
-def _write(answer: RanksAnswer, output: Output, view: str | None, top: int) -> None:
-    from nvprof_kit._report.export import tables
-    from nvprof_kit._report.text.ranks import ranks_report, table_of
+def _check_told(answer: Ranks, view: str | None) -> None:
+    """Refuse a table that is made of few collectives only.
 
-    if view in ("critical-path", "what-if") and answer.replay_error is None:
+    Raises:
+        UsageError: The job has too many for it, or none.
+    """
+    if view in _REPLAYED and answer.replay_error is None:
         raise UsageError(
-            f"{answer.collectives:,} matched collectives: a critical path and what-if need 1 to 40,000; "
-            "name the captures of fewer ranks"
+            f"{answer.collectives:,} matched collectives: {view} needs 1 to 40,000; name the captures of fewer ranks"
         )
-    if output.form == "json" and view is None:
-        output.write((json.dumps(answer.to_dict(), ensure_ascii=False, indent=1) + "\n").encode())
-    elif output.form == "table":
-        output.print(ranks_report(answer, top) if view is None else [table_of(answer.table(view).head(top))])
-    else:
-        output.write(tables.encode(answer.table(view or "waits"), output.form), answer.warnings)
 
 
 @ranks.command(name="map")
@@ -134,6 +131,11 @@ def _write(answer: RanksAnswer, output: Output, view: str | None, top: int) -> N
     metavar="SCHEDULER",
     help="Map on the workers of a Dask cluster, which see the captures and MAPS under the same paths.",
 )
+@click.option(
+    "--part",
+    metavar="I/N",
+    help="Map only every N-th capture, from the I-th on (from 0): tasks that see the same captures share them so.",
+)
 @domain_option
 @rules_option
 def map_(
@@ -143,13 +145,15 @@ def map_(
     given: tuple[str, ...],
     workers: int | None,
     dask: str | None,
+    part: str | None,
     domain: str,
     rules: str | None,
 ) -> None:
     """Condense captures to maps: a few megabytes of Parquet each, all that comparing ranks needs.
 
     A map is reused while its capture is unchanged. On a cluster each node maps its own:
-    srun nvprof-kit ranks map -o /shared/maps /local/captures; then nvprof-kit ranks /shared/maps.
+    srun nvprof-kit ranks map -o /shared/maps /local/captures; then nvprof-kit ranks /shared/maps. Tasks that see the
+    same captures share them: --part $SLURM_PROCID/$SLURM_NTASKS.
     """
     from nvprof_kit._api.capture import domain_of, read_rules
     from nvprof_kit._api.job_maps import map_captures
@@ -164,9 +168,22 @@ def map_(
             ranks=_given(given),
             workers=workers,
             dask=dask,
+            part=_part(part),
             done=lambda capture: say(f"mapping {capture}"),
         )
     click.echo(f"{maps}: {len(names)} maps", err=True)
+
+
+def _part(text: str | None) -> tuple[int, int]:
+    """Which part ``--part I/N`` is.
+
+    Raises:
+        UsageError: It is none.
+    """
+    number, found, of = (text or "0/1").partition("/")
+    if not found or not number.isdecimal() or not of.isdecimal() or int(number) >= int(of):
+        raise UsageError(f"--part {text}: needed I/N with I from 0 to N - 1, as in --part 0/8")
+    return int(number), int(of)
 
 
 def _given(pairs: tuple[str, ...]) -> dict[str, int]:

@@ -13,6 +13,7 @@ from torch import nn
 from nvprof_kit._instrument.compile.hidden import keep_out
 from nvprof_kit._instrument.compile.inductor import range_kernels
 from nvprof_kit._instrument.memory.marks import Read, read_cuda
+from nvprof_kit._instrument.modules.again import replace_in_notebook
 from nvprof_kit._instrument.modules.annotation import Annotation, Removable
 from nvprof_kit._instrument.modules.blocks import Part, children, descendants, find_blocks, is_list
 from nvprof_kit._instrument.modules.calls import Calls
@@ -234,7 +235,8 @@ def annotate_model(
 
     Raises:
         UsageError: It is neither a module nor a pipeline, it or a module of it is annotated already, nothing matches
-            ``select``, or the options contradict each other.
+            ``select``, or the options contradict each other. In a notebook the annotation of the same model is replaced
+            instead, so that a cell can be run again.
     """
     if select is not None and depth is not None:
         raise UsageError("annotate_model takes select= or depth=, not both")
@@ -251,6 +253,7 @@ def annotate_model(
     else:
         parts = [part for top in tops for part in _by_structure(top)]
     root = root or (class_name(unwrapped(top)) if holder is None else type(model).__name__)
+    replace_in_notebook(model)
     return ModelAnnotation(model, parts, backward=backward, root=root, compiled_parts=compiled_parts, holder=holder)
 
 

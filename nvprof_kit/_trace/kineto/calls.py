@@ -96,6 +96,7 @@ def read_collectives(events: Events, process: int) -> dict[str, Any]:
         "bytes": np.array([_bytes(one) for one in told], dtype=np.int64),
         "ranks": np.array([_number(one.group_size) for one in told], dtype=np.int64),
         "communicator": [_communicator(one) for one in told],
+        "description": [_text(one.group_description) for one in told],
         "sequence": np.array([_number(one.collective_sequence) for one in told], dtype=np.int64),
         "peers": [_text(one.group_ranks) for one in told],
     }

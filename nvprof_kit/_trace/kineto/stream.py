@@ -40,6 +40,7 @@ _NAMES = {
     "collective": "Collective name",
     "collective_sequence": "Seq",
     "group_name": "Process Group Name",
+    "group_description": "Process Group Description",
     "group_ranks": "Process Group Ranks",
     "dims": "Input Dims",
     "types": "Input type",
@@ -64,6 +65,7 @@ class Args(msgspec.Struct, gc=False, rename=_NAMES):
     collective: Any = None
     collective_sequence: Any = None
     group_name: Any = None
+    group_description: Any = None
     group_ranks: Any = None
 
 

@@ -20,7 +20,7 @@ from nvprof_kit._trace.checks import DAY_NS, check_moments, check_operations, re
 from nvprof_kit._trace.domains import named_domains
 from nvprof_kit._trace.frames import make_frame
 from nvprof_kit._trace.nsys import tables
-from nvprof_kit._trace.nsys.calls import read_calls, read_loads
+from nvprof_kit._trace.nsys.calls import busy_calls, fetch_calls, read_calls, read_loads
 from nvprof_kit._trace.nsys.memory import read_allocations, read_marks
 from nvprof_kit._trace.nsys.nccl import read_collectives
 from nvprof_kit._trace.nsys.ops import named_ops, op_tables, read_no_ops, read_ops
@@ -28,7 +28,7 @@ from nvprof_kit._trace.nsys.samples import read_samples
 from nvprof_kit._trace.nsys.scheduled import read_scheduled
 from nvprof_kit._trace.nsys.sources import check_columns, check_rows, node_table, tables_for
 from nvprof_kit._trace.nsys.warnings import capture_warnings, handed_over_warnings
-from nvprof_kit._trace.schema import OPS, SHAPES, CaptureInfo, Trace
+from nvprof_kit._trace.schema import BUSY_CALLS, OPS, SHAPES, CaptureInfo, Trace
 from nvprof_kit._trace.sqlite import Database
 from nvprof_kit.errors import CaptureError
 
@@ -57,19 +57,21 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
             raise CaptureError(f"{named}: {lacks}")
         domains = tables.nvtx_domains(db)
         _check_has_domain(db, domains, domain, named)
-        with ThreadPoolExecutor(max_workers=2) as pool:
+        only = busy_calls(db) if BUSY_CALLS in optional else ""
+        with ThreadPoolExecutor(max_workers=3) as pool:
             ops_job = pool.submit(read_no_ops if lacks else read_ops, db, optional)
-            api_job = pool.submit(tables.read_launches, db)
+            api_job = pool.submit(tables.read_launches, db, "duration_ns" in optional)
+            calls_job = pool.submit(fetch_calls, db, only) if "calls" in optional else None
             # here, while the threads read; they import nothing themselves: an interrupted import may keep its lock
             import pandas  # noqa: F401
 
             ranges = tables.read_ranges(db, domains, domain)
             nodes = tables.read_graph_nodes(db)
             ops, api = named_ops(db, ops_job.result(), optional), api_job.result()
+            calls = read_calls(db, calls_job.result(), operators=not only) if calls_job else None
         api = tables.with_missed_launches(db, api, ops)
         _check_has_ranges(ranges, domain, named)
         tables.close_open_ranges(db, ranges, api, ops)
-        calls = read_calls(db) if "calls" in optional else None
         timed = [ranges, api, ops, *([calls] if calls else [])]
         check_moments(named, (table[edge] for table in timed for edge in ("start_ns", "end_ns") if edge in table))
         _check_joins(db, ranges, ops, nodes, registered=tables.has_categories(domains, domain))
@@ -111,7 +113,11 @@ def read_more(path: Path, trace: Trace, domain: str, optional: Collection[str], 
             ops = make_frame("ops", named_ops(db, read(db, wanted), wanted))
             if len(ops) != len(trace.ops):
                 raise CaptureError(f"{named}: the file was changed since it was opened; open it again")
-            found["ops"] = trace.ops.assign(**{name: ops[name] for name in wanted})
+            found["ops"] = trace.ops.assign(**{name: ops[name] for name in wanted if name in ops})
+        if "duration_ns" in optional:
+            joined = {name: trace.ops[name].to_numpy() for name in ("pid", "correlation")}
+            api = tables.with_missed_launches(db, tables.read_launches(db, timed=True), joined)
+            found["api"] = make_frame("api", api)
         more = [warning for warning in db.warnings if warning not in trace.info.warnings]
     return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, *more)), **found)
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from support.nsys_file import NsysFile
 
+import nvprof_kit._cli.verbs.export as export
 from nvprof_kit._cli import main
+from nvprof_kit._report.export import forms
 
 
 @pytest.fixture
@@ -34,12 +36,41 @@ def test_the_suffix_decides_whether_it_is_packed(capture: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("words", "head"),
+    [
+        (["-o", "t.pftrace"], b"\x0a"),
+        (["-o", "t.perfetto-trace"], b"\x0a"),
+        (["--format", "pftrace", "-o", "t.bin"], b"\x0a"),
+        (["--step", "7", "-o", "t.pftrace"], b"\x0a"),
+        (["-o", "t.pb.gz"], b"\x1f\x8b"),
+        (["--format", "pprof", "-o", "t.profile"], b"\x1f\x8b"),
+        (["--to", "pprof", "--step", "7", "-o", "t.folded"], b"layers;layers.0;forward;gemm 30\n"),
+    ],
+)
+def test_the_forms(words: list[str], head: bytes, capture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(capture).parent)
+    assert run("export", capture, *words) == 0
+    assert Path(words[-1]).read_bytes().startswith(head)
+
+
+def test_the_forms_are_those_of_the_library() -> None:
+    assert dict(forms.BY_SUFFIX) == export._FORMS and export._STACKS == forms.STACKS
+
+
+def test_to_a_pipe(capture: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert run("export", "--to", "pprof", capture) == 0
+    assert gzip.decompress(capfdbinary.readouterr().out)
+
+
+@pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (["--step", "3", "-o", "t.json"], "no step 3; it has steps 7 to 7"),
-        (["-o", "t.csv"], "t.csv: no format has this suffix; needed one of .gz .json"),
-        (["other.sqlite", "-o", "t.json"], "a trace shows one capture, not 2"),
-        (["--to", "excel", "-o", "t.json"], "'excel' is not 'perfetto'"),
+        (["-o", "t.csv"], "t.csv: no format has this suffix; needed one of .json.gz .pb.gz .gz .json .pftrace"),
+        (["other.sqlite", "-o", "t.json"], "an export shows one capture, not 2"),
+        (["--to", "excel", "-o", "t.json"], "'excel' is not one of 'perfetto', 'pprof'"),
+        (["--to", "pprof", "-o", "t.json"], "--to pprof, and t.json is a trace; needed a file that ends in .pb.gz"),
+        (["--to", "perfetto", "-o", "t.pb.gz"], "t.pb.gz holds stacks; needed a file that ends in .pftrace"),
     ],
 )
 def test_refusals(words: list[str], complaint: str, capture: str, capsys: pytest.CaptureFixture[str]) -> None:
