@@ -47,7 +47,8 @@ def _build(folder: Path) -> Path | None:
         # written beside and then moved: a program that runs with an earlier build keeps that
         with tempfile.TemporaryDirectory(dir=folder) as beside:
             built = Path(beside, library.name)
-            command = [*_compiler(), *flags, *sources, "-o", str(built), "-ldl"]
+            asked = shlex.split(os.environ.get("CFLAGS", ""))
+            command = [*_compiler(), *flags, *asked, *sources, "-o", str(built)]
             subprocess.run(command, check=True, capture_output=True, text=True)
             built.replace(library)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:

@@ -84,11 +84,16 @@ class RangeName(NamedTuple):
     category: Category
 
 
+def encodable(text: str) -> str:
+    """A text as it can be written: a lone surrogate, which no tool takes, becomes a number (``&#55296;``)."""
+    return text if text.isascii() else text.encode("utf-8", "xmlcharrefreplace").decode("utf-8")
+
+
 def strip_wrappers(path: str) -> str:
     """Drop the parts of a module path that wrappers put in: ``module.layers.0._orig_mod.mlp`` becomes
-    ``layers.0.mlp``.
+    ``layers.0.mlp``. What cannot be written becomes what can (`encodable`).
     """
-    return ".".join(part for part in path.split(".") if part not in WRAPPER_PARTS)
+    return encodable(".".join(part for part in path.split(".") if part not in WRAPPER_PARTS))
 
 
 def layer_index(path: str) -> int:

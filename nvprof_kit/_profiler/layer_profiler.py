@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import warnings
 import weakref
 from collections.abc import Callable
@@ -72,6 +73,7 @@ class LayerProfiler:
         self.options = options
         self.enabled = asked is not None and state.mode != "off"
         self._running = self._over = False
+        self._process = 0
         self._step: Range | None = None
         if asked is not None and self.enabled:
             from nvprof_kit._profiler.window import WindowRecorder
@@ -89,19 +91,25 @@ class LayerProfiler:
     def __enter__(self) -> LayerProfiler:
         """The loop begins, with its step 0."""
         if self.enabled and not self._over:
-            self._running = True
+            self._running, self._process = True, os.getpid()
             self._safely(self._begin)
         return self
 
     def step(self) -> None:
         """A step is over and the next begins."""
-        if self._running:
+        if self._running and not self._is_forked():
             self._safely(self._next)
 
     def __exit__(self, *_exception: object) -> None:
         """The loop is over; a window that runs is written, after an exception too."""
-        if self._running:
+        if self._running and not self._is_forked():
             self._safely(self._end)
+
+    def _is_forked(self) -> bool:
+        """Whether this process was forked from the one that profiles: it ends nothing and writes nothing."""
+        if self._process != os.getpid():
+            self._running, self._over = False, True
+        return self._over
 
     def __call__(self, function: F) -> F:
         """Decorate a function that does one step; the loop begins with its first call and ends with the program."""

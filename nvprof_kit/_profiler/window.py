@@ -29,7 +29,7 @@ from nvprof_kit._instrument.ranks import mesh_of, rank, rank_folder
 from nvprof_kit._profiler.files import WindowFiles
 from nvprof_kit._profiler.own_cost import OwnCost
 from nvprof_kit.errors import UsageError
-from nvprof_kit.names import Category
+from nvprof_kit.names import Category, encodable
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.layers.profile import LayerProfile
@@ -143,7 +143,7 @@ class WindowRecorder(Nothing):
         if self._tool is not None or model is None:
             return
         with self._timed("set_up_ns"):
-            name = self._options.name or class_name(unwrapped(model))
+            name = encodable(self._options.name or class_name(unwrapped(model)))
             folder = Path(self._options.folder) / rank_folder(self._options.mesh or mesh_of(model))
             number = f"_window{window.number + 1}" if self._several else ""
             self._files = WindowFiles(claim(folder), f"{name}{number}", rank())

@@ -88,6 +88,7 @@ class Watch(Guarded):
         self.failed: list[tuple[str, str]] = []
         self._loop: Any = None
         self._patches: list[Any] = []
+        self._kept: Any = None
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._optimizers = False
         self._quiet = 0
@@ -100,7 +101,7 @@ class Watch(Guarded):
         import torch
         from torch import nn
 
-        from nvprof_kit.integrations.patches import Patch
+        from nvprof_kit._instrument.patches import Patch
 
         self._patches = [
             Patch(nn.Module, "__call__", self._watching),
@@ -113,7 +114,7 @@ class Watch(Guarded):
         from nvprof_kit._instrument.compile.hidden import keep_out
 
         if self._patches:
-            keep_out(self)
+            self._kept = keep_out(self)
 
     def pause(self) -> bool:
         """Take the watch out while torch.compile traces; says whether it was in."""
@@ -135,6 +136,9 @@ class Watch(Guarded):
         for patch in self._patches:
             patch.remove()
         self._patches = self._paused = []
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.remove()
 
     def _is_over(self) -> bool:
         return self.broken or len(self.found) >= MOST or (bool(self.found) and self._quiet >= PATIENCE)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from nvprof_kit._instrument.loop.switch import Switch
+from nvprof_kit._instrument.patches import Patch
 from nvprof_kit.integrations.loop import HostLoop
-from nvprof_kit.integrations.patches import Patch
 
 
 class annotate_engine:

@@ -15,12 +15,11 @@ from typing import Any
 
 from torch import nn
 
-from nvprof_kit._instrument.compile.hidden import keep_out
 from nvprof_kit._instrument.compile.uncompiled import leave_to_python
 from nvprof_kit._instrument.loop.switch import Switch
 from nvprof_kit._instrument.modules.ranged import Compiled
+from nvprof_kit._instrument.patches import Hook, Patch
 from nvprof_kit.integrations.loop import HostLoop
-from nvprof_kit.integrations.patches import Patch
 from nvprof_kit.integrations.points import LoopHooks
 
 DENOISERS = ("transformer", "unet", "prior", "decoder", "controlnet")
@@ -63,6 +62,12 @@ class annotate_pipeline:
             self._points.remove()
         self.loop.end()
 
+    def __deepcopy__(self, _memo: dict[int, Any]) -> None:
+        """A copy of the pipeline is not annotated."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
     def __enter__(self) -> annotate_pipeline:
         return self
 
@@ -103,7 +108,6 @@ class _Points(LoopHooks):
         super().__init__(loop)
 
     def _install(self, owner: Any) -> list[Any]:
-        keep_out(self)
         hooks: list[Any] = []
         for name, model in self._models.items():
             if name.startswith(DENOISERS):
@@ -122,11 +126,11 @@ class _Points(LoopHooks):
 
     def _hooked(self, model: nn.Module, begin: Callable[..., None], end: Callable[..., None] | None) -> list[Any]:
         places = Compiled(model).places(model)
-        hooks = [place.register_forward_pre_hook(begin, prepend=True) for place in places]
+        hooks = [place.register_forward_pre_hook(Hook(begin).call, prepend=True) for place in places]
         leave_to_python(begin)
         if end is not None:
             leave_to_python(end)
-            hooks += [place.register_forward_hook(end, always_call=True) for place in places]
+            hooks += [place.register_forward_hook(Hook(end).call, always_call=True) for place in places]
         return hooks
 
 

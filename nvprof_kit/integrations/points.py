@@ -7,7 +7,7 @@ optimizer steps, PyTorch itself tells, whoever owns the loop.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -17,10 +17,9 @@ from torch.utils.data import dataloader
 
 from nvprof_kit._instrument.compile.hidden import keep_out
 from nvprof_kit._instrument.compile.uncompiled import leave_to_python
-from nvprof_kit._instrument.modules.annotation import Annotation
+from nvprof_kit._instrument.modules.annotation import Annotation, Removable
 from nvprof_kit._instrument.modules.ranged import Compiled
-from nvprof_kit._instrument.ranges import state
-from nvprof_kit.integrations.patches import Patch
+from nvprof_kit._instrument.patches import Hook, Patch
 
 
 class Watcher(Protocol):
@@ -61,17 +60,8 @@ class LoopHooks(Annotation):
             if owner is not None:
                 owner.give_up(error)
 
-    def pause(self) -> bool:
-        """Take all out while torch.compile traces; says whether there was anything."""
-        had = bool(self._hooks)
-        self.sleep()
-        return had
-
-    def resume(self) -> None:
-        """Put all back after a `pause`."""
-        owner = self._owner()
-        if owner is not None and state.backend is not None and state.annotated.get(owner) is self:
-            self.wake()
+    def _hold(self, _owner: Any) -> Iterator[Removable]:
+        yield keep_out(self)
 
 
 class Points(LoopHooks):
@@ -86,15 +76,12 @@ class Points(LoopHooks):
         self._models = models
         super().__init__(watcher)
 
-    def _install(self, owner: Any) -> list[Any]:
-        keep_out(self)
-        return [
-            *self._hook_models(owner),
-            Patch(dataloader._BaseDataLoaderIter, "__next__", functools.partial(_telling_fetch, owner)),
-            Patch(torch.autograd, "backward", functools.partial(_telling_backward, owner)),
-            register_optimizer_step_pre_hook(lambda *_call: owner.optimizer_begins()),
-            register_optimizer_step_post_hook(lambda *_call: owner.optimizer_ends()),
-        ]
+    def _install(self, owner: Any) -> Iterator[Removable]:
+        yield from self._hook_models(owner)
+        yield Patch(dataloader._BaseDataLoaderIter, "__next__", functools.partial(_telling_fetch, owner))
+        yield Patch(torch.autograd, "backward", functools.partial(_telling_backward, owner))
+        yield register_optimizer_step_pre_hook(lambda *_call: owner.optimizer_begins())
+        yield register_optimizer_step_post_hook(lambda *_call: owner.optimizer_ends())
 
     def _hook_models(self, owner: Any) -> list[Any]:
         def call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -103,7 +90,7 @@ class Points(LoopHooks):
 
         leave_to_python(call)
         return [
-            place.register_forward_pre_hook(call, prepend=True, with_kwargs=True)
+            place.register_forward_pre_hook(Hook(call).call, prepend=True, with_kwargs=True)
             for model in self._models
             for place in Compiled(model).places(model)
         ]

@@ -21,9 +21,7 @@ from bench_verbs import measured
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--nsys", default=shutil.which("nsys"), help="which nsys; that on PATH by default"
-    )
+    parser.add_argument("--nsys", default=shutil.which("nsys"), help="which nsys; that on PATH by default")
     parser.add_argument("--copies", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--capture", type=Path, default=DATA / "hooks-train-2023.4.sqlite.xz")

@@ -1,6 +1,6 @@
 """What it costs to keep one step in a thousand for telemetry, on a CPU; `tests/gpu/programs/telemetry.py` on a GPU.
 
-    python tests/bench/bench_telemetry.py [--layers 4] [--width 256] [--batch 4] [--length 128] ...
+python tests/bench/bench_telemetry.py [--layers 4] [--width 256] [--batch 4] [--length 128] ...
 """
 
 from __future__ import annotations

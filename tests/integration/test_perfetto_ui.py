@@ -55,6 +55,7 @@ def table(capture: Path) -> pd.DataFrame:
 )
 def test_its_answers_are_our_numbers(chromium: Any, capture: str, suffix: str, tmp_path: Path) -> None:
     path = TESTS / "data" / f"{capture}.sqlite.xz"
+
     def said(sql: str) -> list[tuple[Any, ...]]:
         return ui.query(sql if "json" in suffix else sql.replace("'args.", "'debug."))
 

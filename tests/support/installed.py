@@ -1,6 +1,6 @@
 """Says whether an installed nvprof-kit is whole: a script that release checks run outside the source tree.
 
-    python installed.py [--extension | --pure]
+python installed.py [--extension | --pure]
 """
 
 from __future__ import annotations

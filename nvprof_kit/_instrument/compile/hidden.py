@@ -12,6 +12,7 @@ import weakref
 from typing import Any, Protocol
 
 from nvprof_kit._instrument.compile.uncompiled import leave_ranges_to_python
+from nvprof_kit._instrument.patches import Shared
 
 
 class Pausable(Protocol):
@@ -29,18 +30,54 @@ _watched: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 _paused: list[Pausable] = []
 
 
-def keep_out(annotation: Pausable) -> None:
-    """Take the hooks out whenever torch.compile traces, from now on.
+class Kept:
+    """What keeps hooks out of the compiler's sight; it ends with `remove`, or with what has the hooks."""
+
+    def __init__(self, annotation: Pausable) -> None:
+        self._annotation = weakref.ref(annotation)
+        _watched.setdefault(annotation, None)
+        self._hold = _callbacks.hold(annotation)
+
+    def remove(self) -> None:
+        """Leave the hooks where they are while the compiler traces."""
+        annotation = self._annotation()
+        if annotation is not None:
+            _watched.pop(annotation, None)
+            if annotation in _paused:
+                _paused.remove(annotation)
+        self._hold.remove()
+
+
+def keep_out(annotation: Pausable) -> Kept:
+    """Take the hooks out whenever torch.compile traces, until what is returned is removed.
 
     Every optimizer imports the compiler, so a program that has not loaded it by now is the exception.
+
+    Args:
+        annotation: What has the hooks; held weakly.
     """
+    return Kept(annotation)
+
+
+def _install() -> None:
     import torch._dynamo as dynamo
 
-    _watched.setdefault(annotation, None)
     if _begin not in dynamo.callback_handler.start_callbacks:  # `torch._dynamo.reset` forgets them
         dynamo.on_compile_start(_begin)
         dynamo.on_compile_end(_end)
         leave_ranges_to_python()
+
+
+def _undo() -> None:
+    import torch._dynamo as dynamo
+
+    handler = dynamo.callback_handler
+    for callbacks, callback in ((handler.start_callbacks, _begin), (handler.end_callbacks, _end)):
+        if callback in callbacks:
+            callbacks.remove(callback)
+
+
+_callbacks = Shared(_install, _undo)
 
 
 def _begin(*arguments: Any) -> None:

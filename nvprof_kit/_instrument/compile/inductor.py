@@ -11,37 +11,59 @@ holds these. In a backward pass, a kernel that computes nothing but the forward 
 
 from __future__ import annotations
 
+import functools
 import re
+import zlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
 from typing import Any
 
+from nvprof_kit._instrument.patches import Hold, Patch, Patches, Shared
 from nvprof_kit.names import strip_wrappers
 
-CACHE_TAG = "+nvprof_kit-ranges-3"
-"""Keeps the code with these lines apart from other code in the compiler's caches; counts up as the lines change."""
-
 _IMPORT = "from nvprof_kit._instrument.compile.inside import enter as nvprof_kit_enter, leave as nvprof_kit_leave"
+
+CACHE_TAG = f"+nvprof_kit-ranges-3-{zlib.crc32(_IMPORT.encode()):08x}"
+"""Keeps the code with these lines apart from other code in the compiler's caches, which outlive the program and this
+release; counts up as the lines change.
+"""
 _ROOT = re.compile(r"L\['self'\]")
 _BACKWARD = ("is_backward", "must_be_in_backward")
 _PART = re.compile(r"\._modules\['([^']*)'\]|\['?([^'\]]*)'?\]")
 
 
-def range_kernels() -> None:
-    """Have inductor write ranges into what it generates from now on; a second call does nothing.
+def range_kernels(user: object) -> Hold:
+    """Have inductor write ranges into what it generates, as long as someone needs it.
+
+    Args:
+        user: Who needs it; held weakly.
 
     Raises:
         ImportError, AttributeError: This PyTorch's inductor is built in another way.
     """
+    return _kernels.hold(user)
+
+
+def _install() -> None:
     import torch
+
+    _inductor.install()
+    if not torch.compiler.config.cache_key_tag.endswith(CACHE_TAG):
+        torch.compiler.config.cache_key_tag += CACHE_TAG
+
+
+def _undo() -> None:
+    import torch
+
+    _inductor.undo()
+    torch.compiler.config.cache_key_tag = torch.compiler.config.cache_key_tag.removesuffix(CACHE_TAG)
+
+
+def _patches() -> list[Patch]:
     from torch._inductor import scheduler
     from torch._inductor.codegen import cpp, wrapper
     from torch._inductor.virtualized import V
 
-    if getattr(scheduler.Scheduler.enter_context, "nvprof_kit", False):
-        return
     kinds = (wrapper.PythonWrapperCodegen, wrapper.SubgraphPythonWrapperCodegen)
-    tag = torch.compiler.config.cache_key_tag
 
     def mark(nodes: Sequence[Any]) -> None:
         code = V.graph.wrapper_code
@@ -68,14 +90,17 @@ def range_kernels() -> None:
         if getattr(self, "nvprof_kit", False):
             self.wrapper_call.writeline("nvprof_kit_leave()")
 
-    _run_before(
+    return _run_before(
         (scheduler.Scheduler, "enter_context", of_node),
         # the CPU's kernels are written when a group of them is full, long after the scheduler came by
         (scheduler.Scheduler, "codegen_extern_call", of_call),
         (cpp.CppScheduling, "codegen_comment", of_group),
         (wrapper.PythonWrapperCodegen, "generate_return", at_end),
     )
-    torch.compiler.config.cache_key_tag = tag + CACHE_TAG
+
+
+_inductor = Patches(_patches)
+_kernels = Shared(_install, _undo)
 
 
 def _on_cpu(node: Any) -> bool:
@@ -83,18 +108,20 @@ def _on_cpu(node: Any) -> bool:
     return device is not None and device.type == "cpu"
 
 
-def _run_before(*places: tuple[type, str, Callable[..., None]]) -> None:
+def _run_before(*places: tuple[type, str, Callable[..., None]]) -> list[Patch]:
     """Run functions before methods, from their classes on: before all of them or, where one is missing, none."""
-    methods = [getattr(owner, name) for owner, name, _ in places]
-    for method, (owner, name, first) in zip(methods, places, strict=True):
+    for owner, name, _ in places:
+        getattr(owner, name)
+    return [Patch(owner, name, functools.partial(_before, first)) for owner, name, first in places]
 
-        def both(*args: Any, method: Any = method, first: Callable[..., None] = first, **kwargs: Any) -> Any:
-            first(*args, **kwargs)
-            return method(*args, **kwargs)
 
-        both = wraps(method)(both)
-        both.nvprof_kit = True  # type: ignore[attr-defined]
-        setattr(owner, name, both)
+def _before(first: Callable[..., None], method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        first(*args, **kwargs)
+        return method(*args, **kwargs)
+
+    return both
 
 
 def _where(nodes: Sequence[Any], in_backward: bool) -> tuple[str, bool]:

@@ -67,23 +67,29 @@ class count_flops(ContextDecorator):
         self._counter: FlopCounter | None = None
         self._counting = ExitStack()
         self._handled: BaseException | None = None
+        self._process = 0
 
     def __enter__(self) -> count_flops:
         """Begin to count, or to wait for the step."""
         global _running  # noqa: PLW0603
         if state.mode == "off":
             return self
-        if _running is not None:
+        if _running is not None and _running._process == os.getpid():
             raise UsageError(f"{self.path}: operations are counted already, into {_running.path}; end that count first")
         _check_path(self.path)
         _require_counter()
         self.written = None
         self._handled = sys.exc_info()[1]
+        self._process = os.getpid()
         self._watch = Watch(self)
-        self._watch.attach()
         _running = self
-        if self._at_step is None:
-            self._begin()
+        try:
+            self._watch.attach()
+            if self._at_step is None:
+                self._begin()
+        except BaseException:
+            self._finish(write=False)
+            raise
         return self
 
     def __exit__(self, kind: object, *_exception: object) -> None:
@@ -121,7 +127,7 @@ class count_flops(ContextDecorator):
         _running = None
         self._counting.close()
         watch.detach()
-        if write and counter is not None:
+        if write and counter is not None and self._process == os.getpid():  # else forked meanwhile
             try:
                 self.written = _write(counter, self.path)
             except OSError as error:  # a training run does not die of its counter

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from nvprof_kit._instrument.compile.hidden import keep_out
+from nvprof_kit._instrument.compile.hidden import Kept, keep_out
 from nvprof_kit._instrument.compile.uncompiled import leave_to_python
 from nvprof_kit._instrument.loop.loop import phase, step
+from nvprof_kit._instrument.patches import Hook
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.scope import Scope
 
@@ -46,20 +47,29 @@ class generation:
         self._phase_of = phase_of or prefill_or_decode
         self._open: list[Scope] = []
         self._hook: Any = None
+        self._kept: Kept | None = None
         self._over = False
 
     def __enter__(self) -> generation:
         self._over = False
-        self.resume()
         if state.backend is not None:
-            keep_out(self)
+            self._kept = keep_out(self)
             leave_to_python(generation._begin)
+            leave_to_python(Hook.call)
+        try:
+            self.resume()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:
         self.pause()
         self._end()
         self._over = True
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.remove()
 
     def pause(self) -> bool:
         """Take the hook out while torch.compile traces; says whether it was there."""
@@ -71,7 +81,7 @@ class generation:
     def resume(self) -> None:
         """Put the hook back."""
         if not self._over:
-            self._hook = self._model.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True)
+            self._hook = self._model.register_forward_pre_hook(Hook(self._begin).call, prepend=True, with_kwargs=True)
 
     def _begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if torch.compiler.is_dynamo_compiling() or state.backend is None:

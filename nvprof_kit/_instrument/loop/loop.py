@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from nvprof_kit._instrument.loop.optimizers import Undo, hook_steps, innermost
 from nvprof_kit._instrument.modules.again import replace_in_notebook
-from nvprof_kit._instrument.modules.annotation import Annotation
+from nvprof_kit._instrument.modules.annotation import Annotation, Removable
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.ranges.scope import F, Scope, keep
@@ -136,7 +136,7 @@ class annotate_optimizer(Annotation):
         replace_in_notebook(optimizer)
         super().__init__(optimizer)
 
-    def _install(self, owner: Any) -> list[Any]:
+    def _install(self, owner: Any) -> list[Removable]:
         range_ = _range("optimizer", Category.PHASE)
         undo = hook_steps(innermost(owner), _Open(range_), _Close(range_))
         return [_Handle(one) for one in undo]
@@ -146,7 +146,11 @@ class _Handle:
     """A removable handle, as PyTorch's hooks have them."""
 
     def __init__(self, undo: Undo) -> None:
-        self.remove = undo
+        self._undo = undo
+
+    def remove(self) -> None:
+        """Take the hook out."""
+        self._undo()
 
 
 class _Open:

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from nvprof_kit._instrument.patches import Patch
+
 Undo = Callable[[], None]
 Hook = Callable[..., Any]
 
@@ -19,7 +21,7 @@ def innermost(optimizer: Any) -> list[Any]:
     if isinstance(optimizer, (list, tuple)):
         return [one for part in optimizer for one in innermost(part)]
     several = getattr(optimizer, "chained_optimizers", None)
-    if isinstance(several, (list, tuple)) and several:
+    if isinstance(several, (list, tuple)):  # an empty one of Megatron's: a rank without weights to train
         return innermost(several)
     inner = getattr(optimizer, "optimizer", None)
     if inner is None or inner is optimizer or not (hasattr(inner, "param_groups") or hasattr(inner, "step")):
@@ -63,24 +65,14 @@ def _called_with_optimizer(hook: Hook) -> Hook:
 
 
 def _wrap_step(optimizer: Any, before: Hook, after: Hook) -> Undo:
-    step = optimizer.step
-    own = "step" in vars(optimizer)
+    def around(step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            before(optimizer)
+            result = step(*args, **kwargs)
+            after(optimizer)
+            return result
 
-    @functools.wraps(step)
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        before(optimizer)
-        result = step(*args, **kwargs)
-        after(optimizer)
-        return result
+        return hooked
 
-    optimizer.step = hooked
-
-    def undo() -> None:
-        if vars(optimizer).get("step") is not hooked:
-            return  # wrapped again since, by somebody else
-        if own:
-            optimizer.step = step
-        else:
-            del optimizer.step
-
-    return undo
+    return Patch(optimizer, "step", around).remove

@@ -6,7 +6,9 @@ records) when to warm up, start and stop. Neither knows a profiler.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Protocol
@@ -199,18 +201,32 @@ class Windows:
         self._sink = sink
         self._window: Window | None = None
         self._next = 0
+        self._process = os.getpid()
 
     def __enter__(self) -> Windows:
-        self._move(self.schedule(self.step_number))
+        self._process = os.getpid()
+        try:
+            self._move(self.schedule(self.step_number))
+        except BaseException:
+            self._window, self.action = None, Action.NONE
+            with suppress(Exception):
+                self._sink.cancel()
+            raise
         return self
 
     def step(self) -> None:
         """A step is over and the next begins."""
+        if self._process != os.getpid():
+            return
         self.step_number += 1
         self._move(self.schedule(self.step_number))
 
     def __exit__(self, *exception: object) -> None:
-        """The loop is over: a window that runs ends with the step that ran last."""
+        """The loop is over: a window that runs ends with the step that ran last. A process forked meanwhile leaves that
+        to its parent.
+        """
+        if self._process != os.getpid():
+            return
         error = exception[0] if exception else None
         if self._window is not None and self._window.first_step == self.step_number > 0 and error is None:
             self._window = None  # the loop ended where the window began

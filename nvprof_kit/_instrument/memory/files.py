@@ -54,8 +54,8 @@ class MemoryFiles:
         self._options = options
         try:
             self.folder = folder = claim(folder)
-            self._log = (folder / "memory.log").open("w", encoding="utf-8")
-            self._table = (folder / "memory.csv").open("w", encoding="utf-8", newline="")
+            self._log = (folder / "memory.log").open("w", encoding="utf-8", errors="xmlcharrefreplace")
+            self._table = (folder / "memory.csv").open("w", encoding="utf-8", errors="xmlcharrefreplace", newline="")
         except OSError as error:
             raise UsageError(f"{folder}: cannot write there: {error.strerror}") from None
         self._rows = csv.writer(self._table, lineterminator="\n")
@@ -91,7 +91,7 @@ class MemoryFiles:
                 file.close()
 
     def _write_boundaries(self, boundaries: Iterable[Boundary]) -> None:
-        with (self.folder / "layers.csv").open("w", encoding="utf-8", newline="") as file:
+        with (self.folder / "layers.csv").open("w", encoding="utf-8", errors="xmlcharrefreplace", newline="") as file:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(BOUNDARY_COLUMNS)
             for b in boundaries:

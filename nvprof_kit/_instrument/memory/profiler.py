@@ -4,6 +4,7 @@ and state, and what autograd keeps; reconciled with the allocator.
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 import weakref
@@ -24,10 +25,12 @@ from nvprof_kit._instrument.memory.points import ROUNDING, MemoryOptions, TimePo
 from nvprof_kit._instrument.memory.saved import SavedTensors
 from nvprof_kit._instrument.memory.tensors import Held, Ledger, model_rows, optimizer_rows, value_rows
 from nvprof_kit._instrument.modules.annotate import annotate_model
+from nvprof_kit._instrument.patches import Hook
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.watch import Watch
 from nvprof_kit._instrument.ranks import mesh_of, rank_folder
 from nvprof_kit.errors import UsageError
+from nvprof_kit.names import encodable
 
 
 class MemoryProfiler:
@@ -77,6 +80,7 @@ class MemoryProfiler:
         self._saved: SavedTensors | None = None
         self._files: MemoryFiles | None = None
         self._began = 0.0
+        self._process = 0
         self._step = 0
         self._seen_forward = False
 
@@ -90,8 +94,9 @@ class MemoryProfiler:
         model = self._model()
         if state.mode == "off" or model is None:
             return self
-        if MemoryProfiler._running is not None:
+        if MemoryProfiler._running is not None and MemoryProfiler._running._process == os.getpid():
             raise UsageError("a MemoryProfiler is running already; end that one first")
+        self._process = os.getpid()
         self._files = MemoryFiles(self.folder, self.options)
         self.folder = self._files.folder
         MemoryProfiler._running = self
@@ -116,7 +121,12 @@ class MemoryProfiler:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        """End, and write the pages; after an exception, of what was seen before it."""
+        """End, and write the pages; after an exception, of what was seen before it. A process forked meanwhile leaves
+        that to its parent.
+        """
+        if self._files is not None and self._process != os.getpid():
+            self._files = self._saved = None
+            return
         if self._boundaries is not None:
             with suppress(RuntimeError):  # of a CUDA that is no longer there
                 self._boundaries.settle()
@@ -156,10 +166,10 @@ class MemoryProfiler:
 
     def point(self, name: str) -> None:
         """Take a time point now."""
-        self._take(name)
+        self._take(encodable(name))
 
     def _take(self, name: str, outputs: Any = (), inputs: Any = ()) -> None:
-        if self._files is None:
+        if self._files is None or self._process != os.getpid():
             return
         ledger = Ledger()
         rows = list(self._rows(ledger))
@@ -206,7 +216,8 @@ class MemoryProfiler:
 
     def _follow_loop(self, model: nn.Module) -> None:
         for called in _called(model):
-            self._undo.append(called.register_forward_hook(self._forward_ended, with_kwargs=True).remove)
+            ended = Hook(self._forward_ended).call
+            self._undo.append(called.register_forward_hook(ended, with_kwargs=True).remove)
         self._undo += hook_steps(self._known_optimizers(), self._backward_ended, self._step_ended)
 
     def _follow_layers(self, model: nn.Module, boundaries: Boundaries) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nvprof_kit._instrument.memory.tensors import ACTIVATION, NONE, Held, Ledger, parts
+from nvprof_kit._instrument.patches import Hook
 from nvprof_kit.names import strip_wrappers
 
 _top_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
@@ -137,8 +138,8 @@ class SavedTensors:
                 paths.pop()
 
         self._handles += [
-            module.register_forward_pre_hook(enter),
-            module.register_forward_hook(leave, always_call=True),
+            module.register_forward_pre_hook(Hook(enter).call),
+            module.register_forward_hook(Hook(leave).call, always_call=True),
         ]
 
     def _innermost(self) -> bool:

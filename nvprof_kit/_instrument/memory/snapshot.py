@@ -130,11 +130,12 @@ class memory_snapshot(ContextDecorator):
         self._watch: Watch | None = None
         self._labels: Labels | None = None
         self._memory: Any = None
+        self._process = 0
 
     def __enter__(self) -> memory_snapshot:
         """Start recording."""
         global _running  # noqa: PLW0603
-        if _running is not None:
+        if _running is not None and _running._process == os.getpid():
             raise UsageError(f"{self.path}: {_running.path} is being recorded; end that snapshot first")
         if self.path.is_dir() or not os.access(self.path.parent, os.W_OK):
             raise UsageError(f"{self.path}: cannot be written; name a file in a folder that can")
@@ -150,13 +151,19 @@ class memory_snapshot(ContextDecorator):
             )
             return self
         torch.cuda.init()
+        self._process = os.getpid()
         self._record("all")
-        if self.options.on_oom:
-            _observe_oom(torch)
-        _running = self
-        self._labels = Labels(getattr(self._memory, "_set_memory_metadata", _ignore), self._step_ended)
-        self._watch = Watch(self._labels)
-        self._watch.attach()
+        try:
+            if self.options.on_oom:
+                _observe_oom(torch)
+            _running = self
+            self._labels = Labels(getattr(self._memory, "_set_memory_metadata", _ignore), self._step_ended)
+            self._watch = Watch(self._labels)
+            self._watch.attach()
+        except BaseException:
+            self._watch = _running = None
+            self._record(None)
+            raise
         return self
 
     def __exit__(self, *_exception: object) -> None:
@@ -183,6 +190,8 @@ class memory_snapshot(ContextDecorator):
         if watch is None:
             return
         watch.detach()
+        if self._process != os.getpid():  # forked meanwhile: the history is the parent's
+            return
         try:
             self._write(path)
         except OSError as error:  # the program does not die of it
@@ -204,7 +213,7 @@ class memory_snapshot(ContextDecorator):
         self.written.append(path)
 
     def _out_of_memory(self) -> None:
-        if self.options.on_oom:
+        if self.options.on_oom and self._process == os.getpid():
             self._write(self.path.with_name(f"{self.path.stem}_oom{self.path.suffix}"))
 
 

@@ -65,7 +65,7 @@ class GlobalTimer:
 
     Args:
         folder: Where the log goes: ``timer_rank0.log`` of rank 0, made at the first finished stage. A log of an earlier
-            run is replaced.
+            run is replaced. A worker of a DataLoader, and whatever is forked once the log is open, times nothing.
 
     Attributes:
         enabled: Whether anything is timed; False from the beginning under ``NVPROF_KIT=off``.
@@ -80,12 +80,13 @@ class GlobalTimer:
         self._waiting: deque[_Call] = deque()
         self._events: list[Any] = []
         self._file: TextIO | None = None
+        self._owner = 0
         self._rank = 0
         self._lock = threading.RLock()
 
     def start(self, name: str) -> None:
         """Start a stage on this thread. Stages nest, and one may run again inside itself."""
-        if not self.enabled:
+        if not self.enabled or self._is_not_ours():
             return
         range_ = self._ranges.get(name)
         if range_ is None:
@@ -100,7 +101,7 @@ class GlobalTimer:
 
     def stop(self, name: str) -> None:
         """Stop the stage of this name that started last on this thread; without one, warn and do nothing."""
-        if not self.enabled:
+        if not self.enabled or self._is_not_ours():
             return
         ended_ns = time.perf_counter_ns()
         calls = self._open.calls.get(name)
@@ -127,6 +128,8 @@ class GlobalTimer:
 
         Called at the program's end by itself. Timing may go on afterwards.
         """
+        if self._is_not_ours():
+            return self._path()
         with self._lock:
             while self._waiting:
                 call = self._waiting.popleft()
@@ -134,6 +137,13 @@ class GlobalTimer:
                     call.end.synchronize()
                 self._write(call)
         return self._path()
+
+    def _is_not_ours(self) -> bool:
+        """Whether this process was forked from the one that writes the log, or fetches data for it."""
+        if self._owner not in (0, os.getpid()):
+            return True
+        workers = sys.modules.get("torch.utils.data")
+        return workers is not None and self._owner == 0 and workers.get_worker_info() is not None
 
     def _write_done(self) -> None:
         waiting = self._waiting
@@ -188,6 +198,7 @@ class GlobalTimer:
     def _log(self) -> TextIO:
         if self._file is None:
             self._rank = rank()
+            self._owner = os.getpid()
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._file = claim_file(self._path())
@@ -199,6 +210,8 @@ class GlobalTimer:
 
     def _close(self) -> None:
         """The program ends: write what is left, and time nothing any more."""
+        if self._is_not_ours():
+            return
         self.dump()
         with self._lock:
             self.enabled = False

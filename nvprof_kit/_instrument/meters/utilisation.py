@@ -83,12 +83,15 @@ class Utilisation:
         self._gpus: dict[int, Any] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()
 
     def __enter__(self) -> Utilisation:
         self.start()
         return self
 
     def __exit__(self, *_exception: object) -> None:
+        if self._process != os.getpid():  # forked meanwhile: the samples are the parent's
+            return
         self.stop()
         if self._folder is not None and self.samples:
             folder = Path(self._folder) / rank_folder(self._mesh)
@@ -99,8 +102,9 @@ class Utilisation:
 
     def start(self) -> None:
         """Forget earlier samples and begin."""
-        if self._thread is not None or state.mode == "off":
+        if state.mode == "off" or (self._thread is not None and self._process == os.getpid()):
             return
+        self._process = os.getpid()
         self.samples = []
         self._gpus = _gpus(self._nvml)
         self._stopping = threading.Event()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -14,12 +14,12 @@ from nvprof_kit._instrument.compile.hidden import keep_out
 from nvprof_kit._instrument.compile.inductor import range_kernels
 from nvprof_kit._instrument.memory.marks import Read, read_cuda
 from nvprof_kit._instrument.modules.again import replace_in_notebook
-from nvprof_kit._instrument.modules.annotation import Annotation
+from nvprof_kit._instrument.modules.annotation import Annotation, Removable
 from nvprof_kit._instrument.modules.blocks import Part, children, descendants, find_blocks, is_list
 from nvprof_kit._instrument.modules.calls import Calls
 from nvprof_kit._instrument.modules.checkpointing import range_recomputes
 from nvprof_kit._instrument.modules.kinds import class_name, unwrapped
-from nvprof_kit._instrument.modules.ranged import Compiled, Ranged, annotated
+from nvprof_kit._instrument.modules.ranged import Compiled, Ranged, annotated, note_wrappers
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.layer import Family, Layer
 from nvprof_kit._instrument.ranks import mark_rank
@@ -32,6 +32,14 @@ Select = type | tuple[type, ...] | str | Iterable[str] | Callable[[str, nn.Modul
 _LEAVES = 1_000_000
 
 
+class Pipeline(Protocol):
+    """What is no module and has some, as the pipelines of diffusers."""
+
+    @property
+    def components(self) -> Mapping[str, Any]:
+        """Its parts by name; those that are modules are annotated."""
+
+
 class ModelAnnotation(Annotation):
     """The handle of an annotated model.
 
@@ -42,21 +50,36 @@ class ModelAnnotation(Annotation):
     """
 
     def __init__(
-        self, model: nn.Module, parts: list[Part], *, backward: bool, root: str, compiled_parts: bool = False
+        self,
+        model: Any,
+        parts: list[Part],
+        *,
+        backward: bool,
+        root: str,
+        compiled_parts: bool = False,
+        holder: nn.Module | None = None,
     ) -> None:
+        self._holder = holder
         self.aliases: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
         self._ranged: dict[str, Ranged] = {}
         self._warned = False
         self._parts_ranged = False
+        self._lasting: list[Removable] = []
         self._choose(parts, backward, root)
-        if compiled_parts and state.mode != "off":
-            self._range_inside_compiled(root)
         if model not in state.annotated:  # else the base class says so
             self._refuse_ranged_twice()
         self.paths = tuple(self._ranged)
-        super().__init__(model)
-        self._register(model)
+        try:
+            if state.mode != "off":
+                self._lasting.append(note_wrappers(self))
+            if compiled_parts and state.mode != "off":
+                self._range_inside_compiled(root)
+            super().__init__(model)
+        except BaseException:
+            self._let_go()
+            raise
+        self._register()
 
     def _choose(self, parts: list[Part], backward: bool, root: str) -> None:
         chosen: dict[int, str] = {}
@@ -78,7 +101,7 @@ class ModelAnnotation(Annotation):
         for layer in layers.values():
             layer.family = family
         try:
-            range_kernels()
+            self._lasting.append(range_kernels(self))
             self._parts_ranged = True
         except (ImportError, AttributeError) as error:
             warnings.warn(
@@ -96,40 +119,43 @@ class ModelAnnotation(Annotation):
                     "outer model alone, or call remove() on the handle of the other annotation first"
                 )
 
-    def _register(self, model: nn.Module) -> None:
+    def _register(self) -> None:
         for ranged in self._ranged.values():
             module = ranged.module()
             if module is not None:
                 annotated[module] = ranged
 
-    def _install(self, owner: Any) -> list[Any]:
+    def _hold(self, _owner: Any) -> Iterator[Removable]:
         mark_rank()
-        keep_out(self)
-        range_recomputes()
-        compiled = Compiled(owner)
+        yield keep_out(self)
+        yield range_recomputes(self)
+
+    def _install(self, owner: Any) -> Iterator[Removable]:
+        compiled = Compiled(self._holder or owner)
         self._warn_of_lost(compiled)
-        return [hook for ranged in self._ranged.values() for hook in ranged.install(compiled)]
-
-    def pause(self) -> bool:
-        """Take the hooks out while torch.compile traces; says whether there were any."""
-        had = bool(self._hooks)
-        self.sleep()
-        return had
-
-    def resume(self) -> None:
-        """Put the hooks back after a `pause`, each where it belongs now that more may be compiled."""
-        owner = self._owner()
-        if owner is not None and state.backend is not None and state.annotated.get(owner) is self:
-            self.wake()
+        for ranged in self._ranged.values():
+            yield from ranged.install(compiled)
 
     def remove(self) -> None:
         """Take the annotation back; a second call does nothing. It may be annotated again afterwards."""
         super().remove()
+        self._let_go()
         self._close()
         for ranged in self._ranged.values():
             module = ranged.module()
             if module is not None and annotated.get(module) is ranged:
                 del annotated[module]
+
+    def owner_gone(self) -> None:
+        """The model is no more."""
+        super().owner_gone()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """End what lasts as long as the annotation, whether ranges are emitted or not."""
+        lasting, self._lasting = self._lasting, []
+        for one in lasting:
+            one.remove()
 
     def _close(self) -> None:
         """Close the ranges of the calls that run on this thread while the annotation is taken back."""
@@ -148,7 +174,7 @@ class ModelAnnotation(Annotation):
         is not seen; `never_entered` tells of the modules that it swallows.
         """
         owner = self._owner()
-        return () if owner is None else self._inside(Compiled(owner))
+        return () if owner is None else self._inside(Compiled(self._holder or owner))
 
     def _inside(self, compiled: Compiled) -> tuple[str, ...]:
         return tuple(path for path, ranged in self._ranged.items() if ranged.module() in compiled.inside)
@@ -174,7 +200,7 @@ class ModelAnnotation(Annotation):
 
 
 def annotate_model(
-    model: nn.Module,
+    model: nn.Module | Pipeline,
     *,
     select: Select | None = None,
     depth: int | str | None = None,
@@ -187,19 +213,20 @@ def annotate_model(
 
     By default the model's repeated blocks are found by structure, and ranged are the blocks and their direct children,
     and everything beside and around the blocks: embeddings, final norm, head, the modules that hold them, and the model
-    itself. A model without repeated blocks has its direct children ranged. Nothing is installed while nobody listens,
+    itself. A model without repeated blocks has its direct children ranged. No hook is installed while nobody listens,
     neither an attached tool nor the embedded recorder; outputs, gradients and memory stay what they are.
 
     Args:
-        model: The model; held weakly.
+        model: The model, or a pipeline of diffusers, whose modules have the names of their components before their
+            paths (``unet.down_blocks.0``); held weakly.
         select: Range these modules and no others: a class or a tuple of classes, a pattern or several
             (``layers.*.mlp``, matched against whole paths as by `fnmatch`), or a predicate of a module's path and the
             module.
         depth: Range the model and so many levels below it, lists not counted; ``"leaf"`` for all levels.
         backward: Range the backward pass.
         root: The name of the model itself, which has no path; by default its class.
-        compiled_parts: Range the modules inside what torch.compile compiles after this call, too: the compiler then
-            writes ranges between the kernels that it launches, and its caches keep such code apart.
+        compiled_parts: Range also the modules inside what torch.compile compiles while the annotation stands: the
+            compiler writes ranges between the kernels that it launches, and its caches keep such code apart.
         memory: Have the ranges of layers carry what PyTorch's CUDA allocator holds at each begin and end, to an
             attached tool; or what a function reads, as `memory_marks.Read`. It holds for the whole process and stays.
 
@@ -207,24 +234,40 @@ def annotate_model(
         The handle. As a context manager it takes the annotation back at the end.
 
     Raises:
-        UsageError: The model or a module of it is annotated already, nothing matches ``select``, or the options
-            contradict each other. In a notebook the annotation of the same model is replaced instead, so that a cell
-            can be run again.
+        UsageError: It is neither a module nor a pipeline, it or a module of it is annotated already, nothing matches
+            ``select``, or the options contradict each other. In a notebook the annotation of the same model is replaced
+            instead, so that a cell can be run again.
     """
-    top = Part("", model)
     if select is not None and depth is not None:
         raise UsageError("annotate_model takes select= or depth=, not both")
     if memory:
         state.carry_memory(read_cuda if memory is True else memory)
+    holder = None if isinstance(model, nn.Module) else _components(model)
+    top = cast(nn.Module, model)
+    tops = [Part("", top)] if holder is None else [Part(name, part) for name, part in holder.items()]
     if select is not None:
-        parts = _selected(top, select)
+        parts = _selected(holder or top, select)
     elif depth is not None:
-        parts = [top, *descendants(top, _levels(depth))]
+        levels = _levels(depth)
+        parts = [part for top in tops for part in (top, *descendants(top, levels))]
     else:
-        parts = _by_structure(top)
-    root = root or class_name(unwrapped(model))
+        parts = [part for top in tops for part in _by_structure(top)]
+    root = root or (class_name(unwrapped(top)) if holder is None else type(model).__name__)
     replace_in_notebook(model)
-    return ModelAnnotation(model, parts, backward=backward, root=root, compiled_parts=compiled_parts)
+    return ModelAnnotation(model, parts, backward=backward, root=root, compiled_parts=compiled_parts, holder=holder)
+
+
+def _components(pipeline: Any) -> nn.ModuleDict:
+    """The modules of a pipeline, as those of diffusers have them, by their names."""
+    components = getattr(pipeline, "components", None)
+    named = components.items() if isinstance(components, Mapping) else ()
+    modules = {name: part for name, part in named if isinstance(part, nn.Module)}
+    if not modules:
+        raise UsageError(
+            f"annotate_model takes a torch.nn.Module, or a pipeline with modules in its components, not a "
+            f"{type(pipeline).__name__}; annotate each module by itself"
+        )
+    return nn.ModuleDict(modules)
 
 
 def _levels(depth: int | str) -> int:
@@ -250,13 +293,13 @@ def _by_structure(top: Part) -> list[Part]:
     return [top, *(part for part in below(top) if not isinstance(part.module, nn.Identity))]
 
 
-def _selected(top: Part, select: Select) -> list[Part]:
+def _selected(model: nn.Module, select: Select) -> list[Part]:
     matches = _predicate(select)
-    named = top.module.named_modules(remove_duplicate=False)
+    named = model.named_modules(remove_duplicate=False)
     called = ((path, module) for path, module in named if not is_list(module))
     found = [Part(path, module) for path, module in called if matches(strip_wrappers(path), module)]
     if not found:
-        raise UsageError(f"select={select!r} matches no module of {type(top.module).__name__}; see named_modules()")
+        raise UsageError(f"select={select!r} matches no module of {type(model).__name__}; see named_modules()")
     return found
 
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
 
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit.errors import UsageError
 
 Self = TypeVar("Self", bound="Annotation")
+
+
+class Removable(Protocol):
+    """A handle, as PyTorch's hooks have them."""
+
+    def remove(self) -> None:
+        """Take out what it stands for; a second call does nothing."""
 
 
 class Annotation(ABC):
@@ -27,27 +35,60 @@ class Annotation(ABC):
             raise UsageError(
                 f"this {type(owner).__name__} is annotated already; call remove() on the handle of the first annotation"
             )
-        self._owner = weakref.ref(owner)
-        self._hooks: list[Any] = []
+        self._owner = weakref.ref(owner, _sleeping(self))
+        self._hooks: list[Removable] = []
+        self._held: list[Removable] = []
         state.annotated[owner] = self
         if state.backend is not None:
-            self.wake()
+            try:
+                self.wake()
+            except BaseException:
+                del state.annotated[owner]
+                raise
 
     @abstractmethod
-    def _install(self, owner: Any) -> list[Any]:
-        """Install the hooks; returns their removable handles."""
+    def _install(self, owner: Any) -> Iterable[Removable]:
+        """Install the hooks, one by one; gives the handle of each."""
+
+    def _hold(self, owner: Any) -> Iterable[Removable]:
+        """Change in PyTorch what the hooks need besides; gives the handle of each change."""
+        return ()
 
     def wake(self) -> None:
         """Install the hooks, if not installed: ranges are emitted from now on."""
         owner = self._owner()
-        if owner is not None and not self._hooks and state.mode != "off":
-            self._hooks = self._install(owner)
+        if owner is None or state.mode == "off":
+            return
+        try:
+            if not self._held:
+                for change in self._hold(owner):
+                    self._held.append(change)
+            if not self._hooks:
+                for hook in self._install(owner):
+                    self._hooks.append(hook)
+        except BaseException:
+            self.sleep()
+            raise
 
     def sleep(self) -> None:
-        """Take the hooks out: nobody listens."""
-        for hook in self._hooks:
+        """Take everything out: nobody listens."""
+        self.pause()
+        held, self._held = self._held, []
+        for one in held:
+            one.remove()
+
+    def pause(self) -> bool:
+        """Take the hooks out while torch.compile traces; says whether there were any."""
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
             hook.remove()
-        self._hooks = []
+        return bool(hooks)
+
+    def resume(self) -> None:
+        """Put the hooks back after a `pause`, each where it belongs now that more may be compiled."""
+        owner = self._owner()
+        if owner is not None and state.backend is not None and state.annotated.get(owner) is self:
+            self.wake()
 
     def remove(self) -> None:
         """Take the annotation back; a second call does nothing. It may be annotated again afterwards."""
@@ -56,8 +97,24 @@ class Annotation(ABC):
         if owner is not None and state.annotated.get(owner) is self:
             del state.annotated[owner]
 
+    def owner_gone(self) -> None:
+        """What was annotated is no more."""
+        self.sleep()
+
     def __enter__(self: Self) -> Self:
         return self
 
     def __exit__(self, *_exception: object) -> None:
         self.remove()
+
+
+def _sleeping(annotation: Annotation) -> Callable[[object], None]:
+    """What takes everything out when the owner is gone, even where the handle is kept."""
+    itself = weakref.ref(annotation)
+
+    def sleep(_owner: object) -> None:
+        known = itself()
+        if known is not None:
+            known.owner_gone()
+
+    return sleep

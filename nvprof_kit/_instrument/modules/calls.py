@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -12,13 +12,12 @@ from torch import nn
 
 from nvprof_kit._instrument.compile.uncompiled import uncompiled
 from nvprof_kit._instrument.modules.classes import RangesCalls
+from nvprof_kit._instrument.patches import nothing
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.layer import Layer
 from nvprof_kit._instrument.ranges.layer_range import LayerScope
 
 _compiling = torch.compiler.is_dynamo_compiling
-_nothing = nullcontext().__exit__
-"""Takes anything, does nothing, and can be pickled without this package."""
 
 
 class Calls(RangesCalls):
@@ -43,7 +42,7 @@ class Calls(RangesCalls):
         return Calls(None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SimpleNamespace, (), {"enter": _nothing, "leave": _nothing}
+        return SimpleNamespace, (), {"enter": nothing, "leave": nothing}
 
     @uncompiled
     def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -93,9 +92,7 @@ def _calls_running(module: nn.Module) -> int:
     return count
 
 
-def hook_module(module: nn.Module, calls: Calls) -> list[Any]:
-    """Range a module's calls, its other hooks included; returns the removable handles of the hooks."""
-    return [
-        module.register_forward_pre_hook(calls.enter, prepend=True, with_kwargs=True),
-        module.register_forward_hook(calls.leave, always_call=True),
-    ]
+def hook_module(module: nn.Module, calls: Calls) -> Iterator[Any]:
+    """Range a module's calls, its other hooks included; gives the removable handles of the hooks."""
+    yield module.register_forward_pre_hook(calls.enter, prepend=True, with_kwargs=True)
+    yield module.register_forward_hook(calls.leave, always_call=True)

@@ -15,35 +15,76 @@ import torch
 import torch.utils.checkpoint as checkpoints
 from torch import nn
 
-from nvprof_kit._instrument.compile.uncompiled import uncompiled, uncompiled_itself
+from nvprof_kit._instrument.compile.uncompiled import leave_to_python, uncompiled, uncompiled_itself
 from nvprof_kit._instrument.modules.classes import is_ranged
+from nvprof_kit._instrument.patches import Hold, Patch, Patches, Shared
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.layer import Layer
 from nvprof_kit._instrument.ranges.ranges import Block, Frame, Here, Range
 from nvprof_kit.names import Category
 
-_PATCHED = "_nvprof_kit_recomputes"
+
+def range_recomputes(user: object) -> Hold:
+    """Range what PyTorch's checkpoints run again, as long as someone needs it; while nobody listens it runs as it is.
+
+    Args:
+        user: Who needs it; held weakly.
+    """
+    return _shared.hold(user)
 
 
-def range_recomputes() -> None:
-    """Range what PyTorch's checkpoints run again, from now on; while ranges go nowhere it runs as it is."""
+def _patches() -> list[Patch]:
     frame, function = getattr(checkpoints, "_CheckpointFrame", None), checkpoints.CheckpointFunction
-    if frame is not None and not hasattr(frame.__init__, _PATCHED):
-        frame.__init__ = _kept(frame.__init__)
-    if not hasattr(function.forward, _PATCHED):
-        function.forward = staticmethod(_kept(function.forward))
+    frames = [] if frame is None else [Patch(frame, "__init__", _kept)]
+    return [*frames, Patch(function, "forward", lambda forward: staticmethod(_kept(forward)))]
+
+
+_checkpoints = Patches(_patches)
+_shared = Shared(_checkpoints.install, _checkpoints.undo)
 
 
 def _kept(original: Callable[..., Any]) -> Callable[..., Any]:
     """What keeps a function for the backward pass, as its second argument: it keeps the ranged one."""
 
-    @uncompiled_itself
     @functools.wraps(original)
     def keep(first: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return original(first, _ranged(function), *args, **kwargs)
 
-    setattr(keep, _PATCHED, True)
+    leave_to_python(keep, callees=False)
     return keep
+
+
+class Recomputes:
+    """Has checkpoints ranged as long as ranges are emitted, for layers that no `annotate_model` ranges."""
+
+    def __init__(self) -> None:
+        self._hold: Hold | None = None
+
+    def start(self) -> None:
+        """From now on; a second call does nothing."""
+        state.annotated[self] = self
+        if state.backend is not None:
+            self.wake()
+
+    def stop(self) -> None:
+        """No longer."""
+        state.annotated.pop(self, None)
+        self.sleep()
+
+    def wake(self) -> None:
+        """Ranges are emitted from now on."""
+        if self._hold is None and state.mode != "off":
+            self._hold = range_recomputes(self)
+
+    def sleep(self) -> None:
+        """Nobody listens."""
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.remove()
+
+
+decorated = Recomputes()
+"""For decorated functions and blocks of code, which nobody takes back."""
 
 
 @uncompiled

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from nvprof_kit._instrument.modules.blocks import Part, find_blocks
-from nvprof_kit.names import WRAPPER_PARTS, strip_wrappers
+from nvprof_kit.names import WRAPPER_PARTS, encodable, strip_wrappers
 
 
 def block_kinds(model: nn.Module, rules: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -34,10 +34,10 @@ def block_kinds(model: nn.Module, rules: Mapping[str, str] | None = None) -> dic
         bare = strip_wrappers(path)
         for pattern, kind in (rules or {}).items() if bare else ():
             if fnmatchcase(class_name(module), pattern) or (
-                fnmatchcase(bare, pattern) and matched[pattern].isdisjoint(_around(bare))
+                fnmatchcase(bare, encodable(pattern)) and matched[pattern].isdisjoint(_around(bare))
             ):
                 matched[pattern].add(bare)
-                kinds[bare] = kind
+                kinds[bare] = encodable(kind)
                 break
     return kinds
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from nvprof_kit._instrument.modules.calls import Calls
+from nvprof_kit._instrument.modules.checkpointing import Recomputes
 from nvprof_kit._instrument.modules.classes import BARE
 from nvprof_kit._instrument.modules.ranged import annotated
 from nvprof_kit._instrument.ranges import state
@@ -94,11 +95,14 @@ class _Method:
         self._name = name
         self._own = vars(cls).get(name)
         self._wrapper = wrap(getattr(cls, name), self._scope)
+        self._recomputes = Recomputes()
+        self._recomputes.start()
         setattr(cls, name, self._wrapper)
 
     def uninstall(self) -> None:
         """Give the class its method back, unless someone has replaced it since."""
         _methods.pop((self._cls, self._name), None)
+        self._recomputes.stop()
         if vars(self._cls).get(self._name) is not self._wrapper:
             return
         if self._own is None:

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from nvprof_kit._instrument.modules.calls import Calls, hook_module
+from nvprof_kit._instrument.patches import Hold, Shared
 
 annotated: weakref.WeakKeyDictionary[nn.Module, Ranged] = weakref.WeakKeyDictionary()
 """Every module that an annotation ranges now, and how."""
@@ -39,16 +41,17 @@ class Ranged:
         self.calls = calls
         self.module = weakref.ref(module)
 
-    def install(self, compiled: Compiled) -> list[Any]:
-        """Range the module's calls; returns the removable handles of the hooks.
+    def install(self, compiled: Compiled) -> Iterator[Any]:
+        """Range the module's calls; gives the removable handles of the hooks.
 
         Inside what is compiled, a module with hooks of the program's own gets none: the compiler has looked at those,
         guards on their number, and would compile anew for one more.
         """
         module = self.module()
         if module is None or (module in compiled.inside and _has_hooks(module)):
-            return []
-        return [hook for place in compiled.places(module) for hook in hook_module(place, self.calls)]
+            return
+        for place in compiled.places(module):
+            yield from hook_module(place, self.calls)
 
 
 class Compiled:
@@ -69,8 +72,8 @@ class Compiled:
         if "torch._dynamo.eval_frame" not in sys.modules:
             return
         modules = set(model.modules())
-        for wrapper in _wrappers():
-            wrapped = wrapper._orig_mod
+        for wrapper in list(_wrappers):
+            wrapped = getattr(wrapper, "_orig_mod", None)
             if wrapped in modules:
                 self.regions.add(wrapped)
                 if not _runs_hooks(wrapper):
@@ -85,10 +88,51 @@ class Compiled:
         return self._wrappers.get(module, [module])
 
 
-def _wrappers() -> Iterator[Any]:
-    """Every wrapper of `torch.compile` in the process: a wrapper knows its module, but no module its wrappers."""
-    wrapper = sys.modules["torch._dynamo.eval_frame"].OptimizedModule
-    return (found for found in gc.get_objects() if type(found) is wrapper)
+_wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Wrappers of `torch.compile` known so far: a wrapper knows its module, but no module its wrappers."""
+
+
+class _Registrations:
+    """Notes each wrapper as it is made, by the hook that PyTorch has for modules that become parts of others."""
+
+    def __init__(self) -> None:
+        self._hook: Any = None
+        self.shared = Shared(self._install, self._undo)
+
+    def _install(self) -> None:
+        if self._hook is None:
+            self._note_earlier()
+            self._hook = register_module_module_registration_hook(_note)
+
+    def _undo(self) -> None:
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            hook.remove()
+
+    @staticmethod
+    def _note_earlier() -> None:
+        """Once, as noting begins: the wrappers made before are found by their class."""
+        compiler = sys.modules.get("torch._dynamo.eval_frame")
+        if compiler is not None:
+            wrapper = compiler.OptimizedModule
+            _wrappers.update(found for found in gc.get_referrers(wrapper) if type(found) is wrapper)
+
+
+def _note(wrapper: nn.Module, name: str, _module: nn.Module | None) -> None:
+    if name == "_orig_mod":
+        _wrappers.add(wrapper)
+
+
+_registrations = _Registrations()
+
+
+def note_wrappers(user: object) -> Hold:
+    """Note the wrappers that `torch.compile` makes, for `Compiled`, as long as someone needs them.
+
+    Args:
+        user: Who needs them; held weakly.
+    """
+    return _registrations.shared.hold(user)
 
 
 def _runs_hooks(wrapper: Any) -> bool:

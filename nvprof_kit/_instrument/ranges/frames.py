@@ -8,7 +8,6 @@ import torch
 from torch.autograd import Variable
 
 from nvprof_kit._instrument.compile.uncompiled import uncompiled
-from nvprof_kit._instrument.modules.checkpointing import range_recomputes
 from nvprof_kit._instrument.modules.tensors import grad_nodes, plain
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Backend
@@ -73,5 +72,6 @@ def begin_task() -> None:
     Variable._execution_engine.queue_callback(_End(task, backend))
 
 
-follow(begin_task, grad_nodes, plain, torch.Tensor, torch.nn.Parameter)
-range_recomputes()
+def begin_following() -> None:
+    """Have `ranges` follow calls into their backward passes from now on: before, there was no torch."""
+    follow(begin_task, grad_nodes, plain, torch.Tensor, torch.nn.Parameter)

@@ -10,7 +10,6 @@ inputs and outputs and forbid in-place operations on views.
 
 from __future__ import annotations
 
-import importlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -39,12 +38,7 @@ class Now:
 
     def nodes(self, values: list[Any]) -> list[Any]:
         """The autograd nodes that made the tensors in values."""
-        if not values:
-            return []
-        if self.grad_nodes is None:
-            importlib.import_module(".frames", __package__)
-        assert self.grad_nodes is not None
-        return self.grad_nodes(values)
+        return self.grad_nodes(values) if values and self.grad_nodes is not None else []
 
 
 now = Now()

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, Protocol, cast, overload
 
 from nvprof_kit._instrument.compile.uncompiled import uncompiled_itself
+from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.layer import Layer, layer_of
 from nvprof_kit._instrument.ranges.ranges import ranged
 from nvprof_kit._instrument.ranges.scope import MOST_KEPT, F, Scope, Started, keep
@@ -133,6 +134,7 @@ layer_range.__name__ = layer_range.__qualname__ = "layer_range"  # type: ignore[
 
 @lru_cache(maxsize=MOST_KEPT)
 def _named_scope(name: str, category: Category | str, backward: bool) -> LayerScope:
+    state.when_torch(_range_checkpoints)
     try:
         return LayerScope(layer_of(name, Category(category), backward))
     except ValueError:
@@ -170,4 +172,20 @@ def _decorate(target: Any, scope_of: ScopeOf | None) -> Any:
         return wrap(target, scope_of)
     from nvprof_kit._instrument.modules.classes import range_class
 
+    state.when_torch(_range_checkpoints)
     return range_class(target, scope_of, LayerScope)
+
+
+def _begin_following() -> None:
+    from nvprof_kit._instrument.ranges.frames import begin_following
+
+    begin_following()
+
+
+def _range_checkpoints() -> None:
+    from nvprof_kit._instrument.modules.checkpointing import decorated
+
+    decorated.start()
+
+
+state.when_torch(_begin_following)

@@ -11,8 +11,9 @@ from typing import Any
 
 from nvprof_kit._instrument.compile.uncompiled import uncompiled, uncompiled_itself
 from nvprof_kit._instrument.ranges.frames_python import NONE, OUTSIDE, Frame, now
+from nvprof_kit.names import encodable
 
-INTERFACE = 2
+INTERFACE = 3
 """Changes whenever what this module and its twin offer does, so that one built earlier is not taken for today's."""
 
 
@@ -39,7 +40,7 @@ def follow(
     _tensor: type,
     _parameter: type,
 ) -> None:
-    """Say what else following the backward pass needs; before, `frames` is imported once it does.
+    """Say what else following the backward pass needs; before, no call is followed (see `frames.begin_following`).
 
     Args:
         begin_task: Called when a backward pass begins on the calling thread, to enter it in the thread's `Here`.
@@ -55,7 +56,7 @@ class Range:
     """One name that a program can be in, built once and opened many times.
 
     Attributes:
-        text: What the tool shows: a layer's path (and its phase), a phase, a step.
+        text: What the tool shows: a layer's path (and its phase), a phase, a step; made `names.encodable`.
         category: The NVTX category.
         payload: The layer's index or the step's number, None where there is neither.
         backend: The backend for which `push` is made.
@@ -66,7 +67,7 @@ class Range:
     __module__ = "nvprof_kit._instrument.ranges.ranges"  # what is pickled becomes the one chosen where it is read
 
     def __init__(self, text: str, category: Any, payload: int | None = None) -> None:
-        self.text = text
+        self.text = encodable(text) if isinstance(text, str) else text
         self.category = category
         self.payload = payload
         self.backend: Any = None
@@ -235,7 +236,7 @@ class Block:
         if backend is None:
             return False
         Block.__enter__(self)
-        if self.backward is not None and now.grad():
+        if self.backward is not None and now.grad_nodes is not None and now.grad():
             try:
                 backend.thread.here.begin(self, [*args, *kwargs.values()], self._recomputes())
             except BaseException:

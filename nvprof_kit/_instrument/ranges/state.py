@@ -145,7 +145,20 @@ def meet_torch() -> bool:
     graph_task = torch._C._current_graph_task_id
     ranges.ask(graph_task, torch.is_grad_enabled, torch.autograd._get_sequence_nr)
     gate["__compiling"] = torch.compiler.is_dynamo_compiling
+    while _waiting:
+        _waiting.popitem()[0]()
     return False
+
+
+_waiting: dict[Callable[[], None], None] = {}
+
+
+def when_torch(then: Callable[[], None]) -> None:
+    """Call a function once torch is loaded and the first range meets it; at once where that has been."""
+    if graph_task is _find_graph_task:
+        _waiting[then] = None
+    else:
+        then()
 
 
 def _find_graph_task() -> int:

@@ -1,6 +1,4 @@
 /* Errors that are kept, and questions about the calling thread. */
-#include <dlfcn.h>
-
 #include "ranges.h"
 
 struct Answers answers;
@@ -29,14 +27,11 @@ PyObject *call_held(PyObject *function) {
     return result;
 }
 
-void find_in_torch(void) {
-    void *torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
-    if (torch != NULL) {
-        *(void **)&answers.torch_task = dlsym(torch, "_ZN5torch8autograd25get_current_graph_task_idEv");
-        *(void **)&answers.torch_grad = dlsym(torch, "_ZN3c108GradMode10is_enabledEv");
-        *(void **)&answers.torch_sequence = dlsym(torch, "_ZN2at15sequence_number4peekEv");
-        dlclose(torch); /* it stays loaded, as torch holds it */
-    }
+PyObject *call_held_with(PyObject *function, PyObject *argument) {
+    Py_INCREF(function);
+    PyObject *result = PyObject_CallOneArg(function, argument);
+    Py_DECREF(function);
+    return result;
 }
 
 static int number_from(PyObject *question, long long *answer) {
@@ -50,18 +45,10 @@ static int number_from(PyObject *question, long long *answer) {
 }
 
 int ask_task(long long *task) {
-    if (answers.torch_task != NULL) {
-        *task = answers.torch_task();
-        return 0;
-    }
     return number_from(answers.task, task);
 }
 
 int ask_sequence(uint64_t *sequence) {
-    if (answers.torch_sequence != NULL) {
-        *sequence = answers.torch_sequence();
-        return 0;
-    }
     long long number = 0;
     int done = number_from(answers.sequence, &number);
     *sequence = (uint64_t)number;
@@ -69,23 +56,8 @@ int ask_sequence(uint64_t *sequence) {
 }
 
 int ask_grad(void) {
-    if (answers.torch_grad != NULL) {
-        return answers.torch_grad();
-    }
     PyObject *result = call_held(answers.grad);
     int truth = result == NULL ? -1 : PyObject_IsTrue(result);
     Py_XDECREF(result);
     return truth;
-}
-
-int import_frames(void) {
-    if (answers.grad_nodes != NULL) {
-        return 0;
-    }
-    PyObject *frames = PyImport_ImportModule("nvprof_kit._instrument.ranges.frames");
-    if (frames != NULL && answers.grad_nodes == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "nvprof_kit._instrument.ranges.frames did not call follow()");
-    }
-    Py_XDECREF(frames);
-    return answers.grad_nodes == NULL ? -1 : 0;
 }

@@ -45,8 +45,9 @@ static int open_block(const Place *place, Block *self) {
     if (self->recompute != self->range && ask_task(&task) < 0) {
         return -1;
     }
-    PyObject *range = Py_XNewRef(task == -1 ? self->range : self->recompute);
-    int done = open_range(place, range, owner_of(self));
+    PyObject *range = Py_XNewRef(task == -1 ? self->range : self->recompute), *owner = Py_NewRef(owner_of(self));
+    int done = open_range(place, range, owner);
+    Py_DECREF(owner);
     Py_XDECREF(range);
     return done < 0 ? -1 : task != -1;
 }
@@ -89,7 +90,7 @@ static int follow_call(Here *here, Block *self, PyObject *const *values, Py_ssiz
                        bool recomputes) {
     PyObject *nodes = NULL, *given = NULL, *value;
     Py_ssize_t place = 0;
-    int done = import_frames();
+    int done = 0;
     for (Py_ssize_t index = 0; done == 0 && index < count; index++) {
         done = add_nodes(values[index], &nodes);
     }
@@ -116,10 +117,13 @@ static int follow_call(Here *here, Block *self, PyObject *const *values, Py_ssiz
         Py_ssize_t index = find(here, owner_of(self));
         if (index >= 0) {
             Open *open = &here->open[index];
+            PyObject *before[] = {open->backward, open->given};
             open->begin = begin;
             open->follows = true;
-            Py_XSETREF(open->backward, Py_NewRef(self->backward));
-            Py_XSETREF(open->given, Py_XNewRef(given));
+            open->backward = Py_NewRef(self->backward);
+            open->given = Py_XNewRef(given);
+            Py_XDECREF(before[0]); /* whose end may run Python, and move what is open */
+            Py_XDECREF(before[1]);
         }
     }
     Py_XDECREF(given);
@@ -196,7 +200,7 @@ int begin(Block *self, PyObject *const *values, Py_ssize_t count, PyObject *more
     }
     int recomputes = open_block(&place, self);
     int done = recomputes < 0 ? -1 : 0;
-    if (done == 0 && self->backward != Py_None && self->backward != NULL) {
+    if (done == 0 && self->backward != Py_None && self->backward != NULL && answers.grad_nodes != NULL) {
         int wanted = ask_grad();
         done = wanted <= 0 ? wanted : follow_call(place.here, self, values, count, more, recomputes == 1);
         if (done < 0) {

@@ -80,7 +80,10 @@ int end_frame(Frame *self, PyObject *nodes, uint64_t sequence) {
         return add_edge(self->parent, sequence);
     }
     for (Py_ssize_t index = 0; nodes != NULL && index < PyList_GET_SIZE(nodes); index++) {
-        if (has_left(PyList_GET_ITEM(nodes, index), true) < 0) {
+        PyObject *node = Py_NewRef(PyList_GET_ITEM(nodes, index));
+        int left = has_left(node, true);
+        Py_DECREF(node);
+        if (left < 0) {
             return -1;
         }
     }

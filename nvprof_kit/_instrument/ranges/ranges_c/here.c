@@ -1,13 +1,15 @@
 /* Where a thread is: its open ranges, and its place in the backward pass. */
 #include "ranges.h"
 
-/* The thread's last answer to `here_now`. The thread's own dictionary holds it as long as the thread state and
- * `now.thread` live, so it is good for the same thread state and the same switch. */
+/* The thread's last answer to `here_now`, borrowed: good for the same thread state and the same switch, as long as no
+ * Here whatever has been freed since. */
 static _Thread_local struct {
-    uint64_t serial, id;
+    uint64_t serial, freed, id;
     PyThreadState *thread;
     Here *here;
 } last;
+
+static uint64_t freed;
 
 static PyObject *Here_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs)) {
     Here *self = (Here *)type->tp_alloc(type, 0);
@@ -49,9 +51,7 @@ static int Here_clear(Here *self) {
 
 static void Here_dealloc(Here *self) {
     PyObject_GC_UnTrack(self);
-    if (last.here == self) { /* the thread ends, and what else it leaves behind may open ranges as it goes */
-        last.here = NULL;
-    }
+    freed++; /* before anything that may run Python */
     Here_clear(self);
     Py_CLEAR(self->at);
     PyMem_Free(self->open);
@@ -115,9 +115,13 @@ static PyObject *Here_close_all(Here *self, PyObject *pop) {
 }
 
 static PyObject *Here_owners(Here *self, void *Py_UNUSED(closure)) {
-    PyObject *owners = PyList_New(self->count);
+    PyObject *owners = PyList_New(0); /* not as long as it will be: a collection of garbage may close ranges */
     for (Py_ssize_t index = 0; owners != NULL && index < self->count; index++) {
-        PyList_SET_ITEM(owners, index, Py_NewRef(self->open[index].owner));
+        PyObject *owner = Py_NewRef(self->open[index].owner);
+        if (PyList_Append(owners, owner) < 0) {
+            Py_CLEAR(owners);
+        }
+        Py_DECREF(owner);
     }
     return owners;
 }
@@ -170,7 +174,8 @@ PyTypeObject HereType = {
 static Here *here_now(void) {
     PyThreadState *thread = PyThreadState_Get();
     uint64_t id = PyThreadState_GetID(thread), serial = now.serial;
-    if (last.here != NULL && last.serial == serial && last.thread == thread && last.id == id) {
+    if (now.local && last.here != NULL && last.serial == serial && last.freed == freed && last.thread == thread &&
+        last.id == id) {
         return (Here *)Py_NewRef(last.here);
     }
     PyObject *holder = Py_NewRef(now.thread);
@@ -182,6 +187,7 @@ static Here *here_now(void) {
     }
     last.here = (Here *)here;
     last.serial = serial;
+    last.freed = freed;
     last.thread = thread;
     last.id = id;
     return (Here *)here;
@@ -292,7 +298,7 @@ PyObject *Frame_reach(Frame *self, PyObject *Py_UNUSED(grads)) {
         return NULL;
     }
     int done = ask_task(&task);
-    if (done == 0 && task != place.here->number) {
+    if (done == 0 && task != place.here->number && answers.begin_task != NULL) {
         done = called(call_held(answers.begin_task));
     }
     if (done == 0) {

@@ -33,7 +33,9 @@ static int is_given(const Frame *self, PyObject *node) {
     if (key == NULL) {
         return self->given == NULL ? 0 : -1;
     }
-    int given = PyDict_Contains(self->given, key);
+    PyObject *all = Py_XNewRef(self->given);
+    int given = all == NULL ? 0 : PyDict_Contains(all, key);
+    Py_XDECREF(all);
     Py_DECREF(key);
     return given;
 }
@@ -42,11 +44,12 @@ static int is_given(const Frame *self, PyObject *node) {
 PyObject *by_identity(PyObject *nodes) {
     PyObject *found = PyDict_New();
     for (Py_ssize_t index = 0; found != NULL && index < PyList_GET_SIZE(nodes); index++) {
-        PyObject *node = PyList_GET_ITEM(nodes, index), *key = PyLong_FromVoidPtr(node);
+        PyObject *node = Py_NewRef(PyList_GET_ITEM(nodes, index)), *key = PyLong_FromVoidPtr(node);
         if (key == NULL || PyDict_SetItem(found, key, node) < 0) {
             Py_CLEAR(found);
         }
         Py_XDECREF(key);
+        Py_DECREF(node);
     }
     return found;
 }
@@ -63,15 +66,21 @@ static int mark_node(Frame *self, PyObject *node) {
 
 /* Add a number to a set that may be NULL still; 1 if it was new. */
 static int is_new(PyObject **set, uint64_t number) {
-    if (*set == NULL && (*set = PySet_New(NULL)) == NULL) {
+    PyObject *key = PyLong_FromUnsignedLongLong(number), *made = *set == NULL ? PySet_New(NULL) : NULL;
+    if (key == NULL || (*set == NULL && made == NULL)) {
+        Py_XDECREF(key);
+        Py_XDECREF(made);
         return -1;
     }
-    PyObject *key = PyLong_FromUnsignedLongLong(number);
-    if (key == NULL) {
-        return -1;
+    if (*set == NULL) { /* and the collection of garbage that making one may set off has made none either */
+        *set = made;
+    } else {
+        Py_XDECREF(made);
     }
-    int known = PySet_Contains(*set, key);
-    int done = known == 0 ? PySet_Add(*set, key) : known;
+    PyObject *held = Py_NewRef(*set);
+    int known = PySet_Contains(held, key);
+    int done = known == 0 ? PySet_Add(held, key) : known;
+    Py_DECREF(held);
     Py_DECREF(key);
     return done < 0 ? -1 : !known;
 }
@@ -166,28 +175,29 @@ int has_left(PyObject *node, bool leaves) {
     return done;
 }
 
+static int mark_one(Frame *self, PyObject *node, bool ends) {
+    uint64_t number;
+    if (number_of(node, &number) < 0) {
+        return -1;
+    }
+    if (!(stretch_of(self, number) & 1)) {
+        return 0;
+    }
+    int other = self == outside ? has_left(node, false) : is_given(self, node);
+    if (other != 0) {
+        return other < 0 ? -1 : 0;
+    }
+    bool direct = self == outside || (ends && self->count == 1);
+    return direct ? mark_node(self, node) : search_from(self, node);
+}
+
 /* Mark where the backward pass, coming to these nodes, enters the call's own ones. */
 int mark(Frame *self, PyObject *nodes, bool ends) {
-    for (Py_ssize_t index = 0; nodes != NULL && index < PyList_GET_SIZE(nodes); index++) {
-        PyObject *node = PyList_GET_ITEM(nodes, index);
-        uint64_t number;
-        if (number_of(node, &number) < 0) {
-            return -1;
-        }
-        if (!(stretch_of(self, number) & 1)) {
-            continue;
-        }
-        int other = self == outside ? has_left(node, false) : is_given(self, node);
-        if (other != 0) {
-            if (other < 0) {
-                return -1;
-            }
-            continue;
-        }
-        bool direct = self == outside || (ends && self->count == 1);
-        if ((direct ? mark_node(self, node) : search_from(self, node)) < 0) {
-            return -1;
-        }
+    int done = 0;
+    for (Py_ssize_t index = 0; done == 0 && nodes != NULL && index < PyList_GET_SIZE(nodes); index++) {
+        PyObject *node = Py_NewRef(PyList_GET_ITEM(nodes, index));
+        done = mark_one(self, node, ends);
+        Py_DECREF(node);
     }
-    return 0;
+    return done;
 }

@@ -4,13 +4,26 @@
 struct Now now;
 struct Names names;
 
+/* Whether it is a threading.local. */
+static int is_local(PyObject *thread) {
+    PyObject *threads = PyImport_ImportModule("_thread");
+    PyObject *type = threads == NULL ? NULL : PyObject_GetAttrString(threads, "_local");
+    int local = type == NULL ? -1 : PyObject_IsInstance(thread, type);
+    Py_XDECREF(type);
+    Py_XDECREF(threads);
+    return local;
+}
+
 static PyObject *switch_to(PyObject *Py_UNUSED(module), PyObject *backend) {
     PyObject *thread = NULL, *pop = NULL;
+    int local = 0;
     if (backend != Py_None) {
         thread = PyObject_GetAttr(backend, names.thread);
         pop = thread == NULL ? NULL : PyObject_GetAttr(backend, names.pop);
-        if (pop == NULL) {
+        local = pop == NULL ? -1 : is_local(thread);
+        if (local < 0) {
             Py_XDECREF(thread);
+            Py_XDECREF(pop);
             return NULL;
         }
     }
@@ -18,6 +31,7 @@ static PyObject *switch_to(PyObject *Py_UNUSED(module), PyObject *backend) {
     now.backend = backend == Py_None ? NULL : Py_NewRef(backend);
     now.thread = thread;
     now.pop = pop;
+    now.local = local == 1;
     now.serial++;
     for (int index = 0; index < 3; index++) {
         Py_XDECREF(before[index]);
@@ -33,9 +47,6 @@ static PyObject *ask(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_XSETREF(answers.task, Py_NewRef(task));
     Py_XSETREF(answers.grad, Py_NewRef(grad));
     Py_XSETREF(answers.sequence, Py_NewRef(sequence));
-    if (PyCFunction_Check(task)) { /* torch's own, no stand-in */
-        find_in_torch();
-    }
     Py_RETURN_NONE;
 }
 

@@ -50,7 +50,9 @@ static int add_nodes_in(PyObject *value, PyObject **nodes, int depth) {
         }
         return done;
     }
-    int none = PySet_Contains(answers.plain, (PyObject *)type);
+    PyObject *plain = Py_NewRef(answers.plain); /* a metaclass may hash its classes in Python */
+    int none = PySet_Contains(plain, (PyObject *)type);
+    Py_DECREF(plain);
     if (none != 0) {
         return none < 0 ? -1 : 0;
     }
@@ -59,7 +61,7 @@ static int add_nodes_in(PyObject *value, PyObject **nodes, int depth) {
         return -1;
     }
     PyList_SET_ITEM(values, 0, Py_NewRef(value));
-    PyObject *found = PyObject_CallOneArg(answers.grad_nodes, values);
+    PyObject *found = call_held_with(answers.grad_nodes, values);
     Py_DECREF(values);
     int done = found == NULL || (*nodes == NULL && (*nodes = PyList_New(0)) == NULL)
                    ? -1

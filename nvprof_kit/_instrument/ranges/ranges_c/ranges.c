@@ -1,13 +1,27 @@
 /* One name that a program can be in, built once and opened many times. */
 #include "ranges.h"
 
+/* A text as it can be written: see names.encodable. */
+static PyObject *encodable(PyObject *text) {
+    if (!PyUnicode_Check(text) || PyUnicode_IS_ASCII(text)) {
+        return Py_NewRef(text);
+    }
+    PyObject *bytes = PyUnicode_AsEncodedString(text, "utf-8", "xmlcharrefreplace");
+    PyObject *found = bytes == NULL ? NULL : PyUnicode_FromEncodedObject(bytes, "utf-8", "strict");
+    Py_XDECREF(bytes);
+    return found;
+}
+
 static int Range_init(Range *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"text", "category", "payload", NULL};
     PyObject *text, *category, *payload = Py_None;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O", names, &text, &category, &payload)) {
         return -1;
     }
-    Py_XSETREF(self->text, Py_NewRef(text));
+    if ((text = encodable(text)) == NULL) {
+        return -1;
+    }
+    Py_XSETREF(self->text, text);
     Py_XSETREF(self->category, Py_NewRef(category));
     Py_XSETREF(self->payload, Py_NewRef(payload));
     Py_CLEAR(self->backend);

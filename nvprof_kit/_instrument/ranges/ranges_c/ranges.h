@@ -17,12 +17,14 @@
 #error "the lists of open ranges rely on the GIL"
 #endif
 
-#define INTERFACE 2 /* as in ranges_python.py */
+#define INTERFACE 3 /* as in ranges_python.py */
 #define MEMBER(type, name, flags) {#name, T_OBJECT, offsetof(type, name), flags, NULL}
 
-/* module.c: where ranges go now, NULL: nowhere; `serial` tells one switch from another. And names of attributes. */
+/* module.c: where ranges go now, NULL: nowhere; `local` says that each thread alone sets its `thread.here`, and `serial`
+ * tells one switch from another. And names of attributes. */
 extern struct Now {
     PyObject *backend, *thread, *pop;
+    bool local;
     uint64_t serial;
 } now;
 
@@ -31,22 +33,17 @@ extern struct Names {
         *next_functions, *left;
 } names;
 
-/* answers.c: what answers questions about the calling thread, and what following the backward pass needs: Python
- * functions, and what they call in libtorch where that is found; a call of Python costs as much as pushing a range. */
+/* answers.c: what answers questions about the calling thread, and what following the backward pass needs, which is NULL
+ * until there is a torch. */
 extern struct Answers {
     PyObject *task, *grad, *sequence;
-    int (*torch_task)(void);
-    bool (*torch_grad)(void);
-    uint64_t (*torch_sequence)(void);
     PyObject *begin_task, *grad_nodes, *plain;
     PyTypeObject *tensor, *parameter;
 } answers;
 
-void find_in_torch(void);
 int ask_task(long long *task);
 int ask_sequence(uint64_t *sequence);
 int ask_grad(void);
-int import_frames(void);
 
 /* An error that is kept while something else is called. */
 typedef struct {
@@ -57,6 +54,7 @@ Raised put_by(void);
 void put_back(Raised raised); /* in place of an error raised since, if there was one before */
 int called(PyObject *result); /* drop the result of a call */
 PyObject *call_held(PyObject *function); /* call what may be replaced meanwhile */
+PyObject *call_held_with(PyObject *function, PyObject *argument);
 
 /* nodes.c: add the autograd nodes that made the tensors in a value to a list, which is made when needed. */
 int add_nodes(PyObject *value, PyObject **nodes);

@@ -14,12 +14,13 @@ import sysconfig
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from support.twins import Tensor, World
+from support.twins import Node, Parameter, Tensor, World, grad_nodes
 
 from nvprof_kit._instrument.ranges import ranges, ranges_python
 
@@ -371,3 +372,87 @@ def test_wrong_use_of_c_raises(index: int, built) -> None:
             _broken_uses(built)[index]()
     finally:
         built.switch(None)
+
+
+def test_what_a_thread_is_at_may_be_replaced_by_another(world) -> None:
+    """What the block found when it was entered is gone when it is left, on a thread that had no part in it."""
+
+    class Shared:
+        here = world.twin.Here()
+
+    world.tool.thread = Shared()
+    world.twin.switch(world.tool)
+    block = world.block("block")
+
+    def replace() -> None:
+        world.tool.thread.here = world.twin.Here()
+
+    with block:
+        thread = threading.Thread(target=replace)
+        thread.start()
+        thread.join()
+        filler = [world.twin.Here() for _ in range(100)]  # where the first one was
+        assert world.tool.thread.here.owners == []
+        with block:
+            assert len(world.tool.thread.here.owners) == 1
+    assert world.tool.thread.here.owners == []
+    assert not any(here.owners for here in filler)
+
+
+def test_everything_may_change_while_others_use_it(world) -> None:
+    """Threads begin and end calls while one replaces the tool, where threads are, and what answers their questions."""
+    twin, tool = world.twin, world.tool
+    stop, errors = threading.Event(), []
+
+    class Shared:
+        def __init__(self) -> None:
+            self.here = twin.Here()
+
+    class Quiet:
+        def __init__(self) -> None:
+            self.thread = Shared()
+            self.pop = lambda: gc.collect(0) and None
+
+        def prepare(self, range_: Any) -> None:
+            range_.push = lambda: None
+            range_.backend = self
+
+    def made(x: Tensor) -> Tensor:
+        return Tensor(Node(world.sequence, x.grad_fn))
+
+    def nodes(values: list[Any]) -> list[Any]:
+        return grad_nodes(values)
+
+    def use() -> None:
+        try:
+            while not stop.is_set():
+                outer, inner = world.block("outer"), world.block("inner")
+                call = twin.ranged(twin.ranged(made, inner), outer)
+                call(Tensor(Node(3)))
+                with outer, inner:
+                    list(tool.thread.here.owners)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=use) for _ in range(3)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for number in range(300):
+            tool = Quiet()
+            twin.switch(tool)
+            tool.thread.here = twin.Here()
+            tool.thread = Shared()
+            twin.follow(world._begin_task, partial(nodes), {int, type(None)}, Tensor, Parameter)
+            twin.ask(lambda: world.task, lambda: True, lambda number=number: number % 7)
+            if number % 5 == 0:
+                twin.switch(None)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(before)
+        twin.switch(None)
+    assert errors == []

@@ -1,0 +1,264 @@
+"""Copies and pickles of models and optimizers that are being profiled, and processes that are forked meanwhile."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from nvprof_kit import LayerProfiler, MemoryProfiler, annotate_model, annotate_optimizer, count_flops, step
+from nvprof_kit._instrument.loop.schedule import Schedule, Windows
+from nvprof_kit._instrument.memory.points import MemoryOptions
+from nvprof_kit._instrument.meters.timers import GlobalTimer
+from nvprof_kit._profiler.options import LayerOptions
+
+
+class Plain:
+    """An optimizer of its own kind, as some libraries have them."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.param_groups = [{"params": parameters}]
+        self.state: dict[Any, Any] = {}
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+
+
+Profiling = Callable[[nn.Module, Any, Path], AbstractContextManager[Any]]
+
+
+def memory(model: nn.Module, optimizer: Any, folder: Path) -> AbstractContextManager[Any]:
+    return MemoryProfiler(model, optimizer, MemoryOptions(folder, pages=False))
+
+
+def layers(model: nn.Module, optimizer: Any, folder: Path) -> AbstractContextManager[Any]:
+    return LayerProfiler(model, "0:1", LayerOptions(folder, plots=False, echo=False))
+
+
+def annotated(model: nn.Module, optimizer: Any, folder: Path) -> AbstractContextManager[Any]:
+    stack = ExitStack()
+    stack.enter_context(annotate_model(model))
+    stack.enter_context(annotate_optimizer(optimizer))
+    return stack
+
+
+def saved(one: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(one, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "save": saved,
+    "pickle": lambda one: pickle.loads(pickle.dumps(one)),
+}
+
+
+@pytest.mark.parametrize("profiling", [memory, layers, annotated])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_and_its_optimizers_are_copied_as_they_are(
+    profiling: Profiling, way: str, sink, tmp_path: Path
+) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with profiling(model, optimizer, tmp_path) as active:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        twin, steps = WAYS[way]((model, optimizer))
+        points = len(getattr(active, "points", ()))
+        sink.lines.clear()
+        twin(torch.ones(1, 2)).sum().backward()
+        steps.step()
+        assert sink.lines == [], "nobody has annotated the copy"
+        assert len(getattr(active, "points", ())) == points
+        model(torch.ones(1, 2))
+        assert len(getattr(active, "points", ())) == points + (profiling is memory)
+    assert type(twin) is nn.Sequential
+    assert steps.param_groups[0]["params"][0] is twin[0].weight
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_optimizer_without_hooks_of_its_own(way: str, sink) -> None:
+    optimizer = Plain(list(net().parameters()))
+    with annotate_optimizer(optimizer):
+        twin = WAYS[way](optimizer)
+        twin.step()
+        assert (twin.steps, optimizer.steps, sink.lines) == (1, 0, [])
+        optimizer.step()
+        assert (twin.steps, optimizer.steps, sink.lines) == (1, 1, ["optimizer"])
+    assert vars(optimizer).keys() == {"param_groups", "state", "steps"}
+    twin.step()
+    assert twin.steps == 2
+
+
+def test_several_optimizers_are_copied_as_a_list(sink) -> None:
+    model = net()
+    optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in (model[0], model[1])]
+    with annotate_optimizer(optimizers[0]), annotate_optimizer(optimizers[1]):
+        twins = copy.deepcopy(optimizers)
+        for twin in twins:
+            twin.step()
+        assert sink.lines == []
+        for one in optimizers:
+            one.step()
+        assert sink.lines == ["optimizer"] * 2
+
+
+def in_child(work: Callable[[], object], *, atexit: bool = False) -> None:
+    """Do something in a forked process; it must not raise there."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Autograd's own threads do not outlive a fork, so children run none of it."""
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("profiling", [memory, layers])
+def test_a_forked_child_neither_writes_nor_ends_what_its_parent_records(
+    profiling: Profiling, quiet, tmp_path: Path
+) -> None:
+    model = net()
+    with profiling(model, None, tmp_path) as active:
+        model(torch.ones(1, 2))
+
+        def child() -> None:
+            nn.functional.relu(torch.ones(1))
+            model(torch.ones(1, 2))
+            if profiling is memory:
+                active.point("of the child")
+            else:
+                active.step()
+            active.__exit__(None, None, None)
+
+        before = files_of(tmp_path)
+        in_child(child)
+        assert files_of(tmp_path) == before
+        if profiling is layers:
+            active.step()
+        else:
+            active.point("of the parent")
+    after = files_of(tmp_path)
+    assert after.keys() > before.keys() or after != before
+    assert not any(b"of the child" in text for text in after.values())
+
+
+def test_a_forked_child_ends_no_window(tmp_path: Path) -> None:
+    log: list[str] = []
+
+    class Sink:
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *_window: log.append(name)
+
+    def child() -> None:
+        windows.step()
+        windows.__exit__()
+        assert log == ["start"]
+
+    with Windows(Schedule(active=2), Sink()) as windows:  # type: ignore[arg-type]
+        in_child(child)
+        windows.step()
+        windows.step()
+    assert log == ["start", "stop"]
+
+
+def test_a_forked_child_writes_no_counts(quiet, tmp_path: Path) -> None:
+    model = net()
+    with count_flops(tmp_path / "run.flops.json") as count:
+        in_child(lambda: count.__exit__(None, None, None))
+        assert files_of(tmp_path) == {}
+        with step(0):
+            model(torch.ones(1, 2))
+    assert list(files_of(tmp_path)) == ["run.flops.json"]
+
+
+class Timed(torch.utils.data.Dataset[int]):
+    """Times how it gets its items."""
+
+    def __init__(self, timer: GlobalTimer) -> None:
+        self.timer = timer
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        with self.timer.stage("item"):
+            return index
+
+
+def stages(folder: Path) -> list[str]:
+    (log,) = folder.iterdir()
+    return [line.split()[2].rstrip(",") for line in log.read_text().splitlines()]
+
+
+def test_workers_of_a_dataloader_time_nothing(tmp_path: Path) -> None:
+    """Neither before the log is open nor afterwards."""
+    timer = GlobalTimer(tmp_path / "time_log")
+    loader = torch.utils.data.DataLoader(Timed(timer), num_workers=1, multiprocessing_context="fork")
+    for _ in range(2):
+        assert [int(item) for item in loader] == [0, 1]
+        with timer.stage("forward"):
+            pass
+    timer.dump()
+    assert stages(tmp_path / "time_log") == ["forward"] * 2
+
+
+def test_a_forked_child_leaves_the_log_alone(tmp_path: Path) -> None:
+    timer = GlobalTimer(tmp_path / "time_log")
+    with timer.stage("before"):
+        pass
+    timer.start("across")
+
+    def child() -> None:
+        timer.stop("across")
+        with timer.stage("child"):
+            pass
+        timer.dump()
+        timer._close()
+
+    in_child(child)
+    timer.stop("across")
+    timer.dump()
+    assert stages(tmp_path / "time_log") == ["before", "across"]
+
+
+def test_a_rank_that_is_forked_before_the_log_is_open_has_its_own(tmp_path: Path) -> None:
+    timer = GlobalTimer(tmp_path / "time_log")
+
+    def child() -> None:
+        with timer.stage("child"):
+            pass
+        timer.dump()
+
+    in_child(child)
+    assert stages(tmp_path / "time_log") == ["child"]

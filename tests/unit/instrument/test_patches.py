@@ -1,0 +1,165 @@
+"""Importing the package changes nothing in PyTorch; annotation changes what it must, and takes it back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint as checkpoints
+from torch import nn
+
+from nvprof_kit import annotate_model
+from nvprof_kit._instrument.patches import Patch, Shared
+from nvprof_kit.errors import UsageError
+
+ROOT = Path(__file__).parents[3]
+
+CHECKPOINTS = ("torch.utils.checkpoint.CheckpointFunction", "forward")
+
+
+def changed_by(program: str) -> str:
+    """What a program of its own process changes in PyTorch between its lines ``before = seen()`` and its last."""
+    whole = f"from support.torch_seen import *\n{program}\nprint(changed(before))"
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    ended = subprocess.run([sys.executable, "-c", whole], env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.strip()
+
+
+def test_importing_every_module_changes_nothing_in_pytorch() -> None:
+    program = """
+import importlib, pkgutil
+try:
+    import lightning  # which changes torch.compile
+except ImportError:
+    pass
+import nvprof_kit
+before = seen()
+imported = []
+for module in pkgutil.walk_packages(nvprof_kit.__path__, "nvprof_kit."):
+    if "__main__" in module.name or ".site" in module.name:
+        continue
+    try:
+        imported.append(importlib.import_module(module.name))
+    except ImportError as error:  # a host that is not installed
+        assert "nvprof_kit" not in str(error), error
+assert len(imported) > 150, len(imported)
+"""
+    assert changed_by(program) == "[]"
+
+
+def test_what_annotation_changes_is_taken_back() -> None:
+    """With the last annotation, with the model, and while nobody listens; of decorations, while nobody listens."""
+    program = f"""
+from torch import nn
+from nvprof_kit import annotate_model, annotate_optimizer, layer_range
+from nvprof_kit._instrument.ranges import state
+from nvprof_kit._instrument.ranges.backends import Kineto
+
+first, second = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2)
+optimizer = torch.optim.SGD(first.parameters(), 0.1)  # which changes its class
+torch.utils.checkpoint.checkpoint(first, torch.ones(1, 2), use_reentrant=False).sum().backward()
+before, checkpoints = seen(), {CHECKPOINTS}
+handles = [annotate_model(first, compiled_parts=True), annotate_model(second), annotate_optimizer(optimizer)]
+assert checkpoints not in changed(before)
+state.activate(Kineto())
+every = changed(before)
+for place in (("compiler", "callbacks"), ("compiler", "cache tag"), checkpoints):
+    assert place in every, every
+handles[0].remove()
+handles[2].remove()
+assert checkpoints in changed(before)
+handles[1].remove()
+assert changed(before) == [], changed(before)
+
+handle = annotate_model(second)
+state.deactivate()
+assert changed(before) == [("torch.nn.modules.module", "number in _global_module_registration_hooks")], changed(before)
+state.activate(Kineto())
+assert checkpoints in changed(before)
+del second  # and its handle is kept
+assert changed(before) == [], changed(before)
+state.deactivate()
+
+@layer_range("block")
+def block(x):
+    return torch.utils.checkpoint.checkpoint(first, x, use_reentrant=False)
+
+block(torch.ones(1, 2)).sum().backward()
+assert changed(before) == [], changed(before)
+state.activate(Kineto())
+block(torch.ones(1, 2)).sum().backward()
+assert checkpoints in changed(before)
+state.deactivate()
+"""
+    assert changed_by(program) == "[]"
+
+
+def patched() -> list[bool]:
+    """Whether each change of checkpoints is in place."""
+    frame: Any = checkpoints._CheckpointFrame
+    functions = [frame.__init__, checkpoints.CheckpointFunction.forward]
+    return [function.__code__.co_filename != checkpoints.__file__ for function in functions]
+
+
+def test_an_annotation_that_fails_leaves_nothing(sink, monkeypatch) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def fail(*_args, **_kwargs) -> None:
+        raise RuntimeError("no hook here")
+
+    before = patched()
+    monkeypatch.setattr(model[1], "register_forward_hook", fail)
+    with pytest.raises(RuntimeError, match="no hook here"):
+        annotate_model(model, depth="leaf")
+    assert patched() == before
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    monkeypatch.undo()
+    with annotate_model(model, depth="leaf"):
+        model(torch.ones(1, 2))
+    assert sink.lines == ["Sequential", "  0", "  1"]
+    with pytest.raises(UsageError), annotate_model(model), annotate_model(model):
+        pass
+    assert patched() == before
+
+
+def test_a_patch_leaves_what_others_put_over_it() -> None:
+    class Holder:
+        def method(self) -> str:
+            return "original"
+
+    patch = Patch(Holder, "method", lambda method: lambda self: f"ours, {method(self)}")
+    ours = Holder.method
+    Holder.method = lambda self: f"theirs, {ours(self)}"
+    patch.remove()
+    assert Holder().method() == "theirs, ours, original"
+
+
+class User:
+    """Needs something."""
+
+
+def test_a_shared_change_ends_with_its_last_user() -> None:
+    log: list[str] = []
+    shared = Shared(lambda: log.append("install"), lambda: log.append("undo"))
+    first, second = User(), User()
+    hold = shared.hold(first)
+    shared.hold(second)
+    hold.remove()
+    hold.remove()
+    assert log == ["install", "install"], "what somebody took out meanwhile comes back"
+    del second
+    assert log == ["install", "install", "undo"]
+
+    def fail() -> None:
+        raise ImportError("built in another way")
+
+    failing = Shared(fail, lambda: log.append("cleared"))
+    with pytest.raises(ImportError):
+        failing.hold(first)
+    assert log[-1] == "cleared"

@@ -1,0 +1,130 @@
+"""Names with lone surrogates: they never raise in the program's loop, and are written with numbers in their place."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from nvprof_kit import (
+    LayerProfiler,
+    MemoryProfiler,
+    annotate_model,
+    count_flops,
+    layer_range,
+    mark,
+    phase,
+    record,
+    step,
+)
+from nvprof_kit._instrument.memory.points import MemoryOptions
+from nvprof_kit._instrument.meters.timers import GlobalTimer
+from nvprof_kit._instrument.modules.kinds import block_kinds
+from nvprof_kit._instrument.ranges import ranges, ranges_python, state
+from nvprof_kit._instrument.ranges.backends import Nvtx
+from nvprof_kit._profiler.options import LayerOptions
+from nvprof_kit.names import Category, encodable
+
+NAME = "a\ud800b\udcff"
+WRITTEN = "a&#55296;b&#56575;"
+
+
+class Odd(nn.Module):
+    """Its parts have names that nobody can write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_module(NAME, nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(2)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self._modules[NAME]:
+            x = block(x)
+        return x
+
+
+@layer_range(NAME)
+def function(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+def loop(model: nn.Module) -> None:
+    """Every way to give a name."""
+    with step(0), phase(NAME), layer_range(NAME):
+        mark(NAME)
+        layer_range.end(layer_range.start(NAME))
+        (function(model(torch.ones(1, 2, requires_grad=True))) * 1).sum().backward()
+
+
+def test_what_can_be_written_stays_as_it_is() -> None:
+    assert [encodable(text) for text in ("plain", "größer 漢字 🙂", NAME)] == ["plain", "größer 漢字 🙂", WRITTEN]
+    for twin in (ranges, ranges_python):
+        assert twin.Range(NAME, Category.PHASE).text == WRITTEN
+        assert twin.Range("größer 🙂", Category.PHASE).text == "größer 🙂"
+
+
+def test_every_name_reaches_the_tool_with_a_number_in_place(sink) -> None:
+    model = Odd()
+    with annotate_model(model):
+        loop(model)
+    assert {line.strip() for line in sink.lines} >= {WRITTEN, f"mark {WRITTEN}", f"start {WRITTEN}", f"{WRITTEN}.0"}
+    assert all(line == encodable(line) for line in sink.lines)
+
+
+def test_nvtx_takes_them() -> None:
+    model = Odd()
+    state.activate(Nvtx())
+    try:
+        with annotate_model(model):
+            loop(model)
+    finally:
+        state.deactivate()
+
+
+def test_the_recorder_and_the_counter_take_them(tmp_path: Path) -> None:
+    model = Odd()
+    with annotate_model(model), record(tmp_path / "run.json"), count_flops(tmp_path / "run.flops.json"):
+        loop(model)
+    assert WRITTEN in (tmp_path / "run.json").read_text()
+    assert WRITTEN in (tmp_path / "run.flops.json").read_text()
+
+
+def test_the_timer_takes_them(tmp_path: Path) -> None:
+    timer = GlobalTimer(tmp_path)
+    with timer.stage(NAME):
+        pass
+    assert f"[RANK 0] {WRITTEN}, start=" in timer.dump().read_text()
+
+
+def test_the_memory_profiler_takes_them(tmp_path: Path) -> None:
+    model = Odd()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    with warnings.catch_warnings(), MemoryProfiler(model, optimizer, MemoryOptions(tmp_path)) as profiling:
+        warnings.simplefilter("error")
+        loop(model)
+        optimizer.step()
+        profiling.point(NAME)
+    log = (profiling.folder / "memory.log").read_text()
+    assert f"point: {WRITTEN}" in log and f"{WRITTEN}.0" in log
+    assert WRITTEN in (profiling.folder / "memory.csv").read_text()
+
+
+@pytest.mark.parametrize("kinds", [None, {f"{NAME}.*": NAME}])
+def test_the_layer_profiler_takes_them(kinds: dict[str, str] | None, tmp_path: Path) -> None:
+    model = Odd()
+    options = LayerOptions(tmp_path, kinds=kinds, name=NAME, plots=False, echo=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with LayerProfiler(model, "0:1", options) as profiling:
+            loop(model)
+            profiling.step()
+    assert len(profiling.recorded) == 1
+    written = [path for path in tmp_path.rglob("*") if path.suffix == ".csv"]
+    assert any(WRITTEN in path.read_text() for path in written), written
+
+
+def test_kinds_by_such_names() -> None:
+    kinds = block_kinds(Odd(), {f"{NAME}.0": NAME})
+    assert kinds[f"{WRITTEN}.0"] == WRITTEN
