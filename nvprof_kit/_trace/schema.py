@@ -68,7 +68,9 @@ LOADS_CODE = re.compile(r"cu(da)?(Module|Library)Load|cuLink(Create|Add|Complete
 """Names of the calls that load code onto the device, or link it."""
 
 CALL_KINDS = ("api", "overhead", "operator")
-"""Values of `CALLS.kind`: `overhead` is the profiler's own, `operator` a PyTorch operator (`aten::addmm`)."""
+"""Values of `CALLS.kind`: `overhead` is the profiler's own, `operator` a PyTorch operator (`aten::addmm`) or a
+garbage collection of Python's (`Python GC`).
+"""
 
 LOADS: Mapping[str, Column] = MappingProxyType(
     {

@@ -219,7 +219,9 @@ def operator_view(facts: Facts) -> pd.DataFrame:
     below = _ops(facts, ops).assign(
         operator=names[inner[ops]], kernel=facts.trace.ops["name"].iloc[ops].astype(str).array
     )
-    frame = frame.iloc[np.searchsorted(rows, facts.counted_calls(rows))]
+    counted = facts.counted_calls(rows)
+    counted = counted[np.lexsort((host.start[counted], host.tid[counted]))]
+    frame = frame.iloc[np.searchsorted(rows, counted)]
     operators, kernels = (facts.statistics(one, ["operator", "kernel"], facts.gpu_ns) for one in (frame, below))
     rank = {name: place for place, name in enumerate(dict.fromkeys(operators["operator"]))}
     table = pd.concat([operators, kernels], ignore_index=True)

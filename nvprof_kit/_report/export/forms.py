@@ -52,7 +52,7 @@ def suffixes_of(form: str) -> tuple[str, ...]:
 
 def packed(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """What gzip makes of some pieces, with no time in it."""
-    packer = zlib.compressobj(4, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    packer = zlib.compressobj(2, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     for piece in pieces:
         yield packer.compress(piece)
     yield packer.flush()

@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.breakdown.idle import CAUSES
+from nvprof_kit._analysis.breakdown.causes import CAUSES
 from nvprof_kit._report.text.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.units import Milliseconds, percent
 
@@ -33,7 +33,7 @@ _NUMBERS: dict[str, Callable[[Any], str]] = {
     "delay_ns": lambda value: f"{value / 1000:,.1f} µs",
 }
 _TITLES = {
-    "idle": "Idle, by cause and by where the launching thread was when it began",
+    "idle": "Idle, by cause and by what the host did meanwhile",
     "communication": "Communication",
     "copies": "Copies",
     "launches": "Launches",

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from nvprof_kit._trace.sqlite import Database, Int64Array, integer_list
-
-_SPARSE = 8
-"""A table over the span of ids is made where it has at most this many places for each id."""
 
 
 def null_safe(db: Database, table: str, column: str, name: str, default: str = "-1") -> str:
@@ -33,18 +27,3 @@ def strings_of(db: Database, ids: Int64Array) -> dict[int, str]:
 def zero_is_missing(ids: Int64Array) -> Int64Array:
     """Exporters before 2022 wrote 0 for an id that is not there; no counter of CUPTI's begins at 0."""
     return np.where(ids == 0, -1, ids) if len(ids) and (ids == 0).any() else ids
-
-
-def distinct(ids: Int64Array) -> tuple[Int64Array, npt.NDArray[np.integer[Any]]]:
-    """The distinct ids, ascending, and which of them each is; without sorting where they span little, as the ids of
-    strings do.
-    """
-    low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
-    if high - low > max(_SPARSE * len(ids), 1 << 16):
-        return np.unique(ids, return_inverse=True)
-    there = np.zeros(high - low + 1, dtype=np.bool_)
-    there[ids - low] = True
-    known = np.flatnonzero(there)
-    place = np.zeros(len(there), dtype=np.int32)
-    place[known] = np.arange(len(known), dtype=np.int32)
-    return known + low, place[ids - low]
