@@ -57,9 +57,7 @@ _workers = click.option("--workers", type=click.IntRange(min=1), help="Processes
 @click.option("--maps", metavar="MAPS", help="Folder where maps are kept and reused while their capture is unchanged.")
 @_ranks
 @_workers
-@click.option(
-    "--timeline", "shown", metavar="RANKS", default="", help="Ranks that a page shows in time, by commas."
-)
+@click.option("--timeline", "shown", metavar="RANKS", default="", help="Ranks that a page shows in time, by commas.")
 @domain_option
 @rules_option
 @writing("html", plot=True)

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="One page with everything, to open in a browser.")
 @reading_into({".html": "html", ".htm": "html"})
-@click.option(
-    "--step", type=int, help="The one step to show in time; default: all, to choose from."
-)
+@click.option("--step", type=int, help="The one step to show in time; default: all, to choose from.")
 @click.option(
     "--findings/--no-findings",
     default=None,
