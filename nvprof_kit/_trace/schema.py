@@ -46,6 +46,7 @@ API: Mapping[str, Column] = MappingProxyType(
         "tid": Column("int64", "thread that made the call"),
         "pid": Column("int64", "process that made the call"),
         "correlation": Column("int64", "id that the GPU operations it launched carry, unique within a process"),
+        "duration_ns": Column("int64", "how long the call took", optional=True),
     }
 )
 """CUDA runtime and driver calls that launched something."""

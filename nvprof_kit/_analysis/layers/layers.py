@@ -131,7 +131,8 @@ class LayersResult:
         rows: The columns of `COLUMNS`, a row per (layer, phase), in the model's order, `(none)` last.
         tree: For reading: a row per layer in the model's order, then one per phase of `(none)`: layer, phase (''
             for a layer), parent ('' at the top), depth, calls, forward_ns, backward_ns, recompute_ns, other_ns,
-            total_ns, comm_ns (part of total_ns), cpu_ns. Times of a layer hold those of the layers in it, each in its
+            total_ns, comm_ns (part of total_ns), cpu_ns, and forward_comm_ns, backward_comm_ns,
+            recompute_comm_ns (parts of a layer's comm_ns). Times of a layer hold those of the layers in it, each in its
             own phase. All of it in the steps that are shown; of a capture without steps all.
         summary: The capture in a few numbers.
         warnings: Sentences on what may be missing or distorted, each with what to do.
@@ -299,13 +300,13 @@ class _Told:
         own = {name: dict(zip(sums.keys, self.part(values).tolist(), strict=True)) for name, values in (
             ("self", sums.self_ns), ("comm", sums.comm_ns), ("calls", sums.calls), ("cpu", sums.cpu_ns),
             ("ops", sums.ops))}  # fmt: skip
-        held = {key: own["self"].get(key, 0) for layer in order for phase in LAYER_PHASES for key in [(layer, phase)]}
-        comm = {layer: sum(own["comm"].get((layer, phase), 0) for phase in LAYER_PHASES) for layer in order}
+        keys = [(layer, phase) for layer in order for phase in LAYER_PHASES]
+        held, comm = ({key: own[name].get(key, 0) for key in keys} for name in ("self", "comm"))
         for layer in sorted(order, key=order.__getitem__, reverse=True):  # children come before their parent
             if parent[layer]:
-                comm[parent[layer]] += comm[layer]
                 for phase in LAYER_PHASES:
                     held[parent[layer], phase] += held[layer, phase]
+                    comm[parent[layer], phase] += comm[layer, phase]
         depth: dict[str, int] = {}
         records = []
         for layer in sorted(order, key=order.__getitem__):  # a parent comes before its children
@@ -313,15 +314,17 @@ class _Told:
             times = [held[layer, phase] for phase in LAYER_PHASES]
             calls = max(own["calls"].get((layer, phase), 0) for phase in LAYER_PHASES)
             cpu = sum(own["cpu"].get((layer, phase), 0) for phase in LAYER_PHASES)
-            records.append((layer, "", parent[layer], depth[layer], calls, *times, 0, sum(times), comm[layer], cpu))
+            waits = [comm[layer, phase] for phase in LAYER_PHASES]
+            cells = (calls, *times, 0, sum(times), sum(waits), cpu, *waits)
+            records.append((layer, "", parent[layer], depth[layer], *cells))
         for phase in dict.fromkeys((*sums.loop_phases, *LAYER_PHASES, NO_PHASE)):
             key = NO_LAYER, phase
             ns, calls = own["self"].get(key, 0), own["calls"].get(key, 0)
             if own["ops"].get(key, 0) or calls:
-                cells = (calls, 0, 0, 0, ns, ns, own["comm"].get(key, 0), own["cpu"].get(key, 0))
+                cells = (calls, 0, 0, 0, ns, ns, own["comm"].get(key, 0), own["cpu"].get(key, 0), 0, 0, 0)
                 records.append((NO_LAYER, phase, "", 0, *cells))
         names = ["layer", "phase", "parent", "depth", "calls", *(f"{phase}_ns" for phase in LAYER_PHASES)]
-        names += ["other_ns", "total_ns", "comm_ns", "cpu_ns"]
+        names += ["other_ns", "total_ns", "comm_ns", "cpu_ns", *(f"{phase}_comm_ns" for phase in LAYER_PHASES)]
         tree: pd.DataFrame = pd.DataFrame.from_records(records, columns=names)
         return tree
 

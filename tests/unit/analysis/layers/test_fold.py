@@ -1,0 +1,182 @@
+"""Equal blocks as one row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvprof_kit._analysis.layers.fold import equal_groups, fold, most_equal, numbers_text
+from nvprof_kit.names import NO_LAYER
+
+COLUMNS = ["layer", "phase", "parent", "depth", "calls", "forward_ns", "backward_ns", "recompute_ns", "other_ns"]
+
+
+def made(*rows: tuple[str, str, int, int], comm: dict[str, int] | None = None) -> pd.DataFrame:
+    """A tree of (layer, parent, forward_ns, backward_ns); times hold those of the rows below, as in a capture."""
+    depth: dict[str, int] = {}
+    records = []
+    for layer, parent, forward, backward in rows:
+        depth[layer] = depth[parent] + 1 if parent else 0
+        records.append((layer, "", parent, depth[layer], 1, forward, backward, 0, 0))
+    tree = pd.DataFrame.from_records(records, columns=COLUMNS)
+    tree["total_ns"] = tree["forward_ns"] + tree["backward_ns"]
+    tree["forward_comm_ns"] = tree["layer"].map(comm or {}).fillna(0).astype("int64")
+    tree["backward_comm_ns"] = tree["recompute_comm_ns"] = 0
+    tree["comm_ns"] = tree["forward_comm_ns"]
+    tree["cpu_ns"] = 0
+    return tree
+
+
+def blocks(count: int, forward: dict[int, int] | None = None) -> pd.DataFrame:
+    """A model of blocks of 100 ns forward and 200 ns backward, each with an `mlp` of half that."""
+    times = [(forward or {}).get(number, 100) for number in range(count)]
+    rows = [("model", "", sum(times), 200 * count)]
+    for number, time in enumerate(times):
+        name = f"model.layers.{number}"
+        rows += [(name, "model", time, 200), (f"{name}.mlp", name, 50, 100)]
+    return made(*rows)
+
+
+def told(tree: pd.DataFrame, *columns: str, least: int = 3) -> list[tuple[object, ...]]:
+    return list(fold(tree, least).tree[["layer", *columns]].itertuples(index=False, name=None))
+
+
+def test_equal_blocks_and_their_parts_are_one_row_each() -> None:
+    assert told(blocks(80), "parent", "count", "total_ns", "median_ns", "min_ns", "max_ns", "unlike") == [
+        ("model", "", 1, 24_000, 24_000, 24_000, 24_000, ""),
+        ("model.layers.0-79", "model", 80, 24_000, 300, 300, 300, ""),
+        ("model.layers.0-79.mlp", "model.layers.0-79", 80, 12_000, 150, 150, 150, ""),
+    ]
+
+
+def test_a_block_unlike_its_equals_keeps_its_row_and_those_of_its_parts() -> None:
+    # layer 3 takes 150 ns forward where the others take 100
+    tree = blocks(10, {3: 150})
+    assert told(tree, "count", "forward_ns", "unlike") == [
+        ("model", 1, 1050, ""),
+        ("model.layers.0-2,4-9", 9, 900, ""),
+        ("model.layers.0-2,4-9.mlp", 9, 450, ""),
+        ("model.layers.3", 1, 150, "forward +50 %"),
+        ("model.layers.3.mlp", 1, 50, ""),
+    ]
+    names = dict(zip(tree["layer"], fold(tree).names, strict=True))
+    assert names["model"] == names["model.layers.3"] == ""
+    assert names["model.layers.4.mlp"] == "model.layers.0-2,4-9.mlp"
+
+
+def test_less_in_one_phase_and_as_much_more_in_another_is_unlike_too() -> None:
+    tree = blocks(10)
+    tree.loc[tree["layer"] == "model.layers.9", ["forward_ns", "backward_ns"]] = [150, 150]
+    assert told(tree, "unlike")[-2] == ("model.layers.9", "forward +50 %")
+
+
+def test_waiting_does_not_make_a_block_unlike() -> None:
+    # 50 of layer 3's 150 ns are an all-reduce
+    tree = blocks(10, {3: 150})
+    tree.loc[tree["layer"] == "model.layers.3", ["forward_comm_ns", "comm_ns"]] = 50
+    found = fold(tree).tree
+    assert found["layer"].tolist()[1] == "model.layers.0-9"
+    assert found["total_ns"].tolist()[1] == 3050
+    assert found["max_ns"].tolist()[1] == 300
+
+
+def test_noise_is_no_difference() -> None:
+    noise = np.random.default_rng(5).normal(1.0, 0.02, 80)
+    tree = blocks(80, {number: round(100_000 * one) for number, one in enumerate(noise)})
+    assert most_equal(fold(tree)) == 80
+
+
+def test_two_kinds_in_turn_are_two_rows() -> None:
+    # local and global attention: no block is unlike, and neither median is the other's
+    tree = blocks(12, {number: 160 for number in range(1, 12, 2)})
+    assert told(tree, "count", "unlike")[1::2] == [
+        ("model.layers.0,2,...,10", 6, ""),
+        ("model.layers.1,3,...,11", 6, "forward +60 %"),
+    ]
+
+
+def test_blocks_of_other_parts_are_no_equals() -> None:
+    tree = blocks(8)
+    tree.loc[tree["layer"] == "model.layers.0.mlp", "layer"] = "model.layers.0.moe"
+    assert told(tree, "unlike")[1] == ("model.layers.0", "other parts")
+    assert told(tree, "count")[3] == ("model.layers.1-7", 7)
+
+
+def test_nested_lists_fold_together() -> None:
+    # four stages of three blocks: 12 blocks of 10 ns
+    rows = [("", "", 0, 0)][:0]
+    for stage in range(4):
+        rows.append((f"stages.{stage}", "", 30, 0))
+        rows += [(f"stages.{stage}.blocks.{block}", f"stages.{stage}", 10, 0) for block in range(3)]
+    assert told(made(*rows), "count", "parent", "forward_ns") == [
+        ("stages.0-3", 4, "", 120),
+        ("stages.0-3.blocks.0-2", 12, "stages.0-3", 120),
+    ]
+
+
+def test_nested_lists_without_a_range_of_the_outer_one() -> None:
+    rows = [(f"stages.{stage}.blocks.{block}", "", 10, 0) for stage in range(4) for block in range(3)]
+    assert told(made(*rows), "count") == [("stages.0-3.blocks.0-2", 12)]
+
+
+def test_few_equal_blocks_stay() -> None:
+    tree = blocks(2)
+    assert told(tree) == [(layer,) for layer in tree["layer"]]
+    assert told(tree, "count", least=2)[1] == ("model.layers.0-1", 2)
+
+
+def test_what_is_outside_layers_stays_and_order_is_kept() -> None:
+    tree = blocks(4)
+    outside = tree.iloc[[0, 0]].assign(layer=NO_LAYER, phase=["optimizer", "other"], other_ns=7, total_ns=7)
+    tail = made(("lm_head", "", 5, 5))
+    found = fold(pd.concat([tree, tail, outside], ignore_index=True)).tree
+    assert found["layer"].tolist() == [
+        "model", "model.layers.0-3", "model.layers.0-3.mlp", "lm_head", NO_LAYER, NO_LAYER,
+    ]  # fmt: skip
+    assert found["phase"].tolist()[-2:] == ["optimizer", "other"]
+
+
+def test_an_empty_tree() -> None:
+    assert len(fold(made()).tree) == 0
+    assert most_equal(fold(made())) == 0
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([5], "5"),
+        (range(80), "0-79"),
+        ([0, 1, 2, 4, 5], "0-2,4-5"),
+        ([1, 3, 5, 7], "1,3,...,7"),
+        ([1, 3, 5], "1,3,5"),
+        ([0, 1, 3, 4, 6, 7, 9, 10, 12, 13], "0-1,...,12-13"),
+    ],
+)
+def test_numbers_are_said_shortly(numbers: list[int], text: str) -> None:
+    assert numbers_text(numbers) == text
+
+
+def test_a_group_of_one_heap_is_not_split() -> None:
+    times = np.array([[100.0, 0, 0], [101, 0, 0], [102, 0, 0], [103, 0, 0], [104, 0, 0], [105, 0, 0]])
+    assert equal_groups(times, 3) == [[0, 1, 2, 3, 4, 5]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 1000), st.booleans()), max_size=20), st.integers(2, 5))
+def test_no_row_and_no_nanosecond_is_lost(times: list[tuple[int, int, bool]], least: int) -> None:
+    rows = []
+    for number, (forward, backward, has_part) in enumerate(times):
+        rows.append((f"h.{number}", "", forward, backward))
+        if has_part:
+            rows.append((f"h.{number}.mlp", f"h.{number}", forward, 0))
+    tree = made(*rows)
+    folded = fold(tree, least)
+    assert folded.tree["count"].sum() == len(tree)
+    assert len(folded.names) == len(tree)
+    for column in ("calls", "forward_ns", "backward_ns", "total_ns"):
+        for depth in (0, 1):
+            kept, all_of_it = (one[one["depth"] == depth][column].sum() for one in (folded.tree, tree))
+            assert kept == all_of_it
