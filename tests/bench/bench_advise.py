@@ -1,6 +1,6 @@
 """How well `nvprof-kit advise` tells known faults: precision and recall by rule.
 
-    python tests/bench/bench_advise.py [--programs 200] [--verbose]
+    python tests/bench/bench_advise.py [--programs 120] [--verbose]
 
 On committed captures of which the faults are known (`tests/support/advise_truth.py`), and on programs made up by chance
 with faults planted in them (`tests/support/advise_programs.py`).
@@ -20,7 +20,7 @@ from support.advise_truth import Judged, by_rule, made_up, real
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", type=int, default=200)
+    parser.add_argument("--programs", type=int, default=120)
     parser.add_argument("--first", type=int, default=1000)
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()

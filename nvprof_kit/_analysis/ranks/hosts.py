@@ -47,7 +47,8 @@ def with_host_causes(gaps: pd.DataFrame, stretches: Mapping[str, Int64Array]) ->
             continue
         lane = np.zeros(len(start), dtype=np.int64)
         covered = Cover(np.zeros(len(begins), dtype=np.int64), begins, ends).inside(lane, start, start + took)
-        known = gaps["cause"].cat.add_categories([cause])
+        causes = gaps["cause"].cat
+        known = gaps["cause"] if cause in causes.categories else causes.add_categories([cause])
         gaps = gaps.assign(cause=known.mask((2 * covered > took) & (took > 0), cause))
     return gaps
 
