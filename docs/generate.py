@@ -2,6 +2,8 @@
 
     python docs/generate.py        (or: make docs)
 
+It also writes the JSON Schemas of the answers, `nvprof_kit/schemas/*.json`.
+
 Between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` a page holds the text called NAME. A test fails while
 a page is stale.
 """
@@ -43,6 +45,7 @@ from nvprof_kit._analysis.ranks import layers as ranks_layers
 from nvprof_kit._analysis.timers import COLUMNS as TIMERS_COLUMNS
 from nvprof_kit._cli import group
 from nvprof_kit._instrument.meters import utilisation
+from nvprof_kit._report.export import schemas
 from nvprof_kit._results.base import Result
 from nvprof_kit._results.document import Document
 from nvprof_kit._trace.jobs.schema import TABLES as MAP_TABLES
@@ -372,6 +375,10 @@ def main() -> None:
     """Bring every page up to date."""
     for path in sorted(DOCS.glob("*.md")):
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+    folder = DOCS.parent / "nvprof_kit" / "schemas"
+    folder.mkdir(exist_ok=True)
+    for name, text in schemas.texts().items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

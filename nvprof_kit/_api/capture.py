@@ -140,6 +140,7 @@ class Capture:
         memory: bool = False,
         depth: int | None = None,
         steps: StepOptions | None = None,
+        splits: Sequence[Literal["class", "phase"]] = (),
     ) -> Layers:
         """What each layer costs, forward and backward, and what lies outside every layer.
 
@@ -148,17 +149,21 @@ class Capture:
             memory: The memory of each layer too, where the capture tells it.
             depth: Levels of the model that are printed and drawn; None for all.
             steps: Which steps to look at; None gives the rows of the whole capture, and prints all steps but warm-up.
+            splits: Columns into which the time is split: by kernel ``class``, or by ``phase`` of the loop, as prefill
+                and decode; not by step.
 
         Raises:
             CaptureError: The memory was asked for, and the capture tells nothing of it.
-            UsageError: None of the steps asked for is in the capture.
+            UsageError: None of the steps asked for is in the capture, or time is to be split by step too.
         """
+        if by_step and splits:
+            raise UsageError("--columns splits the time of all steps; leave --by step out, or name steps by --steps")
         from nvprof_kit._analysis.layers.layers import OPTIONAL, LayersOptions, layers
         from nvprof_kit._results.layers import Layers
         from nvprof_kit._trace.schema import MEMORY_TABLES
 
         known = self._operations((*OPTIONAL, *(MEMORY_TABLES if memory else ())))
-        options = LayersOptions(steps=steps or _all_steps(), by_step=by_step, memory=memory)
+        options = LayersOptions(steps=steps or _all_steps(), by_step=by_step, memory=memory, splits=tuple(splits))
         result = layers(known.trace, options, known.attribution)
         return Layers(**vars(result), sources=self.sources, depth=depth)
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from nvprof_kit._report.export import tables
 from nvprof_kit._report.export.writer import refuse_input, write_file
 from nvprof_kit._report.plain import plain
 from nvprof_kit._report.plots import plots
+from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._results.base import TABLE, no_plot
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import DOMAIN
@@ -90,22 +91,29 @@ class Output:
         if self.path is not None:
             refuse_input(self.path, inputs)
 
-    def write_results(self, results: Sequence[Result]) -> None:
+    def write_results(self, results: Sequence[Result], select: Selection = EVERYTHING) -> None:
         """Write the answers to one question: one table with a column ``capture`` where there are several.
 
+        Args:
+            results: The answers.
+            select: Which rows of them are wanted.
+
         Raises:
-            UsageError: The file cannot be written, or is one of the inputs.
+            UsageError: The file cannot be written, or is one of the inputs; or the rows cannot be selected so.
         """
+        if select.budget is not None and self.form != "json":
+            raise UsageError("--budget bounds a json answer; add --format json, or use --max-rows")
+        results = [replace(result, select=select) for result in results]
         sources = [source for result in results for source in result.sources]
         if self.form == TABLE:
             self.print(_apart(results), sources)
         elif len(results) == 1:
             self.write(results[0].encode(self.form), results[0].warnings_beside(self.form), sources)
         else:
-            named = [(str(result.sources[0]), result) for result in results]
-            rows = tables.with_capture([(name, result.to_frame()) for name, result in named])
-            warnings = [f"{name}: {one}" for name, result in named for one in result.warnings_beside(self.form)]
-            self.write(tables.encode(rows, self.form), warnings, sources)
+            from nvprof_kit._results.several import Several
+
+            several = Several(tuple(results), select=select)
+            self.write(several.encode(self.form), several.warnings_beside(self.form), sources)
 
     def write_document(self, document: Document) -> None:
         """Write a file for another program.

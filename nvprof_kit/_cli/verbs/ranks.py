@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvprof_kit._cli.inputs import rules_option
+from nvprof_kit._cli.inputs import rules_option, selecting
 from nvprof_kit._cli.output import Output, domain_option, named_domain, writing
 from nvprof_kit._cli.progress import progress
+from nvprof_kit._report.text.terminal import warning_lines
+from nvprof_kit._report.warnings import in_order
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.ranks.answer import RanksAnswer
+    from nvprof_kit._report.selection import Selection
 
 VIEWS = ("waits", "charges", "layers", "clocks", "critical-path", "what-if")
 
@@ -57,6 +60,7 @@ _workers = click.option("--workers", type=click.IntRange(min=1), help="Processes
 @click.option("--maps", metavar="MAPS", help="Folder where maps are kept and reused while their capture is unchanged.")
 @_ranks
 @_workers
+@selecting()
 @domain_option
 @rules_option
 @writing(plot=False)
@@ -69,6 +73,7 @@ def compare(
     maps: str | None,
     given: tuple[str, ...],
     workers: int | None,
+    select: Selection,
     domain: str,
     rules: str | None,
 ) -> None:
@@ -96,24 +101,64 @@ def compare(
         )
         say("comparing ranks")
         answer = job.answer()
-    _write(answer, output, view, top)
+    _write(answer, output, view, top=top, select=select, captures=captures)
 
 
-def _write(answer: RanksAnswer, output: Output, view: str | None, top: int) -> None:
+def _write(
+    answer: RanksAnswer, output: Output, view: str | None, *, top: int, select: Selection, captures: tuple[str, ...]
+) -> None:
     from nvprof_kit._report.export import tables
+    from nvprof_kit._report.export.answer import json_answer
+    from nvprof_kit._report.export.bounds import bounded
     from nvprof_kit._report.text.ranks import ranks_report, table_of
 
+    if select.budget is not None and output.form != "json":
+        raise UsageError("--budget bounds a json answer; add --format json, or use --max-rows")
     if view in ("critical-path", "what-if") and answer.replay_error is None:
         raise UsageError(
             f"{answer.collectives:,} matched collectives: a critical path and what-if need 1 to 40,000; "
             "name the captures of fewer ranks"
         )
+    warnings = in_order(answer.warnings)
     if output.form == "json" and view is None:
-        output.write((json.dumps(answer.to_dict(), ensure_ascii=False, indent=1) + "\n").encode())
+        output.write(_whole_answer(answer, select, captures))
+    elif output.form == "json":
+        output.write(json_answer(f"ranks-{view}", select.of(answer.table(str(view))), warnings, captures, select))
+    elif output.form == "table" and view is None:
+        output.print(ranks_report(answer, top))
     elif output.form == "table":
-        output.print(ranks_report(answer, top) if view is None else [table_of(answer.table(view).head(top))])
+        output.print([table_of(select.of(answer.table(str(view))).head(top)), *warning_lines(warnings)])
     else:
-        output.write(tables.encode(answer.table(view or "waits"), output.form), answer.warnings)
+        found = bounded(select.of(answer.table(view or "waits")), select)
+        data = tables.encode(found.rows, output.form) + (tables.quoted(warnings) if output.form == "md" else b"")
+        beside = () if output.form == "md" else warnings
+        output.write(data, (*beside, *((found.sentence,) if found.left_out else ())))
+
+
+def _whole_answer(answer: RanksAnswer, select: Selection, captures: tuple[str, ...]) -> bytes:
+    """All tables as one json answer, each with as many rows as the bound leaves."""
+    from nvprof_kit._report.export import schemas
+    from nvprof_kit._report.export.answer import records
+    from nvprof_kit._report.export.bounds import bounded
+
+    chosen = select.each({view: answer.table(view) for view in VIEWS})
+    most = select.max_rows
+    while True:
+        found = {view: bounded(table, select, most) for view, table in chosen.items()}
+        missing = {name: view for view, one in found.items() for name in one.rows if one.rows[name].isna().any()}
+        cut = {view: one.truncated for view, one in found.items() if one.left_out}
+        told = answer.to_dict() | {
+            "warnings": list(in_order(answer.warnings)),
+            "sources": list(captures),
+            "unknown": {name: schemas.reasons(f"ranks-{view}", [name])[name] for name, view in missing.items()},
+            "truncated": cut or None,
+            **{view.replace("-", "_"): records(one.rows) for view, one in found.items()},
+        }
+        data = (json.dumps(told, ensure_ascii=False, indent=1) + "\n").encode("utf-8", "replace")
+        longest = max(len(one.rows) for one in found.values())
+        if select.budget is None or len(data) <= select.budget or not longest:
+            return data
+        most = longest * min(select.budget * 9 // 10, len(data) // 2) // len(data)
 
 
 @ranks.command(name="map")

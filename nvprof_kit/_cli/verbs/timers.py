@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
+from nvprof_kit._cli.inputs import LINES, selecting
 from nvprof_kit._cli.output import Output, writing
 from nvprof_kit._cli.progress import progress
+
+if TYPE_CHECKING:
+    from nvprof_kit._report.selection import Selection
 
 
 @click.command(short_help="Stages timed by global_timer: statistics, skew, straggler.")
@@ -33,12 +37,15 @@ from nvprof_kit._cli.progress import progress
     show_default=True,
     help="First calls of each stage left out of the verdict.",
 )
+@selecting(where=False, top=LINES)
 def timers(
     output: Output,
+    *,
     logs: tuple[Path, ...],
     by: Literal["rank", "call"] | None,
     collective: tuple[str, ...],
     warm_up: int,
+    select: Selection,
 ) -> None:
     """How long the timed stages take on every rank, how far the ranks are apart, and which one the others wait for.
 
@@ -52,4 +59,4 @@ def timers(
         opened = open_timers(*logs)
         output.spare(opened.sources)
         result = opened.timers(by, collective=collective, warm_up=warm_up)
-    output.write_results([result])
+    output.write_results([result], select)
