@@ -6,6 +6,7 @@ What is left out is named in a line below, with the way to it.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -198,7 +199,10 @@ class Grid:
 
     def _cell(self, row: Row, place: int, width: int) -> RenderableType:
         cell = row.cells[place]
-        return short_path(cell, width) if self.columns[place].kind == "path" and isinstance(cell, str) else cell
+        kind = self.columns[place].kind
+        if not isinstance(cell, str) or kind not in ("path", "left"):
+            return cell
+        return short_path(cell, width) if kind == "path" else short_text(cell, width)
 
     def _stacked(self, width: int) -> Iterator[RenderableType]:
         """Each line as its label and, below it, name and figure, as many as go in a line."""
@@ -230,7 +234,7 @@ def _whole(widths: Iterable[int]) -> int:
 
 def _lines(items: Iterable[str], width: int) -> Iterator[str]:
     line = ""
-    for item in items:
+    for item in (part for one in items for part in textwrap.wrap(one, width, break_long_words=False)):
         if line and cell_len(line) + 3 + cell_len(item) > width:
             yield line
             line = ""
@@ -252,4 +256,16 @@ def short_path(path: str, width: int) -> str:
         text = f"….{'.'.join(parts[first:])}"
         if cell_len(text) <= room:
             return indent + text + count
-    return f"{indent}{parts[-1][: room - 1]}…{count}"
+    return f"{indent}{short_text(parts[-1], room)}{count}"
+
+
+def short_text(text: str, width: int) -> str:
+    """A text in some cells; a number at its end that does not fit goes whole."""
+    if cell_len(text) <= width:
+        return text
+    kept = text[: max(width - 1, 0)]
+    while cell_len(kept) > width - 1:
+        kept = kept[:-1]
+    if kept[-1:].isdigit() and text[len(kept)].isdigit():
+        kept = kept.rstrip("0123456789.,")
+    return f"{kept}…"

@@ -28,7 +28,7 @@ _PERCENTAGES = {
     "occup.": "occupancy_pct",
     "L2 hit": "l2_hit_pct",
 }
-_RANKS = {"phase": 0, "ms": 0, "bound": 0, "compute": 0, "memory": 0, "why": 3, "stall": 2}
+_RANKS = {"phase": 0, "ms": 0, "bound": 0, "why": 3, "stall": 2}
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 

@@ -80,7 +80,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
 
 def numbers(text: str) -> Counter[str]:
     """The figures of a table as they are written, without what names them."""
-    return Counter(re.findall(r"(?<![\w.,])[<>+-]*\d[\d,]*(?:\.\d+)?(?![\w.,])", text))
+    return Counter(re.findall(r"(?<![\w.,])[<>+-]*\d+(?:,\d{3})*(?:\.\d+)?(?!\w)", text))
 
 
 def tables(result: Result) -> list[Grid]:
