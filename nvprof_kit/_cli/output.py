@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from nvprof_kit._results.base import Result
     from nvprof_kit._results.document import Document
 
+NEEDED_NSYS = "an nsys .sqlite or .nsys-rep, each also packed as .xz"
+"""What a verb of nsys's captures reads."""
+NEEDED = "an nsys .sqlite or .nsys-rep, or a PyTorch trace .json or .json.gz, each also packed as .xz"
+"""What a verb of captures reads."""
+
 _BY_SUFFIX = {".txt": TABLE} | {f".{name}": name for name in (*tables.FORMATS, *plots.FORMATS)}
 
 
@@ -206,36 +211,42 @@ class Reading:
         captures: The files to read.
         domain: NVTX domain of the ranges, None where the user named none.
         output: Where the answer goes.
+        nsys: Whether only nsys's captures tell what is asked.
     """
 
     captures: tuple[str, ...]
     domain: str | None
     output: Output
+    nsys: bool = False
 
     def open(self, capture: str, rules: str | None = None, kernel_rules: Path | None = None) -> Capture:
         """One of the captures.
 
         Raises:
+            CaptureError: It is no capture; the message says what it is.
             UsageError: The answer would be written over it, or the rules are wrong.
         """
         from nvprof_kit._api.capture import Capture
+        from nvprof_kit._trace.kinds import CAPTURES, NSYS, expect
 
+        expect(capture, *((NSYS, NEEDED_NSYS) if self.nsys else (CAPTURES, NEEDED)))
         opened = Capture(capture, rules=rules, domain=self.domain, kernel_rules=kernel_rules)
         self.output.spare(opened.sources)
         return opened
 
 
-def reading(*, plot: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def reading(*, plot: bool = False, nsys: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a verb the arguments of every reading verb; it gets them as one `Reading`, before its own options.
 
     Args:
         plot: Whether its answer can be drawn.
+        nsys: Whether only nsys's captures tell what is asked.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(verb)
         def parsed(captures: tuple[str, ...], domain: str, form: str | None, path: Path | None, **options: Any) -> None:
-            verb(Reading(captures, named_domain(domain), Output.of(form, path, plot=plot)), **options)
+            verb(Reading(captures, named_domain(domain), Output.of(form, path, plot=plot), nsys), **options)
 
         decorated: Callable[..., None] = parsed
         for option in (domain_option, _FILE, _FORMAT, _CAPTURES):

@@ -10,6 +10,7 @@ import click
 from nvprof_kit._cli.inputs import selecting
 from nvprof_kit._cli.output import Output, writing
 from nvprof_kit._cli.progress import progress
+from nvprof_kit._trace.kinds import PICKLE, expect
 
 if TYPE_CHECKING:
     from nvprof_kit._api.sources import MemoryView
@@ -38,6 +39,7 @@ def memory(output: Output, snapshot: Path, by: MemoryView | None, device: int | 
     """
     from nvprof_kit._api.sources import open_snapshot
 
+    expect(snapshot, (PICKLE,), "a snapshot of torch.cuda.memory._dump_snapshot")
     output.spare([snapshot])
     with progress() as say:
         say(f"reading {snapshot}")

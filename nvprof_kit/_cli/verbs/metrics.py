@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="GPU metrics of each layer, as nsys sampled them.")
-@reading()
+@reading(nsys=True)
 @click.option(
     "--floor",
     type=click.FloatRange(min=1),

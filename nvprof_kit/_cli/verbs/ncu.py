@@ -10,14 +10,16 @@ import click
 
 from nvprof_kit._capture.ncu_script import SETS
 from nvprof_kit._cli.inputs import LINES, rules_option, selecting
-from nvprof_kit._cli.output import Output, Reading, named_domain, reading, writing
+from nvprof_kit._cli.output import NEEDED_NSYS, Output, Reading, named_domain, reading, writing
 from nvprof_kit._cli.progress import each, progress
 from nvprof_kit._report.plots import plots
 from nvprof_kit._report.selection import Selection
 from nvprof_kit._results.base import TABLE
+from nvprof_kit._trace.kinds import NCU, NSYS, expect
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import DOMAIN
 
+_NEEDED = "a raw or details page of ncu as .csv, or an .ncu-rep, each also packed as .xz"
 _DOMAIN = click.option(
     "--domain",
     default=DOMAIN,
@@ -36,7 +38,7 @@ def ncu() -> None:
 
 
 @ncu.command(short_help="Which kernels to measure.")
-@reading()
+@reading(nsys=True)
 @click.option(
     "--share",
     type=click.FloatRange(0, 1, min_open=True),
@@ -107,6 +109,10 @@ def layers(
     from nvprof_kit._api.sources import open_ncu
 
     capture = source["capture"]
+    for report in reports:
+        expect(report, NCU, _NEEDED)
+    if capture is not None:
+        expect(capture, NSYS, NEEDED_NSYS)
     output.spare([*reports, *([capture] if capture else [])])
     with progress() as say:
         say(f"reading {', '.join(reports)}")
@@ -128,6 +134,7 @@ def kernels(output: Output, report: str, domain: str, select: Selection) -> None
 
     if output.form in plots.FORMATS:
         raise UsageError("a plot of kernels is the roofline: nvprof-kit ncu layers REPORT -o roofline.png")
+    expect(report, NCU, _NEEDED)
     output.spare([report])
     (measured,) = each([report], lambda one: open_ncu(one, domain=domain).kernels())
     replace(output, form="csv" if output.form == TABLE else output.form).write_results([measured], select)

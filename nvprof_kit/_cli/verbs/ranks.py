@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from nvprof_kit._cli.inputs import rules_option, selecting
-from nvprof_kit._cli.output import Output, domain_option, named_domain, writing
+from nvprof_kit._cli.output import NEEDED, Output, domain_option, named_domain, writing
 from nvprof_kit._cli.progress import progress
 from nvprof_kit._report.text.terminal import warning_lines
 from nvprof_kit._report.warnings import in_order
+from nvprof_kit._trace.kinds import CAPTURES, FLIGHT, INSPECTOR, expect
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ def compare(
     from nvprof_kit._api.capture import domain_of, read_rules
     from nvprof_kit._api.job import open_job
 
+    for capture in captures:
+        expect(capture, (*CAPTURES, FLIGHT, INSPECTOR), f"{NEEDED}; or a folder of them")
     output.spare([*captures, *([rules] if rules else [])])
     named = read_rules(rules)
     with progress() as say:

@@ -10,6 +10,7 @@ import click
 from nvprof_kit._cli.inputs import LINES, selecting
 from nvprof_kit._cli.output import Output, writing
 from nvprof_kit._cli.progress import progress
+from nvprof_kit._trace.kinds import TIMERS, expect
 
 if TYPE_CHECKING:
     from nvprof_kit._report.selection import Selection
@@ -54,6 +55,8 @@ def timers(
     """
     from nvprof_kit._api.sources import open_timers
 
+    for log in logs:
+        expect(log, (TIMERS,), "a timer_rank*.log of global_timer, or the folder that holds them")
     with progress() as say:
         say("reading logs and comparing ranks")
         opened = open_timers(*logs)
