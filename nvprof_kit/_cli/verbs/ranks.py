@@ -148,7 +148,7 @@ def _whole_answer(answer: RanksAnswer, select: Selection, captures: tuple[str, .
     most = select.max_rows
     while True:
         found = {view: bounded(table, select, most) for view, table in chosen.items()}
-        missing = {name: view for view, one in found.items() for name in one.rows if one.rows[name].isna().any()}
+        missing = {str(name): view for view, one in found.items() for name in one.rows if one.rows[name].isna().any()}
         cut = {view: one.truncated for view, one in found.items() if one.left_out}
         told = answer.to_dict() | {
             "warnings": list(in_order(answer.warnings)),

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from nvprof_kit._cli.inputs import LINES, selecting
+from nvprof_kit._cli.inputs import LINES, selecting, steps_options
 from nvprof_kit._cli.output import Output, writing
 from nvprof_kit._cli.progress import progress
 from nvprof_kit._trace.kinds import TIMERS, expect
 
 if TYPE_CHECKING:
+    from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._report.selection import Selection
 
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     help="First calls of each stage left out of the verdict.",
 )
 @selecting(where=False, top=LINES)
+@steps_options
 def timers(
     output: Output,
     *,
@@ -46,6 +48,7 @@ def timers(
     by: Literal["rank", "call"] | None,
     collective: tuple[str, ...],
     warm_up: int,
+    steps: StepOptions,
     select: Selection,
 ) -> None:
     """How long the timed stages take on every rank, how far the ranks are apart, and which one the others wait for.
@@ -61,5 +64,5 @@ def timers(
         say("reading logs and comparing ranks")
         opened = open_timers(*logs)
         output.spare(opened.sources)
-        result = opened.timers(by, collective=collective, warm_up=warm_up)
+        result = opened.timers(by, collective=collective, warm_up=warm_up, steps=steps)
     output.write_results([result], select)
