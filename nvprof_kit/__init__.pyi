@@ -14,9 +14,9 @@ from ._api.sources import open_ncu as open_ncu
 from ._api.sources import open_snapshot as open_snapshot
 from ._api.sources import open_timers as open_timers
 from ._capture.recipes import recipes_folder as recipes_folder
-from ._capture.record import RecordOptions as RecordOptions
-from ._capture.record import record as record
-from ._capture.scheduled import scheduled as scheduled
+from ._capture.recorder.record import RecordOptions as RecordOptions
+from ._capture.recorder.record import record as record
+from ._capture.recorder.scheduled import scheduled as scheduled
 from ._instrument.flops.count import count_flops as count_flops
 from ._instrument.loop.generation import generation as generation
 from ._instrument.loop.loop import annotate_dataloader as annotate_dataloader

@@ -24,6 +24,19 @@ note() { # MESSAGE, which --quiet leaves out
 
 set +o posix # a mode, from POSIXLY_CORRECT, in which the status of a process that has ended is told once only
 
+# Prints what --annotate adds to the program's environment, a line each: nvprof_kit annotates from a `sitecustomize`, which
+# Python runs in the program and in every Python process below it.
+annotation() {
+  local here site
+  here=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
+  for site in "$here"/../integrations/site "$here"/../nvprof_kit/integrations/site; do
+    [ -f "$site/sitecustomize.py" ] || continue
+    printf '%s\n' NVPROF_KIT_ANNOTATE=1 "PYTHONPATH=$(readlink -f -- "$site")${PYTHONPATH:+:$PYTHONPATH}"
+    return
+  done
+  fail 3 "--annotate needs the package nvprof_kit beside these recipes; run \`nvprof-kit profile --annotate\`, or annotate in the program"
+}
+
 # --- options: a recipe's help is the list of them ---
 
 declare -A long_names=() takes_value=()

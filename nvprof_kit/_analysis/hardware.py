@@ -6,19 +6,14 @@ The figures are data (`gpu_links.toml`, in the package), with their sources.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from nvprof_kit._toml import parse_toml
 from nvprof_kit.errors import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8")
 """The types of number that have peaks."""
@@ -46,7 +41,7 @@ def known_gpus() -> tuple[tuple[re.Pattern[str], Peaks], ...]:
     """The GPUs of the package, each with the pattern of the names that CUDA gives it."""
     text = (files("nvprof_kit._analysis") / "gpu_peaks.toml").read_text(encoding="utf-8")
     found = []
-    for row in tomllib.loads(text)["gpu"]:
+    for row in parse_toml(text)["gpu"]:
         flops = {str(dtype): float(tera) * 1e12 for dtype, tera in row["tflops"].items()}
         found.append(
             (re.compile(row["match"]), Peaks(row["name"], flops, float(row["gbytes"]) * 1e9, str(row["source"])))
@@ -91,12 +86,6 @@ def parse_peak(text: str) -> tuple[str, float]:
     return dtype, flops
 
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-
 class Link(NamedTuple):
     """A link's name, '' for none that is known, and what it carries in one direction in 10⁹ bytes per second."""
 
@@ -130,5 +119,5 @@ def _said_of(gpu: str) -> dict[str, Any]:
 @lru_cache
 def _data() -> dict[str, Any]:
     file = files("nvprof_kit._analysis") / "gpu_links.toml"
-    data: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+    data: dict[str, Any] = parse_toml(file.read_text(encoding="utf-8"))
     return data

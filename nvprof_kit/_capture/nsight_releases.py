@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from nvprof_kit._toml import parse_toml
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -67,5 +63,5 @@ def _minor(version: str) -> str:
 @lru_cache
 def _table() -> Mapping[str, list[dict[str, Any]]]:
     text = files("nvprof_kit._capture").joinpath("nsight_releases.toml").read_text(encoding="utf-8")
-    table: dict[str, list[dict[str, Any]]] = tomllib.loads(text)
+    table: dict[str, list[dict[str, Any]]] = parse_toml(text)
     return table

@@ -19,7 +19,7 @@ from nvprof_kit._instrument.rank_claim import claim
 from nvprof_kit._instrument.ranks import rank, rank_folder
 
 if TYPE_CHECKING:
-    from nvprof_kit._capture.scheduled import OnTraceReady
+    from nvprof_kit._capture.recorder.scheduled import OnTraceReady
 
 
 def table(depth: int | None = None, file: TextIO | None = None) -> OnTraceReady:

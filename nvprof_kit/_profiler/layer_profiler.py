@@ -22,7 +22,7 @@ from nvprof_kit.names import Category
 if TYPE_CHECKING:
     from torch import nn
 
-    from nvprof_kit._capture.scheduled import OnTraceReady
+    from nvprof_kit._capture.recorder.scheduled import OnTraceReady
     from nvprof_kit._profiler.window import Recorded
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._capture.record import RecordOptions
+from nvprof_kit._capture.recorder.record import RecordOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

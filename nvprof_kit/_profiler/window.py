@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from nvprof_kit._capture.record import record, tool_attached
-from nvprof_kit._capture.scheduled import Nothing, OnTraceReady, Tool
+from nvprof_kit._capture.recorder.record import record, tool_attached
+from nvprof_kit._capture.recorder.scheduled import Nothing, OnTraceReady, Tool
 from nvprof_kit._instrument.loop.schedule import Window
 from nvprof_kit._instrument.loop.step_clock import StepClock
 from nvprof_kit._instrument.memory.boundaries import Allocator, Boundaries, CudaAllocator

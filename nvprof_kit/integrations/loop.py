@@ -17,8 +17,8 @@ from typing import Any
 from torch import is_grad_enabled as _is_grad_enabled
 from torch import nn
 
-from nvprof_kit._capture.scheduled import VARIABLE as SCHEDULE
-from nvprof_kit._capture.scheduled import scheduled
+from nvprof_kit._capture.recorder.scheduled import VARIABLE as SCHEDULE
+from nvprof_kit._capture.recorder.scheduled import scheduled
 from nvprof_kit._instrument.loop.schedule import Schedule
 from nvprof_kit._instrument.loop.switch import Switch, profiling_schedule
 from nvprof_kit._instrument.modules.annotate import ModelAnnotation

@@ -8,7 +8,7 @@ here=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 ncu=${NCU:-ncu}
 
 output='' force='' min_free=1024 dry_run='' arch='' window='' count='' skip='' clock=none cache=all replay='' rank=''
-sets=() extra=()
+sets=() extra=() annotated=()
 sections=() metrics=()
 
 common_help() {
@@ -30,7 +30,7 @@ common_help() {
       --rank N        of a program of several ranks measure rank N alone, since under one ncu they would wait for each other;
                       its launcher has to start rank.sh on each (see rank.sh --help)
   -x, --ncu OPTION    one more word for ncu, as it stands: -x --devices -x 0; may be given again
-      --annotate      set NVPROF_KIT_ANNOTATE=1 for the program: nvprof_kit annotates its model by itself
+      --annotate      annotate the model without a line in the program: nvprof_kit does it as the model is first called
   -q, --quiet         say nothing but what went wrong
   -n, --dry-run       print the commands of ncu that do the same, and run nothing
   -h, --help          print this and exit
@@ -59,7 +59,7 @@ common_option() { # NAME VALUE
     cache) one_of "$given" "$2" all none; cache=$2 ;;
     replay) one_of "$given" "$2" kernel application range app-range; replay=$2 ;;
     rank) need_number "$given" "$2"; rank=$2 ;;
-    annotate) export NVPROF_KIT_ANNOTATE=1 ;;
+    annotate) needed=$(annotation); mapfile -t annotated <<<"$needed"; export "${annotated[@]}" ;;
     ncu) extra+=("$2") ;;
     quiet) quiet=yes ;;
     dry-run) dry_run=yes ;;
@@ -213,7 +213,7 @@ measure() { # FILTER... -- PROGRAM...
   if [ -n "$dry_run" ]; then
     name=$output
     ncu_command "$@"
-    print_command env LC_ALL=C ${rank:+"NVPROF_KIT_NCU_RANK=$rank"} ${NVPROF_KIT_ANNOTATE:+NVPROF_KIT_ANNOTATE=1} \
+    print_command env LC_ALL=C ${rank:+"NVPROF_KIT_NCU_RANK=$rank"} "${annotated[@]}" \
       "${command[@]::1}" ${force:+--force-overwrite} "${command[@]:1}"
     printf '%s > %s\n' "$(print_command env LC_ALL=C "$ncu" "--import=$name.ncu-rep" "${import[@]}")" "$(print_command "$name.csv")"
     exit 0

@@ -21,7 +21,7 @@ Options:
                       give start.sh the same
   -t, --trace LIST    what nsys traces instead of the preset's list
   -x, --nsys OPTION   one more option for nsys launch, as it stands; may be given again
-      --annotate      set NVPROF_KIT_ANNOTATE=1 for the program: nvprof_kit annotates its model by itself
+      --annotate      annotate the model without a line in the program: nvprof_kit does it as the model is first called
   -q, --quiet         say nothing but what went wrong
   -n, --dry-run       print the command and run nothing
   -h, --help          print this and exit
@@ -37,7 +37,7 @@ option() { # NAME VALUE
     preset) preset=$2 ;;
     trace) trace=$2 ;;
     nsys) extra+=("$2") ;;
-    annotate) environment+=(NVPROF_KIT_ANNOTATE=1) ;;
+    annotate) needed=$(annotation); mapfile -t -O ${#environment[@]} environment <<<"$needed" ;;
     quiet) quiet=yes ;;
     dry-run) dry_run=yes ;;
   esac

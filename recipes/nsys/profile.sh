@@ -21,7 +21,7 @@ Options:
   -p, --preset NAME   settings: train (default), infer, graphs, memory, metrics, light, or a file like those in presets/
   -t, --trace LIST    what nsys traces instead of the preset's list; what is left out is not in the table
   -x, --nsys OPTION   one more option for nsys profile, as it stands: -x --stats=true; may be given again
-      --annotate      set NVPROF_KIT_ANNOTATE=1 for the program: nvprof_kit annotates its model by itself
+      --annotate      annotate the model without a line in the program: nvprof_kit does it as the model is first called
       --min-free MB   refuse to start with less disk left (default: 1024)
   -q, --quiet         say nothing but what went wrong: for the logs of batch jobs
   -n, --dry-run       print the command of nsys that does the same, and run nothing
@@ -74,7 +74,7 @@ option() { # NAME VALUE
     preset) preset=$2 ;;
     trace) trace=$2 ;;
     nsys) extra+=("$2") ;;
-    annotate) environment+=(NVPROF_KIT_ANNOTATE=1) ;;
+    annotate) needed=$(annotation); mapfile -t -O ${#environment[@]} environment <<<"$needed" ;;
     min-free) need_number "$given" "$2"; min_free=$2 ;;
     quiet) quiet=yes ;;
     dry-run) dry_run=yes ;;

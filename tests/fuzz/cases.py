@@ -1,16 +1,19 @@
 """One case: a verb over a broken input, run in this process through the command line's own entry, and judged.
 
 What must hold: no defect (exit status 70) and no exception, an answer or a line on stderr within 20 seconds, no input
-written to, and no control character on the terminal.
+written to, no control character on the terminal, and every nanosecond of the GPU in a row of ``layers``, or a warning.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import io
+import json
 import os
 import signal
+import sqlite3
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -103,6 +106,39 @@ def run(words: Sequence[str], inputs: Path) -> Outcome:
     if not broken and "export" not in words and any(letter in said + out.text() for letter in ("\x1b", "\x9b")):
         broken = "a control character reached the terminal"
     return Outcome(status, out.text(), said, broken)
+
+
+_OPERATIONS = ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")
+_GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
+
+
+def unbalanced(outcome: Outcome, capture: Path) -> str:
+    """Whether the rows of ``layers --format csv`` lack or add time on the GPU, without a warning; '' where they do not.
+
+    The time of all operations is added up here by the file alone.
+    """
+    if outcome.status or outcome.said.strip():
+        return ""
+    found = sum(int(row["gpu_self_ns"]) for row in csv.DictReader(io.StringIO(outcome.answer)))
+    there, slack = _gpu_ns(capture)
+    return "" if abs(found - there) <= slack else f"{found} ns in the rows, {there} ns in the file, and no warning"
+
+
+def _gpu_ns(capture: Path) -> tuple[int, int]:
+    """Sum of the durations of all operations, and by how much rounding may change it."""
+    if capture.suffix == ".sqlite":
+        with contextlib.closing(sqlite3.connect(f"file:{capture}?mode=ro", uri=True)) as db:
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            sums = [
+                db.execute(f'SELECT coalesce(sum("end" - start), 0) FROM CUPTI_ACTIVITY_KIND_{kind}').fetchone()[0]
+                for kind in _OPERATIONS
+                if f"CUPTI_ACTIVITY_KIND_{kind}" in tables
+            ]
+        return sum(sums), 0
+    events = json.loads(capture.read_text(encoding="utf-8", errors="replace"), strict=False)["traceEvents"]
+    known = [event for event in events if isinstance(event, dict) and event.get("cat") in list(_GPU)]
+    durations = [float(event["dur"]) for event in known if event.get("ph") == "X"]
+    return round(1000 * sum(durations)), len(durations)
 
 
 def judged(changed: Outcome, whole: Outcome, named: Sequence[str]) -> str:

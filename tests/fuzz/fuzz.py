@@ -149,6 +149,8 @@ def judge(case: Case) -> str:
     target = _input(case.kind)
     names = _break(case, target)
     outcome = cases.run((*case.verb, str(target)), target.parent)
+    if case.verb[0] == "layers" and not outcome.broken and (lost := cases.unbalanced(outcome, target)):
+        return lost
     if case.way != "random":
         return cases.judged(outcome, whole, names)
     if not outcome.broken and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > MOST_BYTES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -209,3 +210,33 @@ def test_one_step_alone(nsys: str, tmp_path: Path) -> None:
     done = run("-t", "nvtx", "--step", "3", "--", *program(tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
     assert done.returncode == 7, done.stderr
     assert ranges(tmp_path / "run.sqlite") == ["step 3", "layers.3"]
+
+
+UNANNOTATED = """
+import sys, torch
+sys.path.append("examples")
+from tiny_transformer import TinyTransformer, counting
+model = TinyTransformer(width=64, layers=2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for tokens in torch.utils.data.DataLoader(counting(8, 17), batch_size=4):
+    torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.nsys
+def test_a_program_is_annotated_without_a_line(nsys: str, tmp_path: Path) -> None:
+    name = str(tmp_path / "run")
+    done = run("--annotate", "-o", name, "-t", "nvtx", "--", sys.executable, "-c", UNANNOTATED, cwd=ROOT, NSYS=nsys)
+    assert done.returncode == 0, done.stderr
+    assert "annotated TinyTransformer: 14 modules, 2 blocks among them" in done.stderr
+    assert {"step 0", "step 1", "layers.1", "layers.1 backward"} <= set(ranges(tmp_path / "run.sqlite"))
+
+
+def test_annotating_needs_the_package_beside_the_recipes(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    recipe = tmp_path / "recipes" / "nsys" / "profile.sh"
+    done = subprocess.run([recipe, "--annotate", "-n", "--", "x"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("profile.sh: --annotate needs the package nvprof_kit beside these recipes")

@@ -7,19 +7,14 @@ them.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from nvprof_kit._toml import TomlError, parse_toml
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import LAYER_CATEGORIES, Category, RangeName, parse_range
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 OPERATORS = ("forward", "engine", "node")
 """The kinds of autograd's operators: what runs in forward, what the engine does for a node, and the node's own work."""
@@ -155,8 +150,8 @@ def parse_rules(text: str, source: str) -> Rules:
         UsageError: The text is not TOML, or not what ``docs/foreign.md`` describes.
     """
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = parse_toml(text)
+    except TomlError as error:
         raise UsageError(f"{source}: not TOML: {error}") from None
     _check_keys(document, _HEAD, source)
     for key in ("title", "domain"):

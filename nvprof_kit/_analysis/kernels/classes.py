@@ -7,7 +7,6 @@ first. What no rule matched is `other`, and is listed, so that nobody takes sile
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,13 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._toml import TomlError, parse_toml
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.errors import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,8 +108,8 @@ def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
             is no regular expression.
     """
     try:
-        tables = tomllib.loads(text).get("rule", [])
-    except tomllib.TOMLDecodeError as error:
+        tables = parse_toml(text).get("rule", [])
+    except TomlError as error:
         raise UsageError(f"{source}: not TOML: {error}") from None
     if not isinstance(tables, list) or not tables:
         raise UsageError(f"{source}: no [[rule]] in it; needed at least one with name, class and match")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -21,16 +22,39 @@ import click
     show_default=True,
     help="Trace to write, .json or .json.gz.",
 )
-@click.option("--stacks", is_flag=True, help="Record the Python source line of every operator.")
+@click.option("-f", "--force", is_flag=True, help="Replace a trace that exists.")
+@click.option(
+    "--schedule",
+    metavar="S",
+    default="",
+    help="Record some steps: 50:60, early, stable, periodic, or skip_first=50,active=10,repeat=2. Steps are those of "
+    "nvprof_kit.step, else of the optimizer.",
+)
+@click.option("--limit", "seconds", metavar="SECONDS", type=click.FloatRange(0), default=0, help="End it after that.")
+@click.option(
+    "--max-memory",
+    "memory_mb",
+    metavar="MB",
+    type=click.IntRange(0),
+    default=500,
+    show_default=True,
+    help="End it when the process has grown by this much since its first step, 0 for never; PyTorch needs about six "
+    "times that to write the trace.",
+)
+@click.option("--annotate", is_flag=True, help="Annotate the model without a line in the program.")
+@click.option("--stacks", is_flag=True, help="Record Python's calls, from the first call of a module on.")
 @click.option("--shapes", is_flag=True, help="Record the shapes of every operator's inputs.")
 @click.option("--memory", is_flag=True, help="Record every allocation and release.")
 @click.argument("command", metavar="-- python PROGRAM [ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
-def record(path: Path, stacks: bool, shapes: bool, memory: bool, command: tuple[str, ...]) -> None:
+def record(path: Path, force: bool, annotate: bool, command: tuple[str, ...], **given: Any) -> None:
     """Run a Python program under PyTorch's own profiler, where there is no Nsight.
 
-    The trace holds the layers of annotated models; read it with nvprof-kit layers. The exit status is the program's.
+    The trace holds the layers of annotated models; read it with nvprof-kit layers. Of what torchrun or accelerate
+    launch starts, each rank leaves a trace. The exit status is the program's.
     """
-    from nvprof_kit._capture.launch import record_program
-    from nvprof_kit._capture.record import RecordOptions
+    from nvprof_kit._capture.recorder.launch import record_program
+    from nvprof_kit._capture.recorder.record import RecordOptions
+    from nvprof_kit._capture.recorder.recording import Limits
 
-    record_program(path, RecordOptions(stacks=stacks, shapes=shapes, memory=memory), command)
+    options = RecordOptions(**{name: given.pop(name) for name in ("stacks", "shapes", "memory")})
+    record_program(path, options, command, Limits(**given), force=force, annotate=annotate)

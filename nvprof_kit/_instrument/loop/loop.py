@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
@@ -35,6 +35,8 @@ class step(Scope):
         self._number = number
 
     def __enter__(self) -> step:
+        if began is not None:
+            began()
         if self._number is None:
             self.range = _step_range(next(self._counter))
         super().__enter__()
@@ -44,6 +46,10 @@ class step(Scope):
     def __call__(self, function: F) -> F:
         """Decorate a function that does one step."""
         return wrap(function, lambda *_args, **_kwargs: self)
+
+
+began: Callable[[], None] | None = None
+"""Told of each step's begin, before its range opens."""
 
 
 def _step_range(number: int) -> Range:

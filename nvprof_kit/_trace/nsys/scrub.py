@@ -6,6 +6,7 @@ folder, the machine's name, the names of all processes that ran on it, what the 
 
 from __future__ import annotations
 
+import fcntl
 import lzma
 import os
 import re
@@ -14,9 +15,10 @@ import signal
 import sqlite3
 import stat
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -26,6 +28,9 @@ from nvprof_kit._trace.sqlite import Database, integer_list
 from nvprof_kit.errors import CaptureError, UsageError
 
 GONE = "(scrubbed)"
+_PREFIX, _SUFFIX = ".nvprof-kit-", ".partial"
+_YOUNG_S = 60
+"""A copy that was changed so lately may be one whose lock is about to be taken."""
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
 _VARIABLES = "name LIKE '%ENVIRONMENT_VARIABLE%'"
@@ -159,8 +164,11 @@ def _partial(source: Path, target: Path) -> Iterator[Path]:
     """A new file beside the target that nobody else can foresee, open or read, with at most the source's mode; gone
     afterwards, unless it has become the target, and when the program is told to end.
     """
-    number, name = tempfile.mkstemp(prefix=".nvprof-kit-", suffix=".partial", dir=target.parent)  # O_EXCL, mode 0600
+    _remove_left(target.parent)
+    number, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX, dir=target.parent)  # O_EXCL, mode 0600
     partial = Path(name)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     before = {one: signal.getsignal(one) for one in _ENDINGS} if current_thread() is main_thread() else {}
 
     def end(which: int, _: object) -> None:
@@ -172,12 +180,23 @@ def _partial(source: Path, target: Path) -> Iterator[Path]:
         for one in before:
             signal.signal(one, end)
         os.fchmod(number, stat.S_IMODE(source.stat().st_mode) & 0o666)
-        os.close(number)
         yield partial
     finally:
+        os.close(number)
         for one, handler in before.items():
             signal.signal(one, handler)
         partial.unlink(missing_ok=True)
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove what a scrub left that was killed: it is not scrubbed yet. One that runs holds a lock on its own."""
+    for left in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
+        with suppress(OSError):
+            if left.is_symlink() or time.time() - left.stat().st_mtime < _YOUNG_S:
+                continue
+            with left.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
 
 
 def _unpack(source: Path, target: Path) -> None:

@@ -29,7 +29,7 @@ from nvprof_kit import (
     step,
 )
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
-from nvprof_kit._capture import record as record_module
+from nvprof_kit._capture.recorder import record as record_module
 from nvprof_kit._instrument import rank_claim
 from nvprof_kit._instrument.loop import step_clock
 from nvprof_kit._instrument.loop.switch import VARIABLE

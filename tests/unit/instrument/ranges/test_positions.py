@@ -78,6 +78,5 @@ def judge(events: list[Event]) -> tuple[int, list[str]]:
 @pytest.mark.parametrize("name", ZOO)
 def test_backward_operators_land_in_the_layer_of_their_forward(name: str, depth: Any, tmp_path: Path) -> None:
     total, wrong = judge(record(make(name), tmp_path / "trace.json", depth=depth))
-    print(name, depth, total, len(wrong))
     assert total > 10
-    assert len(wrong) <= 0.01 * total, "\n".join(wrong)
+    assert not wrong, "\n".join(wrong)

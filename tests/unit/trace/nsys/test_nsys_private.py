@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import lzma
+import os
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -168,3 +171,23 @@ def test_changes_that_are_not_in_the_file_yet_are_not_lost(capture: Path, tmp_pa
     capture.with_name(f"{capture.name}-wal").write_bytes(b"changes")
     with pytest.raises(CaptureError, match="-wal beside it holds changes"):
         scrub(capture, tmp_path / "copy.sqlite")
+
+
+def test_what_a_killed_scrub_left_is_removed_by_the_next(capture: Path, tmp_path: Path) -> None:
+    killed, running = tmp_path / ".nvprof-kit-killed.partial", tmp_path / ".nvprof-kit-runs.partial"
+    for left in (killed, running):
+        left.write_bytes(b"hf_SECRET123")
+        os.utime(left, (0, 0))
+    with running.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        scrub(capture, tmp_path / "clean.sqlite")
+    assert not killed.exists() and running.exists()
+
+
+def test_scrubs_of_one_capture_at_once(capture: Path, tmp_path: Path) -> None:
+    targets = [tmp_path / f"clean{number % 3}.sqlite" for number in range(9)]
+    with ThreadPoolExecutor(9) as pool:
+        removed = list(pool.map(lambda target: scrub(capture, target), targets))
+    assert all(one == removed[0] for one in removed)
+    assert len({target.read_bytes() for target in targets}) == 1
+    assert list(tmp_path.glob(".nvprof-kit-*")) == []

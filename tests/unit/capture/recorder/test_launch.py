@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit._capture.launch import PythonCommand, parse_python, record_program, runner_argv
-from nvprof_kit._capture.record import RecordOptions
+from nvprof_kit._capture.recorder.launch import PythonCommand, parse_python, record_program, runner_argv
+from nvprof_kit._capture.recorder.record import RecordOptions
 from nvprof_kit.errors import ToolError, UsageError
 
 
@@ -55,8 +55,14 @@ def test_runner_argv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         Path("r.json"), RecordOptions(shapes=True), parse_python(["python", "-u", "train.py", "--lr", "3"])
     )
     settings = argv.pop(4)
-    assert argv == ["python", "-u", "-m", "nvprof_kit._capture.runner", "train.py", "--lr", "3"]
-    assert json.loads(settings) == {"path": f"{tmp_path}/r.json", "stacks": False, "shapes": True, "memory": False}
+    assert argv == ["python", "-u", "-m", "nvprof_kit._capture.recorder.runner", "train.py", "--lr", "3"]
+    assert json.loads(settings) == {
+        "path": f"{tmp_path}/r.json",
+        "stacks": False,
+        "shapes": True,
+        "memory": False,
+        "limits": {"schedule": "", "seconds": 0, "memory_mb": 500},
+    }
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """Runs a Python program under the embedded recorder, in the program's own interpreter.
 
-Called by `nvprof_kit._capture.launch` as ``python -m nvprof_kit._capture.runner SETTINGS PROGRAM [ARGUMENT]…``, PROGRAM
-being a script, ``-m module`` or ``-c code``. To the program everything is as without it: ``sys.argv``, ``sys.path``,
-``__main__``, the exit status, death by a signal. The recording starts when the program has imported torch, so that what
-it sets up before, as ``CUDA_VISIBLE_DEVICES`` in ``os.environ``, still counts.
+Called by `nvprof_kit._capture.recorder.launch` as ``python -m nvprof_kit._capture.recorder.runner SETTINGS PROGRAM
+[ARGUMENT]…``, PROGRAM being a script, ``-m module`` or ``-c code``. To the program everything is as without it:
+``sys.argv``, ``sys.path``, ``__main__``, the exit status, death by a signal. The recording starts when the program has
+imported torch, so that what it sets up before, as ``CUDA_VISIBLE_DEVICES`` in ``os.environ``, still counts.
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ import runpy
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import find_spec
 from types import FrameType, ModuleType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 from zipfile import is_zipfile
 
-from nvprof_kit._capture.record import RecordOptions, record
+from nvprof_kit._capture.recorder.record import RecordOptions
+from nvprof_kit._capture.recorder.recording import Limits, Recording, say
 from nvprof_kit.errors import NvprofKitError
 
 
-class _Terminated(BaseException):
-    """SIGTERM came: unwinds the program, so that the trace is written before the process dies of it."""
+class _Ended(BaseException):
+    """A signal came that ends the program: unwinds it, so that the trace is written before the process dies of it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class _AfterImport(MetaPathFinder):
@@ -59,33 +64,61 @@ class _AfterImport(MetaPathFinder):
 def main(argv: Sequence[str]) -> int:
     """Run the program and give its exit status; the trace is written whichever way it ends."""
     settings = json.loads(argv[0])
-    path = settings.pop("path")
-    shown = min(path, os.path.relpath(path), key=len)
-    _unwind_on_sigterm()
+    limits = Limits(**settings.pop("limits"))
+    recording = Recording(of_rank(settings.pop("path")), RecordOptions(**settings), limits)
+    _unwind_on_signals()
+    _end_before_leaving(recording)
+    finder = _AfterImport("torch", recording.begin)
+    sys.meta_path.insert(0, finder)
     try:
-        with ExitStack() as recording:
-
-            def start() -> None:
-                recorder = record(path, RecordOptions(**settings))
-                recording.callback(_report, recorder, shown)
-                recording.enter_context(recorder)
-
-            finder = _AfterImport("torch", start)
-            sys.meta_path.insert(0, finder)
+        try:
             _run(argv[1:])
-            if finder in sys.meta_path:
-                _say(f"the program never imported torch: nothing was recorded, {shown} is not written")
+        finally:
+            recording.end()
+        if finder in sys.meta_path:
+            say(f"the program never imported torch: nothing was recorded, {recording.shown} is not written")
+        elif recording.nothing():
+            say(recording.nothing())
     except NvprofKitError as error:
-        _say(str(error))
+        say(str(error))
         return error.exit_code
-    except _Terminated:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+    except _Ended as end:
+        signal.signal(end.number, signal.SIG_DFL)
+        os.kill(os.getpid(), end.number)
     except Exception as error:
         error.__traceback__ = _program_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
+
+
+def of_rank(path: str) -> str:
+    """The trace of this process: ``run.rank3.json.gz`` where a launcher started several, else as it was named."""
+    from nvprof_kit._instrument.ranks import rank, world_size
+
+    if world_size() <= 1:
+        return path
+    folder, name = os.path.split(path)
+    stem, dot, suffix = name.partition(".json")
+    return os.path.join(folder, f"{stem}.rank{rank()}{dot}{suffix}")
+
+
+def _end_before_leaving(recording: Recording) -> None:
+    """Write the trace where the program leaves past Python's own end: ``os._exit``, and ``os.exec*``."""
+    process = os.getpid()
+
+    def first(leave: Callable[..., NoReturn], how: str) -> Callable[..., NoReturn]:
+        def ended(*args: Any) -> NoReturn:
+            if os.getpid() == process:
+                recording.end()
+                if how != "_exit":
+                    say(f"the program becomes another by os.{how}, which is not recorded")
+            leave(*args)
+
+        return ended
+
+    for name in ("_exit", "execv", "execve"):  # the other exec functions of os call these
+        setattr(os, name, first(getattr(os, name), name))
 
 
 def _run(command: Sequence[str]) -> None:
@@ -116,18 +149,19 @@ def _run_script(path: str) -> None:
     exec(compile(loader.get_data(path), loader.path, "exec", dont_inherit=True), main_module.__dict__)
 
 
-def _unwind_on_sigterm() -> None:
-    """Have SIGTERM raise in this process; in a forked worker it stays what it was."""
+def _unwind_on_signals() -> None:
+    """Have SIGTERM and SIGHUP raise in this process; in a forked worker they stay what they were."""
     pid = os.getpid()
 
-    def terminate(number: int, frame: FrameType | None) -> None:
+    def end(number: int, frame: FrameType | None) -> None:
         if os.getpid() == pid:
-            raise _Terminated
+            raise _Ended(number)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, terminate)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, end)
 
 
 def _program_frames(traceback: TracebackType | None) -> TracebackType | None:
@@ -135,16 +169,6 @@ def _program_frames(traceback: TracebackType | None) -> TracebackType | None:
     while traceback is not None and any(traceback.tb_frame.f_globals is room for room in (globals(), vars(runpy))):
         traceback = traceback.tb_next
     return traceback
-
-
-def _report(recorder: record, shown: str) -> None:
-    if recorder.written:
-        _say(f"wrote {shown}; next: nvprof-kit layers {shown}")
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):  # a program whose standard error is closed has the same exit status as without us
-        print(f"nvprof-kit record: {text}", file=sys.stderr)
 
 
 def _end_fork(left: SystemExit) -> NoReturn:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nvprof_kit._capture.record import RecordOptions, record, running, tool_attached
+from nvprof_kit._capture.recorder.record import RecordOptions, record, running, tool_attached
 from nvprof_kit._instrument.loop.schedule import AnySchedule, Schedule, Sink, Window, Windows, schedule_of
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Range

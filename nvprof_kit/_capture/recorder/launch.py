@@ -1,6 +1,6 @@
 """A Python program started under the embedded recorder.
 
-``python -u train.py`` becomes ``python -u -m nvprof_kit._capture.runner SETTINGS train.py``.
+``python -u train.py`` becomes ``python -u -m nvprof_kit._capture.recorder.runner SETTINGS train.py``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from nvprof_kit._capture.record import RecordOptions, check_path
+from nvprof_kit._capture.recorder.launchers import parse_launch
+from nvprof_kit._capture.recorder.record import RecordOptions, check_path
+from nvprof_kit._capture.recorder.recording import Limits
+from nvprof_kit._instrument.loop.schedule import Schedule
 from nvprof_kit.errors import ToolError, UsageError
 
-RUNNER = "nvprof_kit._capture.runner"
+ALL = Limits()
+
+RUNNER = "nvprof_kit._capture.recorder.runner"
 
 _PYTHON = re.compile(r"(python|pypy)\d*(\.\d+)*t?")
 _PROBE = (
@@ -52,7 +57,7 @@ def parse_python(command: Sequence[str]) -> PythonCommand:
     if not _PYTHON.fullmatch(Path(command[0]).name):
         raise UsageError(
             f"{command[0]} is no Python interpreter and only Python programs can be recorded: write `python …`, "
-            "or put `with nvprof_kit.record('run.json.gz'):` into the program"
+            "`torchrun …` or `accelerate launch …`, or put `with nvprof_kit.record('run.json.gz'):` into the program"
         )
     rest = list(command[1:])
     options: list[str] = []
@@ -85,34 +90,73 @@ def _cluster(word: str) -> tuple[str, str, str]:
     return found.group(1), found.group(2), found.group(3)
 
 
-def runner_argv(path: Path, options: RecordOptions, command: PythonCommand) -> list[str]:
+def runner_argv(path: Path, options: RecordOptions, command: PythonCommand, limits: Limits = ALL) -> list[str]:
     """The command line that runs the program under the recorder, in the same interpreter with the same options."""
-    settings = json.dumps({"path": os.path.abspath(path), **vars(options)})
+    settings = json.dumps({"path": os.path.abspath(path), **vars(options), "limits": vars(limits)})
     return [*command.interpreter, "-m", RUNNER, settings, *command.target, *command.arguments]
 
 
-def record_program(path: Path, options: RecordOptions, command: Sequence[str]) -> NoReturn:
+def record_program(
+    path: Path,
+    options: RecordOptions,
+    command: Sequence[str],
+    limits: Limits = ALL,
+    *,
+    force: bool = False,
+    annotate: bool = False,
+) -> NoReturn:
     """Become the program, recorded: this process is replaced, so signals and the exit status are the program's own.
+
+    Of a program that ``torchrun`` or ``accelerate launch`` starts each rank leaves a trace, ``run.rank3.json.gz``.
 
     Args:
         path: Trace to write.
         options: What to record.
-        command: The program's command line, beginning with a Python interpreter.
+        command: The program's command line, beginning with a Python interpreter or a launcher.
+        limits: Which part of it.
+        force: Replace traces that exist.
+        annotate: Annotate its model, see `nvprof_kit.integrations.annotate`.
 
     Raises:
-        UsageError: The command is no Python program, its script does not exist, or the trace cannot be written.
+        UsageError: The command is no Python program, its script does not exist, or the trace cannot be written, or
+            exists.
         ToolError: There is no such interpreter, or it lacks torch or this package.
     """
-    check_path(path.absolute())
-    parsed = parse_python(command)
+    path = path.absolute()
+    check_path(path)
+    if limits.schedule:
+        Schedule.parse(limits.schedule)
+    launch = parse_launch(command)
+    parsed = parse_python(command if launch is None else launch.program)
+    if not force:
+        _refuse_existing(path)
     if len(parsed.target) == 1 and not os.path.exists(parsed.target[0]):
         raise UsageError(f"{parsed.target[0]}: no such script to record")
     interpreter = shutil.which(parsed.interpreter[0])
     if interpreter is None:
         raise ToolError(f"{parsed.interpreter[0]}: no such interpreter on PATH")
     _check_interpreter(parsed.interpreter)
+    argv = runner_argv(path, options, parsed, limits)
+    if launch is not None:
+        argv = launch.command(argv)
+        interpreter = shutil.which(argv[0]) or argv[0]
     sys.stdout.flush()
-    os.execv(interpreter, runner_argv(path, options, parsed))
+    os.execve(interpreter, argv, {**os.environ, **(_annotation() if annotate else {})})
+
+
+def _refuse_existing(path: Path) -> None:
+    """The trace, and those of ranks and windows: ``run.json.gz``, ``run.rank0.json.gz``, ``run.1.json.gz``."""
+    stem, dot, suffix = path.name.partition(".json")
+    own = re.compile(rf"{re.escape(stem)}(\.rank\d+)?(\.\d+)?{re.escape(dot + suffix)}")
+    there = sorted(one.name for one in path.parent.iterdir() if own.fullmatch(one.name))
+    if there:
+        raise UsageError(f"{path.with_name(there[0])} exists; give another name by -o, or --force to replace it")
+
+
+def _annotation() -> dict[str, str]:
+    site = Path(__file__).parents[2] / "integrations" / "site"
+    there = os.environ.get("PYTHONPATH")
+    return {"NVPROF_KIT_ANNOTATE": "1", "PYTHONPATH": os.pathsep.join([str(site), *([there] if there else [])])}
 
 
 def _check_interpreter(interpreter: Sequence[str]) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit._capture import record as record_module
-from nvprof_kit._capture.scheduled import Tool, scheduled
+from nvprof_kit._capture.recorder import record as record_module
+from nvprof_kit._capture.recorder.scheduled import Tool, scheduled
 from nvprof_kit._instrument.loop.loop import step
 from nvprof_kit._instrument.loop.schedule import Schedule, Window
 from nvprof_kit._instrument.ranges import state

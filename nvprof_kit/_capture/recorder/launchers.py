@@ -1,0 +1,119 @@
+"""Launchers of several ranks: the command that has each rank run under the recorder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from nvprof_kit.errors import ToolError, UsageError
+
+
+class Launcher(NamedTuple):
+    """A launcher whose options are known to a parser of its own package.
+
+    Attributes:
+        module: What ``python -m`` runs.
+        parser: The function that makes its parser, ``module:name``.
+        without_python: Its option that has it start any program.
+    """
+
+    module: str
+    parser: str
+    without_python: str
+
+
+TORCHRUN = Launcher("torch.distributed.run", "torch.distributed.run:get_args_parser", "--no-python")
+ACCELERATE = Launcher("accelerate.commands.launch", "accelerate.commands.launch:launch_command_parser", "--no_python")
+
+BY_MODULE = {
+    "torch.distributed.run": TORCHRUN,
+    "torch.distributed.launcher": TORCHRUN,
+    "accelerate.commands.launch": ACCELERATE,
+}
+
+OTHERS = ("deepspeed", "deepspeed.launcher.runner", "torch.distributed.launch", "colossalai", "mpirun", "srun")
+"""Launchers whose ranks are not recorded from outside."""
+
+_PARSE = """
+import importlib, json, sys
+module, _, name = sys.argv[1].partition(":")
+given = getattr(importlib.import_module(module), name)().parse_args(sys.argv[2:])
+print(json.dumps([len(given.training_script_args), bool(given.module), bool(given.no_python)]))
+"""
+
+
+class Launch(NamedTuple):
+    """A launcher's command line in its parts.
+
+    Attributes:
+        interpreter: The Python that runs the launcher, and the ranks.
+        launcher: Which it is.
+        options: Its own options, but for those that say what a rank runs.
+        program: What a rank runs, as a Python command line.
+    """
+
+    interpreter: str
+    launcher: Launcher
+    options: tuple[str, ...]
+    program: tuple[str, ...]
+
+    def command(self, rank: Sequence[str]) -> list[str]:
+        """The launcher's command line with something else for a rank to run."""
+        return [self.interpreter, "-m", self.launcher.module, *self.options, self.launcher.without_python, *rank]
+
+
+def parse_launch(command: Sequence[str]) -> Launch | None:
+    """Take apart ``torchrun …``, ``accelerate launch …`` and ``python -m`` of their modules; None for anything else.
+
+    Raises:
+        UsageError: The launcher's own parser refuses its options, or it is one that is not known here.
+        ToolError: It is not installed.
+    """
+    words = list(command)
+    name = Path(words[0]).name if words else ""
+    if name == "torchrun":
+        return _parsed(_python_of(words[0]), TORCHRUN, words[1:])
+    if name == "accelerate" and words[1:2] == ["launch"]:
+        return _parsed(_python_of(words[0]), ACCELERATE, words[2:])
+    module = words[words.index("-m") + 1] if "-m" in words[:-1] and name.startswith("python") else ""
+    if module in BY_MODULE and words.index("-m") == 1:
+        return _parsed(words[0], BY_MODULE[module], words[3:])
+    if name in OTHERS or module in OTHERS:
+        raise UsageError(
+            f"{module or name} starts the ranks itself and record cannot reach them; put "
+            "`with nvprof_kit.record(f'run.rank{rank}.json.gz'):` into the program, or start it by torchrun"
+        )
+    return None
+
+
+def _python_of(script: str) -> str:
+    """The interpreter that a script of a package names in its first line."""
+    path = shutil.which(script)
+    if path is None:
+        raise ToolError(f"{script}: no such program on PATH")
+    with open(path, "rb") as file:
+        first = file.readline(4096).decode(errors="replace").strip()
+    interpreter = first.removeprefix("#!").strip()
+    return interpreter if first.startswith("#!") and shutil.which(interpreter) else sys.executable
+
+
+def _parsed(interpreter: str, launcher: Launcher, words: list[str]) -> Launch:
+    run = [interpreter, "-c", _PARSE, launcher.parser, *words]
+    try:
+        done = subprocess.run(run, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ToolError(f"{interpreter} does not start: {error.strerror}") from None
+    if done.returncode != 0:
+        said = done.stderr.strip().rpartition("\n")[2].removeprefix("-c: error: ")
+        kind = UsageError if done.returncode == 2 else ToolError
+        raise kind(f"{launcher.module}: {said or 'refuses its options'}")
+    behind, module, no_python = json.loads(done.stdout.strip().rpartition("\n")[2])
+    place = len(words) - behind - 1
+    own = [word for word in words[:place] if word not in ("-m", "--module", "--no-python", "--no_python")]
+    rank = [*words[place:]] if no_python else [interpreter, "-u", *(["-m"] if module else []), *words[place:]]
+    return Launch(interpreter, launcher, tuple(own), tuple(rank))

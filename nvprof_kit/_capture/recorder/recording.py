@@ -1,0 +1,347 @@
+"""What ``nvprof-kit record`` records of a program: from when, until when, and what is said of it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nvprof_kit._capture.recorder.record import RecordOptions, record
+from nvprof_kit._capture.recorder.scheduled import Traces
+from nvprof_kit._instrument.compile.uncompiled import leave_to_python
+from nvprof_kit._instrument.loop import loop
+from nvprof_kit._instrument.loop.schedule import Schedule, Window, Windows
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+SCARCE = 0.05
+"""A recording ends where so little of the machine's memory is left."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is recorded of a program.
+
+    Attributes:
+        schedule: Which steps, as `Schedule.parse` takes them; '' for all.
+        seconds: The recording ends after so many seconds; 0 for never.
+        memory_mb: It ends at the end of a step by which the process has grown by so many MB since its first step; 0
+            for never.
+    """
+
+    schedule: str = ""
+    seconds: float = 0
+    memory_mb: int = 500
+
+
+def say(text: str) -> None:
+    """Tell the user, on stderr."""
+    with suppress(OSError):  # a program whose standard error is closed has the same exit status as without us
+        print(f"nvprof-kit record: {text}", file=sys.stderr, flush=True)
+
+
+class Recording:
+    """The recording of a program, from its first use of torch to its end, or to a limit.
+
+    Steps are those of `nvprof_kit.step`, else an optimizer's. The one that is seen first counts.
+
+    Args:
+        path: The trace; with a schedule of several windows each has its number.
+        options: What to record.
+        limits: Which part of the program.
+
+    Attributes:
+        shown: The trace, as it is called in messages.
+    """
+
+    def __init__(self, path: str, options: RecordOptions, limits: Limits) -> None:
+        self._path = path
+        self.shown = min(path, os.path.relpath(path), key=len)
+        self._options = options
+        self._limits = limits
+        self._recorder: record | None = None
+        self._windows: Windows | None = None
+        self._traces: _Traces | None = None
+        self._undo: list[Callable[[], None]] = []
+        self._counts: object = None
+        self._steps = 0
+        self._base = 0
+        self._began = False
+        self._thread = 0
+        self._pid = os.getpid()
+
+    def begin(self) -> None:
+        """Torch has been imported."""
+        self._thread = threading.get_ident()
+        self._watch_steps()
+        if self._limits.schedule:
+            schedule = Schedule.parse(self._limits.schedule)
+            self._traces = _Traces(self._path, schedule.repeat != 1, self._options)
+            self._windows = Windows(schedule, self._traces)
+            self._windows.__enter__()
+        elif self._options.stacks:
+            self._at_first_call()
+        else:
+            self._record()
+
+    def end(self) -> None:
+        """The program is over, or a limit is reached: write what there is."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+        windows, self._windows = self._windows, None
+        if windows is not None:
+            if self._counts is loop.step:  # which told its begin, and no next step tells that it is over
+                self._steps += 1
+                windows.step()
+            windows.__exit__()
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            with told_of_writing(self.shown), _told(recorder, self.shown):
+                recorder.__exit__(None, None, None)
+
+    def nothing(self) -> str:
+        """Why there is no trace, at the program's end; '' where there is one, or its absence was told."""
+        if self._traces is not None and not self._traces.begun:
+            steps = f"it took {self._steps} steps" if self._steps else "no step of nvprof_kit.step or an optimizer ran"
+            return f"nothing was recorded by the schedule {self._limits.schedule}: {steps}"
+        if self._options.stacks and not self._limits.schedule and not self._began:
+            return "no module was called, which is when a recording with stacks begins: nothing was recorded"
+        return ""
+
+    # when it begins
+
+    def _record(self) -> None:
+        self._recorder = record(self._path, self._options)
+        self._recorder.__enter__()
+        self._began = True
+        if self._limits.seconds:
+            deadline = threading.Timer(self._limits.seconds, self._on_main_thread, [self._seconds_are_over])
+            deadline.daemon = True
+            deadline.start()
+            self._undo.append(deadline.cancel)
+        self._watch_memory()
+
+    def _at_first_call(self) -> None:
+        """With stacks every call of a Python function is an event: leave out the imports and the model's making."""
+        from torch.nn.modules.module import register_module_forward_pre_hook
+
+        def called(*_call: object) -> None:
+            handle.remove()
+            if self._recorder is None and os.getpid() == self._pid:
+                self._record()
+
+        handle = register_module_forward_pre_hook(called)
+
+    # steps
+
+    def _watch_steps(self) -> None:
+        loop.began = self._step_began
+
+        def forget() -> None:
+            loop.began = None
+
+        self._undo += [forget, after_optimizer_steps(self._optimizer_stepped)]
+
+    def _optimizer_stepped(self, optimizer: object) -> None:
+        if self._counts is None:
+            self._counts = id(optimizer)
+        if self._counts == id(optimizer):
+            self._step_is_over()
+
+    def _step_began(self) -> None:
+        if self._counts is None:
+            self._counts = loop.step
+        elif self._counts is loop.step:
+            self._step_is_over()
+
+    def _step_is_over(self) -> None:
+        if os.getpid() != self._pid or threading.get_ident() != self._thread:
+            return
+        self._steps += 1
+        if self._windows is not None:
+            self._windows.step()
+            return
+        if self._recorder is None or not self._limits.memory_mb:
+            return
+        grown = _resident_bytes() - self._base
+        if not self._base:
+            self._base = grown
+        elif grown > self._limits.memory_mb * 10**6:
+            self._end_early(
+                f"after {self._steps} steps, in which the process grew by {grown // 10**6} MB; --max-memory sets the "
+                "limit, --schedule 50:60 records a few steps"
+            )
+
+    # limits
+
+    def _end_early(self, why: str) -> None:
+        if self._recorder is None:
+            return
+        say(f"the recording ended {why}; the program goes on")
+        self.end()
+
+    def _seconds_are_over(self) -> None:
+        self._end_early(f"after {self._limits.seconds:g} s, as --limit says")
+
+    def _memory_is_scarce(self) -> None:
+        self._end_early(f"as less than {SCARCE:.0%} of the machine's memory is left")
+
+    def _watch_memory(self) -> None:
+        """End the recording before the machine runs out of memory."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(1):
+                left = _left_of_memory()
+                if left is not None and left < SCARCE:
+                    self._on_main_thread(self._memory_is_scarce)
+                    return
+
+        threading.Thread(target=watch, name="nvprof-kit memory", daemon=True).start()
+        self._undo.append(over.set)
+
+    def _on_main_thread(self, call: Callable[[], None]) -> None:
+        """Have the thread that began the recording end it, as PyTorch demands, between two of its bytecodes."""
+
+        def pending(_: object) -> int:
+            if threading.get_ident() == self._thread and os.getpid() == self._pid:
+                call()
+            return 0
+
+        self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(pending)
+        ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
+
+
+def after_optimizer_steps(then: Callable[[object], None]) -> Callable[[], None]:
+    """Call a function after each step of an optimizer that is made from now on, when PyTorch's own hooks are done.
+
+    In those hooks, which PyTorch iterates over, no recording can begin or end, as that installs or takes out others.
+
+    Returns:
+        What ends it.
+    """
+    from torch.optim import Optimizer
+
+    patch: Any = Optimizer._patch_step_function
+    inside = threading.local()
+    heard = [then]
+
+    def wrapped(step: Any) -> Any:
+        @functools.wraps(step)
+        def stepped(optimizer: object, *args: Any, **kwargs: Any) -> Any:
+            outermost = not getattr(inside, "a_step", False)
+            inside.a_step = True
+            try:
+                return step(optimizer, *args, **kwargs)
+            finally:
+                if outermost:
+                    inside.a_step = False
+                    for call in list(heard):
+                        call(optimizer)
+
+        leave_to_python(stepped, callees=False)
+        stepped.nvprof_kit = True  # type: ignore[attr-defined]
+        return stepped
+
+    def patched(optimizer: Any) -> None:
+        patch(optimizer)
+        kind = type(optimizer)
+        if not hasattr(kind.step, "nvprof_kit"):
+            kind.step = wrapped(kind.step)
+
+    def end() -> None:
+        heard.clear()
+        Optimizer._patch_step_function = patch
+
+    Optimizer._patch_step_function = patched
+    return end
+
+
+class _Traces(Traces):
+    """The traces of a schedule's windows."""
+
+    def __init__(self, path: str, several: bool, options: RecordOptions) -> None:
+        super().__init__(path, several, options, None)
+        self.begun = False
+
+    def start(self, window: Window) -> None:
+        self.begun = True
+        super().start(window)
+
+    def stop(self, window: Window) -> None:
+        recorder = self._recorder
+        shown = min(str(recorder.path), os.path.relpath(recorder.path), key=len) if recorder is not None else ""
+        steps = f", steps {window.first_step} to {window.last_step}"
+        with told_of_writing(shown), _told(recorder, shown, steps):
+            super().stop(window)
+
+
+@contextmanager
+def _told(recorder: record | None, shown: str, what: str = "") -> Iterator[None]:
+    """Say that a trace is written, where a signal that came meanwhile ends the program too."""
+    try:
+        yield
+    finally:
+        if recorder is not None and recorder.written:
+            say(f"wrote {shown}{what}; next: nvprof-kit layers {shown}")
+
+
+_TELLER = """
+import sys, threading, time
+shown, begin, wait = sys.argv[1], time.monotonic(), 5
+over = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+while not over.wait(wait):
+    print(f"nvprof-kit record: {shown} is being written, for {time.monotonic() - begin:.0f} s until now; "
+          "signals wait until it is whole", file=sys.stderr, flush=True)
+    wait *= 2
+"""
+
+
+@contextmanager
+def told_of_writing(shown: str) -> Iterator[None]:
+    """While a trace is written: a line after 5, 15, 35 … s, from a process of its own as PyTorch holds the GIL."""
+    teller = None
+    with suppress(OSError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        teller = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _TELLER, shown],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    try:
+        yield
+    finally:
+        if teller is not None and teller.stdin is not None:
+            teller.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                teller.wait(5)
+
+
+def _resident_bytes() -> int:
+    """Memory that this process has, 0 where that cannot be told."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _left_of_memory() -> float | None:
+    """Part of the machine's memory that is available, None where that cannot be told."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines[:5]}
+        return sizes["MemAvailable"] / sizes["MemTotal"]
+    except (OSError, ValueError, IndexError, KeyError):
+        return None
