@@ -33,6 +33,7 @@ from nvprof_kit._analysis.kernels.classes import classify
 from nvprof_kit._analysis.layers import profile as layer_profile
 from nvprof_kit._analysis.layers.layers import COLUMNS, LayersResult, layers
 from nvprof_kit._analysis.layers.memory import MEMORY as LAYER_MEMORY_COLUMNS
+from nvprof_kit._analysis.layers.split import COLUMNS as LAYER_SPLIT_COLUMNS
 from nvprof_kit._analysis.memory import memory
 from nvprof_kit._analysis.memory import steps as memory_segments
 from nvprof_kit._analysis.memory import steps as memory_steps
@@ -132,6 +133,8 @@ def texts() -> Mapping[str, str]:
     for verb, columns in {
         "layers": COLUMNS,
         "layers-memory": LAYER_MEMORY_COLUMNS,
+        "layers-split": LAYER_SPLIT_COLUMNS,
+        "layers-fold": schemas.FOLD,
         "timers": TIMERS_COLUMNS,
         "ncu-plan": PLAN_COLUMNS,
         "ncu-layers": NCU_COLUMNS,
@@ -158,6 +161,7 @@ def texts() -> Mapping[str, str]:
     made["attribution-programs"] = attribution_programs()
     made["columns-maps"] = _maps()
     made["presets"] = _presets()
+    made["schemas"] = _schemas()
     made |= {f"api-{group}": _api(rooms) for group, rooms in API.items()}
     made["gpu-peaks"] = _gpu_peaks()
     return made
@@ -280,6 +284,13 @@ def _maps() -> str:
             kind = {"object": "text"}.get(column.dtype, column.dtype)
             lines.append(f"| `{table}` | `{name}` | {kind} | {column.meaning} |")
     return "\n".join(lines)
+
+
+def _schemas() -> str:
+    """The schemas of the json answers and the commands that they are of."""
+    names = sorted((*schemas.TABLES, "ranks"))
+    files = [f"| `{schemas.name_of(name)}` | {schemas.version_of(name)} |" for name in names if name != schemas.ANY]
+    return "\n".join(["| schema | version |", "|---|---|", *files])
 
 
 def _presets() -> str:

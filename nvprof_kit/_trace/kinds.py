@@ -66,6 +66,7 @@ _INSIDE = (
     (b'"traceEvents"', TRACE),
     (b'"deviceProperties"', TRACE),
     (b'"schemaVersion"', TRACE),
+    (b'"ph":', TRACE),
     (b'"nvprof_kit flops"', FLOPS),
     (b'"schema": "nvprof-kit/', ANSWER),
     (b'"comm_lib_version"', FLIGHT),

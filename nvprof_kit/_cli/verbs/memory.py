@@ -43,8 +43,8 @@ def memory(
     """
     from nvprof_kit._api.sources import open_snapshot
 
-    expect(snapshot, (PICKLE,), "a snapshot of torch.cuda.memory._dump_snapshot")
     output.spare([snapshot])
+    expect(snapshot, (PICKLE,), "a snapshot of torch.cuda.memory._dump_snapshot")
     with progress() as say:
         say(f"reading {snapshot}")
         result = open_snapshot(snapshot).memory(by, device=device, steps=steps)

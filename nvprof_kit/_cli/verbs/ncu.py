@@ -109,11 +109,11 @@ def layers(
     from nvprof_kit._api.sources import open_ncu
 
     capture = source["capture"]
+    output.spare([*reports, *([capture] if capture else [])])
     for report in reports:
         expect(report, NCU, _NEEDED)
     if capture is not None:
         expect(capture, NSYS, NEEDED_NSYS)
-    output.spare([*reports, *([capture] if capture else [])])
     with progress() as say:
         say(f"reading {', '.join(reports)}")
         result = open_ncu(*reports, rules=rules, domain=named_domain(source["domain"])).layers(capture, depth=depth)
@@ -134,7 +134,7 @@ def kernels(output: Output, report: str, domain: str, select: Selection) -> None
 
     if output.form in plots.FORMATS:
         raise UsageError("a plot of kernels is the roofline: nvprof-kit ncu layers REPORT -o roofline.png")
-    expect(report, NCU, _NEEDED)
     output.spare([report])
+    expect(report, NCU, _NEEDED)
     (measured,) = each([report], lambda one: open_ncu(one, domain=domain).kernels())
     replace(output, form="csv" if output.form == TABLE else output.form).write_results([measured], select)

@@ -11,7 +11,6 @@ import click
 from nvprof_kit._cli.inputs import rules_option, selecting
 from nvprof_kit._cli.output import NEEDED, Output, domain_option, named_domain, writing
 from nvprof_kit._cli.progress import progress
-from nvprof_kit._report.text.terminal import warning_lines
 from nvprof_kit._report.warnings import in_order
 from nvprof_kit._trace.kinds import CAPTURES, FLIGHT, INSPECTOR, expect
 from nvprof_kit.errors import UsageError
@@ -88,9 +87,9 @@ def compare(
     from nvprof_kit._api.capture import domain_of, read_rules
     from nvprof_kit._api.job import open_job
 
+    output.spare([*captures, *([rules] if rules else [])])
     for capture in captures:
         expect(capture, (*CAPTURES, FLIGHT, INSPECTOR), f"{NEEDED}; or a folder of them")
-    output.spare([*captures, *([rules] if rules else [])])
     named = read_rules(rules)
     with progress() as say:
         job = open_job(
@@ -114,6 +113,7 @@ def _write(
     from nvprof_kit._report.export.answer import json_answer
     from nvprof_kit._report.export.bounds import bounded
     from nvprof_kit._report.text.ranks import ranks_report, table_of
+    from nvprof_kit._report.text.terminal import warning_lines
 
     if select.budget is not None and output.form != "json":
         raise UsageError("--budget bounds a json answer; add --format json, or use --max-rows")

@@ -58,11 +58,11 @@ def timers(
     """
     from nvprof_kit._api.sources import open_timers
 
-    for log in logs:
-        expect(log, (TIMERS,), "a timer_rank*.log of global_timer, or the folder that holds them")
     with progress() as say:
         say("reading logs and comparing ranks")
         opened = open_timers(*logs)
         output.spare(opened.sources)
+        for log in logs:
+            expect(log, (TIMERS,), "a timer_rank*.log of global_timer, or the folder that holds them")
         result = opened.timers(by, collective=collective, warm_up=warm_up, steps=steps)
     output.write_results([result], select)

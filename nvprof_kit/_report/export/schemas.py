@@ -89,13 +89,15 @@ SUMMARIES: Mapping[str, Columns] = MappingProxyType(
 )  # fmt: skip
 """The columns of the views of ``summary``; a view has those that apply."""
 
-_FOLD: Columns = {
+FOLD: Columns = {
     "folded_into": "the equal blocks that it is one of, `model.layers.0-79`; '' where in none (only with `--fold`)",
     "unlike": "in what it differs from its equals, '' where in nothing (only with `--fold`)",
 }
+"""What `--fold` gives the rows of ``layers``."""
+
 TABLES: Mapping[str, Columns] = MappingProxyType(
     {
-        "layers": {**layers.COLUMNS, **memory.MEMORY, **_FOLD},
+        "layers": {**layers.COLUMNS, **memory.MEMORY, **FOLD},
         "breakdown-steps": breakdown.COLUMNS,
         "breakdown-idle": breakdown.IDLE_COLUMNS,
         "breakdown-communication": transfers.COMM_COLUMNS,
