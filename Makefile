@@ -15,7 +15,7 @@ pytest := $(bin)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
 
 ranged := layer_range loop abuse backward compile_decorated
 
-.PHONY: demo test test-fast test-full test-python-ranges test-gpu lint bench docs fuzz clean
+.PHONY: demo test test-fast test-full test-python-ranges test-gpu lint bench docs site serve notebooks fuzz clean
 
 demo: $(VENV)/.installed  ## train a small transformer under the embedded recorder and print what each layer costs
 	@mkdir -p $(DEMO)
@@ -44,13 +44,22 @@ test-gpu: $(VENV)/.installed-test  ## the tests that need a GPU
 lint: $(VENV)/.installed-test  ## style, types and shell scripts
 	$(bin)/ruff check .
 	$(bin)/mypy
-	$(bin)/shellcheck -x recipes/*/*.sh recipes/*/*.bash recipes/*.bash tools/get-nsys .ci/run
+	$(bin)/shellcheck -x recipes/*/*.sh recipes/*/*.bash recipes/*.bash tools/get-nsys tools/get-ncu tools/check-release .ci/run
 
 bench: $(VENV)/.installed-test  ## measure: speed against nsys, cost of a range
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(bin)/python $$script || exit 1; done
 
 fuzz: $(VENV)/.installed-test  ## break captures of every format in 12,000 ways and judge every answer
 	cd tests && PYTHONPATH=$(CURDIR):. $(abspath $(bin))/python -m fuzz.fuzz $(FUZZ_ARGS)
+
+site: $(VENV)/.installed-test  ## build the documentation into site/, strictly: a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --quiet
+
+serve: $(VENV)/.installed-test  ## show the documentation while it is written, at http://127.0.0.1:8000
+	$(bin)/mkdocs serve
+
+notebooks: $(VENV)/.installed-test  ## run the notebooks of docs/ anew and keep their outputs
+	cd docs/notebooks && KINETO_LOG_LEVEL=6 $(abspath $(bin))/jupyter execute --inplace --timeout=120 *.ipynb
 
 docs: $(VENV)/.installed  ## write the help of the verbs and the meaning of the columns into docs/
 	$(bin)/python docs/generate.py

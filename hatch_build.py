@@ -1,6 +1,9 @@
 """Build the extension in C where a compiler and Python's headers are at hand; without it Python does its work.
 
 ``python hatch_build.py`` builds it in place, for programs that use the package from its source tree.
+
+NVPROF_KIT_EXTENSION in the environment is ``auto`` (the default), ``required``, with which a wheel without it is an
+error, or ``none``, which makes the wheel for every Python and machine.
 """
 
 from __future__ import annotations
@@ -19,10 +22,21 @@ from typing import Any
 
 PLACE = Path("nvprof_kit", "_instrument", "ranges")
 ROOT = Path(__file__).resolve().parent
+CHOICES = ("auto", "required", "none")
 
 
 def build(folder: Path) -> Path | None:
-    """Build the extension into a folder; None where that cannot be done, with the reason on stderr."""
+    """Build the extension into a folder; None where it is not wanted, or cannot be built, with the reason on stderr."""
+    wanted = os.environ.get("NVPROF_KIT_EXTENSION") or "auto"
+    if wanted not in CHOICES:
+        raise SystemExit(f"NVPROF_KIT_EXTENSION is {wanted!r}; needed one of {', '.join(CHOICES)}")
+    library = None if wanted == "none" else _build(folder)
+    if library is None and wanted == "required":
+        raise SystemExit("nvprof-kit: no extension, and NVPROF_KIT_EXTENSION=required asks for it")
+    return library
+
+
+def _build(folder: Path) -> Path | None:
     if platform.python_implementation() != "CPython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
         print("nvprof-kit: ranges are emitted by Python, as this is no CPython with a GIL", file=sys.stderr)
         return None

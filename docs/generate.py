@@ -100,6 +100,14 @@ EXAMPLES = {
     "ranks": "ranks ranks/ranks-ddp-layer.rank0-2024.2.sqlite.xz ranks/ranks-ddp-layer.rank1-2024.2.sqlite.xz "
     "--workers 1 --top 5",
     "summary-device": "summary slow-cpu-2024.2.sqlite.xz --view device",
+    "tutorial-breakdown": "breakdown slow-cpu-2024.2.sqlite.xz --view steps",
+    "tutorial-advise": "advise slow-cpu-2024.2.sqlite.xz --top 2",
+    "howto-idle": "breakdown slow-cpu-2024.2.sqlite.xz --view idle --top 5",
+    "howto-ranks": "ranks ranks/ddp-layer.rank0-2024.2.sqlite.xz ranks/ddp-layer.rank1-2024.2.sqlite.xz "
+    "--workers 1 --top 3",
+    "howto-diff": "diff eager-2023.4.sqlite.xz checkpoint-2023.4.sqlite.xz --top 8",
+    "howto-ncu": "ncu plan ncu/encoder-2024.2.sqlite.xz --share 0.4",
+    "howto-memory": "layers memory/caching-2024.2.sqlite.xz --memory --depth 2",
 }
 """Commands of which a page shows what they print, on committed captures of an H200."""
 
@@ -384,7 +392,7 @@ def filled(page: str) -> str:
 
 def main() -> None:
     """Bring every page up to date."""
-    for path in sorted(DOCS.glob("*.md")):
+    for path in sorted(DOCS.rglob("*.md")):
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
     folder = DOCS.parent / "nvprof_kit" / "schemas"
     folder.mkdir(exist_ok=True)

@@ -54,6 +54,8 @@ from ._results.ncu import NcuKernels as NcuKernels
 from ._results.ncu import NcuLayers as NcuLayers
 from ._results.ncu import NcuPlan as NcuPlan
 from ._results.plot import Plot as Plot
+from ._results.ranks import Ranks as Ranks
+from ._results.ranks import RankTable as RankTable
 from ._results.summary import Summary as Summary
 from ._results.timers import Timers as Timers
 from .errors import CaptureError as CaptureError

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.instances import begins
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._analysis.attribution.step_times import step_times
@@ -204,10 +205,26 @@ def _ops(trace: Trace, attribution: Attribution, rows: Int64Array, lane: Int64Ar
             "phase": pd.Categorical.from_codes(attribution.phase[rows], pd.Index(attribution.phases)),
             "step": np.append(attribution.ranges.steps, NONE)[attribution.step[rows]],
             "instance": attribution.step[rows],
-            "name": trace.ops["name"].astype("category").iloc[rows].reset_index(drop=True),
+            "name": _names(trace.ops, rows),
         }
     )
     return made
+
+
+def _names(ops: pd.DataFrame, rows: Int64Array) -> pd.Categorical:
+    """The names of some operations; a stretch in which an operator goes on is named so, and counts as no call of it."""
+    import pandas as pd
+
+    names = ops["name"].astype("category").cat
+    codes, known = names.codes.to_numpy()[rows].astype(np.int64), names.categories
+    first = begins(ops)[rows]
+    if first.all():
+        plain: pd.Categorical = pd.Categorical.from_codes(codes, known)
+        return plain
+    both = pd.Index([*known, *(f"{name} (continued)" for name in known)])
+    made = pd.Categorical.from_codes(np.where(first, codes, codes + len(known)), both)
+    shown: pd.Categorical = made.remove_unused_categories()
+    return shown
 
 
 def _layer_names(attribution: Attribution, layer_range: npt.NDArray[np.integer]) -> pd.Categorical:

@@ -124,7 +124,7 @@ class Capture:
     @property
     def info(self) -> CaptureInfo:
         """What the capture says of itself: tool, GPUs, processes, warnings."""
-        return self._trace().info
+        return self._operations(cpu_only=True).trace.info
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ class Capture:
         from nvprof_kit._results.layers import Layers
         from nvprof_kit._trace.schema import MEMORY_TABLES
 
-        known = self._operations((*OPTIONAL, *(MEMORY_TABLES if memory else ())))
+        known = self._operations((*OPTIONAL, *(MEMORY_TABLES if memory else ())), cpu_only=True)
         options = LayersOptions(steps=steps or _all_steps(), by_step=by_step, memory=memory, splits=tuple(splits))
         result = layers(known.trace, options, known.attribution)
         return Layers(**vars(result), sources=self.sources, depth=depth)
@@ -248,7 +248,8 @@ class Capture:
         """Floating point operations of each layer, what it gets out of the GPU, and its part of the peak (MFU).
 
         Args:
-            counts: What `nvprof_kit.count_flops` wrote; by default ``NAME.flops.json`` beside the capture.
+            counts: What `nvprof_kit.count_flops` wrote; by default ``NAME.flops.json`` beside the capture, and where
+                there is none the shapes in a PyTorch trace that was recorded with them.
             peaks: Peak of the GPU in operations a second by type of number, ``{"bf16": 989e12}``, in place of what the
                 package knows.
             depth: Levels of the model that are printed; None for all.
@@ -260,12 +261,19 @@ class Capture:
         """
         from nvprof_kit._analysis.flops.flops import FlopsOptions, flops
         from nvprof_kit._results.flops import Flops
-        from nvprof_kit._trace.flops_file import flops_beside, flops_of_rank, read_flops
+        from nvprof_kit._trace.flops_file import find_flops, flops_beside, flops_of_rank, read_flops
 
-        file = flops_beside(self.path) if counts is None else flops_of_rank(counts, self.path)
+        options = FlopsOptions(peaks or {}, steps or _all_steps())
+        file = find_flops(self.path) if counts is None else flops_of_rank(counts, self.path)
+        if file is None:
+            known = self._operations(("name", "loads", "shapes"))
+            if known.trace.shapes is None or known.trace.shapes.empty:
+                flops_beside(self.path)  # says what is missing
+            result = flops(known.trace, None, options, known)
+            return Flops(**vars(result), sources=self.sources, depth=depth)
         counted = read_flops(file)  # first: it tells of a mistake at once
         known = self._operations(("name", "loads"))
-        result = flops(known.trace, counted, FlopsOptions(peaks or {}, steps or _all_steps()), known)
+        result = flops(known.trace, counted, options, known)
         return Flops(**vars(result), sources=(*self.sources, file), depth=depth)
 
     def metrics(self, *, floor: float = 20.0, depth: int | None = None, steps: StepOptions | None = None) -> Metrics:
@@ -517,13 +525,17 @@ class Capture:
         """The capture's tables, with these optional columns and tables."""
         return self._operations(needed).trace
 
-    def _operations(self, needed: Collection[str] = ()) -> Operations:
-        """The operations and who owns them, of a trace with these optional columns and tables."""
+    def _operations(self, needed: Collection[str] = (), *, cpu_only: bool = False) -> Operations:
+        """The operations and who owns them, of a trace with these optional columns and tables.
+
+        Raises:
+            CaptureError: Nothing ran on a GPU, and the question is not of the CPU alone.
+        """
         missing = {*needed} - self._read
         if self._held is None:
             from nvprof_kit._trace.open import open_capture
 
-            trace = open_capture(self.path, domain=self.domain, optional=missing)
+            trace = open_capture(self.path, domain=self.domain, optional=missing, cpu_only=True)
             from nvprof_kit._analysis.attribution.operations import Operations
             from nvprof_kit._analysis.foreign.translate import translate
 
@@ -536,6 +548,8 @@ class Capture:
                 missing = _everything() - self._read  # it has to be unpacked or parsed whole again: once is enough
             self._held.trace = open_more(self._held.trace, domain=self.domain, optional=missing)
         self._read |= missing
+        if (lacks := self._held.trace.info.lacks) and not cpu_only:
+            raise CaptureError(f"{self.path}: {lacks}; `layers` and `tables` tell the CPU's times")
         return self._held
 
     def _sheet(self, step: int | None, findings: bool | None, steps: StepOptions | None) -> tuple[Sheet, list[str]]:
@@ -651,7 +665,7 @@ class Tables(Mapping[str, "pd.DataFrame"]):
         from nvprof_kit._trace.schema import TABLES
 
         needed = _everything() - {*TABLES} if name == "ops" else _everything() & {name}
-        trace = self._capture._trace(needed)
+        trace = self._capture._operations(needed, cpu_only=True).trace
         table: pd.DataFrame | None = self._capture._operators if name == "operators" else getattr(trace, name)
         made: pd.DataFrame = empty_frame(name) if table is None else table
         return made
@@ -660,7 +674,7 @@ class Tables(Mapping[str, "pd.DataFrame"]):
         from nvprof_kit._analysis.attribution.operations import attributed
 
         ops = self["ops"]
-        return attributed(self._capture._operations(), ops)
+        return attributed(self._capture._operations(cpu_only=True), ops)
 
 
 def _everything() -> set[str]:

@@ -7,12 +7,11 @@ job.waits().to_frame()
 
 from __future__ import annotations
 
-import io
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nvprof_kit._api.job_maps import map_captures
 from nvprof_kit._trace.jobs.store import is_maps
@@ -23,42 +22,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nvprof_kit._analysis.foreign.rules import Rules
-    from nvprof_kit._analysis.ranks.answer import RanksAnswer
+    from nvprof_kit._analysis.ranks.aligning import Alignment
     from nvprof_kit._analysis.ranks.replay import Graph
     from nvprof_kit._analysis.ranks.verdict import Verdict
     from nvprof_kit._analysis.ranks.waits import Waits
+    from nvprof_kit._results.ranks import Ranks, RankTable
     from nvprof_kit._trace.jobs.tables import JobTables
-
-
-class JobTable:
-    """A table of a job: a frame with what its columns mean."""
-
-    def __init__(self, name: str, frame: pd.DataFrame, columns: Mapping[str, str]) -> None:
-        self.name, self._frame, self.columns = name, frame, columns
-
-    def to_frame(self) -> pd.DataFrame:
-        """The table."""
-        return self._frame
-
-    def save(self, path: str | Path) -> None:
-        """Write it as csv, json, md or parquet, by the file's suffix.
-
-        Raises:
-            UsageError: The suffix is none of these, or the file cannot be written.
-        """
-        from nvprof_kit._report.export import tables
-        from nvprof_kit._report.export.writer import write_file
-
-        path = Path(path)
-        form = path.suffix.lower().removeprefix(".")
-        if form not in tables.FORMATS:
-            raise UsageError(f"{path}: no format has this suffix; needed one of {' '.join(tables.FORMATS)}")
-        write_file(path, tables.encode(self._frame, form))
-
-    def __str__(self) -> str:
-        from nvprof_kit._report.text.ranks import table_of
-
-        return _printed([table_of(self._frame.head(20))])
 
 
 class Job:
@@ -70,16 +39,16 @@ class Job:
         _check_ranks(self.ranks)
 
     @cached_property
-    def _aligned(self) -> tuple[pd.DataFrame, int]:
+    def _aligned(self) -> Alignment:
         from nvprof_kit._analysis.ranks.aligning import align_job
 
-        return align_job(self._tables, self.ranks["rank"].tolist())
+        return align_job(self._tables, self._tables.profiled_ranks())
 
     @cached_property
     def _waits(self) -> Waits:
         from nvprof_kit._analysis.ranks.waits import find_waits
 
-        return find_waits(self._tables, self._aligned[1])
+        return find_waits(self._tables, self._aligned.floor_ns)
 
     @cached_property
     def _layers(self) -> pd.DataFrame:
@@ -102,39 +71,63 @@ class Job:
                 transfers=self._tables.transfers(),
                 groups=groups,
                 ranks=len(self.ranks),
+                span_ns=self._tables.span(),
             )
         )
 
-    def clocks(self) -> JobTable:
+    def clocks(self) -> RankTable:
         """Offset and drift of each rank's clock."""
-        from nvprof_kit._analysis.ranks.clocks import COLUMNS
+        return self._table("clocks", self._aligned.clocks)
 
-        return JobTable("clocks", self._aligned[0], COLUMNS)
-
-    def waits(self) -> JobTable:
+    def waits(self) -> RankTable:
         """Every wait of a rank in a collective."""
-        from nvprof_kit._analysis.ranks.waits import WAIT_COLUMNS
+        return self._table("waits", self._waits.waits)
 
-        return JobTable("waits", self._waits.waits, WAIT_COLUMNS)
-
-    def charges(self) -> JobTable:
+    def charges(self) -> RankTable:
         """All waiting by the rank, cause, layer and phase that it is charged to."""
-        from nvprof_kit._analysis.ranks.waits import CHARGE_COLUMNS
+        return self._table("charges", self._waits.charges)
 
-        return JobTable("charges", self._waits.charges, CHARGE_COLUMNS)
-
-    def layers(self) -> JobTable:
+    def layers(self) -> RankTable:
         """Layer x phase x rank."""
-        from nvprof_kit._analysis.ranks.layers import COLUMNS
+        return self._table("layers", self._layers)
 
-        return JobTable("layers", self._layers, COLUMNS)
+    @cached_property
+    def _stages(self) -> dict[int, int]:
+        from nvprof_kit._analysis.ranks.stages import stages_of
+
+        return stages_of(self._tables.layer_medians())
+
+    def groups(self) -> RankTable:
+        """The parallel groups: which ranks share a communicator, and what it is for."""
+        from nvprof_kit._analysis.ranks.parallel import parallel_groups
+
+        self._aligned  # noqa: B018  # communicators of one name are told apart with the clocks
+        return self._table("groups", parallel_groups(self._tables, self._stages))
+
+    @cached_property
+    def _micro_batches(self) -> pd.DataFrame:
+        from nvprof_kit._analysis.ranks.bubbles import micro_batches
+
+        self._aligned  # noqa: B018
+        return micro_batches(self._tables, self._stages)
+
+    def micro_batches(self) -> RankTable:
+        """How long each stage of a pipeline waits for each micro-batch; empty without a pipeline."""
+        return self._table("micro-batches", self._micro_batches)
+
+    def bubbles(self) -> RankTable:
+        """How long each stage of a pipeline computes nothing in each step; empty without a pipeline."""
+        from nvprof_kit._analysis.ranks.bubbles import bubbles
+
+        return self._table("bubbles", bubbles(self._tables, self._stages, self._micro_batches))
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What may be missing or distorted."""
         from nvprof_kit._analysis.ranks.aligning import job_warnings
 
-        return (*job_warnings(self.ranks, self._aligned[0], self._tables), *self._of_captures())
+        said = job_warnings(self.ranks, self._aligned.clocks, self._tables)
+        return (*said, *self._aligned.warnings, *self._of_captures())
 
     def _of_captures(self) -> list[str]:
         said: dict[str, list[int]] = {}
@@ -157,17 +150,17 @@ class Job:
         ranks, instances = self.ranks["rank"].tolist(), self._tables.instances()
         return build(self._tables.points(ranks), self._tables.segments(ranks), instances), instances
 
-    def critical_path(self) -> JobTable:
+    def critical_path(self) -> RankTable:
         """The critical path across ranks, by step, rank, layer and phase.
 
         Raises:
             UsageError: The job has too many collectives to be replayed.
         """
-        from nvprof_kit._analysis.ranks.replay import PATH_COLUMNS, critical_path
+        from nvprof_kit._analysis.ranks.replay import critical_path
 
-        return JobTable("critical path", critical_path(self._graph[0]), PATH_COLUMNS)
+        return self._table("critical-path", critical_path(self._graph[0]))
 
-    def what_if(self, rank: int | None = None, layer: str | None = None) -> JobTable:
+    def what_if(self, rank: int | None = None, layer: str | None = None) -> RankTable:
         """The step time if a rank, a layer of it, the data loaders, or the network were as the median of their equals.
 
         Args:
@@ -192,19 +185,23 @@ class Job:
             for one in dict.fromkeys((None, named)):
                 weights = replay.rank_weights(graph, self._layers, of, one)
                 changes[f"rank {of}" + (f" in {one}" if one else "")] = (replay.spent(graph, weights), None)
-        return JobTable("what if", replay.what_if(graph, changes), replay.WHAT_IF_COLUMNS)
+        return self._table("what-if", replay.what_if(graph, changes))
 
-    def answer(self) -> RanksAnswer:
-        """All of it; the critical path and what-if where the job has few enough collectives."""
-        from nvprof_kit._analysis.ranks.answer import RanksAnswer
+    def answer(self, top: int = 10) -> Ranks:
+        """All of it; critical path, what-if, groups and bubbles where the job has few enough collectives.
+
+        Args:
+            top: Lines of each table that are printed.
+        """
         from nvprof_kit._analysis.ranks.replay import error
         from nvprof_kit._analysis.ranks.waits import MOST
+        from nvprof_kit._results.ranks import Ranks
 
         replayed = 0 < self._tables.count() <= MOST if self._waits else False
         none = self._waits.charges.iloc[:0]
-        return RanksAnswer(
+        return Ranks(
             verdict=self.verdict,
-            clocks=self._aligned[0],
+            clocks=self._aligned.clocks,
             waits=self._waits.waits,
             charges=self._waits.charges,
             matrix=self._tables.matrix(),
@@ -216,20 +213,29 @@ class Job:
             collectives=self._tables.count(),
             total_wait_ns=self._waits.total_ns,
             warnings=self.warnings,
+            groups=self.groups().rows if replayed else None,
+            bubbles=self.bubbles().rows if replayed else None,
+            micro_batches=self.micro_batches().rows if replayed else None,
+            top=top,
+            sources=self._sources,
         )
 
+    def _table(self, name: str, rows: pd.DataFrame) -> RankTable:
+        from nvprof_kit._results.ranks import RankTable, columns_of
+
+        return RankTable(name, rows, columns_of(name), self.warnings, sources=self._sources)
+
+    @property
+    def _sources(self) -> tuple[Path, ...]:
+        return tuple(Path(one) for one in self.ranks["capture"])
+
     def __str__(self) -> str:
-        from nvprof_kit._report.text.ranks import ranks_report
+        return str(self.answer())
 
-        return _printed(ranks_report(self.answer()))
+    __repr__ = __str__
 
-
-def _printed(parts: list[Any]) -> str:
-    from nvprof_kit._report.text.terminal import print_to
-
-    text = io.StringIO()
-    print_to(text, parts)
-    return text.getvalue()
+    def _repr_html_(self) -> str:
+        return self.answer()._repr_html_()
 
 
 def _listed(ranks: list[int]) -> str:

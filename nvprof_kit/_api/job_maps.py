@@ -8,9 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._trace.jobs.finding import RankName, find_captures, rank_of_capture, rank_of_marks, rank_of_name
+from nvprof_kit._trace.jobs.finding import (
+    RankName,
+    epoch_of,
+    find_captures,
+    rank_of_capture,
+    rank_of_marks,
+    rank_of_name,
+)
 from nvprof_kit._trace.jobs.schema import VERSION
 from nvprof_kit._trace.jobs.store import Fingerprint, current, map_name, write_map
+from nvprof_kit._trace.jobs.unprofiled import read_unprofiled, source_of
 from nvprof_kit.errors import CaptureError, ToolError
 from nvprof_kit.names import DOMAIN
 
@@ -60,8 +68,10 @@ def map_capture(task: MapTask) -> list[str]:
     kept = [name for name in _kept(folder, path) if current(folder, name, wanted)]
     if kept:
         return kept
+    if source := source_of(path):
+        return [_map_unprofiled(task, wanted, source)]
     trace = translate(open_capture(path, domain=task.domain, optional=OPTIONAL), task.rules)
-    names = []
+    names, epoch = [], epoch_of(path)
     for pid, told in _ranks_in(trace, path, task.rank).items():
         facts = {
             "version": VERSION,
@@ -72,6 +82,8 @@ def map_capture(task: MapTask) -> list[str]:
             "run": told.run,
             "world_size": told.world_size,
             "tool": trace.info.tool,
+            "source": "profile",
+            "epoch_ns": epoch,
             "gpu": trace.info.gpus[0] if trace.info.gpus else "",
             "rank_told_by": told.told_by,
             "warnings": "\n".join(trace.info.warnings),
@@ -80,6 +92,35 @@ def map_capture(task: MapTask) -> list[str]:
         write_map(folder, name, map_rank(trace, told.rank, facts, pid if pid >= 0 else None))
         names.append(name)
     return names
+
+
+def _map_unprofiled(task: MapTask, wanted: Fingerprint, source: str) -> str:
+    """Map what is known of a rank without a profile."""
+    from nvprof_kit._analysis.ranks.unprofiled import dump_warnings, map_unprofiled
+
+    path = Path(task.capture)
+    found = read_unprofiled(path, source, task.rank)
+    facts = {
+        "rank": found.rank,
+        "version": VERSION,
+        "capture": wanted.capture,
+        "size_bytes": wanted.size_bytes,
+        "changed_ns": wanted.changed_ns,
+        "reading": wanted.reading,
+        "run": "",
+        "world_size": found.world_size,
+        "tool": found.tool,
+        "source": source,
+        "epoch_ns": 0,
+        "named": True,
+        "numbered": True,
+        "gpu": "",
+        "rank_told_by": "given" if task.rank is not None else "name",
+        "warnings": "\n".join(dump_warnings(found.collectives, found.tool)),
+    }
+    name = map_name(path, found.rank)
+    write_map(Path(task.folder), name, map_unprofiled(found.collectives, facts))
+    return name
 
 
 def _kept(folder: Path, capture: Path) -> list[str]:
@@ -148,6 +189,7 @@ def map_captures(
     ranks: Mapping[str, int] | None = None,
     workers: int | None = None,
     dask: str | None = None,
+    part: tuple[int, int] = (0, 1),
     done: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
     """Map captures into a folder; see `open_job` for the arguments.
@@ -160,6 +202,7 @@ def map_captures(
         ranks: Ranks by file name.
         workers: Processes that map.
         dask: Address of a Dask scheduler, whose workers map instead.
+        part: Which of how many parts of the captures to map: several processes share them so.
         done: Is told each capture that is mapped.
 
     Returns:
@@ -168,7 +211,7 @@ def map_captures(
     said = ranks or {}
     tasks = [
         MapTask(str(path), str(maps), domain, rules, said.get(path.name, said.get(str(path))))
-        for path in find_captures(list(captures))
+        for path in find_captures(list(captures), lambda path: bool(source_of(path)))[part[0] :: part[1]]
     ]
     if dask is not None:
         return map_on_dask(tasks, dask, done)

@@ -21,6 +21,7 @@ from nvprof_kit._instrument.loop.step_clock import StepClock
 from nvprof_kit._instrument.memory.boundaries import Allocator, Boundaries, CudaAllocator
 from nvprof_kit._instrument.modules.annotate import annotate_model
 from nvprof_kit._instrument.modules.kinds import block_kinds, class_name, unwrapped
+from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.ranges.watch import Watch
 from nvprof_kit._instrument.rank_claim import claim
@@ -159,8 +160,9 @@ class WindowRecorder(Nothing):
         model = self._model()
         if model is None:
             return
-        with suppress(UsageError):  # annotated already
-            self._undo.callback(annotate_model(model).remove)
+        with suppress(UsageError):  # a part of it is annotated already
+            if model not in state.annotated:
+                self._undo.callback(annotate_model(model).remove)
         if self._tool is not None:
             self._tool.start(window)
         elif self._recorder is not None:

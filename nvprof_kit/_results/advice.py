@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,9 @@ class Advice(Result, AdviseResult):
             return self
         ranks = self.frame()["rank"].tolist()
         return replace(self, findings=tuple(self.findings[rank - 1] for rank in ranks))
+
+    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
+        return ("saves_ns",), ("title",)
 
     def parts(self) -> list[RenderableType]:
         """The first findings, a paragraph each."""

@@ -70,7 +70,17 @@ class Result(ABC):
         Raises:
             UsageError: There is none of it.
         """
-        raise no_plot(type(self).__name__)
+        from nvprof_kit._report.plots.bars import bars_figure
+
+        values, labels = self._bars()
+        frame = self.to_frame() if values else None
+        if frame is None or not {*values, *labels} <= set(frame):
+            raise no_plot(type(self).__name__)
+        return bars_figure(frame, values, labels, type(self).__name__)
+
+    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
+        """The columns of `to_frame` that are drawn as bars, and those that name them; none where that says nothing."""
+        return (), ()
 
     def page(self) -> bytes:
         """The answer as a page of HTML that needs nothing else."""

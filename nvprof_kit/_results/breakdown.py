@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,17 @@ from nvprof_kit._results.base import Result
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
+
+
+_BARS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "steps": (("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns"), ("step", "process", "device")),
+    "idle": (("idle_ns",), ("cause", "layer", "phase", "call")),
+    "communication": (("exposed_ns",), ("collective", "layer", "phase")),
+    "copies": (("gpu_ns",), ("copy", "memory", "layer", "phase")),
+    "launches": (("idle_ns",), ("layer", "phase")),
+    "critical-path": (("gpu_ns", "host_ns", "wait_ns"), ("layer", "phase")),
+}
+"""What is drawn of each table; the queue has a plot of its own, `Capture.plot` of ``queue``."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -35,6 +47,9 @@ class Breakdown(Result, BreakdownResult):
         ``critical-path``.
         """
         return self.table(view or self.view or "steps")
+
+    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
+        return _BARS.get(self.view or "steps", ((), ()))
 
     def parts(self) -> list[RenderableType]:
         """The tables, the first lines of each."""

@@ -48,6 +48,9 @@ class Diff(Result, DiffResult):
         rows: pd.DataFrame = self.rows[kept]
         return rows
 
+    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
+        return ("change_ns",), ("level", "layer", "kernel_class", "phase")
+
     def parts(self) -> list[RenderableType]:
         """The largest changes, the kernels that came and went, and the gates."""
         from nvprof_kit._report.text.diff import diff_report

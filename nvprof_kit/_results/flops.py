@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,9 @@ class Flops(Result, FlopsResult):
     def to_frame(self) -> pd.DataFrame:
         """A row per layer and phase, in the model's order, ``(none)`` last."""
         return self.rows
+
+    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
+        return ("mfu",), ("layer", "phase")
 
     def parts(self) -> list[RenderableType]:
         """The table, and what the figures lack."""

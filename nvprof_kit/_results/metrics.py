@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,9 @@ class Metrics(Result, MetricsResult):
     def to_frame(self) -> pd.DataFrame:
         """A row per layer and phase, in the order in which they first ran, ``(none)`` last."""
         return self.rows
+
+    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
+        return ("sm_active_pct",), ("layer", "phase")
 
     def parts(self) -> list[RenderableType]:
         """What was sampled, and the table."""

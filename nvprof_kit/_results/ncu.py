@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -54,6 +55,9 @@ class NcuPlan(Result, Plan):
     def to_frame(self) -> pd.DataFrame:
         """A row per kernel and launch configuration to measure, the costliest first."""
         return self.rows
+
+    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
+        return ("gpu_ns",), ("kernel", "grid")
 
     def parts(self) -> list[RenderableType]:
         """What the plan covers, its rows, and what to do next."""

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
+LARGEST_SVG = 100_000
+"""Bytes from which on a notebook holds the picture as dots: a timeline of thousands of operations."""
+
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Plot(Result):
@@ -46,5 +49,8 @@ class Plot(Result):
         return self.drawn
 
     def _repr_html_(self) -> str:
-        picture = base64.b64encode(plots.encode(self.drawn, "svg")).decode()
-        return f'<img alt="{self.view}" style="max-width:100%" src="data:image/svg+xml;base64,{picture}">'
+        kind, picture = "svg+xml", plots.encode(self.drawn, "svg")
+        if len(picture) > LARGEST_SVG:
+            kind, picture = "png", plots.encode(self.drawn, "png")
+        coded = base64.b64encode(picture).decode()
+        return f'<img alt="{self.view}" style="max-width:100%" src="data:image/{kind};base64,{coded}">'

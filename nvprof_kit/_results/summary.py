@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,19 @@ from nvprof_kit.errors import UsageError
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
+
+
+_BARS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "device": (("busy_ns",), ("name", "process", "device")),
+    "overview": (("gpu_total_ns",), ("event",)),
+    "model": (("gpu_total_ns",), ("part",)),
+    "distributed": (("compute_ns", "exposed_comm_ns"), ("process", "device")),
+    "operator": (("gpu_total_ns",), ("operator", "kernel")),
+    "kernel": (("gpu_total_ns",), ("name",)),
+    "memory": (("gpu_total_ns",), ("copy", "memory")),
+    "user": (("gpu_total_ns",), ("range", "category")),
+}
+"""What is drawn of a view, where there is one alone."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -41,6 +55,9 @@ class Summary(Result, SummaryResult):
         if view is not None and view not in self.views:
             raise UsageError(f"{view}: no such view here; there are {names}")
         return self.views[view or next(iter(self.views))]
+
+    def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
+        return _BARS.get(next(iter(self.views)), ((), ())) if len(self.views) == 1 else ((), ())
 
     def parts(self) -> list[RenderableType]:
         """The views, the first lines of each."""

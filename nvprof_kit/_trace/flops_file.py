@@ -106,7 +106,8 @@ def flops_beside(capture: str | Path) -> Path:
         name = f"{_SUFFIXES.sub('', Path(capture).name)}.flops.json"
         raise CaptureError(
             f'{capture}: no {name} beside it; count a step of the program with nvprof_kit.count_flops("{name}"), '
-            "or name the file: --with FILE"
+            "or name the file: --with FILE; a PyTorch trace recorded with shapes (nvprof-kit record --shapes, or "
+            "record_shapes=True) needs none"
         )
     return found
 

@@ -62,3 +62,21 @@ def labels(codes: npt.NDArray[np.integer[Any]], names: Sequence[str]) -> Any:
     return pd.Categorical.from_codes(
         index.astype(np.int32)[codes] if len(names) else codes, categories=pd.Index(unique, dtype=object)
     )
+
+
+_SPARSE = 8
+"""A table over the span of ids is made where it has at most this many places for each id."""
+
+
+def distinct(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The distinct ids, ascending, and the place of each id among them; as `numpy.unique`, without sorting where the
+    ids lie close together, as those of names do.
+    """
+    low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
+    if high - low > _SPARSE * len(ids):
+        known, place = np.unique(ids, return_inverse=True)
+        return known, place.astype(np.int64, copy=False)
+    there = np.zeros(high - low + 1, dtype=bool)
+    there[ids - low] = True
+    place_of = np.cumsum(there) - 1
+    return np.flatnonzero(there) + low, place_of[ids - low]

@@ -29,7 +29,9 @@ _GZIP = b"\x1f\x8b"
 _KINDS = "an nsys .sqlite or .nsys-rep, or a PyTorch trace .json or .json.gz, each also packed as .xz"
 
 
-def open_capture(path: str | Path, *, domain: str = DOMAIN, optional: Collection[str] = ()) -> Trace:
+def open_capture(
+    path: str | Path, *, domain: str = DOMAIN, optional: Collection[str] = (), cpu_only: bool = False
+) -> Trace:
     """Read a capture into a `Trace`.
 
     Args:
@@ -37,7 +39,9 @@ def open_capture(path: str | Path, *, domain: str = DOMAIN, optional: Collection
             ``.xz``.
         domain: NVTX domain to take the ranges from; '' is the default domain.
         optional: Names of the optional columns of `nvprof_kit._trace.schema` that are wanted, and of the tables
-            ``calls``, ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``, ``loads``.
+            ``calls``, ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``, ``loads``, ``shapes``;
+            with `BUSY_CALLS` of calls only those that hold host or device up.
+        cpu_only: Whether an nsys capture without GPU operations is read too; `CaptureInfo.lacks` says so then.
 
     Returns:
         The capture's tables. `CaptureInfo.path` is the path as it was given.
@@ -49,7 +53,7 @@ def open_capture(path: str | Path, *, domain: str = DOMAIN, optional: Collection
     path = Path(path)
     try:
         with _unpacked(path) as plain:
-            trace: Trace = _reader(plain, path)(plain, domain, optional)
+            trace: Trace = _reader(plain, path, cpu_only)(plain, domain, optional)
     except (CaptureError, OSError) as error:
         raise _for_user(error, path) from None
     return replace(trace, info=replace(trace.info, path=str(path)))
@@ -143,19 +147,21 @@ def _head(path: Path) -> bytes:
     return head
 
 
-def _reader(plain: Path, named: Path) -> Callable[[Path, str, Collection[str]], Any]:
+def _reader(plain: Path, named: Path, cpu_only: bool) -> Callable[[Path, str, Collection[str]], Any]:
     """What reads this file, by its first bytes."""
     head = _head(plain)
     if head.startswith(_SQLITE):
         from nvprof_kit._trace.nsys.read import read_nsys
 
-        return lambda path, domain, optional: read_nsys(path, domain, optional, named)
+        return lambda path, domain, optional: read_nsys(path, domain, optional, named, cpu_only=cpu_only)
     if b"NVIDIA" in head and b"Report" in head:
         from nvprof_kit._trace.nsys.export import exported
         from nvprof_kit._trace.nsys.read import read_nsys
 
         # the export stands beside the report the user named, even where that is packed
-        return lambda path, domain, optional: read_nsys(exported(path, beside=named), domain, optional, named)
+        return lambda path, domain, optional: read_nsys(
+            exported(path, beside=named), domain, optional, named, cpu_only=cpu_only
+        )
     if not head.startswith(b"[RANK ") and _starts_json(plain, head):
         from nvprof_kit._trace.kineto.read import read_kineto
 

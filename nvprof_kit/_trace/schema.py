@@ -101,9 +101,14 @@ OPS: Mapping[str, Column] = MappingProxyType(
         "block_z": Column("int64", "the same in z", optional=True),
         "registers": Column("int64", "registers of a thread, -1 where it has none", optional=True),
         "shared_bytes": Column("int64", "shared memory of a block, static and dynamic, -1: none", optional=True),
+        "operator_call": Column(
+            "int64", "the call of a CPU operator that it is a stretch of, counted from 0", optional=True
+        ),
     }
 )
-"""Operations on the GPU; in a capture without a GPU, the stretches in which a CPU operator itself runs."""
+"""Operations on the GPU; in a capture without a GPU, the stretches in which a CPU operator itself runs: such a capture
+has the column ``operator_call``, asked for or not, since a row is no call there.
+"""
 
 GRAPH_NODES: Mapping[str, Column] = MappingProxyType(
     {
@@ -132,6 +137,18 @@ OPERATORS: Mapping[str, Column] = MappingProxyType(
     }
 )
 """Operators that autograd counts, where the capture has them (a Kineto trace)."""
+
+SHAPES: Mapping[str, Column] = MappingProxyType(
+    {
+        "start_ns": Column("int64", "when the operator began on the CPU"),
+        "end_ns": Column("int64", "when it ended"),
+        "pid": Column("int64", "process"),
+        "tid": Column("int64", "thread that ran it"),
+        "name": Column("category", "the operator's name"),
+        "arguments": Column("category", "JSON: shapes, types, and values of its arguments, a list of each"),
+    }
+)
+"""What operators were called with, where the capture has it (a Kineto trace recorded with shapes)."""
 
 SAMPLES: Mapping[str, Column] = MappingProxyType(
     {
@@ -169,6 +186,7 @@ COLLECTIVES: Mapping[str, Column] = MappingProxyType(
         "communicator": Column(
             "category", "what its communicator is called on every rank; '' where unknown", optional=True
         ),
+        "description": Column("category", "what the program calls the communicator, '' where unknown", optional=True),
         "sequence": Column("int64", "sequence number within the communicator, -1: unknown", optional=True),
         "peers": Column("category", "ranks of the group, or the other rank of a send or receive; ''", optional=True),
     }
@@ -206,8 +224,12 @@ OP_KINDS = ("kernel", "memcpy", "memset", "graph", "operator")
 TABLES: Mapping[str, Mapping[str, Column]] = MappingProxyType(
     {"ranges": RANGES, "api": API, "ops": OPS, "calls": CALLS, "graph_nodes": GRAPH_NODES, "operators": OPERATORS}
     | {"marks": MARKS, "allocations": ALLOCATIONS}
-    | {"samples": SAMPLES, "collectives": COLLECTIVES, "scheduled": SCHEDULED, "loads": LOADS}
+    | {"samples": SAMPLES, "collectives": COLLECTIVES, "scheduled": SCHEDULED, "loads": LOADS, "shapes": SHAPES}
 )
+
+
+BUSY_CALLS = "busy calls"
+"""Asked for beside ``calls``: of these only calls that launch, wait, allocate or free, and the profiler's overheads."""
 
 
 class Source(NamedTuple):
@@ -302,6 +324,8 @@ class CaptureInfo:
             does not say.
         other_domains: Names of the NVTX domains that `Trace.ranges` was not read from.
         own_window: Whether the program itself opened the collected window, by cudaProfilerStart.
+        lacks: Why there are no operations at all, and what to do; '' where there are some. Only the CPU's times can be
+            told then.
         warnings: Sentences on what may be missing or distorted, each with what to do.
     """
 
@@ -316,6 +340,7 @@ class CaptureInfo:
     session_ns: int = 0
     own_window: bool = False
     other_domains: tuple[str, ...] = ()
+    lacks: str = ""
     warnings: tuple[str, ...] = ()
 
     def gpu_name(self, device: int) -> str:
@@ -328,8 +353,8 @@ class Trace:
     """One capture: tables with the columns of `TABLES`, and what the capture says of itself.
 
     Rows come in no promised order. An optional column and the tables `calls`, `samples`, `marks`, `allocations`,
-    `collectives`, `scheduled` and `loads` are there only when asked for. `operators` is None where the capture has
-    none, or where its ranges tell the backward pass themselves.
+    `collectives`, `scheduled`, `loads` and `shapes` are there only when asked for. `operators` is None where the
+    capture has none, or where its ranges tell the backward pass themselves.
     """
 
     info: CaptureInfo
@@ -345,3 +370,4 @@ class Trace:
     collectives: pd.DataFrame | None = None
     scheduled: pd.DataFrame | None = None
     loads: pd.DataFrame | None = None
+    shapes: pd.DataFrame | None = None

@@ -21,7 +21,8 @@ common_help() {
       --window        measure only between the program's cudaProfilerStart and cudaProfilerStop
       --count N       at most N launches, or with --replay range and app-range N ranges
       --skip N        pass over the first N launches that match
-      --arch ARCH     sm_80, sm_90 or sm_100, where metrics differ (default: that of the first GPU, else sm_90)
+      --arch ARCH     sm_80, sm_89, sm_90, sm_100 or sm_120, where metrics differ
+                      (default: that of the first GPU, else sm_90)
       --clock MODE    base: fixed clocks, numbers that repeat; none: as the program runs, as nsys sees it (default: none)
       --cache MODE    all: empty caches before each pass, numbers that repeat; none: as they are (default: all)
       --replay MODE   kernel or application, in layer.sh range and app-range too: what is run again for each pass
@@ -54,7 +55,7 @@ common_option() { # NAME VALUE
     window) window=yes ;;
     count) need_number "$given" "$2"; count=$2 ;;
     skip) need_number "$given" "$2"; skip=$2 ;;
-    arch) one_of "$given" "$2" sm_80 sm_90 sm_100; arch=$2 ;;
+    arch) one_of "$given" "$2" sm_80 sm_89 sm_90 sm_100 sm_120; arch=$2 ;;
     clock) one_of "$given" "$2" base none; clock=$2 ;;
     cache) one_of "$given" "$2" all none; cache=$2 ;;
     replay) one_of "$given" "$2" kernel application range app-range; replay=$2 ;;
@@ -75,8 +76,10 @@ find_arch() {
   first=${first%%,*} # the program's first may be another than the host's
   capability=$(nvidia-smi ${first:+"--id=$first"} --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1) || :
   case $capability in
+    8.9) arch=sm_89 ;; # tensor cores for fp8, no NVLink
     8.*) arch=sm_80 ;;
-    10.* | 11.* | 12.*) arch=sm_100 ;;
+    10.* | 11.*) arch=sm_100 ;;
+    12.*) arch=sm_120 ;; # no tcgen05, whose pipes sm_100 counts by names of their own
     *) arch=sm_90 ;;
   esac
 }
@@ -99,7 +102,10 @@ read_set() { # NAME, or a file
       *) fail 2 "$file: '$kind${name:+ $name}' is neither 'section NAME' nor 'metric NAME'" ;;
     esac
     for there in $only; do
-      case $there in sm_80 | sm_90 | sm_100) ;; *) fail 2 "$file: $name is for '$there', which is none of sm_80, sm_90, sm_100" ;; esac
+      case $there in
+        sm_80 | sm_89 | sm_90 | sm_100 | sm_120) ;;
+        *) fail 2 "$file: $name is for '$there', which is none of sm_80, sm_89, sm_90, sm_100, sm_120" ;;
+      esac
     done
     case " $only " in *[!\ ]*) [[ " $only " == *" $arch "* ]] || continue ;; esac
     case $kind in

@@ -6,10 +6,12 @@ names real ncu executables, separated by os.pathsep; they need no GPU for these 
 
 from __future__ import annotations
 
+import lzma
 import os
 import re
 import shlex
 import subprocess
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "ncu"
 SETS = sorted(RECIPES.joinpath("sets").glob("*.txt"))
 NAMES = ("layer.sh", "kernels.sh", "top.sh", "roofline.sh")
+CHIPS = {"sm_80": "ga100", "sm_89": "ad102", "sm_90": "gh100", "sm_100": "gb100", "sm_120": "gb202"}
+"""What the recipes tell apart, and a chip of each as ncu names it."""
 REAL = [path for path in os.environ.get("NVPROF_KIT_NCU", "").split(os.pathsep) if path]
 
 CALLS = [
@@ -36,6 +40,8 @@ CALLS = [
     "layer.sh -l lm_head -s communication --rank 3 --replay kernel --arch sm_90 -- ./rank.sh ./job",
     "layer.sh -l lm_head -s communication --replay app-range --arch sm_90 -- python train.py",
     "layer.sh -l lm_head --replay range --arch sm_90 -- python train.py",
+    "roofline.sh -l lm_head --arch sm_89 -s communication -- python train.py",
+    "roofline.sh -l lm_head --arch sm_120 -s tensor -- python train.py",
 ]
 
 
@@ -319,7 +325,7 @@ def test_every_set_is_commented_and_well_formed(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("# ")
     told = [line.split() for line in lines if line and not line.startswith("#")]
-    assert all(kind in ("section", "metric") and set(only) <= {"sm_80", "sm_90", "sm_100"} for kind, _, *only in told)
+    assert all(kind in ("section", "metric") and set(only) <= {*CHIPS} for kind, _, *only in told)
     names = [name for _, name, *_ in told]
     assert len(names) == len(set(names))
 
@@ -382,20 +388,59 @@ def test_what_the_gpu_does_not_give_is_left_out(tmp_path: Path) -> None:
 @pytest.fixture(params=REAL or [None], ids=lambda path: path and re.sub(r"\W+", "-", path)[-30:])
 def ncu(request: pytest.FixtureRequest) -> str:
     if request.param is None:
-        pytest.skip("no ncu: set NVPROF_KIT_NCU to executables of Nsight Compute")
+        absent = pytest.fail if os.environ.get("NVPROF_KIT_REQUIRE_NCU") == "1" else pytest.skip
+        absent("no ncu: set NVPROF_KIT_NCU to executables of Nsight Compute (tools/get-ncu fetches one)")
     return request.param
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@lru_cache
+def chips(ncu: str) -> str:
+    """The chips that an ncu knows."""
+    return subprocess.run([ncu, "--list-chips"], capture_output=True, text=True, check=True).stdout
+
+
+@lru_cache
+def metrics_of(ncu: str, chip: str) -> frozenset[str]:
+    """The metrics that an ncu knows of a chip; asked once."""
+    listed = subprocess.run([ncu, "--query-metrics", "--chip", chip], capture_output=True, text=True, check=True).stdout
+    return frozenset(line.split()[0] for line in listed.splitlines() if line.strip())
+
+
+def test_every_metric_of_every_set_is_known(ncu: str) -> None:
+    """On each chip that this ncu knows, with no word of the recipes in between."""
+    for arch, chip in CHIPS.items():
+        if chip not in chips(ncu):
+            assert arch in ("sm_100", "sm_120")  # newer than Debian's ncu
+            continue
+        told = [line.split() for path in SETS for line in path.read_text().splitlines()]
+        names = [words[1] for words in told if words[:1] == ["metric"] and (arch in words[2:] or not words[2:])]
+        known = metrics_of(ncu, chip)
+        assert len(names) > 40
+        assert [
+            name for name in names if not name.startswith("launch__") and not {name, name.split(".")[0]} & known
+        ] == []
+
+
+def test_a_chip_has_the_types_of_its_tensor_cores(ncu: str) -> None:
+    """fp8 came with Ada and Hopper, and the sets ask for it there and nowhere before."""
+    told = {line.split()[1]: line.split()[2:] for line in (RECIPES / "sets/tensor.txt").read_text().splitlines()
+            if line.startswith("metric")}  # fmt: skip
+    for arch, chip in CHIPS.items():
+        if chip in chips(ncu):
+            asked = {name.split(".")[0] for name, only in told.items() if arch in only and "_src_" in name}
+            there = {name for name in metrics_of(ncu, chip) if re.fullmatch(r"sm__ops_path_tensor_src_fp8", name)}
+            assert {name for name in asked if name.endswith("src_fp8")} == there
+            assert bool(there) == (arch != "sm_80")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90"])
 def test_the_sets_are_probed(ncu: str, arch: str, tmp_path: Path) -> None:
     """Every section and metric of the command is known to this ncu on that chip."""
     every = [word for path in SETS for word in ("-s", path.stem)]
     done = run("kernels.sh", "-n", "-k", "x", "--arch", arch, *every, "--", "x", cwd=tmp_path, NCU=ncu)
     assert done.returncode == 0
     command = shlex.split(done.stdout.splitlines()[0])
-    chip = {"sm_80": "ga100", "sm_90": "gh100"}[arch]
-    listed = subprocess.run([ncu, "--query-metrics", "--chip", chip], capture_output=True, text=True, check=True).stdout
-    known = {line.split()[0] for line in listed.splitlines() if line.strip()}
+    known = metrics_of(ncu, CHIPS[arch])
     (metrics,) = (word.partition("=")[2].split(",") for word in command if word.startswith("--metrics="))
     assert [
         name for name in metrics if not name.startswith("launch__") and not {name, name.split(".")[0]} & known
@@ -405,7 +450,7 @@ def test_the_sets_are_probed(ncu: str, arch: str, tmp_path: Path) -> None:
     assert not set(left_out) & set(metrics)
 
 
-@pytest.mark.parametrize("call", [call for call in CALLS if "CAPTURE" not in call and "sm_100" not in call])
+@pytest.mark.parametrize("call", [call for call in CALLS if "CAPTURE" not in call and "sm_1" not in call])
 def test_it_takes_every_option(ncu: str, call: str, tmp_path: Path) -> None:
     """Without a kernel there is no report, and ncu says so and not that it does not know an option.
 
@@ -447,3 +492,22 @@ def test_the_script_of_a_plan(ncu: str, tmp_path: Path) -> None:
     assert "No kernels were profiled" in done.stdout + done.stderr
     assert done.returncode == 1
     assert "plan.sh: ncu measured no kernel" in done.stderr
+
+
+def test_a_report_is_read_without_a_gpu(ncu: str, tmp_path: Path) -> None:
+    """What this ncu prints of a report of another release is read as what that one printed."""
+    from nvprof_kit._trace.ncu.open import open_ncu
+
+    data = ROOT / "tests/data/ncu"
+    (tmp_path / "own.ncu-rep").write_bytes(lzma.decompress((data / "own-2025.3.ncu-rep.xz").read_bytes()))
+    command = [ncu, "--import", "own.ncu-rep", "--page", "raw", "--csv", "--print-units", "base"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    if "2022.3" in subprocess.run([ncu, "--version"], capture_output=True, text=True, check=True).stdout:
+        return  # it does not know the report's GPU
+    (tmp_path / "own.csv").write_text(done.stdout)
+    printed, kept = open_ncu(tmp_path / "own.csv"), open_ncu(data / "own-2025.3.csv.xz")
+    assert len(printed.metrics) == len(kept.metrics) > 0
+    both = sorted({*printed.metrics} & {*kept.metrics})
+    assert "gpu__time_duration.sum" in both
+    for name in both:
+        assert printed.metrics[name].to_numpy() == pytest.approx(kept.metrics[name].to_numpy(), rel=5e-3, nan_ok=True)

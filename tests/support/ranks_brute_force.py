@@ -1,7 +1,8 @@
 """Who came last in each collective of two ranks and for how long, computed in another way: plain SQL and Python.
 
 Kernels of NCCL are paired by their order alone. The clocks' offset is the one at which most pairs end together: the
-middle of the densest stretch of differences, and no median of the package's.
+middle of the densest stretch of differences, and no median of the package's. Of sends and receives it is a bound: no
+receive ends before its send. Each direction bounds it from one side; where receivers waited, the bound is the offset.
 """
 
 from __future__ import annotations
@@ -35,10 +36,32 @@ def offset(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> int:
     return apart[begin] + width // 2
 
 
+def receives(path: Path) -> list[bool]:
+    """Of each of NCCL's kernels, in order, whether it receives, by NCCL's own range around its launch."""
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+        calls = db.execute(
+            "SELECT coalesce(e.text, s.value) FROM NVTX_EVENTS AS e LEFT JOIN StringIds AS s ON s.id = e.textId "
+            "WHERE coalesce(e.text, s.value) IN ('ncclSend', 'ncclRecv') ORDER BY e.start"
+        ).fetchall()
+    return [name == "ncclRecv" for (name,) in calls]
+
+
+def offset_of_messages(first: list[tuple[int, int]], second: list[tuple[int, int]], first_receives: list[bool]) -> int:
+    """What is added to the second's times: the bound whose receivers waited longest."""
+    pairs = list(zip(first, second, first_receives, strict=True))
+    apart = {is_receiver: [a[1] - b[1] for a, b, one in pairs if one is is_receiver] for is_receiver in (True, False)}
+    waited = {
+        True: sum(a[1] - a[0] for a, _, one in pairs if one),
+        False: sum(b[1] - b[0] for _, b, one in pairs if not one),
+    }
+    return min(apart[True]) if waited[True] >= waited[False] else max(apart[False])
+
+
 def late(first: Path, second: Path) -> list[Pair]:
     """Every collective of two ranks, in order."""
     a, b = kernels(first), kernels(second)
-    shift = offset(a, b)
+    messages = receives(first)
+    shift = offset_of_messages(a, b, messages) if len(messages) == len(a) else offset(a, b)
     found = []
     for (one, one_end), (other, other_end) in zip(a, [(start + shift, end + shift) for start, end in b], strict=True):
         last = max(one, other)

@@ -196,6 +196,9 @@ def _tables(
         "size": np.tile(np.where(column, job.rows, job.columns), here),
         "start_ns": flat["a"],
         "end_ns": flat["e"],
+        "launch_ns": flat["a"],
+        "alone_ns": flat["e"] - flat["a"],
+        "stream": np.tile(column.astype(np.int64), here),
         "ready_ns": flat["a"],
         "ready_segment": np.tile(2 * place, here),
         "end_segment": np.tile(2 * place + 1, here),
@@ -204,6 +207,7 @@ def _tables(
     collectives: dict[str, object] = {name: values[keep] for name, values in plain.items()}
     collectives |= {
         "comm": _words(comm.ravel()[keep], names),
+        "group": _words(np.zeros(keep.sum(), dtype=int), [""]),
         "kind": _words(np.zeros(keep.sum(), dtype=int), ["AllReduce"]),
         "layer": _words(np.tile(layer, here)[keep], layers),
         "phase": _words(np.tile(backward, here)[keep], ["forward", "backward"]),
@@ -248,9 +252,11 @@ def _tables(
     yield "layers", _with_loading(in_layers, ranks, job, loaded)
     begins = clock(played.began[:, ranks]).T.ravel()
     ends = clock(np.concatenate([played.began[1:, ranks], played.ended[-1:, ranks]])).T.ravel()
-    yield "steps", {"rank": np.repeat(ranks, job.steps), "step": np.tile(np.arange(job.steps), here), "start_ns": begins, "end_ns": ends}  # fmt: skip  # noqa: E501
+    nothing = np.zeros(here * job.steps, dtype=np.int64)
+    yield "steps", {"rank": np.repeat(ranks, job.steps), "step": np.tile(np.arange(job.steps), here), "start_ns": begins, "end_ns": ends, "loading_ns": loaded, "gc_ns": nothing, "warm_up": nothing != 0}  # fmt: skip  # noqa: E501
     same = {"version": VERSION, "capture": "synthetic", "size_bytes": 0, "changed_ns": 0, "reading": "", "run": "one"}
     told = {"world_size": job.ranks, "tool": "synthetic", "gpu": "", "rank_told_by": "given", "warnings": ""}
+    told |= {"source": "profile", "epoch_ns": -1, "named": job.named, "numbered": False}
     yield "ranks", {"rank": ranks} | {name: [value] * here for name, value in (same | told).items()}
 
 

@@ -126,7 +126,7 @@ def test_an_answer_prints_gives_a_frame_and_is_saved(run: Path) -> None:
 
 def test_an_answer_without_a_picture_says_so(run: Path) -> None:
     with pytest.raises(nvprof_kit.UsageError, match="has no plot"):
-        nvprof_kit.open(run).breakdown().save(run.with_name("x.png"))
+        nvprof_kit.open(run).summary().save(run.with_name("x.png"))
 
 
 def test_no_file_is_an_error_when_it_is_opened(tmp_path: Path) -> None:

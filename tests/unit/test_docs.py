@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
+import sys
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 
 import click
@@ -15,8 +17,13 @@ from click.testing import CliRunner
 from nvprof_kit._analysis.layers.layers import COLUMNS
 from nvprof_kit._cli import group
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "recipes" / "README.md"])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "recipes" / "README.md"])
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -42,7 +49,7 @@ def test_every_verb_has_help_and_a_page(verb: str) -> None:
     assert f"<!-- help-{verb}:begin -->" in text(page)
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
 def test_generated_texts_are_fresh(page: Path, generate: ModuleType) -> None:
     assert text(page) == generate.filled(text(page)), "stale: run `make docs`"
 
@@ -60,11 +67,50 @@ def test_every_column_of_the_contract_is_documented() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", text(page))
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    found = [(page.parent / link, (page.parent / link).with_suffix(".ipynb")) for link in links]  # a notebook is a page
+    assert [link for link, ways in zip(links, found, strict=True) if not any(way.exists() for way in ways)] == []
 
 
-def test_every_page_is_linked_from_the_readme() -> None:
-    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in README] == []
+def test_every_page_is_in_the_menu() -> None:
+    menu = text(ROOT / "mkdocs.yml").partition("\nnav:")[2]
+    listed = set(re.findall(r": (\S+\.md)$", menu, re.MULTILINE))
+    docs = ROOT / "docs"
+    made = {path.relative_to(docs).with_suffix(".md").as_posix() for path in docs.rglob("*.ipynb")}
+    assert listed == made | {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+
+
+def test_the_readme_on_pypi_has_no_relative_link() -> None:
+    """Its links and pictures survive without the repository beside it: the build leads them to the release's tag."""
+    hook = tomllib.loads(text(ROOT / "pyproject.toml"))["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    shown = README
+    for substitution in hook["substitutions"]:
+        shown = re.sub(substitution["pattern"], substitution["replacement"].replace("$HFPR_VERSION", "1.2.3"), shown)
+    links = re.findall(r"\]\(([^)]+)\)", shown)
+    assert len(links) > 5
+    assert [link for link in links if not link.startswith("https://")] == []
+    raw = "https://raw.githubusercontent.com/nvprof-kit/nvprof-kit/v1.2.3/docs/images/"
+    assert all(picture.startswith(raw) for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", shown))
+    assert "<img" not in shown and "<a " not in shown
+
+
+def test_one_address_of_the_repository() -> None:
+    project = tomllib.loads(text(ROOT / "pyproject.toml"))["project"]
+    source = project["urls"]["Source"]
+    assert set(project["urls"]) == {"Documentation", "Source", "Issues", "Changelog"}
+    assert f"repository: {source} " in text(ROOT / "mkdocs.yml")
+    assert f'repository-code: "{source}"' in text(ROOT / "CITATION.cff")
+    assert f"site_url: {project['urls']['Documentation']}\n" in text(ROOT / "mkdocs.yml")
+
+
+def test_one_version() -> None:
+    version = re.search(r'__version__ = "(.*)"', text(ROOT / "nvprof_kit" / "__init__.py"))
+    assert version is not None
+    assert f"\nversion: {version[1]}\n" in text(ROOT / "CITATION.cff")
+
+
+def test_nothing_installs_from_pypi_before_it_is_there() -> None:
+    first = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "tutorial.md"]
+    assert [path.name for path in first if re.search(r"pip install \"?nvprof-kit", text(path))] == []
 
 
 def commands(page: str) -> set[str]:
@@ -109,8 +155,8 @@ def test_every_setting_of_a_recipe_is_explained() -> None:
 
 
 def test_the_python_in_the_readme_is_python() -> None:
-    for block in re.findall(r"```python\n(.*?)```", "".join(map(text, PAGES)), re.DOTALL):
-        compile(block, "<page>", "exec")
+    for block in re.findall(r"^ *```python\n(.*?)^ *```", "".join(map(text, PAGES)), re.DOTALL | re.MULTILINE):
+        compile(dedent(block), "<page>", "exec")
 
 
 def test_the_readme_shows_what_its_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ class Messages:
     ranks: Int64Array
 
 
-def messages(trace: Trace, rows: Int64Array) -> Messages:
+def messages(trace: Trace, rows: Int64Array, owner: Int64Array | None = None) -> Messages:
     """What communication kernels move.
 
     A call belongs to the kernel that carries its correlation id. Where the capture links them by time alone, a kernel
@@ -74,10 +74,11 @@ def messages(trace: Trace, rows: Int64Array) -> Messages:
     Args:
         trace: The capture, with its table ``collectives`` where it could be read.
         rows: Communication kernels, as rows of `Trace.ops`, shape ``(n,)``.
+        owner: What `kernels_of_calls` says of them, where that is known already.
     """
     size, ranks = np.full(len(rows), -1, dtype=np.int64), np.full(len(rows), -1, dtype=np.int64)
     if trace.collectives is not None and len(trace.collectives) and len(rows):
-        owner = kernels_of_calls(trace, rows)
+        owner = kernels_of_calls(trace, rows) if owner is None else owner
         calls = {name: trace.collectives[name].to_numpy() for name in ("bytes", "ranks")}
         given = np.flatnonzero(owner >= 0)
         told = np.bincount(owner[given], minlength=len(rows)) > 0

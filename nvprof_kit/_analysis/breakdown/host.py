@@ -70,7 +70,7 @@ class HostCalls:
         if self._frame is None or not len(self._frame):
             return np.full(len(trace.ops), NONE, dtype=np.int64)
         launches = (self._frame["correlation"] >= 0) & (self._frame["kind"] == CALL_KINDS.index("api"))
-        launching = self._frame[launches]
+        launching = self._frame.loc[launches, ["start_ns", "tid", "pid", "correlation"]]
         ids = {name: trace.ops[name].to_numpy() for name in ("pid", "correlation", "start_ns")}
         found = Launches(replace(trace, api=launching)).that_launched(ids["pid"], ids["correlation"], ids["start_ns"])
         row = np.append(np.flatnonzero(launches.to_numpy()), NONE)[found]

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.instances import begins
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations, op_owners
@@ -117,17 +118,18 @@ def _wall(trace: Trace, attribution: Attribution, column: Int64Array, steps: int
 def _kernels(
     trace: Trace, classes: KernelClasses, pair: npt.NDArray[np.int64], inside: npt.NDArray[np.int64], steps: int
 ) -> pd.DataFrame:
-    """Kernels among the operations inside the steps, by name, per step."""
+    """Kernels, or operators where there is no GPU, among the operations inside the steps, by name, per step."""
     import pandas as pd
 
-    rows = inside[trace.ops["kind"].to_numpy()[inside] == OP_KINDS.index("kernel")]
+    kinds = [OP_KINDS.index("kernel"), OP_KINDS.index("operator")]
+    rows = inside[np.isin(trace.ops["kind"].to_numpy()[inside], kinds)]
     names = trace.ops["name"].cat
     frame = pd.DataFrame(
         {
             "name": names.codes.to_numpy()[rows],
             "code": classes.code[rows],
             "key": pair[rows],
-            "count": 1,
+            "count": begins(trace.ops)[rows].astype(np.int64),
             "gpu_ns": (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()[rows],
         }
     )

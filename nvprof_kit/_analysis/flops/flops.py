@@ -22,6 +22,7 @@ from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import choose_steps, left_out_warnings
 from nvprof_kit._analysis.flops.counted import Counted, Key, Work, read_counted
 from nvprof_kit._analysis.flops.rows import Row, Whole, captured_rows, uncounted_rows, utilisation, whole, without_peak
+from nvprof_kit._analysis.flops.shapes import counted_from_shapes
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
 from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit._trace.schema import CaptureInfo, Trace
@@ -99,7 +100,7 @@ class FlopsResult:
         rows: The columns of `COLUMNS`, a row per (layer, phase), in the model's order, `(none)` last.
         whole: All of it.
         peaks: The GPU's peaks, None where they are not known.
-        counts: The file of counts.
+        counts: The file of counts, or that the shapes in the capture were counted.
         info: What the capture says of itself.
         warnings: Sentences on what the figures lack.
     """
@@ -113,13 +114,14 @@ class FlopsResult:
 
 
 def flops(
-    trace: Trace, counts: FlopsFile, options: FlopsOptions | None = None, known: Operations | None = None
+    trace: Trace, counts: FlopsFile | None, options: FlopsOptions | None = None, known: Operations | None = None
 ) -> FlopsResult:
     """Join what was counted with what was captured.
 
     Args:
         trace: The capture, its ranges as in the contract, with the operations' names.
-        counts: What was counted, in a run of the same program.
+        counts: What was counted, in a run of the same program; None to count by the shapes in the capture itself, which
+            has the optional table ``shapes`` then.
         options: What to compare with.
         known: The same operations, where owners and classes are known already.
     """
@@ -127,12 +129,13 @@ def flops(
 
     options = options or FlopsOptions()
     operations = Operations(trace, known=known)
-    counted = read_counted(counts)
     choice = choose_steps(trace, operations.attribution, options.steps)
     rows = captured_rows(trace, operations.attribution, choice)
+    counted = counted_from_shapes(operations, choice, rows) if counts is None else read_counted(counts)
+    named = f"the shapes in {trace.info.path}" if counts is None else counts.path
     steps = choice.count
     peaks = peaks_of(trace.info.gpus if trace.info.on_gpu else (), options.peaks)
-    times = {row.key: _times(row, counted, steps) for row in rows}
+    times = {row.key: 1.0 if counts is None else _times(row, counted, steps) for row in rows}
     records = _Records(counted, times, peaks, uncounted_rows(operations, counted, rows), bool(options.peaks))
     together = whole(trace, operations.attribution, counted, times, peaks=peaks, choice=choice)
     above = [f"the steps together are {records.why_above(together.busy_hfu)}"] if together.above_the_peak else []
@@ -140,14 +143,14 @@ def flops(
         rows=pd.DataFrame([records.of(row) for row in rows], columns=list(COLUMNS)),
         whole=together,
         peaks=peaks,
-        counts=counts.path,
+        counts=named,
         info=trace.info,
         warnings=(
             *trace.info.warnings,
             *above,
             *left_out_warnings(choice),
-            *_warnings(counted, times, counts),
-            *_warnings_of_gpu(trace.info, peaks, counts),
+            *_warnings(counted, times, named),
+            *_warnings_of_gpu(trace.info, peaks, counts.gpu if counts else ""),
         ),
     )
 
@@ -228,11 +231,11 @@ def _types(work: Work) -> list[str]:
     return sorted((dtype for dtype in work if 100 * work[dtype] >= total), key=lambda dtype: -work[dtype])
 
 
-def _warnings(counted: Counted, times: Mapping[Key, float], counts: FlopsFile) -> list[str]:
+def _warnings(counted: Counted, times: Mapping[Key, float], named: str) -> list[str]:
     """What the counts lack, or have and the capture lacks."""
     everything = sum(sum(work.values()) for work in counted.work.values())
     if not everything:
-        return [f"{counts.path}: no operation was counted; count a step that runs its operators, not a graph's replay"]
+        return [f"{named}: no operation was counted; count a step that runs its operators, not a graph's replay"]
     said = []
     told = {key for key, number in times.items() if not math.isnan(number)}
     lost = sum(sum(work.values()) for chain, work in counted.work.items() if told.isdisjoint(chain))
@@ -252,11 +255,11 @@ def _warnings(counted: Counted, times: Mapping[Key, float], counts: FlopsFile) -
     return said
 
 
-def _warnings_of_gpu(info: CaptureInfo, peaks: Peaks | None, counts: FlopsFile) -> list[str]:
+def _warnings_of_gpu(info: CaptureInfo, peaks: Peaks | None, counted_on: str) -> list[str]:
     said = []
     names = ", ".join(sorted(set(info.gpus)))
     if peaks is None and info.on_gpu:
         said.append(f"no peak is known of {names or 'the GPU'}: no HFU and MFU; give it with --peak bf16=989e12")
-    if counts.gpu and names and counts.gpu not in info.gpus:
-        said.append(f"counted on {counts.gpu}, captured on {names}")
+    if counted_on and names and counted_on not in info.gpus:
+        said.append(f"counted on {counted_on}, captured on {names}")
     return said

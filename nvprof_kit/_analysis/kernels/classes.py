@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.attribution.instances import begins
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._toml import TomlError, parse_toml
 from nvprof_kit._trace.schema import OP_KINDS
@@ -192,7 +193,7 @@ def classify(ops: pd.DataFrame, own_rules: Sequence[Rule] = ()) -> KernelClasses
     unmatched = pd.DataFrame(
         {
             "name": [str(names.categories[one // count]) for one in pair.tolist()],
-            "count": np.bincount(which, minlength=len(pair)),
+            "count": np.bincount(which[begins(ops)], minlength=len(pair)),
             "gpu_ns": spent,
         }
     )[np.array([family.name == UNMATCHED for family in told], dtype=bool)]

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.instances import begins
 from nvprof_kit._analysis.attribution.intervals import alone, exact_sums, union_lengths
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers, inherit
 from nvprof_kit._analysis.attribution.ranges import Ranges, steps_around
@@ -139,7 +140,7 @@ def sum_layers(
         parent=parent,
         loop_phases=keyed.loop_phases,
         calls=calls.reshape(cells),
-        ops=np.bincount(cell, minlength=count).reshape(cells),
+        ops=np.bincount(cell[begins(trace.ops)], minlength=count).reshape(cells),
         self_ns=self_ns.reshape(cells),
         compute_ns=parts["compute"].reshape(cells),
         comm_ns=parts["comm"].reshape(cells),

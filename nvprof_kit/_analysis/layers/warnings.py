@@ -29,7 +29,7 @@ def _layers(attribution: Attribution, total_ns: int) -> list[str]:
             "no layer's range in the window, so every operation is outside layers; call "
             "nvprof_kit.annotate_model(model) before it, or say with --rules how the program names its layers"
         ]
-    if not total_ns:
+    if not total_ns and len(attribution.how):
         return ["all operations of the capture have no length"]
     return []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,17 @@ BEFORE = "(before the history)"
 NO_STACK = "(no stack recorded)"
 _DEPTH = 4
 _INSIDE = ("/torch/", "<frozen ")
+_ALLOCATOR = re.compile(
+    r"^torch::unwind|^torch::CapturedTraceback|gather_with_cpp|CachingAllocator|CachingHostAllocator|GatheredContext"
+    r"|^c10::(Storage|DataPtr|alloc|intrusive_ptr)|^\?*$"
+)
+"""Frames of the unwinder and of the allocator, which head every stack with C++ frames."""
+_DISPATCH = re.compile(
+    r"^c10::(impl|Dispatcher|KernelFunction|BoxedKernel|OperatorHandle)|\bat::(_ops|detail|empty|native::empty|redispatch)"
+    r"|\bwrapper_|\bcreate_out\b|::set_output_|^at::TensorBase |^at::Tensor c10::|^(__)?(clone|start_thread|libc_start)"
+    r"|^execute_native_thread|^_?Py|^_start$"
+)
+"""Frames through which every operator comes to the allocator, and the thread's own."""
 
 
 def read_labels(labels: Iterable[str]) -> pd.DataFrame:
@@ -63,11 +75,21 @@ def stack_texts(stacks: Mapping[int, Frames], rows: npt.NDArray[np.int64]) -> li
 
 
 def _line(frames: Frames) -> str:
+    """The innermost frames of the program; of a thread without Python, such as autograd's, those of the operators."""
     python = [frame for frame in frames if str(frame["filename"]).endswith((".py", ">")) or ".py:" in str(frame)]
     outside = [frame for frame in python if not any(part in str(frame["filename"]) for part in _INSIDE)]
-    chosen = (outside or python or frames)[:_DEPTH]
-    named = (f"{str(frame['filename']).rsplit('/', 1)[-1]}:{frame['line']} {frame['name']}" for frame in chosen)
-    return " < ".join(named) or NO_STACK
+    if outside or python:
+        chosen = (outside or python)[:_DEPTH]
+        named = [f"{str(frame['filename']).rsplit('/', 1)[-1]}:{frame['line']} {frame['name']}" for frame in chosen]
+    else:
+        told = [name for frame in frames if not _ALLOCATOR.search(name := _function(str(frame["name"])))]
+        named = [name for name in told if not _DISPATCH.search(name)] or told
+    return " < ".join(named[:_DEPTH]) or NO_STACK
+
+
+def _function(name: str) -> str:
+    """A C++ function without its arguments."""
+    return name.replace("(anonymous namespace)::", "").partition("(")[0].strip() or name
 
 
 def size_class(sizes: pd.Series[int]) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from nvprof_kit._analysis.ranks.clocks import align
 from nvprof_kit._analysis.ranks.groups import groups_of
+from nvprof_kit._analysis.ranks.unprofiled import place
 from nvprof_kit._trace.jobs.tables import JobTables
 
 if TYPE_CHECKING:
@@ -26,11 +27,26 @@ LEAST_FLOOR_NS = 2_000
 """What no clock tells apart."""
 
 
-def align_job(tables: JobTables, ranks: list[int]) -> tuple[pd.DataFrame, int]:
+class Alignment(NamedTuple):
+    """The ranks of a job on one clock.
+
+    Attributes:
+        clocks: With `nvprof_kit._analysis.ranks.clocks.COLUMNS`, of the profiled ranks.
+        floor_ns: The time below which they tell nothing apart.
+        warnings: Sentences on ranks without a profile whose collectives could not be placed.
+    """
+
+    clocks: pd.DataFrame
+    floor_ns: int
+    warnings: tuple[str, ...] = ()
+
+
+def align_job(tables: JobTables, ranks: list[int]) -> Alignment:
     """Match the collectives of a job and align its clocks.
 
-    Returns:
-        The clocks with `nvprof_kit._analysis.ranks.clocks.COLUMNS`, and the time below which they tell nothing apart.
+    Args:
+        tables: The job's maps.
+        ranks: Its profiled ranks.
     """
     rows, most = tables.rows()
     if 2 < len(ranks) <= TOLD_APART:
@@ -49,8 +65,10 @@ def align_job(tables: JobTables, ranks: list[int]) -> tuple[pd.DataFrame, int]:
     residual = float(np.nanmedian(clocks["residual_ns"])) if len(aligned) else 0.0
     floor = max(round(2 * residual), LEAST_FLOOR_NS)
     frame = aligned.assign(drift=aligned["drift_ppm"] / 1e6)[["rank", "at_ns", "offset_ns", "drift"]]
-    tables.match(frame.astype({"offset_ns": "int64"}), _by_time(tables, odd, aligned, floor))
-    return clocks, floor
+    frame = frame.astype({"offset_ns": "int64"})
+    placed = place(tables, frame) if tables.has_unprofiled else None
+    tables.match(frame, _by_time(tables, odd, aligned, floor), placed.members if placed else None)
+    return Alignment(clocks, floor, placed.warnings if placed else ())
 
 
 def _by_time(tables: JobTables, odd: pd.DataFrame, clocks: pd.DataFrame, floor: int) -> pd.DataFrame:

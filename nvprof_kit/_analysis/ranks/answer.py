@@ -35,6 +35,9 @@ class RanksAnswer:
         collectives: Matched collectives.
         total_wait_ns: All waiting.
         warnings: What may be missing or distorted.
+        groups: With `nvprof_kit._analysis.ranks.parallel.GROUP_COLUMNS`; None where it was not asked for.
+        bubbles: With `nvprof_kit._analysis.ranks.bubbles.BUBBLE_COLUMNS`; empty without a pipeline.
+        micro_batches: With `nvprof_kit._analysis.ranks.bubbles.MICRO_BATCH_COLUMNS`; empty without a pipeline.
     """
 
     verdict: Verdict
@@ -50,6 +53,9 @@ class RanksAnswer:
     collectives: int
     total_wait_ns: int
     warnings: tuple[str, ...]
+    groups: pd.DataFrame | None = None
+    bubbles: pd.DataFrame | None = None
+    micro_batches: pd.DataFrame | None = None
 
     def table(self, view: str) -> pd.DataFrame:
         """One of the tables by the name that the command line gives it, ``critical-path`` for one."""
@@ -68,13 +74,18 @@ class RanksAnswer:
             "layers": _records(self.layers),
             "critical_path": _records(self.critical_path),
             "what_if": _records(self.what_if),
+            "groups": _records(self.groups),
+            "bubbles": _records(self.bubbles),
+            "micro_batches": _records(self.micro_batches),
             "replay_error": self.replay_error,
             "total_wait_ns": self.total_wait_ns,
             "warnings": list(self.warnings),
         }
 
 
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def _records(frame: pd.DataFrame | None) -> list[dict[str, Any]]:
+    if frame is None:
+        return []
     plain = frame.astype(object).where(frame.notna(), None)
     rows: list[dict[str, Any]] = plain.to_dict("records")
     return [{str(name): _plain(value) for name, value in row.items()} for row in rows]

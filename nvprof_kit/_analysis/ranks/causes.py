@@ -28,9 +28,13 @@ CAUSES: Mapping[str, str] = {
     "data_loading": "it was idle while its data loader worked",
     "allocation": "it was idle while memory was allocated or freed",
     "profiler": "it was idle while the profiler held the program up",
+    "garbage_collection": "its host collected Python's garbage, and had not launched on",
+    "warm_up": "it was idle while its host loaded or compiled code",
     "copy": "it copied for longer",
     "transfer": "another collective of its moved its bytes more slowly",
     "collective": "it was held up by another collective that is not told further",
+    "pipeline": "it is another pipeline stage and had its own work to do, no more than its equals",
+    "not_profiled": "there is no profile of it, only of its collectives: nothing tells why it was late",
     "start_up": "its profiler had started later, or was ahead less: there is no common point before",
     "unresolved": "less than the clocks tell apart, or nothing is seen that took longer",
 }
@@ -45,8 +49,14 @@ _OF_DOING = {
     "dataloader": "data_loading",
     "allocation": "allocation",
     "profiler": "profiler",
+    "gc": "garbage_collection",
+    "warm_up": "warm_up",
     "copy": "copy",
 }
+TOGETHER_NS = 200_000
+"""A collective is a common point of two ranks where it ended on both within so much: a sender may be done long before
+its receiver comes."""
+
 _SHARES = ("instance", "late_rank", "cause", "layer", "phase", "share")
 
 
@@ -67,7 +77,10 @@ class Pair(NamedTuple):
 
     def among(self, instances: npt.NDArray[np.bool_]) -> Pair:
         """Those of some instances, shape ``(m,)``."""
-        mine = instances[self.instance]
+        return self.where(instances[self.instance])
+
+    def where(self, mine: npt.NDArray[np.bool_]) -> Pair:
+        """Some of them, shape ``(i,)``."""
         return Pair(*(column[mine] for column in self))
 
 
@@ -171,6 +184,9 @@ class Causes:
                 np.where(b.instance >= 0, b.instance, -2 - np.arange(len(b.instance)) * 2),
                 return_indices=True,
             )
+            together = np.abs(a.e[mine] - b.e[its]) <= TOGETHER_NS
+            if together.any():
+                mine, its = mine[together], its[together]
             gating = a.gates[mine] & b.gates[its]
             if gating.any():
                 mine, its = mine[gating], its[gating]
@@ -231,6 +247,7 @@ class Causes:
         """The excesses as shares: those told at once, and those that another collective's causes tell."""
         share = more["share"].to_numpy()
         pair, doing, of = (more[name].to_numpy() for name in ("pair", "doing", "instance"))
+        pair, of = pair.astype(np.int64), of.astype(np.int64)  # without a row they are of no type
         late = pairs.late[pair]
         waits = doing == "communication"
         cause = np.where(waits, "collective", more["kind"]).astype(object)
@@ -273,9 +290,9 @@ def _rank(points: pd.DataFrame, segments: pd.DataFrame) -> _Rank:
     return _Rank(*columns)
 
 
-def unresolved(pairs: Pair) -> pd.DataFrame:
-    """The shares of collectives of which nothing is told."""
-    return _all_of(pairs, np.arange(len(pairs.instance)), "unresolved")
+def unresolved(pairs: Pair, cause: str = "unresolved") -> pd.DataFrame:
+    """The shares of collectives of which nothing more is told than one cause."""
+    return _all_of(pairs, np.arange(len(pairs.instance)), cause)
 
 
 def _all_of(pairs: Pair, which: Int64Array, cause: str) -> pd.DataFrame:

@@ -28,6 +28,12 @@ COLUMNS = {
 }
 """The columns of the table of clocks."""
 
+WAITED_NS = 100_000
+"""A send or receive waited that took so long,"""
+
+WAITED_TIMES = 3
+"""and so many times as long as its like on the other rank."""
+
 ENOUGH = 12
 """Samples from which on a drift is told."""
 
@@ -65,7 +71,8 @@ def align(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
     """The clocks of all ranks, with `COLUMNS`.
 
     Args:
-        ends: Ends of collectives: c (communicator), s and k (which of its collectives), rank, end_ns, symmetric.
+        ends: Ends of collectives: c (communicator), s and k (which of its collectives), rank, end_ns, took_ns,
+            symmetric.
         ranks: The ranks; the first one's clock is the reference.
     """
     import pandas as pd
@@ -139,8 +146,9 @@ def _fits(ends: pd.DataFrame) -> dict[int, dict[int, _Fit]]:
         has = ends.groupby("c")["symmetric"].transform("any")
         ends = ends[ends["symmetric"] | ~has]
     first = ends.groupby("c")["rank"].transform("min")
-    base = ends[ends["rank"] == first][["c", "s", "k", "end_ns"]].rename(columns={"end_ns": "base_ns"})
-    pairs = ends.merge(base, on=["c", "s", "k"])
+    base = ends[ends["rank"] == first][["c", "s", "k", "end_ns", "took_ns"]]
+    pairs = ends.merge(base.rename(columns={"end_ns": "base_ns", "took_ns": "base_took"}), on=["c", "s", "k"])
+    pairs = pairs[_together(pairs)]
     fits: dict[int, dict[int, _Fit]] = {}
     pairs = pairs.sort_values(["c", "rank", "base_ns"], kind="stable")
     key = np.flatnonzero(
@@ -153,6 +161,29 @@ def _fits(ends: pd.DataFrame) -> dict[int, dict[int, _Fit]]:
         fit = _fit(own[low:high], other[low:high])
         fits.setdefault(int(comm[low]), {})[int(rank[low])] = fit
     return {one: members for one, members in fits.items() if len(members) > 1}
+
+
+def _together(pairs: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """The pairs that end together. A sender is done when its message is on the way, and one that comes long before its
+    receiver ends long before it: of sends and receives only those in which one side waited for the other say when both
+    ended. Where too few do, all are taken.
+    """
+    own, other = pairs["took_ns"].to_numpy(), pairs["base_took"].to_numpy()
+    longer, shorter = np.maximum(own, other), np.minimum(own, other)
+    waited = (longer >= WAITED_NS) & (longer >= WAITED_TIMES * shorter)
+    itself = (pairs["end_ns"] == pairs["base_ns"]).to_numpy() & (own == other)
+    chosen = pairs["symmetric"].to_numpy() | waited | itself
+    enough = _chosen_of(pairs, chosen & ~itself) >= 3
+    together: npt.NDArray[np.bool_] = chosen | ~enough
+    return together
+
+
+def _chosen_of(pairs: pd.DataFrame, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """How many of each communicator's and rank's pairs are chosen, for each pair."""
+    counts: npt.NDArray[np.int64] = (
+        pairs.assign(chosen=chosen.astype(np.int64)).groupby(["c", "rank"])["chosen"].transform("sum").to_numpy()
+    )
+    return counts
 
 
 def _fit(own: npt.NDArray[np.int64], base: npt.NDArray[np.int64]) -> _Fit:

@@ -26,10 +26,13 @@ ROOT = 0.25
 
 
 def coarse_charges(tables: JobTables) -> pd.DataFrame:
-    """All waiting by step, c (communicator), rank, cause, layer and phase: wait_ns, and n, the communicator's ranks."""
+    """All waiting by step, c (communicator), rank, cause, layer and phase: wait_ns, bare (the share of it that is
+    exposed), and n, the communicator's ranks.
+    """
     import pandas as pd
 
     waited = tables.by_late_rank().rename(columns={"late_rank": "rank"})
+    waited["bare"] = waited["exposed_ns"] / waited["wait_ns"].clip(lower=1)
     shares = _shares(tables.excesses(LEAST_NS, LEAST_SHARE))
     roots = shares.groupby(["step", "rank"], sort=False)["weight"].sum().reset_index()
     own = waited.merge(roots[["step", "rank"]], on=["step", "rank"], how="left", indicator="root")
@@ -42,16 +45,17 @@ def coarse_charges(tables: JobTables) -> pd.DataFrame:
     rest = (
         own[~is_root & ~cold.to_numpy()]
         .groupby(["step", "c"], sort=False)
-        .agg(wait_ns=("wait_ns", "sum"), n=("n", "max"))
+        .agg(wait_ns=("wait_ns", "sum"), n=("n", "max"), exposed_ns=("exposed_ns", "sum"))
         .reset_index()
     )
+    rest["bare"] = rest["exposed_ns"] / rest["wait_ns"].clip(lower=1)
     chained = rest.merge(shares, on="step")
     chained["share"] = chained["weight"] / chained.groupby(["step", "c"])["weight"].transform("sum")
     lonely = own[~is_root & ~(own["step"].isin(shares["step"]) & ~cold).to_numpy()]
     cause = np.where(lonely["step"] == own["step"].min(), "start_up", "unresolved")
     unknown = lonely.assign(cause=cause, layer=NO_LAYER, phase=NO_PHASE)
     parts = [_whole(direct, ["step", "c", "rank"]), _whole(chained, ["step", "c"]), unknown]
-    columns = ["step", "c", "n", "rank", "cause", "layer", "phase", "wait_ns"]
+    columns = ["step", "c", "n", "rank", "cause", "layer", "phase", "wait_ns", "bare"]
     made: pd.DataFrame = pd.concat([part[columns] for part in parts], ignore_index=True)
     return made
 

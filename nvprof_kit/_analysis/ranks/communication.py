@@ -63,19 +63,24 @@ def communications(
     place = np.flatnonzero(is_comm)
     place = place[np.lexsort((trace.ops["start_ns"].to_numpy()[rows[place]], launch[place]))]
     ops = rows[place]
-    said = messages(trace, ops)
-    calls = _calls(trace, ops)
+    owner = kernels_of_calls(trace, ops)
+    said = messages(trace, ops, owner)
+    calls = _calls(trace, ops, owner)
     names = trace.ops["name"].iloc[ops].astype(str).to_numpy()
     kinds = {name: kind_of(name) for name in set(names.tolist())}
     kind = np.array([kinds[name] for name in names.tolist()], dtype=object)
     kind = np.where((kind == "SendRecv") | (kind == ""), np.where(calls.kind != "", calls.kind, kind), kind)
-    comm = np.where(calls.communicator != "", calls.communicator, _by_stream(trace, ops))
+    stream = _by_stream(trace, ops)
+    streams = np.array([f"stream {one}" for one in stream.tolist()], dtype=object)
+    comm = np.where(calls.communicator != "", calls.communicator, streams)
     table = pd.DataFrame(
         {
             "index": np.arange(len(ops)),
             "comm": comm,
+            "stream": stream,
+            "group": calls.group,
             "operation": NONE,
-            "sequence": calls.sequence,
+            "sequence": _unique(comm, calls.sequence),
             "step": step[place],
             "kind": kind,
             "bytes": said.bytes,
@@ -91,16 +96,16 @@ class _Calls(NamedTuple):
 
     kind: npt.NDArray[Any]
     communicator: npt.NDArray[Any]
+    group: npt.NDArray[Any]
     sequence: Int64Array
 
 
-def _calls(trace: Trace, ops: Int64Array) -> _Calls:
+def _calls(trace: Trace, ops: Int64Array, owner: Int64Array) -> _Calls:
     nothing = np.full(len(ops), "", dtype=object)
-    said = _Calls(nothing.copy(), nothing.copy(), np.full(len(ops), NONE, dtype=np.int64))
+    said = _Calls(nothing.copy(), nothing.copy(), nothing.copy(), np.full(len(ops), NONE, dtype=np.int64))
     calls = trace.collectives
     if calls is None or not len(calls) or not len(ops):
         return said
-    owner = kernels_of_calls(trace, ops)
     rows = np.flatnonzero(owner >= 0)
     names = {name: kind_of(name) for name in calls["call"].cat.categories}
     kind = np.array([names[name] for name in calls["call"].astype(str).tolist()], dtype=object)
@@ -111,13 +116,27 @@ def _calls(trace: Trace, ops: Int64Array) -> _Calls:
     if "communicator" in calls:
         said.communicator[owner[rows]] = np.asarray(calls["communicator"].astype(str), dtype=object)[rows]
         said.sequence[owner[rows]] = calls["sequence"].to_numpy()[rows]
+    if "description" in calls:
+        said.group[owner[rows]] = np.asarray(calls["description"].astype(str), dtype=object)[rows]
     return said
 
 
-def _by_stream(trace: Trace, ops: Int64Array) -> npt.NDArray[Any]:
-    """A name for the stream of each kernel: its place among the streams that communicate, by first use."""
+def _unique(comm: npt.NDArray[Any], sequence: Int64Array) -> Int64Array:
+    """The sequence numbers, but -1 in communicators in which one stands twice: what they count is something else."""
+    import pandas as pd
+
+    table = pd.DataFrame({"comm": comm, "sequence": sequence})
+    twice = table.duplicated() & (table["sequence"] >= 0)
+    odd = table["comm"].isin(table["comm"][twice]).to_numpy()
+    numbers: Int64Array = np.where(odd, NONE, sequence)
+    return numbers
+
+
+def _by_stream(trace: Trace, ops: Int64Array) -> Int64Array:
+    """The place of each kernel's stream among the streams that communicate, by first use."""
     stream = trace.ops["stream"].to_numpy()[ops]
     distinct, first, which = np.unique(stream, return_index=True, return_inverse=True)
     place = np.empty(len(distinct), dtype=np.int64)
     place[np.argsort(first)] = np.arange(len(distinct))
-    return np.array([f"stream {one}" for one in place.tolist()], dtype=object)[which] if len(ops) else np.array([])
+    found: Int64Array = place[which]
+    return found

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nvprof_kit._analysis.ranks.stages import with_equals
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -18,8 +20,11 @@ COLUMNS = {
     "comm_ns": "its communication kernels, waiting included, median over steps",
     "ops": "its kernels that compute, median over steps",
     "steps": "steps that have it",
-    "peers_ns": "the median of `median_ns` over the ranks that have this layer and phase",
-    "excess_ns": "`median_ns` over that",
+    "stage": "pipeline stage of the rank, by the order of layers; 0 where all ranks have the same layers",
+    "peers_ns": "the median of `median_ns` over its equals: the ranks of its stage that have this layer and phase; "
+    "where it is alone, the layers of the same role in all stages",
+    "peers_idle_ns": "the same of `idle_ns`",
+    "excess_ns": "`median_ns` over `peers_ns`",
     "score": "excess over the scaled median absolute deviation of these ranks",
     "unlike": "the rank is unlike its equals: score above 5, and excess above 5 % and 10 µs",
 }
@@ -27,21 +32,20 @@ COLUMNS = {
 
 
 def layer_table(medians: pd.DataFrame) -> pd.DataFrame:
-    """The table, with `COLUMNS`: ranks are equals where they have the same layer and phase (the same pipeline stage).
+    """The table, with `COLUMNS`; see `nvprof_kit._analysis.ranks.stages` for who are equals.
 
     Args:
         medians: See `nvprof_kit._trace.jobs.tables.JobTables.layer_medians`.
     """
-    groups = medians.groupby(["layer", "phase"], sort=False)["median_ns"]
-    peers = groups.transform("median")
+    medians = with_equals(medians)
+    peers = medians["peers_ns"]
     excess = medians["median_ns"] - peers
-    spread = 1.4826 * excess.abs().groupby([medians["layer"], medians["phase"]], sort=False).transform("median")
+    spread = 1.4826 * excess.abs().groupby(medians["group"], sort=False).transform("median")
     made = medians.assign(
-        peers_ns=peers.astype("int64"),
         excess_ns=excess.astype("int64"),
         score=np.round(excess / np.maximum(spread, np.maximum(peers * 0.01, 1000.0)), 2),
     )
-    several = groups.transform("size") > 2
+    several = made["equals"] > 2
     made["unlike"] = several & (made["score"] > 5) & (excess > 0.05 * peers) & (excess > 10_000)
     ordered = made.sort_values(["layer", "phase", "rank"], kind="stable", ignore_index=True)
     table: pd.DataFrame = ordered[list(COLUMNS)]

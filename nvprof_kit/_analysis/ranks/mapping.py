@@ -11,23 +11,25 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.operations import op_owners
+from nvprof_kit._analysis.attribution.warm_up import choose_steps
 from nvprof_kit._analysis.attribution.windows import Windows, step_windows
 from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, activity
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.idle import idle
 from nvprof_kit._analysis.kernels.classes import classify
 from nvprof_kit._analysis.ranks.communication import communications
+from nvprof_kit._analysis.ranks.hosts import collecting, host_times, loading_code, with_host_causes
 from nvprof_kit._analysis.ranks.lane import Lane, lane_of
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.jobs.schema import TABLES, RankMap
-from nvprof_kit._trace.schema import Trace
+from nvprof_kit._trace.schema import BUSY_CALLS, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OPTIONAL = ("name", "stream", "calls", "collectives", "marks")
+OPTIONAL = ("name", "stream", "calls", BUSY_CALLS, "collectives", "marks", "loads")
 """What `nvprof_kit._trace.open.open_capture` must read."""
 
 DOING = {COMPUTE: "compute", COMM: "communication", COPY: "copy"}
@@ -47,6 +49,13 @@ class _Parts:
     layer: Any
     phase: Any
     step: Int64Array
+
+    @property
+    def instances(self) -> Int64Array:
+        """The instances of steps that the device has, in the order of its windows."""
+        mine = (self.windows.device == self.device) & self.windows.in_step
+        found: Int64Array = self.windows.instance[mine]
+        return found
 
 
 def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = None) -> RankMap:
@@ -78,12 +87,18 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     cuts = cuts[(cuts >= start.min()) & (cuts <= end.max())]
     lane = lane_of(start, end, parts.sort, cuts)
     gaps = idling.gaps[windows.device[idling.gaps["window"].to_numpy()] == parts.device]
+    process = windows.devices[parts.device].pid
+    pauses = collecting(trace, process)
+    gaps = with_host_causes(gaps, {"gc": pauses, "warm_up": loading_code(trace)})
     pieces = _pieces(parts, lane, gaps, place=found.place, cuts=cuts, start=start)
-    steps = _steps(parts, rank)
+    steps = _steps(parts, rank).assign(**host_times(attribution, process, pauses, parts.instances))
+    steps["warm_up"] = ~choose_steps(trace, attribution).shown[parts.instances]
     collectives = found.table.assign(
         rank=rank,
         start_ns=start[found.place],
         end_ns=end[found.place],
+        launch_ns=parts.launch[found.place],
+        alone_ns=_alone(pieces, len(found.place)),
         ready_ns=ready,
         ready_segment=np.searchsorted(cuts, ready, side="right") - 1,
         end_segment=np.searchsorted(cuts, end[found.place], side="right") - 1,
@@ -92,11 +107,11 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
         phase=np.asarray(parts.phase[found.place]),
     )
     return RankMap(
-        ranks=_one_row(rank, facts),
+        ranks=_one_row(rank, facts | _told(found.table)),
         collectives=_ordered("collectives", collectives),
         segments=_segments(pieces, rank),
         layers=_layers(parts, pieces, start, end, rank),
-        steps=steps,
+        steps=_ordered("steps", steps),
     )
 
 
@@ -189,6 +204,14 @@ def _pieces(
     return pieces
 
 
+def _alone(pieces: pd.DataFrame, count: int) -> Int64Array:
+    """How long each collective ran while the device did nothing else."""
+    of = pieces["collective"].to_numpy()
+    mine = of >= 0
+    spent: Int64Array = np.bincount(of[mine], weights=pieces["ns"].to_numpy()[mine], minlength=count).astype(np.int64)
+    return spent
+
+
 def _segments(pieces: pd.DataFrame, rank: int) -> pd.DataFrame:
     keys = ["segment", "step", "doing", "layer", "phase", "collective"]
     table = pieces.groupby(keys, sort=True, observed=True)[["ns", "ops"]].sum().reset_index()
@@ -226,7 +249,15 @@ def _steps(parts: _Parts, rank: int) -> pd.DataFrame:
     windows = parts.windows
     mine = (windows.device == parts.device) & windows.in_step
     table = pd.DataFrame({"step": windows.step[mine], "start_ns": windows.start[mine], "end_ns": windows.end[mine]})
-    return _ordered("steps", table.assign(rank=rank))
+    made: pd.DataFrame = table.assign(rank=rank)
+    return made
+
+
+def _told(collectives: pd.DataFrame) -> dict[str, bool]:
+    """How a rank's collectives are told from one another: by ids of communicators, by sequence numbers."""
+    named = ~collectives["comm"].str.startswith("stream ")
+    numbered = collectives["sequence"][named] >= 0
+    return {"named": bool(named.any()), "numbered": bool(named.any() and numbered.all())}
 
 
 def _one_row(rank: int, facts: dict[str, Any]) -> pd.DataFrame:

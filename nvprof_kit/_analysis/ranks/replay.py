@@ -2,7 +2,8 @@
 
 A rank's collective begins after what gated its device last (the end of a collective at which it computed nothing) and
 its own work since then, and after the collective before it in the communicator. It ends, on all its ranks, a transfer
-after the last one has come. Replaying the graph as it was must give the time that was measured.
+after the last one has come; a sender, or the root of a broadcast, that ended before it came ends as long after its own
+begin as it did. Replaying the graph as it was must give the time that was measured.
 """
 
 from __future__ import annotations
@@ -128,8 +129,9 @@ def replay(graph: Graph, cut: Int64Array | None = None, quicker: Int64Array | No
         start = work[members] + np.where(gated[members], ends[graph.gate[members]], 0)
         previous = np.where(graph.before[members] >= 0, ends[graph.before[members]], start)
         start = np.maximum(start, previous) + delay[members]
-        arrival = int(graph.a[members].max())
-        ends[members] = start.max() + np.maximum(graph.e[members] - arrival - quicker[members], 0)
+        transfer = graph.e[members] - int(graph.a[members].max())
+        waited = start.max() + np.maximum(transfer - quicker[members], 0)
+        ends[members] = np.where(transfer < 0, start + graph.e[members] - graph.a[members], waited)
     return ends
 
 
@@ -219,10 +221,11 @@ def rank_weights(graph: Graph, layers: pd.DataFrame, rank: int, layer: str | Non
 
     keys = ["layer", "phase"]
     mine = layers[(layers["rank"] == rank) & ((layers["layer"] == layer) if layer else True)].set_index(keys)
-    others = layers[layers["rank"] != rank].groupby(keys)[["median_ns", "idle_ns"]].median().reindex(mine.index)
+    same = layers["stage"].isin(mine["stage"]) & (layers["rank"] != rank)
+    others = layers[same].groupby(keys)[["median_ns", "idle_ns"]].median().reindex(mine.index)
     parts = [
-        pd.DataFrame({"kind": kind, "own": mine[name], "usual": others[name].fillna(mine[name])}).reset_index()
-        for kind, name in (("compute", "median_ns"), ("idle", "idle_ns"))
+        pd.DataFrame({"kind": kind, "own": mine[name], "usual": others[name].fillna(mine[peers])}).reset_index()
+        for kind, name, peers in (("compute", "median_ns", "peers_ns"), ("idle", "idle_ns", "peers_idle_ns"))
     ]
     table = pd.concat(parts, ignore_index=True)
     table["weight"] = (1 - table["usual"] / table["own"].clip(lower=1)).clip(lower=0)

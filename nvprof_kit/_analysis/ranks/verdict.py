@@ -32,7 +32,8 @@ SLOW_LINK = 1.5
 """Transfers are slow where they take so many times the median of their equals."""
 
 _WORK = ("more_kernels", "slower_kernels")
-_NOT_A_FAULT = ("start_up", "unresolved")
+_PLACES = ("data_loading", "garbage_collection", "warm_up", "allocation")
+_NOT_A_FAULT = ("start_up", "unresolved", "pipeline")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Verdict:
         layer: The layer in which it loses the time, None where it is no one layer.
         phase: The phase of that.
         cause: ``slow_gpu``, ``slow_layer``, ``more_work``, ``slow_host``, ``data_loading``, ``slow_link``, ``copy``,
-            ``rotating``, ``one_bad_step``, ``start_up``, ``none``, …
+            ``rotating``, ``one_bad_step``, ``garbage_collection``, ``warm_up``, ``uneven_stages``, ``start_up``,
+            ``none``, …
         severity: ``none``, ``warning`` or ``critical``.
         cost_ns_per_step: What it costs each waiting rank, the median over steps.
         sentence: All this in words.
@@ -69,11 +71,12 @@ class Evidence:
 
     Attributes:
         charges: See `nvprof_kit._analysis.ranks.waits.Waits.charges`.
-        steps: Steps with their median length over ranks: step, median_ns.
+        steps: Steps with their median length over ranks, and whether they are warm-up: step, median_ns, warm_up.
         layers: See `nvprof_kit._analysis.ranks.layers.layer_table`.
         transfers: See `nvprof_kit._trace.jobs.tables.JobTables.transfers`.
         groups: Ranks of each communicator.
         ranks: Number of ranks.
+        span_ns: From the first arrival to the last end; what costs are compared with where nothing tells steps.
     """
 
     charges: pd.DataFrame
@@ -82,6 +85,7 @@ class Evidence:
     transfers: pd.DataFrame
     groups: dict[int, tuple[int, ...]]
     ranks: int
+    span_ns: int = 0
 
 
 def judge(found: Evidence) -> Verdict:
@@ -108,13 +112,21 @@ def judge(found: Evidence) -> Verdict:
         )
     if link is not None:
         return link
-    return _spread_out(costs, length) or _start_up(found) or _quiet(costs, length, found.ranks)
+    return (
+        _spread_out(faults, costs, length)
+        or _uneven_stages(charges, number, length)
+        or _start_up(found)
+        or _quiet(costs, length, found.ranks)
+    )
 
 
 def _counted_steps(found: Evidence) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The charges and the steps that count: without the step in which the profilers start, where others are left."""
+    """The charges and the steps that count: without warm-up and the step in which the profilers start, where others
+    are left.
+    """
     charges, steps = found.charges, found.steps
     if len(steps):
+        steps = steps[~steps["warm_up"]] if not steps["warm_up"].all() else steps
         charges = charges[charges["step"].isin(steps["step"])]
     cold = charges[charges["cause"] == "start_up"]["step"].unique()
     left = [step for step in charges["step"].unique() if step not in cold]
@@ -125,7 +137,9 @@ def _counted_steps(found: Evidence) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _without_steps(found: Evidence) -> float:
-    return float(found.layers.groupby("rank")["median_ns"].sum().median()) if len(found.layers) else 0.0
+    if len(found.layers):
+        return float(found.layers.groupby("rank")["median_ns"].sum().median())
+    return float(found.span_ns)
 
 
 def _of_rank(
@@ -135,11 +149,11 @@ def _of_rank(
     kind = np.where(faults["cause"].isin(_WORK), "work", faults["cause"])
     by_kind = _medians(faults.assign(kind=kind), ["kind"], steps)
     layer, phase, top = _standing_out(found, faults.assign(kind=kind), rank, length, steps)
-    top = top or str(by_kind.idxmax())
+    top = top or _one_place(by_kind, cost, length) or str(by_kind.idxmax())
     mine = faults[(kind == top) & ((faults["layer"] == layer) if layer else True)]
     more = mine.groupby("cause")["cost_ns"].sum().idxmax() == "more_kernels"
     cause = (
-        ("slow_gpu" if layer is None else "more_work" if more else "slow_layer")
+        ("more_work" if more else "slow_gpu" if layer is None else "slow_layer")
         if top == "work"
         else _NAMES.get(top, top)
     )
@@ -154,8 +168,10 @@ def _of_rank(
         if one != top and ns >= NOTABLE * length
     )
     sentence = (
-        f"rank {rank} is the straggler: {why}; the others wait {_ms(cost)} for it in a step of {_ms(length)}{rest}, "
-        f"in {often} of {len(steps)} steps"
+        f"rank {rank} is the straggler: {why}; it holds the others up for {_ms(cost)} of "
+        + (f"a step of {_ms(length)}" if len(found.steps) else f"the {_ms(length)} that are recorded")
+        + rest
+        + (f", in {often} of {len(steps)} steps" if len(found.steps) else "")
     )
     return Verdict(rank, layer, phase, cause, severity, round(cost), sentence)
 
@@ -171,6 +187,9 @@ _WHY = {
     "slow_link": "its collectives move their bytes more slowly{where}",
     "allocation": "its host allocates and frees memory{where}",
     "profiler": "the profiler holds its host up",
+    "garbage_collection": "its host collects Python's garbage; collect on all ranks in the same step, or gc.freeze()",
+    "warm_up": "its host loads or compiles code{where}",
+    "not_profiled": "it was not profiled, so nothing tells why",
     "collective": "it is held up by other collectives",
 }
 _REST = {
@@ -178,6 +197,9 @@ _REST = {
     "host": "because its host launches late in all layers",
     "data_loading": "for its data loader",
     "copy": "in copies",
+    "garbage_collection": "for Python's garbage collection",
+    "warm_up": "for loading or compiling code",
+    "allocation": "for allocating memory",
 }
 
 
@@ -211,9 +233,9 @@ def _standing_out(
 
 
 def _ratio(found: Evidence, rank: int) -> str:
-    total = found.layers.groupby("rank")["median_ns"].sum()
-    others = total.drop(index=rank, errors="ignore").median()
-    return f"{total.get(rank, 0) / others:.2f}" if others else "?"
+    mine = found.layers[found.layers["rank"] == rank]
+    others = float(mine["peers_ns"].sum())
+    return f"{float(mine['median_ns'].sum()) / others:.2f}" if others else "?"
 
 
 def _slow_link(found: Evidence, length: float) -> Verdict | None:
@@ -245,7 +267,7 @@ def _slow_link(found: Evidence, length: float) -> Verdict | None:
     return Verdict(rank, None, None, "slow_link", severity, round(cost), sentence)
 
 
-def _spread_out(costs: pd.DataFrame, length: float) -> Verdict | None:
+def _spread_out(faults: pd.DataFrame, costs: pd.DataFrame, length: float) -> Verdict | None:
     """That no one rank is late, and yet steps are: another one each time, or one step alone."""
     if not costs.shape[1]:
         return None
@@ -258,7 +280,7 @@ def _spread_out(costs: pd.DataFrame, length: float) -> Verdict | None:
         listed = ", ".join(map(str, who[:8])) + (", …" if len(who) > 8 else "")
         sentence = (
             f"rotating stragglers: another rank is late in each step ({listed}), {_ms(cost)} of a step of "
-            f"{_ms(length)}; no one rank is at fault"
+            f"{_ms(length)}{_mostly(faults)}; no one rank is at fault"
         )
         severity = "critical" if cost >= CRITICAL * length else "warning"
         return Verdict(None, None, None, "rotating", severity, round(cost), sentence)
@@ -266,9 +288,41 @@ def _spread_out(costs: pd.DataFrame, length: float) -> Verdict | None:
     if worst[step] >= BAD_STEP * NOTABLE * length:
         sentence = (
             f"no straggler; one bad step: in step {step} the others wait {_ms(worst[step])} for rank {int(by[step])}"
+            f"{_mostly(faults[(faults['step'] == step) & (faults['rank'] == by[step])])}"
         )
         return Verdict(None, None, None, "one_bad_step", "none", round(cost), sentence)
     return None
+
+
+def _one_place(by_kind: pd.Series[float], cost: float, length: float) -> str | None:
+    """A cause with one place to look at, where it is a good part of the cost: a late host is late everywhere."""
+    found = by_kind[by_kind.index.isin(_PLACES)]
+    top = float(found.max()) if len(found) else 0.0
+    return str(found.idxmax()) if top >= NOTABLE * length and top >= cost / 3 else None
+
+
+def _mostly(faults: pd.DataFrame) -> str:
+    """The cause of most of the costs, in words; '' where there is none."""
+    sums = faults.groupby(np.where(faults["cause"].isin(_WORK), "work", faults["cause"]))["cost_ns"].sum()
+    told = {"work": "in more GPU work", "host": "because its host launches late"} | {
+        key: text for key, text in _REST.items() if key not in ("work", "host")
+    }
+    top = str(sums.idxmax()) if len(sums) and sums.sum() > 0 else ""
+    return f", {told[top]}" if top in told and sums[top] > sums.sum() / 2 else ""
+
+
+def _uneven_stages(charges: pd.DataFrame, steps: list[int], length: float) -> Verdict | None:
+    """That pipeline stages wait for one that has more to do, where no rank does more than its equals."""
+    own = charges[charges["cause"] == "pipeline"]
+    costs = own.pivot_table(index="step", columns="rank", values="cost_ns", aggfunc="sum", fill_value=0.0)
+    median = costs.reindex(steps, fill_value=0.0).median()
+    if not len(median) or median.max() < NOTABLE * length:
+        return None
+    sentence = (
+        f"no straggler: the pipeline's stages wait for one another, most for rank {int(median.idxmax())}, "
+        f"{_ms(float(median.max()))} of a step of {_ms(length)}; no rank does more than its equals"
+    )
+    return Verdict(None, None, None, "uneven_stages", "none", 0, sentence)
 
 
 def _start_up(found: Evidence) -> Verdict | None:

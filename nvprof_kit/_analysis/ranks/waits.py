@@ -13,6 +13,7 @@ import numpy as np
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.ranks.causes import Causes, Pair, unresolved
 from nvprof_kit._analysis.ranks.coarse import coarse_charges
+from nvprof_kit._analysis.ranks.reasons import host_reasons, stage_work
 from nvprof_kit._trace.jobs.tables import SYMMETRIC, JobTables
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
@@ -39,7 +40,8 @@ CHARGE_COLUMNS = {
     "layer": "layer in which that rank lost the time",
     "phase": "phase there",
     "wait_ns": "time that other ranks waited for it; all rows add up to all waiting",
-    "cost_ns": "the same for one waiting rank: in the communicator that waits most, the mean over its ranks",
+    "cost_ns": "the same for one waiting rank, as far as its device did nothing else meanwhile: in the communicator "
+    "that waits most, the mean over its ranks",
 }
 """The columns of the table of charges."""
 
@@ -52,7 +54,7 @@ SHOWN = 20_000
 SHOWN_WAITS = 300_000
 """And so many waits at most."""
 
-NO_FAULT = ("start_up", "unresolved")
+NO_FAULT = ("start_up", "unresolved", "pipeline")
 """Causes that are nobody's fault."""
 
 
@@ -94,11 +96,13 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
     found["instance"] = np.arange(len(found))
     members = tables.members_of(found).merge(found, on=["c", "s", "k"])
     members["wait_ns"] = _exact(members)
+    found["exposed_ns"] = _exposed(members, len(found))
     if few:
-        shares = _shares(tables, found, members, floor_ns)
+        shares = _told_further(_shares(tables, found, members, floor_ns), found, tables)
         charges = _charges(shares, found)
     else:
         charges = coarse_charges(tables)
+        charges = host_reasons(charges.assign(cost=charges["wait_ns"] / (charges["n"] - 1).clip(lower=1)), tables)
         shares = _of_steps(charges, found)
     return _checked(Waits(_waits(members, shares), _summed(_costed(charges)), total, floor_ns))
 
@@ -107,14 +111,41 @@ def _shares(tables: JobTables, found: pd.DataFrame, members: pd.DataFrame, floor
     """The causes of every collective, one by one."""
     import pandas as pd
 
-    pairs = _pairs(members)
+    known = np.array(tables.profiled_ranks(), dtype=np.int64)
+    every = _pairs(members, known)
+    late, peer = (np.isin(ranks, known) for ranks in (every.late, every.peer))
+    pairs = every.where(late & peer)
+    told = found["wait_ns"].to_numpy() > floor_ns * (found["n"].to_numpy() - 1)
+    parts = [
+        _in_detail(tables, pairs.among(told), found),
+        unresolved(pairs.among(~told)),
+        unresolved(every.where(~late), "not_profiled"),
+        unresolved(every.where(late & ~peer)),
+    ]
+    made: pd.DataFrame = pd.concat([part for part in parts if len(part)], ignore_index=True)
+    return made
+
+
+def _in_detail(tables: JobTables, pairs: Pair, found: pd.DataFrame) -> pd.DataFrame:
+    """The causes of collectives of which both the late rank and one that waits have a profile."""
+    if not len(pairs.instance):
+        return unresolved(pairs)
     ranks = np.union1d(pairs.late, pairs.peer).tolist()
     points = tables.points(ranks).merge(found[["c", "s", "k", "instance"]], on=["c", "s", "k"], how="left")
     points = _numbered(points.sort_values(["rank", "index"], kind="stable", ignore_index=True), len(found))
     causes = Causes(points, tables.segments(ranks), found["arrival"].to_numpy(), found["late_rank"].to_numpy())
-    told = found["wait_ns"].to_numpy() > floor_ns * (found["n"].to_numpy() - 1)
-    shares = causes.shares(pairs.among(told))
-    made: pd.DataFrame = pd.concat([shares, unresolved(pairs.among(~told))], ignore_index=True)
+    return causes.shares(pairs)
+
+
+def _told_further(shares: pd.DataFrame, found: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
+    """The shares with the reasons behind a late host, and a pipeline stage's own work apart."""
+    shares = stage_work(shares, (found["sort"] == "SendRecv").to_numpy(), tables)
+    of = shares["instance"].to_numpy()
+    cost = (found["wait_ns"] / (found["n"] - 1)).to_numpy()[of] * shares["share"].to_numpy()
+    causes = shares.assign(step=found["step"].to_numpy()[of], rank=shares["late_rank"], cost=cost)
+    told = host_reasons(causes, tables)[list(shares)]
+    keys = [name for name in shares if name != "share"]
+    made: pd.DataFrame = told.groupby(keys, sort=False)["share"].sum().reset_index()
     return made
 
 
@@ -147,13 +178,22 @@ def _exact(members: pd.DataFrame) -> Int64Array:
     return exact
 
 
-def _pairs(members: pd.DataFrame) -> Pair:
-    """The late rank of each collective, and of those that waited the one in the middle."""
+def _exposed(members: pd.DataFrame, count: int) -> Int64Array:
+    """What the ranks of each collective wait while their devices do nothing else."""
+    bare = np.minimum(members["wait_ns"].to_numpy(), members["alone"].to_numpy())
+    sums: Int64Array = np.bincount(members["instance"].to_numpy(), weights=bare, minlength=count).astype(np.int64)
+    return sums
+
+
+def _pairs(members: pd.DataFrame, profiled: Int64Array) -> Pair:
+    """The late rank of each collective, and of those that waited the one in the middle; one with a profile, if any."""
     late = members[(members["rank"] == members["late_rank"]) & (members["index"] == members["late_index"])]
     late = late.drop_duplicates("instance").sort_values("instance", kind="stable")
     others = members[members["rank"] != members["late_rank"]].sort_values(
         ["instance", "wait_ns", "rank"], kind="stable"
     )
+    seen = others["rank"].isin(profiled)
+    others = others[seen | ~seen.groupby(others["instance"]).transform("any")]
     place = others.groupby("instance", sort=False).cumcount()
     count = others.groupby("instance", sort=False)["rank"].transform("size")
     peer = others[place == count // 2].drop_duplicates("instance")
@@ -174,6 +214,7 @@ def _charges(shares: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
     made: pd.DataFrame = shares.assign(rank=shares["late_rank"], wait_ns=ns)
     for name in ("step", "c", "n"):
         made[name] = found[name].to_numpy()[instance]
+    made["bare"] = (found["exposed_ns"] / found["wait_ns"].clip(lower=1)).to_numpy()[instance]
     return made
 
 
@@ -181,7 +222,7 @@ def _costed(charges: pd.DataFrame) -> pd.DataFrame:
     """The charges with what they cost a waiting rank: in the communicator that waits most for the rank, since the
     others wait for the same delay as it spreads through the job.
     """
-    cost = charges["wait_ns"] / (charges["n"] - 1).clip(lower=1)
+    cost = charges["bare"] * charges["wait_ns"] / (charges["n"] - 1).clip(lower=1)
     real = ~charges["cause"].isin(NO_FAULT)
     keys = [charges["step"], charges["rank"]]
     of_group = cost.where(real, 0).groupby([*keys, charges["c"]]).transform("sum")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvprof_kit._analysis.attribution.instances import begins
 from nvprof_kit._analysis.attribution.intervals import union_lengths
 from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.ranges import steps_around
@@ -109,7 +110,7 @@ def _overview(facts: Facts) -> pd.DataFrame:
     import pandas as pd
 
     ops, rows = facts.trace.ops, []
-    columns = [ops[name].to_numpy() for name in ("start_ns", "end_ns")]
+    columns, first = [ops[name].to_numpy() for name in ("start_ns", "end_ns")], begins(ops)
     whole = facts.wall_ns
     kind = ops["kind"].to_numpy()
     sorts = {
@@ -120,7 +121,8 @@ def _overview(facts: Facts) -> pd.DataFrame:
     for name, mask in sorts.items():
         mine = np.flatnonzero(mask & facts.counted)
         if len(mine):
-            busy = _busy(facts, columns[0][mine], columns[1][mine], facts.windows.of_op[mine], facts.step_of_op[mine])
+            lane, step = facts.windows.of_op[mine], facts.step_of_op[mine]
+            busy = _busy(facts, columns[0][mine], columns[1][mine], lane, step, counts=first[mine])
             rows += [(step, name, count, 0, ns, 0.0, ns / whole) for step, count, ns in busy]
     host = facts.host
     for name, mask in {"CUDA API": ~(host.overhead | host.operator), "profiler": host.overhead}.items():
@@ -134,12 +136,17 @@ def _overview(facts: Facts) -> pd.DataFrame:
     return made
 
 
-def _busy(facts: Facts, start: Any, end: Any, lane: Any, step: Any) -> list[tuple[Any, int, int]]:
-    """Instance of a step, number and length of the union of intervals, one for all where steps are not told apart."""
+def _busy(
+    facts: Facts, start: Any, end: Any, lane: Any, step: Any, *, counts: Any = None
+) -> list[tuple[Any, int, int]]:
+    """Instance of a step, number and length of the union of intervals, one for all where steps are not told apart.
+    `counts` tells which of the intervals are counted, by default all.
+    """
     group = step + 1 if facts.by_step else np.zeros(len(start), dtype=np.int64)
     groups = int(group.max(initial=0)) + 1
-    counts, lengths = np.bincount(group, minlength=groups), union_lengths(start, end, lane, group, groups)
-    return [(one - 1, int(counts[one]), int(lengths[one])) for one in range(groups) if counts[one]]
+    some = group if counts is None else group[counts]
+    numbers, lengths = np.bincount(some, minlength=groups), union_lengths(start, end, lane, group, groups)
+    return [(one - 1, int(numbers[one]), int(lengths[one])) for one in range(groups) if numbers[one] or lengths[one]]
 
 
 def _model(facts: Facts) -> pd.DataFrame:
@@ -151,13 +158,14 @@ def _model(facts: Facts) -> pd.DataFrame:
     chosen = np.flatnonzero(ranges.is_one_of((Category.PHASE, Category.OPTIMIZER, Category.DATA)))
     part_of_range = np.array([_part(phase) for phase in ranges.phase[chosen].tolist()], dtype=np.int64)
     whole, rows = facts.wall_ns, []
-    columns = [ops[name].to_numpy() for name in ("start_ns", "end_ns")]
+    columns, first = [ops[name].to_numpy() for name in ("start_ns", "end_ns")], begins(ops)
     threads = np.unique(ranges.tid, return_inverse=True)[1]
     for place, part in enumerate(MODEL_PARTS):
         mine = np.flatnonzero((part_of_phase == place) & facts.counted)
         on_cpu = facts.counted_ranges(chosen[part_of_range == place])
         gpu = {step: (count, ns) for step, count, ns in _busy(
-            facts, columns[0][mine], columns[1][mine], facts.windows.of_op[mine], facts.step_of_op[mine])}  # fmt: skip
+            facts, columns[0][mine], columns[1][mine], facts.windows.of_op[mine], facts.step_of_op[mine],
+            counts=first[mine])}  # fmt: skip
         cpu = {step: (count, ns) for step, count, ns in _busy(
             facts, ranges.start[on_cpu], ranges.end[on_cpu], threads[on_cpu],
             steps_around(ranges, on_cpu))}  # fmt: skip

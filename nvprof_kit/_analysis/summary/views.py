@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nvprof_kit._analysis.attribution.instances import whole_calls
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, nest
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around
@@ -117,11 +118,13 @@ def kernel_view(facts: Facts) -> pd.DataFrame:
         ~np.isin(facts.trace.ops["kind"].to_numpy(), [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")])
         & facts.counted
     )
+    rows, spent = whole_calls(facts.trace.ops, rows, facts.duration)
     classes = pd.Categorical.from_codes(facts.classes.code[rows], categories=pd.Index(list(CLASSES)))
     families = [family.name for family in facts.classes.families]
     known = list(dict.fromkeys(families))
     place = np.array([known.index(family) for family in families] or [0])
     frame = _ops(facts, rows).assign(
+        gpu=spent,
         name=facts.trace.ops["name"].iloc[rows].array,
         kernel_class=classes,
         family=pd.Categorical.from_codes(place[facts.classes.family[rows]], categories=pd.Index(known, dtype=object)),

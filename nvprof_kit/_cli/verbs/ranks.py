@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,15 +10,15 @@ import click
 from nvprof_kit._cli.inputs import rules_option, selecting
 from nvprof_kit._cli.output import NEEDED, Output, domain_option, named_domain, writing
 from nvprof_kit._cli.progress import progress
-from nvprof_kit._report.warnings import in_order
 from nvprof_kit._trace.kinds import CAPTURES, FLIGHT, INSPECTOR, expect
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
-    from nvprof_kit._analysis.ranks.answer import RanksAnswer
     from nvprof_kit._report.selection import Selection
+    from nvprof_kit._results.ranks import Ranks
 
-VIEWS = ("waits", "charges", "layers", "clocks", "critical-path", "what-if")
+VIEWS = ("waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-batches", "critical-path", "what-if")
+_REPLAYED = ("groups", "bubbles", "micro-batches", "critical-path", "what-if")
 
 
 class _Group(click.Group):
@@ -63,7 +62,7 @@ _workers = click.option("--workers", type=click.IntRange(min=1), help="Processes
 @selecting()
 @domain_option
 @rules_option
-@writing(plot=False)
+@writing(plot=True)
 def compare(
     output: Output,
     *,
@@ -80,7 +79,8 @@ def compare(
     """Across the ranks of a job: who is late, in which layer, and what it costs.
 
     Takes the captures of one run, a rank or more each, folders of them, or a folder of maps that
-    `nvprof-kit ranks map -o MAPS CAPTURE|FOLDER...` made (see `nvprof-kit ranks map --help`).
+    `nvprof-kit ranks map -o MAPS CAPTURE|FOLDER...` made (see `nvprof-kit ranks map --help`). A rank that was not
+    profiled may be there as a dump of PyTorch's Flight Recorder or a log of NCCL's inspector.
 
     FILE ends in .json for everything, in .csv, .md or .parquet for one table, in .txt for the report.
     """
@@ -102,66 +102,21 @@ def compare(
             done=lambda capture: say(f"mapping {capture}"),
         )
         say("comparing ranks")
-        answer = job.answer()
-    _write(answer, output, view, top=top, select=select, captures=captures)
+        answer = job.answer(top)
+    _check_told(answer, view)
+    output.write_results([answer if view is None else answer.only(view)], select)
 
 
-def _write(
-    answer: RanksAnswer, output: Output, view: str | None, *, top: int, select: Selection, captures: tuple[str, ...]
-) -> None:
-    from nvprof_kit._report.export import tables
-    from nvprof_kit._report.export.answer import json_answer
-    from nvprof_kit._report.export.bounds import bounded
-    from nvprof_kit._report.text.ranks import ranks_report, table_of
-    from nvprof_kit._report.text.terminal import warning_lines
+def _check_told(answer: Ranks, view: str | None) -> None:
+    """Refuse a table that is made of few collectives only.
 
-    if select.budget is not None and output.form != "json":
-        raise UsageError("--budget bounds a json answer; add --format json, or use --max-rows")
-    if view in ("critical-path", "what-if") and answer.replay_error is None:
+    Raises:
+        UsageError: The job has too many for it, or none.
+    """
+    if view in _REPLAYED and answer.replay_error is None:
         raise UsageError(
-            f"{answer.collectives:,} matched collectives: a critical path and what-if need 1 to 40,000; "
-            "name the captures of fewer ranks"
+            f"{answer.collectives:,} matched collectives: {view} needs 1 to 40,000; name the captures of fewer ranks"
         )
-    warnings = in_order(answer.warnings)
-    if output.form == "json" and view is None:
-        output.write(_whole_answer(answer, select, captures))
-    elif output.form == "json":
-        output.write(json_answer(f"ranks-{view}", select.of(answer.table(str(view))), warnings, captures, select))
-    elif output.form == "table" and view is None:
-        output.print(ranks_report(answer, top))
-    elif output.form == "table":
-        output.print([table_of(select.of(answer.table(str(view))).head(top)), *warning_lines(warnings)])
-    else:
-        found = bounded(select.of(answer.table(view or "waits")), select)
-        data = tables.encode(found.rows, output.form) + (tables.quoted(warnings) if output.form == "md" else b"")
-        beside = () if output.form == "md" else warnings
-        output.write(data, (*beside, *((found.sentence,) if found.left_out else ())))
-
-
-def _whole_answer(answer: RanksAnswer, select: Selection, captures: tuple[str, ...]) -> bytes:
-    """All tables as one json answer, each with as many rows as the bound leaves."""
-    from nvprof_kit._report.export import schemas
-    from nvprof_kit._report.export.answer import records
-    from nvprof_kit._report.export.bounds import bounded
-
-    chosen = select.each({view: answer.table(view) for view in VIEWS})
-    most = select.max_rows
-    while True:
-        found = {view: bounded(table, select, most) for view, table in chosen.items()}
-        missing = {str(name): view for view, one in found.items() for name in one.rows if one.rows[name].isna().any()}
-        cut = {view: one.truncated for view, one in found.items() if one.left_out}
-        told = answer.to_dict() | {
-            "warnings": list(in_order(answer.warnings)),
-            "sources": list(captures),
-            "unknown": {name: schemas.reasons(f"ranks-{view}", [name])[name] for name, view in missing.items()},
-            "truncated": cut or None,
-            **{view.replace("-", "_"): records(one.rows) for view, one in found.items()},
-        }
-        data = (json.dumps(told, ensure_ascii=False, indent=1) + "\n").encode("utf-8", "replace")
-        longest = max(len(one.rows) for one in found.values())
-        if select.budget is None or len(data) <= select.budget or not longest:
-            return data
-        most = longest * min(select.budget * 9 // 10, len(data) // 2) // len(data)
 
 
 @ranks.command(name="map")
@@ -182,6 +137,11 @@ def _whole_answer(answer: RanksAnswer, select: Selection, captures: tuple[str, .
     metavar="SCHEDULER",
     help="Map on the workers of a Dask cluster, which see the captures and MAPS under the same paths.",
 )
+@click.option(
+    "--part",
+    metavar="I/N",
+    help="Map only every N-th capture, from the I-th on (from 0): tasks that see the same captures share them so.",
+)
 @domain_option
 @rules_option
 def map_(
@@ -191,13 +151,15 @@ def map_(
     given: tuple[str, ...],
     workers: int | None,
     dask: str | None,
+    part: str | None,
     domain: str,
     rules: str | None,
 ) -> None:
     """Condense captures to maps: a few megabytes of Parquet each, all that comparing ranks needs.
 
     A map is reused while its capture is unchanged. On a cluster each node maps its own:
-    srun nvprof-kit ranks map -o /shared/maps /local/captures; then nvprof-kit ranks /shared/maps.
+    srun nvprof-kit ranks map -o /shared/maps /local/captures; then nvprof-kit ranks /shared/maps. Tasks that see the
+    same captures share them: --part $SLURM_PROCID/$SLURM_NTASKS.
     """
     from nvprof_kit._api.capture import domain_of, read_rules
     from nvprof_kit._api.job_maps import map_captures
@@ -212,9 +174,22 @@ def map_(
             ranks=_given(given),
             workers=workers,
             dask=dask,
+            part=_part(part),
             done=lambda capture: say(f"mapping {capture}"),
         )
     click.echo(f"{maps}: {len(names)} maps", err=True)
+
+
+def _part(text: str | None) -> tuple[int, int]:
+    """Which part ``--part I/N`` is.
+
+    Raises:
+        UsageError: It is none.
+    """
+    number, found, of = (text or "0/1").partition("/")
+    if not found or not number.isdecimal() or not of.isdecimal() or int(number) >= int(of):
+        raise UsageError(f"--part {text}: needed I/N with I from 0 to N - 1, as in --part 0/8")
+    return int(number), int(of)
 
 
 def _given(pairs: tuple[str, ...]) -> dict[str, int]:

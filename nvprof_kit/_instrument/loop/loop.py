@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from nvprof_kit._instrument.loop.optimizers import Undo, hook_steps, innermost
+from nvprof_kit._instrument.modules.again import replace_in_notebook
 from nvprof_kit._instrument.modules.annotation import Annotation
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Range
@@ -128,8 +129,12 @@ class annotate_optimizer(Annotation):
             make them.
 
     Raises:
-        UsageError: The optimizer is annotated already.
+        UsageError: The optimizer is annotated already. In a notebook its annotation is replaced instead.
     """
+
+    def __init__(self, optimizer: Any) -> None:
+        replace_in_notebook(optimizer)
+        super().__init__(optimizer)
 
     def _install(self, owner: Any) -> list[Any]:
         range_ = _range("optimizer", Category.PHASE)

@@ -210,8 +210,9 @@ class MemoryProfiler:
         self._undo += hook_steps(self._known_optimizers(), self._backward_ended, self._step_ended)
 
     def _follow_layers(self, model: nn.Module, boundaries: Boundaries) -> None:
-        with suppress(UsageError):  # annotated already
-            self._undo.append(annotate_model(model).remove)
+        with suppress(UsageError):  # a part of it is annotated already
+            if model not in state.annotated:
+                self._undo.append(annotate_model(model).remove)
         watch = Watch(boundaries)
         watch.attach()
         self._undo.append(watch.detach)

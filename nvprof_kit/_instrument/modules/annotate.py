@@ -13,6 +13,7 @@ from torch import nn
 from nvprof_kit._instrument.compile.hidden import keep_out
 from nvprof_kit._instrument.compile.inductor import range_kernels
 from nvprof_kit._instrument.memory.marks import Read, read_cuda
+from nvprof_kit._instrument.modules.again import replace_in_notebook
 from nvprof_kit._instrument.modules.annotation import Annotation
 from nvprof_kit._instrument.modules.blocks import Part, children, descendants, find_blocks, is_list
 from nvprof_kit._instrument.modules.calls import Calls
@@ -207,7 +208,8 @@ def annotate_model(
 
     Raises:
         UsageError: The model or a module of it is annotated already, nothing matches ``select``, or the options
-            contradict each other.
+            contradict each other. In a notebook the annotation of the same model is replaced instead, so that a cell
+            can be run again.
     """
     top = Part("", model)
     if select is not None and depth is not None:
@@ -221,6 +223,7 @@ def annotate_model(
     else:
         parts = _by_structure(top)
     root = root or class_name(unwrapped(model))
+    replace_in_notebook(model)
     return ModelAnnotation(model, parts, backward=backward, root=root, compiled_parts=compiled_parts)
 
 

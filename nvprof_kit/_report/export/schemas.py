@@ -24,7 +24,7 @@ from nvprof_kit._analysis.memory import steps as memory_steps
 from nvprof_kit._analysis.metrics import COLUMNS as METRICS
 from nvprof_kit._analysis.ncu import layers as ncu_layers
 from nvprof_kit._analysis.ncu import plan as ncu_plan
-from nvprof_kit._analysis.ranks import clocks, replay, waits
+from nvprof_kit._analysis.ranks import bubbles, clocks, parallel, replay, waits
 from nvprof_kit._analysis.ranks import layers as ranks_layers
 from nvprof_kit._analysis.timers import COLUMNS as TIMERS
 from nvprof_kit._report.text.doctor import COLUMNS as DOCTOR
@@ -130,6 +130,9 @@ TABLES: Mapping[str, Columns] = MappingProxyType(
         "ranks-charges": waits.CHARGE_COLUMNS,
         "ranks-layers": ranks_layers.COLUMNS,
         "ranks-clocks": clocks.COLUMNS,
+        "ranks-groups": parallel.GROUP_COLUMNS,
+        "ranks-bubbles": bubbles.BUBBLE_COLUMNS,
+        "ranks-micro-batches": bubbles.MICRO_BATCH_COLUMNS,
         "ranks-critical-path": replay.PATH_COLUMNS,
         "ranks-what-if": replay.WHAT_IF_COLUMNS,
         ANY: {},
@@ -149,17 +152,24 @@ _TEXTS = {
     "level", "kernel_class", "verdict", "what", "name", "now", "dtype", "unknown", "note", "kernel", "grid", "block",
     "stall", "bound", "reason", "stage", "stack", "size", "kind", "pool", "event", "part", "operator", "family",
     "range", "category", "folded_into", "subject", "check", "seen", "why", "fix", "through",
+    "group", "parallel", "told_by", "kinds", "direction",
 }  # fmt: skip
 _WHOLE = {
     "step", "instance", "process", "device", "stream", "calls", "gpu_ops", "ops", "gaps", "short_ops", "blocking",
     "ranks", "rank", "queue_max", "registers", "launches", "blocks", "allocations", "steps", "address", "matched",
     "waiting_rank", "late_rank", "cause_rank", "slowest", "depth", "bytes",
+    "micro_batch", "from_rank", "collectives",
 }  # fmt: skip
 _KINDS = {
     ("layers", "unlike"): "string",
     ("timers-calls", "call"): "integer",
     ("ranks-clocks", "through"): "integer",
     ("ranks-layers", "ops"): "number",
+    ("ranks-groups", "size"): "integer",
+    ("ranks-groups", "ranks"): "string",
+    ("ranks-bubbles", "stage"): "integer",
+    ("ranks-layers", "stage"): "integer",
+    ("ranks-micro-batches", "stage"): "integer",
 }
 _WHOLE_UNITS = ("_ns", "_bytes")
 _KEYS = ("layer", "phase")

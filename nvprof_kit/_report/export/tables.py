@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -12,6 +13,9 @@ from nvprof_kit._report.plain import csv_cell, plain
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+_CONTROL = re.compile("[\x7f-\x9f]")
 
 
 def encode(table: pd.DataFrame, data_format: str) -> bytes:
@@ -51,8 +55,13 @@ def _mapped(table: pd.DataFrame, write: Callable[[str], str]) -> pd.DataFrame:
 
 def _json(table: pd.DataFrame) -> bytes:
     plain = table.astype(object).where(table.notna(), None)
-    rows = [json.dumps(row, ensure_ascii=False) for row in plain.to_dict("records")]
+    rows = [_CONTROL.sub(_escaped, json.dumps(row, ensure_ascii=False)) for row in plain.to_dict("records")]
     return ("[\n" + ",\n".join(rows) + "\n]\n").encode()
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """A control character beyond ASCII, which JSON lets stand and some terminals obey."""
+    return f"\\u{ord(found.group()):04x}"
 
 
 def _markdown(table: pd.DataFrame) -> bytes:

@@ -6,14 +6,33 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvprof_kit._report.plots.plots import PHASE_COLOURS
+from nvprof_kit._report.text.units import short_kernel
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from nvprof_kit._analysis.ncu.roofline import Roofline
 
+_OTHERS = "other layers"
+_COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#882255",
+    "#117733",
+    "#44AA99",
+    "#AA4499",
+)
+_OTHER_COLOUR = "#999999"
+_MARKERS = {"forward": "o", "backward": "s", "recompute": "^"}
+_NAMED = 12
+_LONGEST = 40
+_APART = 0.15  # of a power of ten
 _SAME = 1.02
 _LARGEST = 600.0  # square points of the dot of the kernel that takes most time
 
@@ -33,8 +52,7 @@ def roofline_figure(roofline: Roofline) -> Figure:
     axes.grid(color="#DDDDDD")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower right", frameon=False, fontsize=11)
-    figure.suptitle("Roofline: a dot is a kernel, as large as its GPU time", fontsize=15)
+    figure.suptitle("Roofline: a dot is a kernel of a layer, as large as its GPU time", fontsize=15)
     return figure
 
 
@@ -66,15 +84,60 @@ def _heights(peaks: dict[str, float]) -> list[tuple[str, float]]:
 
 
 def _dots(axes: Axes, roofline: Roofline) -> None:
-    longest = roofline.points["gpu_ns"].max() or 1.0
-    phases = roofline.points["phase"].where(roofline.points["phase"].isin(list(PHASE_COLOURS)), "other")
-    for phase, points in roofline.points.groupby(phases, sort=False):
+    """A dot for each kernel, in its layer's colour and its phase's shape; those that take most time have names."""
+    points = roofline.points
+    longest = points["gpu_ns"].max() or 1.0
+    colours = _layer_colours(points)
+    layers = points["layer"].astype(str).where(points["layer"].astype(str).isin(list(colours)), _OTHERS)
+    phases = points["phase"].astype(str)
+    for (layer, phase), some in points.groupby([layers, phases], sort=False):
         axes.scatter(
-            points["intensity"],
-            points["rate"],
-            s=8 + _LARGEST * points["gpu_ns"] / longest,
-            color=PHASE_COLOURS[str(phase)],
+            some["intensity"],
+            some["rate"],
+            s=8 + _LARGEST * some["gpu_ns"] / longest,
+            color=colours[str(layer)],
+            marker=_MARKERS.get(str(phase), "D"),
             alpha=0.6,
             linewidths=0,
-            label=str(phase),
         )
+    for place in _named(points):
+        kernel = points.iloc[place]
+        axes.annotate(
+            short_kernel(str(kernel["kernel"]), _LONGEST),
+            (kernel["intensity"], kernel["rate"]),
+            xytext=(6, 4),
+            textcoords="offset points",
+            fontsize=8,
+            color="#333333",
+        )
+    shown = [phase for phase in _MARKERS if (phases == phase).any()]
+    _legend(axes, colours, shown, others=not phases.isin(list(_MARKERS)).all())
+
+
+def _layer_colours(points: pd.DataFrame) -> dict[str, str]:
+    """The colours of the layers that take most time, and of all others together."""
+    spent = points.groupby(points["layer"].astype(str))["gpu_ns"].sum().sort_values(ascending=False, kind="stable")
+    made = dict(zip(map(str, spent.index), _COLOURS, strict=False))
+    return made | ({_OTHERS: _OTHER_COLOUR} if len(spent) > len(made) else {})
+
+
+def _named(points: pd.DataFrame) -> list[int]:
+    """Rows of the kernels that take most time, without those whose names would lie on another's."""
+    where = np.log10(points[["intensity", "rate"]].to_numpy(dtype=np.float64))
+    found: list[int] = []
+    for place in np.argsort(-points["gpu_ns"].to_numpy(), kind="stable").tolist():
+        if all(np.abs(where[place] - where[other]).max() > _APART for other in found):
+            found.append(place)
+    return found[:_NAMED]
+
+
+def _legend(axes: Axes, colours: dict[str, str], phases: list[str], *, others: bool) -> None:
+    from matplotlib.lines import Line2D
+
+    def entry(marker: str, colour: str, text: str) -> Line2D:
+        return Line2D([], [], linestyle="", marker=marker, color=colour, alpha=0.6, markersize=8, label=text)
+
+    handles = [entry("o", colour, layer) for layer, colour in colours.items()]
+    handles += [entry(_MARKERS[phase], "#777777", phase) for phase in phases]
+    handles += [entry("D", "#777777", "other phases")] if others else []
+    axes.legend(handles=handles, loc="lower right", frameon=False, fontsize=9)

@@ -36,6 +36,8 @@ def ranks_report(found: RanksAnswer, top: int = 10) -> list[RenderableType]:
     parts += _charges(found.charges, found.steps, found.total_wait_ns, top)
     parts += _who_waits(found.matrix, top)
     parts += _unlike(found.layers, top)
+    parts += _groups(found.groups, top)
+    parts += _bubbles(found.bubbles)
     parts += _clocks(found.clocks)
     if len(found.critical_path):
         parts += _path(found.critical_path, top)
@@ -112,7 +114,7 @@ def _unlike(layers: pd.DataFrame, top: int) -> list[RenderableType]:
                 ("by", "right"),
             ]
         )
-        for key in gap.head(top).index:
+        for key in gap[gap > 0].head(top).index:
             row = wide.loc[key]
             cells = ("" if row[rank] != row[rank] else _MS(int(row[rank])) for rank in ranks)
             made.add_row(*key, *cells, str(row.idxmax()), _MS(int(gap[key])))
@@ -142,6 +144,34 @@ def _unlike(layers: pd.DataFrame, top: int) -> list[RenderableType]:
     title = f"Ranks unlike their equals: {odd['rank'].nunique()} of {len(ranks)}"
     more = [Text(f"… and {len(odd) - top} more; csv and json have them all", "dim")] if len(odd) > top else []
     return [Text(title, "bold"), made, *more, ""]
+
+
+def _groups(groups: pd.DataFrame | None, top: int) -> list[RenderableType]:
+    """What the communicators are for, those of a kind and size in one line."""
+    if groups is None or not len(groups):
+        return []
+    made = table(
+        [("parallel", "left"), ("groups", "right"), ("of ranks", "right"), ("for example", "left"), ("does", "left")]
+    )
+    for (parallel, size), mine in list(groups.groupby(["parallel", "size"], sort=True))[:top]:
+        kinds = ", ".join(sorted({kind for listed in mine["kinds"] for kind in listed.split(", ")}))
+        made.add_row(str(parallel), str(len(mine)), str(size), str(mine["ranks"].iloc[0]), kinds)
+    return [Text("Parallel groups", "bold"), made, ""]
+
+
+def _bubbles(bubbles: pd.DataFrame | None) -> list[RenderableType]:
+    """The bubble of each pipeline stage, the mean over steps and the stage's ranks."""
+    if bubbles is None or not len(bubbles):
+        return []
+    heads = ("stage", "ranks", "step", "busy", "sends and receives", "host", "other", "bubble", "share")
+    made = table([(head, "right") for head in heads])
+    times = ["step_ns", "busy_ns", "wait_ns", "host_ns", "other_ns", "bubble_ns"]
+    for stage, mine in bubbles.groupby("stage", sort=True):
+        means = mine[times].mean()
+        share = percent(float(means["bubble_ns"] / max(means["step_ns"], 1)))
+        made.add_row(str(stage), str(mine["rank"].nunique()), *(_MS(round(means[name])) for name in times), share)
+    ideal = f"Equal stages could not go below {percent(float(bubbles['ideal_share'].median()))} with GPipe or 1F1B."
+    return [Text("Bubbles of the pipeline's stages, mean over steps", "bold"), made, Text(ideal, "dim"), ""]
 
 
 def _clocks(clocks: pd.DataFrame) -> list[RenderableType]:
@@ -204,6 +234,12 @@ def _what_if(changes: pd.DataFrame, error: float) -> list[RenderableType]:
     note = f"Replaying the unchanged graph gives the measured mean step of {measured} ms to within {percent(error)}."
     bad = "" if error <= 0.02 else " That is more than 2 %: do not trust the savings."
     return [Text("What if", "bold"), made, Text(note + bad, "yellow" if bad else "dim"), ""]
+
+
+def rank_table(frame: pd.DataFrame, top: int) -> list[RenderableType]:
+    """A table of a job, its first lines, and how many more there are."""
+    rest = len(frame) - top
+    return [table_of(frame.head(top)), *([Text(f"… and {rest:,} more", "dim")] if rest > 0 else [])]
 
 
 def table_of(frame: pd.DataFrame) -> Grid:

@@ -41,12 +41,14 @@ def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) 
     that is not set, or the file is ``kept``, 120 and as much more as the labels and figures of a table need.
     """
     if file.isatty():
-        console = _PlainConsole(file=file, highlight=False, markup=False)
+        console = _PlainConsole(file=file, highlight=False, markup=False, force_jupyter=False)
         _print(console, parts, height=console.height - _AROUND)
         return
     columns = "" if kept else os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() else WIDE
-    console = _PlainConsole(file=file, width=width, highlight=False, markup=False, color_system=None)
+    console = _PlainConsole(
+        file=file, width=width, highlight=False, markup=False, color_system=None, force_jupyter=False
+    )
     with console.capture() as plain:
         _print(console, parts, grow=not columns.isdecimal())
     file.writelines(line.rstrip() + "\n" for line in plain.get().splitlines())
@@ -106,7 +108,15 @@ def text_of(parts: Iterable[RenderableType], kept: bool = False) -> str:
 
 def html_of(parts: Iterable[RenderableType]) -> str:
     """The parts of a report as an element of HTML, with their colours; no text in them is taken for markup."""
-    console = Console(file=StringIO(), width=WIDE, highlight=False, markup=False, record=True, force_terminal=True)
+    console = Console(
+        file=StringIO(),
+        width=WIDE,
+        highlight=False,
+        markup=False,
+        record=True,
+        force_terminal=True,
+        force_jupyter=False,  # in a notebook rich would show every line once more by itself
+    )
     _print(console, parts, grow=True)
     style = "font-family:Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre;overflow-x:auto;line-height:1.3"
     return console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ _ENVIRONMENT = re.compile(
     r"(?:^|[^A-Z_])(?:RANK|OMPI_COMM_WORLD_RANK|PMI_RANK|SLURM_PROCID)[\"']?\s*[=:]\s*[\"']?(\d+)"
 )
 _DISTRIBUTED = re.compile(r'"distributedInfo"\s*:\s*\{')
+_BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d+)')
 _HEAD = 1 << 16
 
 
@@ -43,8 +44,12 @@ class RankName:
     told_by: str = ""
 
 
-def find_captures(named: Sequence[str | Path]) -> list[Path]:
+def find_captures(named: Sequence[str | Path], is_other: Callable[[Path], bool] = lambda _: False) -> list[Path]:
     """The captures that files and folders name; of a report and its export the report's export is one capture.
+
+    Args:
+        named: Files and folders.
+        is_other: Whether a file of a folder that is not called as captures are is one all the same.
 
     Raises:
         UsageError: A path is not there, or a folder holds no capture.
@@ -52,7 +57,7 @@ def find_captures(named: Sequence[str | Path]) -> list[Path]:
     found: list[Path] = []
     for one in map(Path, named):
         if one.is_dir():
-            inside = sorted(path for path in one.iterdir() if path.is_file() and is_capture_name(path.name))
+            inside = sorted(path for path in one.iterdir() if path.is_file() and _is_source(path, is_other))
             if not inside:
                 raise UsageError(f"{one}: no capture in it; needed files that end in {' '.join(SUFFIXES)}, or .xz")
             found.extend(_without_exports(inside))
@@ -61,6 +66,10 @@ def find_captures(named: Sequence[str | Path]) -> list[Path]:
         else:
             raise UsageError(f"{one}: no such file or folder")
     return list(dict.fromkeys(found))
+
+
+def _is_source(path: Path, is_other: Callable[[Path], bool]) -> bool:
+    return is_capture_name(path.name) or (not path.name.startswith(".") and is_other(path))
 
 
 def is_capture_name(name: str) -> bool:
@@ -102,7 +111,7 @@ def rank_of_environment(text: str) -> RankName:
 
 def rank_of_capture(path: Path) -> RankName:
     """The rank that a capture tells beside its marks: in Kineto's ``distributedInfo``, or nsys's environment."""
-    head = _head(path)
+    head = head_of(path)
     if head.lstrip()[:1] not in (b"{", b"["):  # a PyTorch trace names NVIDIA too
         return _rank_of_nsys(path) if head else RankName()
     text = head.decode("utf-8", "replace")
@@ -113,7 +122,7 @@ def rank_of_capture(path: Path) -> RankName:
     return RankName(said["rank"], said.get("world_size", -1), told_by="capture") if "rank" in said else RankName()
 
 
-def _head(path: Path) -> bytes:
+def head_of(path: Path) -> bytes:
     """The first bytes of a capture, unpacked."""
     with path.open("rb") as file:
         start = file.read(6)
@@ -134,3 +143,17 @@ def _rank_of_nsys(path: Path) -> RankName:
             return RankName()
         rows = db.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'DeviceEnvironment'")
         return next((found for row in rows if (found := rank_of_environment(str(row[0]))).rank >= 0), RankName())
+
+
+def epoch_of(path: Path) -> int:
+    """What is added to a capture's times to have ns since 1970, by the clock of its host; -1 where nothing tells it."""
+    head = head_of(path)
+    if head.lstrip()[:1] in (b"{", b"["):
+        found = _BASE.search(head.decode("utf-8", "replace"))
+        return int(found[1]) if found else -1
+    with nsys_sqlite(path) as plain, closing(Database(plain)) as db:
+        began, window = ("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"), ("ANALYSIS_DETAILS", "startTime")
+        if not db.has(*began) or not db.has(*window):
+            return -1
+        told = db.rows(f"SELECT (SELECT {began[1]} FROM {began[0]}), (SELECT min({window[1]}) FROM {window[0]})")
+        return sum(told[0]) if all(isinstance(one, int) for one in told[0]) else -1

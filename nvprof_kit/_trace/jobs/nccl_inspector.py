@@ -13,6 +13,7 @@ What its times mean: it is a thread of the host that sees the kernel's channels 
 from __future__ import annotations
 
 import io
+import lzma
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ _KINDS = {
     "Recv": "recv",
     "AlltoAll": "all_to_all",
 }
+_XZ = b"\xfd7zXZ\x00"
 _OF_ALL_RANKS = ("all_gather", "reduce_scatter")
 """Kinds whose message is one rank's part of the larger buffer."""
 
@@ -53,9 +55,12 @@ def read_nccl_inspector(path: str | Path) -> pd.DataFrame:
     """
     path = Path(path)
     try:
-        said = path.read_bytes()
+        packed = path.read_bytes()
+        said = lzma.decompress(packed) if packed.startswith(_XZ) else packed
     except OSError as error:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    except lzma.LZMAError as error:
+        raise CaptureError(f"{path}: a damaged .xz ({one_line(error)})") from None
     import pyarrow as pa
     import pyarrow.json
 

@@ -16,7 +16,7 @@ from nvprof_kit._trace.schema import Column
 if TYPE_CHECKING:
     import pandas as pd
 
-VERSION = 1
+VERSION = 2
 """Version of these tables. It grows with every change that makes an older reader wrong."""
 
 RANKS: Mapping[str, Column] = MappingProxyType(
@@ -30,6 +30,10 @@ RANKS: Mapping[str, Column] = MappingProxyType(
         "run": Column("object", "id of the run, '' where the capture does not tell"),
         "world_size": Column("int64", "ranks of the job, -1 where the capture does not tell"),
         "tool": Column("object", "what wrote the capture"),
+        "source": Column("object", "what the map is of: profile, or flight_recorder or nccl_inspector (no profile)"),
+        "epoch_ns": Column("int64", "what is added to its times to have ns since 1970, by its host; -1: unknown"),
+        "named": Column("bool", "it tells its communicators by ids, and not by their streams alone"),
+        "numbered": Column("bool", "all collectives of these have sequence numbers"),
         "gpu": Column("object", "name of the GPU"),
         "rank_told_by": Column("object", "where the rank was read: mark, capture, name, given"),
         "warnings": Column("object", "what may be missing or distorted in the capture, one a line"),
@@ -46,11 +50,15 @@ COLLECTIVES: Mapping[str, Column] = MappingProxyType(
         "sequence": Column("int64", "sequence number within the communicator, -1: none"),
         "step": Column("int64", "step that launched it, -1 outside steps"),
         "number": Column("int64", "place within communicator and step, by launch"),
+        "stream": Column("int64", "place of its stream among the rank's that communicate, by first use"),
+        "group": Column("object", "what the program calls the communicator, '' where the capture does not tell"),
         "kind": Column("object", "AllReduce, AllGather, ReduceScatter, Broadcast, Send, Recv, SendRecv, …"),
         "bytes": Column("int64", "bytes of the larger buffer, -1: unknown"),
         "size": Column("int64", "ranks of the communicator, -1: unknown"),
         "start_ns": Column("int64", "when its kernel began: the rank's arrival"),
         "end_ns": Column("int64", "when its kernel ended"),
+        "launch_ns": Column("int64", "when the host launched it"),
+        "alone_ns": Column("int64", "how long it ran while the device did nothing else: what of it is exposed"),
         "ready_ns": Column("int64", "when what was launched before it was done and it was launched itself"),
         "ready_segment": Column("int64", "last of the rank's segments that ends by `ready_ns`"),
         "end_segment": Column("int64", "last of the rank's segments that ends by `end_ns`"),
@@ -98,6 +106,9 @@ STEPS: Mapping[str, Column] = MappingProxyType(
         "step": Column("int64", "step"),
         "start_ns": Column("int64", "when it began on the device"),
         "end_ns": Column("int64", "when it ended there"),
+        "loading_ns": Column("int64", "time that the host spent fetching data for it"),
+        "gc_ns": Column("int64", "time that the host spent in Python's garbage collection in it"),
+        "warm_up": Column("bool", "it is warm-up: long, or it loads and compiles code"),
     }
 )
 """The steps of a rank."""

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_ARROW = {"object": "string"}
+
+
 @dataclass(frozen=True)
 class Fingerprint:
     """What a map was made from: another size, time or reading makes another map.
@@ -85,12 +88,18 @@ def write_map(folder: Path, name: str, made: RankMap) -> None:
         for table in reversed(list(TABLES)):
             place = folder / table
             place.mkdir(parents=True, exist_ok=True)
-            _write(getattr(made, table), place / name)
+            _write(getattr(made, table), table, place / name)
     except OSError as error:
         raise UsageError(f"{folder}: cannot write maps there: {error.strerror or error}") from None
 
 
-def _write(frame: pd.DataFrame, file: Path) -> None:
+def _write(frame: pd.DataFrame, table: str, file: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # the types are said: those of an empty column would be guessed
+    fields = [(name, _ARROW.get(column.dtype, column.dtype)) for name, column in TABLES[table].items()]
+    arrow = pa.Table.from_pandas(frame, schema=pa.schema(fields), preserve_index=False)
     beside = file.with_name(f".{file.name}.{os.getpid()}")
-    frame.to_parquet(beside, index=False, compression="zstd")
+    pq.write_table(arrow, beside, compression="zstd")
     beside.replace(file)

@@ -25,20 +25,24 @@ _SYMMETRIC = str(SYMMETRIC)
 _PEER = "('Send', 'Recv', 'SendRecv')"
 
 _MEMBERS = """
-    SELECT rank, index, kind, bytes, size, start_ns, end_ns, step, comm,
+    SELECT rank, index, kind, bytes, size, start_ns, end_ns, step, alone_ns, {comm} AS comm,
         CASE WHEN operation >= 0 THEN 0 ELSE {c} END AS c,
-        CASE WHEN operation >= 0 OR sequence >= 0 THEN -2 ELSE step END AS s,
-        CASE WHEN operation >= 0 THEN operation WHEN sequence >= 0 THEN sequence ELSE number END AS k,
+        CASE WHEN operation >= 0 OR {sequence} >= 0 THEN -2 ELSE step END AS s,
+        CASE WHEN operation >= 0 THEN operation WHEN {sequence} >= 0 THEN sequence ELSE number END AS k,
         CASE WHEN kind IN {peer} THEN 'SendRecv' ELSE kind END AS sort
     FROM collectives {join}
 """
 """The collectives with what finds their like on other ranks: communicator, step and number."""
 
+_PROFILED = "SELECT rank FROM ranks WHERE source = 'profile'"
+
 _INSTANCES = """
     SELECT c, s, k, count(*)::INTEGER AS n, max(a) AS arrival, arg_max(rank, a)::INTEGER AS late_rank,
         arg_max(index, a)::INTEGER AS late_index, min(a) AS first, sum(a) AS sum_a, max(e) AS ended,
-        arg_min(e, a) AS first_end, min(step) AS step, min(sort) AS sort, min(sort) <> max(sort) AS unlike,
-        max(bytes) AS bytes, max(size)::INTEGER AS size
+        arg_min(e, a) AS first_end, coalesce(min(step) FILTER (WHERE step >= 0), -1) AS step,
+        min(sort) AS sort, min(sort) <> max(sort) AS unlike,
+        max(bytes) AS bytes, max(size)::INTEGER AS size,
+        (sum(alone) - arg_max(alone, a))::BIGINT AS alone_ns
     FROM matched GROUP BY c, s, k HAVING count(*) > 1
 """
 
@@ -86,7 +90,19 @@ class JobTables:
         versions = {row[0] for row in self._db.execute("SELECT DISTINCT version FROM ranks").fetchall()}
         if versions - {VERSION}:
             raise CaptureError(f"{folder}: maps of version {max(versions)}, this release reads {VERSION}; map again")
-        self._db.execute("CREATE VIEW members AS " + _MEMBERS.format(c="hash(comm)", peer=_PEER, join=""))
+        told = self._one(
+            "SELECT bool_and(named), bool_or(named), bool_and(numbered) FROM ranks WHERE source = 'profile'"
+        )
+        self.has_profiles = told[0] is not None
+        self.has_unprofiled = bool(self._one("SELECT bool_or(source <> 'profile') FROM ranks")[0])
+        # where some ranks tell ids and others do not, only streams are told alike by all
+        self._comm = "comm" if told[0] in (True, None) or not told[1] else "'stream ' || stream"
+        self._sequence = "sequence" if told[2] else "-1"
+        self._db.execute(f"CREATE VIEW members AS {self._members(f'hash({self._comm})')}")
+
+    def _members(self, c: str, join: str = "") -> str:
+        made = _MEMBERS.format(c=c, join=join, comm=self._comm, sequence=self._sequence, peer=_PEER)
+        return made + f" WHERE {'x.' if join else ''}rank IN ({_PROFILED})" if self.has_unprofiled else made
 
     def close(self) -> None:
         """Give the database's memory and temporary files back."""
@@ -97,6 +113,10 @@ class JobTables:
         """A whole table of the maps."""
         return self._frame(f"SELECT * FROM {name}")
 
+    def profiled_ranks(self) -> list[int]:
+        """The ranks of which there is a profile."""
+        return [int(row[0]) for row in self._db.execute(f"{_PROFILED} ORDER BY rank").fetchall()]
+
     def rows(self) -> tuple[int, int]:
         """Collectives of all ranks, and of one rank at most."""
         found = self._one(
@@ -106,9 +126,12 @@ class JobTables:
         return int(found[0]), int(found[1])
 
     def ends(self, keep_every: int) -> pd.DataFrame:
-        """Ends of collectives for the clocks: c, s, k, rank, end_ns, symmetric; of every so many one."""
+        """Ends of collectives for the clocks: c, s, k, rank, end_ns, took_ns, symmetric; of every so many one."""
         chosen = "" if keep_every <= 1 else f"WHERE hash(s, k) % {keep_every} = 0"
-        return self._frame(f"SELECT c, s, k, rank, end_ns, sort IN {_SYMMETRIC} AS symmetric FROM members {chosen}")
+        return self._frame(
+            f"SELECT c, s, k, rank, end_ns, end_ns - start_ns AS took_ns, sort IN {_SYMMETRIC} AS symmetric "
+            f"FROM members {chosen}"
+        )
 
     def stream_ends(self) -> pd.DataFrame:
         """Ends of collectives whose communicator is told by its stream alone: comm, s, k, rank, end_ns."""
@@ -122,8 +145,9 @@ class JobTables:
         """
         self._db.register("given", parts)
         self._db.execute("CREATE OR REPLACE TABLE parts AS SELECT * FROM given")
-        joined = {"c": "hash(comm, coalesce(part, 0))", "join": "LEFT JOIN parts USING (comm, rank)"}
-        self._db.execute("CREATE OR REPLACE VIEW members AS " + _MEMBERS.format(peer=_PEER, **joined))
+        join = f"LEFT JOIN (SELECT comm AS of, rank, part FROM parts) AS p ON p.of = {self._comm} AND p.rank = x.rank"
+        members = self._members(f"hash({self._comm}, coalesce(part, 0))", f"AS x {join}")
+        self._db.execute("CREATE OR REPLACE VIEW members AS " + members.replace("SELECT rank,", "SELECT x.rank,", 1))
 
     def odd_steps(self) -> pd.DataFrame:
         """Communicator and step in which ranks differ in the number of collectives matched by order: c, s."""
@@ -139,12 +163,33 @@ class JobTables:
             "SELECT rank, index, c, s, sort, start_ns, end_ns FROM members SEMI JOIN wanted_steps USING (c, s)"
         )
 
-    def match(self, clocks: pd.DataFrame, renumbered: pd.DataFrame) -> None:
+    def unprofiled(self) -> pd.DataFrame:
+        """The collectives of ranks without a profile: rank, index, comm, base (its communicator), c, sequence, sort,
+        bytes, size, launch_ns (ns since 1970), took_ns (-1: unknown).
+        """
+        return self._frame(
+            "SELECT rank, index, comm, string_split(comm, ' ')[2] AS base, hash(comm) AS c, sequence, bytes, size, "
+            f"CASE WHEN kind IN {_PEER} THEN 'SendRecv' ELSE kind END AS sort, launch_ns, "
+            "CASE WHEN alone_ns < 0 THEN -1 ELSE end_ns - start_ns END AS took_ns "
+            f"FROM collectives WHERE rank NOT IN ({_PROFILED}) ORDER BY rank, index"
+        )
+
+    def profiled_members(self) -> pd.DataFrame:
+        """The collectives of profiled ranks: rank, index, c, s, k, comm, sort, bytes, size, end_ns, launch_ns, and the
+        rank's epoch_ns.
+        """
+        return self._frame(
+            "SELECT m.rank, m.index, m.c, m.s, m.k, m.comm, m.sort, m.bytes, m.size, m.end_ns, x.launch_ns, r.epoch_ns "
+            "FROM members AS m JOIN collectives AS x USING (rank, index) JOIN ranks AS r USING (rank)"
+        )
+
+    def match(self, clocks: pd.DataFrame, renumbered: pd.DataFrame, placed: pd.DataFrame | None = None) -> None:
         """Put the collectives on one clock and match them.
 
         Args:
             clocks: The clocks: rank, at_ns, offset_ns, drift (a fraction).
             renumbered: Members whose number is another than by order: rank, index, c, s, k.
+            placed: Members of ranks without a profile, on the one clock already.
         """
         for name, frame in (("clocks", clocks), ("renumbered", renumbered)):
             self._db.register("given", frame)
@@ -155,22 +200,31 @@ class JobTables:
         aligned = "m.{0} + t.offset_ns + CAST(round(t.drift * (m.{0} - t.at_ns)) AS BIGINT)"
         self._db.execute(
             f"CREATE OR REPLACE VIEW matched AS SELECT m.rank, m.index, m.c, m.s, {number} AS k, m.step, m.sort, "
-            f"m.bytes, m.size, m.comm, {aligned.format('start_ns')} AS a, {aligned.format('end_ns')} AS e "
-            f"FROM members AS m JOIN clocks AS t USING (rank) {join}"
+            f"m.bytes, m.size, m.comm, m.alone_ns AS alone, {aligned.format('start_ns')} AS a, "
+            f"{aligned.format('end_ns')} AS e "
+            f"FROM members AS m JOIN clocks AS t USING (rank) {join} {self._with(placed)}"
         )
         self._db.execute(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES}")
         self._db.execute(f"CREATE OR REPLACE TABLE clipped AS {_CLIPPED}")
 
+    def _with(self, placed: pd.DataFrame | None) -> str:
+        """Members of ranks without a profile, as a part of a query."""
+        if placed is None or not len(placed):
+            return ""
+        self._db.register("given", placed)
+        self._db.execute("CREATE OR REPLACE TABLE placed AS SELECT * FROM given")
+        return "UNION ALL SELECT rank, index, c::UBIGINT, s, k, step, sort, bytes, size, comm, alone, a, e FROM placed"
+
     def instances(self, least_ns: int = -1, most: int = 0) -> pd.DataFrame:
         """Matched collectives: c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, and
-        wait_ns of all its ranks.
+        wait_ns of all its ranks, and alone_ns, how long all but the late one did nothing else.
 
         Args:
             least_ns: Only those in which a rank waits longer than this on the average.
             most: Only so many, those that wait longest; 0 for all.
         """
         order = f"ORDER BY wait_ns DESC LIMIT {most}" if most else ""
-        columns = "c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, wait_ns"
+        columns = "c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, wait_ns, alone_ns"
         return self._frame(f"SELECT {columns} FROM {_WAITS} WHERE wait_ns > {least_ns} * (n - 1) {order}")
 
     def matrix(self) -> pd.DataFrame:
@@ -193,16 +247,24 @@ class JobTables:
 
     def unmatched(self) -> int:
         """Collectives that no other rank's matches."""
-        return int(self._one("SELECT (SELECT count(*) FROM members) - (SELECT coalesce(sum(n), 0) FROM instances)")[0])
+        among = "matched" if self.has_unprofiled else "members"  # the same where no clock is lost, and quicker
+        return int(self._one(f"SELECT (SELECT count(*) FROM {among}) - (SELECT coalesce(sum(n), 0) FROM instances)")[0])
+
+    def span(self) -> int:
+        """From the first arrival to the last end of the matched collectives, in ns."""
+        return int(self._one("SELECT coalesce(max(ended) - min(first), 0) FROM instances WHERE NOT unlike")[0])
 
     def total_wait(self) -> int:
         """All the time that ranks wait, in ns."""
         return int(self._one(f"SELECT coalesce(sum(wait_ns), 0) FROM {_WAITS}")[0])
 
     def by_late_rank(self) -> pd.DataFrame:
-        """Waiting by step, communicator and the rank that came last: step, c, late_rank, n, wait_ns."""
+        """Waiting by step, communicator and the rank that came last: step, c, late_rank, n, wait_ns, exposed_ns (of
+        it, about, what nothing was done beside).
+        """
         return self._frame(
-            "SELECT step, c, late_rank, max(n) AS n, sum(wait_ns)::BIGINT AS wait_ns "
+            "SELECT step, c, late_rank, max(n) AS n, sum(wait_ns)::BIGINT AS wait_ns, "
+            "sum(least(wait_ns, alone_ns))::BIGINT AS exposed_ns "
             f"FROM {_WAITS} GROUP BY step, c, late_rank"
         )
 
@@ -220,11 +282,37 @@ class JobTables:
         """Communicators and their ranks: c, comm, rank."""
         return self._frame("SELECT DISTINCT c, comm, rank FROM members ORDER BY c, rank")
 
+    def uses(self) -> pd.DataFrame:
+        """What communicators do: c, comm, group, kind, phase, size, ranks (a list), collectives."""
+        return self._frame(
+            "SELECT m.c, min(m.comm) AS comm, max(x.group) AS group, m.kind, x.phase, max(m.size) AS size, "
+            "list(DISTINCT m.rank) AS ranks, count(*) AS collectives "
+            "FROM members AS m JOIN collectives AS x USING (rank, index) GROUP BY m.c, m.kind, x.phase "
+            "ORDER BY m.c, m.kind, x.phase"
+        )
+
+    def passed_on(self) -> pd.DataFrame:
+        """The members of matched sends and receives in steps: c, s, k, rank, kind, step, a, e, alone."""
+        return self._frame(
+            "SELECT m.c, m.s, m.k, m.rank, x.kind, m.step, m.a, m.e, m.alone FROM matched AS m "
+            "JOIN collectives AS x USING (rank, index) SEMI JOIN instances AS i USING (c, s, k) "
+            "WHERE m.sort = 'SendRecv' AND m.step >= 0"
+        )
+
+    def step_times(self) -> pd.DataFrame:
+        """What devices did in steps: step, rank, doing, passes_on (in a send or receive alone), ns."""
+        return self._frame(
+            "SELECT p.step, p.rank, p.doing, coalesce(x.sort = 'SendRecv', false) AS passes_on, "
+            "sum(p.ns)::BIGINT AS ns FROM segments AS p "
+            "LEFT JOIN members AS x ON x.rank = p.rank AND x.index = p.collective "
+            "WHERE p.step >= 0 GROUP BY ALL"
+        )
+
     def members_of(self, instances: pd.DataFrame) -> pd.DataFrame:
-        """The members of some instances: c, s, k, rank, index, comm, a and e (its aligned start and end)."""
+        """The members of some instances: c, s, k, rank, index, comm, a and e (its aligned start and end), alone."""
         self._db.register("wanted_instances", instances[["c", "s", "k"]])
         return self._frame(
-            "SELECT c, s, k, rank, index, comm, a, e FROM matched SEMI JOIN wanted_instances USING (c, s, k)"
+            "SELECT c, s, k, rank, index, comm, a, e, alone FROM matched SEMI JOIN wanted_instances USING (c, s, k)"
         )
 
     def points(self, ranks: Sequence[int]) -> pd.DataFrame:
@@ -297,10 +385,24 @@ class JobTables:
         made: pd.DataFrame = pd.concat(found, ignore_index=True)
         return made
 
-    def step_lengths(self) -> pd.DataFrame:
-        """Steps: step, median_ns over ranks, ranks."""
+    def host_excesses(self, spent: str, least_ns: int) -> pd.DataFrame:
+        """What hosts spend in a step more than the median of the ranks: step, rank, excess_ns.
+
+        Args:
+            spent: On what: loading_ns or gc_ns.
+            least_ns: A smaller excess is left out.
+        """
         return self._frame(
-            "SELECT step, quantile_disc(end_ns - start_ns, 0.5) AS median_ns, count(*) AS ranks FROM steps "
+            f"SELECT step, rank, {spent} - usual AS excess_ns FROM steps JOIN "
+            f"(SELECT step, quantile_disc({spent}, 0.5) AS usual FROM steps GROUP BY step) USING (step) "
+            f"WHERE {spent} - usual > {least_ns}"
+        )
+
+    def step_lengths(self) -> pd.DataFrame:
+        """Steps: step, median_ns over ranks, ranks, and warm_up, whether it is for any of them."""
+        return self._frame(
+            "SELECT step, quantile_disc(end_ns - start_ns, 0.5) AS median_ns, count(*) AS ranks, "
+            "bool_or(warm_up) AS warm_up FROM steps "
             "GROUP BY step ORDER BY step"
         )
 

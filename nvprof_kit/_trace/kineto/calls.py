@@ -6,13 +6,15 @@ kernel (``libkineto/src/output_json.cpp`` of PyTorch's Kineto).
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.kineto.events import Event, Events, number, numbers, threads, times
+from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.kineto.events import Events, joined, number
+from nvprof_kit._trace.kineto.stream import Args
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
 
 _KINDS = {"cuda_runtime": "api", "cuda_driver": "api", "overhead": "overhead"}
@@ -22,28 +24,42 @@ _HOST_END = re.compile(r"\((?:.*\b)?(Pageable|Pinned|Managed)\b")
 
 def read_calls(events: Events, process: int) -> dict[str, Any]:
     """Columns of the schema's ``calls``: every CUDA runtime and driver call, and every overhead of the profiler."""
-    found = [(kind, event) for category, kind in _KINDS.items() for event in events.by_category.get(category, [])]
-    found += [("operator", event) for event in events.operators]
-    chosen = [event for _, event in found]
-    start, end = times(chosen)
+    parts = [(kind, events.of(category)) for category, kind in _KINDS.items()] + [("operator", events.operators)]
+    rows = joined([found for _, found in parts], ["correlation"])
+    kinds = [CALL_KINDS.index(kind) for kind, _ in parts]
     return {
-        "start_ns": start,
-        "end_ns": end,
-        "tid": threads(chosen),
-        "pid": np.full(len(chosen), process, dtype=np.int64),
-        "correlation": numbers(chosen, "correlation"),
-        "kind": np.array([CALL_KINDS.index(kind) for kind, _ in found], dtype=np.int8),
-        "name": [event.name for event in chosen],
+        "start_ns": rows.start_ns,
+        "end_ns": rows.end_ns,
+        "tid": rows.tid,
+        "pid": np.full(len(rows), process, dtype=np.int64),
+        "correlation": rows.number("correlation"),
+        "kind": np.repeat(np.array(kinds, dtype=np.int8), [len(found) for _, found in parts]),
+        "name": rows.label(),
     }
 
 
 def read_loads(events: Events) -> dict[str, Any]:
     """Columns of the schema's ``loads``: calls that load code, and what torch.compile says that it did."""
-    found = [event for event in events.calls if LOADS_CODE.match(event.name)]
-    others = (*events.operators, *events.annotations)
-    found += [event for event in others if event.name.endswith(_COMPILES)]
-    start, end = times(found)
-    return {"start_ns": start, "end_ns": end}
+    loads = events.calls
+    loads = loads.take(loads.by_name(lambda name: LOADS_CODE.match(name) is not None, bool))
+    others = joined([events.operators, events.annotations])
+    found = joined([loads, others.take(others.by_name(lambda name: name.endswith(_COMPILES), bool))])
+    return {"start_ns": found.start_ns, "end_ns": found.end_ns}
+
+
+def read_shapes(events: Events, process: int) -> dict[str, Any]:
+    """Columns of the schema's ``shapes``: every operator, where any says what it was called with."""
+    rows, which = events.operators, events.operators.shapes
+    if which is None or not any(one is not None for said in events.shapes for one in said):
+        rows, which = rows.take(slice(0)), np.zeros(0, dtype=np.int32)
+    return {
+        "start_ns": rows.start_ns,
+        "end_ns": rows.end_ns,
+        "pid": np.full(len(rows), process, dtype=np.int64),
+        "tid": rows.tid,
+        "name": rows.label(),
+        "arguments": labels(which, [json.dumps(said) for said in events.shapes]),
+    }
 
 
 def host_memory(name: str) -> str:
@@ -63,39 +79,47 @@ _WIDTHS = {
 
 _MOST = 1 << 50
 """No collective moves as many."""
-_IN, _OUT = "In msg nelems", "Out msg nelems"
 
 
 def read_collectives(events: Events, process: int) -> dict[str, Any]:
     """Columns of the schema's ``collectives``: a row for each kernel that says what it moves."""
-    kernels = [event for kind, found in events.gpu if kind == "kernel" for event in found]
-    told = [event for event in kernels if _IN in event.args or _OUT in event.args]
-    start, end = times(told)
+    kernels = events.of("kernel")
+    told = list(kernels.told.values())
+    rows = kernels.take(np.array(list(kernels.told), dtype=np.int64))
     return {
-        "start_ns": start,
-        "end_ns": end,
+        "start_ns": rows.start_ns,
+        "end_ns": rows.end_ns,
         "pid": np.full(len(told), process, dtype=np.int64),
         "tid": np.zeros(len(told), dtype=np.int64),
-        "correlation": numbers(told, "correlation"),
-        "call": [str(event.args.get("Collective name", "")) for event in told],
-        "bytes": np.array([_bytes(event) for event in told], dtype=np.int64),
-        "ranks": numbers(told, "Group size"),
-        "communicator": [_communicator(event.args) for event in told],
-        "sequence": numbers(told, "Seq"),
-        "peers": [str(event.args.get("Process Group Ranks", "")) for event in told],
+        "correlation": rows.number("correlation"),
+        "call": [_text(one.collective) for one in told],
+        "bytes": np.array([_bytes(one) for one in told], dtype=np.int64),
+        "ranks": np.array([_number(one.group_size) for one in told], dtype=np.int64),
+        "communicator": [_communicator(one) for one in told],
+        "description": [_text(one.group_description) for one in told],
+        "sequence": np.array([_number(one.collective_sequence) for one in told], dtype=np.int64),
+        "peers": [_text(one.group_ranks) for one in told],
     }
 
 
-def _communicator(said: Mapping[str, Any]) -> str:
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _number(value: Any) -> int:
+    known = number(value)
+    return -1 if known is None else known
+
+
+def _communicator(said: Args) -> str:
     """What names the group on every rank: its ranks, with PyTorch's name of it, since ranks may share two groups."""
-    name, ranks = str(said.get("Process Group Name", "")), str(said.get("Process Group Ranks", ""))
+    name, ranks = _text(said.group_name), _text(said.group_ranks)
     return f"group {name} {ranks}".strip() if name or ranks else ""
 
 
-def _bytes(event: Event) -> int:
+def _bytes(said: Args) -> int:
     """Bytes of the larger buffer, -1 where the type is unknown."""
-    said = event.args
-    kind = str(said.get("dtype", ""))
+    kind = _text(said.dtype)
     width = 1 if kind.startswith("Float8") else _WIDTHS.get(kind, 0)
-    count = max(number(said.get(_IN)) or 0, number(said.get(_OUT)) or 0)
+    count = max(number(said.in_elements) or 0, number(said.out_elements) or 0)
     return width * count if width and 0 <= count < _MOST else -1

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from nvprof_kit._trace.annotations import loop_annotation
 from nvprof_kit._trace.frames import MISSING_PAYLOAD
-from nvprof_kit._trace.kineto.events import Event, Events, number, threads, times
-from nvprof_kit.names import Category, parse_kineto_name, parse_range
+from nvprof_kit._trace.kineto.events import MISSING, Events, Rows, joined
+from nvprof_kit.names import Category, parse_kineto_name
 
 _BACKWARD_OP = "autograd::engine::evaluate_function: "
 _NODE = re.compile(r"\w+Backward\d*")
@@ -25,85 +26,75 @@ _LIBRARY_ANNOTATIONS = (
     "FSDP::",
     "PyTorch Profiler",
 )
-_LOOP_ANNOTATIONS = {
-    "Optimizer.step#": ("optimizer", Category.OPTIMIZER),
-    "Optimizer.zero_grad#": ("zero_grad", Category.OPTIMIZER),
-    "enumerate(DataLoader)#": ("data", Category.DATA),
-}
-_Named = tuple[Event, str, str]
 
 
 def read_ranges(events: Events, process: int) -> dict[str, Any]:
     """Columns of the schema's ``ranges``: our ranges; in a trace without them what PyTorch itself annotates: modules
     (recorded with stacks), steps, optimizer, data loading, and what the user annotated.
     """
-    ours = _ours(events)
-    if ours:
-        have = {category for _, _, category in ours}
-        loop = [(event, *found) for event in events.annotations if (found := _loop_annotation(event.name))]
-        chosen = ours + [one for one in loop if one[2] not in have]
+    found = events.annotations
+    ours = found.by_name(parse_kineto_name)
+    loop = found.by_name(loop_annotation)
+    if has_ours(events):
+        have = {category for _, category in filter(None, ours.tolist())}
+        said = [
+            own or (other if other and other[1] not in have else None) for own, other in zip(ours, loop, strict=True)
+        ]
     else:
-        named = [(event, *_plain_annotation(event.name)) for event in events.annotations]
-        chosen = [one for one in named if one[1]] + _modules(events)
-    kept = [event for event, _, _ in chosen]
-    start, end = times(kept)
+        said = found.by_name(_plain_annotation).tolist()
+    kept = np.flatnonzero([one is not None for one in said])
+    rows, named = found.take(kept), [one for one in said if one is not None]
+    if not has_ours(events):
+        calls, paths = _modules(events.modules)
+        rows = joined([rows, calls])
+        named += [(path, Category.FORWARD.value) for path in paths]
     return {
-        "start_ns": start,
-        "end_ns": end,
-        "pid": np.full(len(kept), process, dtype=np.int64),
-        "tid": threads(kept),
-        "nested": np.ones(len(kept), dtype=bool),
-        "left_open": np.zeros(len(kept), dtype=bool),
-        "category": [category for _, _, category in chosen],
-        "text": [text for _, text, _ in chosen],
-        "payload": np.full(len(kept), MISSING_PAYLOAD, dtype=np.int64),
+        "start_ns": rows.start_ns,
+        "end_ns": rows.end_ns,
+        "pid": np.full(len(rows), process, dtype=np.int64),
+        "tid": rows.tid,
+        "nested": np.ones(len(rows), dtype=bool),
+        "left_open": np.zeros(len(rows), dtype=bool),
+        "category": [category for _, category in named],
+        "text": [text for text, _ in named],
+        "payload": np.full(len(rows), MISSING_PAYLOAD, dtype=np.int64),
     }
 
 
-def _ours(events: Events) -> list[_Named]:
-    return [(event, *found) for event in events.annotations if (found := parse_kineto_name(event.name))]
+def has_ours(events: Events) -> bool:
+    """Whether the trace has ranges of ours."""
+    return any(found is not None for found in events.annotations.by_name(parse_kineto_name))
 
 
-def _loop_annotation(name: str) -> tuple[str, str] | None:
-    """Text and category of what PyTorch annotates of the loop by itself, and of a step or phase the user annotated."""
-    for prefix, (text, category) in _LOOP_ANNOTATIONS.items():
-        if name.startswith(prefix):
-            return text, category.value
-    plain = parse_range(name)
-    return (name, plain.category.value) if plain.category in (Category.STEP, Category.PHASE) else None
-
-
-def _plain_annotation(name: str) -> tuple[str, str]:
-    """The same for any annotation of a trace without our ranges: what is not of the loop says by its text what it is,
-    a library's own is nothing.
+def _plain_annotation(name: str) -> tuple[str, str] | None:
+    """Text and category of any annotation of a trace without our ranges: what is not of the loop says by its text what
+    it is, a library's own is nothing.
     """
-    if name.startswith(_LIBRARY_ANNOTATIONS):
-        return "", Category.USER.value
-    return _loop_annotation(name) or (name, "")
+    if not name or name.startswith(_LIBRARY_ANNOTATIONS):
+        return None
+    return loop_annotation(name) or (name, "")
 
 
-def _modules(events: Events) -> list[_Named]:
+def _modules(calls: Rows) -> tuple[Rows, list[str]]:
     """The calls of modules, each module under the path of its first call inside another: ``Llama_0.Block_3.MLP_3``.
 
     The trace knows a module by its class and a number, and not by its name in the model.
     """
-    calls = [event for event in events.python if event.name.startswith(_MODULE)]
-    start, end = times(calls)
-    thread = threads(calls)
+    calls = calls.take(calls.by_name(lambda name: name.startswith(_MODULE), bool))
+    calls = calls.take(np.lexsort((-calls.end_ns, calls.start_ns, calls.tid)))
+    names = calls.by_name(lambda name: name[len(_MODULE) :]).tolist()
+    start, end, thread = calls.start_ns.tolist(), calls.end_ns.tolist(), calls.tid.tolist()
     path: dict[str, str] = {}
     open_calls: list[int] = []
-    found: list[_Named] = []
-    for call in np.lexsort((-end, start, thread)).tolist():
+    for call, name in enumerate(names):
         while open_calls and (thread[open_calls[-1]] != thread[call] or end[open_calls[-1]] <= start[call]):
             open_calls.pop()
-        name = calls[call].name[len(_MODULE) :]
-        around = path[calls[open_calls[-1]].name[len(_MODULE) :]] if open_calls else ""
+        around = path[names[open_calls[-1]]] if open_calls else ""
         if around and "." not in path.get(name, "") and name not in around.split("."):
             path[name] = f"{around}.{name}"
         path.setdefault(name, name)
-        found.append((calls[call], name, Category.FORWARD.value))
         open_calls.append(call)
-    return [(event, path[name], category) for event, name, category in found]
+    return calls, [path[name] for name in names]
 
 
 # ---------------------------------------------------------------- operators
@@ -111,65 +102,53 @@ def _modules(events: Events) -> list[_Named]:
 
 def read_operators(events: Events, process: int) -> dict[str, Any] | None:
     """Columns of the schema's ``operators``: what autograd counts; None where our ranges tell the backward pass."""
-    if any(category == Category.BACKWARD.value for _, _, category in _ours(events)):
+    told = events.annotations.by_name(parse_kineto_name)
+    if any(found is not None and found[1] == Category.BACKWARD.value for found in told):
         return None
-    engine, nodes, forward = _by_kind(events)
-    if engine and not nodes:
+    operators = events.operators
+    engine = operators.by_name(lambda name: name.startswith(_BACKWARD_OP), bool)
+    numbered = ~engine & (operators.number("sequence", MISSING) != MISSING)
+    is_node = (operators.number("forward_thread", 0) != 0) | operators.by_name(
+        lambda name: _NODE.fullmatch(name) is not None, bool
+    )
+    groups = [np.flatnonzero(one) for one in (engine, numbered & is_node, numbered & ~is_node)]
+    if len(groups[0]) and not len(groups[1]):
         events.warnings.append(
             "no cpu_op event of the backward pass has args.Sequence number: it is not joined with the forward"
         )
-    found = engine + nodes + forward
-    start, end = times(found)
-    place = np.arange(len(found))
-    threads_of = _forward_threads(events, forward)
-    name = [event.name.removeprefix(_BACKWARD_OP) for event in found]
+    rows = operators.take(np.concatenate(groups))
+    place = np.arange(len(rows))
+    known = _forward_threads(events, np.unique(operators.tid[groups[2]]))
+    numbers, which = np.unique(rows.number("forward_thread", 0), return_inverse=True)
+    threads = np.array([known.get(one, -1) for one in numbers.tolist()], dtype=np.int64)
     return {
-        "start_ns": start,
-        "end_ns": end,
-        "pid": np.full(len(found), process, dtype=np.int64),
-        "tid": threads(found),
-        "backward": place < len(engine) + len(nodes),
-        "engine": place < len(engine),
-        "sequence": [_or(number(event.args.get("Sequence number")), -1) for event in found],
-        "forward_tid": [threads_of.get(_forward_thread(event), -1) for event in found],
-        "name": name,
+        "start_ns": rows.start_ns,
+        "end_ns": rows.end_ns,
+        "pid": np.full(len(rows), process, dtype=np.int64),
+        "tid": rows.tid,
+        "backward": place < len(groups[0]) + len(groups[1]),
+        "engine": place < len(groups[0]),
+        "sequence": rows.number("sequence"),
+        "forward_tid": threads[which],
+        "name": rows.label(lambda name: name.removeprefix(_BACKWARD_OP)),
     }
 
 
-def _by_kind(events: Events) -> tuple[list[Event], list[Event], list[Event]]:
-    """What the engine does for nodes, the nodes' own work, and the operators of the forward that have a number."""
-    engine: list[Event] = []
-    nodes: list[Event] = []
-    forward: list[Event] = []
-    for event in events.operators:
-        name = event.name
-        if name.startswith(_BACKWARD_OP):
-            engine.append(event)
-        elif "Sequence number" in event.args:
-            (nodes if _forward_thread(event) or _NODE.fullmatch(name) else forward).append(event)
-    return engine, nodes, forward
+def _forward_threads(events: Events, forward: npt.NDArray[np.int64]) -> dict[int, int]:
+    """Thread ids behind PyTorch's own numbers of the threads whose forward made a node, which are no ids of the system:
+    the arrows from forward to backward tell; one thread alone is it.
+    """
+    import pandas as pd
 
-
-def _forward_thread(event: Event) -> int:
-    """PyTorch's own number of the thread whose forward made a node; it is no thread id of the system."""
-    return number(event.args.get("Fwd thread id")) or 0
-
-
-def _or(value: int | None, missing: int) -> int:
-    return missing if value is None else value
-
-
-def _forward_threads(events: Events, forward: Sequence[Event]) -> dict[int, int]:
-    """Thread ids behind PyTorch's numbers: the arrows from forward to backward tell; one thread alone is it."""
-    nodes = {(event.tid, event.ts): _forward_thread(event) for event in events.operators}
-    begins = {arrow.id: arrow.tid for arrow in events.arrows if arrow.begins}
-    known: dict[int, int] = {}
-    for arrow in events.arrows:
-        its = nodes.get((arrow.tid, arrow.ts), 0)
-        if not arrow.begins and its and arrow.id in begins:
-            known.setdefault(its, begins[arrow.id])
-    alone = {event.tid for event in forward}
-    if len(alone) == 1:
-        (thread,) = alone
-        known = {its: thread for its in set(nodes.values()) if its}
-    return known
+    made_on = events.operators.number("forward_thread", 0)
+    if len(forward) == 1:
+        return dict.fromkeys(np.unique(made_on[made_on != 0]).tolist(), int(forward[0]))
+    arrows = events.arrows
+    key = ["tid", "start_ns"]
+    nodes = pd.DataFrame({"tid": events.operators.tid, "start_ns": events.operators.start_ns, "number": made_on})
+    ends = pd.DataFrame({"tid": arrows.tid, "start_ns": arrows.start_ns, "id": arrows.id})[~arrows.begins]
+    begins = pd.DataFrame({"id": arrows.id, "thread": arrows.tid})[arrows.begins].drop_duplicates("id", keep="last")
+    # the last of the operators that begin together is the innermost
+    found = ends.merge(nodes.drop_duplicates(key, keep="last"), on=key).merge(begins, on="id")
+    told = found[found["number"] != 0].drop_duplicates("number")
+    return dict(zip(told["number"].tolist(), told["thread"].tolist(), strict=True))

@@ -7,6 +7,7 @@ and not one it calls. Times in the file are microseconds with three decimals and
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ import numpy.typing as npt
 from nvprof_kit._trace.checks import check_moments, check_operations
 from nvprof_kit._trace.domains import named_domains
 from nvprof_kit._trace.frames import empty_frame, make_frame
-from nvprof_kit._trace.kineto.calls import host_memory, read_calls, read_collectives, read_loads
-from nvprof_kit._trace.kineto.events import Event, Events, Int64Array, number, numbers, threads, times
+from nvprof_kit._trace.kineto.calls import host_memory, read_calls, read_collectives, read_loads, read_shapes
+from nvprof_kit._trace.kineto.events import MISSING, Events, Int64Array, Rows, joined, number
 from nvprof_kit._trace.kineto.ranges import read_operators, read_ranges
 from nvprof_kit._trace.kineto.stream import TraceFile
 from nvprof_kit._trace.schema import OP_KINDS, CaptureInfo, Trace
@@ -48,9 +49,9 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
             f"{named}: a PyTorch trace has no NVTX domains, so --domain {domain!r} cannot be found in it; "
             "leave --domain out"
         )
-    file = TraceFile(path, named)
-    events = Events.of(file.events(), named)
-    on_gpu = any(found for _, found in events.gpu)
+    file = TraceFile(path, named, shapes="shapes" in optional)
+    events = Events(file.batches(), named, shapes="shapes" in optional)
+    on_gpu = any(len(found) for _, found in events.gpu)
     process = events.process
     if process is None:
         raise CaptureError(
@@ -85,6 +86,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
         calls=make_frame("calls", read_calls(events, process)) if "calls" in optional else None,
         loads=make_frame("loads", read_loads(events)) if "loads" in optional else None,
         collectives=make_frame("collectives", read_collectives(events, process)) if "collectives" in optional else None,
+        shapes=make_frame("shapes", read_shapes(events, process)) if "shapes" in optional else None,
         operators=None if operators is None else make_frame("operators", operators),
     )
 
@@ -92,74 +94,75 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
 # ---------------------------------------------------------------- operations
 
 
-def _gpu_ops(trace: Events, process: int, optional: Collection[str]) -> dict[str, Any]:
-    events = [event for _, found in trace.gpu for event in found]
-    kinds = [kind for kind, found in trace.gpu for _ in found]
-    start, end = times(events)
+def _gpu_ops(events: Events, process: int, optional: Collection[str]) -> dict[str, Any]:
+    parts = events.gpu
+    rows = joined([found for _, found in parts], ["device", "stream", "correlation", "bytes", "graph_node"])
+    kinds = np.array([OP_KINDS.index(kind) for kind, _ in parts], dtype=np.int8)
+    nodes = rows.number("graph_node")
     ops: dict[str, Any] = {
-        "start_ns": start,
-        "end_ns": end,
-        "device": numbers(events, "device", 0),
-        "pid": np.full(len(events), process, dtype=np.int64),
-        "correlation": numbers(events, "correlation"),
-        "graph_node": np.where((nodes := numbers(events, "graph node id")) > 0, nodes, -1),
-        "kind": np.array([OP_KINDS.index(kind) for kind in kinds], dtype=np.int8),
+        "start_ns": rows.start_ns,
+        "end_ns": rows.end_ns,
+        "device": rows.number("device", 0),
+        "pid": np.full(len(rows), process, dtype=np.int64),
+        "correlation": rows.number("correlation"),
+        "graph_node": np.where(nodes > 0, nodes, -1),
+        "kind": np.repeat(kinds, [len(found) for _, found in parts]),
     }
-    return ops | _optional(events, optional)
+    return ops | _optional(rows, optional)
 
 
-def _optional(events: list[Event], optional: Collection[str]) -> dict[str, Any]:
+def _optional(rows: Rows, optional: Collection[str]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     if "name" in optional:
-        made["name"] = [event.name for event in events]
+        made["name"] = rows.label()
     for column in ("stream", "bytes"):
         if column in optional:
-            made[column] = numbers(events, column)
+            made[column] = rows.number(column)
     if "host_memory" in optional:
-        made["host_memory"] = [host_memory(event.name) for event in events]
+        made["host_memory"] = rows.label(host_memory)
     return made
 
 
-def _launches(trace: Events, process: int) -> dict[str, Any]:
-    events = [event for event in trace.calls if "correlation" in event.args]
+def _launches(events: Events, process: int) -> dict[str, Any]:
+    calls = events.calls
+    calls = calls.take(calls.number("correlation", MISSING) != MISSING)
     return {
-        "start_ns": times(events)[0],
-        "tid": threads(events),
-        "pid": np.full(len(events), process, dtype=np.int64),
-        "correlation": numbers(events, "correlation"),
+        "start_ns": calls.start_ns,
+        "tid": calls.tid,
+        "pid": np.full(len(calls), process, dtype=np.int64),
+        "correlation": calls.number("correlation"),
     }
 
 
-def _cpu_ops(events: list[Event], process: int, optional: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _cpu_ops(rows: Rows, process: int, optional: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What CPU operators did themselves, and for each stretch the "call" that launched it: its own begin on its
     own thread.
 
     ``aten::addmm`` multiplies, but calls ``aten::expand`` on the way: its time is what lies around that, so that
     nothing is lost and nothing counts twice.
     """
-    start, end = times(events)
-    tid = threads(events)
-    operator, begin, finish = _own_stretches(start, end, tid)
+    operator, begin, finish = _own_stretches(rows.start_ns, rows.end_ns, rows.tid)
     ids = np.arange(len(operator), dtype=np.int64)
     process_of = np.full(len(operator), process, dtype=np.int64)
     ops = {
         "start_ns": begin,
         "end_ns": finish,
+        "operator_call": operator,
         "device": np.zeros(len(operator), dtype=np.int64),
         "pid": process_of,
         "correlation": ids,
         "graph_node": np.full(len(operator), -1, dtype=np.int64),
         "kind": np.full(len(operator), OP_KINDS.index("operator"), dtype=np.int8),
     }
-    api = {"start_ns": begin, "tid": tid[operator], "pid": process_of, "correlation": ids}
-    return ops | _optional([events[one] for one in operator.tolist()], optional), api
+    api = {"start_ns": begin, "tid": rows.tid[operator], "pid": process_of, "correlation": ids}
+    return ops | _optional(rows.take(operator), optional), api
 
 
 def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
     """The stretches in which each operator is the innermost one on its thread: operator, begin and end, shape
-    ``(n,)`` each.
+    ``(n,)`` each. An operator that is never the innermost has one of no length at its begin, so that it is counted.
     """
-    found: list[tuple[int, int, int]] = []
+    found = array("q")
     open_operators: list[int] = []
     now = 0
 
@@ -169,7 +172,7 @@ def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple
             innermost = open_operators[-1]
             until = int(min(end[innermost], moment))
             if until > now:
-                found.append((innermost, now, until))
+                found.extend((innermost, now, until))
                 now = until
             if end[innermost] <= moment:
                 open_operators.pop()
@@ -180,8 +183,15 @@ def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple
         thread, now = tid[operator], int(start[operator])
         open_operators.append(operator)
     run_until(math.inf)
-    columns = np.array(found, dtype=np.int64).reshape(-1, 3)
-    return columns[:, 0], columns[:, 1], columns[:, 2]
+    columns = np.frombuffer(found, dtype=np.int64).reshape(-1, 3)
+    never = np.ones(len(start), dtype=bool)
+    never[columns[:, 0]] = False
+    without = np.flatnonzero(never)
+    return (
+        np.concatenate([columns[:, 0], without]),
+        np.concatenate([columns[:, 1], start[without]]),
+        np.concatenate([columns[:, 2], start[without]]),
+    )
 
 
 def _gpu_names(properties: Any, devices: npt.NDArray[np.int64]) -> tuple[str, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from nvprof_kit._trace.checks import check_spans
-from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.frames import distinct, labels
 from nvprof_kit._trace.nsys.sources import check_rows
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
 from nvprof_kit._trace.sqlite import Database, Int64Array, integer_list
@@ -16,20 +17,56 @@ _TABLES = {
     "api": ("CUPTI_ACTIVITY_KIND_RUNTIME", "correlationId"),
     "overhead": ("PROFILER_OVERHEAD", "-1"),
 }
+_BUSY = (
+    *("%Launch%", "%Memcpy%", "%Memset%", "%GraphUpload%", "%MemPrefetch%", "%Synchronize%", "%Malloc%", "%MemAlloc%"),
+    *("%MemFree%", "%HostAlloc%", "%HostRegister%", "%MemMap%", "%MemCreate%", "cudaFree%"),
+)
 _PID_MASK = ~0xFFFFFF
 _HOST_MEMORY = {0: "pageable", 1: "pinned", 4: "managed"}  # ENUM_CUDA_MEM_KIND; the others are on a device
 
 
-def read_calls(db: Database) -> dict[str, Any]:
+Fetched = dict[str, dict[str, Any]]
+"""Plain columns of calls by their kind, as the file has them."""
+
+
+def busy_calls(db: Database) -> str:
+    """A condition on the names of CUDA calls that launch, wait, allocate or free."""
+    likes = " OR ".join(f"value LIKE '{pattern}'" for pattern in _BUSY)
+    ids = [one for (one,) in db.rows(f"SELECT id FROM StringIds WHERE typeof(id) = 'integer' AND ({likes})")]
+    return f"nameId IN ({integer_list(ids)}) OR nameId IS NULL OR nameId >= ''"
+
+
+def fetch_calls(db: Database, only: str = "") -> Fetched:
+    """What the file has of calls; callable from any thread.
+
+    Args:
+        db: The file.
+        only: A condition on the CUDA calls; '' for all.
+    """
+    found = {}
+    for kind, (table, correlation) in _TABLES.items():
+        if table in db.tables:
+            where = f" WHERE {only}" if only and kind == "api" else ""
+            found[kind] = db.columns(
+                f'SELECT start AS start_ns, "end" AS end_ns, globalTid AS tid, {correlation} AS correlation, '
+                f"nameId AS name FROM {table}{where}",
+                needed=("start_ns", "end_ns", "tid", "correlation", "name"),
+                diagnose=partial(check_rows, db, (table,)),
+            )
+    return found
+
+
+def read_calls(db: Database, fetched: Fetched | None = None, *, operators: bool = True) -> dict[str, Any]:
     """Columns of the schema's ``calls``: CUDA calls, the profiler's overheads, and PyTorch's operators where
     ``emit_nvtx`` or ``nsys --pytorch`` left ranges of them.
+
+    Args:
+        db: The file.
+        fetched: What `fetch_calls` gave, where that was done already.
+        operators: Whether to read the operators.
     """
-    parts = [
-        _read(db, kind, table, f'SELECT start AS start_ns, "end" AS end_ns, globalTid AS tid, '
-              f"{correlation} AS correlation, nameId AS name FROM {table}")
-        for kind, (table, correlation) in _TABLES.items()
-        if table in db.tables
-    ] + _operators(db)  # fmt: skip
+    fetched = fetch_calls(db) if fetched is None else fetched
+    parts = [_named(db, kind, read) for kind, read in fetched.items()] + (_operators(db) if operators else [])
     names = ("start_ns", "end_ns", "tid", "correlation", "kind")
     columns = {name: np.concatenate([part[name] for part in parts] or [np.empty(0, dtype=np.int64)]) for name in names}
     return {
@@ -61,14 +98,9 @@ def _shifted(parts: list[dict[str, Any]]) -> list[Int64Array]:
     return [part["code"] + first for part, first in zip(parts, before, strict=False)]
 
 
-def _read(db: Database, kind: str, table: str, sql: str) -> dict[str, Any]:
-    read = db.columns(
-        sql,
-        needed=("start_ns", "end_ns", "tid", "correlation", "name"),
-        diagnose=lambda: check_rows(db, (table,)),
-    )
-    check_spans(db.named, f"rows of {table}", read["start_ns"], read["end_ns"])
-    known, code = np.unique(read.pop("name"), return_inverse=True)
+def _named(db: Database, kind: str, read: dict[str, Any]) -> dict[str, Any]:
+    check_spans(db.named, f"rows of {_TABLES[kind][0]}", read["start_ns"], read["end_ns"])
+    known, code = distinct(read.pop("name"))
     strings = dict(db.rows(f"SELECT id, value FROM StringIds WHERE id IN ({integer_list(known)})"))
     texts = [_plain(str(strings.get(one) or "(unnamed call)")) for one in known.tolist()]
     return {**read, "kind": np.full(len(code), CALL_KINDS.index(kind), dtype=np.int8), "code": code, "texts": texts}

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._trace.checks import check_sizes
-from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.frames import distinct, labels
 from nvprof_kit._trace.nsys.calls import host_memory_item, host_memory_names
 from nvprof_kit._trace.nsys.columns import null_safe, strings_of, zero_is_missing
 from nvprof_kit._trace.nsys.sources import check_rows
-from nvprof_kit._trace.schema import OP_KINDS
+from nvprof_kit._trace.schema import OP_KINDS, OPS
 from nvprof_kit._trace.sqlite import Database, Int64Array
 
 Columns = dict[str, Any]
@@ -61,6 +61,12 @@ def read_ops(db: Database, optional: Collection[str]) -> Columns:
         diagnose=lambda: check_rows(db, there),
     )
     return read
+
+
+def read_no_ops(db: Database, optional: Collection[str]) -> Columns:
+    """The same columns without a row, of a capture that has none of the tables."""
+    names = ["start_ns", "end_ns", "device", "correlation", "pid", "graph_node", "kind"]
+    return {name: np.zeros(0, dtype=np.int64) for name in (*names, *optional) if name in OPS}
 
 
 def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns:
@@ -117,7 +123,7 @@ def _names_of(db: Database, ids: Int64Array) -> Any:
 
 def _op_names(db: Database, kind: npt.NDArray[np.int8], ids: Int64Array) -> Any:
     """Names of the operations: a kernel's is a string of the file, the others are told from kind and direction."""
-    pairs, index = np.unique(ids * len(OP_KINDS) + kind, return_inverse=True)
+    pairs, index = distinct(ids * len(OP_KINDS) + kind)
     strings = strings_of(db, pairs[pairs % len(OP_KINDS) == OP_KINDS.index("kernel")] // len(OP_KINDS))
     named = []
     for id_, code in zip((pairs // len(OP_KINDS)).tolist(), (pairs % len(OP_KINDS)).tolist(), strict=True):

@@ -20,22 +20,22 @@ from nvprof_kit._trace.checks import DAY_NS, check_moments, check_operations, re
 from nvprof_kit._trace.domains import named_domains
 from nvprof_kit._trace.frames import make_frame
 from nvprof_kit._trace.nsys import tables
-from nvprof_kit._trace.nsys.calls import read_calls, read_loads
+from nvprof_kit._trace.nsys.calls import busy_calls, fetch_calls, read_calls, read_loads
 from nvprof_kit._trace.nsys.memory import read_allocations, read_marks
 from nvprof_kit._trace.nsys.nccl import read_collectives
-from nvprof_kit._trace.nsys.ops import named_ops, op_tables, read_ops
+from nvprof_kit._trace.nsys.ops import named_ops, op_tables, read_no_ops, read_ops
 from nvprof_kit._trace.nsys.samples import read_samples
 from nvprof_kit._trace.nsys.scheduled import read_scheduled
 from nvprof_kit._trace.nsys.sources import check_columns, check_rows, node_table, tables_for
 from nvprof_kit._trace.nsys.warnings import capture_warnings, handed_over_warnings
-from nvprof_kit._trace.schema import OPS, CaptureInfo, Trace
+from nvprof_kit._trace.schema import BUSY_CALLS, OPS, SHAPES, CaptureInfo, Trace
 from nvprof_kit._trace.sqlite import Database
 from nvprof_kit.errors import CaptureError
 
 _EXPORT_METADATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 
 
-def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -> Trace:
+def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *, cpu_only: bool = False) -> Trace:
     """Read an nsys SQLite export.
 
     Args:
@@ -43,6 +43,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
         domain: NVTX domain to take the ranges from, or several by commas; '' is the default domain.
         optional: Optional columns and tables wanted.
         named: The path to name in messages.
+        cpu_only: Whether a capture without GPU operations is read too, with no rows in that table.
 
     Raises:
         CaptureError: Not an nsys export, damaged, or without ranges of the domain or operations.
@@ -51,22 +52,26 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
         _check_is_nsys(db, named)
         check_columns(db, tables_for(optional))
         check_rows(db, ("StringIds",))
-        _check_has_operations(db, named)
+        lacks = _lacking_operations(db)
+        if lacks and not cpu_only:
+            raise CaptureError(f"{named}: {lacks}")
         domains = tables.nvtx_domains(db)
         _check_has_domain(db, domains, domain, named)
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            ops_job = pool.submit(read_ops, db, optional)
+        only = busy_calls(db) if BUSY_CALLS in optional else ""
+        with ThreadPoolExecutor(max_workers=3) as pool:
+            ops_job = pool.submit(read_no_ops if lacks else read_ops, db, optional)
             api_job = pool.submit(tables.read_launches, db)
+            calls_job = pool.submit(fetch_calls, db, only) if "calls" in optional else None
             # here, while the threads read; they import nothing themselves: an interrupted import may keep its lock
             import pandas  # noqa: F401
 
             ranges = tables.read_ranges(db, domains, domain)
             nodes = tables.read_graph_nodes(db)
             ops, api = named_ops(db, ops_job.result(), optional), api_job.result()
+            calls = read_calls(db, calls_job.result(), operators=not only) if calls_job else None
         api = tables.with_missed_launches(db, api, ops)
         _check_has_ranges(ranges, domain, named)
         tables.close_open_ranges(db, ranges, api, ops)
-        calls = read_calls(db) if "calls" in optional else None
         timed = [ranges, api, ops, *([calls] if calls else [])]
         check_moments(named, (table[edge] for table in timed for edge in ("start_ns", "end_ns") if edge in table))
         _check_joins(db, ranges, ops, nodes, registered=tables.has_categories(domains, domain))
@@ -74,7 +79,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path) -
         others = tuple(sorted({*domains.by_name} - {*named_domains(domain, domains.by_name)}))
         handed_over = handed_over_warnings(tables.handed_over(db, domains, domain))
         return Trace(
-            info=_info(db, domain, ranges, ops, more_warnings=(*odd, *handed_over), others=others),
+            info=_info(db, domain, ranges, ops, more_warnings=(*odd, *handed_over), others=others, lacks=lacks),
             ranges=make_frame("ranges", ranges),
             api=make_frame("api", api),
             ops=make_frame("ops", ops),
@@ -104,7 +109,8 @@ def read_more(path: Path, trace: Trace, domain: str, optional: Collection[str], 
             check_moments(named, (found["calls"][edge].to_numpy() for edge in ("start_ns", "end_ns")))
         wanted = [name for name, column in OPS.items() if column.optional and name in optional]
         if wanted:
-            ops = make_frame("ops", named_ops(db, read_ops(db, wanted), wanted))
+            read = read_no_ops if trace.info.lacks else read_ops
+            ops = make_frame("ops", named_ops(db, read(db, wanted), wanted))
             if len(ops) != len(trace.ops):
                 raise CaptureError(f"{named}: the file was changed since it was opened; open it again")
             found["ops"] = trace.ops.assign(**{name: ops[name] for name in wanted})
@@ -122,6 +128,7 @@ def _optional_tables(db: Database, domain: str, optional: Collection[str]) -> di
         "collectives": lambda: read_collectives(db),
         "scheduled": lambda: read_scheduled(db),
         "loads": lambda: read_loads(db),
+        "shapes": lambda: dict.fromkeys(SHAPES, ()),  # nsys knows no operator's arguments
     }
     return {name: make_frame(name, read()) for name, read in readers.items() if name in optional}
 
@@ -136,17 +143,17 @@ def _check_is_nsys(db: Database, named: Path) -> None:
         )
 
 
-def _check_has_operations(db: Database, named: Path) -> None:
+def _lacking_operations(db: Database) -> str:
+    """Why the capture has no GPU operations, and what to do; '' where it has some."""
     if op_tables(db):
-        return
+        return ""
     if tables.RUNTIME in db.tables:
-        raise CaptureError(
-            f"{named}: CUDA calls but no kernel, copy or memset in the collected window; "
-            "let the window hold GPU work (a later --delay, a longer --duration, cudaProfilerStop after a synchronize)"
+        return (
+            "CUDA calls but no kernel, copy or memset in the collected window; let the window hold GPU work (a later "
+            "--delay, a longer --duration, cudaProfilerStop after a synchronize)"
         )
-    raise CaptureError(
-        f"{named}: no GPU operations: CUDA was not traced, or nothing ran on a GPU; record with `nsys profile "
-        "--trace=cuda,nvtx`"
+    return (
+        "no GPU operations: CUDA was not traced, or nothing ran on a GPU; record with `nsys profile --trace=cuda,nvtx`"
     )
 
 
@@ -209,6 +216,7 @@ def _info(
     *,
     more_warnings: tuple[str, ...],
     others: tuple[str, ...],
+    lacks: str,
 ) -> CaptureInfo:
     meta = next((table for table in _EXPORT_METADATA if db.has(table, "name", "value")), None)
     said = {str(name): str(value) for name, value in db.rows(f"SELECT name, value FROM {meta}")} if meta else {}
@@ -226,7 +234,8 @@ def _info(
         session_ns=_session_ns(db),
         own_window=_own_window(db),
         other_domains=others,
-        warnings=(*capture_warnings(db, ops), *more_warnings, *db.warnings),
+        lacks=lacks,
+        warnings=(*([lacks] if lacks else capture_warnings(db, ops)), *more_warnings, *db.warnings),
     )
 
 

@@ -1,4 +1,5 @@
-"""Loads a snapshot's pickle in a process of its own and hands over its columns: ``python -I load.py FILE STRETCHES``.
+"""Loads a pickle of plain data in a process of its own and hands it over, a snapshot as its columns:
+``python -I load.py FILE WHAT [STRETCHES]`` (`nvprof_kit._trace.plain_pickle` starts it).
 
 A pickle from somewhere else can run anything when it is loaded, and a small one can ask for any memory and any time.
 So it is loaded by an unpickler that knows no classes and no functions, in a process whose memory is limited, which
@@ -13,6 +14,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import re
 import resource
 import sys
 from array import array
@@ -23,7 +25,13 @@ from typing import Any
 _ROOM = 2 << 30
 _ROOM_PER_BYTE = 60
 """Memory that loading may take, apart and per byte of the file: a made-up file asks for more than any real one."""
+_SECONDS = 10
+_BYTES_PER_SECOND = 2 << 20
+"""Processor time that it may take, apart and for so many bytes: a real one of 128 MB takes two seconds."""
 _MOST_FRAMES = 2000
+_LONGEST_NAME = 2000
+_HALF_LETTER = re.compile("[\ud800-\udfff]")
+_CLEANED: dict[str, str] = {}
 
 
 class _Refused(Exception):
@@ -40,12 +48,15 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError("it refers to objects outside of it")
 
 
-def main(path: str, stretches: str) -> None:
-    """Print the columns of a snapshot, or one line that says why not."""
+def main(path: str, what: str, stretches: str = "") -> None:
+    """Print what a file holds, or one line that says why not: with the key of the stretches the columns of a snapshot,
+    without it everything as it is.
+    """
     size = os.path.getsize(path)
-    resource.setrlimit(resource.RLIMIT_AS, (_ROOM + _ROOM_PER_BYTE * size,) * 2)
+    _limit(resource.RLIMIT_AS, _ROOM + _ROOM_PER_BYTE * size)
+    _limit(resource.RLIMIT_CPU, _SECONDS + size // _BYTES_PER_SECOND)
     gc.disable()  # a million dicts that stay are searched for cycles again and again
-    said = _said(path, stretches)
+    said = _said(path, what, stretches)
     try:
         pickle.dump(said, sys.stdout.buffer, protocol=5)
         sys.stdout.buffer.flush()
@@ -54,20 +65,27 @@ def main(path: str, stretches: str) -> None:
     os._exit(0)  # a million dicts need not be taken apart one by one
 
 
-def _said(path: str, stretches: str) -> dict[str, Any]:
+def _limit(of: int, to: int) -> None:
+    """Set a limit, or keep a lower one."""
+    hard = resource.getrlimit(of)[1]
+    to = to if hard == resource.RLIM_INFINITY else min(to, hard)
+    resource.setrlimit(of, (to, to))
+
+
+def _said(path: str, what: str, stretches: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             plain = _PlainUnpickler(file).load()
-        return _columns(plain, stretches)
+        return _columns(plain, stretches) if stretches else {"plain": plain}
     except pickle.UnpicklingError as error:
-        what = "it holds more than plain data, " if "it would" in str(error) or "it refers" in str(error) else ""
-        return {"error": f"refused as a snapshot: {what}{_one_line(error)}; nothing in it was run"}
+        more = "it holds more than plain data, " if "it would" in str(error) or "it refers" in str(error) else ""
+        return {"error": f"refused as a {what}: {more}{_one_line(error)}; nothing in it was run"}
     except MemoryError:
-        return {"error": "refused as a snapshot: it asks for far more memory than its size accounts for"}
+        return {"error": f"refused as a {what}: it asks for far more memory than its size accounts for"}
     except _Refused as error:
         return {"error": str(error)}
     except Exception as error:  # whatever a damaged or made-up pickle leads to
-        return {"error": f"not a pickle, or a damaged one ({_one_line(error)}); take the snapshot again"}
+        return {"error": f"not a pickle, or a damaged one ({_one_line(error)}); take the {what} again"}
 
 
 def _one_line(error: Exception) -> str:
@@ -81,13 +99,15 @@ def _columns(plain: Any, stretches: str) -> dict[str, Any]:
             "torch.cuda.memory._dump_snapshot and nvprof_kit.memory_snapshot write them"
         )
     settings = plain.get("allocator_settings")
-    frames: dict[int, int] = {}
-    stacks: list[list[dict[str, Any]]] = []
+    stacks = _Stacks()
+    histories = _apart(_rows(plain["device_traces"], "device_traces", list), "device_traces")
     return {
-        "devices": [_history(one, frames, stacks) for one in _rows(plain["device_traces"], "device_traces", list)],
-        "stacks": stacks,
+        "devices": [_history(one, stacks) for one in histories],
+        "frames": stacks.frames,
+        "stacks": (stacks.codes.tobytes(), stacks.lengths.tobytes()),
         "segments": _segments(_rows(plain["segments"], "segments", dict)),
         "stretches": _stretches(plain.get(stretches) or []),
+        "annotations": _annotations(plain.get("external_annotations") or []),
         "settings": {key: value for key, value in settings.items() if isinstance(key, str) and _scalar(value)}
         if isinstance(settings, dict)
         else {},
@@ -105,6 +125,14 @@ def _rows(found: Any, name: str, kind: type) -> list[Any]:
     if set(map(type, found)) - {kind}:
         raise _Refused(_not(name, f"a list of {kind.__name__}s"))
     return list(found)
+
+
+def _apart(lists: list[Any], name: str) -> list[Any]:
+    """Lists of which none stands twice: a small file could hold the same one a million times."""
+    full = [id(one) for one in lists if one]
+    if len(set(full)) < len(full):
+        raise _Refused(_not(name, "a list of lists, each another"))
+    return lists
 
 
 def _not(name: str, needed: str) -> str:
@@ -158,14 +186,17 @@ def _distinct(texts: Iterable[str]) -> list[str]:
 
 
 def _whole_letters(text: str) -> str:
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+    if not _HALF_LETTER.search(text):
+        return text
+    return _CLEANED.get(text) or _CLEANED.setdefault(text, _HALF_LETTER.sub("?", text))
 
 
-def _history(history: list[Any], frames: dict[int, int], stacks: list[Any]) -> dict[str, Any]:
+def _history(history: list[Any], stacks: _Stacks) -> dict[str, Any]:
     rows = _rows(history, "device_traces", dict)
-    if not all("action" in row for row in rows):
-        raise _Refused(_not("device_traces.action", "in every row"))
-    actions = [row["action"] for row in rows]
+    try:
+        actions = list(map(itemgetter("action"), rows))
+    except KeyError:
+        raise _Refused(_not("device_traces.action", "in every row")) from None
     return {
         "action": _texts(actions, "device_traces.action"),
         "addr": _integers(rows, "addr", "device_traces", 0),
@@ -174,34 +205,51 @@ def _history(history: list[Any], frames: dict[int, int], stacks: list[Any]) -> d
         "time_us": _integers(rows, "time_us", "device_traces", 0),
         "label": _texts([row.get("user_metadata") or "" for row in rows], "device_traces.user_metadata"),
         "stack": array("q", [
-            _stack(row["frames"], frames, stacks) if action == "alloc" and row.get("frames") else -1
+            stacks.number(row["frames"]) if action == "alloc" and row.get("frames") else -1
             for row, action in zip(rows, actions, strict=True)
         ]).tobytes(),
     }  # fmt: skip
 
 
-def _stack(found: Any, known: dict[int, int], stacks: list[Any]) -> int:
-    """Number of a call stack; the same list in many events is one."""
-    place = known.get(id(found))
-    if place is None:
-        if not isinstance(found, list) or len(found) > _MOST_FRAMES or not all(isinstance(one, dict) for one in found):
+class _Stacks:
+    """Call stacks as numbers of their frames; a list, or a frame, that many refer to is looked at once."""
+
+    def __init__(self) -> None:
+        self.frames: list[dict[str, Any]] = []
+        self.codes, self.lengths = array("q"), array("q")
+        self._lists: dict[int, int] = {}
+        self._frames: dict[int, int] = {}
+
+    def number(self, found: Any) -> int:
+        """Number of a call stack."""
+        place = self._lists.get(id(found))
+        if place is None:
+            if not isinstance(found, list) or len(found) > _MOST_FRAMES:
+                raise _Refused(_not("device_traces.frames", f"a list of at most {_MOST_FRAMES} frames"))
+            place = self._lists[id(found)] = len(self.lengths)
+            known = self._frames
+            self.codes.extend([known[one] if (one := id(frame)) in known else self._frame(frame) for frame in found])
+            self.lengths.append(len(found))
+        return place
+
+    def _frame(self, frame: Any) -> int:
+        if not isinstance(frame, dict):
             raise _Refused(_not("device_traces.frames", f"a list of at most {_MOST_FRAMES} frames"))
-        place = known[id(found)] = len(stacks)
-        stacks.append([_frame(frame) for frame in found])
-    return place
-
-
-def _frame(frame: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in frame.items() if key in ("filename", "line", "name")}
-    if not all(isinstance(kept.get(key, ""), str) for key in ("filename", "name")) or not isinstance(
-        kept.get("line", 0), int
-    ):
-        raise _Refused(_not("device_traces.frames", "of frames with filename, line and name"))
-    return {key: _whole_letters(value) if isinstance(value, str) else value for key, value in kept.items()}
+        kept = {key: frame.get(key, missing) for key, missing in (("filename", ""), ("line", 0), ("name", ""))}
+        if not all(isinstance(kept[key], str) for key in ("filename", "name")) or not (
+            isinstance(kept["line"], int) and abs(kept["line"]) < 2**62
+        ):
+            raise _Refused(_not("device_traces.frames", "of frames with filename, line and name"))
+        place = self._frames[id(frame)] = len(self.frames)
+        for key in ("filename", "name"):
+            kept[key] = _whole_letters(kept[key][:_LONGEST_NAME])
+        self.frames.append(kept)
+        return place
 
 
 def _segments(segments: list[dict[str, Any]]) -> dict[str, Any]:
     blocks: list[dict[str, Any]] = []
+    _apart([segment.get("blocks") for segment in segments], "segments.blocks")
     for segment in segments:
         blocks += _rows(segment.get("blocks"), "segments.blocks", dict)
     kinds = ["expandable" if one.get("is_expandable") else one.get("segment_type") for one in segments]
@@ -223,7 +271,11 @@ def _segments(segments: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _pool(found: Any) -> str:
-    if not isinstance(found, (list, tuple)) or len(found) != 2 or not all(isinstance(one, int) for one in found):
+    if (
+        not isinstance(found, (list, tuple))
+        or len(found) != 2
+        or not all(isinstance(one, int) and abs(one) < 2**64 for one in found)
+    ):
         raise _Refused(_not("segments.segment_pool_id", "a pair of whole numbers"))
     return str(tuple(found))
 
@@ -235,6 +287,21 @@ def _stretches(found: Any) -> list[tuple[int, str]]:
     ):
         raise _Refused(_not("nvprof_kit's stretches", "pairs of a time and a text"))
     return [(row[0], _whole_letters(row[1])) for row in rows]
+
+
+def _annotations(found: Any) -> list[tuple[int, int, bool, str]]:
+    """What the program annotated: time in µs, device, whether it begins there, name."""
+    rows = _rows(found, "external_annotations", dict)
+    try:
+        made = [(row["time_us"], row["device"], row["stage"] == "START", row["name"]) for row in rows]
+    except KeyError as error:
+        raise _Refused(_not(f"external_annotations.{error.args[0]}", "in every row")) from None
+    if not all(
+        isinstance(time, int) and abs(time) < 2**62 and isinstance(device, int) and isinstance(name, str)
+        for time, device, _, name in made
+    ):
+        raise _Refused(_not("external_annotations", "rows of a time, a device and a name"))
+    return [(time, device, begins, _whole_letters(name)) for time, device, begins, name in made]
 
 
 if __name__ == "__main__":

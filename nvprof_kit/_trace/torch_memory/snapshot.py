@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import pickle
-import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from nvprof_kit._trace.annotations import loop_annotation
 from nvprof_kit._trace.checks import check_moments, check_sizes
 from nvprof_kit._trace.kinds import told_by
+from nvprof_kit._trace.plain_pickle import handed_over
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.names import MEMORY_STRETCHES
+from nvprof_kit.names import (
+    MEMORY_STRETCHES,
+    Category,
+    kineto_name,
+    memory_label,
+    parse_memory_label,
+    step_number,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,8 +67,39 @@ _PICKLE = b"\x80"
 _LATEST_US = 1 << 52
 """The year 2112; the allocator counts from 1970."""
 
+_Stretches = list[tuple[int, str]]
+
 Frames = list[dict[str, Any]]
 """A call stack, innermost first, each frame with filename, line and name."""
+
+
+class Stacks(Mapping[int, Frames]):
+    """The call stack of each event that has one, by its row; a stack is made when it is asked for.
+
+    Args:
+        of_event: Number of each event's stack, -1 where it has none.
+        codes: Numbers of the frames of all stacks, one stack behind the other.
+        lengths: Length of each stack.
+        frames: The frames.
+    """
+
+    def __init__(self, of_event: Any, codes: Any, lengths: Any, frames: Frames) -> None:
+        self._of_event, self._codes, self._frames = of_event, codes, frames
+        self._ends = lengths.cumsum()
+        self._lengths = lengths
+
+    def __getitem__(self, row: int) -> Frames:
+        number = self._of_event[row] if 0 <= row < len(self._of_event) else -1
+        if number < 0:
+            raise KeyError(row)
+        end = self._ends[number]
+        return [self._frames[code] for code in self._codes[end - self._lengths[number] : end].tolist()]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((self._of_event >= 0).nonzero()[0].tolist())
+
+    def __len__(self) -> int:
+        return int((self._of_event >= 0).sum())
 
 
 @dataclass(frozen=True)
@@ -86,13 +123,6 @@ class Snapshot:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class _Handed(pickle.Unpickler):
-    """Loads what `load` handed over, which is plain data again."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it would load {module}.{name}")
-
-
 def read_snapshot(path: str | Path) -> Snapshot:
     """Read a snapshot. Another process loads it (`nvprof_kit._trace.torch_memory.load`), so that neither the limits of
     that nor what the file asks for touches this one.
@@ -108,45 +138,25 @@ def read_snapshot(path: str | Path) -> Snapshot:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     if not head.startswith(_PICKLE) and (known := told_by(head)):
         raise CaptureError(f"{path}: {known}; needed a snapshot of torch.cuda.memory._dump_snapshot")
-    return _snapshot(_loaded(path), path)
-
-
-def _loaded(path: Path) -> dict[str, Any]:
-    script = Path(__file__).with_name("load.py").resolve()
-    command = [sys.executable, "-I", str(script), str(path.resolve()), MEMORY_STRETCHES]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
-        assert child.stdout is not None
-        try:
-            said: dict[str, Any] = _Handed(child.stdout).load()
-        except (EOFError, pickle.UnpicklingError):
-            said = {"error": "refused as a snapshot: loading it took more than the process that did so may take"}
-        finally:
-            child.kill()
-    if "error" in said:
-        raise CaptureError(f"{path}: {said['error']}")
-    return said
+    return _snapshot(handed_over(path, "snapshot", MEMORY_STRETCHES), path)
 
 
 def _snapshot(said: dict[str, Any], path: Path) -> Snapshot:
     import numpy as np
     import pandas as pd
 
-    stacks: dict[int, Frames] = {}
-    histories = []
-    before = 0
+    histories, numbers = [], [np.zeros(0, dtype=np.int64)]
     for device, history in enumerate(said["devices"]):
-        numbers = np.frombuffer(history.pop("stack"), "int64")
-        have = np.flatnonzero(numbers >= 0)
-        found = map(said["stacks"].__getitem__, numbers[have].tolist())
-        stacks.update(zip((have + before).tolist(), found, strict=True))
+        stack = _integers(history.pop("stack"))
         wrong = np.abs(_integers(history["time_us"])) > _LATEST_US
         if wrong.any():
             raise CaptureError(
                 f"{path}: device_traces.time_us is no time in {wrong.sum()} rows; take the snapshot again"
             )
-        if len(numbers):
-            histories.append(_events(history, device, said["stretches"]))
-            before += len(numbers)
+        if len(stack):
+            numbers.append(stack)
+            mine = [(time, begins, name) for time, where, begins, name in said["annotations"] if where == device]
+            histories.append(_events(history, device, said["stretches"], _loop_stretches(mine)))
     events = pd.concat(histories, ignore_index=True) if histories else _no_events()
     if len(histories) > 1:
         events = events.astype({"action": "category", "label": "category"})
@@ -158,6 +168,8 @@ def _snapshot(said: dict[str, Any], path: Path) -> Snapshot:
     check_sizes(path, "segments.blocks.size", blocks["size_bytes"].to_numpy())
     times = events["time_ns"].to_numpy()
     check_moments(path, [times[times > 0]])
+    codes, lengths = (_integers(raw) for raw in said["stacks"])
+    stacks = Stacks(np.concatenate(numbers), codes, lengths, said["frames"])
     return Snapshot(str(path), events, segments, blocks, stacks, said["settings"])
 
 
@@ -175,10 +187,10 @@ def _texts(told: tuple[bytes, list[str]]) -> pd.Categorical:
 
 def _no_events() -> pd.DataFrame:
     empty: dict[str, Any] = dict.fromkeys(("addr", "size", "stream", "time_us"), b"")
-    return _events({**empty, "action": (b"", []), "label": (b"", [])}, 0, [])
+    return _events({**empty, "action": (b"", []), "label": (b"", [])}, 0, [], [])
 
 
-def _events(history: dict[str, Any], device: int, stretches: list[tuple[int, str]]) -> pd.DataFrame:
+def _events(history: dict[str, Any], device: int, stretches: _Stretches, annotated: _Stretches) -> pd.DataFrame:
     import pandas as pd
 
     time = _integers(history["time_us"])
@@ -191,24 +203,59 @@ def _events(history: dict[str, Any], device: int, stretches: list[tuple[int, str
             "size_bytes": _integers(history["size"]),
             "stream": _integers(history["stream"]),
             "time_ns": time * 1000,
-            "label": _labelled(label, time, stretches) if stretches else label,
+            "label": _labelled(label, time, stretches, annotated) if stretches or annotated else label,
         }
     )
     return table
 
 
-def _labelled(label: pd.Categorical, time: Any, stretches: list[tuple[int, str]]) -> pd.Categorical:
-    """The labels; an event without one gets that of the step and phase which the program was in."""
+def _labelled(label: pd.Categorical, time: Any, stretches: _Stretches, annotated: _Stretches) -> pd.Categorical:
+    """The labels. An event without one gets that of the step and phase which the program was in; one that tells
+    neither layer nor phase gets what PyTorch annotated around it.
+    """
     import numpy as np
     import pandas as pd
 
-    begins = np.array([begin for begin, _ in stretches], dtype=np.int64)
-    texts = np.array(["", *(text for _, text in stretches)], dtype=object)
-    told = np.asarray(label, dtype=object)
-    own = told != ""
-    labels = np.where(own, told, texts[np.searchsorted(begins, time, side="right")])
-    codes, categories = pd.factorize(labels)
-    return pd.Categorical.from_codes(codes, categories=pd.Index(categories, dtype="str"))
+    # by numbers, since a million events bear some hundred texts
+    places = [np.searchsorted([begin for begin, _ in found], time, side="right") for found in (stretches, annotated)]
+    key = (label.codes.astype(np.int64) * (len(stretches) + 1) + places[0]) * (len(annotated) + 1) + places[1]
+    which, distinct = pd.factorize(key)
+    own, place = np.divmod(distinct, (len(stretches) + 1) * (len(annotated) + 1))
+    texts = [
+        _joined(
+            label.categories[code] or ("", *(text for _, text in stretches))[first],
+            ("", *(text for _, text in annotated))[second],
+        )
+        for code, first, second in zip(
+            own.tolist(), *(part.tolist() for part in np.divmod(place, len(annotated) + 1)), strict=True
+        )
+    ]
+    codes, categories = pd.factorize(np.array(texts, dtype=object))
+    return pd.Categorical.from_codes(codes[which], categories=pd.Index(categories, dtype="str"))
+
+
+def _joined(label: str, annotated: str) -> str:
+    """A label, with what it does not tell taken from the annotations."""
+    (name, step), (phase, number) = parse_memory_label(label), parse_memory_label(annotated)
+    return label if name and step is not None else memory_label(name or phase, number if step is None else step)
+
+
+def _loop_stretches(annotations: list[tuple[int, bool, str]]) -> _Stretches:
+    """When the loop's phases and steps that PyTorch annotated began, and what is allocated from then on is labelled
+    with: the innermost phase and step that are open.
+    """
+    known = {name: found for name in {name for _, _, name in annotations} if (found := loop_annotation(name))}
+    opened: list[str] = []
+    made: _Stretches = []
+    for time, begins, name in sorted((row for row in annotations if row[2] in known), key=lambda row: (row[0], row[1])):
+        if begins:
+            opened.append(name)
+        elif name in opened:
+            del opened[len(opened) - 1 - opened[::-1].index(name)]
+        steps = [number for one in opened if (number := step_number(one)) is not None]
+        phases = [kineto_name(text, Category(kind)) for text, kind in map(known.__getitem__, opened) if kind != "step"]
+        made.append((time, memory_label(phases[-1] if phases else "", steps[-1] if steps else None)))
+    return made
 
 
 def _segments(said: dict[str, Any]) -> pd.DataFrame:

@@ -24,7 +24,8 @@ LOG = """[RANK 0] forward, start=1716182684.282194, end=1716182685.123003, cpu_d
 _BREAKDOWNS = ("steps", "idle", "communication", "copies", "launches", "queue", "critical-path")
 _SUMMARIES = ("device", "overview", "model", "distributed", "operator", "kernel", "memory", "user")
 _MEMORY = ("layer", "stack", "size", "allocation", "step", "segment", "leak")
-_RANKS = ("", "waits", "charges", "layers", "clocks", "critical-path", "what-if")
+_RANKS = ("", "waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-batches", "critical-path", "what-if")
+_JOBS = {"bubbles": "pipeline", "micro-batches": "pipeline"}
 
 ANSWERS = {
     "layers": "layers hooks-train-2023.4.sqlite.xz --fold --columns class --columns phase",
@@ -49,8 +50,8 @@ ANSWERS = {
     "timers-calls": "timers LOGS --by call",
     "doctor": "doctor PLAIN",
     **{
-        f"ranks-{view}".rstrip("-"): "ranks ranks/ranks-ddp-layer.rank0-2024.2.sqlite.xz "
-        f"ranks/ranks-ddp-layer.rank1-2024.2.sqlite.xz --workers 1 {f'--view {view}' if view else ''}"
+        f"ranks-{view}".rstrip("-"): f"ranks ranks/{_JOBS.get(view, 'ddp')}-layer.rank0-2024.2.sqlite.xz "
+        f"ranks/{_JOBS.get(view, 'ddp')}-layer.rank1-2024.2.sqlite.xz --workers 1 {f'--view {view}' if view else ''}"
         for view in _RANKS
     },
 }

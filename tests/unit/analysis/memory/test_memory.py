@@ -231,3 +231,66 @@ def test_the_level_is_what_was_asked_for(tmp_path: Path) -> None:
     assert result.level_bytes.tolist() == [100]
     assert result.by_layer["bytes"].tolist() == [100]
     assert (result.summary.allocated_bytes, result.segments["rounding_bytes"].tolist()) == (512, [412])
+
+
+UNWINDER = [
+    "??:0:torch::unwind::unwind()",
+    "??:0:torch::CapturedTraceback::gather(bool, bool, bool)",
+    "memory.cpp:0:gather_with_cpp()",
+    "??:0:c10::cuda::CUDACachingAllocator::Native::DeviceCachingAllocator::malloc(unsigned long, CUstream_st*)",
+    "??:0:c10::cuda::CUDACachingAllocator::Native::NativeCachingAllocator::allocate(unsigned long)",
+    "??:0:at::TensorBase at::detail::_empty_generic<long>(c10::ArrayRef<long>, c10::Allocator*)",
+    "??:0:at::detail::empty_cuda(c10::ArrayRef<long>, c10::ScalarType)",
+    "RegisterCUDA.cpp:0:at::(anonymous namespace)::create_out(c10::ArrayRef<long>)",
+]
+
+
+def _stack(*frames: str) -> list[str]:
+    """A stack of autograd's thread as the snapshot has it; C++ names hold colons."""
+    return [*UNWINDER, *frames, "??:0:execute_native_thread_routine", "??:0:clone"]
+
+
+def test_a_stack_in_c_begins_with_what_asked_for_memory(tmp_path: Path) -> None:
+    """Unwinder and allocator head every stack: blocks of two operators are two rows, and named by them."""
+    file = SnapshotFile()
+    nodes = {}
+    for name in ("MmBackward0", "GeluBackward0"):
+        frames = _stack(
+            "??:0:at::_ops::mm::redispatch(c10::DispatchKeySet)",
+            f"??:0:at::native::of_{name}(at::Tensor const&)",
+            f"??:0:torch::autograd::generated::{name}::apply(std::vector<at::Tensor>&&)",
+        )
+        nodes[name] = [dict(zip(("filename", "line", "name"), one.split(":", 2), strict=True)) for one in frames]
+        file.alloc(1000)
+    made = file.snapshot()
+    for event, frames in zip(made["device_traces"][0], nodes.values(), strict=True):
+        event["frames"] = [frame | {"line": 0} for frame in frames]
+    (tmp_path / "run.pickle").write_bytes(pickle.dumps(made))
+    assert sorted(memory(read_snapshot(tmp_path / "run.pickle")).by_stack["stack"]) == [
+        "at::native::of_GeluBackward0 < torch::autograd::generated::GeluBackward0::apply",
+        "at::native::of_MmBackward0 < torch::autograd::generated::MmBackward0::apply",
+    ]
+
+
+def test_a_program_without_our_labels_has_the_phases_that_pytorch_annotates(tmp_path: Path) -> None:
+    file = SnapshotFile()
+    for label in ("", "", f"{FORWARD};step=7", ";step=7", ""):
+        file.alloc(1000, label)
+    made = file.snapshot()
+    times = [event["time_us"] for event in made["device_traces"][0]]
+    made["external_annotations"] = [
+        {"stage": stage, "name": name, "device": device, "time_us": times[place] + after}
+        for place, after, stage, name, device in (
+            (0, -2, "END", "Optimizer.step#AdamW.step", 0),  # its begin was before the history
+            (1, -2, "START", "ProfilerStep#3", 0),
+            (1, -1, "START", "Optimizer.step#AdamW.step", 0),
+            (3, 1, "END", "Optimizer.step#AdamW.step", 0),
+            (3, 2, "END", "ProfilerStep#3", 0),
+            (0, -1, "START", "Optimizer.zero_grad#AdamW.zero_grad", 1),  # of another device
+        )
+    ]
+    (tmp_path / "run.pickle").write_bytes(pickle.dumps(made))
+    held = memory(read_snapshot(tmp_path / "run.pickle"), 0).held
+    assert held["phase"].tolist() == ["other", "optimizer", "forward", "optimizer", "other"]
+    assert held["layer"].tolist() == ["(none)", "(none)", "layers.0", "(none)", "(none)"]
+    assert held["step"].fillna(-1).tolist() == [-1, 3, 7, 7, -1]

@@ -119,5 +119,28 @@ def test_roofline_figure_holds_every_dot_and_ceiling() -> None:
         "FP32 60 T/s",
         "tensor bf16, tensor fp16 900 T/s",
         "DRAM 4.8 TB/s",
+        *("b", "a", "c"),  # the kernels, the longest first
     ]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["forward", "backward", "other"]
+    told = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert told == ["m", "(none)", "forward", "backward", "other phases"]
+    colours = [tuple(dots.get_facecolor()[0]) for dots in axes.collections]
+    assert colours[0] == colours[1] != colours[2]  # of a layer
+
+
+def test_roofline_names_no_dot_over_another_and_keeps_few_colours() -> None:
+    layers = [f"layers.{number}" for number in range(30)]
+    points = pd.DataFrame(
+        {
+            "kernel": [f"void at::native::kernel_{number}(int)" for number in range(30)],
+            "layer": layers,
+            "phase": "forward",
+            "gpu_ns": [float(100 - number) for number in range(30)],
+            "intensity": [1.0] * 15 + [10.0**number for number in range(15)],
+            "rate": [1e12] * 30,
+        }
+    )
+    (axes,) = roofline_figure(Roofline(points, {"FP32": 6e13}, 4.8e12, "a.csv")).axes
+    named = [text.get_text() for text in axes.texts if "kernel" in text.get_text()]
+    assert named[:2] == ["kernel_0", "kernel_16"] and len(named) == 12  # 1 to 14 lie on 0, 15 too
+    told = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert told == [*layers[:10], "other layers", "forward"]

@@ -11,6 +11,7 @@ import pytest
 
 from nvprof_kit._analysis.foreign.rules import parse_rules
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
+from nvprof_kit._trace.kineto import stream
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
 
@@ -168,3 +169,67 @@ def test_rules_for_what_the_user_annotated(tmp_path: Path) -> None:
     rules = parse_rules("[[rule]]\nmatch = 'blk (?P<n>.+) fwd'\nlayer = 'layers.{n}'", "own.toml")
     rows = layers(open_capture(path), LayersOptions(rules=rules)).rows
     assert rows["layer"].tolist()[0] == "layers.3"
+
+
+def test_what_a_collective_moves_and_in_which_group(tmp_path: Path) -> None:
+    said = {
+        "Collective name": "allreduce",
+        "In msg nelems": 10,
+        "Out msg nelems": 10,
+        "dtype": "Float",
+        "Group size": 2,
+        "Seq": 4,
+        "Process Group Name": "0",
+        "Process Group Ranks": "[0, 1]",
+    }
+    path = write(
+        tmp_path / "a.json",
+        *GPU_EVENTS,
+        event("kernel", "ncclDevKernel_AllReduce", 120, 3, correlation=3, device=0, stream=9, **said),
+    )
+    found = open_capture(path, optional=["collectives"]).collectives
+    assert found is not None
+    row = found.iloc[0]
+    assert (row["call"], row["bytes"], row["ranks"], row["sequence"]) == ("allreduce", 40, 2, 4)
+    assert (row["communicator"], row["peers"]) == ("group 0 [0, 1]", "[0, 1]")
+
+
+ODD = {
+    "a half letter in a name": ('"name": "aten::mm"', '"name": "aten::m\\ud800"'),
+    "a time that is NaN": ('"dur": 7', '"dur": NaN'),
+    "a time as text": ('"dur": 7', '"dur": "7"'),
+    "arguments that are a list": ('"args": {}', '"args": [1]'),
+    "a category that is a number": ('"cat": "cpu_op"', '"cat": 7'),
+    "an event that is none": ('{"ph": "M"', '7, {"ph": "M"'),
+    "a control character": ('"name": "aten::mm"', '"name": "aten::\tmm"'),
+    "a number of 40 digits": ('"pid": 9', f'"pid": 1{"0" * 40}'),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), ODD.values(), ids=ODD)
+def test_what_the_quick_decoder_refuses_is_read_event_by_event(
+    tmp_path: Path, old: str, new: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The window with the odd event gives what the standard library's decoder gives for all."""
+    events = [event("cpu_op", f"aten::mm{number % 7}", 10 * number, 7 if number == 50 else 5) for number in range(100)]
+    path = write(tmp_path / "a.json", *events)
+    text = path.read_text()
+    place = text.index('"dur": 7') - 60 if "dur" in old else len(text) // 2
+    path.write_text(text[:place] + text[place:].replace(old, new, 1) if "ph" not in old else text.replace(old, new, 1))
+
+    def answer() -> object:
+        try:
+            trace = open_capture(path, optional=["name", "calls"])
+        except CaptureError as error:
+            return str(error)
+        return trace.ops.to_csv(), trace.calls.to_csv() if trace.calls is not None else "", trace.info
+
+    quick = answer()
+    monkeypatch.setattr(stream, "_TRIES", 0)
+    assert answer() == quick
+
+
+def test_a_nested_object_between_braces_is_no_end_of_an_event(tmp_path: Path) -> None:
+    nested = {"args": {"list": [{"a": 1}, {"b": 2}]}, "more": [{"c": 3}, {"d": [{}, {}]}]}
+    path = write(tmp_path / "a.json", *(event("cpu_op", "aten::mm", 10 * one, 5) | nested for one in range(30)))
+    assert len(open_capture(path).ops) == 30

@@ -9,6 +9,7 @@ from support.nsys_file import NsysFile, thread
 
 from nvprof_kit._trace.kineto.calls import host_memory, read_calls
 from nvprof_kit._trace.kineto.events import Events
+from nvprof_kit._trace.kineto.stream import row_of
 from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
@@ -73,9 +74,8 @@ def test_the_hosts_end_in_a_pytorch_trace(name: str, memory: str) -> None:
 def test_calls_of_a_pytorch_trace() -> None:
     call = {"ts": 1.5, "dur": 2.25, "tid": 3, "name": "cudaLaunchKernel", "args": {"correlation": 7}}
     flush = {"ts": 9, "dur": 1, "tid": "3", "name": "Buffer Flush"}
-    calls = read_calls(
-        Events.of([call | {"ph": "X", "cat": "cuda_runtime"}, flush | {"ph": "X", "cat": "overhead"}]), 5
-    )
+    said = [call | {"ph": "X", "cat": "cuda_runtime"}, flush | {"ph": "X", "cat": "overhead"}]
+    calls = read_calls(Events([[row_of(one) for one in said]]), 5)
     assert calls["start_ns"].tolist() == [1500, 9000] and calls["end_ns"].tolist() == [3750, 10000]
     assert calls["correlation"].tolist() == [7, -1] and calls["kind"].tolist() == [0, 1]
     assert calls["tid"].tolist() == [3, 3] and calls["pid"].tolist() == [5, 5]

@@ -1,0 +1,265 @@
+"""Floating point operations from a trace's own shapes, without a count of the program.
+
+A PyTorch trace that was recorded with shapes (``record_shapes=True``) tells for each operator what it was called with.
+The formulas are those of PyTorch's own counter (`torch.utils.flop_counter`), written again here, since reading needs no
+PyTorch. Of operators that call each other the outermost with a formula counts; what multiplies and has none, or lacks
+its shapes, is unknown, by name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, nest
+from nvprof_kit._analysis.attribution.operations import Operations
+from nvprof_kit._analysis.attribution.ranges import Elsewhere, Ranges
+from nvprof_kit._analysis.attribution.warm_up import StepChoice
+from nvprof_kit._analysis.flops.counted import Chain, Counted, Key, Work, add
+from nvprof_kit._analysis.flops.rows import Row
+from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES
+
+COUNTS_NOTHING = frozenset(
+    {"prim", "prims", "profiler", "c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp"}
+)
+"""Namespaces of operators that multiply nothing, as in `nvprof_kit._instrument.flops.operators`."""
+
+MULTIPLIES = re.compile(
+    r"mm(?![aiy])|matmul|conv(?!ert)|attention|(?<!i)linear(?!1d|_comb)|^_trilinear$|_rnn|lstm_mps|^(add)?mv$|^v?dot$"
+    r"|^_fft_|_cdist_|cholesky|triangular_solve|lu_solve|ormqr|geqrf|transformer_encoder"
+    r"|^_?linalg_(?!vector_norm|cross|diagonal|check)"
+)
+"""Operators of PyTorch's that multiply matrices, by name, as there."""
+
+ONLY_MOVES = re.compile(r"prepack$|_pack_|reorder|flatten_weight|_search$")
+"""Of those, the ones that only prepare, as there."""
+
+_NO_OPERATORS = frozenset({"autograd", "inductor", "torch"})
+"""What the profiler records under a namespace and is no operator."""
+
+_TYPES = (
+    ("fp4", r"float4"),
+    ("fp8", r"float8"),
+    ("int8", r"^(un)?signed char$"),
+    ("fp16", r"half|complexhalf"),
+    ("bf16", r"bfloat16"),
+    ("fp32", r"^float$|complex<float>"),
+    ("fp64", r"^double$|complex<double>"),
+)
+"""Types of number as the profiler names them, the narrowest first."""
+
+Shape = Sequence[int]
+Said = Sequence[Any]
+
+
+class _Call(NamedTuple):
+    """What an operator was called with: shapes of its arguments, and the values of those that are no tensors."""
+
+    dims: Said
+    concrete: Said
+
+    def shape(self, place: int, rank: int) -> Shape:
+        found = self.dims[place]
+        if len(found) < rank or not all(isinstance(one, int) and one >= 0 for one in found):
+            raise ValueError(f"argument {place} has no shape")
+        return list(found)
+
+    def value(self, place: int) -> Any:
+        return json.loads(str(self.concrete[place]).replace("True", "true").replace("False", "false"))
+
+
+def _mm(call: _Call, first: int = 0) -> int:
+    (rows, inner), (_, columns) = call.shape(first, 2), call.shape(first + 1, 2)
+    return 2 * rows * inner * columns
+
+
+def _bmm(call: _Call, first: int = 0) -> int:
+    (many, rows, inner), (_, _, columns) = call.shape(first, 3), call.shape(first + 1, 3)
+    return 2 * many * rows * inner * columns
+
+
+def _grouped_mm(call: _Call) -> int:
+    one, other = call.shape(0, 2), call.shape(1, 2)
+    return 2 * (one[0] if len(one) == len(other) == 3 else 1) * one[-2] * one[-1] * other[-1]
+
+
+def _conv(shape: Shape, weight: Shape, out: Shape, transposed: bool) -> int:
+    return prod((shape if transposed else out)[2:]) * prod(weight[2:]) * shape[0] * weight[0] * weight[1] * 2
+
+
+def _convolution(call: _Call) -> int:
+    shape, weight = call.shape(0, 3), call.shape(1, 3)
+    stride, padding, dilation = (_spread(call.value(place), len(shape) - 2) for place in (3, 4, 5))
+    out = [
+        (length + 2 * pad - gap * (size - 1) - 1) // step + 1
+        for length, pad, gap, size, step in zip(shape[2:], padding, dilation, weight[2:], stride, strict=True)
+    ]
+    return _conv(shape, weight, [*shape[:2], *out], bool(call.value(6)))
+
+
+def _spread(values: Any, count: int) -> list[int]:
+    return [int(one) for one in values] * (count if len(values) == 1 else 1)
+
+
+def _convolution_backward(call: _Call) -> int:
+    out, shape, weight = (call.shape(place, 3) for place in range(3))
+    transposed, mask = bool(call.value(7)), call.value(10)
+    turned = [[one[1], one[0], *one[2:]] for one in (out, shape, weight)]
+    count = _conv(out, weight, shape, not transposed) if mask[0] else 0
+    if mask[1]:
+        by, of = (turned[1], turned[0]) if transposed else (turned[0], turned[1])
+        count += _conv(of, by, turned[2], False)
+    return count
+
+
+def _attention(call: _Call) -> int:
+    (many, heads, queries, width), key, value = (call.shape(place, 4) for place in range(3))
+    return 2 * many * heads * queries * key[2] * (width + value[3])
+
+
+def _attention_backward(call: _Call) -> int:
+    (many, heads, queries, width), key, value = (call.shape(place, 4) for place in range(1, 4))
+    return 2 * many * heads * queries * key[2] * (3 * width + 2 * value[3])
+
+
+_ATTENTIONS = ("efficient_attention", "flash_attention", "cudnn_attention", "flash_attention_for_cpu")
+FORMULAS: Mapping[str, Callable[[_Call], int]] = MappingProxyType(
+    {
+        **dict.fromkeys(("aten::mm", "aten::_int_mm", "aten::_scaled_mm"), _mm),
+        **dict.fromkeys(("aten::addmm", "aten::addmm_", "aten::_addmm_activation"), lambda call: _mm(call, 1)),
+        "aten::bmm": _bmm,
+        **dict.fromkeys(("aten::baddbmm", "aten::baddbmm_"), lambda call: _bmm(call, 1)),
+        **dict.fromkeys(("aten::_grouped_mm", "aten::_scaled_grouped_mm"), _grouped_mm),
+        **dict.fromkeys(("aten::convolution", "aten::_convolution", "aten::convolution_overrideable"), _convolution),
+        "aten::convolution_backward": _convolution_backward,
+        **{f"aten::_scaled_dot_product_{name}": _attention for name in _ATTENTIONS},
+        **{f"aten::_scaled_dot_product_{name}_backward": _attention_backward for name in _ATTENTIONS},
+    }
+)
+"""Operations of one call by the operator's name."""
+
+
+def work_of(name: str, said: str) -> tuple[str, int | None]:
+    """Type of number and operations of one call; None where its shapes do not tell.
+
+    Args:
+        name: The operator.
+        said: What it was called with: the column ``arguments`` of the schema's ``shapes``.
+    """
+    dims, types, concrete = (one if isinstance(one, list) else [] for one in json.loads(said))
+    try:
+        flops: int | None = int(FORMULAS[name](_Call(dims, concrete)))
+    except (ValueError, TypeError, IndexError, KeyError):
+        flops = None
+    known = [str(one).lower() for one in types]
+    found = (dtype for dtype, pattern in _TYPES if any(re.search(pattern, one) for one in known if one != ""))
+    return next(found, ""), flops
+
+
+def counted_from_shapes(operations: Operations, choice: StepChoice, rows: Sequence[Row]) -> Counted:
+    """What the steps of a trace computed, by the ranges that its operators ran in.
+
+    Args:
+        operations: The operations, of a trace with the optional table ``shapes``.
+        choice: The steps that count.
+        rows: The layers and phases of these steps.
+    """
+    frame = operations.trace.shapes
+    ranges = operations.attribution.ranges
+    chains = _chains(ranges)
+    work: dict[Chain, Work] = {}
+    unknown: dict[Chain, set[str]] = {}
+    attention: set[Chain] = set()
+    if frame is not None and len(frame):
+        names = [str(name) for name in frame["name"].cat.categories]
+        code = frame["name"].cat.codes.to_numpy()
+        formula = np.array([name in FORMULAS for name in names], dtype=bool)[code]
+        odd = np.array([_may_multiply(name) for name in names], dtype=bool)[code] & ~formula
+        frame = frame[formula | odd]
+        counted, without = _outermost(frame, formula[formula | odd])
+        inner, shown = _where(ranges, choice, frame)
+        said = frame["arguments"].cat
+        keys = np.stack([inner, frame["name"].cat.codes.to_numpy(), said.codes.to_numpy()])
+        for rows_of, known in ((np.flatnonzero(counted & shown), True), (np.flatnonzero(without & shown), False)):
+            cells, many = np.unique(keys[:, rows_of], axis=1, return_counts=True)
+            for (where, name, what), times in zip(cells.T.tolist(), many.tolist(), strict=True):
+                chain = chains[where]
+                dtype, flops = work_of(names[name], str(said.categories[what])) if known else ("", None)
+                if flops is None:
+                    unknown.setdefault(chain, set()).add(names[name])
+                    continue
+                add(work.setdefault(chain, {}), {dtype: float(flops)}, times)
+                if "attention" in names[name]:
+                    attention.add(chain)
+    calls: dict[Key, int] = {row.key: row.calls for row in rows}
+    return Counted(choice.count, calls, work, unknown, frozenset(attention), tuple(dict.fromkeys(chains.values())))
+
+
+def _may_multiply(name: str) -> bool:
+    """Whether an operator without a formula may multiply matrices."""
+    space, found, plain = name.partition("::")
+    if not found or space in _NO_OPERATORS:
+        return False
+    if space == "aten":
+        return MULTIPLIES.search(plain) is not None and ONLY_MOVES.search(plain) is None
+    return space not in COUNTS_NOTHING
+
+
+def _outermost(frame: Any, formula: Any) -> tuple[Any, Any]:
+    """Which calls count, and which are of unknown work: such as neither lie in one of either kind, nor hold one that
+    counts.
+    """
+    nesting = nest(*(frame[name].to_numpy() for name in ("start_ns", "end_ns", "tid")))
+    holds, inside = np.zeros(len(formula) + 1, dtype=bool), np.zeros(len(formula) + 1, dtype=bool)
+    levels = [np.flatnonzero(nesting.depth == level) for level in range(int(nesting.depth.max(initial=0)) + 1)]
+    for here in reversed(levels):
+        np.logical_or.at(holds, nesting.parent[here], formula[here] | holds[here])
+    holds[-1] = False
+    counted, unknown = np.zeros(len(formula), dtype=bool), np.zeros(len(formula), dtype=bool)
+    for here in levels:
+        around = nesting.parent[here]
+        free = ~inside[around]
+        counted[here] = free & formula[here]
+        unknown[here] = free & ~formula[here] & ~holds[here]
+        inside[here] = inside[around] | counted[here] | unknown[here]
+    return counted, unknown
+
+
+def _where(ranges: Ranges, choice: StepChoice, frame: Any) -> tuple[Int64Array, Any]:
+    """The range that each call ran in, or `NONE`, and whether it is of a step that counts."""
+    pid, tid, start = (frame[name].to_numpy() for name in ("pid", "tid", "start_ns"))
+    inner = ranges.nesting.innermost(tid, start)
+    step = ranges.step_at(inner)
+    alone = np.flatnonzero(step == NONE)
+    open_step = Elsewhere(ranges, ranges.step >= 0).open_at(pid[alone], tid[alone], start[alone])
+    step[alone] = np.append(ranges.step, NONE)[open_step]
+    told = np.append((ranges.layer_range >= 0) | (ranges.phase_range >= 0), False)[inner]
+    lost = np.flatnonzero(~told)
+    inner[lost] = Elsewhere(ranges, ranges.is_one_of(PHASE_CATEGORIES)).open_at(pid[lost], tid[lost], start[lost])
+    shown = np.append(choice.shown, False)[step] if len(choice.shown) else np.ones(len(step), dtype=bool)
+    return inner, shown
+
+
+def _chains(ranges: Ranges) -> dict[int, Chain]:
+    """The ranges of layers and phases around each range, itself first; of `NONE` what lies outside all."""
+    nowhere: Chain = ((NO_LAYER, NO_PHASE),)
+    made: dict[int, Chain] = {NONE: nowhere}
+    layer, phase = ranges.is_one_of(LAYER_CATEGORIES).tolist(), ranges.is_one_of(PHASE_CATEGORIES).tolist()
+    nesting: Nesting = ranges.nesting
+    parent, name, texts = nesting.parent.tolist(), ranges.name.tolist(), ranges.phase.tolist()
+    known: dict[tuple[Key, int], Chain] = {}
+    for one in np.argsort(nesting.depth, kind="stable").tolist():
+        around = made[parent[one]]
+        if not layer[one] and not (phase[one] and around[0][0] == NO_LAYER):
+            made[one] = around
+            continue
+        key = (ranges.names[name[one]].text if layer[one] else NO_LAYER, texts[one] or NO_PHASE)
+        tail = () if around is nowhere else around
+        made[one] = known.setdefault((key, id(tail)), (key, *tail))
+    return made

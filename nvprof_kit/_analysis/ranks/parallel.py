@@ -1,0 +1,93 @@
+"""The parallel groups of a job: which ranks share a communicator, and what it is for.
+
+The program's name for it decides, where the capture has one (``TENSOR_MODEL_PARALLEL_GROUP``, ``mesh_dp``). Else what
+it does: sends between stages are a pipeline's, all-to-all is of experts, sums in the forward pass are of tensor
+parallel layers, and what is only gathered there or summed in the backward pass is data parallel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from nvprof_kit._trace.jobs.tables import JobTables
+from nvprof_kit.names import Category
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+GROUP_COLUMNS = {
+    "group": "the communicator",
+    "name": "what the program calls it, '' where the capture does not tell",
+    "parallel": "data, tensor, pipeline, context, expert, or unknown",
+    "told_by": "name, or use: what its collectives are and where they run",
+    "size": "its ranks",
+    "ranks": "the ranks that are there",
+    "kinds": "its kinds of collectives",
+    "collectives": "how many, over its ranks",
+}
+"""The columns of the table of groups."""
+
+_NAMES: Mapping[str, re.Pattern[str]] = {
+    parallel: re.compile(rf"(?:^|[^a-z])(?:{words})(?:[^a-z]|$)", re.IGNORECASE)
+    for parallel, words in {
+        "expert": "expert|ep|etp|moe",
+        "context": "context|cp|sequence|sp|ulysses|ring",
+        "pipeline": "pipeline|pipe|pp|embedding",
+        "tensor": "tensor|tp|model_parallel|mp",
+        "data": "data|dp|fsdp|hsdp|ddp|shard|replicate|dp_shard|dp_replicate|zero",
+    }.items()
+}
+_FORWARD = (Category.FORWARD.value, Category.RECOMPUTE.value)
+_POINT_TO_POINT = {"Send", "Recv", "SendRecv"}
+_LISTED = 16
+
+
+def parallel_groups(tables: JobTables, stages: Mapping[int, int]) -> pd.DataFrame:
+    """The groups, with `GROUP_COLUMNS`.
+
+    Args:
+        tables: The job's maps, its communicators told apart.
+        stages: The pipeline stage of each rank.
+    """
+    import pandas as pd
+
+    rows = []
+    for _, mine in tables.uses().groupby("c", sort=False):
+        ranks = sorted({int(rank) for listed in mine["ranks"] for rank in listed})
+        name, kinds = str(mine["group"].max()), sorted(filter(None, set(mine["kind"])))
+        parallel, told_by = named_parallel(name), "name"
+        if parallel == "unknown":
+            parallel, told_by = used_parallel(mine, len({stages.get(rank, 0) for rank in ranks}) > 1), "use"
+        size = max(int(mine["size"].max()), len(ranks))
+        shown = ", ".join(map(str, ranks[:_LISTED])) + (", …" if len(ranks) > _LISTED else "")
+        count = int(mine["collectives"].sum())
+        rows.append((str(mine["comm"].iloc[0]), name, parallel, told_by, size, shown, ", ".join(kinds), count))
+    frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(GROUP_COLUMNS))
+    ordered: pd.DataFrame = frame.sort_values(["parallel", "group", "ranks"], kind="stable", ignore_index=True)
+    return ordered
+
+
+def named_parallel(name: str) -> str:
+    """What a group is for by the program's name of it, ``unknown`` where that does not say."""
+    found = {parallel: match.start() for parallel, pattern in _NAMES.items() if (match := pattern.search(name))}
+    return min(found, key=lambda parallel: found[parallel]) if found else "unknown"
+
+
+def used_parallel(uses: pd.DataFrame, spans_stages: bool) -> str:
+    """What a group is for by what it does.
+
+    Args:
+        uses: kind, phase and collectives of the group.
+        spans_stages: Whether its ranks are of several pipeline stages.
+    """
+    kinds = set(uses["kind"])
+    forward = set(uses[uses["phase"].isin(_FORWARD)]["kind"])
+    if kinds & _POINT_TO_POINT and not kinds & {"ReduceScatter", "AllGather"}:
+        return "pipeline" if spans_stages else "context" if forward & _POINT_TO_POINT else "unknown"
+    if "AllToAll" in kinds:
+        return "expert"
+    if forward & {"AllReduce", "ReduceScatter"}:
+        return "tensor"
+    return "data" if kinds & {"AllReduce", "ReduceScatter", "AllGather", "Broadcast"} else "unknown"

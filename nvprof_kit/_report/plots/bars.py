@@ -1,0 +1,74 @@
+"""A table as bars: what an answer shows that has no picture of its own kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nvprof_kit._report.plots.plots import PALETTE
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+MAX_BARS = 30
+"""Rows that are drawn: those with the largest bars, in the table's order."""
+
+_LONGEST = 60
+"""Letters of a label."""
+
+UNITS = {"_ns": ("ms", 1e-6), "_pct": ("%", 1.0), "mfu": ("%", 100.0)}
+"""By how a column's name ends: the unit that is drawn, and its factor."""
+
+
+def bars_figure(frame: pd.DataFrame, values: Sequence[str], labels: Sequence[str], title: str) -> Figure:
+    """A bar for each row.
+
+    Args:
+        frame: The table.
+        values: Columns of the bars' lengths, all of one unit; several are stacked.
+        labels: Columns that name a row; empty texts among them are left out.
+        title: What the figure shows.
+    """
+    from matplotlib.figure import Figure
+
+    lengths = frame[list(values)].apply(lambda column: column.astype(float)).fillna(0.0)
+    drawn = lengths.abs().sum(axis=1)
+    kept = drawn[drawn > 0].nlargest(MAX_BARS).index
+    shown = lengths.loc[lengths.index.isin(kept)]
+    unit, factor = next((found for ending, found in UNITS.items() if values[0].endswith(ending)), ("", 1.0))
+    figure = Figure(figsize=(10, 1.4 + 0.28 * max(len(shown), 1)), layout="constrained")
+    axes = figure.add_subplot()
+    left = 0.0
+    for column, colour in zip(values, PALETTE, strict=False):
+        axes.barh(range(len(shown)), shown[column] * factor, left=left, color=colour, label=_words(column))
+        left = left + shown[column].to_numpy() * factor
+    axes.set_yticks(range(len(shown)), _labels(frame.loc[shown.index, list(labels)]))
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{_words(values[0])}, {unit}" if len(values) == 1 else unit)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if len(values) > 1:
+        axes.legend(frameon=False, ncols=len(values), loc="lower right", bbox_to_anchor=(1, 1))
+    left_out = int((drawn > 0).sum()) - len(shown)
+    figure.suptitle(f"{title} (and {left_out} smaller)" if left_out else title)
+    return figure
+
+
+def _words(column: str) -> str:
+    return column.removesuffix("_ns").removesuffix("_pct").replace("_", " ")
+
+
+def _labels(named: pd.DataFrame) -> list[str]:
+    """A row's names in one text: numbers with their column's name, what is the same in all rows left out."""
+    told = [column for column in named if named[column].nunique(dropna=False) > 1] or list(named)[:1]
+    texts = []
+    for row in named[told].itertuples(index=False):
+        parts = [(column, part) for column, part in zip(told, row, strict=True) if not _missing(part)]
+        text = " ".join(part if isinstance(part, str) else f"{column} {part}" for column, part in parts)
+        texts.append(text or "(none)")
+    return [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…" for text in texts]
+
+
+def _missing(part: object) -> bool:
+    return str(part) in ("", "None", "nan", "<NA>")

@@ -1,0 +1,65 @@
+"""The ranks of a job as plots: who was waited for and why, and which rank is slow in which layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvprof_kit._report.plots.plots import PALETTE
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+MOST = 40
+"""Ranks, or layers, that are drawn: those with the most."""
+
+
+def waits_figure(table: pd.DataFrame) -> Figure:
+    """A bar for each rank that others waited for, its causes stacked.
+
+    Args:
+        table: Waits or charges: cause, wait_ns, and rank, or late_rank and cause_rank.
+    """
+    from matplotlib.figure import Figure
+
+    rank = table["rank"] if "rank" in table else table["cause_rank"]
+    sums = table.groupby([rank.rename("rank"), "cause"])["wait_ns"].sum().unstack(fill_value=0) / 1e6
+    chosen = sums.loc[sums.sum(axis=1).sort_values(ascending=False).index[:MOST]].sort_index()
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    places, bottom = np.arange(len(chosen)), np.zeros(len(chosen))
+    for number, cause in enumerate(chosen.sum().sort_values(ascending=False).index):
+        values = chosen[cause].to_numpy()
+        axes.bar(places, values, 0.78, bottom=bottom, color=PALETTE[number % len(PALETTE)], label=cause)
+        bottom += values
+    axes.set_xticks(places, [str(one) for one in chosen.index], rotation=90 if len(chosen) > 20 else 0)
+    axes.set_xlabel("rank that the others waited for", fontsize=13)
+    axes.set_ylabel("waiting, ms", fontsize=13)
+    axes.legend(fontsize=10)
+    return figure
+
+
+def layers_figure(table: pd.DataFrame) -> Figure:
+    """A heat map of layers and ranks: how much longer than its equals each computes.
+
+    Args:
+        table: See `nvprof_kit._analysis.ranks.layers.layer_table`.
+    """
+    from matplotlib.figure import Figure
+
+    wide = table.assign(row=table["layer"] + " " + table["phase"]).pivot_table(
+        index="row", columns="rank", values="excess_ns", aggfunc="sum"
+    )
+    chosen = wide.loc[wide.abs().max(axis=1).sort_values(ascending=False).index[:MOST]] / 1e6
+    figure = Figure(figsize=(10, 1.5 + 0.24 * len(chosen)), layout="constrained")
+    axes = figure.add_subplot()
+    limit = float(np.nanmax(np.abs(chosen.to_numpy()))) or 1.0
+    image = axes.imshow(chosen.to_numpy(), aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit)
+    axes.set_yticks(np.arange(len(chosen)), [str(one) for one in chosen.index], fontsize=8)
+    every = max(len(chosen.columns) // 20, 1)
+    axes.set_xticks(np.arange(len(chosen.columns))[::every], [str(one) for one in chosen.columns][::every])
+    axes.set_xlabel("rank", fontsize=13)
+    figure.colorbar(image, label="longer than its equals, ms")
+    return figure

@@ -1,0 +1,71 @@
+"""Every command of the documentation runs, or is not run for a reason that is written down."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.docs_commands import REASONS, ROOT, Command, commands, for_command, lay_out, pages
+
+from nvprof_kit._cli import group
+
+FOUND = list(dict.fromkeys(command for page in pages() for command in commands(page)))
+FIRST = ("README.md", "docs/index.md", "docs/tutorial.md", "docs/how-to/", "docs/comparison.md")
+"""Pages that a newcomer reads: their commands run in every lane, all others in the full one."""
+
+
+def runs() -> list[object]:
+    """The commands to run, each once."""
+    lines: dict[str, Command] = {}
+    for command in FOUND:
+        if not command.reason and (command.line not in lines or command.page.startswith(FIRST)):
+            lines[command.line] = command
+    return [
+        pytest.param(command, id=command.line, marks=() if command.page.startswith(FIRST) else (pytest.mark.full,))
+        for command in lines.values()
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the pages name."""
+    place = tmp_path_factory.mktemp("docs")
+    lay_out(place)
+    return place
+
+
+@pytest.mark.parametrize("command", runs())
+def test_the_command_runs(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "120")
+    line = for_command(command.line, folder)
+    words = shlex.split(line)
+    assert words[0] == "nvprof-kit", f"{command.page}: {line}: nothing runs this; name the reason in REASONS"
+    if words[1] == "record":
+        monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        at = words.index("--")
+        given = [word for word in words[at + 2 :] if "lr" not in word and "e-4" not in word]
+        program = [*words[1:at], "--", sys.executable, *given, "--steps=2"]
+        command = [sys.executable, "-m", "nvprof_kit", *program]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return
+    done = CliRunner().invoke(group, words[1:])
+    gate = "--fail-on" in words and done.exit_code == 1 and "FAIL" in done.output.upper()
+    assert done.exit_code == 0 or gate, f"{command.page}: {line}\n{done.output[-2000:]}"
+
+
+def test_no_reason_is_left_over() -> None:
+    idle = [pattern for pattern in REASONS if not any(re.match(pattern, command.line) for command in FOUND)]
+    assert idle == []
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page.parent.name == "how-to"], ids=lambda page: page.stem)
+def test_a_page_that_answers_a_question_has_a_command(page: Path) -> None:
+    assert any(not command.reason for command in commands(page))

@@ -1,0 +1,42 @@
+"""Maps made by the tasks of a Slurm step: a stand-in for srun starts them with the environment that Slurm gives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from support.tiny_ranks import MS, capture
+
+from nvprof_kit import open_job
+
+SRUN = """#!/usr/bin/env bash
+# srun --ntasks N COMMAND...: all tasks at once, each with its number
+tasks=$2; shift 2
+for ((task = 0; task < tasks; task++)); do
+  SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=$task SLURM_NTASKS=$tasks SLURM_LOCALID=$task "$@" &
+  started+=($!)
+done
+for one in "${started[@]}"; do wait "$one" || exit 1; done
+"""
+
+
+def test_tasks_share_the_captures(tmp_path: Path) -> None:
+    captures, maps = tmp_path / "captures", tmp_path / "maps"
+    captures.mkdir()
+    for rank in range(5):
+        capture(captures, rank, slower=2 * MS if rank == 3 else 0)
+    srun = tmp_path / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    command = f"{sys.executable} -m nvprof_kit ranks map -o {maps} --workers 1 {captures}"
+    words = [str(srun), "--ntasks", "3", "bash", "-c", f"{command} --part $SLURM_PROCID/$SLURM_NTASKS"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    # 5 captures over 3 tasks
+    counts = [line.rpartition(": ")[2] for line in done.stderr.splitlines() if line.endswith("maps")]
+    assert sorted(counts) == ["1 maps", "2 maps", "2 maps"]
+    assert open_job(maps).ranks["rank"].tolist() == [0, 1, 2, 3, 4]
+    assert open_job(maps).verdict.rank in (3, None)

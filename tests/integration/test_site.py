@@ -1,0 +1,73 @@
+"""The documentation as a site: it builds strictly, loads nothing from elsewhere, and its search works from a folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.browser import browser
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built for reading without a network."""
+    pytest.importorskip("mkdocs")
+    place = tmp_path_factory.mktemp("site") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(place)]
+    environment = {**os.environ, "OFFLINE": "true", "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as started:
+        yield started
+
+
+def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
+    loads = re.compile(r"<(?:script|img|iframe)\b[^>]*\bsrc=[\"']?https?:|<link\b[^>]*\bstylesheet[^>]*https?:")
+    found = {page.name: loads.findall(page.read_text(encoding="utf-8")) for page in site.rglob("*.html")}
+    assert len(found) > 30
+    assert {page: urls for page, urls in found.items() if urls} == {}
+
+
+def test_notebooks_are_pages_with_their_outputs(site: Path) -> None:
+    page = (site / "notebooks" / "two-ranks.html").read_text(encoding="utf-8")
+    assert "rank 1 is the straggler" in page
+    assert 'class="output"' in page and "two-ranks.ipynb" in page
+    assert list((site / "notebooks").glob("two-ranks*.png"))
+
+
+def test_scripts_are_no_pages(site: Path) -> None:
+    assert [path.name for path in site.rglob("*.py")] == []
+
+
+def test_the_search_of_an_offline_copy_finds_a_page(site: Path, chromium: Any, tmp_path: Path) -> None:
+    copy = tmp_path / "moved"
+    shutil.copytree(site, copy)
+    page = chromium.new_page(viewport={"width": 1300, "height": 900})
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto((copy / "how-to" / "idle-gpu.html").as_uri())
+    page.fill("input.md-search__input", "straggler")
+    page.wait_for_selector(".md-search-result__item a")
+    assert page.locator(".md-search-result__item").count() >= 2
+    assert [url for url in asked if url.startswith("http")] == []
+
+
+@pytest.mark.parametrize("page", ["index.html", "how-to/slow-rank.html", "notebooks/two-ranks.html", "layers.html"])
+def test_a_page_fits_a_narrow_screen(page: str, site: Path, chromium: Any) -> None:
+    shown = chromium.new_page(viewport={"width": 400, "height": 800})
+    shown.goto((site / page).as_uri())
+    assert shown.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0  # wide tables scroll by themselves

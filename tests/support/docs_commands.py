@@ -1,0 +1,165 @@
+"""The command lines of the documentation, and what each needs to run here.
+
+A block of code is one of commands where it has lines that begin with ``$ ``, which then are the commands, or with a
+program of `PROGRAMS`. A command is run on the captures of `FILES`, which stand for the names that the pages use, or it
+is not run, for a reason that `REASONS` gives by how it begins.
+"""
+
+from __future__ import annotations
+
+import lzma
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data"
+
+PROGRAMS = re.compile(
+    r"(nvprof-kit|python3?|pipx?|make|bash|sh|torchrun|srun|mpirun|accelerate|deepspeed|nsys|nsys-ai|ncu|docker|git) "
+    r"|tools/|tests/|recipes/|\.ci/run|ncu=|[A-Z_]+=\S+ |/tmp/"
+)
+"""How a command begins."""
+
+FILES = {
+    "run.sqlite": "flops/llama12-2024.2.sqlite.xz",
+    "run.flops.json": "flops/llama12-2024.2.flops.json",
+    "other.flops.json": "flops/llama12-2024.2.flops.json",
+    "before.sqlite": "eager-2023.4.sqlite.xz",
+    "after.sqlite": "checkpoint-2023.4.sqlite.xz",
+    "base.sqlite": "eager-2023.4.sqlite.xz",
+    "new.sqlite": "checkpoint-2023.4.sqlite.xz",
+    "run.rank0.sqlite": "ranks/ddp-layer.rank0-2024.2.sqlite.xz",
+    "run.rank1.sqlite": "ranks/ddp-layer.rank1-2024.2.sqlite.xz",
+    "run-rank0.sqlite": "ranks/ddp-layer.rank0-2024.2.sqlite.xz",
+    "run-rank1.sqlite": "ranks/ddp-layer.rank1-2024.2.sqlite.xz",
+    "captures/run.rank0.sqlite": "ranks/ddp-layer.rank0-2024.2.sqlite.xz",
+    "captures/run.rank1.sqlite": "ranks/ddp-layer.rank1-2024.2.sqlite.xz",
+    "serving.1.sqlite": "generate-2024.2.sqlite.xz",
+    "run.sqlite.xz": "eager-2023.4.sqlite.xz",
+    "run.pickle": "snapshots/run-2.11.pickle.xz",
+    "plan.csv": "ncu/encoder-plan-2025.3.csv.xz",
+    "kernels.csv": "ncu/plan-2025.3.csv.xz",
+    "layer.csv": "ncu/layer-2025.3.csv.xz",
+    "roofline.csv": "ncu/roofline-2025.3.csv.xz",
+    "trace.json": "foreign/kineto-modules.json.xz",
+    "run.json.gz": "kineto/ddp.rank0.json.xz",
+    **{f"a{run}.sqlite": "eager-2023.4.sqlite.xz" for run in (1, 2, 3)},
+    **{f"b{run}.sqlite": "checkpoint-2023.4.sqlite.xz" for run in (1, 2, 3)},
+}
+"""What stands for a name that the pages use."""
+
+INSTEAD = {
+    r"nvprof-kit layers .*--memory": {"run.sqlite": "memory/caching-2024.2.sqlite.xz"},
+    r"nvprof-kit metrics ": {"run.sqlite": "metrics/llama-2023.4.sqlite.xz"},
+    r"nvprof-kit ncu (plan|layers plan)": {"run.sqlite": "ncu/encoder-2024.2.sqlite.xz"},
+    r"nvprof-kit (advise|breakdown|export|plot|report|summary) ": {"run.sqlite": "slow-2024.2.sqlite.xz"},
+    r"nvprof-kit layers run.sqlite --domain default": {"run.sqlite": "foreign/emit-nvtx-2024.2.sqlite.xz"},
+}
+"""Another capture under a name, for commands that need one of their kind."""
+
+WORDS = {
+    "--step 12": "--step 4",
+    "model.layers.1 ": "encoder.layers.1 ",
+    "--fail-on": "--allow-undecided --anyway --fail-on",
+}
+"""What the captures at hand call otherwise."""
+
+NEEDS_NSYS = "starts nsys or ncu: run by tests/integration/test_recipes_*.py and on a GPU by tests/gpu"
+REASONS = {
+    r"nsys stats |nsys-ai |python -c .from hta": "another tool, which is not installed here; HTA: test_hta.py",
+    r"nvprof-kit (profile|launch|start|stop|status|ncu profile|ranks profile)\b": NEEDS_NSYS,
+    r"(bash|sh) |ncu=|nsys |ncu |recipes/|NVPROF_KIT_ANNOTATE": NEEDS_NSYS,
+    r"nvprof-kit timers ": "reads logs of global_timer: run by tests/unit/test_api.py",
+    r"nvprof-kit ranks (map|/shared)": "has a shared folder: run by tests/integration/test_ranks_dask.py",
+    r"nvprof-kit doctor( --)?( torchrun.*)?$": "says what a machine lacks: run by tests/unit/analysis/test_doctor.py",
+    r"nvprof-kit layers run-\*|nvprof-kit ranks run-\*": "a pattern for the shell",
+    r"nvprof-kit layers run.sqlite --rules vllm": "no capture of vLLM: tests/unit/analysis/foreign/test_rules.py",
+    r"nvprof-kit .*(mine|my-trainer)\.toml": "rules of the reader's own",
+    r"nvprof-kit .*NAME|nvprof-kit .*(FILE|FOLDER|CAPTURE)\b": "a form, no command",
+    r"python3? train\.py": "a program of the reader's own",
+    r"(torchrun|srun|mpirun|accelerate|deepspeed|docker) ": "needs a launcher's cluster or GPUs: tests/gpu",
+    r"python3? tests/(gpu|bench)": "measures, on a GPU or a quiet machine",
+    r"pip |pipx |make |\.ci/run|tools/|CC=|NVPROF_KIT_\w+=|git ": "installs or runs tests: a job of .github/workflows",
+    r"_NVPROF_KIT_COMPLETE=": "sets the reader's shell up: run by tests/unit/cli/test_recipe_verbs.py",
+}
+"""Why a command is not run, by how it begins."""
+
+
+class Command(NamedTuple):
+    """A command line of a page."""
+
+    page: str
+    line: str
+
+    @property
+    def reason(self) -> str:
+        """Why it is not run; '' where it is."""
+        return next((why for pattern, why in REASONS.items() if re.match(pattern, self.line)), "")
+
+
+def pages() -> list[Path]:
+    """The pages whose commands are looked at."""
+    return sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "recipes" / "README.md"])
+
+
+def commands(page: Path) -> Iterator[Command]:
+    """The command lines in a page's blocks of code, continued lines as one, without comments."""
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"<!-- help-(\S+):begin -->.*?<!-- help-\1:end -->", "", text, flags=re.DOTALL)
+    name = page.relative_to(ROOT).as_posix()
+    for kind, block in re.findall(r"^ *```([^\n]*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE):
+        if kind not in ("", "sh", "bash", "console", "text"):
+            continue
+        lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
+        if any(line.startswith("$ ") for line in lines):
+            lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        for line in lines:
+            if PROGRAMS.match(line) and not re.match(r"\S+ [a-z]+:", line):
+                yield Command(name, " ".join(line.partition(" #")[0].split()))
+
+
+def lay_out(folder: Path) -> None:
+    """Put the files that the pages name into a folder, and all of tests/data as it is."""
+    for name, capture in FILES.items():
+        _put(capture, folder / name)
+    shutil.copy(ROOT / "examples" / "tiny_transformer.py", folder / "train.py")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    (folder / "tests").symlink_to(ROOT / "tests")
+    for one in DATA.iterdir():
+        if not (folder / one.name).exists():
+            (folder / one.name).symlink_to(one)
+
+
+def for_command(line: str, folder: Path) -> str:
+    """The command as it is run, with the captures of its kind put in place."""
+    wanted = {"run.sqlite": FILES["run.sqlite"]}
+    for pattern, files in INSTEAD.items():
+        if re.match(pattern, line):
+            wanted |= files
+    for name, capture in wanted.items():
+        _put(capture, folder / name)
+    for said, known in WORDS.items():
+        line = line.replace(said, known)
+    return line
+
+
+def _put(capture: str, target: Path) -> None:
+    """Link an unpacked capture to a name; each is unpacked once."""
+    unpacked = target.parent / ".unpacked" / capture.removesuffix(".xz")
+    if not unpacked.exists():
+        unpacked.parent.mkdir(parents=True, exist_ok=True)
+        packed = (DATA / capture).read_bytes()
+        unpacked.write_bytes(lzma.decompress(packed) if capture.endswith(".xz") else packed)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    if target.suffix == ".gz":
+        import gzip
+
+        target.write_bytes(gzip.compress(unpacked.read_bytes(), 1))
+    elif target.suffix == ".xz":
+        shutil.copy(DATA / capture, target)
+    else:
+        target.symlink_to(unpacked)

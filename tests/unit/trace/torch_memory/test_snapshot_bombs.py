@@ -1,0 +1,152 @@
+"""Small snapshots that ask for much: what many rows share is looked at once, or refused, and none takes long."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.snapshot_file import SnapshotFile
+
+from nvprof_kit._cli import main
+from nvprof_kit._trace import plain_pickle
+from nvprof_kit._trace.torch_memory.snapshot import read_snapshot
+from nvprof_kit.errors import CaptureError
+
+MANY = 100_000
+FRAME = {"filename": "a.py", "line": 1, "name": "f"}
+EVENT = {"action": "alloc", "addr": 1, "size": 1, "stream": 0, "time_us": 2}
+BLOCK = {"address": 1, "size": 1, "requested_size": 1, "state": "inactive"}
+LONG = "\u00e9\ud800" * 100_000  # with half letters, which no table can hold: a copy of it is made
+
+
+def plain(**parts: Any) -> dict[str, Any]:
+    return {"segments": [], "device_traces": [[EVENT]], **parts}
+
+
+def segment(**parts: Any) -> dict[str, Any]:
+    made = dict.fromkeys(("device", "address", "stream", "total_size", "allocated_size", "active_size"), 0)
+    return {**made, "segment_type": "small", "blocks": [], **parts}
+
+
+def doubled(levels: int) -> Any:
+    """A tuple whose hash takes 2 ** levels steps."""
+    made: Any = (1,)
+    for _ in range(levels):
+        made = (made, made)
+    return made
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "one history for every device": lambda: plain(device_traces=[[EVENT] * MANY] * MANY),
+    "one list of blocks for every segment": lambda: plain(segments=[segment(blocks=[BLOCK] * MANY)] * MANY),
+    "a stack of more frames than a stack has": lambda: plain(device_traces=[[EVENT | {"frames": [FRAME] * MANY}]]),
+    "frames that are a number": lambda: plain(device_traces=[[EVENT | {"frames": 5}]]),
+    "a frame that is a number": lambda: plain(device_traces=[[EVENT | {"frames": [5]}]]),
+    "a line that is a text": lambda: plain(device_traces=[[EVENT | {"frames": [FRAME | {"line": "5"}]}]]),
+    "annotations that are a number": lambda: plain(external_annotations=5),
+    "an annotation without a name": lambda: plain(external_annotations=[{"time_us": 1, "device": 0, "stage": "END"}]),
+    "an annotation at no time": lambda: plain(
+        external_annotations=[{"time_us": "1", "device": 0, "stage": "END", "name": "a"}]
+    ),
+    "a pool of huge numbers": lambda: plain(segments=[segment(segment_pool_id=(1 << 99, 0))]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("made", REFUSED.values(), ids=REFUSED)
+def test_it_is_refused_in_one_line(made: Callable[[], Any], tmp_path: Path) -> None:
+    (tmp_path / "run.pickle").write_bytes(pickle.dumps(made()))
+    assert (tmp_path / "run.pickle").stat().st_size < 3_000_000
+    with pytest.raises(CaptureError) as refused:
+        read_snapshot(tmp_path / "run.pickle")
+    assert "\n" not in str(refused.value)
+
+
+def test_what_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key whose hash takes 2 ** 60 steps hangs in the middle of loading, where nothing can be checked."""
+    script = plain_pickle.LOADER.read_text().replace("_SECONDS = 10\n", "_SECONDS = 1\n")
+    assert "_SECONDS = 1\n" in script
+    (tmp_path / "load.py").write_text(script)
+    monkeypatch.setattr(plain_pickle, "LOADER", tmp_path / "load.py")
+    # a dict with the key is written by hand, for making one takes as long
+    key = pickle.dumps(doubled(60), protocol=2)[2:-1]
+    (tmp_path / "run.pickle").write_bytes(b"\x80\x02}" + key + b"K\x01s.")
+    with pytest.raises(CaptureError, match="more time or memory than its size accounts for"):
+        read_snapshot(tmp_path / "run.pickle")
+
+
+def test_nothing_of_this_process_is_changed(tmp_path: Path) -> None:
+    """Neither limits nor garbage collection, also where the file is refused."""
+    before = [resource.getrlimit(one) for one in (resource.RLIMIT_AS, resource.RLIMIT_CPU)]
+    switched: list[str] = []
+    path = tmp_path / "run.pickle"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "disable", lambda: switched.append("gc.disable"))
+        patch.setattr(resource, "setrlimit", lambda *_: switched.append("setrlimit"))
+        path.write_bytes(pickle.dumps(plain()))
+        assert len(read_snapshot(path).events) == 1
+        assert plain_pickle.load_plain(path, "dump") == plain()
+        path.write_bytes(b"\x80\x04\x8e" + (1 << 50).to_bytes(8, "little") + b"x.")
+        for read in (read_snapshot, lambda one: plain_pickle.load_plain(one, "dump")):
+            with pytest.raises(CaptureError):
+                read(path)
+    assert not switched
+    assert before == [resource.getrlimit(one) for one in (resource.RLIMIT_AS, resource.RLIMIT_CPU)]
+
+
+def test_what_is_shared_by_many_is_read(tmp_path: Path) -> None:
+    """One stack, one frame and one event in a hundred thousand rows are what PyTorch writes, and no bomb."""
+    event = EVENT | {"frames": [FRAME] * 2000}
+    (tmp_path / "run.pickle").write_bytes(pickle.dumps(plain(device_traces=[[event] * MANY])))
+    snapshot = read_snapshot(tmp_path / "run.pickle")
+    assert len(snapshot.stacks) == len(snapshot.events) == MANY
+    assert snapshot.stacks[MANY - 1] == [FRAME] * 2000
+    with pytest.raises(KeyError):
+        snapshot.stacks[MANY]
+
+
+READ: dict[str, Callable[[], Any]] = {
+    "frames of a long name": lambda: plain(
+        device_traces=[[EVENT | {"frames": [{"filename": LONG, "line": 1, "name": LONG} for _ in range(2000)]}
+                        for _ in range(20)]]
+    ),
+    "labels of a long name": lambda: plain(device_traces=[[EVENT | {"user_metadata": LONG}] * MANY]),
+    "actions of a long name": lambda: plain(device_traces=[[EVENT | {"action": LONG}] * MANY]),
+    "annotations of a long name": lambda: plain(
+        external_annotations=[{"time_us": 1, "device": 0, "stage": "START", "name": LONG}] * MANY
+    ),
+    "stretches of a long name": lambda: plain(nvprof_kit_stretches=[(1, LONG)] * MANY),
+    "segments that are one": lambda: plain(segments=[segment(segment_type=LONG)] * MANY),
+    "blocks that are one": lambda: plain(segments=[segment(blocks=[BLOCK | {"state": LONG}] * MANY)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("made", READ.values(), ids=READ)
+def test_a_long_text_that_many_share_is_looked_at_once(made: Callable[[], Any], tmp_path: Path) -> None:
+    (tmp_path / "run.pickle").write_bytes(pickle.dumps(made()))
+    assert len(read_snapshot(tmp_path / "run.pickle").events)
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json", "md"])
+def test_no_escape_reaches_the_terminal(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b[31mred\x9b2J\x07"
+    file = SnapshotFile()
+    for step in range(4):
+        file.alloc(1000, f"nvprof_kit:forward:{evil};step={step}", [f"{evil}.py:1:{evil}"])
+    made = file.snapshot()
+    made["external_annotations"] = [{"time_us": 1, "device": 0, "stage": "START", "name": evil}]
+    made["allocator_settings"] = {evil: evil}
+    for one in made["segments"]:
+        one["segment_type"] = evil
+    (tmp_path / "run.pickle").write_bytes(pickle.dumps(made))
+    views = [[]] if form == "table" else [["--by", by] for by in ("layer", "stack", "segment", "leak")]
+    for view in views:
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main(["memory", str(tmp_path / "run.pickle"), "--format", form, *view])
+        text = "".join(capsys.readouterr())
+        assert "red" in text or view == ["--by", "segment"]
+        assert not {one for one in text if one != "\n" and (ord(one) < 32 or 0x7F <= ord(one) < 0xA0)}
