@@ -178,7 +178,8 @@ class _Folder:
         by_name: dict[str, list[int]] = {}
         for holder in holders:
             for child in self._children.get(holder, []):
-                by_name.setdefault(self._below_name(holder, child), []).append(child)
+                name = self._below_name(holder, child) if len(holders) > 1 else self._layer[child]
+                by_name.setdefault(name, []).append(child)
         alike: dict[tuple[str, int], list[list[int]]] = {}
         for name, nodes in by_name.items():
             alike.setdefault((_pattern(name), self._shape[nodes[0]]), []).append(nodes)
