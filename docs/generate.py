@@ -24,7 +24,7 @@ from click.testing import CliRunner
 import nvprof_kit
 from nvprof_kit._analysis.advise import advise
 from nvprof_kit._analysis.breakdown import breakdown, critical_path, queue, transfers
-from nvprof_kit._analysis.breakdown import idle as launching
+from nvprof_kit._analysis.breakdown import launches as launching
 from nvprof_kit._analysis.diff import diff, kernels
 from nvprof_kit._analysis.flops.flops import COLUMNS as FLOPS_COLUMNS
 from nvprof_kit._analysis.foreign.rules import preset, presets
@@ -41,7 +41,7 @@ from nvprof_kit._analysis.memory import steps as memory_traffic
 from nvprof_kit._analysis.metrics import COLUMNS as METRICS_COLUMNS
 from nvprof_kit._analysis.ncu.layers import COLUMNS as NCU_COLUMNS
 from nvprof_kit._analysis.ncu.plan import COLUMNS as PLAN_COLUMNS
-from nvprof_kit._analysis.ranks import clocks, replay, waits
+from nvprof_kit._analysis.ranks import bubbles, clocks, parallel, replay, waits
 from nvprof_kit._analysis.ranks import layers as ranks_layers
 from nvprof_kit._analysis.timers import COLUMNS as TIMERS_COLUMNS
 from nvprof_kit._cli import group
@@ -159,6 +159,9 @@ def texts() -> Mapping[str, str]:
         "ranks-waits": waits.WAIT_COLUMNS,
         "ranks-charges": waits.CHARGE_COLUMNS,
         "ranks-layers": ranks_layers.COLUMNS,
+        "ranks-groups": parallel.GROUP_COLUMNS,
+        "ranks-bubbles": bubbles.BUBBLE_COLUMNS,
+        "ranks-micro-batches": bubbles.MICRO_BATCH_COLUMNS,
         "ranks-clocks": clocks.COLUMNS,
         "ranks-critical-path": replay.PATH_COLUMNS,
         "ranks-what-if": replay.WHAT_IF_COLUMNS,

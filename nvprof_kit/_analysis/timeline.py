@@ -89,13 +89,66 @@ class Timeline:
         return found
 
 
-def timeline(trace: Trace, attribution: Attribution, instance: int | None = None) -> Timeline:
+@dataclass(frozen=True)
+class StepWindows:
+    """When each step ran on each device, and how much of that the device was idle.
+
+    Attributes:
+        devices: The devices' ordinals.
+        start_ns, end_ns: Shape ``(devices, instances)``; both 0 where the device did not run the step.
+        idle_ns: The idle time in it.
+        gaps: The number of gaps in it.
+    """
+
+    devices: tuple[int, ...]
+    start_ns: Int64Array
+    end_ns: Int64Array
+    idle_ns: Int64Array
+    gaps: Int64Array
+
+
+def idle_by_step(trace: Trace, attribution: Attribution, shown: Timeline) -> StepWindows:
+    """The idle time of every step, of a timeline of the whole capture whose gaps begin and end with its steps."""
+    cut = step_windows(trace, attribution)
+    count = len(attribution.ranges.steps)
+    devices = tuple(sorted({one.device for one in cut.devices}))
+    place = np.array([devices.index(one.device) for one in cut.devices], dtype=np.int64)[cut.device]
+    inside = np.flatnonzero(cut.in_step)
+    key = (place[inside], cut.instance[inside])
+    start = np.full((len(devices), count), np.iinfo(np.int64).max)
+    end = np.zeros_like(start)
+    np.minimum.at(start, key, cut.start[inside])
+    np.maximum.at(end, key, cut.end[inside])
+    start[end == 0] = 0
+    idle, gaps = np.zeros_like(start), np.zeros_like(start)
+    for row, device in enumerate(devices):
+        mine = shown.idle[shown.idle["device"] == device]
+        begins, ends = mine["start_ns"].to_numpy(dtype=np.int64), mine["end_ns"].to_numpy(dtype=np.int64)
+        idle[row] = _idle_until(begins, ends, end[row]) - _idle_until(begins, ends, start[row])
+        gaps[row] = np.searchsorted(begins, end[row]) - np.searchsorted(ends, start[row], side="right")
+    return StepWindows(devices, start, end, idle, np.maximum(gaps, 0))
+
+
+def _idle_until(begins: Int64Array, ends: Int64Array, moment: Int64Array) -> Int64Array:
+    """The time of gaps, which follow each other, before some moments."""
+    before = np.concatenate(([0], np.cumsum(ends - begins)))
+    reached = np.searchsorted(begins, moment)
+    last = np.maximum(reached - 1, 0)
+    over = np.where(reached > 0, np.maximum(np.append(ends, 0)[last] - moment, 0), 0)
+    found: Int64Array = before[reached] - over
+    return found
+
+
+def timeline(
+    trace: Trace, attribution: Attribution, instance: int | None = None, *, steps_idle: bool = False
+) -> Timeline:
     """What ran in one step, or in the whole capture.
 
     Args:
         trace: The capture, with the columns of `OPTIONAL`.
         attribution: Who owns each operation.
         instance: Which instance of a step, None for the whole capture.
+        steps_idle: Whether the gaps of a whole capture reach to where its first step begins and its last one ends.
 
     Raises:
         KeyError: The capture has no such instance.
@@ -116,7 +169,7 @@ def timeline(trace: Trace, attribution: Attribution, instance: int | None = None
         ops=_ops(trace, attribution, rows, lane),
         spans=_spans(attribution, rows, lane, starts[rows], ends[rows]),
         ranges=_cpu_ranges(attribution.ranges, begin, end),
-        idle=_idle(trace, attribution, rows, windows),
+        idle=_idle(trace, attribution, rows, _of_all_steps(trace, attribution, windows) if steps_idle else windows),
         windows=windows,
     )
 
@@ -149,6 +202,18 @@ def _by_device(
         one, begin, finish = cut.devices[cut.device[place]].device, int(cut.start[place]), int(cut.end[place])
         first, last = found.get(one, (begin, finish))
         found[one] = (min(first, begin), max(last, finish))
+    return found
+
+
+def _of_all_steps(
+    trace: Trace, attribution: Attribution, windows: Mapping[int, tuple[int, int]]
+) -> Mapping[int, tuple[int, int]]:
+    """From where the first step begins on each device to where the last one ends, or further."""
+    cut, found = step_windows(trace, attribution), dict(windows)
+    for place in np.flatnonzero(cut.in_step).tolist():
+        one = cut.devices[cut.device[place]].device
+        first, last = found[one]
+        found[one] = min(first, int(cut.start[place])), max(last, int(cut.end[place]))
     return found
 
 

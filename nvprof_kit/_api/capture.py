@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._analysis.foreign.rules import Rules
     from nvprof_kit._analysis.kernels.classes import Rule
+    from nvprof_kit._analysis.layers.layers import LayersResult
+    from nvprof_kit._analysis.timeline import Timeline
+    from nvprof_kit._api.job import Job
     from nvprof_kit._report.page.data import Sheet
     from nvprof_kit._results.advice import Advice
     from nvprof_kit._results.breakdown import Breakdown
@@ -42,9 +45,14 @@ if TYPE_CHECKING:
 SummaryView = Literal["device", "overview", "model", "distributed", "operator", "kernel", "memory", "user"]
 BreakdownView = Literal["steps", "idle", "communication", "copies", "launches", "queue", "critical-path"]
 PlotView = Literal["layers", "timeline", "steps", "tree", "queue"]
+TraceForm = Literal["pftrace", "json.gz", "json"]
+StacksForm = Literal["pprof", "folded"]
 
 MANY_OPERATIONS = 200_000
 """From here on the findings of a report take so long that they have to be asked for."""
+
+LARGE_BYTES = 100_000_000
+"""Of a larger file what findings need is not read before its operations are counted."""
 
 ATTRIBUTED = "operations"
 """Name of the table of the operations with their owners, beside those of `nvprof_kit._trace.schema.TABLES`."""
@@ -207,25 +215,28 @@ class Capture:
         Raises:
             UsageError: No view has this name, none this column, or none of the steps asked for is in the capture.
         """
-        from nvprof_kit._analysis.summary.summary import OPTIONAL, VIEWS, SummaryOptions, summary
+        from nvprof_kit._analysis.summary.summary import VIEWS, SummaryOptions, needed, summary
         from nvprof_kit._results.summary import Summary
 
         for view in views:
             _among(view, VIEWS, "view of a summary")
-        known = self._operations(OPTIONAL)
-        options = SummaryOptions(views, by_step, sort, self._kernel_rules, steps or _all_steps())
+        chosen = steps or _all_steps()
+        known = self._operations(needed(views, chosen))
+        options = SummaryOptions(views, by_step, sort, self._kernel_rules, chosen)
         result = summary(known.trace, options, known)
         if sort and not any(sort in table for table in result.views.values()):
             columns = dict.fromkeys(str(name) for table in result.views.values() for name in table)
             raise UsageError(f"--sort {sort}: no such column; there are {', '.join(columns)}")
         return Summary(**vars(result), sources=self.sources, top=top)
 
-    def advise(self, *, top: int = 10, steps: StepOptions | None = None) -> Advice:
+    def advise(self, *, top: int = 10, steps: StepOptions | None = None, job: Job | None = None) -> Advice:
         """What costs time and could be changed, with the evidence, ranked by what it could save.
 
         Args:
             top: Findings that are printed.
             steps: Which steps to look at; None for all but warm-up.
+            job: All ranks of the run, where this capture is one of them: the slowest is named first, and what is waited
+                for it is no saving of communication.
 
         Raises:
             UsageError: None of the steps asked for is in the capture.
@@ -234,7 +245,8 @@ class Capture:
         from nvprof_kit._results.advice import Advice
 
         known = self._operations(OPTIONAL)
-        result = advise(known.trace, self._kernel_rules, steps or _all_steps(), known)
+        late = job.verdict if job is not None else None
+        result = advise(known.trace, self._kernel_rules, steps or _all_steps(), known, late)
         return Advice(**vars(result), sources=self.sources, top=top)
 
     def flops(
@@ -392,31 +404,40 @@ class Capture:
         findings: bool | None = None,
         steps: StepOptions | None = None,
     ) -> Document:
-        """One self-contained page: what to do, layers, timeline of a step, time per step, warnings.
+        """One self-contained page: what to do, layers, every step in time, kernels, idle causes, warnings.
 
         Args:
-            others: Captures to compare with this one, on the same page.
-            step: Step to show in time; None for the typical one, the slowest, and those of findings.
-            findings: Look for what to do about it; None looks in a capture of up to `MANY_OPERATIONS` operations.
+            others: Captures to compare with this one, on the same page. It holds everything of the first ones, compares
+                all, and says which it left out; it stays below 8 MB.
+            step: The one step to show in time; None for all, to choose from.
+            findings: Look for what to do and where each step's time goes; None looks in a capture of up to
+                `MANY_OPERATIONS` operations.
             steps: Which steps the figures per step are of; None for all but warm-up.
 
         Returns:
             The page; `Document.save` writes it. Where flops were counted beside a capture and do not fit it, a warning
             says so.
         """
-        from nvprof_kit._report.page.page import report_page
+        from nvprof_kit._report.page.page import MAX_COMPARED, MAX_WHOLE, report_page
         from nvprof_kit._results.document import Document
 
         sheets: list[Sheet] = []
+        compared: list[LayersResult] = []
         warnings: list[str] = []
-        sources: list[Path] = []
-        for other in (self, *others):  # one after the other: a page of many captures holds no more than two
-            one = other if isinstance(other, Capture) else self._like(other)
-            sheet, unfit = one._sheet(step, findings, steps)
-            sheets.append(sheet)
-            warnings += unfit
-            sources += one.sources
-        return Document(report_page(sheets), (".html", ".htm"), tuple(sources), tuple(warnings))
+        captures = [other if isinstance(other, Capture) else self._like(other) for other in (self, *others)]
+        for one in captures[:MAX_COMPARED]:
+            if len(sheets) < MAX_WHOLE:
+                sheet, unfit = one._sheet(step, findings, steps)
+                sheets.append(sheet)
+                compared.append(sheet.layers)
+                warnings += unfit
+            else:
+                compared.append(one.layers(steps=steps))
+            if one is not self and one not in others:
+                one._forget()  # a page of many captures holds no more than two
+        absent = [str(one.path) for one in captures[MAX_COMPARED:]]
+        sources = tuple(source for one in captures for source in one.sources)
+        return Document(report_page(sheets, compared, absent), (".html", ".htm"), sources, tuple(warnings))
 
     def report(
         self,
@@ -429,32 +450,73 @@ class Capture:
         """Write `page` to a file that ends in .html, to open in a browser; it loads nothing from any network."""
         return self.page(*others, step=step, findings=findings, steps=steps).save(path)
 
-    def perfetto(self, *, step: int | None = None, form: Literal["json.gz", "json"] = "json.gz") -> Document:
+    def perfetto(self, *, step: int | None = None, form: TraceForm = "json.gz") -> Document:
         """A trace with layers, phases, streams and idle gaps as tracks, for the Perfetto UI and chrome://tracing.
 
         Args:
             step: Only what ran in this step; None for the whole capture.
-            form: Packed or not.
+            form: ``pftrace`` is Perfetto's own, the smallest; ``json`` and ``json.gz`` open in chrome://tracing too.
 
         Raises:
             UsageError: The capture has no such step.
         """
-        from nvprof_kit._analysis.attribution.step_times import instance_of, step_times
-        from nvprof_kit._analysis.timeline import OPTIONAL, timeline
-        from nvprof_kit._report.export.perfetto import FORMATS, perfetto_trace
+        from nvprof_kit._report.export.forms import TRACES, suffixes_of
         from nvprof_kit._results.document import Document
 
+        shown, info = self._timeline(step)
+        pieces = _among(form, TRACES, "form of a trace")
+        return Document(lambda: pieces(shown, info), suffixes_of(form), self.sources)
+
+    def _timeline(self, step: int | None) -> tuple[Timeline, CaptureInfo]:
+        """What ran in a step, or in the whole capture."""
+        from nvprof_kit._analysis.timeline import OPTIONAL, timeline
+
         known = self._operations(OPTIONAL)
-        times = step_times(known.trace, known.attribution)
-        instance = None if step is None else instance_of(times, step, str(self.path))
-        made = perfetto_trace(timeline(known.trace, known.attribution, instance), known.trace.info, form)
-        suffixes = tuple(suffix for suffix, name in FORMATS.items() if name == form)
-        return Document(made, suffixes, self.sources)
+        return timeline(known.trace, known.attribution, self._instance(step)), known.trace.info
+
+    def pprof(self, *, step: int | None = None, form: StacksForm = "pprof") -> Document:
+        """GPU time as stacks for viewers of flame graphs: parts of the module's path, phase, kernel.
+
+        Args:
+            step: Only what ran in this step; None for the whole capture.
+            form: ``pprof`` for ``go tool pprof``, Pyroscope and Speedscope; ``folded`` for lines of text.
+
+        Raises:
+            UsageError: The capture has no such step.
+        """
+        from nvprof_kit._analysis.stacks import OPTIONAL, stacks
+        from nvprof_kit._report.export.flame import folded, pprof
+        from nvprof_kit._report.export.forms import STACKS, suffixes_of
+        from nvprof_kit._results.document import Document
+
+        _among(form, dict.fromkeys(STACKS), "form of stacks")
+        known = self._operations(OPTIONAL)
+        rows, ops = stacks(known, self._instance(step)), known.trace.ops
+        length = int(ops["end_ns"].max() - ops["start_ns"].min()) if len(ops) else 0
+        made = pprof(rows, known.trace.info, length) if form == "pprof" else folded(rows)
+        return Document(made, suffixes_of(form), self.sources)
 
     def export(self, path: str | Path, *, step: int | None = None) -> Path:
-        """Write `perfetto` to a file that ends in .json.gz or .json."""
-        form = _among(Path(path).suffix.lower(), {".gz": "json.gz", ".json": "json"}, "form of a trace")
-        return self.perfetto(step=step, form=form).save(path)
+        """Write `perfetto` or `pprof` to a file, as its suffix says: .pftrace, .perfetto-trace, .json.gz, .json,
+        .pb.gz, .folded.
+
+        Raises:
+            UsageError: The file has another suffix, or the capture has no such step.
+        """
+        from nvprof_kit._report.export.forms import TRACES, form_of
+
+        form: Any = form_of(Path(path))
+        made = self.perfetto(step=step, form=form) if form in TRACES else self.pprof(step=step, form=form)
+        return made.save(path)
+
+    def _instance(self, step: int | None) -> int | None:
+        """Which instance of a step its number means."""
+        from nvprof_kit._analysis.attribution.step_times import instance_of, step_times
+
+        if step is None:
+            return None
+        known = self._operations()
+        return instance_of(step_times(known.trace, known.attribution), step, str(self.path))
 
     def ncu_plan(
         self,
@@ -552,18 +614,38 @@ class Capture:
             raise CaptureError(f"{self.path}: {lacks}; `layers` and `tables` tell the CPU's times")
         return self._held
 
+    def _forget(self) -> None:
+        """Give what was read back."""
+        self._held, self._operators = None, None
+        self._read.clear()
+
     def _sheet(self, step: int | None, findings: bool | None, steps: StepOptions | None) -> tuple[Sheet, list[str]]:
         """What the page shows of this capture, and why it lacks the MFU where it might have it."""
         from nvprof_kit._analysis.advise.advise import OPTIONAL, advise
+        from nvprof_kit._analysis.breakdown.breakdown import breakdown
+        from nvprof_kit._analysis.layers.layers import OPTIONAL as FOR_LAYERS
+        from nvprof_kit._analysis.timeline import OPTIONAL as FOR_TIMELINE
         from nvprof_kit._report.page.data import sheet_of
         from nvprof_kit._trace.schema import MEMORY_TABLES
 
-        known = self._operations((*OPTIONAL, *MEMORY_TABLES))
+        chosen, large = steps or _all_steps(), self.path.stat().st_size > LARGE_BYTES
+        few = (*FOR_TIMELINE, *FOR_LAYERS)
+        known = self._operations((*(few if large else OPTIONAL), *MEMORY_TABLES))
+        many = len(known.trace.ops) > MANY_OPERATIONS
+        wanted = not many if findings is None else findings
+        if wanted:
+            known = self._operations((*OPTIONAL, *MEMORY_TABLES))
         trace = known.trace
-        wanted = trace.info.on_gpu and (len(trace.ops) <= MANY_OPERATIONS if findings is None else findings)
-        chosen = steps or _all_steps()
-        found = advise(trace, self._kernel_rules, chosen, known) if wanted else None
-        sheet = sheet_of(trace, step, found, self._kernel_rules, steps=chosen, known=known)
+        sheet = sheet_of(
+            trace,
+            step,
+            advise(trace, self._kernel_rules, chosen, known) if wanted and trace.info.on_gpu else None,
+            self._kernel_rules,
+            steps=chosen,
+            known=known,
+            broken_down=breakdown(trace, self._kernel_rules, chosen, known) if wanted and len(trace.ops) else None,
+            left_out=[] if wanted or findings is False else _not_looked_for(self.path),
+        )
         from nvprof_kit._trace.flops_file import find_flops
 
         if find_flops(self.path) is None:
@@ -675,6 +757,15 @@ class Tables(Mapping[str, "pd.DataFrame"]):
 
         ops = self["ops"]
         return attributed(self._capture._operations(cpu_only=True), ops)
+
+
+def _not_looked_for(path: Path) -> list[str]:
+    """What the page of a large capture has only when it is asked for."""
+    return [
+        f"what to do: nvprof-kit advise {path}",
+        f"idle time and its causes, communication, copies and the critical path: nvprof-kit breakdown {path}",
+        f"both on the page, which then takes longer: nvprof-kit report {path} --findings -o FILE.html",
+    ]
 
 
 def _everything() -> set[str]:

@@ -8,7 +8,7 @@ job.waits().to_frame()
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.ranks.replay import Graph
     from nvprof_kit._analysis.ranks.verdict import Verdict
     from nvprof_kit._analysis.ranks.waits import Waits
+    from nvprof_kit._results.document import Document
     from nvprof_kit._results.ranks import Ranks, RankTable
     from nvprof_kit._trace.jobs.tables import JobTables
 
@@ -219,6 +220,35 @@ class Job:
             top=top,
             sources=self._sources,
         )
+
+    def page(self, *, timeline: Sequence[int] = (), title: str = "", command: str = "") -> Document:
+        """One self-contained page: the verdict, layers and steps by rank, who waits for whom, ranks in time, what if.
+
+        Args:
+            timeline: Ranks to show in time; by default those that matter most.
+            title: What the job is called; the captures' folder by default.
+            command: What the page tells to type for more.
+
+        Returns:
+            The page; `Document.save` writes it.
+
+        Raises:
+            UsageError: The job has no such rank.
+        """
+        from nvprof_kit._report.page.job import JobView, job_page
+        from nvprof_kit._results.document import Document
+
+        absent = sorted(set(timeline) - set(self.ranks["rank"].tolist()))
+        if absent:
+            raise UsageError(f"no rank {absent[0]} in the job; it has {len(self.ranks)} ranks")
+        captures = list(dict.fromkeys(self.ranks["capture"].astype(str)))
+        named = title or (captures[0] if len(captures) == 1 else str(Path(captures[0]).parent))
+        view = JobView(self.answer(), self._tables, named, command or f"nvprof-kit ranks {named}", tuple(timeline))
+        return Document(job_page(view), (".html", ".htm"), self._sources)
+
+    def report(self, path: str | Path, *, timeline: Sequence[int] = ()) -> Path:
+        """Write `page` to a file that ends in .html, to open in a browser; it loads nothing from any network."""
+        return self.page(timeline=timeline).save(path)
 
     def _table(self, name: str, rows: pd.DataFrame) -> RankTable:
         from nvprof_kit._results.ranks import RankTable, columns_of

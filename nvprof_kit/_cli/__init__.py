@@ -25,6 +25,7 @@ from nvprof_kit._cli.verbs.doctor import doctor
 from nvprof_kit._cli.verbs.export import export
 from nvprof_kit._cli.verbs.flops import flops
 from nvprof_kit._cli.verbs.layers import layers
+from nvprof_kit._cli.verbs.mcp import mcp
 from nvprof_kit._cli.verbs.memory import memory
 from nvprof_kit._cli.verbs.metrics import metrics
 from nvprof_kit._cli.verbs.ncu import ncu
@@ -36,6 +37,7 @@ from nvprof_kit._cli.verbs.recipes import recipes
 from nvprof_kit._cli.verbs.record import record
 from nvprof_kit._cli.verbs.report import report
 from nvprof_kit._cli.verbs.scrub import scrub
+from nvprof_kit._cli.verbs.skill import skill
 from nvprof_kit._cli.verbs.summary import summary
 from nvprof_kit._cli.verbs.timers import timers
 from nvprof_kit._report.plain import plain
@@ -85,6 +87,8 @@ for _verb in (
     memory,
     doctor,
     scrub,
+    skill,
+    mcp,
 ):
     group.add_command(_verb)
 ncu.add_command(ncu_profile)

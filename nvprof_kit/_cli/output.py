@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from nvprof_kit._report.export import tables
 from nvprof_kit._report.export.writer import refuse_input, write_file
+from nvprof_kit._report.export.writer import writing as write_into
 from nvprof_kit._report.plain import plain
 from nvprof_kit._report.plots import plots
 from nvprof_kit._report.selection import EVERYTHING, Selection
@@ -75,8 +76,13 @@ class Output:
         return cls(form, path)
 
     @classmethod
-    def among(cls, by_suffix: Mapping[str, str], path: Path | None) -> Output:
+    def among(cls, by_suffix: Mapping[str, str], path: Path | None, form: str | None = None) -> Output:
         """The output of a verb whose answer is a file for another program: the suffix decides, the first by default.
+
+        Args:
+            by_suffix: The forms by what a file's name ends in, the longer before the shorter.
+            path: The file that was named.
+            form: The form that was named, whatever the file's name.
 
         Raises:
             UsageError: The suffix is none of these, or the answer is to go to a terminal.
@@ -85,8 +91,9 @@ class Output:
         if path is None:
             if sys.stdout.isatty():
                 raise UsageError(f"the answer is not for a terminal; write it to a file with -o ({suffixes})")
-            return cls(next(iter(by_suffix.values())))
-        form = by_suffix.get(path.suffix.lower())
+            return cls(form or next(iter(by_suffix.values())))
+        name = path.name.lower()
+        form = form or next((one for suffix, one in by_suffix.items() if name.endswith(suffix)), None)
         if form is None:
             raise UsageError(f"{path}: no format has this suffix; needed one of {suffixes}")
         return cls(form, path)
@@ -126,20 +133,25 @@ class Output:
         Raises:
             UsageError: The file cannot be written, or is one of the inputs.
         """
-        self.write(document.data, document.warnings, document.sources)
+        self.write(document.pieces(), document.warnings, document.sources)
 
-    def write(self, data: bytes, warnings: Iterable[str] = (), inputs: Iterable[str | Path] = ()) -> None:
+    def write(
+        self, data: bytes | Iterable[bytes], warnings: Iterable[str] = (), inputs: Iterable[str | Path] = ()
+    ) -> None:
         """Write an answer that is data or a picture, and its warnings to stderr: it has no place for them.
 
         Raises:
             UsageError: The file cannot be written, or is one of the inputs.
         """
+        pieces = (data,) if isinstance(data, bytes) else data
         if self.path is None:
             with _stdout():
-                sys.stdout.buffer.write(data)
+                for piece in pieces:
+                    sys.stdout.buffer.write(piece)
                 sys.stdout.buffer.flush()
         else:
-            write_file(self.path, data, inputs=inputs)
+            with write_into(self.path, inputs=inputs) as file:
+                file.writelines(pieces)
         try:
             for warning in warnings:
                 print("!", plain(warning), file=sys.stderr)
@@ -262,15 +274,26 @@ def named_domain(domain: str) -> str | None:
     return domain if source is ParameterSource.COMMANDLINE else None
 
 
-def reading_into(by_suffix: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The same for a verb whose answer is a file for another program, in one of the forms that the suffixes name."""
+def reading_into(
+    by_suffix: Mapping[str, str], *, named: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The same for a verb whose answer is a file for another program, in one of the forms that the suffixes name.
+
+    Args:
+        by_suffix: The forms by what a file's name ends in, the longer before the shorter.
+        named: Whether ``--format`` names the form too.
+    """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(verb)
-        def parsed(captures: tuple[str, ...], domain: str, path: Path | None, **options: Any) -> None:
-            verb(Reading(captures, named_domain(domain), Output.among(by_suffix, path)), **options)
+        def parsed(
+            captures: tuple[str, ...], domain: str, path: Path | None, form: str | None = None, **options: Any
+        ) -> None:
+            verb(Reading(captures, named_domain(domain), Output.among(by_suffix, path, form)), **options)
 
-        return _CAPTURES(_FILE(domain_option(parsed)))
+        forms = click.Choice(tuple(dict.fromkeys(by_suffix.values())))
+        decorated = click.option("--format", "form", type=forms, help="Form of the file.")(parsed) if named else parsed
+        return _CAPTURES(_FILE(domain_option(decorated)))
 
     return decorate
 

@@ -1,4 +1,5 @@
-"""What to do with a window's trace when it is ready: print its table, keep it under its step, lay it out for a tool.
+"""What to do with a window's trace when it is ready: print its table, keep it under its step, lay it out for a tool,
+show it to a monitoring system.
 
 Each function gives what `nvprof_kit.scheduled` and `nvprof_kit.LayerProfiler` take as ``on_trace_ready``.
 """
@@ -73,6 +74,44 @@ def tensorboard(folder: str | Path = "traces", mesh: Any = None) -> OnTraceReady
         _keep(trace, folder, mesh, name)
 
     return handle
+
+
+def prometheus(registry: Any = None, *, folder: str | Path | None = None, kinds: int = 32) -> OnTraceReady:
+    """Show each window as gauges of Prometheus: time per step by kind of layer, phase and rank; length of a step.
+
+    It opens no socket: a program that is to be scraped calls ``prometheus_client.start_http_server``, or serves the
+    registry in another way. Whatever goes wrong with a window is a warning.
+
+    Args:
+        registry: The ``CollectorRegistry``; None for the library's own, or, with a folder, for one of this handler.
+        folder: Where the node exporter's textfile collector looks: ``nvprof_kit_rank0.prom`` is left there, a file for
+            each rank; None for none.
+        kinds: How many kinds of layers are told apart; the rest is ``(other)``.
+
+    Raises:
+        ToolError: prometheus-client is not installed.
+    """
+    from nvprof_kit._profiler.telemetry import PrometheusGauges
+
+    return PrometheusGauges(registry, None if folder is None else Path(folder), kinds)
+
+
+def otlp(meter_provider: Any = None, *, kinds: int = 32) -> OnTraceReady:
+    """Show each window as gauges of OpenTelemetry, with the figures and labels of `prometheus`.
+
+    It opens no socket: the meter provider's readers export, over OTLP where they have such an exporter. Whatever goes
+    wrong with a window is a warning.
+
+    Args:
+        meter_provider: The ``MeterProvider``; None for the program's own.
+        kinds: How many kinds of layers are told apart; the rest is ``(other)``.
+
+    Raises:
+        ToolError: opentelemetry-sdk is not installed.
+    """
+    from nvprof_kit._profiler.telemetry import OtlpGauges
+
+    return OtlpGauges(meter_provider, kinds)
 
 
 def together(*handlers: OnTraceReady) -> OnTraceReady:

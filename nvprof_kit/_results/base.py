@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -84,9 +83,9 @@ class Result(ABC):
 
     def page(self) -> bytes:
         """The answer as a page of HTML that needs nothing else."""
-        title = html.escape(type(self).__name__)
-        head = f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title></head>\n'
-        return f"{head}<body>\n{self._repr_html_()}\n</body>\n</html>\n".encode("utf-8", "replace")
+        from nvprof_kit._report.page.plain import result_page
+
+        return result_page(type(self).__name__, self._repr_html_())
 
     def encode(self, form: str) -> bytes:
         """The answer in one of the forms of `save`, by its name: ``table``, ``csv``, ``json``, ``html``, ``png``."""

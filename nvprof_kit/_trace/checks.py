@@ -21,6 +21,7 @@ DAY_NS = 86_400 * 10**9
 _LONGEST_DAYS = 100
 """No capture is as long; sums of nanoseconds are exact up to there."""
 _CLOCKS_NS = 100_000
+_BLOCK = 1 << 16
 _MOST_BYTES = 1 << 50
 """No machine has as many."""
 _AGAIN = "the file is damaged: copy it again, export it again or record it again"
@@ -144,11 +145,15 @@ def early(ops: Mapping[str, Any], api: Mapping[str, Any]) -> int:
     for process in np.unique(api["pid"]).tolist():
         calls, mine = api["pid"] == process, (ops["pid"] == process) & (ops["correlation"] >= 0)
         ids, start = api["correlation"][calls], api["start_ns"][calls]
-        latest_first = np.argsort(start, kind="stable")[::-1]
-        known, place = np.unique(ids, return_inverse=True)
-        first = np.empty(len(known), dtype=np.int64)
-        first[place[latest_first]] = start[latest_first]  # the earliest call is written last
-        wanted = ops["correlation"][mine]
-        found = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-        count += int(np.count_nonzero((known[found] == wanted) & (ops["start_ns"][mine] < first[found] - _CLOCKS_NS)))
+        order = np.argsort(ids, kind="stable")  # nearly sorted as it is: the counter gave them
+        ids = ids[order]
+        fresh = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
+        known, first = ids[fresh], np.minimum.reduceat(start[order], fresh)
+        del ids, start, order
+        wanted, begun = ops["correlation"][mine], ops["start_ns"][mine]
+        for block in range(0, len(wanted), _BLOCK):
+            some = wanted[block : block + _BLOCK]
+            found = np.minimum(np.searchsorted(known, some), len(known) - 1)
+            late = begun[block : block + _BLOCK] < first[found] - _CLOCKS_NS
+            count += int(np.count_nonzero(late & (known[found] == some)))
     return count

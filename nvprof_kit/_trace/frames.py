@@ -68,15 +68,16 @@ _SPARSE = 8
 """A table over the span of ids is made where it has at most this many places for each id."""
 
 
-def distinct(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def distinct(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.integer[Any]]]:
     """The distinct ids, ascending, and the place of each id among them; as `numpy.unique`, without sorting where the
     ids lie close together, as those of names do.
     """
     low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
-    if high - low > _SPARSE * len(ids):
-        known, place = np.unique(ids, return_inverse=True)
-        return known, place.astype(np.int64, copy=False)
-    there = np.zeros(high - low + 1, dtype=bool)
+    if high - low > max(_SPARSE * len(ids), 1 << 16):
+        return np.unique(ids, return_inverse=True)
+    there = np.zeros(high - low + 1, dtype=np.bool_)
     there[ids - low] = True
-    place_of = np.cumsum(there) - 1
-    return np.flatnonzero(there) + low, place_of[ids - low]
+    known = np.flatnonzero(there)
+    place = np.zeros(len(there), dtype=np.int32)
+    place[known] = np.arange(len(known), dtype=np.int32)
+    return known + low, place[ids - low]

@@ -88,7 +88,7 @@ def open_more(trace: Trace, *, domain: str, optional: Collection[str]) -> Trace:
         raise CaptureError(f"{path}: the file was changed since it was opened; open it again")
     tables: dict[str, Any] = {name: getattr(fresh, name) for name in optional if name in TABLES and name != "operators"}
     columns = {str(name): fresh.ops[name] for name in fresh.ops if name not in trace.ops}
-    return replace(trace, ops=trace.ops.assign(**columns), **tables)
+    return replace(trace, api=fresh.api, ops=trace.ops.assign(**columns), **tables)
 
 
 @contextmanager

@@ -46,6 +46,7 @@ API: Mapping[str, Column] = MappingProxyType(
         "tid": Column("int64", "thread that made the call"),
         "pid": Column("int64", "process that made the call"),
         "correlation": Column("int64", "id that the GPU operations it launched carry, unique within a process"),
+        "duration_ns": Column("int64", "how long the call took", optional=True),
     }
 )
 """CUDA runtime and driver calls that launched something."""
@@ -67,7 +68,9 @@ LOADS_CODE = re.compile(r"cu(da)?(Module|Library)Load|cuLink(Create|Add|Complete
 """Names of the calls that load code onto the device, or link it."""
 
 CALL_KINDS = ("api", "overhead", "operator")
-"""Values of `CALLS.kind`: `overhead` is the profiler's own, `operator` a PyTorch operator (`aten::addmm`)."""
+"""Values of `CALLS.kind`: `overhead` is the profiler's own, `operator` a PyTorch operator (`aten::addmm`) or a
+garbage collection of Python's (`Python GC`).
+"""
 
 LOADS: Mapping[str, Column] = MappingProxyType(
     {

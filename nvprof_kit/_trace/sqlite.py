@@ -18,7 +18,6 @@ import adbc_driver_sqlite
 import numpy as np
 import numpy.typing as npt
 import pyarrow
-import pyarrow.compute  # here, and not in a thread that fills missing values
 
 from nvprof_kit.errors import CaptureError
 
@@ -28,8 +27,6 @@ _BATCH_ROWS = 1 << 16
 """The driver reserves a batch's whole buffers before it reads the first row, and tells a column's type from the first
 batch. With 2**30 rows it reserved 8 GiB a column, was no faster, and ended in a segmentation fault under `ulimit -v`.
 """
-
-_MAP_BYTES = 1 << 40
 
 
 def integer_list(values: Iterable[int]) -> str:
@@ -127,62 +124,101 @@ class Database:
                 adbc_driver_sqlite.connect(self._uri) as database,
                 adbc_driver_manager.AdbcConnection(database) as connection,
             ):
-                _fetch(connection, f"PRAGMA mmap_size = {_MAP_BYTES}")
-                table = _fetch(connection, sql)
+                table = _fetch(connection, sql, texts)
         except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError) as error:
             if diagnose is not None:
                 diagnose()
             raise self.broken(error) from None
-        if diagnose is not None and any(table.column(name).null_count for name in table.column_names if name in needed):
+        if diagnose is not None and any(table[name].nulls for name in table if name in needed):
             diagnose()
-        for name in table.column_names:
-            if wrong := _wrong(table.column(name), text=name in texts, needed=name in needed and diagnose is None):
+        for name, column in table.items():
+            if wrong := _wrong(column, needed=name in needed and diagnose is None):
                 if diagnose is not None:
                     diagnose()
                 raise self.broken(f"{wrong} for {name}")
-        return {name: _as_numpy(table.column(name), "" if name in texts else missing) for name in table.column_names}
+        return {name: column.values("" if name in texts else missing) for name, column in table.items()}
 
     def close(self) -> None:
         """Close the file; it may be called twice."""
         self._small.close()
 
 
-def _fetch(connection: Any, sql: str) -> Any:
-    """The Arrow table that a query gives."""
+class _Column:
+    """A column as its batches come: copied at once, so that a batch's memory is free before the next is read.
+
+    Attributes:
+        text: Whether it is to be text, else whole numbers.
+        fits: Whether its type is that.
+        count, nulls: Number of its rows, and of those without a value.
+    """
+
+    def __init__(self, type_: Any, text: bool) -> None:
+        self.text, self.count, self.nulls = text, 0, 0
+        self.fits = pyarrow.types.is_string(type_) if text else pyarrow.types.is_integer(type_)
+        self._values: npt.NDArray[Any] = np.empty(0, dtype=np.int64)
+        self._texts: list[str] = []
+        self._empty: list[Int64Array] = []
+
+    def add(self, chunk: Any) -> None:
+        """A batch of it."""
+        before = self.count
+        self.count, self.nulls = self.count + len(chunk), self.nulls + chunk.null_count
+        if not self.fits:
+            return
+        if self.text:
+            raw = chunk.cast(pyarrow.binary()).to_pylist()
+            self._texts += ["" if one is None else _text(one) for one in raw]
+            return
+        if self.count > len(self._values):  # in place: the memory is moved, not copied
+            self._values.resize(max(self.count, len(self._values) * 5 // 4), refcheck=False)
+        # chunk.to_numpy() imports pandas: a thread that does so while Ctrl-C interrupts the main thread's never ends
+        values = np.frombuffer(chunk.buffers()[1], dtype=np.int64)[chunk.offset : chunk.offset + len(chunk)]
+        self._values[before : self.count] = values
+        if chunk.null_count:
+            self._empty.append(before + np.flatnonzero(_nulls(chunk)))
+
+    def values(self, missing: int | str) -> npt.NDArray[Any]:
+        """All of it, once."""
+        if self.nulls == self.count:  # the driver cannot tell the type of nothing
+            return np.full(self.count, missing, dtype=object if self.text else np.int64)
+        if self.text:
+            return np.array(self._texts, dtype=object)
+        self._values.resize(self.count, refcheck=False)
+        for empty in self._empty:
+            self._values[empty] = missing
+        return self._values
+
+
+def _nulls(chunk: Any) -> npt.NDArray[np.bool_]:
+    """Which rows of a batch have no value."""
+    bits = np.unpackbits(np.frombuffer(chunk.buffers()[0], dtype=np.uint8), bitorder="little")
+    found: npt.NDArray[np.bool_] = bits[chunk.offset : chunk.offset + len(chunk)] == 0
+    return found
+
+
+def _fetch(connection: Any, sql: str, texts: Collection[str]) -> dict[str, _Column]:
+    """The columns that a query gives."""
     with adbc_driver_manager.AdbcStatement(connection) as statement:
         statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
         statement.set_sql_query(sql)
         stream, _ = statement.execute_query()
-        return pyarrow.RecordBatchReader._import_from_c(stream.address).read_all()
+        reader = pyarrow.RecordBatchReader._import_from_c(stream.address)
+        found = {field.name: _Column(field.type, field.name in texts) for field in reader.schema}
+        for batch in reader:
+            for column, chunk in zip(found.values(), batch.columns, strict=True):
+                column.add(chunk)
+        return found
 
 
-def _wrong(column: Any, *, text: bool, needed: bool) -> str:
+def _wrong(column: _Column, *, needed: bool) -> str:
     """What is wrong with a column, '' for nothing."""
-    if needed and column.null_count:
-        return f"{column.null_count} rows without a value"
-    fits = pyarrow.types.is_string(column.type) if text else pyarrow.types.is_integer(column.type)
-    if fits or column.null_count == len(column):
+    if needed and column.nulls:
+        return f"{column.nulls} rows without a value"
+    if column.fits or column.nulls == column.count:
         return ""
-    return f"values that are not {'text' if text else 'whole numbers'}"
+    return f"values that are not {'text' if column.text else 'whole numbers'}"
 
 
 def _text(raw: bytes) -> str:
     """Text of the file; a sign stands for what is not UTF-8."""
     return raw.decode("utf-8", "replace")
-
-
-def _as_numpy(column: Any, missing: int | str) -> npt.NDArray[Any]:
-    if isinstance(missing, str) and column.null_count < len(column):
-        raw = column.cast(pyarrow.binary()).to_pylist()
-        return np.array([missing if one is None else _text(one) for one in raw], dtype=object)
-    if column.null_count == len(column):  # the driver cannot tell the type of nothing
-        return np.full(len(column), missing, dtype=object if isinstance(missing, str) else np.int64)
-    if column.null_count:
-        column = column.fill_null(missing)
-    # column.to_numpy() imports pandas: a thread that does so while Ctrl-C interrupts the main thread's never ends
-    return np.concatenate([_chunk(chunk) for chunk in column.chunks])
-
-
-def _chunk(chunk: Any) -> Int64Array:
-    values = np.frombuffer(chunk.buffers()[1], dtype=np.int64)
-    return values[chunk.offset : chunk.offset + len(chunk)]

@@ -22,6 +22,7 @@ def main() -> None:
         folder = Path(name)
         large = folder / "large.sqlite"
         rows = amplify(DATA / "hooks-train-2023.4.sqlite.xz", large, options.copies)
+        small = DATA / "llama-2023.4.sqlite.xz"
         print(f"{sum(count for table, count in rows.items() if 'CUPTI' in table):,} CUDA calls and operations")
         ours = [sys.executable, "-m", "nvprof_kit"]
         commands = {
@@ -30,13 +31,14 @@ def main() -> None:
             "plot --view timeline": [*ours, "plot", "--view", "timeline", str(large), "-o", str(folder / "plot.png")],
             "plot --view tree": [*ours, "plot", "--view", "tree", str(large), "-o", str(folder / "plot.png")],
             "plot --view queue": [*ours, "plot", "--view", "queue", str(large), "-o", str(folder / "plot.png")],
+            "report of 64": [*ours, "report", *[str(small)] * 64, "-o", str(folder / "many.html")],
             "export": [*ours, "export", str(large), "-o", str(folder / "trace.json.gz")],
         }
         seen = measure(commands, options.rounds)
-        size = (folder / "page.html").stat().st_size / 1e6
+        sizes = {name: (folder / name).stat().st_size / 1e6 for name in ("page.html", "many.html")}
     for verb, (seconds, memory) in seen.items():
         print(f"{verb:22}{seconds / seen['layers'][0]:6.2f} times layers, {memory:5.0f} MB")
-    print(f"the page               {size:6.2f} MB")
+    print(", ".join(f"{name} {size:.2f} MB" for name, size in sizes.items()))
 
 
 if __name__ == "__main__":

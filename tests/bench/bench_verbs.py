@@ -25,6 +25,9 @@ VERBS = {
     "breakdown": ["breakdown", "--format", "csv"],
     "breakdown, all views": ["breakdown"],
     "advise": ["advise", "--format", "csv"],
+    "export, pftrace": ["export", "--format", "pftrace"],
+    "export, json": ["export", "--format", "json"],
+    "export, pprof": ["export", "--format", "pprof"],
     "diff": ["diff", "--format", "csv", "--anyway"],
 }
 

@@ -110,7 +110,7 @@ def test_search_and_levels(chromium: Any, llama: Path) -> None:
         assert shown(page) == [
             f"model.layers.1.{part}" for part in ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
         ]
-        rows = page.locator("#c0-layers tbody tr").count()
+        rows = page.locator("#c0-layers tbody tr:not([data-fold])").count()
         assert page.inner_text("[data-count=c0-layers]") == f"4 of {rows} rows"
         page.fill("[data-search=c0-layers]", "")
         page.select_option("[data-levels=c0-layers]", "1")
@@ -127,8 +127,14 @@ def window(page: Any) -> tuple[float, float]:
 
 def first_layer(page: Any) -> tuple[float, float]:
     """Where the outermost layer's forward lies on the timeline, as parts of the whole step."""
-    row = "DATA[0].timelines[0].groups.find(group => group.rows[0].kind === 'layer').rows[0]"
-    return tuple(page.evaluate(f"[{row}.start[0], {row}.length[0]].map(ns => ns / DATA[0].timelines[0].length)"))
+    return tuple(
+        page.evaluate("""() => {
+            const {groups, step} = sheets[0].timeline;
+            const {start, length} = groups.find((group) => group.rows[0].kind === "layer").rows[0];
+            const one = start.findIndex((at, place) => at + length[place] > step.start);
+            return [start[one] - step.start, length[one]].map((ns) => ns / step.length);
+        }""")
+    )
 
 
 def test_zoom_by_buttons_keys_and_wheel(chromium: Any, llama: Path) -> None:
@@ -198,12 +204,107 @@ def test_the_table_by_keyboard(chromium: Any, llama: Path) -> None:
 
 def test_links_to_a_layer_and_to_a_time(chromium: Any, llama: Path) -> None:
     with opened(chromium, llama) as page:
-        page.evaluate("location.hash = '#c0/layer/model.layers.0.mlp'")
+        page.evaluate("location.hash = '#layer=model.layers.0.mlp&show=layer'")
         page.wait_for_selector("tr[data-path='model.layers.0.mlp'][aria-selected=true]")
         assert not page.inner_text("#c0-window").startswith("all")
-        start = page.evaluate("DATA[0].timelines[0].start")
-        page.evaluate(f"location.hash = '#c0/time/{start + 5_000_000}-{start + 6_000_000}'")
+        start = page.evaluate("DATA[0].timeline.start + sheets[0].timeline.step.start")
+        page.evaluate(f"location.hash = '#time={start + 5_000_000}-{start + 6_000_000}&show=time'")
         until(page, "document.querySelector('#c0-window').textContent.startsWith('4.80 ms to 6.20 ms of')")
+
+
+def hash_(page: Any) -> str:
+    return str(page.evaluate("decodeURIComponent(location.hash.slice(1)).replaceAll('+', ' ')"))
+
+
+def test_what_is_shown_is_in_the_address_and_the_back_button_takes_it_back(chromium: Any, llama: Path) -> None:
+    with opened(chromium, llama) as page:
+        page.locator("#c0-layers tr[data-path='model.layers.2']").click()
+        assert hash_(page) == "layer=model.layers.2"
+        page.locator("#c0-layers tr[data-path='model.layers.1']").click()
+        page.select_option("[data-timeline=c0]", "1")
+        assert hash_(page) == "layer=model.layers.1&step=3"
+        page.fill("[data-search=c0-layers]", "mlp")
+        page.fill("[data-kernels=c0]", "gemm")
+        page.select_option("[data-kernels-by=c0]", "place")
+        shared = page.evaluate("location.href")
+        assert hash_(page) == "layer=model.layers.1&step=3&search=mlp&kernels=gemm&by=place"
+        page.go_back()
+        until(page, "sheets[0].timeline.index === 0")
+        page.go_back()
+        until(page, "sheets[0].data.tree.name[sheets[0].picked] === 'model.layers.2'")
+        page.go_back()
+        until(page, "sheets[0].picked === -1")
+        page.goto(shared)
+        until(page, "sheets[0].timeline?.index === 1")
+        assert page.eval_on_selector_all("[aria-selected=true]", "all => all.map(one => one.dataset.path)") == [
+            "model.layers.1"
+        ]
+        assert page.input_value("[data-search=c0-layers]") == "mlp" and len(shown(page)) == 4
+        assert page.locator("#c0-kernels thead th").all_inner_texts()[2:4] == ["layer", "phase"]
+
+
+def test_what_lies_outside_the_layers_shows_on_the_timeline(chromium: Any, llama: Path) -> None:
+    with opened(chromium, llama) as page:
+        page.locator("#c0-layers tr[data-path='(none) optimizer']").click()
+        told = page.inner_text("#c0-detail")
+        assert told.startswith("(none) optimizer in this step: ") and "operations" in told
+        assert page.evaluate("sheets[0].timeline.inStep().count") == 48  # of step 4, as `layers --by step`
+        page.evaluate("sheets[0].timeline.goToPicked()")
+        assert not page.inner_text("#c0-window").startswith("all")
+        page.locator("#c0-layers tr[data-path='(none) backward']").click()
+        assert page.inner_text("#c0-detail") == "(none) backward in this step: 1 operation, 768 ns"
+
+
+def test_kernels_are_searched_sorted_and_gathered(chromium: Any, llama: Path) -> None:
+    with opened(chromium, llama) as page:
+        rows = page.locator("#c0-kernels tbody tr")
+        count, all_ = page.inner_text("#c0-kernels-count"), rows.count()
+        assert count == f"{all_} of {all_} rows, 100.0 % of the time"
+        share = "rows => rows.map(row => parseFloat(row.cells[4].textContent))"
+        values = page.eval_on_selector_all("#c0-kernels tbody tr", share)
+        assert values == sorted(values, reverse=True) and sum(values) == pytest.approx(100, abs=2)
+        page.select_option("[data-kernels-by=c0]", "class")
+        assert {"gemm", "attention", "optimizer"} <= set(
+            page.locator("#c0-kernels tbody td:first-child").all_inner_texts()
+        )
+        page.select_option("[data-kernels-by=c0]", "layer")
+        page.fill("[data-kernels=c0]", "layers.2.mlp")
+        assert page.locator("#c0-kernels tbody td:nth-child(2)").all_inner_texts() == ["backward", "forward"]
+        page.fill("[data-kernels=c0]", "")
+        page.locator("#c0-layers tr[data-path='model.layers.2.mlp']").click()
+        assert rows.count() == 2 and "in model.layers.2.mlp" in page.inner_text("#c0-kernels-count")
+
+
+def test_idle_causes_and_the_critical_path_are_on_the_page(chromium: Any, llama: Path) -> None:
+    with opened(chromium, llama) as page:
+        heads = page.locator("#c0-idle thead th").all_inner_texts()
+        assert heads[:3] == ["cause", "layer", "phase"] and {"gaps", "idle", "longest"} <= set(heads)
+        assert page.locator("#c0-critical-path tbody tr").count() > 10 and page.locator("#c0-copies").count() == 1
+        assert page.locator("#c0-communication").count() == 0  # one GPU: nothing is communicated
+        page.locator("#c0-idle").get_by_role("button", name="longest", exact=True).click()
+        longest = f"rows => rows.map(row => Number(row.cells[{heads.index('longest')}].dataset.value))"
+        values = page.eval_on_selector_all("#c0-idle tbody tr", longest)
+        assert values == sorted(values, reverse=True) and values[0] > values[-1] > 0
+
+
+def test_equal_blocks_as_one_row(chromium: Any, llama: Path) -> None:
+    with opened(chromium, llama) as page:
+        every = shown(page)
+        page.get_by_label("Equal blocks as one row").check()  # four are too few to be folded unasked
+        assert [path for path in shown(page) if "layers" in path] == [
+            f"model.layers.0-3{part}"
+            for part in ("", ".input_layernorm", ".self_attn", ".post_attention_layernorm", ".mlp")
+        ]
+        row = page.locator("#c0-layers tr[data-path='model.layers.0-3']")
+        assert row.locator(".count").inner_text() == "x4"
+        total = "rows => rows.map(row => Number(row.cells[4].dataset.value)).reduce((sum, one) => sum + one, 0)"
+        blocks = ", ".join(f"#c0-layers tr[data-path='model.layers.{one}']" for one in range(4))
+        assert int(row.locator("td").nth(3).get_attribute("data-value")) == page.eval_on_selector_all(blocks, total)
+        row.click()
+        assert page.inner_text("#c0-detail").startswith("model.layers.0-3 in this step: 476 operations")
+        assert page.locator("#c0-icicle [aria-pressed=true]").count() == 4
+        page.locator("#c0-icicle button[data-row]", has_text="layers.2").first.click()  # one of them: not folded
+        assert shown(page) == every and not page.get_by_label("Equal blocks as one row").is_checked()
 
 
 def test_findings_lead_to_their_place(chromium: Any, llama: Path) -> None:
@@ -212,8 +313,11 @@ def test_findings_lead_to_their_place(chromium: Any, llama: Path) -> None:
         assert finding.locator("h3").inner_text().startswith("The GPU waits for the host to launch at most ")
         finding.get_by_role("link", name="on the timeline").click()
         until(page, "!document.querySelector('#c0-window').textContent.startsWith('all')")
-        start, end = (int(word) for word in page.evaluate("location.hash.split('/')[2].split('-')"))
-        shown = page.evaluate("(({data, from, to}) => [data.start + from, data.start + to])(sheets[0].timeline)")
+        href = finding.get_by_role("link", name="on the timeline").get_attribute("href")
+        start, end = (int(word) for word in href.split("time=")[1].split("&")[0].split("-"))
+        shown = page.evaluate(
+            "(({data, step, from, to}) => [from, to].map((at) => data.start + step.start + at))(sheets[0].timeline)"
+        )
         assert shown[0] <= start < end <= shown[1]
         finding.get_by_role("link").nth(1).click()
         page.wait_for_selector("#c0-layers [aria-selected=true]")
@@ -300,6 +404,7 @@ def test_a_hundred_layers_and_steps_stay_below_5_mb(chromium: Any, tmp_path: Pat
     path = report(tmp_path / "large.html", file.write())
     assert path.stat().st_size < 5_000_000
     with opened(chromium, path) as page:
-        assert page.locator("#c0-layers tbody tr").count() == 100
+        assert page.locator("#c0-layers tbody tr:not([data-fold])").count() == 100
+        assert shown(page) == ["model.layers.0-99"]  # equal blocks are one row
         assert page.locator("#c0-steps g").count() == 100
         page.get_by_role("button", name="Zoom in").click()

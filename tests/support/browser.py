@@ -51,8 +51,10 @@ def opened(started: Any, path: Path, **context: Any) -> Iterator[Any]:
     page.on("console", lambda message: trouble.append(f"console: {message.text}"))
     page.on("pageerror", lambda error: trouble.append(f"error: {error}"))
     page.on("dialog", lambda dialog: (trouble.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    page.on("request", lambda request: request.url == path.as_uri() or trouble.append(f"request: {request.url}"))
+    own = path.as_uri()
+    page.on("request", lambda asked: asked.url.split("#")[0] == own or trouble.append(f"request: {asked.url}"))
     page.goto(path.as_uri())
+    page.wait_for_selector("html:not([data-loading])", state="attached")
     yield page
     page.close()
     assert trouble == []

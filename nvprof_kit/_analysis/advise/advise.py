@@ -7,9 +7,11 @@ A rule is a function from the evidence to its findings, in `advice_time`, `advic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from nvprof_kit._analysis.advise import metric_rules as advice_metrics
 from nvprof_kit._analysis.advise import time_rules as advice_time
@@ -24,6 +26,8 @@ from nvprof_kit._trace.schema import CaptureInfo, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nvprof_kit._analysis.ranks.verdict import Verdict
+
 OPTIONAL = (*BREAKDOWN_OPTIONAL, "samples")
 """What `nvprof_kit._trace.open.open_capture` must read."""
 
@@ -33,8 +37,10 @@ RULES: Mapping[str, Callable[[Evidence], Iterator[Finding]]] = MappingProxyType(
         "sync": advice_time.sync_points,
         "dataloader": advice_time.dataloader,
         "allocation": advice_time.allocator,
+        "loading": advice_time.loading,
+        "gc": advice_time.garbage,
         "exposed-collectives": advice_time.exposed_collectives,
-        "missing-overlap": advice_time.missing_overlap,
+        "rank-wait": advice_time.rank_waits,
         "unstable-step": advice_time.unstable_step,
         "copies": advice_work.copies,
         "small-kernels": advice_work.small_kernels,
@@ -59,6 +65,8 @@ COLUMNS = {
     "saves_ns": "the most that a change could save, in ns over the whole capture and all GPUs; findings overlap",
     "saves": "the same as a share of the wall time of the steps and of the waits for data between them",
     "advice": "the change to try",
+    "confidence": "`high`: the capture shows it directly; `medium`: it follows if the usual holds; `low`: look first",
+    "refuted_by": "what would show it wrong",
 }
 """The columns of `AdviseResult.rows`."""
 
@@ -100,6 +108,7 @@ def advise(
     own_rules: tuple[Rule, ...] = (),
     steps: StepOptions = ALL_STEPS,
     known: Operations | None = None,
+    late: Verdict | None = None,
 ) -> AdviseResult:
     """Look for what costs time and could be changed.
 
@@ -108,17 +117,67 @@ def advise(
         own_rules: Rules for kernel classes, asked before the package's.
         steps: Which steps to look at, by default all but warm-up.
         known: The same operations, where owners and classes are known already.
+        late: What the captures of all ranks say of the slowest: where there is one, it comes first.
 
     Raises:
         UsageError: None of the steps asked for is in the capture.
     """
-    evidence = Evidence(trace, own_rules, steps, known)
-    found = [finding for rule in RULES.values() for finding in rule(evidence)]
+    evidence = Evidence(trace, own_rules, steps, known, late)
+    found = _merged([finding for rule in RULES.values() for finding in rule(evidence)])
+    found.sort(key=lambda one: -one.saves_ns)
+    if late is not None and late.rank is not None:
+        found = _with_slowest(_slowest(evidence, late), found)
     return AdviseResult(
-        findings=tuple(sorted(found, key=lambda one: -one.saves_ns)),
+        findings=tuple(found),
         wall_ns=evidence.wall_ns,
         steps=evidence.choice.count,
         gpus=len(evidence.times.steps[["process", "device"]].drop_duplicates()),
         warnings=evidence.times.warnings,
         info=trace.info,
+    )
+
+
+def _merged(found: list[Finding]) -> list[Finding]:
+    """The findings with those that are a symptom of another's cause told with that."""
+    kept = {one.rule: place for place, one in enumerate(found)}
+    left = []
+    for one in found:
+        if one.symptom_of not in kept:
+            left.append(one)
+            continue
+        cause = found[kept[one.symptom_of]]
+        found[kept[one.symptom_of]] = replace(cause, evidence=f"{cause.evidence}; {one.title.lower()}: {one.evidence}")
+    return [found[kept[one.rule]] if one.rule in _CAUSES_OF_OTHERS else one for one in left]
+
+
+_CAUSES_OF_OTHERS = ("launch", "sync", "dataloader", "allocation", "loading", "gc")
+"""Rules of which others may be symptoms; each has one finding."""
+
+
+def _with_slowest(slowest: Finding, found: list[Finding]) -> list[Finding]:
+    """The findings behind that of the slowest rank; what is said of its own place belongs to it."""
+    place = (slowest.layer, slowest.phase)
+    same = [one for one in found if one.rule == "outlier-layer" and (one.layer, one.phase) == place]
+    said = "; ".join([slowest.evidence, *(f"{one.title.lower()}: {one.evidence}" for one in same)])
+    rest = [one for one in found if one not in same and one.rule != "rank-wait"]
+    return [replace(slowest, evidence=said), *rest]
+
+
+def _slowest(evidence: Evidence, late: Verdict) -> Finding:
+    """The finding that a rank is waited for."""
+    saves = min(evidence.waited_ns, evidence.wall_ns)
+    rows = np.flatnonzero(evidence.classes.is_a("comm") & evidence.inside)
+    start, end = evidence.longest(rows) if len(rows) else (0, 0)
+    return Finding(
+        "slowest-rank",
+        f"Rank {late.rank} is waited for",
+        late.sentence,
+        late.layer or "",
+        late.phase or "",
+        start,
+        end,
+        saves,
+        f"change rank {late.rank} first: {late.cause.replace('_', ' ')}; nvprof-kit ranks tells more",
+        "high" if late.severity == "critical" else "medium",
+        "the ranks keep waiting as long when this one does the same work as the others",
     )

@@ -22,6 +22,11 @@ from nvprof_kit._trace.schema import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nvprof_kit._analysis.ranks.verdict import Verdict
+
+
+_OF_TRAINING = ("backward", "recompute", "optimizer")
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -35,6 +40,10 @@ class Finding:
         start_ns, end_ns: The stretch to look at in Nsight, since the capture's zero.
         saves_ns: The most that doing something about it could save, over the whole capture and all GPUs.
         advice: The change to try.
+        confidence: How sure it is: `high` where the capture shows it directly, `medium` where it follows if the usual
+            holds, `low` where another explanation is as good.
+        refuted_by: What would show it wrong.
+        symptom_of: Name of the rule whose cause it has: where that found something, it is a part of that finding.
     """
 
     rule: str
@@ -46,6 +55,9 @@ class Finding:
     end_ns: int
     saves_ns: int
     advice: str
+    confidence: str = "medium"
+    refuted_by: str = ""
+    symptom_of: str = ""
 
 
 class Evidence(Operations):
@@ -56,6 +68,7 @@ class Evidence(Operations):
         own_rules: Rules for kernel classes, asked before the package's.
         steps: Which steps to look at, by default all but warm-up.
         known: The same operations, where owners and classes are known already.
+        late: What the captures of all ranks say of the slowest.
     """
 
     def __init__(
@@ -64,9 +77,16 @@ class Evidence(Operations):
         own_rules: Sequence[Rule] = (),
         steps: StepOptions = ALL_STEPS,
         known: Operations | None = None,
+        late: Verdict | None = None,
     ) -> None:
         super().__init__(trace, own_rules, known)
-        self._steps = steps
+        self._steps, self._late = steps, late
+
+    @property
+    def waited_ns(self) -> int:
+        """What a rank waits for the slowest in these steps, where the captures of all ranks tell."""
+        named = self._late is not None and self._late.rank is not None
+        return self._late.cost_ns_per_step * max(self.choice.count, 1) if named and self._late is not None else 0
 
     @cached_property
     def choice(self) -> StepChoice:
@@ -124,15 +144,27 @@ class Evidence(Operations):
         )
         return made
 
-    def idle(self, cause: str) -> pd.DataFrame:
-        """Idle time of one cause by place, the most first."""
+    @cached_property
+    def trains(self) -> bool:
+        """Whether the capture is of training: something runs backwards, or an optimizer."""
+        return bool(self.ops["phase"][self.inside].isin(_OF_TRAINING).any()) or bool(
+            self.classes.is_a("optimizer")[self.inside].any()
+        )
+
+    @property
+    def per_step(self) -> str:
+        """The words for a figure per step, '' where the capture has none."""
+        return " per step" if self.choice.count else ""
+
+    def idle(self, *causes: str) -> pd.DataFrame:
+        """Idle time of some causes by place, the most first."""
         rows = self.times.idle
-        made: pd.DataFrame = rows[rows["cause"] == cause]
+        made: pd.DataFrame = rows[rows["cause"].isin(causes)]
         return made
 
-    def idle_ns(self, cause: str) -> int:
-        """Idle time of one cause in the steps."""
-        return int(self.steps[f"idle_{cause}_ns"].sum())
+    def idle_ns(self, *causes: str) -> int:
+        """Idle time of some causes in the steps."""
+        return int(sum(self.steps[f"idle_{cause}_ns"].sum() for cause in causes))
 
     def busy_ns(self, rows: Int64Array) -> int:
         """Time on the clock in which any of these operations runs, summed over devices: all that can go with them."""

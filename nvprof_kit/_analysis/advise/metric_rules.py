@@ -54,4 +54,7 @@ def bound(found: Evidence) -> Iterator[Finding]:
         within = [name for name in names if layer in with_holders(str(name), holders)]
         mine = np.flatnonzero(found.ops["layer"].isin(within) & (found.ops["phase"] == phase) & found.inside)
         saves = int(worst["busy_ns"] * (100 - tensor[place]) / 100) if what == "memory" else int(worst["busy_ns"] // 2)
-        yield Finding("gpu-metrics", f"Bound by {what}", evidence, layer, phase, *found.longest(mine), saves, advice)
+        yield Finding(
+            "gpu-metrics", f"Bound by {what}", evidence, layer, phase, *found.longest(mine), saves, advice,
+            "medium", "ncu measures these kernels far below that limit",
+        )  # fmt: skip

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from nvprof_kit._analysis.advise.evidence import Evidence, Finding, ms, share
+from nvprof_kit._analysis.breakdown.causes import CAUSES
 
-LAUNCH_SHARE, SYNC_SHARE, DATA_SHARE, ALLOCATION_SHARE = 0.05, 0.005, 0.01, 0.005
-EXPOSED_SHARE, COMM_SHARE, HIDDEN_SHARE = 0.05, 0.02, 0.1
+if TYPE_CHECKING:
+    import pandas as pd
+
+LAUNCH_SHARE, SYNC_SHARE, DATA_SHARE, ALLOCATION_SHARE, LOADING_SHARE, GC_SHARE = 0.05, 0.005, 0.01, 0.005, 0.01, 0.005
+EXPOSED_SHARE, COMM_SHARE, HIDDEN_SHARE, WAITING_SHARE = 0.05, 0.02, 0.1, 0.05
 UNSTABLE, STEPS_TO_JUDGE = 1.2, 4
 
 
@@ -18,36 +23,108 @@ def _at(row: Any) -> tuple[int, int]:
     return int(row["longest_at_ns"]), int(row["longest_at_ns"] + row["longest_ns"])
 
 
-def _idle(found: Evidence, cause: str, least: float, title: str, advice: str) -> Iterator[Finding]:
-    """A finding where a cause of idle time takes a part of the steps."""
-    spent, rows = found.idle_ns(cause), found.idle(cause)
+def _worst(rows: pd.DataFrame) -> Any:
+    """The layer and phase with most of some idle time, and of its rows the one with most."""
+    by_place = rows.groupby(["layer", "phase"], sort=False)["idle_ns"].sum()
+    layer, phase = by_place.index[int(by_place.to_numpy().argmax())]
+    mine = rows[(rows["layer"] == layer) & (rows["phase"] == phase)]
+    return mine.iloc[0].to_dict() | {"place_ns": int(by_place.max())}
+
+
+def _idle(
+    found: Evidence, rule: str, causes: tuple[str, ...], least: float, *,
+    title: str, advice: str, confidence: str, refuted_by: str,
+) -> Iterator[Finding]:  # fmt: skip
+    """A finding where some causes of idle time take a part of the steps."""
+    spent, rows = found.idle_ns(*causes), found.idle(*causes)
     if spent < least * found.wall_ns or not len(rows):
         return
-    worst = rows.iloc[0]
-    call = f", in {worst['call']}" if worst["call"] else ""
+    worst = _worst(rows)
+    inside = ", ".join(one for one in (worst["operator"], worst["call"]) if one)
     evidence = (
-        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) in "
-        f"{int(rows['gaps'].sum())} gaps; most in "
-        f"{worst['layer']} {worst['phase']}{call}: {ms(worst['idle_ns'])} in {worst['gaps']} gaps, "
-        f"the longest {ms(worst['longest_ns'])}"
+        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}); most in {worst['layer']} "
+        f"{worst['phase']}: {ms(worst['place_ns'])}; the longest stretch there {ms(worst['longest_ns'])}"
+        f"{f', in {inside}' if inside else ''}"
     )
-    yield Finding(cause, title, evidence, worst["layer"], worst["phase"], *_at(worst), spent, advice)
+    yield Finding(
+        rule, title, evidence, worst["layer"], worst["phase"], *_at(worst), spent, advice, confidence, refuted_by
+    )
 
 
 def launch_bound(found: Evidence) -> Iterator[Finding]:
     """The GPU waits for launches."""
-    yield from _idle(
-        found, "launch", LAUNCH_SHARE, "The GPU waits for the host to launch",
-        "capture the step in a CUDA graph, torch.compile(mode='reduce-overhead'), or give each "
-        "launch more work (batch size)",
-    )  # fmt: skip
+    if found.trains:
+        advice = (
+            "capture the step in a CUDA graph, torch.compile(mode='reduce-overhead'), or give each launch more work "
+            "(batch size)"
+        )
+    else:
+        advice = (
+            "a CUDA graph or torch.compile(mode='reduce-overhead') over the decoding step (with a static cache), or "
+            "more sequences at once"
+        )
+    unknown = found.idle_ns("unknown")
+    for one in _idle(
+        found, "launch", ("launch", "unknown"), LAUNCH_SHARE,
+        title="The GPU waits for the host to launch", advice=advice,
+        confidence="medium" if unknown > found.idle_ns("launch") else "high",
+        refuted_by="the step takes as long in a CUDA graph, or with twice the batch takes twice as long",
+    ):  # fmt: skip
+        said = f"; nothing tells what the host did for {ms(unknown)} of it" if unknown >= one.saves_ns / 10 else ""
+        yield replace(one, evidence=one.evidence + said)
 
 
 def sync_points(found: Evidence) -> Iterator[Finding]:
-    """The host waits for the GPU inside the step."""
+    """The host waits for the GPU inside the step, and is late then."""
+    waits, gaps = found.times.waits, found.times.gaps
+    spent = int(waits["lost_ns"].sum())
+    if not len(waits) or spent < SYNC_SHARE * found.wall_ns:
+        return
+    by_place = waits.groupby(["layer", "phase", "call"], observed=True, sort=False)["lost_ns"].sum()
+    layer, phase, call = by_place.index[int(by_place.to_numpy().argmax())]
+    mine = waits[(waits["layer"] == layer) & (waits["phase"] == phase) & (waits["call"] == call)]
+    worst = mine.iloc[int(mine["lost_ns"].to_numpy().argmax())]
+    start = int(gaps["start_ns"].iloc[int(worst["gap"])])
+    evidence = (
+        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) in {len(waits)} gaps that begin while the "
+        f"host waits; most after {call} in {layer} {phase}: {ms(int(by_place.max()))} in {len(mine)} gaps, the longest "
+        f"{ms(int(worst['lost_ns']))}"
+    )
+    advice = "remove .item(), .cpu(), print(loss), torch.cuda.synchronize() from the step, or do them every N steps"
+    refuted = "the idle time after the call stays when the call is taken out"
+    yield Finding(
+        "sync", "The step waits for the GPU in the middle", evidence, str(layer), str(phase),
+        start, start + int(worst["lost_ns"]), spent, advice, "high", refuted,
+    )  # fmt: skip
+
+
+def loading(found: Evidence) -> Iterator[Finding]:
+    """Libraries, modules and plans are loaded or made in steps that are no warm-up."""
+    rows = found.idle("loading")
+    by_call = int(rows["idle_ns"][rows["call"] != ""].sum())
+    again = (
+        "pad to few lengths, so that plans are made once; for attention over growing lengths another kernel: "
+        "torch.backends.cuda.enable_cudnn_sdp(False)"
+    )
+    once = "warm up with every shape before, CUDA_MODULE_LOADING=EAGER, torch.backends.cudnn.benchmark=False"
+    steps = found.steps["idle_loading_ns"] > 0.01 * found.steps["wall_ns"].clip(lower=1)
+    many = int(steps.sum())
+    for one in _idle(
+        found, "loading", ("loading",), LOADING_SHARE, title="Loading, compiling or tuning for a shape",
+        advice=again if found.choice.count and many > 1 else once,
+        confidence="high" if 2 * by_call > int(rows["idle_ns"].sum()) else "medium",
+        refuted_by="the time stays when the same shapes run a second time in the same process",
+    ):  # fmt: skip
+        where = f"; in {many} of {len(found.steps)} steps" if found.choice.count else "; no steps tell warm-up apart"
+        yield replace(one, evidence=one.evidence + where)
+
+
+def garbage(found: Evidence) -> Iterator[Finding]:
+    """Python collects garbage while the GPU waits."""
     yield from _idle(
-        found, "sync", SYNC_SHARE, "The step waits for the GPU in the middle",
-        "remove .item(), .cpu(), print(loss), torch.cuda.synchronize() from the step, or do them every N steps",
+        found, "gc", ("gc",), GC_SHARE, title="Python collects garbage while the GPU waits",
+        advice="gc.freeze() after building the model, gc.disable() in the loop and gc.collect() every N steps",
+        confidence="high", refuted_by="the gaps stay with gc.disable()",
     )  # fmt: skip
 
 
@@ -62,44 +139,73 @@ def dataloader(found: Evidence) -> Iterator[Finding]:
         f"time; the longest {ms(worst['longest_ns'])}"
     )
     advice = "more DataLoader workers, prefetch_factor, persistent_workers, or prepare the data beforehand"
-    yield Finding("dataloader", "The GPU waits for data", evidence, "", "data", *_at(worst), spent, advice)
+    refuted = "the step takes as long with one batch used again and again"
+    yield Finding(
+        "dataloader", "The GPU waits for data", evidence, "", "data", *_at(worst), spent, advice, "high", refuted
+    )
 
 
 def allocator(found: Evidence) -> Iterator[Finding]:
     """Allocations stall the GPU."""
     yield from _idle(
-        found, "allocation", ALLOCATION_SHARE, "Allocations stall the GPU",
-        "keep shapes the same from step to step, warm up before, "
+        found, "allocation", ("allocation",), ALLOCATION_SHARE, title="Allocations stall the GPU",
+        advice="keep shapes the same from step to step, warm up before, "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no empty_cache() in the loop",
+        confidence="high", refuted_by="the same calls come in later steps although shapes repeat and nothing is freed",
     )  # fmt: skip
 
 
 def exposed_collectives(found: Evidence) -> Iterator[Finding]:
-    """Communication that nothing hides takes a part of the step."""
-    spent, rows = int(found.steps["exposed_comm_ns"].sum()), found.times.communication
-    if spent < EXPOSED_SHARE * found.wall_ns or not len(rows):
+    """Communication that nothing hides takes a part of the step, without what may be waiting for other ranks."""
+    rows = found.times.communication
+    waiting = min(int(rows["waiting_ns"].sum()) + found.waited_ns, int(found.steps["exposed_comm_ns"].sum()))
+    comm, exposed = (int(found.steps[name].sum()) for name in ("comm_ns", "exposed_comm_ns"))
+    spent, moving = exposed - waiting, max(comm - waiting, 1)
+    in_turns = spent >= COMM_SHARE * found.wall_ns and spent >= (1 - HIDDEN_SHARE) * moving
+    if not len(rows) or (spent < EXPOSED_SHARE * found.wall_ns and not in_turns):
         return
-    worst = rows.iloc[0]
+    worst = rows.iloc[int((rows["exposed_ns"] - rows["waiting_ns"]).to_numpy().argmax())]
     evidence = (
-        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) the GPU only "
-        f"communicates; most in {worst['collective']} of "
-        f"{worst['layer']} {worst['phase']}: {ms(worst['exposed_ns'])} of {ms(worst['gpu_ns'])} exposed{_moved(worst)}"
+        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) the GPU only moves data between ranks; "
+        f"most in {worst['collective']} of {worst['layer']} {worst['phase']}: {ms(worst['exposed_ns'])} of "
+        f"{ms(worst['gpu_ns'])} exposed{_moved(worst)}"
     )
+    if waiting:
+        evidence += f"; {ms(waiting)} more may be waiting for other ranks"
+    advice = "smaller or earlier buckets (bucket_cap_mb), prefetch of the next layer's shards"
+    title = "Communication in the open"
+    if in_turns:
+        title = "Communication and computing take turns"
+        evidence += f"; {share(moving - spent, moving)} of the moving has computing beside it"
+        advice = (
+            "issue collectives asynchronously on a stream of their own; let DDP or FSDP do it (not "
+            "find_unused_parameters, no sync between)"
+        )
+    refuted = "the collectives take as long alone (nccl-tests), or shrink when the slowest rank is made faster"
     place = _communication(found)
-    advice = (
-        "smaller or earlier buckets (bucket_cap_mb), prefetch of the next layer's shards, and look for "
-        "the slowest rank first"
-    )
     yield Finding(
-        "exposed-collectives",
-        "Communication in the open",
-        evidence,
-        worst["layer"],
-        worst["phase"],
-        *place,
-        spent,
-        advice,
+        "exposed-collectives", title, evidence, worst["layer"], worst["phase"], *place, spent, advice,
+        "low" if rows["bytes"].isna().any() or waiting > spent else "medium", refuted,
+    )  # fmt: skip
+
+
+def rank_waits(found: Evidence) -> Iterator[Finding]:
+    """Collectives last longer than their like: this rank may be waiting for others, and has nothing to change."""
+    rows = found.times.communication
+    waiting = int(rows["waiting_ns"].sum()) if len(rows) else 0
+    if waiting < WAITING_SHARE * found.wall_ns:
+        return
+    worst = rows.iloc[int(rows["waiting_ns"].to_numpy().argmax())]
+    evidence = (
+        f"{ms(waiting)} of {ms(found.wall_ns)} ({share(waiting, found.wall_ns)}) of exposed communication is beyond "
+        f"the fastest of its like; most in {worst['collective']} of {worst['layer']} {worst['phase']}: "
+        f"{ms(worst['waiting_ns'])}"
     )
+    advice = "find the slowest rank: nvprof-kit ranks, or advise, with the captures of all ranks; change it there"
+    yield Finding(
+        "rank-wait", "It may be waiting for other ranks", evidence, worst["layer"], worst["phase"],
+        *_communication(found), 0, advice, "medium", "the other ranks' collectives of these steps last as long",
+    )  # fmt: skip
 
 
 def _moved(row: Any) -> str:
@@ -109,57 +215,26 @@ def _moved(row: Any) -> str:
     return f", {row['bytes'] / 1e6:,.1f} MB at {row['algorithm_gb_per_s']:,.1f} GB/s"
 
 
-def missing_overlap(found: Evidence) -> Iterator[Finding]:
-    """Nothing at all computes beside communication."""
-    spent, exposed = (int(found.steps[name].sum()) for name in ("comm_ns", "exposed_comm_ns"))
-    if spent < COMM_SHARE * found.wall_ns or exposed < (1 - HIDDEN_SHARE) * spent:
-        return
-    evidence = f"{share(spent - exposed, spent)} of {ms(spent)} of communication has computing beside it"
-    advice = (
-        "issue collectives asynchronously on a stream of their own; let DDP or FSDP do it (not "
-        "find_unused_parameters, no sync between)"
-    )
-    yield Finding(
-        "missing-overlap",
-        "Communication and computing take turns",
-        evidence,
-        "",
-        "",
-        *_communication(found),
-        exposed,
-        advice,
-    )
-
-
 def _communication(found: Evidence) -> tuple[int, int]:
-    return found.longest(np.flatnonzero(found.classes.is_a("comm")))
+    return found.longest(np.flatnonzero(found.classes.is_a("comm") & found.inside))
 
 
 def unstable_step(found: Evidence) -> Iterator[Finding]:
-    """Some steps take much longer than the median."""
+    """Some steps take much longer than the median, for more than waiting for other ranks."""
     rows = found.steps[found.steps["step"].notna()]
-    unstable = []
-    for _, mine in rows.groupby(["process", "device"]):
-        wall = mine["wall_ns"].to_numpy()
-        middle = float(np.median(wall))
-        slow = np.flatnonzero(wall > UNSTABLE * middle)
-        if len(wall) >= STEPS_TO_JUDGE and len(slow):
-            unstable.append((int((wall[slow] - middle).sum()), middle, len(slow), mine))
+    unstable = [one for _, mine in rows.groupby(["process", "device"]) if (one := _unstable(mine)) is not None]
     if not unstable:
         return
-    _, middle, count, mine = max(unstable, key=lambda one: one[0])
-    worst = mine.iloc[int(mine["wall_ns"].to_numpy().argmax())]
+    chosen = max(unstable, key=lambda one: one.lost)
+    worst = chosen.rows.iloc[int(chosen.rows["wall_ns"].to_numpy().argmax())]
     evidence = (
-        f"{count} of {len(mine)} steps take more than {UNSTABLE} times the median of {ms(middle)}; "
-        f"step {int(worst['step'])} takes {ms(worst['wall_ns'])}"
+        f"{chosen.many} of {len(chosen.rows)} steps take more than {UNSTABLE} times the median of "
+        f"{ms(chosen.middle)}; step {int(worst['step'])} takes {ms(worst['wall_ns'])}; most of it is {chosen.named}"
     )
     if len(unstable) > 1:
         evidence += f"; on {len(unstable)} GPUs, this one loses most"
     start = int(worst["start_ns"])
-    advice = (
-        "leave warm-up out of the window; else look there for allocation, logging, checkpoints, "
-        "garbage collection, a slow rank"
-    )
+    advice = "look there for allocation, logging, checkpoints, garbage collection, another shape"
     yield Finding(
         "unstable-step",
         "Steps of unequal length",
@@ -168,6 +243,49 @@ def unstable_step(found: Evidence) -> Iterator[Finding]:
         "",
         start,
         start + int(worst["wall_ns"]),
-        sum(lost for lost, *_ in unstable),
+        sum(one.lost for one in unstable),
         advice,
+        "low",
+        "the long steps are meant to do more: evaluation, a checkpoint, a longer batch",
+        _RULE_OF.get(chosen.part, ""),
     )
+
+
+class _Unstable(NamedTuple):
+    """Slow steps of a GPU: what they lost without waiting for ranks, the median, how many, what there is more of."""
+
+    lost: int
+    middle: float
+    many: int
+    part: str
+    rows: pd.DataFrame
+
+    @property
+    def named(self) -> str:
+        words = {"compute_ns": "computing", "exposed_copy_ns": "copying"}
+        cause = self.part.removeprefix("idle_").removesuffix("_ns")
+        return words.get(self.part) or f"idle: {CAUSES[cause]}"
+
+
+_RULE_OF = {
+    f"idle_{cause}_ns": rule
+    for rule, causes in {
+        "launch": ("launch", "unknown"),
+        "sync": ("sync", "after_sync"),
+        **{one: (one,) for one in ("dataloader", "allocation", "loading", "gc")},
+    }.items()
+    for cause in causes
+}
+
+
+def _unstable(rows: pd.DataFrame) -> _Unstable | None:
+    wall = (rows["wall_ns"] - rows["exposed_comm_ns"]).to_numpy()
+    middle = float(np.median(rows["wall_ns"]))
+    slow = (rows["wall_ns"] > UNSTABLE * middle).to_numpy() & (wall - np.median(wall) > (UNSTABLE - 1) * middle / 2)
+    if len(rows) < STEPS_TO_JUDGE or not slow.any():
+        return None
+    names = ["compute_ns", "exposed_copy_ns", *(f"idle_{cause}_ns" for cause in CAUSES)]
+    parts = rows[names]
+    more = (parts[slow] - parts[~slow].median()).sum() if (~slow).any() else parts[slow].sum()
+    lost = int((wall[slow] - np.median(wall)).sum())
+    return _Unstable(lost, middle, int(slow.sum()), str(more.idxmax()), rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,11 +13,14 @@ from nvprof_kit._analysis.kernels.classes import CLASSES
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 SMALL_NS, STORM_COUNT, STORM_SHARE = 5_000, 50, 0.7
 COPY_SHARE = 0.002
 CHAIN_LENGTH, CHAIN_SHARE = 4, 0.02
 FP32_SHARE, RECOMPUTE_SHARE = 0.01, 0.05
-OUTLIER, SIBLINGS = 1.2, 4
+OUTLIER, SIBLINGS, OUTLIER_SHARE = 1.2, 4, 0.002
 
 _FP32 = re.compile(
     r"(?<!tf32_)\bsgemm|_sgemm_|simt_sgemm|simt_s884|f32f32_f32f32_f32(?!.*tf32)|gemmSN(?!.*(?:half|bfloat16))|"
@@ -47,11 +51,14 @@ def copies(found: Evidence) -> Iterator[Finding]:
     pages = moves[(found.trace.ops["host_memory"].iloc[moves] == "pageable").to_numpy()]
     place = found.longest(pages if len(pages) else moves)
     advice = "DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy the next batch on another stream"
-    yield Finding("copies", "Copies that block", evidence, worst["layer"], worst["phase"], *place, spent, advice)
+    refuted = "the copies take as long from pinned memory, and still nothing runs beside them"
+    yield Finding(
+        "copies", "Copies that block", evidence, worst["layer"], worst["phase"], *place, spent, advice, "high", refuted
+    )
 
 
 def small_kernels(found: Evidence) -> Iterator[Finding]:
-    """A layer that is mostly a storm of small kernels."""
+    """Layers and phases that are mostly a storm of small kernels."""
     ops, steps = found.ops, max(found.choice.count, 1)
     kernels = ops[(ops["kind"] == OP_KINDS.index("kernel")) & found.inside]
     small = kernels["ns"] < SMALL_NS
@@ -60,25 +67,42 @@ def small_kernels(found: Evidence) -> Iterator[Finding]:
     )
     sums = table[["small", "small_ns", "ns"]].sum().join(table.size().rename("count"))
     storms = sums[(sums["small"] >= STORM_COUNT * steps) & (sums["small"] >= STORM_SHARE * sums["count"])]
+    if not len(storms):
+        return
     launches = found.times.launches.set_index(["layer", "phase"])["idle_ns"]
-    for (layer, phase), row in storms.iterrows():
-        mine = np.flatnonzero((ops["layer"] == layer) & (ops["phase"] == phase) & found.inside)
-        short = kernels.index[small & (kernels["layer"] == layer) & (kernels["phase"] == phase)]
-        lost = int(launches.get((layer, phase), 0)) + found.busy_ns(short.to_numpy())
-        evidence = (
-            f"{int(row['small']) // steps} of {int(row['count']) // steps} kernels per step are "
-            f"shorter than {SMALL_NS // 1000} µs, "
-            f"together {ms(row['small_ns'])}, and {ms(int(launches.get((layer, phase), 0)))} the GPU waits between"
-        )
-        start = int(ops["start_ns"].to_numpy()[mine].min())
-        advice = (
-            "torch.compile, a fused optimizer (fused=True or foreach=True), a CUDA graph, or a fused "
-            "kernel for this layer"
-        )
-        end = int(ops["end_ns"].to_numpy()[mine[: max(len(mine) // steps, 1)]].max())
-        yield Finding(
-            "small-kernels", "A storm of small kernels", evidence, layer, phase, start, max(end, start), lost, advice
-        )
+    storms = storms.assign(idle_ns=[int(launches.get(place, 0)) for place in storms.index])
+    order = (storms["idle_ns"] + storms["small_ns"]).sort_values(ascending=False, kind="stable").index
+    storms = storms.loc[order]
+    (layer, phase), worst = storms.index[0], storms.iloc[0]
+    pairs = _places(kernels).isin(storms.index.tolist())
+    short = kernels.index[small.to_numpy() & pairs].to_numpy()
+    lost = int(storms["idle_ns"].sum()) + found.busy_ns(short)
+    evidence = (
+        f"in {layer} {phase} {int(worst['small']) // steps} of {int(worst['count']) // steps} kernels{found.per_step} "
+        f"are shorter than {SMALL_NS // 1000} µs, together {ms(worst['small_ns'])}, and the GPU waits "
+        f"{ms(worst['idle_ns'])} between"
+    )
+    if len(storms) > 1:
+        evidence += f"; so it is in {len(storms) - 1} other places, {ms(storms['small_ns'].iloc[1:].sum())}"
+    advice = "torch.compile, a CUDA graph, or a fused kernel for this layer"
+    if phase == "optimizer" or found.classes.is_a("optimizer")[short].any():
+        advice = f"a fused optimizer (fused=True or foreach=True), {advice}"
+    mine = np.flatnonzero((ops["layer"] == layer) & (ops["phase"] == phase) & found.inside)
+    start = int(ops["start_ns"].to_numpy()[mine].min())
+    end = int(ops["end_ns"].to_numpy()[mine[: max(len(mine) // steps, 1)]].max())
+    refuted = "the kernels run one behind the other without a gap, and a fused kernel takes as long as their sum"
+    yield Finding(
+        "small-kernels", "A storm of small kernels", evidence, layer, phase, start, max(end, start), lost, advice,
+        "medium", refuted, "launch",
+    )  # fmt: skip
+
+
+def _places(rows: pd.DataFrame) -> pd.MultiIndex:
+    """Layer and phase of each row."""
+    import pandas as pd
+
+    made: pd.MultiIndex = pd.MultiIndex.from_frame(rows[["layer", "phase"]].astype(object))
+    return made
 
 
 def unfused_chains(found: Evidence) -> Iterator[Finding]:
@@ -123,9 +147,11 @@ def unfused_chains(found: Evidence) -> Iterator[Finding]:
     )
     advice = "torch.compile fuses them; or a fused norm, rotary embedding or activation from a library"
     end = int(ops["end_ns"].to_numpy()[order[chain == worst]].max())
+    refuted = "torch.compile of that layer leaves as many kernels, or its time as it is"
     yield Finding(
-        "unfused-chains", "Chains of small memory-bound kernels", evidence, name, where, start, end, total, advice
-    )
+        "unfused-chains", "Chains of small memory-bound kernels", evidence, name, where, start, end, total, advice,
+        "medium", refuted,
+    )  # fmt: skip
 
 
 def fp32_gemms(found: Evidence) -> Iterator[Finding]:
@@ -147,7 +173,10 @@ def fp32_gemms(found: Evidence) -> Iterator[Finding]:
         "times the rate in TF32"
     )
     place = found.longest(rows)
-    yield Finding("fp32-gemms", "Matrix products in fp32", evidence, layer, phase, *place, spent * 7 // 8, advice)
+    refuted = "the program needs fp32 there; or ncu shows the tensor cores busy in these kernels"
+    yield Finding(
+        "fp32-gemms", "Matrix products in fp32", evidence, layer, phase, *place, spent * 7 // 8, advice, "high", refuted
+    )
 
 
 def recompute(found: Evidence) -> Iterator[Finding]:
@@ -166,40 +195,49 @@ def recompute(found: Evidence) -> Iterator[Finding]:
     advice = "checkpoint fewer layers, or only what is cheap to compute and large to keep, if memory allows"
     place = found.longest(rows)
     layer, saves = str(by_layer.index[0]), found.busy_ns(rows)
-    yield Finding("recompute", "Recomputed activations", evidence, layer, "recompute", *place, saves, advice)
+    refuted = "without checkpointing the model does not fit"
+    yield Finding(
+        "recompute", "Recomputed activations", evidence, layer, "recompute", *place, saves, advice, "high", refuted
+    )
 
 
 def outlier_layers(found: Evidence) -> Iterator[Finding]:
-    """A layer that takes much longer than the others of its kind."""
+    """A layer that takes much longer than the others of its kind: its parts and phases are one finding."""
+    import pandas as pd
+
     work = found.inside & ~found.classes.is_a("comm")  # a collective waits for other ranks
     ops = found.ops[(found.ops["layer"] != NO_LAYER) & found.ops["phase"].isin(_LAYER_PHASES) & work]
-    sums = ops.groupby(["layer", "phase"], observed=True)["ns"].sum().reset_index()
-    sums["kind"] = [_INDEX.sub("N", str(layer)) for layer in sums["layer"]]
-    for (_, phase), mine in sums[sums["kind"] != sums["layer"].astype(str)].groupby(["kind", "phase"], observed=True):
+    sums = ops.groupby(["layer", "phase"], observed=True)["ns"].sum().reset_index().astype({"layer": str, "phase": str})
+    sums["kind"] = [_INDEX.sub("N", layer) for layer in sums["layer"]]
+    outliers = []
+    for _, mine in sums[sums["kind"] != sums["layer"]].groupby(["kind", "phase"]):
         values = mine["ns"].to_numpy()
         middle = float(np.median(values))
         spread = float(np.median(np.abs(values - middle)))
-        if len(values) < SIBLINGS or values.max() <= max(OUTLIER * middle, middle + 5 * spread):
+        if len(values) >= SIBLINGS and values.max() > max(OUTLIER * middle, middle + 5 * spread):
+            outliers.append(mine.assign(lost=mine["ns"] - middle, many=len(values)).iloc[int(values.argmax())])
+    if not outliers:
+        return
+    frame = pd.DataFrame(outliers)
+    frame["block"] = [layer[: found_.end()] if (found_ := _INDEX.search(layer)) else layer for layer in frame["layer"]]
+    for block, mine in frame.sort_values("lost", ascending=False, kind="stable").groupby("block", sort=False):
+        rows = np.flatnonzero(_places(found.ops).isin(list(zip(mine["layer"], mine["phase"], strict=True))) & work)
+        lost = min(int(mine["lost"].sum()), found.busy_ns(rows))
+        if lost < OUTLIER_SHARE * found.wall_ns:
             continue
-        layer = str(mine["layer"].iloc[int(values.argmax())])
-        rows = np.flatnonzero((found.ops["layer"] == layer) & (found.ops["phase"] == phase) & work)
+        worst = mine.iloc[0]
         evidence = (
-            f"{ms(values.max())} of its own computing, while the median of its {len(values)} equals is {ms(middle)}"
+            f"{worst['layer']} {worst['phase']}: {ms(worst['ns'])} of its own computing, while the median of its "
+            f"{int(worst['many'])} equals is {ms(worst['ns'] - worst['lost'])}"
         )
+        if len(mine) > 1:
+            others = ", ".join(f"{one['layer']} {one['phase']}" for _, one in mine.iloc[1:5].iterrows())
+            evidence += f"; {block} takes longer in {len(mine) - 1} more: {others}"
         advice = (
             "compare its kernels with a sister's (nvprof-kit summary --view kernel --by step): another "
             "shape, dtype or algorithm"
         )
-        lost = min(int(values.max() - middle), found.busy_ns(rows))
-        if lost < 0.002 * found.wall_ns:
-            continue
         yield Finding(
-            "outlier-layer",
-            "A layer unlike its equals",
-            evidence,
-            layer,
-            str(phase),
-            *found.longest(rows),
-            lost,
-            advice,
-        )
+            "outlier-layer", "A layer unlike its equals", evidence, str(worst["layer"]), str(worst["phase"]),
+            *found.longest(rows), lost, advice, "high", "the layer is meant to be larger than its sisters",
+        )  # fmt: skip

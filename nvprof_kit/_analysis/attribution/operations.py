@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvprof_kit._analysis.attribution.attribution import HOW, Attribution, attribute
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers
+from nvprof_kit._analysis.attribution.nesting import NONE, Integers
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify
 from nvprof_kit._trace.schema import Trace
@@ -57,11 +57,10 @@ def op_owners(attribution: Attribution) -> tuple[pd.Categorical, pd.Categorical]
     )
 
 
-def owners_at(ranges: Ranges, tid: Int64Array, moment: Int64Array) -> tuple[pd.Categorical, pd.Categorical]:
-    """Layer and phase of what is open on a thread at a moment, shape ``(n,)`` each."""
-    inner = ranges.nesting.innermost(tid, moment)
-    layer = np.append(ranges.layer_range, NONE)[inner]
-    phase = np.where(layer >= 0, layer, np.append(ranges.phase_range, NONE)[inner])
+def range_owners(ranges: Ranges) -> tuple[pd.Categorical, pd.Categorical]:
+    """Layer and phase of each range, and at the end those of range `NONE`."""
+    layer = np.append(ranges.layer_range, NONE)
+    phase = np.where(layer >= 0, layer, np.append(ranges.phase_range, NONE))
     phases, code = np.unique(np.append(ranges.phase, NO_PHASE).astype(object), return_inverse=True)
     return layer_column(ranges, layer), _categorical(code[phase], [one or NO_PHASE for one in phases.tolist()])
 

@@ -51,35 +51,50 @@ def activity(trace: Trace, classes: KernelClasses, windows: Windows) -> Activity
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     origin = int(min(windows.start.min(initial=0), start.min(initial=0)))
     span = int(max(windows.end.max(initial=0), end.max(initial=0))) - origin + 1
-    unit = np.left_shift(np.int64(1), _BITS * (sort.astype(np.int64) - 1))
-    opens = windows.device * span + (windows.start - origin)
-    closes = windows.device * span + (windows.end - origin)
-    lane = windows.of_op * span - origin
-    moment = np.concatenate((lane + start, lane + end, opens, closes))
-    change = np.concatenate((unit, -unit, np.zeros(2 * len(opens), dtype=np.int64)))
-    order = np.argsort(moment, kind="stable")
-    moment = moment[order]
-    running = np.cumsum(change[order])[:-1]
-    length = np.diff(moment)
-    window = np.searchsorted(opens, moment[:-1], side="right") - 1
-    real = (length > 0) & (window >= 0)
-    real[real] = moment[:-1][real] < closes[window[real]]
-    moment, length, running, window = moment[:-1][real], length[real], running[real], window[real]
-    mask = (1 << _BITS) - 1
-    busy = [(running >> (_BITS * place)) & mask for place in range(3)]
-    state = np.select([one > 0 for one in busy], [COMPUTE, COMM, COPY], IDLE)
+    moment, change = _changes(windows, sort, (start, end), origin, span)
+    opens, closes = (windows.device * span + (edge - origin) for edge in (windows.start, windows.end))
     count = len(windows.start)
-    idle = state == IDLE
-    began = moment[idle] - windows.device[window[idle]] * span + origin
-    return Activity(
-        spent=exact_sums(window * 4 + state, length, count * 4).reshape(count, 4),
-        comm=exact_sums(window[busy[1] > 0], length[busy[1] > 0], count),
-        copy=exact_sums(window[busy[2] > 0], length[busy[2] > 0], count),
-        sort=sort,
-        gap_window=window[idle],
-        gap_start=began,
-        gap_end=began + length[idle],
-    )
+    spent, comm, copy = (np.zeros(many, dtype=np.int64) for many in (4 * count, count, count))
+    gaps, running, mask = [], np.int64(0), (1 << _BITS) - 1
+    for low in range(0, len(moment) - 1, _BLOCK):
+        begin, length = moment[low : low + _BLOCK], np.diff(moment[low : low + _BLOCK + 1])
+        depth = running + np.cumsum(change[low : low + _BLOCK])
+        running = depth[-1]
+        begin, depth = begin[: len(length)], depth[: len(length)]
+        window = np.searchsorted(opens, begin, side="right") - 1
+        real = (length > 0) & (window >= 0)
+        real[real] = begin[real] < closes[window[real]]
+        begin, length, depth, window = begin[real], length[real], depth[real], window[real]
+        busy = [(depth >> (_BITS * place)) & mask > 0 for place in range(3)]
+        state = np.select(busy, [COMPUTE, COMM, COPY], IDLE)
+        spent += exact_sums(window * 4 + state, length, 4 * count)
+        comm += exact_sums(window[busy[1]], length[busy[1]], count)
+        copy += exact_sums(window[busy[2]], length[busy[2]], count)
+        idle = state == IDLE
+        began = begin[idle] - windows.device[window[idle]] * span + origin
+        gaps.append((window[idle], began, began + length[idle]))
+    none = [np.zeros(0, dtype=np.int64)] * 3
+    gap_window, gap_start, gap_end = (np.concatenate(column) for column in zip(none, *gaps, strict=True))
+    return Activity(spent.reshape(count, 4), comm, copy, sort, gap_window, gap_start, gap_end)
+
+
+_BLOCK = 1 << 18
+"""Changes that are looked at at once, which bounds the memory."""
+
+
+def _changes(
+    windows: Windows, sort: np.ndarray, times: tuple[Int64Array, Int64Array], origin: int, span: int
+) -> tuple[Int64Array, Int64Array]:
+    """Where operations and windows begin and end, device by device, and what changes there: the number of operations
+    of each sort, `_BITS` bits for each.
+    """
+    unit = np.left_shift(np.int64(1), _BITS * (sort.astype(np.int64) - 1))
+    lane = windows.of_op * span - origin
+    edges = (windows.device * span + (edge - origin) for edge in (windows.start, windows.end))
+    moment = np.concatenate((lane + times[0], lane + times[1], *edges))
+    change = np.concatenate((unit, -unit, np.zeros(2 * len(windows.start), dtype=np.int64)))
+    order = np.argsort(moment, kind="stable")
+    return moment[order], change[order]
 
 
 def op_sorts(trace: Trace, classes: KernelClasses) -> np.ndarray:

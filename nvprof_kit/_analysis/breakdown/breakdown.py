@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
-from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
 from nvprof_kit._analysis.attribution.windows import Windows, step_windows
 from nvprof_kit._analysis.breakdown.activity import STATES, Activity, activity
+from nvprof_kit._analysis.breakdown.causes import CAUSES
 from nvprof_kit._analysis.breakdown.collectives import first_collective
 from nvprof_kit._analysis.breakdown.critical_path import critical_path, median_window
 from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._analysis.breakdown.idle import CAUSES, Idle, idle, launch_table
+from nvprof_kit._analysis.breakdown.idle import PLACE, Idle, idle
+from nvprof_kit._analysis.breakdown.launches import launch_table
 from nvprof_kit._analysis.breakdown.queue import QUEUE_COLUMNS, queue_by_window, queue_over_time
 from nvprof_kit._analysis.breakdown.transfers import comm_table, copy_table, exposed
 from nvprof_kit._analysis.kernels.classes import KernelClasses, Rule
@@ -31,7 +32,7 @@ from nvprof_kit._trace.schema import CaptureInfo, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-OPTIONAL = ("name", "stream", "bytes", "host_memory", "calls", "collectives", "loads")
+OPTIONAL = ("name", "stream", "bytes", "host_memory", "calls", "collectives", "loads", "scheduled")
 """What `nvprof_kit._trace.open.open_capture` must read."""
 
 COLUMNS = {
@@ -53,13 +54,14 @@ COLUMNS = {
 
 IDLE_COLUMNS = {
     "cause": "why the device was idle",
-    "layer": "layer whose range was open on the launching thread when the gap began, `(none)` for none",
+    "layer": "layer whose range the host was in, `(none)` for none",
     "phase": "phase there",
-    "call": "API call that thread was in, '' for none",
-    "gaps": "number of gaps",
-    "idle_ns": "time of this cause in them",
-    "longest_ns": "the longest gap",
-    "longest_at_ns": "where it begins, in ns since the capture's zero: the place to jump to in Nsight",
+    "operator": "innermost operator it was in, '' for none or where the capture has no operators",
+    "call": "API call it was in, '' for none",
+    "gaps": "number of gaps with such a time",
+    "idle_ns": "time of it in them",
+    "longest_ns": "the most in one gap",
+    "longest_at_ns": "where that begins, in ns since the capture's zero: the place to jump to in Nsight",
 }
 """The columns of `BreakdownResult.idle`."""
 
@@ -82,6 +84,8 @@ class BreakdownResult:
             `nvprof_kit._analysis.breakdown.critical_path.PATH_COLUMNS`.
         critical_window: Which row of `steps` the median step is.
         gaps: A row per idle gap, see `nvprof_kit._analysis.breakdown.idle.Idle.gaps`; `window` is a row of `steps`.
+        waits: Gaps that began while the host waited for the device, see
+            `nvprof_kit._analysis.breakdown.idle.Idle.waits`.
         warnings: Sentences on what may be missing or distorted, each with what to do.
         info: What the capture says of itself.
     """
@@ -97,6 +101,7 @@ class BreakdownResult:
     critical_path: pd.DataFrame
     critical_window: int
     gaps: pd.DataFrame
+    waits: pd.DataFrame
     warnings: tuple[str, ...]
     info: CaptureInfo
 
@@ -179,6 +184,7 @@ def breakdown_of(
         critical_path=critical_path(trace, attribution, windows, host, middle),
         critical_window=shown_as,
         gaps=idling.gaps,
+        waits=idling.waits,
         warnings=(
             *trace.info.warnings,
             *classes.warnings(total),
@@ -194,10 +200,7 @@ def _steps(trace: Trace, windows: Windows, active: Activity, idling: Idle, host:
 
     count = len(windows.start)
     device = [windows.devices[one] for one in windows.device.tolist()]
-    causes = {
-        f"idle_{cause}_ns": exact_sums(active.gap_window, idling.by_cause[:, place], count)
-        for place, cause in enumerate(CAUSES)
-    }
+    causes = {f"idle_{cause}_ns": idling.by_window(cause, count) for cause in CAUSES}
     columns = {
         "step": pd.arrays.IntegerArray(windows.step, ~windows.in_step),
         "process": np.array([one.process for one in device], dtype=np.int64),
@@ -225,37 +228,26 @@ def _in_steps(idling: Idle, windows: Windows, choice: StepChoice) -> Idle:
     """The idle gaps without the time outside the steps looked at, but for that outside steps in which the host was
     fetching data.
     """
-    instance = windows.instance[idling.gaps["window"].to_numpy()]
-    inside = np.append(choice.shown, False)[instance]
-    data = np.array([cause == "dataloader" and not choice.asked for cause in CAUSES]) & (instance < 0)[:, None]
-    return replace(idling, by_cause=np.where(inside[:, None] | data, idling.by_cause, 0))
+    parts = idling.parts
+    instance = windows.instance[idling.gaps["window"].to_numpy()][parts["gap"].to_numpy()]
+    kept = np.append(choice.shown, False)[instance]
+    if not choice.asked:
+        kept |= (instance < 0) & (parts["cause"] == "dataloader").to_numpy()
+    of_wait = windows.instance[idling.gaps["window"].to_numpy()][idling.waits["gap"].to_numpy()]
+    return replace(idling, parts=parts[kept], waits=idling.waits[np.append(choice.shown, False)[of_wait]])
 
 
 def _idle_table(idling: Idle) -> pd.DataFrame:
-    """Idle time by cause, layer, phase and call."""
-    import pandas as pd
-
-    gaps = idling.gaps
-    parts = []
-    for place, cause in enumerate(CAUSES):
-        rows = np.flatnonzero(idling.by_cause[:, place])
-        part = (
-            gaps[["layer", "phase", "call"]]
-            .iloc[rows]
-            .assign(
-                cause=cause,
-                gaps=1,
-                idle_ns=idling.by_cause[rows, place],
-                longest_ns=idling.by_cause[rows, place],
-                longest_at_ns=gaps["start_ns"].to_numpy()[rows],
-            )
-        )
-        part = part.sort_values("longest_ns", ascending=False, kind="stable")
-        groups = part.groupby(["cause", "layer", "phase", "call"], observed=True, sort=False)
-        parts.append(groups.agg({"gaps": "sum", "idle_ns": "sum", "longest_ns": "first", "longest_at_ns": "first"}))
-    together = pd.concat([part.reset_index() for part in parts], ignore_index=True)[list(IDLE_COLUMNS)]
-    together = together.astype({name: str for name in ("cause", "layer", "phase", "call")})
-    table: pd.DataFrame = together.sort_values("idle_ns", ascending=False, kind="stable", ignore_index=True)
+    """Idle time by cause, layer, phase, operator and call."""
+    parts = idling.parts.sort_values("idle_ns", ascending=False, kind="stable")
+    groups = parts.groupby(["cause", *PLACE], observed=True, sort=False, dropna=False)
+    sums = groups.agg(
+        gaps=("idle_ns", "size"), idle_ns=("idle_ns", "sum"),
+        longest_ns=("idle_ns", "first"), longest_at_ns=("start_ns", "first"),
+    )  # fmt: skip
+    named = sums.reset_index().astype(dict.fromkeys(("cause", *PLACE), object)).fillna(dict.fromkeys(PLACE, ""))
+    ordered = named.sort_values("idle_ns", ascending=False, kind="stable", ignore_index=True)
+    table: pd.DataFrame = ordered[list(IDLE_COLUMNS)]
     return table
 
 

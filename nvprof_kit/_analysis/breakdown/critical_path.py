@@ -3,13 +3,12 @@
 It is walked backwards from the end of the last operation. An operation began when it did for one of three reasons:
 the operation before it on its stream had ended last (the device was busy with that), another stream's operation
 ended just then (it waited for that), or its launching call had returned last (the host was late). Where the host was
-late, the path goes to the host, backwards over the calls of the process, until the end of the last call in which the
-launching thread waited for the device, and from there on with the operation it waited for.
+late, the path goes to the host, until the end of the last call in which the launching thread waited for the device, and
+from there on with the operation it waited for. What the host did on the way is told as of idle gaps.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,9 +16,11 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
-from nvprof_kit._analysis.attribution.operations import op_owners, owners_at
+from nvprof_kit._analysis.attribution.operations import op_owners, range_owners
 from nvprof_kit._analysis.attribution.windows import Windows
+from nvprof_kit._analysis.breakdown.causes import doing
 from nvprof_kit._analysis.breakdown.host import WAITS, HostCalls
+from nvprof_kit._analysis.breakdown.pieces import Callers, Waits, pieces_of
 from nvprof_kit._trace.schema import Trace
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 PATH_COLUMNS = {
     "layer": "module path, or `(none)`",
     "phase": "phase of the layer or of the loop",
+    "operator": "of time on the host the innermost operator, '' for none or where the capture has no operators",
     "gpu_ns": "time of the path in its operations",
     "host_ns": "time of the path on the host, in its ranges",
     "wait_ns": "time of the path between an operation's launch, or the operation before, and its start",
@@ -78,19 +80,54 @@ def critical_path(
 
     pieces = _Walk(trace, windows, host, window).pieces()
     sort, start, end, op, tid = (np.array(column, dtype=np.int64) for column in zip(*pieces, strict=True))
-    layers, phases = op_owners(attribution)
-    on_host = owners_at(attribution.ranges, tid, end - 1)
-    names = []
-    for of_op, of_host in zip((layers, phases), on_host, strict=True):
-        mine = np.asarray(of_op)[np.maximum(op, 0)] if len(of_op) else np.zeros(len(op), dtype=object)
-        names.append(np.where(op >= 0, mine, np.asarray(of_host)))
-    frame = pd.DataFrame({"layer": names[0], "phase": names[1]})
+    pid = windows.devices[int(windows.device[window])].pid
+    on_host = _on_host(trace, attribution, host, pid, _Stretches(tid, start, end, np.flatnonzero(sort == _HOST)))
+    rows = np.flatnonzero(sort != _HOST)
+    layer, phase = (np.asarray(column[op[rows]]) for column in op_owners(attribution))
+    frame = pd.DataFrame(
+        {"layer": layer, "phase": phase, "operator": "", "sort": sort[rows], "ns": (end - start)[rows]}
+    )
+    frame = pd.concat([on_host, frame], ignore_index=True)
     for place, name in enumerate(("gpu_ns", "host_ns", "wait_ns")):
-        frame[name] = np.where(sort == place, end - start, 0)
-    table = frame.groupby(["layer", "phase"], sort=False).sum()
+        frame[name] = frame["ns"].where(frame["sort"] == place, 0)
+    frame = frame.drop(columns=["sort", "ns"])
+    table = frame.groupby(["layer", "phase", "operator"], sort=False).sum()
     total = table.sum(axis=1)
     table["share"] = total / max(int(windows.end[window] - windows.start[window]), 1)
     made: pd.DataFrame = table.reset_index().sort_values("share", ascending=False, kind="stable", ignore_index=True)
+    return made
+
+
+class _Stretches(NamedTuple):
+    """Stretches of threads, of which `rows` are meant."""
+
+    tid: Int64Array
+    start: Int64Array
+    end: Int64Array
+    rows: Int64Array
+
+
+def _on_host(trace: Trace, attribution: Attribution, host: HostCalls, pid: int, path: _Stretches) -> pd.DataFrame:
+    """What the host did in its stretches of the path: layer, phase, operator, sort, ns."""
+    import pandas as pd
+
+    tid, start, end = (values[path.rows] for values in path[:3])
+    done = doing(host, attribution.ranges, trace.scheduled, (start, end))
+    never = np.full(len(tid), np.iinfo(np.int64).min)
+    waits = Waits(np.arange(len(tid)), np.full(len(tid), pid), tid, tid, start, end, never)
+    pieces = pieces_of(waits, done, Callers(host, done))
+    layers, phases = range_owners(attribution.ranges)
+    made: pd.DataFrame = pd.DataFrame(
+        {
+            "layer": np.asarray(layers[pieces.range]),
+            "phase": np.asarray(phases[pieces.range]),
+            "operator": np.array(host.names, dtype=object)[host.name[done.operator[pieces.done]]],
+            "sort": _HOST,
+            "ns": pieces.wait.end - pieces.wait.start,
+        }
+    )
+    # no operator: the name of no call
+    made.loc[done.operator[pieces.done] == NONE, "operator"] = ""
     return made
 
 
@@ -108,9 +145,9 @@ class _Walk:
         self._call = host.of_op[self._ops]
         self._before = self._on_stream()
         self._host = host
-        self._calls_at, self._callers = host.of_process(windows.devices[int(windows.device[window])].pid)
-        waits = host.is_a(WAITS)[:-1]
-        self._waits = {tid: np.flatnonzero(waits & (host.tid[:-1] == tid)) for tid in np.unique(host.tid[self._call])}
+        waits = np.flatnonzero(host.is_a(WAITS)[:-1])
+        waits = waits[np.argsort(host.start[waits], kind="stable")]
+        self._waits = {tid: waits[host.tid[waits] == tid] for tid in np.unique(host.tid[self._call]).tolist()}
 
     def _on_stream(self) -> Int64Array:
         """The operation before each on its stream, or `NONE`."""
@@ -176,14 +213,6 @@ class _Walk:
                 until, op = int(self._end[found]), found
                 break
             place -= 1
-        made.extend(self._by_call(tid, until, moment))
+        if until < moment:
+            made.append(_Piece(_HOST, until, moment, NONE, tid))
         return op, until
-
-    def _by_call(self, tid: int, begin: int, end: int) -> list[_Piece]:
-        """The host's stretch, cut where a thread of the process calls the API: each part is the next caller's, so that
-        the path follows the work from the main thread into autograd's and back.
-        """
-        low, high = np.searchsorted(self._calls_at, [begin, end])
-        edges = [begin, *self._calls_at[low:high].tolist(), end]
-        threads = [*self._callers[low:high].tolist(), tid]
-        return [_Piece(_HOST, a, b, NONE, who) for (a, b), who in zip(pairwise(edges), threads, strict=True) if b > a]

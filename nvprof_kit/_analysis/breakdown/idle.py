@@ -1,42 +1,37 @@
-"""How the host keeps up with the device, layer by layer."""
+"""Why the devices idle: each gap is charged to what the host did during it.
+
+A device waits for the thread that launches the operation which ends the gap, until that launch has returned. This time
+is cut where the thread begins or ends a call, an operator or a range; each piece is charged to what is innermost.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
-from nvprof_kit._analysis.attribution.intervals import Cover
+from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
-from nvprof_kit._analysis.attribution.operations import op_owners, owners_at
+from nvprof_kit._analysis.attribution.operations import range_owners
 from nvprof_kit._analysis.attribution.windows import Windows
 from nvprof_kit._analysis.breakdown.activity import Activity
-from nvprof_kit._analysis.breakdown.host import ALLOCATES, WAITS, HostCalls
+from nvprof_kit._analysis.breakdown.causes import LAUNCH, LOADING, NAMES, UNKNOWN, Doing, doing
+from nvprof_kit._analysis.breakdown.host import WAITS, HostCalls
+from nvprof_kit._analysis.breakdown.pieces import Callers, Pieces, Waits, pieces_of
+from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import OP_KINDS, Trace
-from nvprof_kit.names import Category
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_BLOCK = 1 << 17
+"""Gaps that are cut at once, which bounds the memory."""
 
-CAUSES: Mapping[str, str] = {
-    "launch": "the host had not launched the next operation yet",
-    "sync": "the host could not launch ahead: the gap began while it waited for the device",
-    "dataloader": "the host was fetching data",
-    "allocation": "the host was in a call that allocates or frees memory",
-    "profiler": "the profiler held the host up; not there without it",
-    "graph": "between two replays of CUDA graphs",
-    "queued": "the next operation was launched already: the device's own gap between operations",
-    "other": "no operation follows, or its launch is not in the capture",
-}
-"""The causes and what they mean."""
-
-_NAMES = tuple(CAUSES)
-_DATA_TEXTS = ("data", "dataloader")
+PLACE = ("layer", "phase", "operator", "call")
+"""What an idle time's place is made of."""
 
 
 @dataclass(frozen=True)
@@ -44,47 +39,194 @@ class Idle:
     """The idle gaps of a capture.
 
     Attributes:
-        by_cause: Time by gap and cause (the keys of `CAUSES`) in ns, shape ``(g, 8)``; a row adds up to the gap.
-        gaps: A row per gap: window (index), start_ns, idle_ns, cause (the largest), layer and phase the launching
-            thread was in when it began, call (the API call it was in, '' for none).
+        gaps: A row per gap: window (index), start_ns, idle_ns; cause, layer, phase, operator and call of its largest
+            part.
+        parts: A row per gap, cause and place: gap (row of `gaps`), cause, layer, phase, operator, call, idle_ns, and
+            start_ns, where the first piece of it begins. The parts of a gap add up to it.
+        waits: A row per gap that began while the host waited for the device: gap, layer, phase and call of the wait,
+            lost_ns, by how much of the gap the host was late for it, whatever it did then.
     """
 
-    by_cause: Int64Array
     gaps: pd.DataFrame
+    parts: pd.DataFrame
+    waits: pd.DataFrame
+
+    def by_window(self, cause: str, windows: int) -> Int64Array:
+        """Time of one cause by window, in ns."""
+        mine = (self.parts["cause"] == cause).to_numpy()
+        window = self.gaps["window"].to_numpy()[self.parts["gap"].to_numpy()[mine]]
+        return exact_sums(window, self.parts["idle_ns"].to_numpy()[mine], windows)
 
 
 class _Next(NamedTuple):
-    """What ends each gap: thread of its launching call, or `NONE`; begin and end of the call; whether it is a
-    graph's, and another replay's than the operation before the gap.
+    """What ends each gap: its launching call, or `NONE`; whether it is a graph's, and another replay's than the
+    operation before the gap.
     """
 
-    tid: Int64Array
-    begin: Int64Array
-    end: Int64Array
-    graph: np.ndarray
+    call: Int64Array
+    graph: npt.NDArray[np.bool_]
+
+
+class _Parts(NamedTuple):
+    """Time by gap, cause and place; the place as codes, shape ``(n,)`` each."""
+
+    gap: npt.NDArray[np.int32]
+    cause: npt.NDArray[np.int8]
+    layer: npt.NDArray[np.int32]
+    phase: npt.NDArray[np.int32]
+    operator: npt.NDArray[np.int32]
+    call: npt.NDArray[np.int32]
+    idle_ns: Int64Array
+    start_ns: Int64Array
 
 
 def idle(trace: Trace, attribution: Attribution, windows: Windows, active: Activity, host: HostCalls) -> Idle:
-    """Tell the cause of every idle gap; without the table `calls` every cause is `other`."""
-    import pandas as pd
+    """Tell what the host did in every idle gap; without the table `calls` every cause is `other`.
 
+    Raises:
+        AssertionError: The parts of a gap do not add up to it: a defect of this package.
+    """
     start, end = active.gap_start, active.gap_end
-    following = _following(trace, windows, active, host)
-    by_cause = _split(attribution, host, start, end, following)
-    layer, phase = owners_at(attribution.ranges, following.tid, start)
-    gaps = pd.DataFrame(
-        {
-            "window": active.gap_window,
-            "start_ns": start,
-            "idle_ns": end - start,
-            "cause": pd.Categorical.from_codes(by_cause.argmax(axis=1), categories=pd.Index(_NAMES, dtype=object)),
-            "layer": layer,
-            "phase": phase,
-            "call": host.name_at(following.tid, start),
-        },
-        copy=False,
-    )
-    return Idle(by_cause, gaps)
+    splitter = _Splitter(trace, attribution, windows, active, host)
+    blocks = [splitter.parts(slice(low, low + _BLOCK)) for low in range(0, max(len(start), 1), _BLOCK)]
+    parts = _Parts(*(np.concatenate(columns) for columns in zip(*blocks, strict=True)))
+    if not np.array_equal(exact_sums(parts.gap, parts.idle_ns, len(start)), end - start):
+        raise AssertionError("the causes of idle time do not add up to it: please report this")
+    return splitter.named(parts)
+
+
+class _Splitter:
+    """Splits the gaps, a block at a time."""
+
+    def __init__(
+        self, trace: Trace, attribution: Attribution, windows: Windows, active: Activity, host: HostCalls
+    ) -> None:
+        self._windows, self._active, self._host = windows, active, host
+        self._following = _following(trace, windows, active, host)
+        ranges = attribution.ranges
+        launched = host.end[self._following.call]
+        late = np.flatnonzero((self._following.call != NONE) & (launched > active.gap_start))
+        stretches = (active.gap_start[late], np.minimum(launched, active.gap_end)[late])
+        self._doing: Doing = doing(host, ranges, trace.scheduled, stretches)
+        self._callers = Callers(host, self._doing)
+        self._layers, self._phases = range_owners(ranges)
+        self._layer, self._phase = (one.codes.astype(np.int32) for one in (self._layers, self._phases))
+        self._pids = np.array([one.pid for one in windows.devices], dtype=np.int64)
+        self._is_wait = host.is_a(WAITS)
+        self._waited: list[tuple[Int64Array, Int64Array, Int64Array]] = []
+
+    def parts(self, block: slice) -> _Parts:
+        """The parts of some gaps, by gap."""
+        start, end = self._active.gap_start[block], self._active.gap_end[block]
+        first = block.start
+        call, graph = self._following.call[block], self._following.graph[block]
+        known = call != NONE
+        until = np.where(known, np.clip(self._host.end[call], start, end), start)
+        rest = np.flatnonzero(until < end)
+        names = [NAMES.index(name) for name in ("other", "graph", "queued")]
+        rest_cause = np.select([~known, graph], names[:2], names[2])[rest]
+        waits = self._waits_of(np.flatnonzero(until > start), start, until, call, block)
+        late = np.flatnonzero(waits.late_until > waits.start)
+        lost = np.minimum(waits.late_until[late], end[waits.gap[late]]) - waits.start[late]
+        waited = self._open_call(waits.tid[late], waits.start[late])
+        self._waited.append((waits.gap[late] + first, waited, lost))
+        pieces = pieces_of(waits, self._doing, self._callers)
+        cause = self._causes(pieces, graph)
+        operator, name = self._names(pieces)
+        none = np.full(len(rest), NONE)
+        launch = call[rest]
+        launched = self._doing.ranges.nesting.innermost(self._host.tid[launch], self._host.start[launch])
+        columns = (
+            np.concatenate((rest, pieces.wait.gap)) + first,
+            np.concatenate((rest_cause, cause)),
+            np.concatenate((self._layer[launched], self._layer[pieces.range])),
+            np.concatenate((self._phase[launched], self._phase[pieces.range])),
+            np.concatenate((none, operator)),
+            np.concatenate((none, name)),
+            np.concatenate((end[rest] - until[rest], pieces.wait.end - pieces.wait.start)),
+            np.concatenate((until[rest], pieces.wait.start)),
+        )
+        return _summed(_Parts(*columns))
+
+    def _waits_of(
+        self, rows: Int64Array, start: Int64Array, until: Int64Array, call: Int64Array, block: slice
+    ) -> Waits:
+        host, call = self._host, call[rows]
+        tid, begin = host.tid[call], start[rows]
+        at = self._open_call(tid, begin)
+        waited = self._is_wait[at]
+        late = np.where(waited, 2 * host.end[at] - host.start[at], np.iinfo(np.int64).min)
+        device = self._windows.device[self._active.gap_window[block][rows]]
+        return Waits(rows, self._pids[device], tid, tid, begin, until[rows], late)
+
+    def _open_call(self, tid: Int64Array, moment: Int64Array) -> Int64Array:
+        """The innermost call or operator on threads at moments, or `NONE`."""
+        return np.append(self._doing.rows, NONE)[self._doing.stack.innermost(tid, moment)]
+
+    def _causes(self, pieces: Pieces, graph: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
+        doing, wait = self._doing, pieces.wait
+        own, of_range = doing.cause[pieces.done], doing.range_cause[pieces.range]
+        told = (pieces.done != NONE) | doing.in_phase[pieces.range]
+        chosen: list[tuple[npt.NDArray[np.bool_], Any]] = [
+            (doing.profiler.hold(wait.pid, wait.start), NAMES.index("profiler")),
+            (own != NONE, own),
+            (doing.prepares[pieces.done] | doing.loading.hold(wait.tid, wait.start), LOADING),
+            (of_range != NONE, of_range),
+            (doing.off_cpu(wait.tid, wait.start), NAMES.index("off_cpu")),
+            (wait.start < wait.late_until, NAMES.index("after_sync")),
+            (graph[wait.gap], NAMES.index("graph")),
+            (told, LAUNCH),
+        ]
+        codes: list[Any] = [code for _, code in chosen]
+        found: npt.NDArray[np.integer[Any]] = np.select([held for held, _ in chosen], codes, UNKNOWN)
+        return found.astype(np.int8)
+
+    def _names(self, pieces: Pieces) -> tuple[Int64Array, Int64Array]:
+        """Codes of the names of operator and API call, `NONE` for none."""
+        host = self._host
+        operator = self._doing.operator[pieces.done]
+        event = np.append(self._doing.rows, len(host.name) - 1)[pieces.done]
+        is_call = (pieces.done != NONE) & ~host.operator[event]
+        return np.where(operator == NONE, NONE, host.name[operator]), np.where(is_call, host.name[event], NONE)
+
+    def named(self, parts: _Parts) -> Idle:
+        """The parts and gaps as tables."""
+        import pandas as pd
+
+        names = self._host.names
+        columns = {
+            "gap": parts.gap,
+            "cause": pd.Categorical.from_codes(parts.cause, categories=pd.Index(NAMES, dtype=object)),
+            "layer": pd.Categorical.from_codes(parts.layer, dtype=self._layers.dtype),
+            "phase": pd.Categorical.from_codes(parts.phase, dtype=self._phases.dtype),
+            "operator": labels(parts.operator, names),
+            "call": labels(parts.call, names),
+            "idle_ns": parts.idle_ns,
+            "start_ns": parts.start_ns,
+        }
+        table = pd.DataFrame(columns, copy=False)
+        start, end = self._active.gap_start, self._active.gap_end
+        largest = _largest(parts, len(start))
+        gaps = pd.DataFrame({"window": self._active.gap_window, "start_ns": start, "idle_ns": end - start}, copy=False)
+        for name in ("cause", *PLACE):
+            gaps[name] = table[name].array[largest]
+        return Idle(gaps, table, self._named_waits())
+
+    def _named_waits(self) -> pd.DataFrame:
+        import pandas as pd
+
+        gap, call, lost = (np.concatenate(columns) for columns in zip(*self._waited, strict=True))
+        host = self._host
+        around = self._doing.ranges.nesting.innermost(host.tid[call], host.start[call])
+        columns = {
+            "gap": gap,
+            "layer": self._layers[around],
+            "phase": self._phases[around],
+            "call": labels(host.name[call], host.names),
+            "lost_ns": lost,
+        }
+        made: pd.DataFrame = pd.DataFrame(columns, copy=False)
+        return made
 
 
 def _following(trace: Trace, windows: Windows, active: Activity, host: HostCalls) -> _Next:
@@ -98,104 +240,31 @@ def _following(trace: Trace, windows: Windows, active: Activity, host: HostCalls
     around = np.concatenate(([NONE], order, [NONE]))
     of_op = np.append(windows.of_op, NONE)
     before, op = (np.where(of_op[one] == lane, one, NONE) for one in (around[place], around[place + 1]))
-    call = host.of_op
-    mine, previous = np.append(call, NONE)[op], np.append(call, NONE)[before]
+    call = np.append(host.of_op, NONE)
     is_graph = (trace.ops["graph_node"].to_numpy() >= 0) | (trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
     both = np.append(is_graph, False)[op] & np.append(is_graph, False)[before]
-    return _Next(host.tid[mine], host.start[mine], host.end[mine], both & (mine != previous))
+    return _Next(call[op], both & (call[op] != call[before]))
 
 
-def _split(
-    attribution: Attribution, host: HostCalls, start: Int64Array, end: Int64Array, following: _Next
-) -> Int64Array:
-    """Time of each gap by cause."""
-    by_cause = np.zeros((len(start), len(CAUSES)), dtype=np.int64)
-    known = following.tid != NONE
-    late = known & (following.end > start)
-    covered = np.zeros(len(start), dtype=np.int64)
-    for cause, cover in _covers(attribution, host):
-        total = np.where(late, cover.inside(following.tid, start, end), 0)
-        by_cause[:, _NAMES.index(cause)] = total - covered
-        covered = total
-    waiting = late & host.is_in(WAITS, following.tid, start)
-    rest = np.select(
-        [~known, waiting, following.graph, late],
-        [_NAMES.index(cause) for cause in ("other", "sync", "graph", "launch")],
-        _NAMES.index("queued"),
-    )
-    by_cause[np.arange(len(start)), rest] += end - start - covered
-    return by_cause
+def _summed(parts: _Parts) -> _Parts:
+    """The parts of each gap that are of one cause and place as one, by gap and first begin."""
+    columns: list[Any] = list(parts)
+    order = np.lexsort((parts.start_ns, parts.call, parts.operator, parts.phase, parts.layer, parts.cause, parts.gap))
+    sorted_ = [column[order] for column in columns]
+    fresh = np.ones(len(order), dtype=bool)
+    fresh[1:] = np.any([column[1:] != column[:-1] for column in sorted_[:6]], axis=0)
+    first = np.flatnonzero(fresh)
+    spent = np.add.reduceat(sorted_[6], first) if len(first) else sorted_[6]
+    kinds = (np.int32, np.int8, np.int32, np.int32, np.int32, np.int32)
+    codes: list[Any] = [column[first].astype(kind) for column, kind in zip(sorted_[:6], kinds, strict=True)]
+    return _Parts._make([*codes, spent, sorted_[7][first]])
 
 
-def _covers(attribution: Attribution, host: HostCalls) -> list[tuple[str, Cover]]:
-    """What the threads were in, each cover holding the ones before it: their differences do not overlap."""
-    ranges = attribution.ranges
-    loads = ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase, _DATA_TEXTS)
-    data = np.stack([ranges.tid[loads], ranges.start[loads], ranges.end[loads]])
-    stretches = [("profiler", host.overheads()), ("allocation", host.of(ALLOCATES)), ("dataloader", data)]
-    held = np.zeros((3, 0), dtype=np.int64)
-    covers = []
-    for cause, more in stretches:
-        held = np.concatenate((held, more), axis=1)
-        covers.append((cause, Cover(*held)))
-    return covers
-
-
-LAUNCH_COLUMNS = {
-    "layer": "module path, or `(none)`",
-    "phase": "phase of the layer or of the loop",
-    "ops": "operations of its own whose launching call is in the capture",
-    "gpu_ns": "sum of their durations",
-    "call_ns": "sum of the durations of the calls that launched them, a graph launch shared by its operations",
-    "short_ops": "operations that are shorter than the call that launched them",
-    "delay_ns": "median time from a launching call's return to the operation's start; 0 where it started before",
-    "idle_ns": "time in which the device was idle because the host, here, had not launched on",
-    "launch_bound": "the idle time exceeds a tenth of the operations' time",
-}
-"""The columns of the launch analysis."""
-
-_BOUND = 0.1
-
-
-def launch_table(
-    trace: Trace, attribution: Attribution, host: HostCalls, idling: Idle, *, counted: npt.NDArray[np.bool_]
-) -> pd.DataFrame:
-    """Launches of the `counted` operations by layer and phase, with `LAUNCH_COLUMNS`; the longest idle first."""
-    import pandas as pd
-
-    layer, phase = op_owners(attribution)
-    call = host.of_op
-    start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    took = _shared_duration(host, call)
-    told = (call >= 0) & counted
-    frame = pd.DataFrame(
-        {
-            "layer": layer,
-            "phase": phase,
-            "ops": 1,
-            "gpu_ns": end - start,
-            "call_ns": took,
-            "short_ops": end - start < took,
-            "delay_ns": np.maximum(start - host.end[call], 0),
-        },
-        copy=False,
-    )[told]
-    groups = frame.groupby(["layer", "phase"], observed=True, sort=False)
-    table = groups[["ops", "gpu_ns", "call_ns", "short_ops"]].sum()
-    table["delay_ns"] = groups["delay_ns"].median().astype("int64")
-    late = idling.gaps.assign(idle_ns=idling.by_cause[:, 0])
-    idle = late.groupby(["layer", "phase"], observed=True, sort=False)["idle_ns"].sum()
-    table = table.join(idle[idle > 0], how="outer").fillna(0).astype("int64")
-    table["launch_bound"] = table["idle_ns"] > _BOUND * table["gpu_ns"]
-    plain = table.reset_index().astype({"layer": str, "phase": str})
-    made: pd.DataFrame = plain.sort_values(["idle_ns", "gpu_ns"], ascending=False, kind="stable", ignore_index=True)
-    return made
-
-
-def _shared_duration(host: HostCalls, call: Int64Array) -> Int64Array:
-    """Duration of the call that launched each operation, divided by the operations it launched, 0 without one."""
-    sharing = np.bincount(np.where(call >= 0, call, len(host.tid) - 1), minlength=len(host.tid))
-    took = (host.end - host.start) // np.maximum(sharing, 1)
-    took[NONE] = 0
-    shared: Int64Array = took[call]
-    return shared
+def _largest(parts: _Parts, gaps: int) -> Int64Array:
+    """The row of the largest part of each gap, the first of equals; every gap has one, and its parts stand together."""
+    if not gaps:
+        return np.zeros(0, dtype=np.int64)
+    first = np.flatnonzero(np.concatenate(([True], parts.gap[1:] != parts.gap[:-1])))
+    most = np.maximum.reduceat(parts.idle_ns, first)
+    rows = np.flatnonzero(parts.idle_ns == most[parts.gap])
+    return rows[np.concatenate(([True], parts.gap[rows][1:] != parts.gap[rows][:-1]))]

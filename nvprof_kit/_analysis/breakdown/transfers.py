@@ -30,6 +30,7 @@ COMM_COLUMNS = {
     "gpu_ns": "sum of their durations",
     "exposed_ns": "the part of it beside which nothing computed on the device",
     "hidden": "the rest, as a share of `gpu_ns`",
+    "waiting_ns": "of `exposed_ns` what is beyond the fastest of its like: it may be waiting for other ranks",
     "bytes": "bytes of the larger buffer (all of an all-gather's output), missing where the capture does not tell",
     "exposed_bytes": "the part of them that moved while nothing computed, taken in proportion to time",
     "ranks": "ranks of the group, missing where the capture does not tell or they differ",
@@ -53,6 +54,14 @@ COPY_COLUMNS = {
     "blocking": "copies whose call waits until the copy is done (not asynchronous), or that pageable memory makes wait",
 }
 """The columns of the copy table."""
+
+_UNEQUAL, _UNEQUAL_STEADY = 2, 20
+"""Times that a collective of unknown size may take of what the quick ones of its name take; and one that always takes
+as long, which waiting hardly does.
+"""
+
+_STEADY, _SOME = 1.2, 3
+"""How far those that always take as long may differ, and how many there must be."""
 
 _MOVED = ("bytes", "exposed_bytes", "bus")
 
@@ -99,9 +108,11 @@ def comm_table(
     frame["bytes"], frame["exposed_bytes"] = size, size * bare_share
     frame["bus"] = size * bus_factors(frame["collective"].to_numpy(), moved.ranks)
     frame["least"], frame["ranks"] = moved.ranks, moved.ranks
+    frame["waiting_ns"] = _waiting(trace, attribution, active)[rows] * bare_share
     groups = frame.groupby(["layer", "phase", "collective"], observed=True, sort=False)
     table = groups[["ops", "gpu_ns", "exposed_ns"]].sum()
     table["hidden"] = 1 - table["exposed_ns"] / table["gpu_ns"].clip(lower=1)
+    table["waiting_ns"] = groups["waiting_ns"].sum().round().astype("int64")
     whole = {name: groups[name].sum(min_count=1).where(groups[name].count() == table["ops"]) for name in _MOVED}
     for name in ("bytes", "exposed_bytes"):
         table[name] = whole[name].round().astype("Int64")
@@ -110,6 +121,39 @@ def comm_table(
     table["algorithm_gb_per_s"] = whole["bytes"] / table["gpu_ns"].clip(lower=1)
     table["bus_gb_per_s"] = whole["bus"] / table["gpu_ns"].clip(lower=1)
     return _finished(table)
+
+
+def _waiting(trace: Trace, attribution: Attribution, active: Activity) -> npt.NDArray[np.int64]:
+    """How much longer each communication took than the fastest of its like in the capture, in ns, shape ``(n,)``.
+
+    Alike are those of one name that move as much. Where that is unknown, they are those in one layer and phase; and
+    since all of these may wait, none is taken to need more than some times the first decile of its name.
+    """
+    import pandas as pd
+
+    rows = np.flatnonzero(active.sort == COMM)
+    size = messages(trace, rows).bytes
+    layer, phase = (np.asarray(one.codes[rows], dtype=np.int64) for one in op_owners(attribution))
+    known = size >= 0
+    took = (trace.ops["end_ns"].to_numpy() - trace.ops["start_ns"].to_numpy())[rows]
+    alike = pd.DataFrame(
+        {
+            "name": trace.ops["name"].cat.codes.to_numpy()[rows],
+            "bytes": size,
+            "layer": np.where(known, -1, layer),
+            "phase": np.where(known, -1, phase),
+            "ns": took,
+        }
+    )
+    groups = alike.groupby(["name", "bytes", "layer", "phase"])["ns"]
+    least, most, many = (groups.transform(how).to_numpy() for how in ("min", "max", "size"))
+    steady = (many >= _SOME) & (most <= _STEADY * least)
+    times = np.where(steady, _UNEQUAL_STEADY, _UNEQUAL)
+    fast = alike.groupby("name")["ns"].transform(lambda ns: ns.quantile(0.1)).to_numpy()
+    least = np.where(known, least, np.minimum(least, times * fast)).astype(np.int64)
+    found = np.zeros(len(trace.ops), dtype=np.int64)
+    found[rows] = took - least
+    return found
 
 
 def copy_table(

@@ -43,6 +43,9 @@ CAUSES: Mapping[str, str] = {
 _OF_DOING = {
     "launch": "host",
     "sync": "host",
+    "after_sync": "host",
+    "off_cpu": "host",
+    "unknown": "host",
     "graph": "host",
     "queued": "host",
     "other": "host",
@@ -51,6 +54,7 @@ _OF_DOING = {
     "profiler": "profiler",
     "gc": "garbage_collection",
     "warm_up": "warm_up",
+    "loading": "warm_up",
     "copy": "copy",
 }
 TOGETHER_NS = 200_000

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.attribution.launches import Launches
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations
-from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around
+from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around, understand
 from nvprof_kit._analysis.attribution.steps import StepOptions
 from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
 from nvprof_kit._analysis.attribution.windows import Windows, step_windows
@@ -23,7 +24,8 @@ from nvprof_kit._trace.schema import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-_STATISTICS: dict[str, Any] = {"total": "sum", "avg": "mean", "max": "max", "min": "min", "p50": 0.5, "p95": 0.95}
+_BLOCK = 1 << 16
+_QUANTILES = {"p50": 0.5, "p95": 0.95}
 
 
 class Facts(Operations):
@@ -63,8 +65,15 @@ class Facts(Operations):
     @cached_property
     def counted(self) -> npt.NDArray[np.bool_]:
         """Which operations count: those of the steps asked for, by default all, shape ``(n,)``."""
+        if not self._steps.selects:
+            return np.ones(len(self.trace.ops), dtype=bool)
         found: npt.NDArray[np.bool_] = self._of_instance[self.attribution.step]
         return found
+
+    @property
+    def step_count(self) -> int:
+        """Number of the steps that count."""
+        return self.choice.count if self._steps.selects else len(understand(self.trace).steps)
 
     def counted_ranges(self, ranges: Int64Array) -> Int64Array:
         """Those of some ranges that count."""
@@ -105,6 +114,14 @@ class Facts(Operations):
     def host(self) -> HostCalls:
         """What the host's threads did."""
         return HostCalls(self.trace)
+
+    def launch_ns(self, ops: Int64Array) -> Int64Array:
+        """How long the call took that launched each of some operations, in ns; 0 where the capture lacks it."""
+        if self.trace.calls is None and "duration_ns" in self.trace.api:
+            return _launch_durations(self.trace, ops)
+        call = self.host.of_op[ops]
+        found: Int64Array = np.where(call >= 0, self.host.end[call] - self.host.start[call], 0)
+        return found
 
     @cached_property
     def duration(self) -> Int64Array:
@@ -172,18 +189,17 @@ class Facts(Operations):
             whole: What the ratio of GPU time is of; the ratio of CPU time is of the view's.
         """
         keys = [*self.step_columns, *by]
-        groups = frame.groupby(keys, observed=True, sort=False, dropna=False)
-        table = groups.size().rename("calls").to_frame()
+        group: Int64Array = frame.groupby(keys, observed=True, sort=False, dropna=False).ngroup().to_numpy()
+        calls = np.bincount(group)
+        first = np.empty(len(calls), dtype=np.int64)
+        first[group[::-1]] = np.arange(len(group) - 1, -1, -1)  # the first of a group is written last
+        table = frame[keys].iloc[first].astype({name: str for name in by}).assign(calls=calls)
         for side in ("cpu", "gpu"):
-            for name, how in _STATISTICS.items():
-                values = groups[side].quantile(how) if name in ("p50", "p95") else groups[side].agg(how)
-                table[f"{side}_{name}_ns"] = values.round().astype("int64")
-            total = max(int(frame["cpu"].sum()), 1) if side == "cpu" else max(whole, 1)
+            found = _of_groups(group, frame[side].to_numpy(dtype=np.int64), calls)
+            table = table.assign(**{f"{side}_{name}_ns": values for name, values in found.items()})
+            total = max(int(found["total"].sum()), 1) if side == "cpu" else max(whole, 1)
             table[f"{side}_ratio"] = table[f"{side}_total_ns"] / total
-        plain = table.reset_index()
-        plain = plain.astype({name: str for name in by})
-        plain = plain.sort_values("gpu_total_ns", ascending=False, kind="stable", ignore_index=True)
-        made: pd.DataFrame = plain
+        made: pd.DataFrame = table.sort_values("gpu_total_ns", ascending=False, kind="stable", ignore_index=True)
         return made
 
     def finished(self, table: pd.DataFrame) -> pd.DataFrame:
@@ -203,3 +219,64 @@ class Facts(Operations):
         for place, (name, values) in enumerate({"step": numbers, "instance": instance}.items()):
             made.insert(place, name, pd.Series(values, dtype="Int64").mask(instance < 0))
         return made
+
+
+def _launch_durations(trace: Trace, ops: Int64Array) -> Int64Array:
+    """The durations of the calls that launched some operations, by the table of the launches alone; block by block,
+    since nothing else of a capture is as large.
+    """
+    found = np.zeros(len(ops), dtype=np.int64)
+    known = {name: trace.ops[name].to_numpy() for name in ("pid", "correlation", "start_ns")}
+    took, ids, pid = (trace.api[name].to_numpy() for name in ("duration_ns", "correlation", "pid"))
+    blocks = [slice(start, start + _BLOCK) for start in range(0, len(ops) if len(ids) else 0, _BLOCK)]
+    order = np.argsort(ids)
+    ids = ids[order]
+    if len(ids) and (ids[1:] > ids[:-1]).all() and pid.min() == pid.max():  # no id stands twice
+        took = took[order]
+        for block in blocks:
+            wanted = known["correlation"][ops[block]]
+            place = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+            there = (ids[place] == wanted) & (known["pid"][ops[block]] == pid[0])
+            found[block] = np.where(there, took[place], 0)
+        return found
+    launches, took = Launches(trace), np.append(took, 0)
+    for block in blocks:
+        found[block] = took[launches.that_launched(*(known[name][ops[block]] for name in known))]
+    return found
+
+
+def _of_groups(group: Int64Array, values: Int64Array, calls: Int64Array) -> dict[str, Int64Array]:
+    """Total, mean, greatest, least and quantiles of the values of each group; a group has at least one.
+
+    Args:
+        group: Group of each value, from 0.
+        values: The values, not negative.
+        calls: Number of values by group.
+    """
+    if not len(values):
+        return {name: values for name in ("total", "avg", "max", "min", *_QUANTILES)}
+    span = int(values.max()) + 1
+    if len(calls) * span < np.iinfo(np.int64).max:  # one sort of plain numbers, by group and value
+        ordered = np.sort(group * span + values)
+        ordered -= np.repeat(np.arange(len(calls)) * span, calls)
+    else:
+        ordered = values[np.lexsort((values, group))]
+    begin = np.cumsum(calls) - calls
+    total = np.add.reduceat(ordered, begin)
+    found = {
+        "total": total,
+        "avg": _whole(total / calls),
+        "max": ordered[begin + calls - 1],
+        "min": ordered[begin],
+    }
+    for name, part in _QUANTILES.items():
+        place = (calls - 1) * part
+        below = np.floor(place).astype(np.int64)
+        low, high = ordered[begin + below], ordered[begin + np.minimum(below + 1, calls - 1)]
+        found[name] = _whole(low + (high - low) * (place - below))
+    return found
+
+
+def _whole(values: npt.NDArray[np.float64]) -> Int64Array:
+    found: Int64Array = np.rint(values).astype(np.int64)
+    return found

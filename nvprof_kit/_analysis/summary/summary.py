@@ -6,7 +6,7 @@ where it is of single things (operator, kernel, memory, user), each thing counts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,14 @@ if TYPE_CHECKING:
 
 OPTIONAL = ("name", "bytes", "host_memory", "calls", "scheduled", "loads")
 """What `nvprof_kit._trace.open.open_capture` must read."""
+
+_OF_KERNELS = ("name", "duration_ns")
+
+
+def needed(views: Sequence[str], steps: StepOptions) -> tuple[str, ...]:
+    """The part of it that these views need, all views by default: the kernels' alone is of little."""
+    return _OF_KERNELS if views and set(views) == {"kernel"} and steps == ALL_STEPS else OPTIONAL
+
 
 MODEL_PARTS = ("data", "forward", "backward", "recompute", "optimizer", "other")
 """What the model view tells apart; `data` is the data loader."""
@@ -89,7 +97,7 @@ def summary(trace: Trace, options: SummaryOptions | None = None, known: Operatio
     return SummaryResult(
         views=views,
         notes={name: _note(name, table) + _other_domains(name, trace.info) for name, table in views.items()},
-        steps=facts.choice.count if facts.choice.asked else len(facts.choice.shown),
+        steps=facts.step_count,
         warnings=(*trace.info.warnings, *facts.classes.warnings(facts.gpu_ns)),
         info=trace.info,
     )

@@ -10,7 +10,6 @@ from nvprof_kit._analysis.attribution.instances import whole_calls
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, nest
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around
-from nvprof_kit._analysis.kernels.classes import CLASSES
 from nvprof_kit._analysis.summary.facts import Facts
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.names import PHASE_CATEGORIES, Category
@@ -112,24 +111,27 @@ def _until(stretches: _Stretches, moment: Int64Array) -> Int64Array:
 
 def kernel_view(facts: Facts) -> pd.DataFrame:
     """Kernels by name: class, family, calls, the launching call's time on the CPU, time on the GPU."""
-    import pandas as pd
-
-    rows = np.flatnonzero(
-        ~np.isin(facts.trace.ops["kind"].to_numpy(), [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")])
-        & facts.counted
-    )
+    kind, name = facts.trace.ops["kind"].to_numpy(), facts.trace.ops["name"].cat
+    copies = (kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset"))
+    rows = np.flatnonzero(~copies & facts.counted)
     rows, spent = whole_calls(facts.trace.ops, rows, facts.duration)
-    classes = pd.Categorical.from_codes(facts.classes.code[rows], categories=pd.Index(list(CLASSES)))
-    families = [family.name for family in facts.classes.families]
-    known = list(dict.fromkeys(families))
-    place = np.array([known.index(family) for family in families] or [0])
-    frame = _ops(facts, rows).assign(
-        gpu=spent,
-        name=facts.trace.ops["name"].iloc[rows].array,
-        kernel_class=classes,
-        family=pd.Categorical.from_codes(place[facts.classes.family[rows]], categories=pd.Index(known, dtype=object)),
-    )
-    return facts.statistics(frame, ["name", "kernel_class", "family"], facts.gpu_ns)
+    families = facts.classes.families
+    # name and family as one number: a class and a family follow from a name, but for a whole graph's
+    both = name.codes.to_numpy()[rows].astype(np.int64) * max(len(families), 1) + facts.classes.family[rows]
+    table = facts.statistics(_ops(facts, rows).assign(gpu=spent, both=both), ["both"], facts.gpu_ns)
+    of_name, of_family = np.divmod(table["both"].to_numpy(dtype=np.int64), max(len(families), 1))
+    told = [families[one] for one in of_family.tolist()]
+    place = len(facts.step_columns)
+    table = table.drop(columns="both")
+    columns = {
+        "name": [str(name.categories[one]) for one in of_name.tolist()],
+        "kernel_class": [family.kernel_class for family in told],
+        "family": [family.name for family in told],
+    }
+    for offset, (column, texts) in enumerate(columns.items()):
+        table.insert(place + offset, column, np.array(texts, dtype=object))
+    made: pd.DataFrame = table.astype({column: str for column in columns})
+    return made
 
 
 def memory_view(facts: Facts) -> pd.DataFrame:
@@ -217,7 +219,9 @@ def operator_view(facts: Facts) -> pd.DataFrame:
     below = _ops(facts, ops).assign(
         operator=names[inner[ops]], kernel=facts.trace.ops["name"].iloc[ops].astype(str).array
     )
-    frame = frame.iloc[np.searchsorted(rows, facts.counted_calls(rows))]
+    counted = facts.counted_calls(rows)
+    counted = counted[np.lexsort((host.start[counted], host.tid[counted]))]
+    frame = frame.iloc[np.searchsorted(rows, counted)]
     operators, kernels = (facts.statistics(one, ["operator", "kernel"], facts.gpu_ns) for one in (frame, below))
     rank = {name: place for place, name in enumerate(dict.fromkeys(operators["operator"]))}
     table = pd.concat([operators, kernels], ignore_index=True)
@@ -243,10 +247,8 @@ def _ops(facts: Facts, rows: Int64Array) -> pd.DataFrame:
     """A row per operation: step, launching call's duration, own duration."""
     import pandas as pd
 
-    host = facts.host
-    call = host.of_op[rows]
-    took = np.where(call >= 0, host.end[call] - host.start[call], 0)
-    made: pd.DataFrame = pd.DataFrame({"step": facts.step_of_op[rows], "cpu": took, "gpu": facts.duration[rows]})
+    step = {"step": facts.step_of_op[rows]} if facts.by_step else {}
+    made: pd.DataFrame = pd.DataFrame({**step, "cpu": facts.launch_ns(rows), "gpu": facts.duration[rows]})
     return made
 
 

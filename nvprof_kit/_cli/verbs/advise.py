@@ -10,9 +10,11 @@ import click
 from nvprof_kit._cli.inputs import kernel_rules, rules_option, selecting, steps_options
 from nvprof_kit._cli.output import Reading, reading
 from nvprof_kit._cli.progress import each
+from nvprof_kit.errors import NvprofKitError
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
+    from nvprof_kit._api.job import Job
     from nvprof_kit._report.selection import Selection
 
 
@@ -28,7 +30,24 @@ def advise(
 ) -> None:
     """Findings ranked by what they could save: the numbers, the layer, where to look in Nsight, and what to try.
 
-    A rule that finds nothing in the capture says nothing.
+    A rule that finds nothing in the capture says nothing. Of captures that are the ranks of one run the slowest rank is
+    named first.
     """
-    results = each(asked.captures, lambda one: asked.open(one, rules, rules_path).advise(top=top, steps=steps))
+    job = _job(asked, rules)
+    results = each(asked.captures, lambda one: asked.open(one, rules, rules_path).advise(top=top, steps=steps, job=job))
     asked.output.write_results(results, select)
+
+
+def _job(asked: Reading, rules: str | None) -> Job | None:
+    """The captures as the ranks of a run, if that is what they are."""
+    if len(asked.captures) < 2:
+        return None
+    from nvprof_kit._api.capture import domain_of, read_rules
+    from nvprof_kit._api.job import open_job
+
+    try:
+        named = read_rules(rules)
+        job = open_job(asked.captures, domain=domain_of(named, asked.domain), rules=named)
+        return job if job.verdict.rank is not None else None
+    except NvprofKitError:  # captures that are no ranks of one run are told one by one
+        return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import click
 
@@ -11,22 +11,78 @@ from nvprof_kit._cli.output import Reading, reading_into
 from nvprof_kit._cli.progress import progress
 from nvprof_kit.errors import UsageError
 
+_FORMS = {
+    ".json.gz": "json.gz",
+    ".pb.gz": "pprof",
+    ".gz": "json.gz",
+    ".json": "json",
+    ".pftrace": "pftrace",
+    ".perfetto-trace": "pftrace",
+    ".folded": "folded",
+}
+"""`nvprof_kit._report.export.forms.BY_SUFFIX`, which takes long to import."""
 
-@click.command(short_help="The capture for another viewer: Perfetto, chrome://tracing.")
-@reading_into({".gz": "json.gz", ".json": "json"})
-@click.option("--to", type=click.Choice(["perfetto"]), default="perfetto", show_default=True, help="Which program.")
+_STACKS = ("pprof", "folded")
+
+
+@click.command(short_help="The capture for another viewer: Perfetto, chrome://tracing, pprof.")
+@reading_into(_FORMS, named=True)
+@click.option("--to", type=click.Choice(["perfetto", "pprof"]), help="Which program, where no format says so.")
 @click.option("--step", type=int, help="Only what ran in this step; default: the whole capture.")
 @rules_option
-def export(asked: Reading, to: str, step: int | None, rules: str | None) -> None:
-    """A trace with layers, phases, streams and idle gaps as tracks, for the Perfetto UI and chrome://tracing.
+def export(asked: Reading, to: str | None, step: int | None, rules: str | None) -> None:
+    """A trace with layers, phases, streams and idle gaps as tracks, for the Perfetto UI and chrome://tracing; or GPU
+    time as stacks of modules, phase and kernel, for pprof and other viewers of flame graphs.
 
-    FILE ends in .json.gz or .json.
+    Several CAPTUREs are ranks of one job: they stand beside each other in the trace, on one clock.
+
+    FILE ends in .pftrace, .perfetto-trace, .json.gz or .json; or in .pb.gz or .folded.
     """
+    form: Any = _form(asked, to)
     if len(asked.captures) > 1:
-        raise UsageError(f"a trace shows one capture, not {len(asked.captures)}; export them one by one")
+        return _ranks(asked, form, step, rules)
     (capture,) = asked.captures
-    form: Literal["json.gz", "json"] = "json" if asked.output.form == "json" else "json.gz"
     with progress() as say:
-        say(f"reading {capture} and writing it for {to}")
-        made = asked.open(capture, rules).perfetto(step=step, form=form)
-    asked.output.write_document(made)
+        say(f"reading {capture} and writing it as {form}")
+        opened = asked.open(capture, rules)
+        made = opened.pprof(step=step, form=form) if form in _STACKS else opened.perfetto(step=step, form=form)
+        asked.output.write_document(made)
+
+
+def _ranks(asked: Reading, form: Any, step: int | None, rules: str | None) -> None:
+    """Write the trace of several ranks.
+
+    Raises:
+        UsageError: The form holds stacks, or the captures are not those of one job.
+    """
+    from nvprof_kit._api.job import open_job
+    from nvprof_kit._api.job_trace import trace_of_ranks
+
+    if form in _STACKS:
+        raise UsageError(
+            f"{form} holds the stacks of one capture, not of {len(asked.captures)}; export them one by one"
+        )
+    captures = [asked.open(capture, rules) for capture in asked.captures]
+    with progress() as say:
+        say("aligning the ranks' clocks")
+        first = captures[0]
+        job = open_job(asked.captures, domain=first.domain, rules=first._rules)
+        say(f"reading {len(captures)} captures and writing them as {form}")
+        asked.output.write_document(trace_of_ranks(captures, job, step, form))
+
+
+def _form(asked: Reading, to: str | None) -> str:
+    """The form that is asked for.
+
+    Raises:
+        UsageError: The program that is named does not read it.
+    """
+    form = asked.output.form
+    if to == "pprof" and form not in _STACKS:
+        if asked.output.path is not None:
+            raise UsageError(f"--to pprof, and {asked.output.path} is a trace; needed a file that ends in .pb.gz")
+        return _STACKS[0]
+    if to == "perfetto" and form in _STACKS:
+        held = asked.output.path or form
+        raise UsageError(f"--to perfetto, and {held} holds stacks; needed a file that ends in .pftrace")
+    return form

@@ -54,7 +54,8 @@ def flops(
     """Floating point operations of each layer, what it gets out of the GPU, and what part of the peak that is (MFU).
 
     A CAPTURE is an nsys .sqlite or .nsys-rep, or a PyTorch trace (.json, .json.gz), each also packed as .xz; the
-    operations were counted by nvprof_kit.count_flops in a step of the same program. FILE ends in .csv, .json, .md,
+    operations were counted by nvprof_kit.count_flops in a step of the same program, or are told by the shapes in a
+    PyTorch trace. FILE ends in .csv, .json, .md,
     .parquet or .txt.
     """
     results = each(

@@ -60,9 +60,10 @@ _workers = click.option("--workers", type=click.IntRange(min=1), help="Processes
 @_ranks
 @_workers
 @selecting()
+@click.option("--timeline", "shown", metavar="RANKS", default="", help="Ranks that a page shows in time, by commas.")
 @domain_option
 @rules_option
-@writing(plot=True)
+@writing("html", plot=True)
 def compare(
     output: Output,
     *,
@@ -73,6 +74,7 @@ def compare(
     given: tuple[str, ...],
     workers: int | None,
     select: Selection,
+    shown: str,
     domain: str,
     rules: str | None,
 ) -> None:
@@ -82,7 +84,8 @@ def compare(
     `nvprof-kit ranks map -o MAPS CAPTURE|FOLDER...` made (see `nvprof-kit ranks map --help`). A rank that was not
     profiled may be there as a dump of PyTorch's Flight Recorder or a log of NCCL's inspector.
 
-    FILE ends in .json for everything, in .csv, .md or .parquet for one table, in .txt for the report.
+    FILE ends in .html for a page to open in a browser, in .json for everything, in .csv, .md or .parquet for one table,
+    in .txt for the report.
     """
     from nvprof_kit._api.capture import domain_of, read_rules
     from nvprof_kit._api.job import open_job
@@ -102,6 +105,10 @@ def compare(
             done=lambda capture: say(f"mapping {capture}"),
         )
         say("comparing ranks")
+        if output.form == "html":
+            command = " ".join(["nvprof-kit ranks", *captures[:4], *(["…"] if len(captures) > 4 else [])])
+            made = job.page(timeline=_numbers(shown), title=", ".join(captures[:4]), command=command)
+            return output.write_document(made)
         answer = job.answer(top)
     _check_told(answer, view)
     output.write_results([answer if view is None else answer.only(view)], select)
@@ -178,6 +185,19 @@ def map_(
             done=lambda capture: say(f"mapping {capture}"),
         )
     click.echo(f"{maps}: {len(names)} maps", err=True)
+
+
+def _numbers(text: str) -> list[int]:
+    """The ranks of ``--timeline RANKS``.
+
+    Raises:
+        UsageError: One of them is no number.
+    """
+    named = [one.strip() for one in text.split(",") if one.strip()]
+    wrong = [one for one in named if not one.isdecimal()]
+    if wrong:
+        raise UsageError(f"--timeline {text}: {wrong[0]!r} is no rank; needed numbers by commas, as in 0,17,300")
+    return [int(one) for one in named]
 
 
 def _part(text: str | None) -> tuple[int, int]:

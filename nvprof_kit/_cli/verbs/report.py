@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 
 @click.command(short_help="One page with everything, to open in a browser.")
 @reading_into({".html": "html", ".htm": "html"})
-@click.option(
-    "--step", type=int, help="Step to show in time; default: the typical one, the slowest, those of findings."
-)
+@click.option("--step", type=int, help="The one step to show in time; default: all, to choose from.")
 @click.option(
     "--findings/--no-findings",
     default=None,
-    help=f"Look for what to do about it; default: in a capture of up to {MANY_OPERATIONS:,} operations.",
+    help=f"What to do, and where each step's time goes; default: of up to {MANY_OPERATIONS:,} operations.",
 )
 @steps_options
 @rules_option
@@ -39,10 +37,10 @@ def report(
     rules: str | None,
     rules_path: Path | None,
 ) -> None:
-    """One self-contained page: what to do, layers, timeline of a step, time per step, warnings, to open in a browser.
+    """One self-contained page, to open in a browser: what to do, layers, every step in time, kernels, idle causes.
 
-    With several CAPTUREs the page holds each and compares them with the first. FILE ends in .html. The page loads
-    nothing from any network.
+    With several CAPTUREs the page holds the first of them and compares all with the first; it stays below 8 MB. FILE
+    ends in .html. The page loads nothing from any network.
     """
     first, *others = asked.captures
     for capture in others:

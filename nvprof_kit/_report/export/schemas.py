@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from nvprof_kit._analysis.advise import advise
-from nvprof_kit._analysis.breakdown import breakdown, critical_path, idle, queue, transfers
+from nvprof_kit._analysis.breakdown import breakdown, critical_path, launches, queue, transfers
 from nvprof_kit._analysis.diff import diff, kernels
 from nvprof_kit._analysis.flops import flops
 from nvprof_kit._analysis.layers import layers, memory, split
@@ -102,7 +102,7 @@ TABLES: Mapping[str, Columns] = MappingProxyType(
         "breakdown-idle": breakdown.IDLE_COLUMNS,
         "breakdown-communication": transfers.COMM_COLUMNS,
         "breakdown-copies": transfers.COPY_COLUMNS,
-        "breakdown-launches": idle.LAUNCH_COLUMNS,
+        "breakdown-launches": launches.LAUNCH_COLUMNS,
         "breakdown-queue": queue.QUEUE_TIME_COLUMNS,
         "breakdown-critical-path": critical_path.PATH_COLUMNS,
         **{f"summary-{view}": columns for view, columns in SUMMARIES.items()},

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations
@@ -18,7 +19,10 @@ from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.kernels.classes import CLASSES, Rule
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._analysis.layers.memory import layer_memory, memory_tree, tells_memory
-from nvprof_kit._analysis.timeline import timeline
+from nvprof_kit._analysis.timeline import StepWindows, idle_by_step, timeline
+from nvprof_kit._report.page.kernels import KernelTable, kernel_table
+from nvprof_kit._report.page.tables import PageTable, breakdown_tables, short_text
+from nvprof_kit._report.page.timeline import Moments, ShownStep, idle_sentence
 from nvprof_kit._report.text.layers import heading, time_name
 from nvprof_kit._report.text.units import Milliseconds, percent
 from nvprof_kit._trace.schema import Trace
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nvprof_kit._analysis.advise.advise import AdviseResult
+    from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult
     from nvprof_kit._analysis.flops.flops import FlopsResult
     from nvprof_kit._analysis.layers.layers import LayersResult
     from nvprof_kit._analysis.timeline import Timeline
@@ -77,11 +82,14 @@ def class_bars(times: ClassTimes | None, steps: int) -> list[dict[str, Any]]:
     ]
 
 
-MAX_TIMELINES = 4
-"""Most steps that the page shows in time: the typical one, the slowest, and those that findings point to."""
+MAX_TOLD = 4
+"""Most steps that are told of first: the typical one, the slowest, and those that findings point to."""
 
-MAX_TEXT = 1000
-"""Longest name that is written out; of a longer one the beginning, and how long it is."""
+MAX_STEPS = 2_000
+"""Most steps that can be chosen on the page."""
+
+MAX_ROWS = 2_000
+"""Most rows of the model's tree on the page, over all its captures; of a larger tree the costliest."""
 
 PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 """Phases of a layer, in the order in which they are drawn."""
@@ -94,21 +102,29 @@ class Sheet:
     Attributes:
         layers: The per-layer table by step.
         steps: Lengths of the steps (`nvprof_kit._analysis.attribution.step_times.step_times`).
-        timelines: Steps to show in time, each with its title.
+        moments: What is shown in time; None for nothing.
+        idle: Idle time of the devices in the step that is shown first, and their time; None where it is not known.
         classes: Time by class of kernel; None where there is none.
         findings: What to do about it, the weightiest first.
         memory: The memory of each row of the tree (`nvprof_kit._analysis.layers.memory.memory_tree`); None where the
             capture tells nothing of it.
         flops: What the operations counted beside the capture get out of the GPU; None where none were counted.
+        kernels: The kernels by layer and phase; None where the operations have no names.
+        tables: What an analysis found, as tables.
+        left_out: What the page does not hold, a sentence each that ends in the command that gives it.
     """
 
     layers: LayersResult
     steps: pd.DataFrame
-    timelines: Sequence[tuple[str, Timeline]] = ()
+    moments: Moments | None = None
+    idle: tuple[int, int] | None = None
     classes: ClassTimes | None = None
     findings: Sequence[Finding] = ()
     memory: pd.DataFrame | None = None
     flops: FlopsResult | None = None
+    kernels: KernelTable | None = None
+    tables: Sequence[PageTable] = ()
+    left_out: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -154,8 +170,8 @@ def headlines(sheet: Sheet) -> list[Headline]:
         shortest, longest = (Milliseconds.for_total(int(lengths.max()))(int(value)) for value in _ends(lengths))
         middle = Milliseconds.for_total(int(lengths.max()))(int(np.sort(lengths)[(len(lengths) - 1) // 2]))
         made.append(Headline("Median step", f"{middle} ms", f"{shortest} to {longest} ms"))
-    if sheet.timelines and result.info.on_gpu:
-        made.append(_idle_headline(sheet.timelines[0][1]))
+    if sheet.moments is not None and sheet.idle is not None and result.info.on_gpu:
+        made.append(_idle_headline(sheet.moments, *sheet.idle))
     if sheet.flops is not None and not math.isnan(sheet.flops.whole.mfu):
         made.append(_flops_headline(sheet.flops))
     of_loop = f"{percent(summary.loop_layer_share)} of forward and backward"
@@ -179,19 +195,11 @@ def _flops_headline(found: FlopsResult) -> Headline:
     return Headline("MFU", percent(whole.mfu), f"{note}; {percent(whole.busy_mfu)} while the GPU works")
 
 
-def _idle_headline(shown: Timeline) -> Headline:
-    idle, window = idle_share(shown)
-    where = f"of step {shown.step}" if shown.step is not None else "of the capture"
-    devices = len({lane.device for lane in shown.lanes})
+def _idle_headline(moments: Moments, idle: int, window: int) -> Headline:
+    number = moments.steps[0].number
+    where = f"of step {number}" if number is not None else "of the capture"
+    devices = len({lane.device for lane in moments.shown.lanes})
     return Headline("GPU idle", percent(idle / max(window, 1)), f"{where}{f', {devices} GPUs' if devices > 1 else ''}")
-
-
-def idle_share(shown: Timeline) -> tuple[int, int]:
-    """Idle time of a timeline's devices, and the time from their first to their last operation in the step, in ns."""
-    devices = sorted({lane.device for lane in shown.lanes})
-    windows = [shown.own_window(device) for device in devices]
-    idle = sum(int(shown.idle_in_step(device).sum()) for device in devices)
-    return idle, sum(end - begin for begin, end in windows)
 
 
 def phase_split(result: LayersResult) -> list[tuple[str, int]]:
@@ -226,13 +234,13 @@ class Change:
         return None if first is None or last is None else last - first
 
 
-def changes(sheets: Sequence[Sheet]) -> list[Change]:
+def changes(compared: Sequence[LayersResult]) -> list[Change]:
     """Every row of the trees of several captures, in the first's order, those that only a later one has behind."""
     places: dict[str, tuple[str, int]] = {}
     by_sheet: list[dict[str, float]] = []
-    for sheet in sheets:
-        steps = max(sheet.layers.summary.steps, 1)
-        rows = sheet.layers.tree
+    for one in compared:
+        steps = max(one.summary.steps, 1)
+        rows = one.tree
         names = row_names(rows)
         work = (rows["total_ns"] - rows["comm_ns"]).tolist()
         by_sheet.append({name: ns / steps for name, ns in zip(names, work, strict=True)})
@@ -241,9 +249,9 @@ def changes(sheets: Sequence[Sheet]) -> list[Change]:
     return [Change(name, *place, tuple(times.get(name) for times in by_sheet)) for name, place in places.items()]
 
 
-def total_change(sheets: Sequence[Sheet]) -> Change:
+def total_change(compared: Sequence[LayersResult]) -> Change:
     """The captures' totals as a row of the comparison."""
-    totals = (sheet.layers.summary.work_ns / max(sheet.layers.summary.steps, 1) for sheet in sheets)
+    totals = (one.summary.work_ns / max(one.summary.steps, 1) for one in compared)
     return Change("total", "", 0, tuple(totals))
 
 
@@ -251,11 +259,6 @@ def row_names(tree: pd.DataFrame) -> list[str]:
     """The rows of a tree by name: a layer's path, or ``(none) optimizer``."""
     names: list[str] = tree["layer"].where(tree["layer"] != NO_LAYER, NO_LAYER + " " + tree["phase"]).tolist()
     return names
-
-
-def short_text(text: str) -> str:
-    """A text of at most `MAX_TEXT` characters, which says so where it was longer."""
-    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text):,} characters)"
 
 
 def sheet_of(
@@ -266,17 +269,21 @@ def sheet_of(
     *,
     steps: StepOptions = ALL_STEPS,
     known: Operations | None = None,
+    broken_down: BreakdownResult | None = None,
+    left_out: Sequence[str] = (),
 ) -> Sheet:
     """Everything the page shows of a capture.
 
     Args:
         trace: The capture, with the columns of `nvprof_kit._analysis.timeline.OPTIONAL`, and the tables of
             `nvprof_kit._trace.schema.MEMORY_TABLES` if the memory is to be shown.
-        step: The step to show in time, None for the typical one, the slowest, and those that findings point to.
+        step: The one step to show in time, None for all.
         found: What to do about it, None where nobody looked.
         own_rules: Rules for kernel classes, asked before the package's.
         steps: Which steps the figures per step are of, by default all but warm-up.
         known: The same operations, where owners and classes are known already.
+        broken_down: Where the time of each step goes, None where nobody looked.
+        left_out: What was not looked for, a sentence each.
 
     Raises:
         UsageError: The capture has no such step.
@@ -286,15 +293,21 @@ def sheet_of(
     times = step_times(trace, attribution)
     result = layers(trace, LayersOptions(by_step=True, steps=steps), attribution)
     pointed = [] if found is None or step is not None else _steps_of(found, times)
-    chosen = _chosen_steps(times, step, trace.info.path, pointed, result.steps.shown)
-    timelines = [(title, timeline(trace, attribution, one)) for title, one in chosen]
+    told = _told_steps(times, step, trace.info.path, pointed, result.steps.shown)
+    moments, idle, unshown = _moments(trace, attribution, times, told, alone=step is not None)
+    counted = result.steps.of_ops(attribution)
+    tables = [] if broken_down is None else breakdown_tables(broken_down, trace.info.path)
     return Sheet(
         layers=result,
         steps=times,
-        timelines=timelines,
-        classes=class_times(operations, result.steps.of_ops(attribution)),
-        findings=[] if found is None else _findings(found, result, [shown for _, shown in timelines]),
+        moments=moments,
+        idle=idle,
+        classes=class_times(operations, counted),
+        findings=[] if found is None else _findings(found, result, moments),
         memory=memory_tree(layer_memory(trace, attribution), result.tree) if tells_memory(trace) else None,
+        kernels=kernel_table(operations, counted) if "name" in trace.ops and len(trace.ops) else None,
+        tables=tables,
+        left_out=(*left_out, *unshown),
     )
 
 
@@ -307,14 +320,61 @@ def _steps_of(found: AdviseResult, times: pd.DataFrame) -> list[int]:
     return list(dict.fromkeys(chosen))
 
 
-def _findings(found: AdviseResult, result: LayersResult, timelines: Sequence[Timeline]) -> list[Finding]:
+def _moments(
+    trace: Trace, attribution: Attribution, times: pd.DataFrame, told: Sequence[tuple[str, int | None]], *, alone: bool
+) -> tuple[Moments, tuple[int, int], list[str]]:
+    """What is shown in time, how idle the first step's devices were, and which steps cannot be shown."""
+    first = told[0][1]
+    if first is None or alone:
+        shown = timeline(trace, attribution, first)
+        idle = {one: _idle_in(shown, one) for one in sorted({lane.device for lane in shown.lanes})}
+        step = ShownStep(first, shown.step, told[0][0], shown.start_ns, shown.end_ns, _idle_sentences(idle))
+        return Moments(shown, [step]), _idle_sum(idle), []
+    shown = timeline(trace, attribution, steps_idle=True)
+    windows = idle_by_step(trace, attribution, shown)
+    others = [(f"step {times['step'][one]}", one) for one in times.index if one not in {one for _, one in told}]
+    chosen = [*told, *others][:MAX_STEPS]
+    steps = [_shown_step(title, one, times, windows) for title, one in chosen if one is not None]
+    unshown = len(times) - len(chosen)
+    left_out = [f"{unshown:,} steps cannot be chosen: nvprof-kit report {trace.info.path} --step N"] if unshown else []
+    apart = [one for _, one in told if one is not None]
+    return Moments(shown, steps, apart), _idle_sum(_idle_of(windows, first)), left_out
+
+
+def _shown_step(title: str, instance: int, times: pd.DataFrame, windows: StepWindows) -> ShownStep:
+    start, end = int(times["start_ns"][instance]), int(times["end_ns"][instance])
+    idle = _idle_sentences(_idle_of(windows, instance))
+    return ShownStep(instance, int(times["step"][instance]), title, start, end, idle)
+
+
+def _idle_of(windows: StepWindows, instance: int) -> dict[int, tuple[int, int, int]]:
+    """Idle time, length and gaps of a step by device, of those that ran it."""
+    columns = (windows.idle_ns, windows.end_ns - windows.start_ns, windows.gaps)
+    found = zip(windows.devices, *(column[:, instance].tolist() for column in columns), strict=True)
+    return {device: (idle, length, gaps) for device, idle, length, gaps in found if length > 0}
+
+
+def _idle_in(shown: Timeline, device: int) -> tuple[int, int, int]:
+    gaps, (begin, end) = shown.idle_in_step(device), shown.own_window(device)
+    return int(gaps.sum()), end - begin, len(gaps)
+
+
+def _idle_sentences(idle: dict[int, tuple[int, int, int]]) -> dict[int, str]:
+    return {device: idle_sentence(device, *told) for device, told in idle.items()}
+
+
+def _idle_sum(idle: dict[int, tuple[int, int, int]]) -> tuple[int, int]:
+    return sum(one[0] for one in idle.values()), sum(one[1] for one in idle.values())
+
+
+def _findings(found: AdviseResult, result: LayersResult, moments: Moments) -> list[Finding]:
     """The findings as the page shows them, each with a link to where it can be seen on it."""
     rows, parts = set(row_names(result.tree)), max(found.steps, 1) * found.gpus
     of = " and ".join(name for name, number in (("step", found.steps), ("GPU", found.gpus)) if number > 1)
     made = []
     for one in found.findings:
         layer = f"{NO_LAYER} {one.phase}" if one.layer == NO_LAYER else one.layer
-        seen = any(shown.start_ns <= one.start_ns and one.end_ns <= shown.end_ns for shown in timelines)
+        seen = any(step.start_ns <= one.start_ns and one.end_ns <= step.end_ns for step in moments.steps)
         saves = Milliseconds.for_total(one.saves_ns, parts)(one.saves_ns)
         share = percent(one.saves_ns / max(found.wall_ns, 1))
         made.append(
@@ -330,10 +390,10 @@ def _findings(found: AdviseResult, result: LayersResult, timelines: Sequence[Tim
     return made
 
 
-def _chosen_steps(
+def _told_steps(
     times: pd.DataFrame, step: int | None, path: str, pointed: Sequence[int], shown: npt.NDArray[np.bool_]
 ) -> list[tuple[str, int | None]]:
-    """The instances of steps to show in time, each with its title."""
+    """The instances of steps that are told of first, each with its title; None for the whole capture."""
     if step is not None:
         return [(f"step {step}", instance_of(times, step, path))]
     typical, slowest = typical_step(times[shown]), slowest_step(times[shown])
@@ -343,6 +403,6 @@ def _chosen_steps(
     titles = {typical: f"step {number[typical]}, a typical one"}
     titles.setdefault(slowest, f"step {number[slowest]}, the slowest")
     for one in pointed:
-        if len(titles) < MAX_TIMELINES:
+        if len(titles) < MAX_TOLD:
             titles.setdefault(one, f"step {number[one]}, of a finding")
     return [(title, one) for one, title in titles.items()]

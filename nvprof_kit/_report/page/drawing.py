@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from nvprof_kit._report.page.data import PHASES, Sheet, row_names, short_text
-from nvprof_kit._report.page.timeline import drawn_timeline
+from nvprof_kit._report.page import timeline
+from nvprof_kit._report.page.data import MAX_ROWS, PHASES, Sheet, row_names
+from nvprof_kit._report.page.folding import folds_of
+from nvprof_kit._report.page.kernels import MAX_KERNELS, drawn_kernels
+from nvprof_kit._report.page.packing import Block
+from nvprof_kit._report.page.tables import short_text
+from nvprof_kit._report.page.timeline import Texts, drawn_timeline
 from nvprof_kit._report.text.layers import time_name
 from nvprof_kit._report.text.layers_by_step import layers_by_step
 
@@ -19,19 +25,48 @@ MAX_CELLS = 200_000
 """Most layers times steps whose times the page holds; of a larger table the costliest layers."""
 
 
-def drawn(sheet: Sheet) -> dict[str, Any]:
-    """What the page's scripts draw: the tree, the steps and the timelines, as lists of numbers and texts."""
-    return {
+def drawn(sheet: Sheet, of: int = 1) -> dict[str, Any]:
+    """What the page's scripts draw: the tree, the steps, the timeline and the kernels.
+
+    Args:
+        sheet: A capture.
+        of: How many captures share the page.
+    """
+    block, texts = Block(), Texts()
+    kept = rows_on_page(sheet, of)
+    moments, kernels = sheet.moments, sheet.kernels
+    shown = {
         "steps": max(sheet.layers.summary.steps, 1),
         "timeName": time_name(sheet.layers),
-        "tree": _drawn_tree(sheet.layers.tree),
-        "memory": _drawn_memory(sheet),
-        "bySteps": _drawn_steps(sheet),
-        "timelines": [{"title": title, **drawn_timeline(shown)} for title, shown in sheet.timelines],
+        "phases": PHASES,
+        "tree": _drawn_tree(sheet.layers.tree, kept),
+        "folds": [
+            {"name": short_text(one.name), "rows": one.rows} for one in folds_of(sheet, tuple(kept.tolist())).folds
+        ],
+        "memory": _drawn_memory(sheet, kept),
+        "bySteps": _drawn_steps(sheet, kept, block, MAX_CELLS // of),
+        "timeline": None if moments is None else drawn_timeline(moments, texts, block, timeline.MAX_ROWS // of),
+        "kernels": None if kernels is None else drawn_kernels(kernels, texts, block, MAX_KERNELS // of),
     }
+    return {**shown, "texts": [short_text(text) for text in texts.numbers], "block": block.packed()}
 
 
-def _drawn_tree(tree: pd.DataFrame) -> dict[str, list[Any]]:
+def rows_on_page(sheet: Sheet, of: int = 1) -> npt.NDArray[np.int64]:
+    """The rows of the tree that are on the page: the costliest, and what holds them."""
+    tree, limit = sheet.layers.tree, MAX_ROWS // of
+    if len(tree) <= limit:
+        return np.arange(len(tree))
+    place = {name: index for index, name in enumerate(row_names(tree))}
+    parents = [place.get(parent, -1) for parent in tree["parent"].tolist()]
+    kept = set(np.argsort(-tree["total_ns"].to_numpy(), kind="stable")[:limit].tolist())
+    for row in sorted(kept, reverse=True):  # parents come before their children
+        while (row := parents[row]) >= 0:
+            kept.add(row)
+    return np.array(sorted(kept), dtype=np.int64)
+
+
+def _drawn_tree(tree: pd.DataFrame, kept: npt.NDArray[np.int64]) -> dict[str, list[Any]]:
+    tree = tree.iloc[kept]
     names = row_names(tree)
     place = {name: index for index, name in enumerate(names)}
     times = {f"{phase}_ns": tree[f"{phase}_ns"].tolist() for phase in (*PHASES, "other", "total")}
@@ -52,14 +87,17 @@ def measures(sheet: Sheet) -> dict[str, str]:
     return found
 
 
-def _drawn_memory(sheet: Sheet) -> dict[str, Any] | None:
+def _drawn_memory(sheet: Sheet, kept: npt.NDArray[np.int64]) -> dict[str, Any] | None:
     """Bytes of every row of the tree, and how wide it is drawn by them: at least as wide as what it holds."""
     if sheet.memory is None:
         return None
-    told = {str(name).removesuffix("_bytes"): column.fillna(0).tolist() for name, column in sheet.memory.items()}
-    names = row_names(sheet.layers.tree)
+    told = {
+        str(name).removesuffix("_bytes"): column.fillna(0).tolist() for name, column in sheet.memory.iloc[kept].items()
+    }
+    tree = sheet.layers.tree.iloc[kept]
+    names = row_names(tree)
     place = {name: index for index, name in enumerate(names)}
-    parents = [place.get(parent, -1) for parent in sheet.layers.tree["parent"].tolist()]
+    parents = [place.get(parent, -1) for parent in tree["parent"].tolist()]
     for measure in ("kept", "cuda"):
         held = [0] * len(names)
         width = held.copy()
@@ -71,7 +109,7 @@ def _drawn_memory(sheet: Sheet) -> dict[str, Any] | None:
     return told
 
 
-def _drawn_steps(sheet: Sheet) -> Mapping[str, Any] | None:
+def _drawn_steps(sheet: Sheet, rows_kept: npt.NDArray[np.int64], block: Block, cells: int) -> Mapping[str, Any] | None:
     """Time of every step by phase, and of every row of the tree by step."""
     rows = sheet.layers.rows
     if "step" not in rows or not len(sheet.steps):
@@ -81,11 +119,13 @@ def _drawn_steps(sheet: Sheet) -> Mapping[str, Any] | None:
     instances = sheet.steps.index.tolist()
     by_phase = inside.groupby([phase, inside["instance"].astype("int64")])["gpu_self_ns"].sum().unstack(fill_value=0)
     by_phase = by_phase.reindex(columns=instances, fill_value=0)
-    by_layer = layers_by_step(sheet.layers).iloc[:-1].reindex(columns=instances, fill_value=0).to_numpy()
-    kept = np.sort(np.argsort(-by_layer.sum(axis=1), kind="stable")[: max(MAX_CELLS // max(len(instances), 1), 1)])
+    by_layer = layers_by_step(sheet.layers).iloc[:-1].reindex(columns=instances, fill_value=0).to_numpy()[rows_kept]
+    most = max(cells // max(len(instances), 1), 1)
+    kept = np.sort(np.argsort(-by_layer.sum(axis=1), kind="stable")[:most])
     return {
-        "number": sheet.steps["step"].tolist(),
-        "length": sheet.steps["wall_ns"].tolist(),
-        "phases": {str(one): by_phase.loc[one].tolist() for one in (*PHASES, "other") if one in by_phase.index},
-        "layers": {str(row): by_layer[row].tolist() for row in kept},
+        "number": block.add(sheet.steps["step"]),
+        "length": block.add(sheet.steps["wall_ns"]),
+        "phases": {str(one): block.add(by_phase.loc[one]) for one in (*PHASES, "other") if one in by_phase.index},
+        "layers": kept.tolist(),
+        "cells": block.add(by_layer[kept].ravel()),
     }

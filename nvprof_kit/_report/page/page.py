@@ -1,18 +1,16 @@
 """One page with everything about a capture, or about several: a single file that loads nothing from any network.
 
-Every text of a capture goes through the template's escaping or through JSON, and the page's scripts put texts into
-the page as text only. The page's own rules forbid every script but the one whose hash they name.
+The page has a budget. With several captures the first ones share it; where a page would still be larger, the last of
+these is only compared. What is left out is said on the page, with the command that gives it.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterable, Sequence
-from functools import cache
-from importlib.resources import files
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from nvprof_kit._analysis.layers.fold import MANY
 from nvprof_kit._report.page.data import (
     PHASES,
     Change,
@@ -22,69 +20,96 @@ from nvprof_kit._report.page.data import (
     headlines,
     phase_split,
     row_names,
-    short_text,
     total_change,
 )
-from nvprof_kit._report.page.drawing import drawn, measures
-from nvprof_kit._report.text.layers import MEMORY_COLUMNS, LayersView, apart, layers_lines, time_name, total_line
+from nvprof_kit._report.page.drawing import drawn, measures, rows_on_page
+from nvprof_kit._report.page.folding import Folds, folds_of
+from nvprof_kit._report.page.tables import short_text
+from nvprof_kit._report.page.template import render
+from nvprof_kit._report.text.layers import MEMORY_COLUMNS, LayersView, Line, apart, layers_lines, time_name, total_line
 from nvprof_kit._report.text.terminal import capture_facts
 from nvprof_kit._report.text.units import Milliseconds, mib, percent
 
 if TYPE_CHECKING:
-    import jinja2
+    from nvprof_kit._analysis.layers.layers import LayersResult
 
 MARKED_CHANGE = 0.02
 """From this share on a change is in colour."""
 
-_PARTS = ("core.js", "table.js", "icicle.js", "timeline.js", "steps.js", "main.js")
+BUDGET = 8_000_000
+"""Bytes that a page takes at most."""
+
+MAX_WHOLE = 8
+"""Most captures that have everything on a page; others are compared."""
+
+MAX_COMPARED = 64
+"""Most captures that are compared on a page."""
+
+MAX_CELLS = 40_000
+"""Most cells of the comparison; of more rows those that changed most."""
+
+_SCRIPTS = (
+    "core.js", "state.js", "table.js", "icicle.js", "timeline.js", "steps.js", "kernels.js", "main.js"
+)  # fmt: skip
 
 
-def report_page(sheets: Sequence[Sheet]) -> bytes:
-    """The page, in UTF-8.
+def report_page(sheets: Sequence[Sheet], compared: Sequence[LayersResult] = (), left_out: Sequence[str] = ()) -> bytes:
+    """The page, in UTF-8, of at most `BUDGET` bytes.
 
     Args:
-        sheets: A capture each; with more than one the page compares them with the first.
+        sheets: Captures with everything.
+        compared: All captures, those with everything first; with more than one the page compares them with the first.
+        left_out: Captures that are not on the page at all.
     """
-    script = "\n".join(_file(name) for name in _PARTS)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    text = _template().render(
-        title=f"{', '.join(sheet.layers.info.path for sheet in sheets)} · nvprof-kit",
-        sheets=[_shown(sheet) for sheet in sheets],
-        changes=[_change(change) for change in changes(sheets)] if len(sheets) > 1 else [],
-        change_total=_change_cells(total_change(sheets)),
-        data=[drawn(sheet) for sheet in sheets],
-        style=_safe(_file("page.css")),
-        script=_safe(script),
-        script_hash=f"sha256-{digest}",
+    compared = compared or [sheet.layers for sheet in sheets]
+    made = _page(sheets, compared, left_out)
+    while len(made) > BUDGET and len(sheets) > 1:
+        sheets = sheets[: max(len(sheets) // 2, 1)]
+        made = _page(sheets, compared, left_out)
+    return made
+
+
+def _page(sheets: Sequence[Sheet], compared: Sequence[LayersResult], left_out: Sequence[str]) -> bytes:
+    several = len(compared) > 1
+    rows, note = _comparison(compared) if several else ([], "")
+    return render(
+        "page.html",
+        scripts=_SCRIPTS,
+        styles=("page.css",),
+        loading=True,
+        title=f"{', '.join(one.info.path for one in compared[:3])}{', …' * (len(compared) > 3)} · nvprof-kit",
+        sheets=[_shown(sheet, len(sheets)) for sheet in sheets],
+        compared=[{"path": one.info.path, "short_path": _short_path(one.info.path)} for one in compared],
+        changes=rows,
+        changes_note=note,
+        change_total=_change_cells(total_change(compared)),
+        only_compared=[one.info.path for one in compared[len(sheets) :]],
+        absent=list(left_out),
+        data=[drawn(sheet, len(sheets)) for sheet in sheets],
     )
-    return text.encode("utf-8", "replace")
 
 
-def _file(name: str) -> str:
-    return files("nvprof_kit._report.page").joinpath("templates").joinpath(name).read_text(encoding="utf-8")
+def _comparison(compared: Sequence[LayersResult]) -> tuple[list[dict[str, Any]], str]:
+    """The rows of the comparison, and what is left out of it."""
+    rows = changes(compared)
+    most = max(MAX_CELLS // len(compared), 1)
+    if len(rows) <= most:
+        return [_change(row) for row in rows], ""
+    size = [max(map(abs, (row.change or 0, row.times[0] or 0, row.times[-1] or 0))) for row in rows]
+    kept = sorted(sorted(range(len(rows)), key=lambda one: -size[one])[:most])
+    first, last = compared[0].info.path, compared[-1].info.path
+    note = f"{len(rows) - most:,} rows of little time are left out: nvprof-kit diff {first} {last} --format csv"
+    return [_change(rows[one]) for one in kept], note
 
 
-@cache
-def _template() -> jinja2.Template:
-    import jinja2
-
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": False}
-    return environment.from_string(_file("page.html"))
-
-
-def _safe(text: str) -> Any:
-    """A text of our own, to go into the page as it is."""
-    from markupsafe import Markup
-
-    return Markup(text)
-
-
-def _shown(sheet: Sheet) -> dict[str, Any]:
+def _shown(sheet: Sheet, of: int) -> dict[str, Any]:
     """What the template shows of a capture."""
     result = sheet.layers
     steps = result.summary.steps
-    columns, rows, total = _table(sheet)
+    columns, rows, total = _table(sheet, of)
+    folds = [row["row"] for row in rows if row["count"] > 1]
+    gone = len(result.tree) - len(rows) + len(folds)
+    left_out = [f"{gone:,} layers of little time: nvprof-kit layers {result.info.path} --format csv"] if gone else []
     return {
         "path": result.info.path,
         "short_path": _short_path(result.info.path),
@@ -98,10 +123,16 @@ def _shown(sheet: Sheet) -> dict[str, Any]:
         "measures": measures(sheet),
         "columns": columns,
         "rows": rows,
+        "folds": len(folds),
+        "folded": any(row["count"] >= MANY for row in rows),
         "total": total,
         "levels": int(result.tree["depth"].max()) + 1 if len(result.tree) else 1,
-        "timelines": [title for title, _ in sheet.timelines],
+        "timelines": [] if sheet.moments is None else [step.title for step in sheet.moments.steps],
         "timeline_title": "One step in time" if steps else "The capture in time",
+        "has_timeline": sheet.moments is not None,
+        "has_kernels": sheet.kernels is not None,
+        "tables": sheet.tables,
+        "left_out": [*left_out, *sheet.left_out],
         "has_steps": steps > 0,
         "classes": class_bars(sheet.classes, sheet.layers.summary.steps),
         "unmatched": [] if sheet.classes is None else sheet.classes.warnings,
@@ -126,25 +157,51 @@ def _split(sheet: Sheet) -> Iterable[dict[str, Any]]:
         }
 
 
-def _table(sheet: Sheet) -> tuple[list[str], list[dict[str, Any]], list[str]]:
+def _table(sheet: Sheet, of: int) -> tuple[list[str], list[dict[str, Any]], list[str]]:
     """Heads, rows and last line of the per-layer table."""
     result = sheet.layers
     tree, whole = result.tree, max(result.summary.shown_ns, 1)
     last = total_line(result)
     phases = [phase for phase in PHASES if phase != "recompute" or last.times[phase]]
-    names = row_names(tree)
     more = _memory_cells(sheet) | _flops_cells(sheet)
-    rows = []
-    for number, (row, name, line) in enumerate(
-        zip(tree.to_dict("records"), names, layers_lines(result, LayersView()), strict=True)
-    ):
+    kept = rows_on_page(sheet, of).tolist()
+    folds = folds_of(sheet, tuple(kept))
+    comm = bool(result.summary.comm_ns)
+
+    def row_of(row: dict[Any, Any], name: str, line: Line, cells: Iterable[dict[str, Any]]) -> dict[str, Any]:
         times = [_cell(line.times[phase], _in_phase(row, phase)) for phase in phases]
         share = _cell(line.percent, row["total_ns"], row["total_ns"] / whole)
-        cells = [_cell(line.calls, row["calls"]), *times, _cell(line.total, row["total_ns"]), share]
-        cells += [_cell(line.cpu, row["cpu_ns"]), *(column[number] for column in more.values())]
-        rows.append({**_named(name, str(row["parent"]), row["depth"]), "cells": cells, "outside": line.outside})
-    total = ["", *(last.times[phase] for phase in phases), last.total, last.percent, "", *("" for _ in more)]
-    return ["layer", "calls", *phases, "total", "share", "CPU", *more], rows, total
+        told = [_cell(line.calls, row["calls"]), *times, _cell(line.total, row["total_ns"])]
+        told += [*([_cell(line.comm, row["comm_ns"])] if comm else []), share, _cell(line.cpu, row["cpu_ns"]), *cells]
+        return {**_named(name, str(row["parent"]), row["depth"]), "cells": told, "outside": line.outside}
+
+    every = list(zip(tree.to_dict("records"), row_names(tree), layers_lines(result, LayersView()), strict=True))
+    joined = _folded_rows(result, folds)
+    begins = {one.rows[0]: number for number, one in enumerate(folds.folds)}
+    inside = {row for one in folds.folds for row in one.rows}
+    rows = []
+    for place, number in enumerate(kept):
+        if place in begins:
+            found = folds.folds[begins[place]]
+            row, line = joined[found.place]
+            nothing = [_cell("", None) for _ in more]
+            shown = {"row": len(kept) + begins[place], "count": len(found.rows), "each": found.each}
+            rows.append({**row_of(row, found.name, line, nothing), **shown, "inside": False, "unlike": ""})
+        shown = {"row": place, "count": 1, "inside": place in inside, "unlike": folds.unlike[place]}
+        row, name, line = every[number]
+        rows.append({**row_of(row, name, line, [column[number] for column in more.values()]), **shown})
+    total = ["", *(last.times[phase] for phase in phases), last.total, *([last.comm] * comm), last.percent, ""]
+    heads = ["layer", "calls", *phases, "total", *(["comm"] * comm), "share", "CPU", *more]
+    return heads, rows, [*total, *("" for _ in more)]
+
+
+def _folded_rows(result: LayersResult, folds: Folds) -> list[tuple[dict[Any, Any], Line]]:
+    """The rows of the folded tree and their lines; none where nothing is folded."""
+    if not folds.folds:
+        return []
+    tree = folds.tree[list(result.tree.columns)]
+    lines = layers_lines(replace(result, tree=tree), LayersView())
+    return list(zip(tree.to_dict("records"), lines, strict=True))
 
 
 def _memory_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:

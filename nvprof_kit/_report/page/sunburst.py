@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from nvprof_kit._report.export.writer import write_file
+from nvprof_kit._report.page.template import render
 
 Row = Sequence[Any]
 """Kind, path, bytes, device."""
@@ -29,7 +28,6 @@ PAGES: Mapping[str, tuple[str, str]] = MappingProxyType(
 """File and title of each kind's page."""
 
 SUMMARY = "summary_sunburst.html"
-_TEMPLATE = Path(__file__).parent / "templates" / "sunburst.html"
 
 
 def write_sunbursts(folder: Path, points: Sequence[Point]) -> None:
@@ -56,11 +54,8 @@ def sunburst_page(title: str, about: str, rows: Iterable[tuple[str, int]]) -> by
         about: A sentence below it.
         rows: Path and bytes of each; what is not above nothing is left out.
     """
-    data = json.dumps(_tree(title, rows), separators=(",", ":")).replace("<", "\\u003c")
-    page = _TEMPLATE.read_text(encoding="utf-8")
-    page = page.replace("@title@", html.escape(title)).replace("@about@", html.escape(about))
-    before, _, after = page.partition("@data@")
-    return (before + data + after).encode()
+    shown = {"title": title, "about": about, "data": _tree(title, rows)}
+    return render("sunburst.html", ("sunburst.js",), ("sunburst.css",), **shown)
 
 
 def _tree(name: str, rows: Iterable[tuple[str, int]]) -> dict[str, Any]:

@@ -37,7 +37,9 @@ def advise_report(result: AdviseResult, top: int) -> list[RenderableType]:
 
 
 def _paragraph(rank: int, finding: Finding, wall_ns: int) -> list[Text]:
-    saves = f"at most {_MS(finding.saves_ns) or '0'} ms, {percent(finding.saves_ns / wall_ns)}"
+    saves = f"at most {_MS(finding.saves_ns)} ms, {percent(finding.saves_ns / wall_ns)}"
+    if not finding.saves_ns:
+        saves = "nothing to save on this rank"
     place = " ".join(part for part in (finding.layer, finding.phase) if part)
     where = f"{finding.start_ns / 1e9:.6f} s to {finding.end_ns / 1e9:.6f} s"
     return [
@@ -45,4 +47,5 @@ def _paragraph(rank: int, finding: Finding, wall_ns: int) -> list[Text]:
         Text(f"   {finding.evidence}"),
         Text(f"   look at {f'{place}, ' if place else ''}{where}"),
         Text(f"   try: {finding.advice}", "cyan"),
+        Text(f"   {finding.confidence} confidence; wrong if {finding.refuted_by}", "dim"),
     ]

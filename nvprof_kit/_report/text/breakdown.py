@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.breakdown.idle import CAUSES
+from nvprof_kit._analysis.breakdown.causes import CAUSES
 from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._report.text.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.units import Cells, percent
@@ -35,7 +35,7 @@ _NUMBERS: dict[str, Callable[[Any], str]] = {
 }
 _RANKS = dict.fromkeys(("idle", "gpu", "exposed", "layer", "share"), 0) | {"step": 3, "process": 3, "device": 3}
 _TITLES = {
-    "idle": "Idle, by cause and by where the launching thread was when it began",
+    "idle": "Idle, by cause and by what the host did meanwhile",
     "communication": "Communication",
     "copies": "Copies",
     "launches": "Launches",

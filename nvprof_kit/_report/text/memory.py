@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._report.page.plain import Section, page, svg_of
+from nvprof_kit._report.page.plain import Section, page
+from nvprof_kit._report.page.template import svg_of
 from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._report.text.terminal import Bar, table, warning_lines
 from nvprof_kit._report.text.units import mib, mib_cell, percent

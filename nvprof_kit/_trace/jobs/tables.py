@@ -406,13 +406,38 @@ class JobTables:
             "GROUP BY step ORDER BY step"
         )
 
+    def placed(self, ranks: Sequence[int]) -> pd.DataFrame:
+        """What `points` gives of some ranks, with what is told of each collective as a whole: arrival, late_rank, sort,
+        bytes, step.
+        """
+        self._want(ranks)
+        return self._frame(
+            "SELECT m.rank, m.index, m.step, m.a, m.e, x.ready_segment, x.end_segment, x.gates, "
+            "x.start_ns - x.ready_ns AS queued_ns, x.layer, x.phase, i.arrival, i.late_rank, i.sort, i.bytes "
+            "FROM matched AS m JOIN collectives AS x USING (rank, index) JOIN instances AS i USING (c, s, k) "
+            "SEMI JOIN wanted_ranks ON m.rank = wanted_ranks.rank ORDER BY m.rank, m.index"
+        )
+
+    def rank_steps(self) -> pd.DataFrame:
+        """Step by rank: step, rank, length_ns, compute_ns, idle_ns, and wait_ns in matched collectives."""
+        clips = f"i.n = 2 OR i.sort NOT IN {_SYMMETRIC}"
+        return self._frame(
+            "WITH spent AS (SELECT rank, step, sum(compute_ns)::BIGINT AS compute_ns, sum(idle_ns)::BIGINT AS idle_ns "
+            "FROM layers GROUP BY rank, step), waited AS (SELECT m.rank, m.step, sum(CASE WHEN "
+            f"{clips} THEN least(i.arrival - m.a, greatest(m.e - m.a, 0)) ELSE i.arrival - m.a END)::BIGINT AS wait_ns "
+            "FROM matched AS m JOIN instances AS i USING (c, s, k) WHERE NOT i.unlike GROUP BY m.rank, m.step) "
+            "SELECT step, rank, end_ns - start_ns AS length_ns, coalesce(compute_ns, 0) AS compute_ns, "
+            "coalesce(idle_ns, 0) AS idle_ns, coalesce(wait_ns, 0) AS wait_ns "
+            "FROM steps LEFT JOIN spent USING (rank, step) LEFT JOIN waited USING (rank, step) ORDER BY step, rank"
+        )
+
     def _want(self, ranks: Sequence[int]) -> None:
         import pandas as pd
 
         self._db.register("wanted_ranks", pd.DataFrame({"rank": np.asarray(ranks, dtype=np.int64)}))
 
     def _one(self, query: str) -> tuple[Any, ...]:
-        row: tuple[Any, ...] = self._db.execute(query).fetchone()
+        row: tuple[Any, ...] = self._db.execute(query).fetchall()[0]
         return row
 
     def _frame(self, query: str) -> pd.DataFrame:

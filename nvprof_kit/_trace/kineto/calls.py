@@ -23,8 +23,12 @@ _HOST_END = re.compile(r"\((?:.*\b)?(Pageable|Pinned|Managed)\b")
 
 
 def read_calls(events: Events, process: int) -> dict[str, Any]:
-    """Columns of the schema's ``calls``: every CUDA runtime and driver call, and every overhead of the profiler."""
-    parts = [(kind, events.of(category)) for category, kind in _KINDS.items()] + [("operator", events.operators)]
+    """Columns of the schema's ``calls``: every CUDA runtime and driver call, every overhead of the profiler, every
+    operator and garbage collection.
+    """
+    parts = [(kind, events.of(category)) for category, kind in _KINDS.items()] + [
+        ("operator", events.operators), ("operator", events.collections)
+    ]  # fmt: skip
     rows = joined([found for _, found in parts], ["correlation"])
     kinds = [CALL_KINDS.index(kind) for kind, _ in parts]
     return {

@@ -38,7 +38,7 @@ MISSING = int(np.iinfo(np.int64).min)
 _ANNOTATION, _OPERATOR, _PYTHON, _ARROW = "user_annotation", "cpu_op", "python_function", "fwdbwd"
 _OLDER = {"operator": _OPERATOR, "runtime": "cuda_runtime", "memcpy": "gpu_memcpy", "memset": "gpu_memset"}
 _OURS = f"{DOMAIN}:"
-_MODULE = "nn.Module: "
+_MODULE, _COLLECTION = "nn.Module: ", "Python GC"
 _HALF_LETTER = re.compile("[\ud800-\udfff]")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _ON_GPU = ("device", "stream", "correlation", "graph_node")
@@ -213,8 +213,8 @@ class Events:
                 row.name = ""
             if row.args is UNREADABLE:
                 self._missing[category, "args"] += 1
-        if category == _PYTHON:  # only modules are read of the Python functions
-            rows = [row for row in rows if not row.name or row.name.startswith(_MODULE)]
+        if category == _PYTHON:  # of the Python functions only modules and garbage collections are read
+            rows = [row for row in rows if not row.name or row.name.startswith((_MODULE, _COLLECTION))]
         ours = [row for row in rows if row.name.startswith(_OURS)]
         for where, some in (
             (_ANNOTATION, ours),
@@ -279,7 +279,14 @@ class Events:
     @property
     def modules(self) -> Rows:
         """Calls of modules, in a trace with stacks."""
-        return self.of(_PYTHON)
+        found = self.of(_PYTHON)
+        return found.take(found.by_name(lambda name: not name.startswith(_COLLECTION), bool))
+
+    @property
+    def collections(self) -> Rows:
+        """Garbage collections, where ``record_python_gc_info`` was asked for."""
+        found = self.of(_PYTHON)
+        return found.take(found.by_name(lambda name: name.startswith(_COLLECTION), bool))
 
 
 class _Columns:

@@ -59,9 +59,10 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
             "torch.profiler with CPU (and CUDA) activities"
         )
     if on_gpu:
-        ops, api = _gpu_ops(events, process, optional), _launches(events, process)
+        ops, api = _gpu_ops(events, process, optional), _launches(events, process, optional)
     else:
         ops, api = _cpu_ops(events.operators, process, optional)
+        api |= {"duration_ns": np.zeros_like(api["start_ns"])} if "duration_ns" in optional else {}
     ranges = read_ranges(events, process)
     operators = read_operators(events, process)
     odd = (*check_operations(named, ops, api), *events.warnings)
@@ -123,7 +124,7 @@ def _optional(rows: Rows, optional: Collection[str]) -> dict[str, Any]:
     return made
 
 
-def _launches(events: Events, process: int) -> dict[str, Any]:
+def _launches(events: Events, process: int, optional: Collection[str]) -> dict[str, Any]:
     calls = events.calls
     calls = calls.take(calls.number("correlation", MISSING) != MISSING)
     return {
@@ -131,6 +132,7 @@ def _launches(events: Events, process: int) -> dict[str, Any]:
         "tid": calls.tid,
         "pid": np.full(len(calls), process, dtype=np.int64),
         "correlation": calls.number("correlation"),
+        **({"duration_ns": calls.end_ns - calls.start_ns} if "duration_ns" in optional else {}),
     }
 
 

@@ -111,6 +111,7 @@ def _columns(rows: list[tuple[Any, ...]], said: Int64Array) -> Columns:
         "bytes": size,
         "ranks": ranks,
         "communicator": _communicators(said[:, 1]),
+        "description": labels(np.zeros(len(rows), dtype=np.int64), [""]),
         "sequence": np.full(len(rows), -1, dtype=np.int64),
         "peers": labels(np.zeros(len(rows), dtype=np.int64), [""]),
     }

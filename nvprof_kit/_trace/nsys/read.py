@@ -60,7 +60,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
         only = busy_calls(db) if BUSY_CALLS in optional else ""
         with ThreadPoolExecutor(max_workers=3) as pool:
             ops_job = pool.submit(read_no_ops if lacks else read_ops, db, optional)
-            api_job = pool.submit(tables.read_launches, db)
+            api_job = pool.submit(tables.read_launches, db, "duration_ns" in optional)
             calls_job = pool.submit(fetch_calls, db, only) if "calls" in optional else None
             # here, while the threads read; they import nothing themselves: an interrupted import may keep its lock
             import pandas  # noqa: F401
@@ -113,7 +113,11 @@ def read_more(path: Path, trace: Trace, domain: str, optional: Collection[str], 
             ops = make_frame("ops", named_ops(db, read(db, wanted), wanted))
             if len(ops) != len(trace.ops):
                 raise CaptureError(f"{named}: the file was changed since it was opened; open it again")
-            found["ops"] = trace.ops.assign(**{name: ops[name] for name in wanted})
+            found["ops"] = trace.ops.assign(**{name: ops[name] for name in wanted if name in ops})
+        if "duration_ns" in optional:
+            joined = {name: trace.ops[name].to_numpy() for name in ("pid", "correlation")}
+            api = tables.with_missed_launches(db, tables.read_launches(db, timed=True), joined)
+            found["api"] = make_frame("api", api)
         more = [warning for warning in db.warnings if warning not in trace.info.warnings]
     return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, *more)), **found)
 

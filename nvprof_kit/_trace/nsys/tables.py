@@ -206,9 +206,14 @@ def close_open_ranges(db: Database, ranges: Columns, api: Columns, ops: Columns)
 # ---------------------------------------------------------------- CUDA API
 
 
-def read_launches(db: Database) -> Columns:
-    """Columns of the schema's ``api``: the calls whose names say that they launch, copy or set something."""
-    return _read_api(db, f"nameId IN ({integer_list(_launching_names(db))}) OR {_no_number('nameId')}")
+def read_launches(db: Database, timed: bool = False) -> Columns:
+    """Columns of the schema's ``api``: the calls whose names say that they launch, copy or set something.
+
+    Args:
+        db: The export.
+        timed: Whether how long each took is wanted.
+    """
+    return _read_api(db, timed, f"nameId IN ({integer_list(_launching_names(db))}) OR {_no_number('nameId')}")
 
 
 def _launching_names(db: Database) -> list[int]:
@@ -216,11 +221,13 @@ def _launching_names(db: Database) -> list[int]:
     return [id_ for (id_,) in db.rows(f"SELECT id FROM StringIds WHERE typeof(id) = 'integer' AND ({likes})")]
 
 
-def _read_api(db: Database, where: str) -> Columns:
+def _read_api(db: Database, timed: bool, where: str) -> Columns:
     if RUNTIME not in db.tables:
-        return {name: np.empty(0, dtype=np.int64) for name in ("start_ns", "tid", "pid", "correlation")}
+        names = ("start_ns", "tid", "pid", "correlation", *(["duration_ns"] if timed else []))
+        return {name: np.empty(0, dtype=np.int64) for name in names}
+    took = ', "end" - start AS duration_ns' if timed else ""
     read = db.columns(
-        f"SELECT start, globalTid AS tid, correlationId AS correlation FROM {RUNTIME} WHERE {where}",
+        f"SELECT start, globalTid AS tid, correlationId AS correlation{took} FROM {RUNTIME} WHERE {where}",
         needed=("start", "tid", "correlation"),
         diagnose=lambda: check_rows(db, (RUNTIME,)),
     )
@@ -229,7 +236,14 @@ def _read_api(db: Database, where: str) -> Columns:
         "tid": read["tid"],
         "pid": process_of(read["tid"]),
         "correlation": read["correlation"],
+        **({"duration_ns": _lengths(db, read["duration_ns"])} if timed else {}),
     }
+
+
+def _lengths(db: Database, lengths: Int64Array) -> Int64Array:
+    if (lengths < 0).any():
+        raise db.refuse(f"a call of {RUNTIME} ends before it begins, or has no end")
+    return lengths
 
 
 def with_missed_launches(db: Database, api: Columns, ops: Columns) -> Columns:
@@ -237,7 +251,9 @@ def with_missed_launches(db: Database, api: Columns, ops: Columns) -> Columns:
     orphans = {process: _orphans(process, ops, api) for process in np.unique(ops["pid"]).tolist()}
     if not any(map(len, orphans.values())) or RUNTIME not in db.tables:
         return api
-    others = _read_api(db, f"NOT {_no_number('nameId')} AND nameId NOT IN ({integer_list(_launching_names(db))})")
+    others = _read_api(
+        db, "duration_ns" in api, f"NOT {_no_number('nameId')} AND nameId NOT IN ({integer_list(_launching_names(db))})"
+    )
     keep = np.zeros(len(others["pid"]), dtype=bool)
     for process, ids in orphans.items():
         keep |= (others["pid"] == process) & np.isin(others["correlation"], ids)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit._trace.sqlite import Database, integer_list
 
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -24,15 +25,20 @@ program, and under every newer driver; whether something is missing is seen from
 
 def capture_warnings(db: Database, ops: dict[str, Any]) -> tuple[str, ...]:
     """Every warning that the export's own tables give reason for."""
-    launches, lost = lost_launches(db)
+    alone = (ops["kind"] == OP_KINDS.index("kernel")) & (ops["graph_node"] < 0)
+    launches, lost = lost_launches(db, int(np.count_nonzero(alone)))
     return (*_whole_graphs(db, ops), *_overhead(db, ops), *_lost(launches, lost), *_diagnostics(db, lost))
 
 
-def lost_launches(db: Database) -> tuple[int, int]:
+def lost_launches(db: Database, kernels: int | None = None) -> tuple[int, int]:
     """How many calls launched a kernel, and how many of those kernels are not in the capture.
 
     Calls that only added a node to a CUDA graph launched nothing: in a process that captured graphs, nothing is known
     and nothing is counted as lost.
+
+    Args:
+        db: The export.
+        kernels: Number of its kernels that no graph ran, where it is known.
     """
     if not db.has(_RUNTIME, "nameId") or not db.has(_KERNEL):
         return 0, 0
@@ -46,7 +52,8 @@ def lost_launches(db: Database) -> tuple[int, int]:
         return 0, 0
     graphs = "WHERE graphNodeId IS NULL OR graphNodeId = 0" if db.has(_KERNEL, "graphNodeId") else ""
     launches = int(db.rows(f"SELECT count(*) FROM {_RUNTIME} WHERE nameId IN ({integer_list(list(names))})")[0][0])
-    kernels = int(db.rows(f"SELECT count(*) FROM {_KERNEL} {graphs}")[0][0])
+    if kernels is None:
+        kernels = int(db.rows(f"SELECT count(*) FROM {_KERNEL} {graphs}")[0][0])
     return launches, max(launches - kernels, 0)
 
 

@@ -7,9 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
+from support import tiny_ranks
 from support.nsys_file import NsysFile
 
+import nvprof_kit._cli.verbs.export as export
 from nvprof_kit._cli import main
+from nvprof_kit._report.export import forms
 
 
 @pytest.fixture
@@ -34,12 +37,41 @@ def test_the_suffix_decides_whether_it_is_packed(capture: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("words", "head"),
+    [
+        (["-o", "t.pftrace"], b"\x0a"),
+        (["-o", "t.perfetto-trace"], b"\x0a"),
+        (["--format", "pftrace", "-o", "t.bin"], b"\x0a"),
+        (["--step", "7", "-o", "t.pftrace"], b"\x0a"),
+        (["-o", "t.pb.gz"], b"\x1f\x8b"),
+        (["--format", "pprof", "-o", "t.profile"], b"\x1f\x8b"),
+        (["--to", "pprof", "--step", "7", "-o", "t.folded"], b"layers;layers.0;forward;gemm 30\n"),
+    ],
+)
+def test_the_forms(words: list[str], head: bytes, capture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(capture).parent)
+    assert run("export", capture, *words) == 0
+    assert Path(words[-1]).read_bytes().startswith(head)
+
+
+def test_the_forms_are_those_of_the_library() -> None:
+    assert dict(forms.BY_SUFFIX) == export._FORMS and export._STACKS == forms.STACKS
+
+
+def test_to_a_pipe(capture: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert run("export", "--to", "pprof", capture) == 0
+    assert gzip.decompress(capfdbinary.readouterr().out)
+
+
+@pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (["--step", "3", "-o", "t.json"], "no step 3; it has steps 7 to 7"),
-        (["-o", "t.csv"], "t.csv: no format has this suffix; needed one of .gz .json"),
-        (["other.sqlite", "-o", "t.json"], "a trace shows one capture, not 2"),
-        (["--to", "excel", "-o", "t.json"], "'excel' is not 'perfetto'"),
+        (["-o", "t.csv"], "t.csv: no format has this suffix; needed one of .json.gz .pb.gz .gz .json .pftrace"),
+        (["other.sqlite", "-o", "t.json"], "other.sqlite: no such file"),
+        (["--to", "excel", "-o", "t.json"], "'excel' is not one of 'perfetto', 'pprof'"),
+        (["--to", "pprof", "-o", "t.json"], "--to pprof, and t.json is a trace; needed a file that ends in .pb.gz"),
+        (["--to", "perfetto", "-o", "t.pb.gz"], "t.pb.gz holds stacks; needed a file that ends in .pftrace"),
     ],
 )
 def test_refusals(words: list[str], complaint: str, capture: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,3 +92,27 @@ def test_ranges_of_another_program_by_rules(tmp_path: Path) -> None:
     assert run("report", "--rules", rules, file.path, "-o", tmp_path / "page.html") == 0
     assert 'data-path="model.3"' in (tmp_path / "page.html").read_text()
     assert run("plot", "--rules", rules, "--view", "tree", file.path, "-o", tmp_path / "tree.svg") == 0
+
+
+def test_several_ranks_stand_beside_each_other_on_one_clock(tmp_path: Path) -> None:
+    # the clock of rank 1 is 5 ms ahead; both all-reduces end at 18 ms of their step on the true clock
+    captures = [tiny_ranks.capture(tmp_path, rank, shift=5_000_000 * rank) for rank in (0, 1)]
+    assert run("export", *captures, "-o", tmp_path / "job.json") == 0
+    events = json.loads((tmp_path / "job.json").read_bytes())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert [name.split(" · ")[0] for name in names.values()] == ["rank 0"] * 2 + ["rank 1"] * 2
+    ends: dict[str, list[float]] = {}
+    for event in events:
+        if event.get("cat") == "operation" and "AllReduce" in event["name"]:
+            ends.setdefault(names[event["pid"]][:6], []).append(event["ts"] + event["dur"])
+    assert ends["rank 0"] == pytest.approx(ends["rank 1"], abs=0.001) and len(ends["rank 0"]) == 2
+    tracks = [(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"]
+    assert len(tracks) == len(set(tracks))
+    assert run("export", *captures, "--step", "1", "-o", tmp_path / "job.pftrace") == 0
+    assert (tmp_path / "job.pftrace").read_bytes().startswith(b"\x0a")
+
+
+def test_stacks_are_of_one_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    captures = [tiny_ranks.capture(tmp_path, rank) for rank in (0, 1)]
+    assert run("export", *captures, "-o", tmp_path / "job.pb.gz") == 2
+    assert "holds the stacks of one capture, not of 2" in capsys.readouterr().err

@@ -53,26 +53,72 @@ const tip = {
   hide() { this.element.hidden = true; },
 };
 
+// ---- columns of numbers, packed as packing.py says
+
+const TYPES = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, f8: Float64Array };
+
+async function unpack(text) {
+  if (typeof DecompressionStream === "undefined") throw new Error("this browser cannot unpack the drawings' data; one of 2023 or later can");
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+}
+
+function column(buffer, [type, offset, count, rising]) {
+  const values = new TYPES[type](buffer, offset, count);
+  if (!rising) return values;
+  const sums = new Float64Array(count);
+  let sum = 0;
+  for (let one = 0; one < count; one++) sums[one] = sum += values[one];
+  return sums;
+}
+
+const isColumn = (value) => Array.isArray(value) && value.length === 4 && value[0] in TYPES;
+
+// the columns of an object, whatever else is in it as it is
+const columns = (buffer, object) => Object.fromEntries(Object.entries(object).map(([name, value]) => [name, isColumn(value) ? column(buffer, value) : value]));
+
 // One capture on the page. Its parts say `onPick` to hear which row of the tree is picked, -1 for none.
 class Sheet {
   constructor(element, index) {
     this.element = element;
+    this.index = index;
     this.id = `c${index}`;
     this.data = DATA[index];
     this.picked = -1;
     this.listeners = [];
-    this.rowOf = new Map(this.data.tree.name.map((name, row) => [name, row]));
+    this.members = new Set();
+    this.folds = this.data.folds ?? [];
+    // equal blocks that are one row have a number behind the tree's
+    this.names = [...this.data.tree.name, ...this.folds.map((fold) => fold.name)];
+    this.rowOf = new Map(this.names.map((name, row) => [name, row]).reverse());
   }
   part(name) { return document.getElementById(`${this.id}-${name}`); }
   onPick(listener) { this.listeners.push(listener); }
   pick(row) {
     this.picked = row;
+    this.members = new Set(this.rowsOf(row));
     for (const listener of this.listeners) listener(row);
+  }
+  // the rows of the tree that a row stands for
+  rowsOf(row) { return row < 0 ? [] : this.folds[row - this.data.tree.name.length]?.rows ?? [row]; }
+  // by hand: what is picked is in the address too, and the back button takes it back
+  choose(row) {
+    this.pick(row);
+    address.set({ layer: row < 0 ? null : this.names[row], show: null }, true);
   }
   // whether a layer is the picked one or in it
   isInside(row) {
-    for (let one = row; one >= 0; one = this.data.tree.parent[one]) if (one === this.picked) return true;
+    for (let one = row; one >= 0; one = this.data.tree.parent[one]) if (this.members.has(one)) return true;
     return false;
+  }
+  // the row of a layer and phase; of a layer that is not on the page that of the nearest around it
+  rowFor(layer, phase) {
+    if (layer === "(none)") return this.rowOf.get(`(none) ${phase}`) ?? -1;
+    for (let path = layer; path; path = path.slice(0, Math.max(path.lastIndexOf("."), 0))) {
+      const row = this.rowOf.get(path);
+      if (row !== undefined) return row;
+    }
+    return this.rowOf.get(`(none) ${layer}`) ?? -1;
   }
 }
 

@@ -47,7 +47,7 @@ function icicle(sheet) {
       const share = all ? total[row] / all : 0;
       if (share * box.clientWidth < 1.5) return;
       levels = Math.max(levels, level + 1);
-      const button = make("button", { type: "button", "data-row": row, "aria-pressed": row === sheet.picked }, label(row));
+      const button = make("button", { type: "button", "data-row": row, "aria-pressed": sheet.members.has(row) }, label(row));
       button.style.setProperty("--stripe", stripe(row));
       Object.assign(button.style, { left: `${100 * from}%`, width: `${100 * share}%`, top: `${ROW * level}px` });
       if (share * box.clientWidth < 22) { button.textContent = ""; button.ariaLabel = name[row]; button.style.padding = "0"; }
@@ -59,7 +59,7 @@ function icicle(sheet) {
     const above = [];
     for (let row = root < 0 ? -1 : parent[root]; row >= 0; row = parent[row]) above.unshift(row);
     above.forEach((row, level) => {
-      const button = make("button", { type: "button", "data-row": row, "aria-pressed": row === sheet.picked }, label(row));
+      const button = make("button", { type: "button", "data-row": row, "aria-pressed": sheet.members.has(row) }, label(row));
       button.style.setProperty("--stripe", stripe(row));
       Object.assign(button.style, { left: "0", width: "100%", top: `${ROW * level}px`, opacity: ".55" });
       made.push(button);
@@ -72,7 +72,7 @@ function icicle(sheet) {
 
   function goInto(row) {
     root = row;
-    sheet.pick(row);
+    sheet.choose(row);
     box.querySelector(`[data-row="${row}"]`)?.focus({ preventScroll: true });
   }
   box.addEventListener("click", (event) => {

@@ -1,38 +1,57 @@
-// The parts put together, the keys of the whole page, and links to a layer or a time.
+// The parts put together, the keys of the whole page, and what the address asks for.
 
 const sheets = [...document.querySelectorAll(".sheet")].map((element, index) => new Sheet(element, index));
-for (const sheet of sheets) {
-  sheet.table = pickingTable(sheet);
-  icicle(sheet);
-  sheet.timeline = new Timeline(sheet);
-  steps(sheet);
-}
+const tabs = [...document.querySelectorAll(".tab")];
 const comparison = document.getElementById("changes");
 if (comparison) new LayerTable(comparison);
 
-const tabs = [...document.querySelectorAll(".tab")];
-function open(index) {
+// the parts of a capture, when it is first looked at
+function build(sheet) {
+  sheet.ready ??= (async () => {
+    sheet.table = pickingTable(sheet);
+    icicle(sheet);
+    for (const table of sheet.element.querySelectorAll("table.plain")) new LayerTable(table);
+    try {
+      sheet.buffer = await unpack(sheet.data.block);
+    } catch (error) {
+      sheet.element.prepend(make("p", { class: "warnings" }, String(error.message)));
+      return;
+    }
+    if (sheet.data.timeline) sheet.timeline = new Timeline(sheet);
+    steps(sheet);
+    kernels(sheet);
+  })();
+  return sheet.ready;
+}
+
+async function open(index) {
   sheets.forEach((sheet, place) => { sheet.element.hidden = place !== index; });
   tabs.forEach((tab, place) => { tab.ariaPressed = String(place === index); });
+  await build(sheets[index]);
 }
-tabs.forEach((tab, index) => tab.addEventListener("click", () => open(index)));
+tabs.forEach((tab, index) => tab.addEventListener("click", () => {
+  const nothing = Object.fromEntries([...address.read().keys()].map((name) => [name, null]));
+  address.set({ ...nothing, capture: index || null }, true);
+  follow();
+}));
 
-// #c0/layer/model.layers.3 and #c0/time/1200-1500 (ns since the capture's zero)
-function follow() {
-  const [id, kind, ...rest] = location.hash.slice(1).split("/");
-  const index = sheets.findIndex((sheet) => sheet.id === id);
-  if (index < 0) return;
-  open(index);
+// #capture=1&layer=model.layers.3&step=12&time=1200-1500&search=mlp; times are ns since the capture's zero
+async function follow() {
+  const asked = address.read();
+  const index = Math.min(Math.max(Number(asked.get("capture")) || 0, 0), sheets.length - 1);
   const sheet = sheets[index];
-  if (kind === "layer") {
-    const name = decodeURIComponent(rest.join("/"));
-    const row = sheet.rowOf.get(name);
-    if (row === undefined) return;
-    sheet.pick(row);
-    sheet.timeline.goToLayer(name);
+  await open(index);
+  const row = sheet.rowOf.get(asked.get("layer")) ?? -1;
+  if (row !== sheet.picked) sheet.pick(row);
+  if (sheet.table.search.value !== (asked.get("search") ?? "")) sheet.table.find(asked.get("search") ?? "");
+  sheet.showKernels?.(asked.get("kernels") ?? "", asked.get("by") ?? "kernel");
+  sheet.timeline?.follow(asked.get("step"), asked.get("time"), asked.get("show"));
+  if (asked.get("show") === "layer" && row >= 0) {
+    sheet.timeline?.goToPicked();
     sheet.part("layers").scrollIntoView({ block: "nearest" });
-  } else if (kind === "time" && sheet.timeline.goToTime(...rest[0].split("-").map(Number)))
-    sheet.part("timeline-section").scrollIntoView();
+  } else if (asked.get("show") === "time") sheet.part("timeline-section").scrollIntoView();
+  if (asked.has("show")) address.set({ show: null });
+  delete document.documentElement.dataset.loading;
 }
 addEventListener("hashchange", follow);
 follow();
@@ -47,6 +66,6 @@ addEventListener("keydown", (event) => {
 let unprinted = [];
 addEventListener("beforeprint", () => {
   unprinted = sheets.filter((sheet) => sheet.element.hidden);
-  for (const sheet of sheets) { sheet.element.hidden = false; sheet.pick(sheet.picked); }
+  for (const sheet of sheets) { sheet.element.hidden = false; if (sheet.ready) sheet.pick(sheet.picked); }
 });
 addEventListener("afterprint", () => { for (const sheet of unprinted) sheet.element.hidden = true; });

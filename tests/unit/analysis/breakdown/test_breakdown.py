@@ -92,10 +92,13 @@ def gap(file: NsysFile, call: tuple[int, int], start: int = 300) -> NsysFile:
 def test_idle_before_a_late_launch_is_the_hosts(file: NsysFile) -> None:
     gap(file, (280, 290)).range_("layers.4", 150, 295)
     result = analysed(file)
-    assert idle_of(result) == {"launch": 100}
-    found = result.idle.iloc[0]
-    # the launching thread was in layers.4, in no call, when the gap began at 200
-    assert found.tolist() == ["launch", "layers.4", "forward", "", 1, 100, 100, 200]
+    # of 200-300 the launching thread was in layers.4 to 280 and in the launch to 290; then it had launched
+    assert idle_of(result) == {"launch": 90, "queued": 10}
+    assert result.idle.to_numpy().tolist() == [
+        ["launch", "layers.4", "forward", "", "", 1, 80, 80, 200],
+        ["launch", "layers.4", "forward", "", "cudaLaunchKernel", 1, 10, 10, 280],
+        ["queued", "layers.4", "forward", "", "", 1, 10, 10, 290],
+    ]
 
 
 def test_idle_before_a_devices_first_replay_is_not_between_replays(file: NsysFile) -> None:
@@ -104,8 +107,9 @@ def test_idle_before_a_devices_first_replay_is_not_between_replays(file: NsysFil
     file.call("cudaGraphLaunch_v10000", 390, 395, correlation=2)
     file.kernel(20, 500, correlation=1, node=1 << 32, device=0)  # the device before in the table, all the step long
     file.kernel(400, 500, correlation=2, node=2 << 32, device=1)
-    # the first device waits 20 for its launch; the second 400, and had no replay before
-    assert idle_of(analysed(file)) == {"launch": 420}
+    # the first device waits 20 for its launch, which takes 10; the second 400, in both launches for 15, and 5 after the
+    # second; it had no replay before
+    assert idle_of(analysed(file)) == {"launch": 10 + 15, "unknown": 10 + 380, "queued": 5}
 
 
 def test_idle_before_an_operation_launched_long_ago_is_the_devices(file: NsysFile) -> None:
@@ -115,8 +119,15 @@ def test_idle_before_an_operation_launched_long_ago_is_the_devices(file: NsysFil
 def test_idle_that_begins_while_the_host_waits_is_the_synchronisations(file: NsysFile) -> None:
     gap(file, (280, 290)).call("cudaStreamSynchronize_v3020", 50, 210)
     result = analysed(file)
-    assert idle_of(result) == {"sync": 100}
-    assert result.idle["call"].tolist() == ["cudaStreamSynchronize"]
+    # it had waited for 160, so it launched at least 90 later than it could have; 290-300 it had launched
+    assert idle_of(result) == {"sync": 10, "after_sync": 80, "queued": 10}
+    assert result.idle["call"].tolist() == ["", "cudaStreamSynchronize", "cudaLaunchKernel", ""]
+
+
+def test_a_short_wait_makes_the_host_late_by_no_more_than_it_took(file: NsysFile) -> None:
+    gap(file, (280, 290)).call("cudaStreamSynchronize_v3020", 190, 210)
+    # 200-210 it waits; without the wait of 20 it had launched 20 earlier; the other 50 it had needed all the same
+    assert idle_of(analysed(file)) == {"sync": 10, "after_sync": 20, "launch": 10, "unknown": 50, "queued": 10}
 
 
 def test_idle_is_split_between_what_the_host_was_in(file: NsysFile) -> None:
@@ -124,8 +135,9 @@ def test_idle_is_split_between_what_the_host_was_in(file: NsysFile) -> None:
     file.range_("data", 195, 240, category="data")
     file.call("cudaMalloc_v3020", 250, 260)
     file.overhead("CUPTI: Buffer flush", 262, 270)
-    # of 200-300: data 40, allocation 10, profiler 8, the rest 42
-    assert idle_of(analysed(file)) == {"launch": 42, "dataloader": 40, "allocation": 10, "profiler": 8}
+    # of 200-300: data 40, allocation 10, profiler 8, the launch 10 and the way to the device 10; nothing tells of 22
+    expected = {"launch": 10, "unknown": 22, "dataloader": 40, "allocation": 10, "profiler": 8, "queued": 10}
+    assert idle_of(analysed(file)) == expected
 
 
 def test_overlapping_causes_are_counted_once(file: NsysFile) -> None:
@@ -133,8 +145,9 @@ def test_overlapping_causes_are_counted_once(file: NsysFile) -> None:
     file.range_("data", 200, 280, category="data")
     file.call("cudaMalloc_v3020", 210, 230)
     file.overhead("CUPTI: Buffer flush", 220, 250)
-    # profiler 30 first, then allocation 210-220, then data 200-210 and 250-280, then 280-300
-    assert idle_of(analysed(file)) == {"launch": 20, "dataloader": 40, "allocation": 10, "profiler": 30}
+    # profiler 30 first, then allocation 210-220, then data 200-210 and 250-280, then the launch, and its way
+    expected = {"launch": 10, "dataloader": 40, "allocation": 10, "profiler": 30, "queued": 10}
+    assert idle_of(analysed(file)) == expected
 
 
 def test_idle_between_two_graph_replays(file: NsysFile) -> None:
@@ -143,9 +156,9 @@ def test_idle_between_two_graph_replays(file: NsysFile) -> None:
         call = file.call("cudaGraphLaunch_v10000", launch, launch + 5)
         for number in (1, 2):
             file.kernel(begin + 40 * number, begin + 40 * number + 30, correlation=call, node=number)
-    # 0-50 before the first (its launch ends at 5: the host), 80-90 and 270-280 inside replays, 120-240 between them,
-    # 310-400 behind the last operation
-    assert idle_of(analysed(file)) == {"launch": 50, "queued": 20, "graph": 120, "other": 90}
+    # 0-50 before the first (its launch ends at 5, then it is the device's), 80-90 and 270-280 inside replays, 120-240
+    # between them, 310-400 behind the last operation
+    assert idle_of(analysed(file)) == {"launch": 5, "queued": 45 + 20, "graph": 120, "other": 90}
 
 
 def test_the_queue_of_launched_operations(file: NsysFile) -> None:

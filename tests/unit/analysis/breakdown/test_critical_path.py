@@ -33,9 +33,9 @@ def test_the_path_goes_through_the_host_and_the_device(file: NsysFile) -> None:
     file.kernel(290, 400, launched=(270, 280))
     path = path_of(file).set_index("layer")
     # backwards: the kernel 290-400; 280-290 its launch's way to the device; the host from there to the step's begin,
-    # since it never waited: layers.1 from 280 back to 60, where it is layers.0's call that begins
-    assert path.loc["layers.1", ["gpu_ns", "wait_ns", "host_ns"]].tolist() == [110, 10, 220]
-    assert path.loc["layers.0", "host_ns"] == 60
+    # since it never waited: layers.1 from 280 back to 100, where it began, and layers.0 before
+    assert path.loc["layers.1", ["gpu_ns", "wait_ns", "host_ns"]].tolist() == [110, 10, 180]
+    assert path.loc["layers.0", "host_ns"] == 100
     assert path["share"].sum() == pytest.approx(1)
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from support.golden import Golden
 from support.nsys_file import PID, NsysFile, thread
 
+import nvprof_kit
 from nvprof_kit._analysis.summary.summary import OPTIONAL, VIEWS, SummaryOptions, SummaryResult, summary
 from nvprof_kit._cli import group
 from nvprof_kit._cli.verbs.summary import VIEWS as OFFERED
@@ -218,6 +220,29 @@ def test_an_empty_view_says_which_switch_gives_it() -> None:
     assert not len(result.views["operator"])
     assert "emit_nvtx" in result.notes["operator"] and "--pytorch" in result.notes["operator"]
     assert "no communication" in result.notes["distributed"]
+
+
+@pytest.mark.parametrize("name", ["graph-2023.4.sqlite.xz", "hooks-ddp-2024.2.sqlite.xz", "profiler/video.json.xz"])
+def test_the_kernel_view_alone_reads_less_and_says_the_same(name: str) -> None:
+    among = nvprof_kit.open(DATA / name).summary("kernel", "memory").to_frame("kernel")
+    alone, later = nvprof_kit.open(DATA / name), nvprof_kit.open(DATA / name)
+    pd.testing.assert_frame_equal(alone.summary("kernel").to_frame(), among)
+    assert alone._operations().trace.calls is None
+    later.layers()
+    pd.testing.assert_frame_equal(later.summary("kernel").to_frame(), among)
+
+
+def test_launches_of_two_processes_and_of_an_id_that_stands_twice(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("layers.0", 0, 5000)
+    for at, took in ((100, 7), (1100, 9)):  # two windows of one process, which count from 1 again
+        file.kernel(at + 50, at + 60, launched=(at, at + took), name="k")
+        file.rows["CUPTI_ACTIVITY_KIND_KERNEL"][-1]["correlationId"] = 1
+        file.rows["CUPTI_ACTIVITY_KIND_RUNTIME"][-1]["correlationId"] = 1
+    row = nvprof_kit.open(file.write()).summary("kernel").to_frame().iloc[0]
+    # quantiles lie between the two: 7 + 0.5 * 2, 7 + 0.95 * 2 = 8.9
+    names = ["calls", "cpu_total_ns", "cpu_avg_ns", "cpu_max_ns", "cpu_min_ns", "cpu_p50_ns", "cpu_p95_ns"]
+    assert row[names].tolist() == [2, 16, 8, 9, 7, 8, 9]
 
 
 def test_the_verb(tmp_path: Path) -> None:

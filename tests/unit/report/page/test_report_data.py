@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from support.layers_result import MS, layers_result
@@ -14,9 +18,10 @@ from support.nsys_file import NsysFile
 
 from nvprof_kit._analysis.advise import evidence as analysed
 from nvprof_kit._analysis.advise.advise import OPTIONAL, AdviseResult, advise
+from nvprof_kit._analysis.attribution.attribution import attribute
+from nvprof_kit._analysis.timeline import Timeline, timeline
 from nvprof_kit._cli import main
 from nvprof_kit._report.page.data import (
-    MAX_TEXT,
     ClassTimes,
     Finding,
     Headline,
@@ -25,14 +30,16 @@ from nvprof_kit._report.page.data import (
     headlines,
     phase_split,
     sheet_of,
-    short_text,
     total_change,
 )
 from nvprof_kit._report.page.drawing import drawn
+from nvprof_kit._report.page.packing import Block
 from nvprof_kit._report.page.page import report_page
-from nvprof_kit._report.page.timeline import drawn_timeline
+from nvprof_kit._report.page.tables import MAX_TEXT, short_text
+from nvprof_kit._report.page.timeline import Moments, Texts, drawn_timeline
 from nvprof_kit._report.plots.timeline import timeline_bands
 from nvprof_kit._trace.open import open_capture
+from nvprof_kit._trace.schema import Trace
 from nvprof_kit.errors import UsageError
 
 
@@ -79,51 +86,102 @@ def test_the_comparison_is_per_step_and_keeps_what_only_one_has(sheet: Sheet) ->
     tree = tree[tree["layer"] != "lm_head"].reset_index(drop=True)
     tree.loc[tree["layer"] == "model.layers.1", "total_ns"] = 14 * MS
     other = Sheet(replace(sheet.layers, tree=tree), sheet.steps)
-    found = {change.layer: change for change in changes([sheet, other])}
+    found = {change.layer: change for change in changes([sheet.layers, other.layers])}
     assert found["model.layers.1"].times == (5 * MS, 7 * MS) and found["model.layers.1"].change == 2 * MS
     assert found["lm_head"].times == (2 * MS, None) and found["lm_head"].change is None
     assert list(found)[:2] == ["model", "model.layers.0"] and "(none) optimizer" in found
-    assert {change.layer: change for change in changes([other, sheet])}["lm_head"].times == (None, 2 * MS)
-    assert total_change([sheet, other]).times == (20 * MS, 20 * MS)
+    assert {change.layer: change for change in changes([other.layers, sheet.layers])}["lm_head"].times == (None, 2 * MS)
+    assert total_change([sheet.layers, other.layers]).times == (20 * MS, 20 * MS)
 
 
 def test_what_the_scripts_draw(sheet: Sheet) -> None:
     data = drawn(sheet)
     assert data["tree"]["name"][:2] == ["model", "model.layers.0"] and data["tree"]["parent"][:3] == [-1, 0, 1]
-    steps = data["bySteps"]
+    steps = unpacked(data, data["bySteps"])
     assert steps["number"] == [0, 1] and steps["length"] == [30 * MS, 22 * MS]
-    assert steps["phases"] == {
+    assert unpacked(data, steps["phases"]) == {
         "forward": [6 * MS, 9 * MS],  # step 0: 1 + 3 + 2, step 1: 2 + 5 + 2
         "backward": [10 * MS, 7 * MS],  # 2 + 3 + 5 and 1 + 4 + 2
         "other": [4 * MS, 3 * MS],
     }
-    assert steps["layers"]["0"] == [16 * MS, 14 * MS]  # model: all but what is outside
+    assert steps["layers"][0] == 0 and steps["cells"][:2] == [16 * MS, 14 * MS]  # model: all but what is outside
     json.dumps(data)
 
 
+def unpacked(data: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a page's data as lists, as the page's script reads them."""
+    block = gzip.decompress(base64.b64decode(data["block"]))
+
+    def read(kind: str, offset: int, count: int, rising: int) -> list[int]:
+        values = np.frombuffer(block, f"<{kind}", count, offset)
+        return [int(value) for value in (np.cumsum(values, dtype=np.float64) if rising else values)]
+
+    kinds = ("u1", "u2", "u4", "f8")
+    return {
+        name: read(*value) if isinstance(value, list) and len(value) == 4 and value[0] in kinds else value
+        for name, value in columns.items()
+    }
+
+
 def test_the_drawn_timeline(real: Sheet) -> None:
-    ((title, shown),) = real.timelines
-    assert title == "step 1, a typical one"
-    data = drawn_timeline(shown)
-    assert (data["start"], data["length"]) == (0, 1900)
-    idle, stream, thread = data["groups"]
-    assert idle["label"] == "GPU 0: idle 57.9 % of the time, in 2 gaps"
-    assert (idle["rows"][0]["start"], idle["rows"][0]["length"]) == ([0, 1700], [1000, 100])
-    rows = [(row["kind"], row["start"], [data["texts"][text] for text in row["text"]]) for row in stream["rows"]]
+    data = drawn(real)
+    timeline, texts = data["timeline"], data["texts"]
+    (step,) = timeline["steps"]
+    assert (step["title"], step["start"], step["length"]) == ("step 1, a typical one", 0, 1900)
+    assert step["idle"] == {0: "GPU 0: idle 57.9 % of the time, in 2 gaps"} and timeline["note"] == ""
+    idle, stream, thread = ([unpacked(data, row) for row in group["rows"]] for group in timeline["groups"])
+    assert (idle[0]["start"], idle[0]["length"]) == ([0, 1700], [1000, 100])
+    rows = [(row["kind"], row["start"], [texts[text] for text in row["text"]]) for row in stream]
     assert rows == [
         ("layer", [1000], ["a"]),
         ("layer", [1300], ["a.b"]),
         ("op", [1000, 1300, 1800], ["first", "second", "third"]),
     ]
-    assert [data["texts"][layer] for layer in stream["rows"][2]["layer"]] == ["a", "a.b", "(none)"]
-    assert [row["start"] for row in thread["rows"]] == [[0], [10], [310]]
+    assert [texts[layer] for layer in stream[2]["layer"]] == ["a", "a.b", "(none)"]
+    assert [texts[phase] for phase in stream[2]["phase"]] == ["forward", "forward", "other"]
+    assert [row["start"] for row in thread] == [[0], [10], [310]]
 
 
-def test_of_too_many_operations_the_shortest_are_left_out_aloud(real: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nvprof_kit._report.page.timeline.MAX_OPS", 2)
-    data = drawn_timeline(real.timelines[0][1])
-    assert data["groups"][1]["rows"][2]["start"] == [1000, 1300]
-    assert data["note"].startswith("Not drawn: 1 operations of at most <0.001 ms, 1 ranges of at most ")
+def test_every_step_can_be_chosen_with_its_own_idle_time(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    for step, length in enumerate((100, 200, 300)):
+        begin = 1000 * step
+        file.range_(f"step {step}", begin, begin + 500, category="step", payload=step)
+        file.range_("a", begin + 10, begin + 90, category="forward")
+        file.kernel(begin + 100, begin + 100 + length, launched=(begin + 12, begin + 13))
+    found = drawn(sheet_of(open_capture(file.write(), optional=("name", "stream"))))["timeline"]["steps"]
+    # of 500 ns each: 400, 300 and 200 without an operation; step 1 is the median, and all take 500
+    assert {step["step"]: step["idle"][0] for step in found} == {
+        0: "GPU 0: idle 80.0 % of the time, in 2 gaps",
+        1: "GPU 0: idle 60.0 % of the time, in 2 gaps",
+        2: "GPU 0: idle 40.0 % of the time, in 2 gaps",
+    }
+    assert [(step["start"], step["length"]) for step in sorted(found, key=lambda one: one["step"])] == [
+        (0, 500), (1000, 500), (2000, 500)
+    ]  # fmt: skip
+
+
+def test_short_operations_of_a_layer_are_drawn_together_and_counted(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("a", 0, 900, category="forward")
+    file.range_("b", 1000, 1900, category="forward")
+    for launch, begin, length in ((10, 2000, 100), (20, 2110, 300), (30, 2420, 50), (1010, 2480, 70), (1020, 9000, 20)):
+        file.kernel(begin, begin + length, launched=(launch, launch + 5), name=f"k{begin}")
+    shown = timeline_of(open_capture(file.write(), optional=("name", "stream")))
+    block, texts = Block(), Texts()
+    data = drawn_timeline(Moments(shown, []), texts, block, limit=3) | {"block": block.packed()}
+    names = list(texts.numbers)
+    (row,) = [unpacked(data, row) for group in data["groups"] for row in group["rows"] if row["kind"] == "op"]
+    # three of `a` in a row, one of `b`, and one of `b` 6450 ns later
+    assert (row["start"], row["length"]) == ([2000, 2480, 9000], [470, 70, 20])
+    assert (row["count"], row["busy"]) == ([3, 1, 1], [450, 70, 20])
+    assert [names[text] for text in row["text"]] == ["k2110", "k2480", "k9000"]  # the longest of each
+    assert data["note"].startswith("3 operations, of at most <0.001 ms each, are drawn in 1 boxes")
+    assert sum(row["busy"]) == 540  # nothing is lost
+
+
+def timeline_of(trace: Trace) -> Timeline:
+    return timeline(trace, attribute(trace))
 
 
 def test_a_step_that_is_not_there(tmp_path: Path) -> None:
@@ -152,11 +210,12 @@ def test_findings_link_to_what_the_page_shows(tmp_path: Path) -> None:
     found = AdviseResult(findings, 50_000_000, 5, 1, (), trace.info)
     sheet = sheet_of(trace, None, found)
     # lengths 900, 900, 900, 950, 5000: the median is step 2's; findings are in steps 1 and 4, and outside every step
-    assert [title for title, _ in sheet.timelines] == [
+    assert sheet.moments is not None and [step.title for step in sheet.moments.steps] == [
         "step 2, a typical one",
         "step 3, the slowest",
         "step 1, of a finding",
         "step 4, of a finding",
+        "step 0",
     ]
     assert [(one.layer, one.window) for one in sheet.findings] == [
         ("a", (10_100, 10_200)),
@@ -193,7 +252,8 @@ def test_the_page_is_one_file_whose_own_script_alone_may_run(sheet: Sheet) -> No
     assert re.findall("<script[^>]*>", text) == ['<script type="application/json" id="data">', "<script>"]
     assert "default-src 'none'" in text and "script-src 'sha256-" in text
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//|@import|url\(""", text)
-    assert 'href="#c0/time/12-34"' in text and 'href="#c0/layer/model.layers.0"' in text
+    assert 'href="#capture=0&amp;time=12-34&amp;show=time"' in text
+    assert 'href="#capture=0&amp;layer=model.layers.0&amp;show=layer"' in text
     assert "! nsys" not in text and "nsys dropped 3 events; record less at once" in text
 
 
@@ -220,9 +280,10 @@ def test_without_a_gpu_nothing_is_called_one(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     sheet = sheet_of(open_capture(path, optional=("name", "stream")))
-    assert [group["label"] for group in drawn(sheet)["timelines"][0]["groups"]] == [
+    assert [group["label"] for group in drawn(sheet)["timeline"]["groups"]] == [
         "CPU operators",
         "CPU thread 0: when its ranges were open",
     ]
     assert not any("GPU" in headline.label for headline in headlines(sheet)) and sheet.classes is None
-    assert [band.name for band in timeline_bands(sheet.timelines[0][1])] == ["layers", "CPU operators"]
+    assert sheet.moments is not None
+    assert [band.name for band in timeline_bands(sheet.moments.shown)] == ["layers", "CPU operators"]

@@ -20,7 +20,7 @@ from support.nsys_file import NsysFile
 from nvprof_kit._analysis.attribution.attribution import attribute
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._analysis.timeline import OPTIONAL, timeline
-from nvprof_kit._report.export.perfetto import perfetto_trace
+from nvprof_kit._report.export.forms import TRACES
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import Trace
 
@@ -30,8 +30,8 @@ CAPTURES = ["llama-2023.4", "graph-2023.4", "checkpoint-2023.4", "hooks-ddp-2024
 
 
 def exported(trace: Trace, instance: int | None = None) -> dict[str, Any]:
-    packed = perfetto_trace(timeline(trace, attribute(trace), instance), trace.info)
-    return json.loads(gzip.decompress(packed), parse_float=Decimal)
+    packed = TRACES["json.gz"](timeline(trace, attribute(trace), instance), trace.info)
+    return json.loads(gzip.decompress(b"".join(packed)), parse_float=Decimal)
 
 
 def ns(microseconds: Decimal | int) -> int:
@@ -153,7 +153,7 @@ def test_letters_are_not_escaped_and_half_ones_do_no_harm(tmp_path: Path) -> Non
     path = tmp_path / "run.json"
     path.write_text(json.dumps({"traceEvents": events}))
     trace = open_capture(path, optional=OPTIONAL)
-    packed = perfetto_trace(timeline(trace, attribute(trace)), trace.info, "json").decode()
+    packed = b"".join(TRACES["json"](timeline(trace, attribute(trace)), trace.info)).decode()
     assert '"name":"Ω\ufffd"' in packed and " · operations" in packed and "\\u" not in packed
 
 

@@ -1,0 +1,304 @@
+"""The causes of idle time, and what each thing that a host does counts as.
+
+What is innermost on the thread decides. What loads code is a cause with all that happens in it. Loading takes its time
+around the calls that tell of it: cuDNN builds a plan for a shape, or a library unpacks its kernels, and then loads what
+it has made in microseconds. So the time since the last work that the thread gave the device, inside the operator or
+range that the call is in, counts as loading too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, inherit
+from nvprof_kit._analysis.attribution.ranges import Ranges
+from nvprof_kit._analysis.breakdown.host import HostCalls
+from nvprof_kit._analysis.breakdown.stretches import Changes, Stack, Stretches
+from nvprof_kit.names import LAYER_CATEGORIES, Category
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CAUSES: Mapping[str, str] = {
+    "launch": "the host had not launched the next operation yet: it was in the call, operator, layer or phase named",
+    "sync": "the host waited in a synchronising call",
+    "after_sync": "the host was as late as it had waited for the device before: without the wait it had launched ahead",
+    "dataloader": "the host was fetching data",
+    "allocation": "the host was in a call that allocates or frees memory",
+    "loading": "the host loaded a library or a module, compiled, or tuned for a shape",
+    "copy": "the host was in a copying call that did not return at once",
+    "gc": "Python collected garbage",
+    "off_cpu": "the launching thread was not on a CPU: it waited for a thread, a lock or a file, or was preempted",
+    "profiler": "the profiler held the host up; not there without it",
+    "graph": "between two replays of CUDA graphs",
+    "queued": "the next operation was launched already: the device's own gap between operations",
+    "unknown": "the host had not launched the next operation yet; nothing tells what it did: Python, or another thread",
+    "other": "no operation follows, or its launch is not in the capture",
+}
+"""The causes and what they mean."""
+
+NAMES = tuple(CAUSES)
+LAUNCH, LOADING, UNKNOWN = (NAMES.index(name) for name in ("launch", "loading", "unknown"))
+
+LONG_NS, LONG_LAUNCH_NS = 100_000, 1_000_000
+"""A call that asks for a function, or copies asynchronously, returns at once; one that takes so long loads or waits. So
+does the first launch of a kernel that takes so long while the device idles.
+"""
+
+FIRST_NS, FIRST_TIMES, OTHERS = 1_000_000, 10, 2
+"""An operator's first call that took so long by itself, and so many times the median of its other calls, of which there
+are so many, prepared what the others found ready: a library, a plan for the shape."""
+
+_LOADS = re.compile(
+    r"^cu(da)?(Module|Library)Load|^cuLink|^nvrtc|^nvJitLink|^nvPTXCompiler|^cu(blas|blasLt|dnn|sparse|solver\w*|fft)Create"
+    r"|\(dynamo_timed\)$|CachingAutotuner|autotun",
+    re.IGNORECASE,
+)
+_LOADS_AT_FIRST = re.compile(
+    r"^cu(da)?(Func|Kernel|Module|Library)(Get|Set)|GetFuncBySymbol|GetSymbol|^cu(da)?Occupancy"
+    r"|^cu(Module|Library)Unload"
+)
+"""Calls that load what they ask about where it is not loaded yet."""
+
+ALLOCATES = re.compile(r"(Malloc|MemAlloc|MemFree|HostAlloc|HostRegister|MemMap|MemCreate|^cudaFree)", re.IGNORECASE)
+"""Calls that allocate or free memory."""
+
+_COPIES = re.compile(r"^cu(da)?(Memcpy|Memset)")
+_SYNCHRONISES = re.compile(r"Synchronize", re.IGNORECASE)
+_COLLECTS = re.compile(r"^(Python GC|gc|gc\.collect|garbage[ _]collect\w*)\b", re.IGNORECASE)
+_FETCHES = re.compile(r"^enumerate\(DataLoader\)")
+_LOADING_OVERHEAD = re.compile(r"Lazy Function Loading|Module Loading", re.IGNORECASE)
+_LAUNCHES = re.compile(r"^cu(da)?LaunchKernel|^cuLaunch|^cudaLaunch")
+_GIVES_WORK = re.compile(r"Launch|Memcpy|Memset|Malloc|MemAlloc|Free|Synchronize|HostAlloc")
+_DATA_TEXTS = ("data", "dataloader")
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What the host's threads do at every moment.
+
+    Attributes:
+        host: The calls.
+        ranges: The ranges.
+        rows: Which of the calls, operators and no overheads, are in `stack`.
+        stack: Their nesting by thread; an index is a place in `rows`.
+        cause: Index into `NAMES` of each, that of what is around it where it has none of its own, `NONE` for none.
+        operator: The nearest operator of each, an index into the calls, or `NONE`.
+        prepares: Whether each is an operator's first call that took much longer than its others.
+        range_cause: Index into `NAMES` of each range, or `NONE`, with a place for range `NONE` at the end.
+        in_layer: Whether each range is in a layer, likewise.
+        in_phase: Whether it is in a layer or a phase.
+        loading: By thread, the stretches of loading around the calls that tell of it.
+        profiler: By process, the profiler's own.
+        on_cpu: By thread, when it was on a CPU; None where the capture does not tell.
+        watched: From when to when it tells.
+    """
+
+    host: HostCalls
+    ranges: Ranges
+    rows: Int64Array
+    stack: Stack
+    cause: npt.NDArray[np.int8]
+    operator: Int64Array
+    prepares: npt.NDArray[np.bool_]
+    range_cause: npt.NDArray[np.int8]
+    in_layer: npt.NDArray[np.bool_]
+    in_phase: npt.NDArray[np.bool_]
+    loading: Stretches
+    profiler: Stretches
+    on_cpu: Stretches | None
+    watched: tuple[int, int]
+
+    @property
+    def of_threads(self) -> list[Changes]:
+        """Where what a thread does changes."""
+        nesting = self.ranges.nesting
+        found = [self.stack.changes, self.loading.changes]
+        found.append(Changes(nesting.threads, nesting.origin, nesting.span, nesting.change))
+        return [*found, self.on_cpu.changes] if self.on_cpu is not None else found
+
+    def at(self, tid: Int64Array, moment: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """What is innermost on threads at moments: a place in `rows`, and a range; `NONE` for none."""
+        return self.stack.innermost(tid, moment), self.ranges.nesting.innermost(tid, moment)
+
+    def off_cpu(self, tid: Int64Array, moment: Int64Array) -> npt.NDArray[np.bool_]:
+        """Whether a thread was not on a CPU, shape ``(n,)``."""
+        if self.on_cpu is None:
+            return np.zeros(len(tid), dtype=bool)
+        first, last = self.watched
+        watched = np.isin(tid, self.on_cpu.changes.lanes) & (moment >= first) & (moment < last)
+        off: npt.NDArray[np.bool_] = watched & ~self.on_cpu.hold(tid, moment)
+        return off
+
+
+def doing(
+    host: HostCalls, ranges: Ranges, scheduled: pd.DataFrame | None, gaps: tuple[Int64Array, Int64Array]
+) -> Doing:
+    """What the host's threads do while the devices wait for them.
+
+    Args:
+        host: The calls.
+        ranges: The ranges.
+        scheduled: The table ``scheduled``, where the capture has it.
+        gaps: Starts and ends of these times on all devices: a call in none of them is left out.
+    """
+    rows = np.flatnonzero(~host.overhead[:-1] & _touches(gaps, host.start[:-1], host.end[:-1]))
+    stack = Stack(host.tid[rows], host.start[rows], host.end[rows])
+    cause, operator = _own_causes(host, rows), np.where(host.operator[rows], rows, NONE)
+    for level in range(1, int(stack.depth.max(initial=0)) + 1):
+        here = np.flatnonzero(stack.depth == level)
+        around = stack.parent[here]
+        taken = (cause[here] == NONE) | (cause[around] == LOADING)
+        cause[here[taken]] = cause[around[taken]]
+        lacking = operator[here] == NONE
+        operator[here[lacking]] = operator[around[lacking]]
+    in_layer = np.append(ranges.layer_range >= 0, False)
+    made = Doing(
+        host,
+        ranges,
+        rows,
+        stack,
+        np.append(cause, np.int8(NONE)),
+        np.append(operator, NONE),
+        np.append(_prepares(host, rows, stack), False),
+        _range_causes(ranges),
+        in_layer,
+        in_layer | np.append(ranges.phase_range >= 0, False),
+        Stretches(*np.zeros((3, 0), dtype=np.int64)),
+        _profiler(host),
+        *_on_cpu(scheduled),
+    )
+    return Doing(**{**vars(made), "loading": _loading(made, np.flatnonzero(cause == LOADING))})
+
+
+def _touches(gaps: tuple[Int64Array, Int64Array], start: Int64Array, end: Int64Array) -> npt.NDArray[np.bool_]:
+    """Which intervals overlap some gap, whichever device it is of."""
+    begins, ends = gaps
+    one = np.zeros(len(begins), dtype=np.int64)
+    union = Stretches(one, begins, ends).changes.keys + (int(begins.min()) if len(begins) else 0)
+    after, before = np.searchsorted(union[1::2], start, side="right"), np.searchsorted(union[0::2], end, side="left")
+    touched: npt.NDArray[np.bool_] = before > after
+    return touched
+
+
+def _own_causes(host: HostCalls, rows: Int64Array) -> npt.NDArray[np.int8]:
+    """What each call and operator counts as by itself."""
+    kinds = {"loading": _LOADS, "allocation": ALLOCATES, "sync": _SYNCHRONISES, "gc": _COLLECTS, "dataloader": _FETCHES}
+    of_name, of_long = (np.full(len(host.names), NONE, dtype=np.int8) for _ in range(2))
+    launches = np.zeros(len(host.names), dtype=bool)
+    for code, text in enumerate(host.names):
+        causes = [cause for cause, pattern in kinds.items() if pattern.search(text)]
+        copies, launches[code] = _COPIES.search(text), bool(_LAUNCHES.search(text))
+        if causes or (copies and "Async" not in text):
+            of_name[code] = NAMES.index(causes[0] if causes else "copy")
+        elif copies or launches[code] or _LOADS_AT_FIRST.search(text):
+            of_long[code] = NAMES.index("copy" if copies else "loading")
+    name, length = host.name[rows], host.end[rows] - host.start[rows]
+    long = (length >= LONG_NS) & (of_long[name] != NONE)
+    launching = np.flatnonzero(long & launches[name])
+    long[launching] = (length[launching] >= LONG_LAUNCH_NS) & np.isin(rows[launching], host.first_launches)
+    found: npt.NDArray[np.int8] = np.where(long, of_long[name], of_name[name])
+    return found
+
+
+def _prepares(host: HostCalls, rows: Int64Array, stack: Stack) -> npt.NDArray[np.bool_]:
+    """Which of the calls in a stack are the long first call of an operator."""
+    import pandas as pd
+
+    every = np.flatnonzero(host.operator[:-1])
+    if not len(every):
+        return np.zeros(len(rows), dtype=bool)
+    every = every[np.argsort(host.start[every], kind="stable")]
+    took = host.end[every] - host.start[every]
+    calls = pd.DataFrame({"pid": host.pid[every], "name": host.name[every], "ns": took})
+    groups = calls.groupby(["pid", "name"])["ns"]
+    usual, many = groups.transform("median").to_numpy(), groups.transform("size").to_numpy()
+    is_first = ~calls.duplicated(["pid", "name"]).to_numpy()
+    first = every[is_first & (many > OTHERS) & (took >= FIRST_TIMES * usual)]
+    length = host.end[rows] - host.start[rows]
+    inner = np.flatnonzero(stack.parent != NONE)
+    own = length - np.bincount(stack.parent[inner], weights=length[inner], minlength=len(rows)).astype(np.int64)
+    prepares: npt.NDArray[np.bool_] = np.isin(rows, first) & (own >= FIRST_NS)
+    return prepares
+
+
+def _range_causes(ranges: Ranges) -> npt.NDArray[np.int8]:
+    loads = ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase, _DATA_TEXTS)
+    texts = np.array([bool(_COLLECTS.search(one.text)) for one in ranges.names], dtype=bool)
+    collects = (texts[ranges.name] if len(texts) else np.zeros(0, dtype=bool)) & ~ranges.is_one_of(LAYER_CATEGORIES)
+    own = np.where(collects, NAMES.index("gc"), np.where(loads, NAMES.index("dataloader"), NONE))
+    return np.append(inherit(own.astype(np.int64), ranges.nesting), NONE).astype(np.int8)
+
+
+def _profiler(host: HostCalls) -> Stretches:
+    loads = np.array([bool(_LOADING_OVERHEAD.search(name)) for name in host.names])[host.name]
+    chosen = np.flatnonzero((host.overhead & ~loads)[:-1])
+    return Stretches(host.pid[chosen], host.start[chosen], host.end[chosen])
+
+
+def _on_cpu(scheduled: pd.DataFrame | None) -> tuple[Stretches | None, tuple[int, int]]:
+    if scheduled is None or not len(scheduled):
+        return None, (0, 0)
+    tid, start, end = (scheduled[name].to_numpy() for name in ("tid", "start_ns", "end_ns"))
+    return Stretches(tid, start, end), (int(start.min()), int(end.max()))
+
+
+def _loading(made: Doing, told: Int64Array) -> Stretches:
+    """The stretches of loading, by thread."""
+    host, calls = made.host, made.rows[told]
+    tid, start, end = host.tid[calls], host.start[calls], host.end[calls]
+    noted = _noted_loading(made)
+    tid, start, end = (np.concatenate(both) for both in zip((tid, start, end), noted, strict=True))
+    operator, range_ = made.operator[made.stack.innermost(tid, start)], made.ranges.nesting.innermost(tid, start)
+    is_work = np.array([bool(_GIVES_WORK.search(name)) for name in host.names])[host.name[:-1]]
+    work = np.flatnonzero(is_work & ~host.overhead[:-1] & ~host.operator[:-1])
+    low, high = _between_work(host, work, tid, start, end)
+    ends = np.append(made.ranges.end, np.iinfo(np.int64).max)
+    starts = np.append(made.ranges.start, np.iinfo(np.int64).min)
+    low, high = np.maximum(low, starts[range_]), np.minimum(high, ends[range_])
+    inside = operator != NONE
+    low = np.where(inside, np.maximum(low, host.start[operator]), low)
+    high = np.where(inside, np.minimum(high, host.end[operator]), high)
+    return Stretches(tid, np.minimum(low, start), np.maximum(high, end))
+
+
+def _noted_loading(made: Doing) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Thread, start and end of the loading that the profiler noted, on each thread that was in something then."""
+    host = made.host
+    loads = np.array([bool(_LOADING_OVERHEAD.search(name)) for name in host.names])[host.name] & host.overhead
+    rows = np.flatnonzero(loads[:-1])
+    found = [np.zeros((3, 0), dtype=np.int64)]
+    for tid in made.stack.changes.lanes if len(rows) else ():
+        its = np.full(len(rows), tid)
+        mine = rows[made.stack.innermost(its, host.start[rows]) != NONE]
+        found.append(np.stack([its[: len(mine)], host.start[mine], host.end[mine]]))
+    tids, starts, ends = np.concatenate(found, axis=1)
+    return tids, starts, ends
+
+
+def _between_work(
+    host: HostCalls, work: Int64Array, tid: Int64Array, start: Int64Array, end: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """The stretch around each moment in which its thread gave the device no work, and the call that gives it then."""
+    least, most = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+    low, high = np.full(len(tid), least), np.full(len(tid), most)
+    for one in np.unique(tid).tolist():
+        mine, its = np.flatnonzero(tid == one), work[host.tid[work] == one]
+        its = its[np.argsort(host.start[its], kind="stable")]
+        begins, ends = host.start[its], np.append(host.end[its], least)
+        before = np.searchsorted(begins, start[mine], side="right") - 1
+        around = np.full(len(mine), NONE)
+        for _ in range(3):  # a call of the driver lies in one of the runtime
+            holds = (before >= 0) & (ends[before] >= end[mine])
+            around = np.where(holds, before, around)
+            before = np.where(holds, before - 1, before)
+        low[mine] = np.where(before >= 0, ends[before], least)
+        after = np.append(begins, most)[np.searchsorted(begins, end[mine], side="left")]
+        high[mine] = np.where(around >= 0, ends[around], after)
+    return low, high

@@ -1,0 +1,151 @@
+"""Idle gaps cut into pieces in which the host did one thing."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.breakdown.causes import Doing
+from nvprof_kit._analysis.breakdown.host import HostCalls
+from nvprof_kit._analysis.breakdown.stretches import Changes
+
+
+class Waits(NamedTuple):
+    """Stretches of gaps in which the device waits for a thread, shape ``(n,)`` each.
+
+    Attributes:
+        gap: Index of the gap.
+        pid, launcher: The thread that launched what ended the gap.
+        tid: The thread that is told.
+        start, end: In ns; a stretch has a length.
+        late_until: Until when the thread is late because it waited for the device before.
+    """
+
+    gap: Int64Array
+    pid: Int64Array
+    launcher: Int64Array
+    tid: Int64Array
+    start: Int64Array
+    end: Int64Array
+    late_until: Int64Array
+
+    def of(self, rows: Int64Array, **other: Int64Array) -> Waits:
+        """Some of them, with other starts or ends."""
+        return Waits(**{**{name: values[rows] for name, values in self._asdict().items()}, **other})
+
+
+class Pieces(NamedTuple):
+    """Pieces of waits, by gap and time, and what their thread did, shape ``(m,)`` each.
+
+    Attributes:
+        wait: The wait of each.
+        done: The innermost call or operator, a place in `Doing.rows`, or `NONE`.
+        range: The innermost range, or `NONE`.
+    """
+
+    wait: Waits
+    done: Int64Array
+    range: Int64Array
+
+
+class Callers:
+    """Which thread of a process is in the CUDA API, or calls it next: the work goes from one to the other, as from the
+    main thread into autograd's and back.
+    """
+
+    def __init__(self, host: HostCalls, done: Doing) -> None:
+        self._host, self._rows = host, done.rows
+        self._known: dict[int, Int64Array] = {}
+        pids = list(host.threads.values())
+        self._several = sorted({pid for pid in pids if pids.count(pid) > 1})
+
+    def parts(self, waits: Waits) -> Waits:
+        """The stretches cut where a thread of their process begins or ends a call, each with the thread in question."""
+        found = [waits.of(np.flatnonzero(~np.isin(waits.pid, self._several)))]
+        for pid in self._several:
+            mine = waits.of(np.flatnonzero(waits.pid == pid))
+            if len(mine.gap):
+                found.append(self._of_process(pid, mine))
+        return _joined(found)
+
+    def _of_process(self, pid: int, waits: Waits) -> Waits:
+        calls, host = self._calls(pid), self._host
+        start = host.start[calls]
+        cuts = [
+            _moments(pid, one).inside(waits.pid, waits.start, waits.end) for one in (start, np.sort(host.end[calls]))
+        ]
+        row, moment = (np.concatenate(both) for both in zip(*cuts, strict=True))
+        parts = _cut(waits, (row, moment))
+        before = np.searchsorted(start, parts.start, side="right") - 1
+        latest = np.append(calls, NONE)[before]
+        following = np.append(calls, NONE)[np.searchsorted(start, parts.end, side="left")]
+        call = np.where(host.end[latest] > parts.start, latest, following)
+        return parts._replace(tid=np.where(call == NONE, parts.launcher, host.tid[call]))
+
+    def _calls(self, pid: int) -> Int64Array:
+        if pid not in self._known:
+            self._known[pid] = self._host.of_process(pid, self._rows)
+        return self._known[pid]
+
+
+def _moments(lane: int, moments: Int64Array) -> Changes:
+    """Sorted moments of one lane."""
+    if not len(moments):
+        return Changes(np.zeros(0, dtype=np.int64), 0, 2, moments)
+    low = int(moments[0])
+    return Changes(np.array([lane]), low, int(moments[-1]) - low + 2, moments - low)
+
+
+def pieces_of(waits: Waits, done: Doing, callers: Callers) -> Pieces:
+    """Cut waits into pieces. Where no call, operator or layer is open on the launching thread, what the thread did that
+    called the CUDA API next is told instead, if that was in something.
+    """
+    found = _of_threads(waits, done)
+    empty = (found.done == NONE) & ~done.in_layer[found.range]
+    rows = np.flatnonzero(empty)
+    if not len(rows):
+        return found
+    parts = callers.parts(found.wait.of(rows))
+    others = _of_threads(parts, done)
+    lacking = (others.done == NONE) & ~done.in_phase[others.range]
+    launcher = others.wait.launcher
+    own = done.ranges.nesting.innermost(launcher, others.wait.start)
+    told = others.wait._replace(tid=np.where(lacking, launcher, others.wait.tid))
+    kept = np.flatnonzero(~empty)
+    wait = _joined([found.wait.of(kept), told])
+    order = np.lexsort((wait.start, wait.gap))
+    return Pieces(
+        wait.of(order),
+        np.concatenate((found.done[kept], others.done))[order],
+        np.concatenate((found.range[kept], np.where(lacking, own, others.range)))[order],
+    )
+
+
+def _of_threads(waits: Waits, done: Doing) -> Pieces:
+    cuts = [changes.inside(waits.tid, waits.start, waits.end) for changes in done.of_threads]
+    cuts.append(done.profiler.changes.inside(waits.pid, waits.start, waits.end))
+    limited = np.flatnonzero((waits.late_until > waits.start) & (waits.late_until < waits.end))
+    cuts.append((limited, waits.late_until[limited]))
+    row, moment = (np.concatenate(both) for both in zip(*cuts, strict=True))
+    wait = _cut(waits, (row, moment))
+    return Pieces(wait, *done.at(wait.tid, wait.start))
+
+
+def _cut(waits: Waits, cuts: tuple[Int64Array, Int64Array]) -> Waits:
+    """Stretches cut at moments inside them."""
+    row, moment = cuts
+    length = waits.end - waits.start
+    base = np.cumsum(length) - length
+    keys = np.sort(np.concatenate((base, base[row] + (moment - waits.start[row]))))
+    keys = keys[np.concatenate(([True], keys[1:] > keys[:-1]))[: len(keys)]]
+    of = np.searchsorted(base, keys, side="right") - 1
+    start = waits.start[of] + (keys - base[of])
+    end = np.append(start[1:], 0)
+    last = np.append(of[1:] != of[:-1], True)[: len(of)]
+    return waits.of(of, start=start, end=np.where(last, waits.end[of], end))
+
+
+def _joined(parts: list[Waits]) -> Waits:
+    return Waits(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))

@@ -1,0 +1,133 @@
+"""Moments at which something changes on a thread, and what is open there: the tools with which idle gaps are cut.
+
+All lanes (threads, or processes) lie one behind the other in one sorted array of keys, so that a million questions are
+one binary search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Moments at which something changes, lane by lane.
+
+    Attributes:
+        lanes: The lanes that have a change, ascending.
+        origin: The zero of the keys.
+        span: Distance of two lanes in the keys, longer than the time between the first change and the last, by 2.
+        keys: The moments, ascending.
+    """
+
+    lanes: Int64Array
+    origin: int
+    span: int
+    keys: Int64Array
+
+    def key(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
+        """Where moments lie among the keys; `NONE`, before them all, on a lane without a change."""
+        if not len(self.lanes):
+            return np.full(len(lane), NONE, dtype=np.int64)
+        place = np.minimum(np.searchsorted(self.lanes, lane), len(self.lanes) - 1)
+        found = place * self.span + np.clip(moment - self.origin, -1, self.span - 1)
+        return np.where(self.lanes[place] == lane, found, NONE)
+
+    def inside(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """The changes strictly inside stretches: which stretch each is in, and its moment."""
+        low = np.searchsorted(self.keys, self.key(lane, start), side="right")
+        many = np.maximum(np.searchsorted(self.keys, self.key(lane, end), side="left") - low, 0)
+        row = np.repeat(np.arange(len(lane)), many)
+        first = np.concatenate(([0], np.cumsum(many)[:-1])) if len(many) else many
+        keys = self.keys[np.arange(len(row)) + (low - first)[row]]
+        return row, keys % max(self.span, 1) + self.origin
+
+    def before(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
+        """Index of the last change at or before each moment, on any lane; `NONE` for none."""
+        return np.searchsorted(self.keys, self.key(lane, moment), side="right") - 1
+
+
+class Stretches:
+    """The union of intervals, lane by lane.
+
+    Args:
+        lane, start, end: Of each interval, shape ``(n,)`` each.
+    """
+
+    def __init__(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> None:
+        real = end > start
+        lane, start, end = lane[real], start[real], end[real]
+        origin, span = _extent(start, end)
+        lanes, place = np.unique(lane, return_inverse=True)
+        begins, finishes = place * span + (start - origin), place * span + (end - origin)
+        order = np.argsort(begins, kind="stable")
+        begins, reach = begins[order], np.maximum.accumulate(finishes[order]) if len(order) else finishes
+        fresh = np.flatnonzero(np.concatenate(([True], begins[1:] > reach[:-1]))[: len(order)])
+        last = np.append(fresh[1:] - 1, len(order) - 1)[: len(fresh)]
+        # a begin and its end in turn: an even place is a begin
+        self.changes = Changes(lanes, origin, span, np.stack([begins[fresh], reach[last]], axis=1).ravel())
+
+    def hold(self, lane: Int64Array, moment: Int64Array) -> npt.NDArray[np.bool_]:
+        """Whether a lane is in one of the intervals at a moment, shape ``(n,)``."""
+        held: npt.NDArray[np.bool_] = self.changes.before(lane, moment) % 2 == 0
+        return held
+
+
+class Stack:
+    """Which interval is the innermost on a thread at a moment.
+
+    Intervals of one thread nest; the ends of those that do not (times that were rounded) are taken for the end of what
+    is around them.
+
+    Attributes:
+        parent: The innermost interval around each, or `NONE`, shape ``(n,)``.
+        depth: The number of intervals around each.
+        changes: The moments at which the innermost changes.
+        owner: The innermost from each of these on, or `NONE`.
+    """
+
+    def __init__(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> None:
+        origin, span = _extent(start, end)
+        lanes, place = np.unique(lane, return_inverse=True)
+        begins, finishes = place * span + (start - origin), place * span + (end - origin)
+        order = np.lexsort((-finishes, begins))
+        order = order[finishes[order] > begins[order]]
+        self.parent, self.depth = _around(begins, finishes, order)
+        begin, finish = begins[order], finishes[order]
+        # at one moment: ends from the inside out, then starts from the outside in
+        ends = len(order) - 1 - np.argsort(finish[::-1], kind="stable")
+        sorted_ends = finish[ends]
+        of_start = np.arange(len(order)) + np.searchsorted(sorted_ends, begin, side="right")
+        of_end = np.arange(len(order)) + np.searchsorted(begin, sorted_ends, side="left")
+        keys, owner = np.empty(2 * len(order), dtype=np.int64), np.empty(2 * len(order), dtype=np.int64)
+        keys[of_start], keys[of_end] = begin, sorted_ends
+        owner[of_start], owner[of_end] = order, self.parent[order[ends]]
+        self.changes, self.owner = Changes(lanes, origin, span, keys), np.append(owner, NONE)
+
+    def innermost(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
+        """The innermost interval that is open on a lane at a moment, or `NONE`, shape ``(n,)``."""
+        return self.owner[self.changes.before(lane, moment)]
+
+
+def _extent(start: Int64Array, end: Int64Array) -> tuple[int, int]:
+    origin = int(start.min(initial=np.iinfo(np.int64).max)) if len(start) else 0
+    return origin, (int(end.max()) - origin if len(end) else 0) + 2
+
+
+def _around(begins: Int64Array, finishes: Int64Array, order: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Parent and depth of intervals, level by level; `finishes` are cut where they cross. In the order of starts."""
+    parent, depth = np.full(len(begins), NONE, dtype=np.int64), np.zeros(len(begins), dtype=np.int64)
+    left, above, level = order, np.full(len(order), NONE, dtype=np.int64), 0
+    while len(left):
+        reach = np.maximum.accumulate(finishes[left])
+        outermost = np.concatenate(([True], begins[left][1:] >= reach[:-1]))
+        parent[left[outermost]], depth[left[outermost]] = above[outermost], level
+        last = left[np.maximum.accumulate(np.where(outermost, np.arange(len(left)), 0))]
+        finishes[left] = np.minimum(finishes[left], finishes[last])
+        left, above, level = left[~outermost], last[~outermost], level + 1
+    return parent, depth

@@ -1,0 +1,83 @@
+"""A trace of several ranks on one clock: each rank's GPUs and processes beside the others'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvprof_kit._report.export.forms import packed
+from nvprof_kit._report.export.perfetto import packets
+from nvprof_kit._report.export.trace_events import events
+from nvprof_kit._report.export.tracks import Int64Array, Part, Process, Slices, Track, slices, tracks
+from nvprof_kit._trace.schema import CaptureInfo
+
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.timeline import Timeline
+
+_APART = 100_000
+"""Numbers of one rank's processes before those of the next, and ten times as many of tracks."""
+
+
+@dataclass(frozen=True)
+class RankClock:
+    """A rank, and what brings its times to the common clock.
+
+    Attributes:
+        rank: The rank.
+        offset_ns: What is added to its times at `at_ns`; None where it is not known, which the trace says.
+        drift: How much more is added for each nanosecond after that.
+        at_ns: A moment on its own clock.
+    """
+
+    rank: int
+    offset_ns: int | None
+    drift: float = 0.0
+    at_ns: int = 0
+
+    def __call__(self, moments: Int64Array) -> Int64Array:
+        """Moments of the rank on the common clock."""
+        moved: Int64Array = moments + (self.offset_ns or 0)
+        return moved if not self.drift else moved + np.round(self.drift * (moments - self.at_ns)).astype(np.int64)
+
+    @property
+    def name(self) -> str:
+        """What its processes are called."""
+        return f"rank {self.rank}" if self.offset_ns is not None else f"rank {self.rank}, on a clock of its own"
+
+
+def job_trace(
+    ranks: Iterable[tuple[RankClock, Callable[[], tuple[Timeline, CaptureInfo]]]], origin: int, form: str
+) -> Iterator[bytes]:
+    """The trace, piece by piece; a rank is read when its turn comes.
+
+    Args:
+        ranks: The ranks in order, and what reads each.
+        origin: What times count from, on the common clock.
+        form: ``pftrace``, ``json`` or ``json.gz``.
+    """
+    named = list(ranks)
+    about = {"ranks": ", ".join(str(clock.rank) for clock, _ in named)}
+    parts = (_part(place, clock, read, origin) for place, (clock, read) in enumerate(named))
+    if form == "pftrace":
+        return packets(parts, about)
+    made = events(parts, about)
+    return packed(made) if form == "json.gz" else made
+
+
+def _part(place: int, clock: RankClock, read: Callable[[], tuple[Timeline, CaptureInfo]], origin: int) -> Part:
+    shown, info = read()
+    shift = place * _APART
+
+    def renamed(one: Process | Track) -> Process | Track:
+        if isinstance(one, Process):
+            return Process(one.pid + shift, one.order + shift, f"{clock.name} · {one.name}")
+        return Track(one.pid + shift, one.tid + 10 * shift, one.name)
+
+    def moved(made: Slices) -> Slices:
+        begin, end = (np.maximum(clock(moments), origin) for moments in (made.start_ns, made.end_ns))
+        return made._replace(process=made.process + shift, track=made.track + 10 * shift, start_ns=begin, end_ns=end)
+
+    return Part(map(renamed, tracks(shown, info)), slices(shown, moved, origin))

@@ -1,0 +1,76 @@
+"""Equal blocks of a model as one row of the page's table, beside the rows of their own that a switch brings back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nvprof_kit._analysis.layers.fold import MANY, FoldedTree, fold
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nvprof_kit._report.page.data import Sheet
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Some equal blocks.
+
+    Attributes:
+        name: Their paths as one: ``layers.0-79``.
+        rows: Their rows on the page.
+        place: The row of the folded tree that holds them.
+        each: What one of them takes, as text.
+    """
+
+    name: str
+    rows: tuple[int, ...]
+    place: int
+    each: str
+
+
+@dataclass(frozen=True)
+class Folds:
+    """The folds of a page's table, in its order.
+
+    Attributes:
+        tree: The folded tree, with the columns of the tree and of `nvprof_kit._analysis.layers.fold`.
+        folds: Those of several blocks.
+        unlike: For each row of the page in what it differs from its equals, '' for nothing.
+    """
+
+    tree: pd.DataFrame
+    folds: tuple[Fold, ...]
+    unlike: tuple[str, ...]
+
+    @property
+    def wanted(self) -> bool:
+        """Whether blocks are folded unless the reader asks otherwise."""
+        return any(len(one.rows) >= MANY for one in self.folds)
+
+
+def folds_of(sheet: Sheet, rows: tuple[int, ...]) -> Folds:
+    """The folds among some rows of the tree.
+
+    Args:
+        sheet: The capture.
+        rows: The rows of its tree that are on the page.
+    """
+    made: FoldedTree = fold(sheet.layers.tree.iloc[list(rows)].reset_index(drop=True))
+    members: dict[int, list[int]] = {}
+    for row, place in enumerate(made.line.tolist()):
+        members.setdefault(place, []).append(row)
+    told = made.tree.to_dict("records")
+    folds = [
+        Fold(told[place]["layer"], tuple(held), place, _each(told[place]))
+        for place, held in members.items()
+        if len(held) > 1
+    ]
+    unlike = tuple(told[place]["unlike"] for place in made.line.tolist())
+    return Folds(made.tree, tuple(sorted(folds, key=lambda one: one.rows[0])), unlike)
+
+
+def _each(row: dict[Any, Any]) -> str:
+    median, least, most = (row[name] / 1e6 for name in ("median_ns", "min_ns", "max_ns"))
+    return f"each {median:,.3f} ms in all steps that are shown, {least:,.3f} to {most:,.3f}, without communication"

@@ -1,0 +1,400 @@
+"""The page of a job: the verdict, heat maps over ranks, who waits for whom, chosen ranks in time, and what if.
+
+However many ranks: what is drawn is packed numbers on canvases, and where there are more ranks than a heat map has
+columns, neighbours share one that shows the largest of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._report.page.job_moments import apart, collectives_of, work_of
+from nvprof_kit._report.page.packing import Block
+from nvprof_kit._report.page.tables import PageTable, page_table, short_text
+from nvprof_kit._report.page.template import render
+from nvprof_kit._report.page.timeline import Texts
+from nvprof_kit.names import NO_LAYER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nvprof_kit._analysis.ranks.answer import RanksAnswer
+    from nvprof_kit._trace.jobs.tables import JobTables
+
+Floats = npt.NDArray[np.float64]
+
+MAX_COLUMNS = 2_048
+"""Most columns of a heat map; of more ranks, neighbours share one."""
+
+MAX_CELLS = 1_000_000
+"""Most cells of a heat map; of more rows those of most time."""
+
+MAX_MATRIX = 512
+"""Most rows and columns of the matrix of waits."""
+
+MAX_RANKS = 12
+"""Ranks whose timeline the page holds unless others are asked for."""
+
+MAX_BOXES = 250_000
+"""Most boxes of the timeline; of more the steps in which ranks waited most."""
+
+_SCRIPTS = ("core.js", "state.js", "table.js", "timeline.js", "heat.js", "job.js")
+_NONE = 65_535
+
+
+@dataclass(frozen=True)
+class JobView:
+    """What the page shows.
+
+    Attributes:
+        answer: All that is told of the ranks.
+        tables: The maps.
+        title: What the job is called.
+        command: What to type before options to ask for more: ``nvprof-kit ranks FOLDER``.
+        ranks: Ranks to show in time; empty for those that matter most.
+    """
+
+    answer: RanksAnswer
+    tables: JobTables
+    title: str
+    command: str
+    ranks: Sequence[int] = ()
+
+
+def job_page(view: JobView) -> bytes:
+    """The page, in UTF-8."""
+    found, block, texts = view.answer, Block(), Texts()
+    every = sorted({int(rank) for rank in found.clocks["rank"]})
+    layers = _layers(found.layers, every, block)
+    held = sorted(set(view.ranks) & set(every)) or chosen_ranks(found, every)
+    timeline, note = _timeline(view, held, texts, block)
+    names = _layer_names(found.layers)
+    data = {
+        "steps": 1,
+        "tree": {"name": [short_text(one) for one in names], "parent": _parents(names)},
+        "layers": layers,
+        "bySteps": _by_step(view.tables, every, block),
+        "matrix": _matrix(found.matrix, every, block),
+        "ranks": held,
+        "timeline": timeline,
+        "texts": [short_text(text) for text in texts.numbers],
+    }
+    data["block"] = block.packed()
+    return render(
+        "job.html",
+        _SCRIPTS,
+        ("page.css",),
+        loading=True,
+        title=f"{view.title} · nvprof-kit ranks",
+        name=view.title,
+        command=view.command,
+        facts=[f"{len(every):,} ranks", f"{found.steps} steps", f"{found.collectives:,} matched collectives"],
+        verdict=found.verdict,
+        warnings=found.warnings,
+        tables=_tables(view),
+        timeline_note=note,
+        left_out=_left_out(view),
+        held=held,
+        has_steps=data["bySteps"] is not None,
+        has_waits=data["matrix"] is not None,
+        has_timeline=timeline is not None,
+        replay_error=found.replay_error,
+        data=[data],
+    )
+
+
+def chosen_ranks(found: RanksAnswer, every: Sequence[int]) -> list[int]:
+    """The ranks to show in time: all of a few, else those waited for, those that wait, and some of the others."""
+    if len(every) <= MAX_RANKS:
+        return list(every)
+    late = found.charges.groupby("rank")["wait_ns"].sum().sort_values(ascending=False).index.tolist()
+    waiting = found.matrix.groupby("waiting_rank")["wait_ns"].sum().sort_values(ascending=False).index.tolist()
+    named = [] if found.verdict.rank is None else [found.verdict.rank]
+    spread = [every[place] for place in np.linspace(0, len(every) - 1, 4).astype(int)]
+    order = dict.fromkeys((*named, *late[:4], *waiting[:3], *spread, *late[4:]))
+    return sorted(int(rank) for rank in list(order)[:MAX_RANKS] if rank in set(every))
+
+
+def _left_out(view: JobView) -> list[str]:
+    """What the page lacks because the job is large, and how to get it."""
+    found = view.answer
+    if found.replay_error is not None or not found.collectives:
+        return []
+    return [
+        f"the critical path and what-if: {found.collectives:,} matched collectives are too many to be replayed; name "
+        "the captures of fewer ranks, those of one pipeline for instance"
+    ]
+
+
+# ---------------------------------------------------------------- heat maps
+
+
+def _columns(ranks: Sequence[int], most: int) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """The columns of a heat map by name, and the column of each rank in order."""
+    each = -(-len(ranks) // most) or 1
+    of = np.arange(len(ranks)) // each
+    groups = [ranks[place : place + each] for place in range(0, len(ranks), each)]
+    return [str(one[0]) if len(one) == 1 else f"{one[0]} to {one[-1]}" for one in groups], of
+
+
+def _packed(values: Floats, block: Block) -> dict[str, Any]:
+    """Rows of a heat map: each value as a share of its row's largest, in 65,534 steps; what is missing is `_NONE`."""
+    most = np.nanmax(np.where(np.isnan(values), 0, values), axis=1, initial=0)
+    scale = np.where(most > 0, most / (_NONE - 1), 1.0)
+    cells = np.where(np.isnan(values), _NONE, np.round(np.maximum(values, 0) / scale[:, None]))
+    with np.errstate(all="ignore"):
+        middle = np.array([np.nanmedian(row) if not np.isnan(row).all() else 0.0 for row in values])
+    return {
+        "cells": block.add(np.nan_to_num(cells, nan=_NONE).astype(np.int64).ravel()),
+        "scale": block.add(scale.astype(np.float64)),
+        "middle": block.add(middle.astype(np.float64)),
+    }
+
+
+def _grid(values: pd.Series[Any], where: tuple[npt.NDArray[Any], ...], shape: tuple[int, int]) -> Floats:
+    """Values by row and column; of several in one cell the largest."""
+    made = np.full(shape, -1.0)
+    np.maximum.at(made, where, values.to_numpy(dtype=np.float64))
+    made[made < 0] = np.nan
+    return made
+
+
+def _layers(layers: pd.DataFrame, every: Sequence[int], block: Block) -> dict[str, Any] | None:
+    """Layer and phase by rank."""
+    if not len(layers):
+        return None
+    columns, of = _columns(every, MAX_COLUMNS)
+    keys = layers["layer"].astype(str) + "\0" + layers["phase"].astype(str)
+    total = (layers["median_ns"] + layers["idle_ns"] + layers["comm_ns"]).groupby(keys).sum()
+    most = max(MAX_CELLS // max(len(columns), 1), 1)
+    kept = set(total.sort_values(ascending=False).index[:most])
+    rows = sorted(kept, key=_natural)
+    chosen = layers[keys.isin(kept)]
+    place = {key: number for number, key in enumerate(rows)}
+    row = keys[keys.isin(kept)].map(place).to_numpy(dtype=np.int64)
+    column = of[np.searchsorted(every, chosen["rank"].to_numpy())]
+    shape = (len(rows), len(columns))
+    measures = {"median_ns": "computing", "idle_ns": "idle", "comm_ns": "communication, waiting included"}
+    names = [key.split("\0") for key in rows]
+    return {
+        "rows": [short_text(f"{layer} {phase}") for layer, phase in names],
+        "tree": [short_text(f"{layer} {phase}" if layer == NO_LAYER else layer) for layer, phase in names],
+        "columns": columns,
+        "rank": [int(every[np.flatnonzero(of == one)[0]]) for one in range(len(columns))],
+        "measures": [
+            {"name": title, **_packed(_grid(chosen[name], (row, column), shape), block)}
+            for name, title in measures.items()
+            if (chosen[name] > 0).any()
+        ],
+        "note": f"{len(total) - len(rows):,} rows of little time are left out" if len(total) > len(rows) else "",
+    }
+
+
+def _by_step(tables: JobTables, every: Sequence[int], block: Block) -> dict[str, Any] | None:
+    """Step by rank."""
+    frame = tables.rank_steps()
+    if not len(frame):
+        return None
+    columns, of = _columns(every, MAX_COLUMNS)
+    steps = sorted({int(step) for step in frame["step"]})
+    row = np.searchsorted(steps, frame["step"].to_numpy())
+    column = of[np.searchsorted(every, frame["rank"].to_numpy())]
+    measures = {
+        "wait_ns": "waiting for other ranks",
+        "compute_ns": "computing",
+        "idle_ns": "idle",
+        "length_ns": "length of the step",
+    }
+    shape = (len(steps), len(columns))
+    return {
+        "rows": [f"step {step}" for step in steps],
+        "columns": columns,
+        "rank": [int(every[np.flatnonzero(of == one)[0]]) for one in range(len(columns))],
+        "measures": [
+            {"name": title, **_packed(_grid(frame[name], (row, column), shape), block)}
+            for name, title in measures.items()
+            if (frame[name] > 0).any()
+        ],
+        "note": "",
+    }
+
+
+def _matrix(matrix: pd.DataFrame, every: Sequence[int], block: Block) -> dict[str, Any] | None:
+    """Who waited for whom, summed where ranks share a row or a column."""
+    if not len(matrix):
+        return None
+    columns, of = _columns(every, MAX_MATRIX)
+    made = np.zeros((len(columns), len(columns)))
+    place = [of[np.searchsorted(every, matrix[name].to_numpy())] for name in ("waiting_rank", "late_rank")]
+    np.add.at(made, tuple(place), matrix["wait_ns"].to_numpy(dtype=np.float64))
+    if len(columns) == len(every):
+        np.fill_diagonal(made, np.nan)
+    note = "ranks that share a row or a column are summed" if len(columns) < len(every) else ""
+    return {
+        "rows": columns,
+        "columns": columns,
+        "rank": [int(every[np.flatnonzero(of == one)[0]]) for one in range(len(columns))],
+        "measures": [{"name": "waiting", **_packed(made, block)}],
+        "note": note,
+    }
+
+
+def _natural(key: str) -> list[Any]:
+    """Layers in the order of their numbers, what is outside them last."""
+    parts: list[Any] = [key.startswith(NO_LAYER)]
+    return parts + [(0, int(one), "") if one.isdigit() else (1, 0, one) for one in re.split(r"(\d+)", key)]
+
+
+def _layer_names(layers: pd.DataFrame) -> list[str]:
+    pairs = sorted(set(zip(layers["layer"].astype(str), layers["phase"].astype(str), strict=True)))
+    names = dict.fromkeys(f"{layer} {phase}" if layer == NO_LAYER else layer for layer, phase in pairs)
+    return sorted(names, key=_natural)
+
+
+def _parents(names: list[str]) -> list[int]:
+    """The nearest layer that is named and whose path begins each, -1 for none."""
+    place = {name: number for number, name in enumerate(names)}
+    found = []
+    for name in names:
+        path = name
+        while "." in path and (path := path.rpartition(".")[0]) not in place:
+            pass
+        found.append(place.get(path, -1) if path != name else -1)
+    return found
+
+
+# ---------------------------------------------------------------- tables and timeline
+
+
+def _tables(view: JobView) -> list[PageTable]:
+    """What the waiting is charged to, what if, the critical path and the clocks."""
+    import pandas as pd
+
+    found, command = view.answer, view.command
+    charges = found.charges.rename(columns={"rank": "late_rank"})
+    charges = charges.groupby(["late_rank", "cause", "layer", "phase"], sort=False)["wait_ns"].sum().reset_index()
+    charges = charges.sort_values("wait_ns", ascending=False, kind="stable")
+    charges = charges.assign(share=charges["wait_ns"] / max(found.total_wait_ns, 1))
+    path = found.critical_path
+    if len(path):
+        path = path.groupby(["rank", "layer", "phase", "what"], sort=False)["ns"].sum().reset_index(name="time_ns")
+        path = path.sort_values("time_ns", ascending=False, kind="stable")
+        path = path.assign(share=path["time_ns"] / max(int(path["time_ns"].sum()), 1))
+    worst = found.clocks.sort_values("residual_ns", ascending=False, kind="stable")
+    clocks = worst.assign(residual_us=pd.to_numeric(worst["residual_ns"], errors="coerce") / 1e3)
+    error = f"; the unchanged graph is replayed to within {found.replay_error or 0:.1%}"
+    equals = f"milliseconds of a step if this were as the median of its equals{error}"
+    made = [
+        (charges, "charges", "What the waiting is charged to", "milliseconds over all steps and ranks", "charges"),
+        (found.what_if, "what-if", "What if", equals, "what-if"),
+        (path, "critical-path", "Critical path across ranks", "milliseconds over all steps", "critical-path"),
+        (clocks.drop(columns=["residual_ns"]), "clocks", "Clocks", "milliseconds; the worst aligned first", "clocks"),
+    ]  # fmt: skip
+    made += [
+        (found.bubbles, "bubbles", "Bubbles of the pipeline", "milliseconds by step and stage", "bubbles"),
+        (found.micro_batches, "micro-batches", "Micro-batches", "milliseconds that a stage waits", "micro-batches"),
+        (found.groups, "groups", "Parallel groups", "which ranks share a communicator, and what it is for", "groups"),
+    ]
+    return [
+        page_table(rows, name, title, about=about, command=f"{command} --view {option} --format csv")
+        for rows, name, title, about, option in made
+        if rows is not None and len(rows)
+    ]
+
+
+def _timeline(view: JobView, held: Sequence[int], texts: Texts, block: Block) -> tuple[dict[str, Any] | None, str]:
+    """The held ranks in time, and a sentence on what is left out."""
+    points, segments = view.tables.placed(held), view.tables.segments(held)
+    if not len(points):
+        return None, ""
+    steps = _held_steps(points, segments)
+    left_out = points["step"].nunique() - len(steps)
+    points = points[points["step"].isin(steps)]
+    origin = int(points["a"].min())
+    groups, ends = [], [int(points["e"].max())]
+    for rank in held:
+        mine = points[points["rank"] == rank]
+        work = work_of(mine, segments[segments["rank"] == rank])
+        work = work[work["step"].isin(steps)]
+        if len(work):
+            origin, ends = min(origin, int(work["start_ns"].min())), [*ends, int(work["end_ns"].max())]
+        groups.append((rank, work, collectives_of(mine)))
+    drawing = _Drawing(origin, texts, block)
+    drawn = [drawing.group(*one) for one in groups]
+    whole = _windows(groups, steps, origin, max(ends))
+    note = f"{left_out} more steps are not held" if left_out else ""
+    return {"start": origin, "steps": whole, "groups": [one for one in drawn if one["rows"]], "note": note}, note
+
+
+def _held_steps(points: pd.DataFrame, segments: pd.DataFrame) -> list[int]:
+    """The steps whose boxes the page holds: all, or those in which the held ranks waited most."""
+    boxes = points.groupby("step").size().mul(2).add(segments.groupby("step").size(), fill_value=0)
+    boxes = boxes[boxes.index.isin(points["step"].unique())]
+    waits = (points["arrival"] - points["a"]).clip(lower=0).groupby(points["step"]).sum().sort_values(ascending=False)
+    held: list[int] = []
+    room = MAX_BOXES
+    for step in waits.index:
+        room -= int(boxes.get(step, 0))
+        if room < 0 and held:
+            break
+        held.append(int(step))
+    return sorted(held)
+
+
+def _windows(groups: Sequence[Any], steps: Sequence[int], origin: int, end: int) -> list[dict[str, Any]]:
+    """The steps to choose from: all together, then each from its first to its last moment on any held rank."""
+    made: list[dict[str, Any]] = [
+        {"step": None, "instance": None, "title": "all", "start": 0, "length": end - origin, "idle": {}}
+    ]
+    for step in steps:
+        begins, ends = [], []
+        for _, work, comm in groups:
+            for frame in (work, comm):
+                mine = frame[frame["step"] == step]
+                if len(mine):
+                    begins.append(int(mine["start_ns"].min()))
+                    ends.append(int(mine["end_ns"].max()))
+        if begins and step >= 0:
+            window = {"start": min(begins) - origin, "length": max(ends) - min(begins)}
+            made.append({"step": int(step), "instance": None, "title": f"step {step}", **window, "idle": {}})
+    return made if len(made) != 2 else made[1:]
+
+
+class _Drawing:
+    """Ranks as rows of a timeline, whose columns go into a block."""
+
+    def __init__(self, origin: int, texts: Texts, block: Block) -> None:
+        self._origin, self._texts, self._block = origin, texts, block
+
+    def group(self, rank: int, work: pd.DataFrame, comm: pd.DataFrame) -> dict[str, Any]:
+        """The rows of a rank: its work, when it ran nothing, and its collectives."""
+        busy = work["doing"].isin(("compute", "copy"))
+        idle = work[~busy & (work["doing"] != "communication")]
+        rows = []
+        if busy.any():
+            rows.append(self._row("work", work[busy], work["layer"][busy]))
+        if len(idle):
+            rows.append(self._row("stall", idle, "idle: " + idle["doing"].astype(str), layer=idle["layer"]))
+        for frame in apart(comm):
+            rows.append(self._row("collective", frame, frame["text"], frame["doing"], layer=frame["layer"]))
+        return {"label": f"rank {rank}", "rank": rank, "rows": rows}
+
+    def _row(
+        self, kind: str, frame: pd.DataFrame, text: Any, phase: Any = None, *, layer: Any = None
+    ) -> dict[str, Any]:
+        start, end = (frame[name].to_numpy(dtype=np.int64) for name in ("start_ns", "end_ns"))
+        columns = {
+            "start": self._block.add(start - self._origin, rising=True),
+            "length": self._block.add(end - start),
+            "text": self._block.add(self._texts.of(text)),
+            "phase": self._block.add(self._texts.of(frame["phase"] if phase is None else phase)),
+        }
+        if layer is not None:
+            columns["layer"] = self._block.add(self._texts.of(layer))
+        return {"kind": kind, **columns}

@@ -1,0 +1,68 @@
+"""What advise says of programs made up by chance; `tests/bench/bench_advise.py` judges it on many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.advise_programs import LOOKALIKES, Program
+from support.advise_truth import by_rule, made_up, rules_of
+from support.nsys_file import NsysFile
+
+from nvprof_kit._analysis.advise.advise import OPTIONAL, advise
+from nvprof_kit._analysis.ranks.verdict import Verdict
+from nvprof_kit._trace.open import open_capture
+
+DATA = Path(__file__).parents[3] / "data"
+
+
+def test_faults_of_made_up_programs_are_found_and_no_others(tmp_path: Path) -> None:
+    rules = by_rule(list(made_up(tmp_path, range(20))))
+    right, missed, wrong = (sum(column) for column in zip(*rules.values(), strict=True))
+    assert right >= 15 and missed <= 1 and wrong <= 1
+
+
+@pytest.mark.parametrize("lookalike", LOOKALIKES)
+def test_a_lookalike_is_silent(tmp_path: Path, lookalike: str) -> None:
+    assert rules_of(Program(tmp_path / "run.sqlite", 7, (lookalike,)).write()) == frozenset()
+
+
+def test_a_symptom_belongs_to_its_cause(tmp_path: Path) -> None:
+    """A storm of small kernels, each launched late: one finding."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 0", 0, 2_000_000, category="step", payload=0)
+    file.range_("layers.0", 0, 2_000_000)
+    for number in range(100):
+        file.kernel(20_000 * number, 20_000 * number + 2_000, launched=(19_000 * number, 19_000 * number + 1_000))
+    (finding,) = advise(open_capture(file.write(), optional=OPTIONAL)).findings
+    assert finding.rule == "launch"
+    assert "a storm of small kernels: in layers.0 forward 100 of 100 kernels per step" in finding.evidence
+
+
+def test_nothing_is_per_step_or_for_training_where_there_is_none(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("layers.0", 0, 2_000_000)
+    for number in range(100):
+        file.kernel(20_000 * number, 20_000 * number + 2_000, launched=(19_000 * number, 19_000 * number + 1_000))
+    findings = advise(open_capture(file.write(), optional=OPTIONAL)).findings
+    text = " ".join(f"{one.evidence} {one.advice}" for one in findings)
+    assert text and "per step" not in text and "optimizer" not in text
+
+
+def test_the_slowest_rank_comes_first_and_its_waiting_is_no_saving() -> None:
+    trace = open_capture(DATA / "ranks/ddp-layer.rank0-2024.2.sqlite.xz", optional=OPTIONAL)
+    late = Verdict(1, "model.layers.2.mlp", "forward", "more_work", "critical", 30_000_000, "rank 1 is the straggler")
+    alone, told = advise(trace), advise(trace, late=late)
+    assert told.findings[0].rule == "slowest-rank"
+    assert (told.findings[0].layer, told.findings[0].confidence) == ("model.layers.2.mlp", "high")
+    assert told.findings[0].saves_ns == 30_000_000 * told.steps
+    rules = {one.rule for one in told.findings}
+    assert "exposed-collectives" not in rules and "exposed-collectives" in {one.rule for one in alone.findings}
+
+
+def test_the_slowest_ranks_own_layer_is_told_with_it() -> None:
+    trace = open_capture(DATA / "ranks/ddp-layer.rank1-2024.2.sqlite.xz", optional=OPTIONAL)
+    late = Verdict(1, "model.layers.2.mlp", "forward", "more_work", "warning", 30_000_000, "rank 1 is the straggler")
+    findings = advise(trace, late=late).findings
+    assert "a layer unlike its equals: model.layers.2.mlp forward" in findings[0].evidence
+    assert "outlier-layer" not in {one.rule for one in findings[1:]}

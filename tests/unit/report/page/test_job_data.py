@@ -1,0 +1,156 @@
+"""The page of a job: ranks in time on one clock, heat maps whatever the number of ranks, and what is left out."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.synthetic_job import Fault, SyntheticJob, write_maps
+
+from nvprof_kit import open_job
+from nvprof_kit._api.job import Job
+from nvprof_kit._cli import main
+from nvprof_kit._report.page.job_moments import apart, collectives_of, work_of
+from nvprof_kit.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    folder = tmp_path_factory.mktemp("maps")
+    write_maps(SyntheticJob(rows=4, columns=5, steps=4, fault=Fault("slow_layer", rank=7, layer=3)), folder, 20)
+    return open_job(folder)
+
+
+def data_of(page: bytes) -> dict[str, Any]:
+    found = re.search('<script type="application/json" id="data">(.*?)</script>', page.decode(), re.DOTALL)
+    assert found
+    data: dict[str, Any] = json.loads(found[1])[0]
+    return data
+
+
+def column(data: dict[str, Any], place: list[Any]) -> np.ndarray:
+    kind, offset, count, rising = place
+    values = np.frombuffer(gzip.decompress(base64.b64decode(data["block"])), f"<{kind}", count, offset)
+    return np.cumsum(values, dtype=np.float64) if rising else values
+
+
+def heat(data: dict[str, Any], name: str, measure: int = 0) -> np.ndarray:
+    """The values of a heat map, NaN where there is none."""
+    found = data[name]
+    packed = found["measures"][measure]
+    cells = column(data, packed["cells"]).astype(float).reshape(len(found["rows"]), len(found["columns"]))
+    made: np.ndarray = np.where(cells == 65_535, np.nan, cells * column(data, packed["scale"])[:, None])
+    return made
+
+
+def test_work_lies_between_the_points_that_ranks_are_compared_at() -> None:
+    # two collectives, ready at 1000 and 3000, ended at 1500 and 3100; the clock moves them by nothing
+    points = pd.DataFrame(
+        {
+            "a": [1000, 3000], "e": [1500, 3100], "queued_ns": [0, 0], "ready_segment": [0, 2], "end_segment": [1, 3],
+            "gates": [True, True], "step": [0, 0],
+        }
+    )  # fmt: skip
+    segments = pd.DataFrame(
+        {
+            "segment": [0, 0, 1, 2, 3], "ns": [400, 100, 500, 1500, 100], "step": 0, "layer": list("abbcc"),
+            "phase": "forward", "doing": ["compute", "launch", "communication", "compute", "communication"],
+        }
+    )  # fmt: skip
+    work = work_of(points, segments)
+    # 400 and 100 before 1000; the collective to 1500; 1500 more to 3000, and 100
+    assert work["start_ns"].tolist() == [500, 900, 1000, 1500, 3000]
+    assert work["end_ns"].tolist() == [900, 1000, 1500, 3000, 3100]
+
+
+def test_a_collective_is_waiting_until_the_last_has_come() -> None:
+    points = pd.DataFrame(
+        {
+            "a": [100, 900], "e": [500, 950], "arrival": [400, 900], "late_rank": [3, 0], "sort": "AllReduce",
+            "step": 0, "layer": "a", "phase": "backward",
+        }
+    )  # fmt: skip
+    found = collectives_of(points)
+    assert found[["start_ns", "end_ns", "doing"]].to_numpy().tolist() == [
+        [100, 400, "waiting"], [400, 500, "transfer"], [900, 950, "transfer"]
+    ]  # fmt: skip
+    assert found["text"][0] == "AllReduce, waits for rank 3"
+
+
+def test_what_overlaps_is_drawn_in_rows_of_its_own() -> None:
+    frame = pd.DataFrame({"start_ns": [0, 5, 10, 12], "end_ns": [10, 8, 15, 14]})
+    assert [one["start_ns"].tolist() for one in apart(frame)] == [[0, 10], [5, 12]]
+
+
+def test_the_heat_maps_hold_the_tables(job: Job) -> None:
+    data = data_of(job.page().data)
+    layers = job.layers().to_frame()
+    drawn = pd.DataFrame(heat(data, "layers"), data["layers"]["rows"], range(20))
+    for row in layers.to_dict("records"):
+        # to a 65,534th of the row's largest
+        value = drawn.loc[f"{row['layer']} {row['phase']}", row["rank"]]
+        assert value == pytest.approx(row["median_ns"], abs=drawn.to_numpy()[~np.isnan(drawn)].max() / 65_000)
+    assert np.unravel_index(np.nanargmax(drawn.sub(drawn.median(axis=1), axis=0)), drawn.shape)[1] == 7
+    matrix = job.answer().matrix
+    assert np.nansum(heat(data, "matrix")) == pytest.approx(matrix["wait_ns"].sum(), rel=1e-4)
+    waits = heat(data, "bySteps")
+    assert np.nansum(waits) == pytest.approx(job.answer().total_wait_ns, rel=1e-4)
+    assert data["bySteps"]["rows"] == ["step 0", "step 1", "step 2", "step 3"]
+
+
+def test_the_ranks_in_time_are_those_that_matter_or_those_asked_for(job: Job) -> None:
+    data = data_of(job.page().data)
+    assert 7 in data["ranks"] and len(data["ranks"]) == 12
+    asked = data_of(job.page(timeline=[3, 1]).data)
+    assert asked["ranks"] == [1, 3] and [group["label"] for group in asked["timeline"]["groups"]] == [
+        "rank 1",
+        "rank 3",
+    ]
+    with pytest.raises(UsageError, match="no rank 20 in the job; it has 20 ranks"):
+        job.page(timeline=[20])
+
+
+def test_waiting_of_a_rank_in_time_is_that_of_the_table(job: Job) -> None:
+    data = data_of(job.page(timeline=[2]).data)
+    waiting = data["texts"].index("waiting")
+    drawn = 0
+    for row in data["timeline"]["groups"][0]["rows"]:
+        if row["kind"] == "collective":
+            drawn += int(column(data, row["length"])[column(data, row["phase"]) == waiting].sum())
+    matrix = job.answer().matrix
+    assert drawn == matrix[matrix["waiting_rank"] == 2]["wait_ns"].sum()
+
+
+def test_of_more_ranks_than_columns_neighbours_share_one(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nvprof_kit._report.page.job.MAX_COLUMNS", 8)
+    data = data_of(job.page().data)
+    assert data["layers"]["columns"][:2] == ["0 to 2", "3 to 5"] and len(data["layers"]["columns"]) == 7
+    assert np.nanargmax(heat(data, "layers").max(axis=0)) == 2  # ranks 6 to 8
+    assert data["layers"]["rank"] == [0, 3, 6, 9, 12, 15, 18]
+
+
+def test_the_page_from_the_command_line(job: Job, tmp_path: Path) -> None:
+    write_maps(SyntheticJob(rows=1, columns=2, steps=2), tmp_path / "maps", 2)
+    page = tmp_path / "job.html"
+    with pytest.raises(SystemExit, match="0"):
+        main(["ranks", str(tmp_path / "maps"), "-o", str(page), "--timeline", "1"])
+    text = page.read_text("utf-8")
+    assert data_of(text.encode())["ranks"] == [1] and "default-src 'none'" in text
+    with pytest.raises(SystemExit, match="2"):
+        main(["ranks", str(tmp_path / "maps"), "-o", str(page), "--timeline", "one"])
+
+
+def test_a_table_of_a_job_is_an_answer_like_any(job: Job, tmp_path: Path) -> None:
+    table = job.charges()
+    assert "model.layers.3" in str(table) and table._repr_html_().startswith("<pre")
+    assert len(pd.read_csv(table.save(tmp_path / "charges.csv"))) == len(table.to_frame())
+    assert b"<pre" in table.save(tmp_path / "charges.html").read_bytes()
+    assert job._repr_html_().startswith("<pre")
+    assert job.report(tmp_path / "job.html").read_bytes().startswith(b"<!doctype html>")
