@@ -152,7 +152,7 @@ _TEXTS = {
     "level", "kernel_class", "verdict", "what", "name", "now", "dtype", "unknown", "note", "kernel", "grid", "block",
     "stall", "bound", "reason", "stage", "stack", "size", "kind", "pool", "event", "part", "operator", "family",
     "range", "category", "folded_into", "subject", "check", "seen", "why", "fix", "through",
-    "group", "parallel", "told_by", "kinds", "direction",
+    "group", "parallel", "told_by", "kinds", "direction", "confidence", "refuted_by",
 }  # fmt: skip
 _WHOLE = {
     "step", "instance", "process", "device", "stream", "calls", "gpu_ops", "ops", "gaps", "short_ops", "blocking",
