@@ -2,6 +2,8 @@
 
     python docs/generate.py        (or: make docs)
 
+It also writes the JSON Schemas of the answers, `nvprof_kit/schemas/*.json`.
+
 Between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->`` a page holds the text called NAME. A test fails while
 a page is stale.
 """
@@ -31,6 +33,7 @@ from nvprof_kit._analysis.kernels.classes import classify
 from nvprof_kit._analysis.layers import profile as layer_profile
 from nvprof_kit._analysis.layers.layers import COLUMNS, LayersResult, layers
 from nvprof_kit._analysis.layers.memory import MEMORY as LAYER_MEMORY_COLUMNS
+from nvprof_kit._analysis.layers.split import COLUMNS as LAYER_SPLIT_COLUMNS
 from nvprof_kit._analysis.memory import memory
 from nvprof_kit._analysis.memory import steps as memory_segments
 from nvprof_kit._analysis.memory import steps as memory_steps
@@ -43,6 +46,7 @@ from nvprof_kit._analysis.ranks import layers as ranks_layers
 from nvprof_kit._analysis.timers import COLUMNS as TIMERS_COLUMNS
 from nvprof_kit._cli import group
 from nvprof_kit._instrument.meters import utilisation
+from nvprof_kit._report.export import schemas
 from nvprof_kit._results.base import Result
 from nvprof_kit._results.document import Document
 from nvprof_kit._trace.jobs.schema import TABLES as MAP_TABLES
@@ -137,6 +141,8 @@ def texts() -> Mapping[str, str]:
     for verb, columns in {
         "layers": COLUMNS,
         "layers-memory": LAYER_MEMORY_COLUMNS,
+        "layers-split": LAYER_SPLIT_COLUMNS,
+        "layers-fold": schemas.FOLD,
         "timers": TIMERS_COLUMNS,
         "ncu-plan": PLAN_COLUMNS,
         "ncu-layers": NCU_COLUMNS,
@@ -166,6 +172,7 @@ def texts() -> Mapping[str, str]:
     made["attribution-programs"] = attribution_programs()
     made["columns-maps"] = _maps()
     made["presets"] = _presets()
+    made["schemas"] = _schemas()
     made |= {f"api-{group}": _api(rooms) for group, rooms in API.items()}
     made["gpu-peaks"] = _gpu_peaks()
     return made
@@ -290,6 +297,13 @@ def _maps() -> str:
     return "\n".join(lines)
 
 
+def _schemas() -> str:
+    """The schemas of the json answers and the commands that they are of."""
+    names = sorted((*schemas.TABLES, "ranks"))
+    files = [f"| `{schemas.name_of(name)}` | {schemas.version_of(name)} |" for name in names if name != schemas.ANY]
+    return "\n".join(["| schema | version |", "|---|---|", *files])
+
+
 def _presets() -> str:
     """The presets for foreign ranges: whose they are, the domain they read, and where that program names them."""
     lines = ["| `--rules` | program | domain | its ranges are named in |", "|---|---|---|---|"]
@@ -383,6 +397,10 @@ def main() -> None:
     """Bring every page up to date."""
     for path in sorted(DOCS.rglob("*.md")):
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+    folder = DOCS.parent / "nvprof_kit" / "schemas"
+    folder.mkdir(exist_ok=True)
+    for name, text in schemas.texts().items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
+from nvprof_kit._analysis.attribution.warm_up import choose_steps
 from nvprof_kit._analysis.layers.order import layer_parents, with_holders
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
@@ -68,10 +70,12 @@ class MetricsOptions:
     Attributes:
         floor: Samples below which a row has no figures.
         own: Only a layer's own operations, without those of the layers in it.
+        steps: Which steps to look at; the whole capture by default.
     """
 
     floor: float = 20.0
     own: bool = False
+    steps: StepOptions = ALL_STEPS
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class MetricsResult:
         rows: The columns of `COLUMNS`, a row per (layer, phase), in the order in which they first ran, `(none)` last.
         interval_ns: Median distance of two samples of a GPU.
         samples: Number of samples, over all GPUs.
-        steps: Number of steps.
+        steps: Number of steps that the rows are of.
         whole: The same figures over all busy time, by column.
         info: What the capture says of itself.
         options: What counted as enough.
@@ -129,6 +133,7 @@ def metrics(
 
     Raises:
         CaptureError: The capture has no samples.
+        UsageError: None of the steps asked for is in it.
     """
     import pandas as pd
 
@@ -142,16 +147,20 @@ def metrics(
     interval = int(np.median(np.concatenate([one.end - one.begin for one in by_device.values()])))
     attribution = attribution or attribute(trace)
     parent = {} if options.own else layer_parents(attribution.ranges)
+    choice = choose_steps(trace, attribution, options.steps)
+    wanted = choice.of_ops(attribution) if options.steps.selects else np.ones(len(trace.ops), dtype=bool)
+    each = [(key, chosen[wanted[chosen]]) for key, chosen in _rows(trace, attribution, parent)]
     records = [
         {"layer": layer, "phase": phase, **_means(trace, chosen, by_device, options.floor)}
-        for (layer, phase), chosen in _rows(trace, attribution, parent)
+        for (layer, phase), chosen in each
+        if len(chosen)
     ]
-    everything = _means(trace, np.arange(len(trace.ops)), by_device, 0)
+    everything = _means(trace, np.flatnonzero(wanted), by_device, 0)
     return MetricsResult(
         rows=pd.DataFrame(records, columns=list(COLUMNS)),
         interval_ns=interval,
         samples=sum(len(one.begin) for one in by_device.values()),
-        steps=len(attribution.ranges.steps),
+        steps=choice.count if options.steps.selects else len(attribution.ranges.steps),
         whole={name: float(everything[name]) for name in METRICS},
         info=trace.info,
         options=options,

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.nesting import nest
+from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, chosen_steps
 
 if TYPE_CHECKING:
     from nvprof_kit._trace.timer_log import TimerLogs
@@ -230,11 +231,13 @@ class TimersOptions:
         by_rank: A row for each stage and rank instead of one for each stage.
         collective: Stages that end with a collective; empty: ``backward``, and whatever is named after one.
         warm_up: Calls of each stage left out of the verdict.
+        steps: Which calls of each stage to look at, by their numbers from 0.
     """
 
     by_rank: bool = False
     collective: tuple[str, ...] = ()
     warm_up: int = 1
+    steps: StepOptions = ALL_STEPS
 
 
 @dataclass(frozen=True)
@@ -263,7 +266,7 @@ class TimersResult:
 
 def timers(logs: TimerLogs, options: TimersOptions = TimersOptions()) -> TimersResult:
     """Statistics, skew and verdict of the stages that ranks timed."""
-    calls = _with_places(logs.stages)
+    calls = _with_places(_chosen(logs, options.steps))
     keys = ["stage", "rank"] if options.by_rank else ["stage"]
     rows = _statistics(calls, keys).join(_skew(calls), on="stage").reset_index()
     if "rank" not in rows:
@@ -280,6 +283,17 @@ def timers(logs: TimerLogs, options: TimersOptions = TimersOptions()) -> TimersR
         find_straggler(calls, options.collective, options.warm_up),
         (*logs.warnings, *_warnings(calls)),
     )
+
+
+def _chosen(logs: TimerLogs, steps: StepOptions) -> pd.DataFrame:
+    """The calls of each stage that are looked at, counted by each rank from 0."""
+    if not steps.selects:
+        return logs.stages
+    number = np.arange(int(logs.stages["call"].max()) + 1)
+    kept = chosen_steps(steps, number, logs.path)
+    made: pd.DataFrame = logs.stages[kept[logs.stages["call"].to_numpy()]].reset_index(drop=True)
+    made["stage"] = made["stage"].cat.remove_unused_categories()
+    return made
 
 
 def _with_places(stages: pd.DataFrame) -> pd.DataFrame:

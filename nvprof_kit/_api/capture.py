@@ -148,6 +148,7 @@ class Capture:
         memory: bool = False,
         depth: int | None = None,
         steps: StepOptions | None = None,
+        splits: Sequence[Literal["class", "phase"]] = (),
     ) -> Layers:
         """What each layer costs, forward and backward, and what lies outside every layer.
 
@@ -156,17 +157,21 @@ class Capture:
             memory: The memory of each layer too, where the capture tells it.
             depth: Levels of the model that are printed and drawn; None for all.
             steps: Which steps to look at; None gives the rows of the whole capture, and prints all steps but warm-up.
+            splits: Columns into which the time is split: by kernel ``class``, or by ``phase`` of the loop, as prefill
+                and decode; not by step.
 
         Raises:
             CaptureError: The memory was asked for, and the capture tells nothing of it.
-            UsageError: None of the steps asked for is in the capture.
+            UsageError: None of the steps asked for is in the capture, or time is to be split by step too.
         """
+        if by_step and splits:
+            raise UsageError("--columns splits the time of all steps; leave --by step out, or name steps by --steps")
         from nvprof_kit._analysis.layers.layers import OPTIONAL, LayersOptions, layers
         from nvprof_kit._results.layers import Layers
         from nvprof_kit._trace.schema import MEMORY_TABLES
 
         known = self._operations((*OPTIONAL, *(MEMORY_TABLES if memory else ())), cpu_only=True)
-        options = LayersOptions(steps=steps or _all_steps(), by_step=by_step, memory=memory)
+        options = LayersOptions(steps=steps or _all_steps(), by_step=by_step, memory=memory, splits=tuple(splits))
         result = layers(known.trace, options, known.attribution)
         return Layers(**vars(result), sources=self.sources, depth=depth)
 
@@ -283,21 +288,23 @@ class Capture:
         result = flops(known.trace, counted, options, known)
         return Flops(**vars(result), sources=(*self.sources, file), depth=depth)
 
-    def metrics(self, *, floor: float = 20.0, depth: int | None = None) -> Metrics:
+    def metrics(self, *, floor: float = 20.0, depth: int | None = None, steps: StepOptions | None = None) -> Metrics:
         """How busy each layer keeps SMs, tensor cores, DRAM, NVLink and PCIe, as nsys sampled it.
 
         Args:
             floor: Samples below which a layer has no figures.
             depth: Levels of the model that are printed; None for all.
+            steps: Which steps to look at; None for the whole capture.
 
         Raises:
             CaptureError: The capture has no samples of GPU metrics.
+            UsageError: None of the steps asked for is in the capture.
         """
         from nvprof_kit._analysis.metrics import MetricsOptions, metrics
         from nvprof_kit._results.metrics import Metrics
 
         known = self._operations(("samples",))
-        result = metrics(known.trace, MetricsOptions(floor), known.attribution)
+        result = metrics(known.trace, MetricsOptions(floor, steps=steps or _all_steps()), known.attribution)
         return Metrics(**vars(result), sources=self.sources, depth=depth)
 
     def diff(
@@ -359,7 +366,14 @@ class Capture:
         sources = tuple(source for side in sides for one in side for source in one.sources)
         return Diff(**vars(result), sources=sources, view=view, top=top)
 
-    def plot(self, view: PlotView = "layers", *, depth: int | None = None, step: int | None = None) -> Plot:
+    def plot(
+        self,
+        view: PlotView = "layers",
+        *,
+        depth: int | None = None,
+        step: int | None = None,
+        steps: StepOptions | None = None,
+    ) -> Plot:
         """A picture, labelled and in colours that colour-blind readers tell apart.
 
         Args:
@@ -368,6 +382,8 @@ class Capture:
                 launched operations wait for the GPU.
             depth: Levels of the model; None for as many as can be read.
             step: Step of the timeline; None for the one of median length.
+            steps: Which steps to draw, for the timeline to choose from; None for all but warm-up, with ``steps`` for
+                all, and for ``layers`` and ``queue`` the whole capture.
 
         Raises:
             UsageError: No picture has this name, the capture has no such step, or no steps at all.
@@ -377,7 +393,8 @@ class Capture:
         draw = _among(view, {name: getattr(self, f"_draw_{name}") for name in _PLOTS}, "plot")
         if step is not None and view != "timeline":
             raise UsageError(f"--step is for --view timeline; {view} shows every step")
-        figure, rows, warnings = draw(depth, step)
+        chosen = steps or _all_steps()
+        figure, rows, warnings = draw(depth, step, chosen)
         return Plot(view, figure, rows, warnings, sources=self.sources)
 
     def page(
@@ -640,39 +657,44 @@ class Capture:
 
     # ---------------------------------------------------------------- what is drawn
 
-    def _draw_layers(self, depth: int | None, _: int | None) -> Drawn:
-        result = self.layers(depth=depth)
+    def _draw_layers(self, depth: int | None, _: int | None, steps: StepOptions) -> Drawn:
+        result = self.layers(depth=depth, steps=steps)
         return result.figure(), result.rows, result.warnings
 
-    def _draw_tree(self, depth: int | None, _: int | None) -> Drawn:
+    def _draw_tree(self, depth: int | None, _: int | None, steps: StepOptions) -> Drawn:
         from nvprof_kit._report.plots.tree import tree_figure
 
-        result = self.layers()
+        result = self.layers(steps=steps)
         return tree_figure(result, depth), result.tree, result.warnings
 
-    def _draw_steps(self, _: int | None, __: int | None) -> Drawn:
+    def _draw_steps(self, _: int | None, __: int | None, steps: StepOptions) -> Drawn:
         from nvprof_kit._analysis.attribution.step_times import step_times
         from nvprof_kit._report.plots.steps import steps_figure
 
-        result, known = self.layers(by_step=True), self._operations()
+        result, known = self.layers(by_step=True, steps=steps), self._operations()
         if not result.summary.steps:
             raise UsageError(f"{self.path}: no steps; put nvprof_kit.step(number) around each step of the loop")
         times = step_times(known.trace, known.attribution)
+        times = times[result.steps.shown] if steps.selects else times
         return steps_figure(result, times), times, result.warnings
 
-    def _draw_queue(self, _: int | None, __: int | None) -> Drawn:
+    def _draw_queue(self, _: int | None, __: int | None, steps: StepOptions) -> Drawn:
         from nvprof_kit._report.plots.queue import queue_figure
 
-        result = self.breakdown()
+        result = self.breakdown(steps=steps)
         return queue_figure(result), result.queue, result.warnings
 
-    def _draw_timeline(self, depth: int | None, step: int | None) -> Drawn:
+    def _draw_timeline(self, depth: int | None, step: int | None, steps: StepOptions) -> Drawn:
         from nvprof_kit._analysis.attribution.step_times import instance_of, step_times, typical_step
         from nvprof_kit._analysis.timeline import OPTIONAL, timeline
         from nvprof_kit._report.plots.timeline import timeline_figure
 
         known = self._operations(OPTIONAL)
         times = step_times(known.trace, known.attribution)
+        if steps.selects:
+            from nvprof_kit._analysis.attribution.steps import chosen_steps
+
+            times = times[chosen_steps(steps, times["step"].to_numpy(), str(self.path))]
         instance = typical_step(times) if step is None else instance_of(times, step, str(self.path))
         shown = timeline(known.trace, known.attribution, instance)
         return timeline_figure(shown, known.trace.info.gpus, depth), shown.ops, known.trace.info.warnings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,6 +12,7 @@ from nvprof_kit._api.capture import Capture, domain_of, read_rules
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
+    from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._results.memory import Memory
     from nvprof_kit._results.ncu import NcuKernels, NcuLayers
     from nvprof_kit._results.timers import Timers
@@ -104,21 +106,30 @@ class MemorySnapshot:
 
         return read_snapshot(self.path)
 
-    def memory(self, by: MemoryView | None = None, *, device: int | None = None) -> Memory:
+    def memory(
+        self, by: MemoryView | None = None, *, device: int | None = None, steps: StepOptions | None = None
+    ) -> Memory:
         """Who held the GPU's memory at the peak, how it grew from step to step, what was left behind, how it lies.
 
         Args:
             by: The one table to print and to give; None prints all, and gives ``layer``.
             device: Device ordinal; None for the one with the most reserved memory.
+            steps: Which steps the table ``step`` is of; None for all.
 
         Raises:
             CaptureError: The file cannot be read, or has nothing of this device.
+            UsageError: None of the steps asked for is in it.
         """
+        from nvprof_kit._analysis.attribution.steps import chosen_steps
         from nvprof_kit._analysis.memory.memory import memory
         from nvprof_kit._results.memory import Memory
 
         snapshot = self.snapshot
-        return Memory(**vars(memory(snapshot, device)), sources=(self.path,), snapshot=snapshot, by=by)
+        result = memory(snapshot, device)
+        if steps is not None and steps.selects:
+            kept = chosen_steps(steps, result.steps["step"].to_numpy(), str(self.path))
+            result = replace(result, steps=result.steps[kept].reset_index(drop=True))
+        return Memory(**vars(result), sources=(self.path,), snapshot=snapshot, by=by)
 
 
 def open_timers(*paths: str | Path) -> TimerLog:
@@ -144,7 +155,12 @@ class TimerLog:
         return read_timer_logs(self.paths)
 
     def timers(
-        self, by: Literal["rank", "call"] | None = None, *, collective: Sequence[str] = (), warm_up: int = 1
+        self,
+        by: Literal["rank", "call"] | None = None,
+        *,
+        collective: Sequence[str] = (),
+        warm_up: int = 1,
+        steps: StepOptions | None = None,
     ) -> Timers:
         """How long the timed stages take on every rank, how far the ranks are apart, and which one the others wait for.
 
@@ -152,14 +168,17 @@ class TimerLog:
             by: A row for each stage and rank, or for each single call, instead of one for each stage.
             collective: Stages that end with a collective; empty for those named after one, else ``backward``.
             warm_up: First calls of each stage left out of the verdict.
+            steps: Which calls of each stage to look at, counted by each rank from 0; None for all.
 
         Raises:
             CaptureError: A log cannot be read.
+            UsageError: None of these calls is in it.
         """
+        from nvprof_kit._analysis.attribution.steps import ALL_STEPS
         from nvprof_kit._analysis.timers import TimersOptions, timers
         from nvprof_kit._results.timers import Timers
 
-        result = timers(self.logs, TimersOptions(by == "rank", tuple(collective), warm_up))
+        result = timers(self.logs, TimersOptions(by == "rank", tuple(collective), warm_up, steps or ALL_STEPS))
         return Timers(**vars(result), sources=self.sources, by_call=by == "call")
 
     @property

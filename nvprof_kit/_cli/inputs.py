@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from nvprof_kit._report.selection import Selection
+
 kernel_rules = click.option(
     "--kernel-rules",
     "rules_path",
@@ -24,6 +26,77 @@ rules_option = click.option(
     "vllm, or a TOML file.",
 )
 """Gives a verb ``--rules``, the name of a preset or of a file."""
+
+
+def selecting(
+    *, where: bool = True, sort: bool = True, top: str = "", fold: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a verb the options that say which rows of its answer are wanted; it gets them as one
+    `nvprof_kit._report.selection.Selection`, ``select``.
+
+    Args:
+        where: Whether its rows have layers.
+        sort: Whether it has ``--sort``.
+        top: What ``--top`` limits; '' for a verb that has that option itself, or none.
+        fold: Whether equal blocks can be one row.
+    """
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def parsed(*args: Any, **options: Any) -> None:
+            named = {"patterns": "where", "sort_by": "sort", "most": "top"}
+            names = (*named, "fold", "max_rows", "budget")
+            told = {named.get(name, name): options.pop(name) for name in names if name in options}
+            verb(*args, select=Selection(**told), **options)
+
+        decorated: Callable[..., None] = parsed
+        asked = (True, True, fold, bool(top), sort, where)
+        for option, wanted in zip((_BUDGET, _MAX_ROWS, _FOLD, _top(top), _SORT, _WHERE), asked, strict=True):
+            decorated = option(decorated) if wanted else decorated
+        return decorated
+
+    return decorate
+
+
+def _top(what: str) -> Callable[..., Any]:
+    return click.option("--top", "most", type=click.IntRange(min=1), metavar="N", help=what)
+
+
+LINES = "Lines of the table for reading, the costliest; default: what fits the terminal, all where there is none."
+"""What ``--top`` limits where a table is as long as the model."""
+
+_WHERE = click.option(
+    "--where",
+    "patterns",
+    multiple=True,
+    metavar="GLOB",
+    help="Only layers that match, as in 'model.layers.3.*'; * stands for anything. May be given again.",
+)
+_SORT = click.option(
+    "--sort",
+    "sort_by",
+    default="",
+    metavar="COLUMN",
+    help="Sort by a column as csv names it, with or without its unit; figures from the largest on.",
+)
+_FOLD = click.option(
+    "--fold/--no-fold",
+    default=None,
+    help="Equal blocks as one line, `layers.0-79 x80`; csv and json keep their rows and get the column folded_into. "
+    "[default: in the table, where 8 blocks and more are equal]",
+)
+_MAX_ROWS = click.option(
+    "--max-rows",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Rows in csv, json, md and parquet, the costliest; the answer says how many are left out.",
+)
+_BUDGET = click.option(
+    "--budget",
+    type=click.IntRange(min=1),
+    metavar="BYTES",
+    help="Bytes of a json answer, as --max-rows.",
+)
 
 
 def steps_options(verb: Callable[..., None]) -> Callable[..., None]:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from nvprof_kit._report.export.writer import refuse_input, write_file
 from nvprof_kit._report.export.writer import writing as write_into
 from nvprof_kit._report.plain import plain
 from nvprof_kit._report.plots import plots
+from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._results.base import TABLE, no_plot
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import DOMAIN
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from nvprof_kit._api.capture import Capture
     from nvprof_kit._results.base import Result
     from nvprof_kit._results.document import Document
+
+NEEDED_NSYS = "an nsys .sqlite or .nsys-rep, each also packed as .xz"
+"""What a verb of nsys's captures reads."""
+NEEDED = "an nsys .sqlite or .nsys-rep, or a PyTorch trace .json or .json.gz, each also packed as .xz"
+"""What a verb of captures reads."""
 
 _BY_SUFFIX = {".txt": TABLE} | {f".{name}": name for name in (*tables.FORMATS, *plots.FORMATS)}
 
@@ -97,22 +103,29 @@ class Output:
         if self.path is not None:
             refuse_input(self.path, inputs)
 
-    def write_results(self, results: Sequence[Result]) -> None:
+    def write_results(self, results: Sequence[Result], select: Selection = EVERYTHING) -> None:
         """Write the answers to one question: one table with a column ``capture`` where there are several.
 
+        Args:
+            results: The answers.
+            select: Which rows of them are wanted.
+
         Raises:
-            UsageError: The file cannot be written, or is one of the inputs.
+            UsageError: The file cannot be written, or is one of the inputs; or the rows cannot be selected so.
         """
+        if select.budget is not None and self.form != "json":
+            raise UsageError("--budget bounds a json answer; add --format json, or use --max-rows")
+        results = [replace(result, select=select) for result in results]
         sources = [source for result in results for source in result.sources]
         if self.form == TABLE:
             self.print(_apart(results), sources)
         elif len(results) == 1:
             self.write(results[0].encode(self.form), results[0].warnings_beside(self.form), sources)
         else:
-            named = [(str(result.sources[0]), result) for result in results]
-            rows = tables.with_capture([(name, result.to_frame()) for name, result in named])
-            warnings = [f"{name}: {one}" for name, result in named for one in result.warnings_beside(self.form)]
-            self.write(tables.encode(rows, self.form), warnings, sources)
+            from nvprof_kit._results.several import Several
+
+            several = Several(tuple(results), select=select)
+            self.write(several.encode(self.form), several.warnings_beside(self.form), sources)
 
     def write_document(self, document: Document) -> None:
         """Write a file for another program.
@@ -210,36 +223,42 @@ class Reading:
         captures: The files to read.
         domain: NVTX domain of the ranges, None where the user named none.
         output: Where the answer goes.
+        nsys: Whether only nsys's captures tell what is asked.
     """
 
     captures: tuple[str, ...]
     domain: str | None
     output: Output
+    nsys: bool = False
 
     def open(self, capture: str, rules: str | None = None, kernel_rules: Path | None = None) -> Capture:
         """One of the captures.
 
         Raises:
+            CaptureError: It is no capture; the message says what it is.
             UsageError: The answer would be written over it, or the rules are wrong.
         """
         from nvprof_kit._api.capture import Capture
+        from nvprof_kit._trace.kinds import CAPTURES, NSYS, expect
 
+        expect(capture, *((NSYS, NEEDED_NSYS) if self.nsys else (CAPTURES, NEEDED)))
         opened = Capture(capture, rules=rules, domain=self.domain, kernel_rules=kernel_rules)
         self.output.spare(opened.sources)
         return opened
 
 
-def reading(*, plot: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def reading(*, plot: bool = False, nsys: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a verb the arguments of every reading verb; it gets them as one `Reading`, before its own options.
 
     Args:
         plot: Whether its answer can be drawn.
+        nsys: Whether only nsys's captures tell what is asked.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(verb)
         def parsed(captures: tuple[str, ...], domain: str, form: str | None, path: Path | None, **options: Any) -> None:
-            verb(Reading(captures, named_domain(domain), Output.of(form, path, plot=plot)), **options)
+            verb(Reading(captures, named_domain(domain), Output.of(form, path, plot=plot), nsys), **options)
 
         decorated: Callable[..., None] = parsed
         for option in (domain_option, _FILE, _FORMAT, _CAPTURES):

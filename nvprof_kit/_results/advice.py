@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nvprof_kit._analysis.advise.advise import AdviseResult
@@ -24,9 +24,21 @@ class Advice(Result, AdviseResult):
 
     top: int = field(default=10, kw_only=True)
 
+    @property
+    def schema(self) -> str:
+        """Name of the schema of the json answer."""
+        return "advise"
+
     def to_frame(self) -> pd.DataFrame:
         """A row per finding, what could save the most first."""
         return self.rows
+
+    def _shown(self) -> Advice:
+        """The same with the findings of the wanted layers, in the order wanted."""
+        if not self.select.asked:
+            return self
+        ranks = self.frame()["rank"].tolist()
+        return replace(self, findings=tuple(self.findings[rank - 1] for rank in ranks))
 
     def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
         return ("saves_ns",), ("title",)
@@ -35,4 +47,4 @@ class Advice(Result, AdviseResult):
         """The first findings, a paragraph each."""
         from nvprof_kit._report.text.advise import advise_report
 
-        return [*advise_report(self, self.top), ""]
+        return [*advise_report(self._shown(), self.top), ""]

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from nvprof_kit._report.export import tables
+from nvprof_kit._report.export.bounds import bounded
 from nvprof_kit._report.export.writer import write_file
 from nvprof_kit._report.plots import plots
+from nvprof_kit._report.selection import EVERYTHING, Selection
+from nvprof_kit._report.warnings import in_order
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+_Own = TypeVar("_Own", bound="Result")
 
 TABLE = "table"
 """The form that is for a person to read."""
@@ -34,9 +40,11 @@ class Result(ABC):
 
     Attributes:
         sources: The files that it was made of; `save` never writes over one of them.
+        select: Which rows are printed and written, and in which order; see `selected`.
     """
 
     sources: tuple[Path, ...] = field(default=(), kw_only=True)
+    select: Selection = field(default=EVERYTHING, kw_only=True)
 
     has_plot: ClassVar[bool] = False
     """Whether there is a picture of it."""
@@ -89,11 +97,66 @@ class Result(ABC):
             return self.page()
         if form in plots.FORMATS:
             return plots.encode(self.figure(), form)
-        return tables.encode(self.to_frame(), form)
+        if form == "json":
+            return self._json(self.frame())
+        table = bounded(self.frame(), self.select).rows
+        return tables.encode(table, form) + (tables.quoted(in_order(self.warnings)) if form == "md" else b"")
+
+    def frame(self) -> pd.DataFrame:
+        """The rows that `select` leaves of `to_frame`, in the order wanted; all of them, whatever bound there is.
+
+        Raises:
+            UsageError: There is no column to sort by, or no layer matches.
+        """
+        return self.select.of(self.to_frame())
+
+    def selected(
+        self: _Own,
+        *,
+        where: str | Sequence[str] = (),
+        sort: str = "",
+        top: int | None = None,
+        fold: bool | None = None,
+        max_rows: int | None = None,
+    ) -> _Own:
+        """The same answer, of which only some rows are printed and written.
+
+        Args:
+            where: Globs of layers, in which ``*`` stands for anything.
+            sort: Column to sort by, figures descending.
+            top: Rows of a table that are printed.
+            fold: Whether equal blocks are printed as one row; None where there are many.
+            max_rows: Rows that are written to a file, the costliest.
+        """
+        patterns = (where,) if isinstance(where, str) else tuple(where)
+        return replace(self, select=Selection(patterns, sort, top, fold, max_rows))
+
+    @property
+    def schema(self) -> str:
+        """Name of the schema of the json answer, of `nvprof_kit._report.export.schemas.TABLES`."""
+        return "rows"
+
+    @property
+    def answered(self) -> tuple[str, ...]:
+        """The files that it was made of, as text."""
+        return tuple(map(str, self.sources))
+
+    def _json(self, table: pd.DataFrame) -> bytes:
+        from nvprof_kit._report.export.answer import json_answer
+
+        if os.environ.get("NVPROF_KIT_JSON") == "list":  # what it was before it had a schema; for one release
+            return tables.encode(bounded(table, self.select).rows, "json")
+        return json_answer(self.schema, table, in_order(self.warnings), self.answered, self.select)
 
     def warnings_beside(self, form: str) -> Sequence[str]:
-        """The warnings that this form of the answer has no place for."""
-        return () if form in (TABLE, "html") else self.warnings
+        """The warnings that this form of the answer has no place for, and what a bound left out."""
+        if form == "json" and os.environ.get("NVPROF_KIT_JSON") == "list":
+            old = "NVPROF_KIT_JSON=list gives the bare list of rows that json was; the next release has no such thing"
+            return (*in_order(self.warnings), f"{old}: read `rows` of the answer")
+        if form in (TABLE, "html", "json", *plots.FORMATS):
+            return in_order(self.warnings) if form in plots.FORMATS else ()
+        found = bounded(self.frame(), self.select)
+        return (*(() if form == "md" else in_order(self.warnings)), *((found.sentence,) if found.left_out else ()))
 
     def save(self, path: str | Path) -> Path:
         """Write the answer to a file, whole or not at all.

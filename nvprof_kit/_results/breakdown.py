@@ -37,6 +37,11 @@ class Breakdown(Result, BreakdownResult):
     view: str | None = field(default=None, kw_only=True)
     top: int = field(default=10, kw_only=True)
 
+    @property
+    def schema(self) -> str:
+        """Name of the schema of the json answer."""
+        return f"breakdown-{self.view or 'steps'}"
+
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """One of the tables: ``steps``, ``idle``, ``communication``, ``copies``, ``launches``, ``queue`` or
         ``critical-path``.
@@ -50,4 +55,4 @@ class Breakdown(Result, BreakdownResult):
         """The tables, the first lines of each."""
         from nvprof_kit._report.text.breakdown import breakdown_report
 
-        return [*breakdown_report(self, self.view, self.top), ""]
+        return [*breakdown_report(self, self.view, self.top, self.select), ""]

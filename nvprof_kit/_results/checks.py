@@ -31,6 +31,11 @@ class Checks(Result):
         """Whether there is no error among the findings."""
         return not any(finding.level == "error" for findings in self.found.values() for finding in findings)
 
+    @property
+    def schema(self) -> str:
+        """Name of the schema of the json answer."""
+        return "doctor"
+
     def to_frame(self) -> pd.DataFrame:
         """A row per finding."""
         from nvprof_kit._report.text.doctor import findings_table

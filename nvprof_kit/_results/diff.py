@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nvprof_kit._analysis.diff.diff import DiffResult
@@ -31,9 +31,22 @@ class Diff(Result, DiffResult):
         """Whether every gate held."""
         return all(outcome.held for outcome in self.gates)
 
+    @property
+    def schema(self) -> str:
+        """Name of the schema of the json answer."""
+        return "diff-kernels" if self.view == "kernels" else "diff"
+
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """The comparison (``rows``), or the kernels that came, went or were renamed (``kernels``)."""
         return self.kernels if (view or self.view) == "kernels" else self.rows
+
+    def frame(self) -> pd.DataFrame:
+        """The rows, of layers only the wanted ones."""
+        if not self.select.where or self.view == "kernels":
+            return self.to_frame()
+        kept = [not layer or self.select.matches(layer) for layer in self.rows["layer"].astype(str)]
+        rows: pd.DataFrame = self.rows[kept]
+        return rows
 
     def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
         return ("change_ns",), ("level", "layer", "kernel_class", "phase")
@@ -42,7 +55,7 @@ class Diff(Result, DiffResult):
         """The largest changes, the kernels that came and went, and the gates."""
         from nvprof_kit._report.text.diff import diff_report
 
-        return diff_report(self, self.top)
+        return diff_report(replace(self, rows=self.frame() if self.view == "rows" else self.rows), self.top)
 
     def warnings_beside(self, form: str) -> Sequence[str]:
         """As of any answer; the whole report has its warnings in it."""

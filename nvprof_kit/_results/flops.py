@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nvprof_kit._analysis.flops.flops import FlopsResult
@@ -24,6 +24,11 @@ class Flops(Result, FlopsResult):
 
     depth: int | None = field(default=None, kw_only=True)
 
+    @property
+    def schema(self) -> str:
+        """Name of the schema of the json answer."""
+        return "flops"
+
     def to_frame(self) -> pd.DataFrame:
         """A row per layer and phase, in the model's order, ``(none)`` last."""
         return self.rows
@@ -35,4 +40,4 @@ class Flops(Result, FlopsResult):
         """The table, and what the figures lack."""
         from nvprof_kit._report.text.flops import flops_report
 
-        return flops_report(self, self.depth)
+        return flops_report(replace(self, rows=self.frame()), self.depth, self.select.top)

@@ -28,9 +28,23 @@ class Layers(Result, LayersResult):
 
     has_plot: ClassVar[bool] = True
 
+    @property
+    def schema(self) -> str:
+        """Name of the schema of the json answer."""
+        return "layers"
+
     def to_frame(self) -> pd.DataFrame:
         """The rows, in the model's order, ``(none)`` last."""
         return self.rows
+
+    def frame(self) -> pd.DataFrame:
+        """The rows that are wanted; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        rows = self.to_frame()
+        if self.select.fold:
+            from nvprof_kit._analysis.layers.fold import fold
+
+            rows = fold(self.tree).marked(rows, self.tree)
+        return self.select.of(rows)
 
     def parts(self) -> list[RenderableType]:
         """The tree of the model, each layer with its times; by step a column for each step."""
@@ -38,7 +52,7 @@ class Layers(Result, LayersResult):
         from nvprof_kit._report.text.layers_by_step import layers_by_step_report
 
         report = layers_by_step_report if "step" in self.rows else layers_report
-        return report(self, LayersView(depth=self.depth))
+        return report(self, LayersView(self.depth, self.select))
 
     def figure(self) -> Figure:
         """A bar per layer, by phase."""

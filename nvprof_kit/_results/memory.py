@@ -33,6 +33,11 @@ class Memory(Result, MemoryResult):
 
     has_plot: ClassVar[bool] = True
 
+    @property
+    def schema(self) -> str:
+        """Name of the schema of the json answer."""
+        return f"memory-{self.by or 'layer'}"
+
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """One of the tables: holders of the peak by ``layer``, ``stack`` or ``size``; every ``allocation`` by layer;
         growth by ``step``; ``segment``; ``leak``.
@@ -45,7 +50,7 @@ class Memory(Result, MemoryResult):
         """The tables."""
         from nvprof_kit._report.text.memory import memory_report
 
-        return memory_report(self, (self.by,) if self.by else VIEWS)
+        return memory_report(self, (self.by,) if self.by else VIEWS, self.select)
 
     def figure(self) -> Figure:
         """Allocated memory over time; with ``by="segment"`` the segments."""

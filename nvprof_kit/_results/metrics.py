@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nvprof_kit._analysis.metrics import MetricsResult
@@ -29,6 +29,11 @@ class Metrics(Result, MetricsResult):
         """What the capture says may be missing or distorted."""
         return self.info.warnings
 
+    @property
+    def schema(self) -> str:
+        """Name of the schema of the json answer."""
+        return "metrics"
+
     def to_frame(self) -> pd.DataFrame:
         """A row per layer and phase, in the order in which they first ran, ``(none)`` last."""
         return self.rows
@@ -40,4 +45,4 @@ class Metrics(Result, MetricsResult):
         """What was sampled, and the table."""
         from nvprof_kit._report.text.metrics import metrics_report
 
-        return metrics_report(self, self.depth)
+        return metrics_report(replace(self, rows=self.frame()), self.depth, self.select.top)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -47,6 +47,11 @@ class NcuPlan(Result, Plan):
         """What the capture says may be missing or distorted."""
         return self.info.warnings
 
+    @property
+    def schema(self) -> str:
+        """Name of the schema of the json answer."""
+        return "ncu-plan"
+
     def to_frame(self) -> pd.DataFrame:
         """A row per kernel and launch configuration to measure, the costliest first."""
         return self.rows
@@ -58,7 +63,7 @@ class NcuPlan(Result, Plan):
         """What the plan covers, its rows, and what to do next."""
         from nvprof_kit._report.text.ncu import plan_report
 
-        return plan_report(self, self.section_set, self.memory_gb)
+        return plan_report(replace(self, rows=self.frame()), self.section_set, self.memory_gb, self.select.top)
 
     def script(self, report: str = "plan") -> str:
         """The shell script that measures just these kernels: ``bash FILE -- python train.py``.
@@ -105,6 +110,11 @@ class NcuLayers(Result, NcuLayersResult):
 
     has_plot: ClassVar[bool] = True
 
+    @property
+    def schema(self) -> str:
+        """Name of the schema of the json answer."""
+        return "ncu-layers"
+
     def to_frame(self) -> pd.DataFrame:
         """A row per layer and phase, in the model's order, ``(none)`` last."""
         return self.rows
@@ -113,7 +123,7 @@ class NcuLayers(Result, NcuLayersResult):
         """What was measured, and the table."""
         from nvprof_kit._report.text.ncu import ncu_layers_report
 
-        return ncu_layers_report(self, self.depth)
+        return ncu_layers_report(replace(self, rows=self.frame()), self.depth, self.select.top)
 
     def figure(self) -> Figure:
         """The roofline."""
@@ -134,6 +144,11 @@ class NcuKernels(Result):
 
     rows: pd.DataFrame
     warnings: tuple[str, ...] = ()
+
+    @property
+    def schema(self) -> str:
+        """Name of the schema of the json answer."""
+        return "ncu-kernels"
 
     def to_frame(self) -> pd.DataFrame:
         """A row per measured kernel, a column per metric by its full name."""

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvprof_kit._analysis.ranks.answer import RanksAnswer
+from nvprof_kit._report.warnings import in_order
 from nvprof_kit._results.base import Result, no_plot
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
     from rich.console import RenderableType
+
+    from nvprof_kit._report.export.bounds import Bounded
+
+VIEWS = ("waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-batches", "critical-path", "what-if")
+"""The tables of a job, by name."""
 
 
 def columns_of(view: str) -> Mapping[str, str]:
@@ -53,6 +59,11 @@ class RankTable(Result):
 
     has_plot: ClassVar[bool] = True
 
+    @property
+    def schema(self) -> str:
+        """Name of the schema of the json answer."""
+        return f"ranks-{self.name}"
+
     def to_frame(self) -> pd.DataFrame:
         """The table."""
         return self.rows
@@ -61,7 +72,7 @@ class RankTable(Result):
         """The first lines, and how many there are."""
         from nvprof_kit._report.text.ranks import rank_table
 
-        return rank_table(self.rows, self.top)
+        return rank_table(self.frame(), self.top)
 
     def figure(self) -> Figure:
         """Of waits and charges a bar for each late rank, by cause; of layers a heat map of layers and ranks.
@@ -103,13 +114,48 @@ class Ranks(Result, RanksAnswer):
         """The verdict, who waited for whom and why, layers, clocks, critical path and what-if."""
         from nvprof_kit._report.text.ranks import ranks_report
 
-        return ranks_report(self, self.top)
+        views = (
+            {name: getattr(self, name) for name in ("charges", "layers", "critical_path")} if self.select.where else {}
+        )
+        chosen: dict[str, Any] = dict(self.select.each(views))
+        return ranks_report(replace(self, **chosen), self.top)
+
+    @property
+    def schema(self) -> str:
+        """Name of the schema of a table's json answer."""
+        return "ranks-waits"
 
     def encode(self, form: str) -> bytes:
-        """As other answers; as json it is everything, in the layout of ``nvprof-kit ranks --format json``."""
-        if form == "json":
-            return (json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n").encode()
-        return super().encode(form)
+        """As other answers; as json it is everything, each table with as many rows as the bound leaves."""
+        if form != "json":
+            return super().encode(form)
+        from nvprof_kit._report.export.bounds import bounded
+
+        tables = {view: self.table(view) for view in VIEWS}
+        chosen = self.select.each({view: table for view, table in tables.items() if table is not None})
+        most = self.select.max_rows
+        while True:
+            data = self._whole({view: bounded(table, self.select, most) for view, table in chosen.items()})
+            longest = min(max(map(len, chosen.values())), max(map(len, chosen.values())) if most is None else most)
+            if self.select.budget is None or len(data) <= self.select.budget or not longest:
+                return data
+            most = longest * min(self.select.budget * 9 // 10, len(data) // 2) // len(data)
+
+    def _whole(self, found: Mapping[str, Bounded]) -> bytes:
+        """Everything as one json answer."""
+        from nvprof_kit._report.export import schemas
+        from nvprof_kit._report.export.answer import records
+
+        missing = {str(name): view for view, one in found.items() for name in one.rows if one.rows[name].isna().any()}
+        cut = {view: one.truncated for view, one in found.items() if one.left_out}
+        told = self.to_dict() | {
+            "warnings": list(in_order(self.warnings)),
+            "sources": list(self.answered),
+            "unknown": {name: schemas.reasons(f"ranks-{view}", [name])[name] for name, view in missing.items()},
+            "truncated": cut or None,
+            **{view.replace("-", "_"): records(one.rows) for view, one in found.items()},
+        }
+        return (json.dumps(told, ensure_ascii=False, indent=1) + "\n").encode("utf-8", "replace")
 
     def figure(self) -> Figure:
         """How long the others waited for each rank, by cause."""

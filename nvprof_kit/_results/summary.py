@@ -38,6 +38,11 @@ class Summary(Result, SummaryResult):
 
     top: int = field(default=12, kw_only=True)
 
+    @property
+    def schema(self) -> str:
+        """Name of the schema of the json answer."""
+        return f"summary-{next(iter(self.views))}"
+
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
         """One view; it need not be named where there is only one.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from nvprof_kit._analysis.timers import TimersResult
@@ -26,6 +26,11 @@ class Timers(Result, TimersResult):
 
     has_plot: ClassVar[bool] = True
 
+    @property
+    def schema(self) -> str:
+        """Name of the schema of the json answer."""
+        return "timers-calls" if self.by_call else "timers"
+
     def to_frame(self) -> pd.DataFrame:
         """A row per stage, and per rank where that was asked for; or per call."""
         return self.calls if self.by_call else self.rows
@@ -34,7 +39,8 @@ class Timers(Result, TimersResult):
         """The verdict, and the table."""
         from nvprof_kit._report.text.timers import timers_report
 
-        return timers_report(self)
+        rows = self.select.of(self.rows)
+        return timers_report(replace(self, rows=rows), self.select.top)
 
     def figure(self) -> Figure:
         """The stages in time, a row for each rank."""

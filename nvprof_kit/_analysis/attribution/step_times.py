@@ -98,7 +98,7 @@ def instance_of(times: pd.DataFrame, step: int, path: str) -> int:
         numbers = times["step"].tolist()
         there = f"it has steps {min(numbers)} to {max(numbers)}" if numbers else "it has no steps"
         raise UsageError(f"{path}: no step {step}; {there}")
-    return int(found[0])
+    return int(times.index[found[0]])
 
 
 def _by_length(times: pd.DataFrame) -> list[int]:

@@ -64,9 +64,27 @@ class FoldedTree:
         layer, count = self.tree["layer"].tolist(), self.tree["count"].tolist()
         return [layer[place] if count[place] > 1 else "" for place in self.line.tolist()]
 
-    def summed(self, values: pd.Series[int]) -> pd.Series[int]:
-        """Another column of the tree, summed into the folded rows; missing where every value is."""
-        made: pd.Series[int] = values.reset_index(drop=True).groupby(self.line).sum(min_count=1)
+    def marked(self, rows: pd.DataFrame, tree: pd.DataFrame) -> pd.DataFrame:
+        """Rows of layers with the columns `folded_into`, the path of the row that holds each, and `unlike`.
+
+        Args:
+            rows: Rows with a column `layer`.
+            tree: The tree that was folded.
+        """
+        layers = tree["layer"].tolist()
+        into = dict(zip(layers, self.names, strict=True)) | {NO_LAYER: ""}
+        unlike = dict(zip(layers, (self.tree["unlike"].tolist()[place] for place in self.line.tolist()), strict=True))
+        told = unlike | {NO_LAYER: ""}
+        layer = rows["layer"].astype(object)
+        made: pd.DataFrame = rows.assign(
+            folded_into=layer.map(into).fillna("").astype(object), unlike=layer.map(told).fillna("").astype(object)
+        )
+        return made
+
+    def joined(self, values: pd.Series[int], how: str = "sum") -> pd.Series[int]:
+        """Another column of the tree for the folded rows: ``sum`` or ``max``; missing where every value is."""
+        groups = values.reset_index(drop=True).groupby(self.line)
+        made: pd.Series[int] = groups.max() if how == "max" else groups.sum(min_count=1)
         return made
 
 
@@ -160,7 +178,8 @@ class _Folder:
         by_name: dict[str, list[int]] = {}
         for holder in holders:
             for child in self._children.get(holder, []):
-                by_name.setdefault(self._below_name(holder, child), []).append(child)
+                name = self._below_name(holder, child) if len(holders) > 1 else self._layer[child]
+                by_name.setdefault(name, []).append(child)
         alike: dict[tuple[str, int], list[list[int]]] = {}
         for name, nodes in by_name.items():
             alike.setdefault((_pattern(name), self._shape[nodes[0]]), []).append(nodes)

@@ -6,7 +6,8 @@ rows is the sum of all operations' durations. That is checked here at every run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +18,10 @@ from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import StepChoice, choose_steps
 from nvprof_kit._analysis.foreign.rules import Rules
 from nvprof_kit._analysis.foreign.translate import translate
-from nvprof_kit._analysis.kernels.classes import classify
+from nvprof_kit._analysis.kernels.classes import KernelClasses, classify
 from nvprof_kit._analysis.layers.memory import LayerMemory, layer_memory, with_memory
 from nvprof_kit._analysis.layers.order import model_order
+from nvprof_kit._analysis.layers.split import parts_by_class, parts_by_phase, split_rows, split_tree
 from nvprof_kit._analysis.layers.sums import Columns, LayerSums, sum_layers
 from nvprof_kit._analysis.layers.warnings import layer_warnings
 from nvprof_kit._trace.schema import CaptureInfo, Trace
@@ -76,12 +78,14 @@ class LayersOptions:
         memory: Tell the memory too, with the columns of `nvprof_kit._analysis.layers.memory.MEMORY`.
         steps: Which steps to look at; by default the rows are of the whole capture, and the tree of all steps but
             warm-up.
+        splits: By what to split the time in columns, of `nvprof_kit._analysis.layers.split.SPLITS`; not by step.
     """
 
     steps: StepOptions = ALL_STEPS
     by_step: bool = False
     rules: Rules | None = None
     memory: bool = False
+    splits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,7 @@ class LayersResult:
         info: What the capture says of itself.
         memory: The memory, where it was asked for.
         steps: Which steps `tree` is of.
+        splits: Columns of `rows` and of `tree` into which the time is split, by what it is split.
     """
 
     rows: pd.DataFrame
@@ -148,6 +153,7 @@ class LayersResult:
     info: CaptureInfo
     steps: StepChoice
     memory: LayerMemory | None = None
+    splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def shown_rows(self) -> pd.DataFrame:
@@ -188,9 +194,14 @@ def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attr
             f"{rows['gpu_self_ns'].sum()} ns in the rows, {summary.total_ns} ns in the operations: please report this"
         )
     memory = layer_memory(trace, attribution, by_step=options.by_step) if options.memory else None
+    tree = told.tree(order)
+    splits: dict[str, tuple[str, ...]] = {}
+    if options.splits and not options.by_step:
+        rows, tree, splits = _split(trace, (attribution, classes), (rows, tree), choice, options.splits)
     return LayersResult(
         rows=rows if memory is None else with_memory(rows, memory),
-        tree=told.tree(order),
+        tree=tree,
+        splits=splits,
         summary=summary,
         warnings=(
             *trace.info.warnings,
@@ -201,6 +212,29 @@ def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attr
         steps=choice,
         memory=memory,
     )
+
+
+def _split(
+    trace: Trace,
+    owners: tuple[Attribution, KernelClasses | None],
+    both: tuple[pd.DataFrame, pd.DataFrame],
+    choice: StepChoice,
+    splits: Sequence[str],
+) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, tuple[str, ...]]]:
+    """Rows and tree with their time split in columns, and the names of these by what they split."""
+    (attribution, classes), (rows, tree) = owners, both
+    shown = choice.of_ops(attribution)
+    listed = shown if choice.asked else np.ones_like(shown)
+    duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
+    named = {}
+    for by in splits:
+        if by == "class" and classes is None:
+            continue
+        parts = parts_by_class(classes) if by == "class" and classes is not None else parts_by_phase(attribution)
+        rows = split_rows(rows, duration, attribution, parts, listed)
+        tree = split_tree(tree, duration, attribution, parts, shown)
+        named[by] = parts.columns
+    return rows, tree, named
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ MEMORY_COLUMNS = {
 
 COLUMNS = {
     "step": "number of the step, missing outside steps",
+    "instance": "which instance of a step, by time from 0, since numbers may return; missing outside steps",
     "layer": "module path, or `(none)` for work outside every layer",
     "phase": "`forward`, `backward`, `recompute`; outside layers the phase of the loop, or `other`",
     "kind": "kind of block, missing for what is no block",
@@ -96,8 +97,8 @@ def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame |
     grid = _Grid(result)
     attention = _fused_attention(operations)
     rows = grid.rows(attention)
-    rows.insert(3, "kind", rows["layer"].map(dict(kinds)).astype(object))
-    rows = _with_memory(rows, memory)
+    rows.insert(4, "kind", rows["layer"].map(dict(kinds)).astype(object))
+    rows = _with_memory(rows, memory, grid.numbers)
     return LayerProfile(
         rows=rows[list(COLUMNS)],
         kinds=_kinds(rows, attention),
@@ -115,16 +116,18 @@ class _Grid:
         self.parent = dict(zip(tree["layer"], tree["parent"], strict=True))
         self.layers = [*self.parent, NO_LAYER]
         self.phases = list(dict.fromkeys([*LAYER_PHASES, *result.rows["phase"]]))
-        self.steps: list[int] = sorted({int(step) for step in result.rows["step"].dropna()})
-        self.shape = (len(self.layers), len(self.phases), len(self.steps) + 1)
+        inside = result.rows[result.rows["instance"].notna()]
+        told = dict(zip(inside["instance"].astype(int), inside["step"].astype(int), strict=True))
+        self.numbers = {instance: told[instance] for instance in sorted(told)}
+        self.shape = (len(self.layers), len(self.phases), len(self.numbers) + 1)
 
     def sums(self, table: pd.DataFrame, column: str) -> Int64Array:
-        """A column of a table with layer, phase and step, summed at its places in a flat array."""
-        steps = table["step"].astype(object).where(table["step"].notna(), None)
+        """A column of a table with layer, phase and instance, summed at its places in a flat array."""
+        steps = table["instance"].astype(object).where(table["instance"].notna(), None)
         places = (
             ({name: code for code, name in enumerate(self.layers)}, table["layer"]),
             ({name: code for code, name in enumerate(self.phases)}, table["phase"]),
-            ({number: code for code, number in enumerate([*self.steps, None])}, steps),
+            ({instance: code for code, instance in enumerate([*self.numbers, None])}, steps),
         )
         codes = [np.array([place[value] for value in values], dtype=np.int64) for place, values in places]
         cell = np.ravel_multi_index(tuple(codes), self.shape)
@@ -152,7 +155,8 @@ class _Grid:
         layer, phase, when = np.unravel_index(kept, self.shape)
         made: pd.DataFrame = pd.DataFrame(
             {
-                "step": pd.array([*self.steps, None], dtype="Int64")[when],
+                "step": pd.array([*self.numbers.values(), None], dtype="Int64")[when],
+                "instance": pd.array([*self.numbers, None], dtype="Int64")[when],
                 "layer": np.array(self.layers, dtype=object)[layer],
                 "phase": np.array(self.phases, dtype=object)[phase],
                 **{name: values[kept] for name, values in flat.items()},
@@ -168,34 +172,51 @@ def _fused_attention(operations: Operations) -> pd.DataFrame:
     classes, attribution, ops = operations.classes, operations.attribution, operations.trace.ops
     chosen = np.flatnonzero(classes.is_a(ATTENTION))
     layer, phase = (column[chosen] for column in op_owners(attribution))
-    steps = pd.array([*attribution.ranges.steps.tolist(), None], dtype="Int64")
+    instances = pd.array([*range(len(attribution.ranges.steps)), None], dtype="Int64")
     kernels = pd.DataFrame(
         {
             "kind": classes.family[chosen],
             "layer": layer,
             "phase": phase,
-            "step": steps[attribution.step[chosen]],  # NONE finds the last
+            "instance": instances[attribution.step[chosen]],  # NONE finds the last
             "ns": (ops["end_ns"] - ops["start_ns"]).to_numpy()[chosen],
         }
     )
-    by = ["kind", "layer", "phase", "step"]
+    by = ["kind", "layer", "phase", "instance"]
     summed = kernels.groupby(by, observed=True, dropna=False)["ns"].agg(count="count", ns="sum").reset_index()
     made: pd.DataFrame = summed.assign(kind=[classes.families[code].name for code in summed["kind"]])
     return made
 
 
-def _with_memory(rows: pd.DataFrame, memory: pd.DataFrame | None) -> pd.DataFrame:
-    """The rows with the memory of the calls that each is of."""
+def _with_memory(rows: pd.DataFrame, memory: pd.DataFrame | None, numbers: Mapping[int, int]) -> pd.DataFrame:
+    """The rows with the memory of the calls that each is of.
+
+    Args:
+        rows: The rows.
+        memory: A row for each end of a layer's call, by time.
+        numbers: The number of each instance of a step.
+    """
     how = {name: "max" for name in MEMORY_COLUMNS} | {"allocated_bytes": "last", "retained_bytes": "sum"}
-    keys = ["step", "layer", "phase"]
+    keys = ["instance", "layer", "phase"]
     if memory is None or not len(memory):
         joined = rows.assign(**dict.fromkeys(MEMORY_COLUMNS))
     else:
-        step = memory["step"].astype("Int64")
-        memory = memory.assign(step=step if rows["step"].notna().any() else step.mask(step.notna()))
+        memory = memory.assign(instance=_instances(memory["step"], numbers)).drop(columns="step")
         joined = rows.merge(memory.groupby(keys, sort=False, dropna=False).agg(how).reset_index(), on=keys, how="left")
     typed: pd.DataFrame = joined.astype(dict.fromkeys(MEMORY_COLUMNS, "Int64"))
     return typed
+
+
+def _instances(step: pd.Series[int], numbers: Mapping[int, int]) -> pd.Series[int]:
+    """The instance that each moment is of, from the step numbers in order of time: where numbers return, each run of
+    one number is an instance; where that does not fit what was recorded, the first with the number.
+    """
+    runs = (step != step.shift()).cumsum() - 1
+    in_turn = step[runs.diff().fillna(1) > 0].tolist() == list(numbers.values())
+    first = {number: instance for instance, number in reversed(list(numbers.items()))}
+    told = runs.map(dict(enumerate(numbers))) if in_turn else step.map(first)
+    made: pd.Series[int] = told.astype("Int64")
+    return made
 
 
 def _kinds(rows: pd.DataFrame, attention: pd.DataFrame) -> pd.DataFrame:
@@ -212,7 +233,7 @@ def _kinds(rows: pd.DataFrame, attention: pd.DataFrame) -> pd.DataFrame:
 
 def _block_kind(kind: str, own: pd.DataFrame) -> dict[str, Any]:
     forward = own[own["phase"] == LAYER_PHASES[0]]
-    each = own.groupby(["step", "layer"], dropna=False)["gpu_ns"].sum()
+    each = own.groupby(["instance", "layer"], dropna=False)["gpu_ns"].sum()
     left = forward["retained_bytes"].dropna()
     return {
         "kind": kind,
@@ -236,7 +257,7 @@ def _attention_kind(kind: str, own: pd.DataFrame) -> dict[str, Any]:
         "count": int(own["count"].sum()),
         **_by_phase(own, "ns"),
         "attention_ns": total,
-        **_spread(own.groupby(["step", "layer"], observed=True, dropna=False)["ns"].sum()),
+        **_spread(own.groupby(["instance", "layer"], observed=True, dropna=False)["ns"].sum()),
     }
 
 

@@ -10,7 +10,7 @@ from nvprof_kit._analysis.ranks.verdict import Verdict
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = "nvprof_kit.ranks"
+SCHEMA = "nvprof-kit/ranks"
 """Name of the answer's json schema."""
 
 VERSION = 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvprof_kit._cli.inputs import kernel_rules, rules_option, steps_options
+from nvprof_kit._cli.inputs import kernel_rules, rules_option, selecting, steps_options
 from nvprof_kit._cli.output import Reading, reading
 from nvprof_kit._cli.progress import each
 from nvprof_kit.errors import NvprofKitError
@@ -15,15 +15,19 @@ from nvprof_kit.errors import NvprofKitError
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._api.job import Job
+    from nvprof_kit._report.selection import Selection
 
 
 @click.command(short_help="What costs time and could be changed, with the evidence.")
 @reading()
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Findings for reading.")
+@selecting()
 @steps_options
 @rules_option
 @kernel_rules
-def advise(asked: Reading, *, top: int, steps: StepOptions, rules: str | None, rules_path: Path | None) -> None:
+def advise(
+    asked: Reading, *, top: int, select: Selection, steps: StepOptions, rules: str | None, rules_path: Path | None
+) -> None:
     """Findings ranked by what they could save: the numbers, the layer, where to look in Nsight, and what to try.
 
     A rule that finds nothing in the capture says nothing. Of captures that are the ranks of one run the slowest rank is
@@ -31,7 +35,7 @@ def advise(asked: Reading, *, top: int, steps: StepOptions, rules: str | None, r
     """
     job = _job(asked, rules)
     results = each(asked.captures, lambda one: asked.open(one, rules, rules_path).advise(top=top, steps=steps, job=job))
-    asked.output.write_results(results)
+    asked.output.write_results(results, select)
 
 
 def _job(asked: Reading, rules: str | None) -> Job | None:

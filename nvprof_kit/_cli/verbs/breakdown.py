@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvprof_kit._cli.inputs import kernel_rules, rules_option, steps_options
+from nvprof_kit._cli.inputs import kernel_rules, rules_option, selecting, steps_options
 from nvprof_kit._cli.output import Reading, reading
 from nvprof_kit._cli.progress import each
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._api.capture import BreakdownView
+    from nvprof_kit._report.selection import Selection
 
 VIEWS = ("steps", "idle", "communication", "copies", "launches", "queue", "critical-path")
 
@@ -22,6 +23,7 @@ VIEWS = ("steps", "idle", "communication", "copies", "launches", "queue", "criti
 @reading()
 @click.option("--view", type=click.Choice(VIEWS), help="One table alone; in csv, json, md and parquet default: steps.")
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Lines of a table for reading.")
+@selecting()
 @steps_options
 @rules_option
 @kernel_rules
@@ -30,6 +32,7 @@ def breakdown(
     *,
     view: BreakdownView | None,
     top: int,
+    select: Selection,
     steps: StepOptions,
     rules: str | None,
     rules_path: Path | None,
@@ -40,4 +43,4 @@ def breakdown(
     launches, the queue of launched operations through a step, and the critical path of a step.
     """
     results = each(asked.captures, lambda one: asked.open(one, rules, rules_path).breakdown(view, top=top, steps=steps))
-    asked.output.write_results(results)
+    asked.output.write_results(results, select)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from nvprof_kit._cli.inputs import kernel_rules, rules_option, steps_options
+from nvprof_kit._cli.inputs import kernel_rules, rules_option, selecting, steps_options
 from nvprof_kit._cli.output import Output, Reading, domain_option, named_domain, writing
 from nvprof_kit._cli.progress import progress
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
+    from nvprof_kit._report.selection import Selection
 
 
 class _Sides(click.Command):
@@ -64,6 +65,7 @@ def _sides(captures: tuple[str, ...], bases: tuple[str, ...], news: tuple[str, .
 @click.option("--view", type=click.Choice(["rows", "kernels"]), default="rows", help="Table for csv, json and parquet.")
 @click.option("--top", type=click.IntRange(min=1), default=15, show_default=True, help="Lines of a table for reading.")
 @click.option("--anyway", is_flag=True, help="Compare captures that should not be compared.")
+@selecting(sort=False)
 @domain_option
 @steps_options
 @rules_option
@@ -83,6 +85,7 @@ def diff(
     view: Literal["rows", "kernels"],
     top: int,
     anyway: bool,
+    select: Selection,
     domain: str,
     rules: str | None,
     rules_path: Path | None,
@@ -112,6 +115,6 @@ def diff(
             view=view,
             top=top,
         )
-    output.write_results([result])
+    output.write_results([result], select)
     if not result.held:
         raise click.exceptions.Exit(1)

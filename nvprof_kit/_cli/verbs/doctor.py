@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
 from nvprof_kit._api.checks import CAPTURES
-from nvprof_kit._cli.output import Output, writing
+from nvprof_kit._cli.output import NEEDED_NSYS, Output, writing
+from nvprof_kit._trace.kinds import NSYS, expect
+
+_COMMAND = "nvprof_kit.command"
+"""Whether the words stand behind ``--``."""
 
 
 class _Doctor(click.Command):
     """Options may stand behind captures too; behind a command's name they are the command's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_COMMAND] = "--" in args
         ctx.allow_interspersed_args = "--" in args or any(word.endswith(CAPTURES) for word in args)
         return super().parse_args(ctx, args)
 
@@ -36,6 +42,9 @@ def doctor(output: Output, words: tuple[str, ...]) -> None:
     """
     from nvprof_kit._api.checks import doctor as examine
 
+    told = click.get_current_context().meta[_COMMAND]
+    if words and not told and Path(words[0]).is_file():  # a program that is to run is none of the known kinds
+        expect(words[0], NSYS, NEEDED_NSYS)
     of_captures = bool(words) and words[0].endswith(CAPTURES)
     if of_captures:
         output.spare(words)

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvprof_kit._cli.inputs import rules_option, steps_options
+from nvprof_kit._cli.inputs import LINES, rules_option, selecting, steps_options
 from nvprof_kit._cli.output import Reading, reading
 from nvprof_kit._cli.progress import each
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
+    from nvprof_kit._report.selection import Selection
 
 
 def _peaks(_context: click.Context, _option: click.Parameter, named: tuple[str, ...]) -> dict[str, float]:
@@ -37,6 +38,7 @@ def _peaks(_context: click.Context, _option: click.Parameter, named: tuple[str, 
     help="Peak of the GPU for a type of number, in operations a second, as in bf16=989e12; may be given again.",
 )
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model in the table; default: all.")
+@selecting(top=LINES)
 @steps_options
 @rules_option
 def flops(
@@ -45,6 +47,7 @@ def flops(
     counts: str | None,
     peaks: dict[str, float],
     depth: int | None,
+    select: Selection,
     steps: StepOptions,
     rules: str | None,
 ) -> None:
@@ -58,4 +61,4 @@ def flops(
     results = each(
         asked.captures, lambda one: asked.open(one, rules).flops(counts, peaks=peaks, depth=depth, steps=steps)
     )
-    asked.output.write_results(results)
+    asked.output.write_results(results, select)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from nvprof_kit._cli.inputs import rules_option, steps_options
+from nvprof_kit._cli.inputs import LINES, rules_option, selecting, steps_options
 from nvprof_kit._cli.output import Reading, reading
 from nvprof_kit._cli.progress import each
 from nvprof_kit._report.plots import plots
@@ -14,6 +14,7 @@ from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
+    from nvprof_kit._report.selection import Selection
 
 
 @click.command(short_help="What each layer costs.")
@@ -23,10 +24,26 @@ if TYPE_CHECKING:
     "--depth", type=click.IntRange(min=1), help="Levels of the model in the table and the plot; default: all."
 )
 @click.option("--memory", is_flag=True, help="The memory of each layer beside its time, where the capture tells it.")
+@selecting(top=LINES, fold=True)
+@click.option(
+    "--columns",
+    "splits",
+    multiple=True,
+    type=click.Choice(["class", "phase"]),
+    help="Split the time in columns: by kernel class, or by phase of the loop (prefill, decode). May be given again.",
+)
 @steps_options
 @rules_option
 def layers(
-    asked: Reading, *, by: str | None, depth: int | None, memory: bool, steps: StepOptions, rules: str | None
+    asked: Reading,
+    *,
+    by: str | None,
+    depth: int | None,
+    memory: bool,
+    select: Selection,
+    splits: tuple[Literal["class", "phase"], ...],
+    steps: StepOptions,
+    rules: str | None,
 ) -> None:
     """What each layer costs, forward and backward, and what lies outside every layer.
 
@@ -35,9 +52,9 @@ def layers(
     """
     if asked.output.form in plots.FORMATS and len(asked.captures) > 1:
         raise UsageError(f"a plot shows one capture, not {len(asked.captures)}; plot them one by one")
-    by_step = by == "step"
+    told: dict[str, Any] = {"by_step": by == "step", "memory": memory, "depth": depth, "steps": steps, "splits": splits}
     results = each(
         asked.captures,
-        lambda one: asked.open(one, rules).layers(by_step=by_step, memory=memory, depth=depth, steps=steps),
+        lambda one: asked.open(one, rules).layers(**told),
     )
-    asked.output.write_results(results)
+    asked.output.write_results(results, select)

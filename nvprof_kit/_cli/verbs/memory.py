@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nvprof_kit._cli.inputs import selecting, steps_options
 from nvprof_kit._cli.output import Output, writing
 from nvprof_kit._cli.progress import progress
+from nvprof_kit._trace.kinds import PICKLE, expect
 
 if TYPE_CHECKING:
+    from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._api.sources import MemoryView
+    from nvprof_kit._report.selection import Selection
 
 _VIEWS = ("layer", "stack", "size", "allocation", "step", "segment", "leak")
 
@@ -26,7 +30,11 @@ _VIEWS = ("layer", "stack", "size", "allocation", "step", "segment", "leak")
     "segments; leaks. By default the terminal gets all, a file the first.",
 )
 @click.option("--device", type=click.IntRange(min=0), help="Device ordinal; default: the one with the most reserved.")
-def memory(output: Output, snapshot: Path, by: MemoryView | None, device: int | None) -> None:
+@selecting(top="Rows of each table for reading; default: 20.")
+@steps_options
+def memory(
+    output: Output, *, snapshot: Path, by: MemoryView | None, device: int | None, select: Selection, steps: StepOptions
+) -> None:
     """Who held the GPU's memory at the peak, how it grew from step to step, what was left behind, how it lies.
 
     A SNAPSHOT is a pickle by nvprof_kit.memory_snapshot or torch.cuda.memory._dump_snapshot. FILE ends in .csv, .json,
@@ -36,7 +44,8 @@ def memory(output: Output, snapshot: Path, by: MemoryView | None, device: int | 
     from nvprof_kit._api.sources import open_snapshot
 
     output.spare([snapshot])
+    expect(snapshot, (PICKLE,), "a snapshot of torch.cuda.memory._dump_snapshot")
     with progress() as say:
         say(f"reading {snapshot}")
-        result = open_snapshot(snapshot).memory(by, device=device)
-    output.write_results([result])
+        result = open_snapshot(snapshot).memory(by, device=device, steps=steps)
+    output.write_results([result], select)

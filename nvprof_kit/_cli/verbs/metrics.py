@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from nvprof_kit._cli.inputs import rules_option
+from nvprof_kit._cli.inputs import LINES, rules_option, selecting, steps_options
 from nvprof_kit._cli.output import Reading, reading
 from nvprof_kit._cli.progress import each
 
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.attribution.steps import StepOptions
+    from nvprof_kit._report.selection import Selection
+
 
 @click.command(short_help="GPU metrics of each layer, as nsys sampled them.")
-@reading()
+@reading(nsys=True)
 @click.option(
     "--floor",
     type=click.FloatRange(min=1),
@@ -19,12 +25,16 @@ from nvprof_kit._cli.progress import each
     help="Samples below which a layer has no figures.",
 )
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model in the table; default: all.")
+@selecting(top=LINES)
+@steps_options
 @rules_option
-def metrics(asked: Reading, floor: float, depth: int | None, rules: str | None) -> None:
+def metrics(
+    asked: Reading, *, floor: float, depth: int | None, select: Selection, steps: StepOptions, rules: str | None
+) -> None:
     """How busy each layer keeps SMs, tensor cores, DRAM, NVLink and PCIe, from the GPU metrics that nsys sampled.
 
     A CAPTURE is an nsys .sqlite or .nsys-rep recorded with --gpu-metrics-device, also packed as .xz. FILE ends in .csv,
     .json, .md, .parquet or .txt.
     """
-    results = each(asked.captures, lambda one: asked.open(one, rules).metrics(floor=floor, depth=depth))
-    asked.output.write_results(results)
+    results = each(asked.captures, lambda one: asked.open(one, rules).metrics(floor=floor, depth=depth, steps=steps))
+    asked.output.write_results(results, select)

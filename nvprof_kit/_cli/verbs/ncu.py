@@ -9,14 +9,17 @@ from typing import Any
 import click
 
 from nvprof_kit._capture.ncu_script import SETS
-from nvprof_kit._cli.inputs import rules_option
-from nvprof_kit._cli.output import Output, Reading, named_domain, reading, writing
+from nvprof_kit._cli.inputs import LINES, rules_option, selecting
+from nvprof_kit._cli.output import NEEDED_NSYS, Output, Reading, named_domain, reading, writing
 from nvprof_kit._cli.progress import each, progress
 from nvprof_kit._report.plots import plots
+from nvprof_kit._report.selection import Selection
 from nvprof_kit._results.base import TABLE
+from nvprof_kit._trace.kinds import NCU, NSYS, expect
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import DOMAIN
 
+_NEEDED = "a raw or details page of ncu as .csv, or an .ncu-rep, each also packed as .xz"
 _DOMAIN = click.option(
     "--domain",
     default=DOMAIN,
@@ -35,7 +38,7 @@ def ncu() -> None:
 
 
 @ncu.command(short_help="Which kernels to measure.")
-@reading()
+@reading(nsys=True)
 @click.option(
     "--share",
     type=click.FloatRange(0, 1, min_open=True),
@@ -67,8 +70,9 @@ def ncu() -> None:
     help="GPU memory of the program, which ncu saves and restores; for the prediction of time.",
 )
 @click.option("--script", type=click.Path(path_type=Path), metavar="FILE", help="Write the script that measures them.")
+@selecting(where=False, top=LINES)
 @rules_option
-def plan(asked: Reading, script: Path | None, rules: str | None, **options: Any) -> None:
+def plan(asked: Reading, select: Selection, script: Path | None, rules: str | None, **options: Any) -> None:
     """Choose the fewest kernels that stand for most of the GPU time of a CAPTURE, and write the script that measures
     just those with ncu, one launch of each.
 
@@ -83,7 +87,7 @@ def plan(asked: Reading, script: Path | None, rules: str | None, **options: Any)
     (made,) = each(asked.captures, lambda one: asked.open(one, rules).ncu_plan(**options))
     if script is not None:
         made.save_script(script)
-    asked.output.write_results([made])
+    asked.output.write_results([made], select)
 
 
 @ncu.command(short_help="What each layer did to the GPU.")
@@ -91,9 +95,12 @@ def plan(asked: Reading, script: Path | None, rules: str | None, **options: Any)
 @click.option("--with", "capture", metavar="CAPTURE", help="nsys capture of the same program to spread it over.")
 @_DOMAIN
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model in the table; default: all.")
+@selecting(top=LINES)
 @rules_option
 @writing()
-def layers(output: Output, reports: tuple[str, ...], depth: int | None, rules: str | None, **source: Any) -> None:
+def layers(
+    output: Output, reports: tuple[str, ...], depth: int | None, select: Selection, rules: str | None, **source: Any
+) -> None:
     """What each layer did to the GPU: how busy it kept compute, memory and tensor cores, and what bound it.
 
     A REPORT is ncu's raw or details page as .csv, or an .ncu-rep, each also packed as .xz; several are taken together.
@@ -103,17 +110,22 @@ def layers(output: Output, reports: tuple[str, ...], depth: int | None, rules: s
 
     capture = source["capture"]
     output.spare([*reports, *([capture] if capture else [])])
+    for report in reports:
+        expect(report, NCU, _NEEDED)
+    if capture is not None:
+        expect(capture, NSYS, NEEDED_NSYS)
     with progress() as say:
         say(f"reading {', '.join(reports)}")
         result = open_ncu(*reports, rules=rules, domain=named_domain(source["domain"])).layers(capture, depth=depth)
-    output.write_results([result])
+    output.write_results([result], select)
 
 
 @ncu.command(short_help="What each measured kernel did.")
 @click.argument("report", metavar="REPORT")
 @_DOMAIN
+@selecting()
 @writing()
-def kernels(output: Output, report: str, domain: str) -> None:
+def kernels(output: Output, report: str, domain: str, select: Selection) -> None:
     """Every metric of every measured kernel, a row each, with its layer and phase; in base units: ns, byte, hz, %.
 
     A REPORT is ncu's raw or details page as .csv, or an .ncu-rep, each also packed as .xz.
@@ -123,5 +135,6 @@ def kernels(output: Output, report: str, domain: str) -> None:
     if output.form in plots.FORMATS:
         raise UsageError("a plot of kernels is the roofline: nvprof-kit ncu layers REPORT -o roofline.png")
     output.spare([report])
+    expect(report, NCU, _NEEDED)
     (measured,) = each([report], lambda one: open_ncu(one, domain=domain).kernels())
-    replace(output, form="csv" if output.form == TABLE else output.form).write_results([measured])
+    replace(output, form="csv" if output.form == TABLE else output.form).write_results([measured], select)

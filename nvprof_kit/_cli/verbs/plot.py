@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvprof_kit._cli.inputs import rules_option
+from nvprof_kit._cli.inputs import rules_option, steps_options
 from nvprof_kit._cli.output import Reading, reading_into
 from nvprof_kit._cli.progress import progress
 from nvprof_kit._report.plots import plots
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
+    from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._api.capture import PlotView
 
 VIEWS = ("layers", "timeline", "steps", "tree", "queue")
@@ -23,8 +24,11 @@ VIEWS = ("layers", "timeline", "steps", "tree", "queue")
 @click.option("--view", type=click.Choice(VIEWS), default="layers", show_default=True, help="What to draw.")
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model; default: as many as can be read.")
 @click.option("--step", type=int, help="Step of the timeline; default: the one of median length.")
+@steps_options
 @rules_option
-def plot(asked: Reading, view: PlotView, depth: int | None, step: int | None, rules: str | None) -> None:
+def plot(
+    asked: Reading, *, view: PlotView, depth: int | None, step: int | None, steps: StepOptions, rules: str | None
+) -> None:
     """A picture of a capture, labelled and in colours that colour-blind readers tell apart.
 
     layers: a bar per layer, by phase. timeline: a step in time, layers over the GPU's streams, idle gaps in sight.
@@ -38,5 +42,5 @@ def plot(asked: Reading, view: PlotView, depth: int | None, step: int | None, ru
     (capture,) = asked.captures
     with progress() as say:
         say(f"reading and drawing {capture}")
-        made = asked.open(capture, rules).plot(view, depth=depth, step=step)
+        made = asked.open(capture, rules).plot(view, depth=depth, step=step, steps=steps)
         asked.output.write_results([made])

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvprof_kit._cli.inputs import rules_option
-from nvprof_kit._cli.output import Output, domain_option, named_domain, writing
+from nvprof_kit._cli.inputs import rules_option, selecting
+from nvprof_kit._cli.output import NEEDED, Output, domain_option, named_domain, writing
 from nvprof_kit._cli.progress import progress
+from nvprof_kit._trace.kinds import CAPTURES, FLIGHT, INSPECTOR, expect
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
+    from nvprof_kit._report.selection import Selection
     from nvprof_kit._results.ranks import Ranks
 
 VIEWS = ("waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-batches", "critical-path", "what-if")
@@ -57,6 +59,7 @@ _workers = click.option("--workers", type=click.IntRange(min=1), help="Processes
 @click.option("--maps", metavar="MAPS", help="Folder where maps are kept and reused while their capture is unchanged.")
 @_ranks
 @_workers
+@selecting()
 @click.option("--timeline", "shown", metavar="RANKS", default="", help="Ranks that a page shows in time, by commas.")
 @domain_option
 @rules_option
@@ -70,6 +73,7 @@ def compare(
     maps: str | None,
     given: tuple[str, ...],
     workers: int | None,
+    select: Selection,
     shown: str,
     domain: str,
     rules: str | None,
@@ -87,6 +91,8 @@ def compare(
     from nvprof_kit._api.job import open_job
 
     output.spare([*captures, *([rules] if rules else [])])
+    for capture in captures:
+        expect(capture, (*CAPTURES, FLIGHT, INSPECTOR), f"{NEEDED}; or a folder of them")
     named = read_rules(rules)
     with progress() as say:
         job = open_job(
@@ -105,7 +111,7 @@ def compare(
             return output.write_document(made)
         answer = job.answer(top)
     _check_told(answer, view)
-    output.write_results([answer if view is None else answer.only(view)])
+    output.write_results([answer if view is None else answer.only(view)], select)
 
 
 def _check_told(answer: Ranks, view: str | None) -> None:

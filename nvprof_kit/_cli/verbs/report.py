@@ -9,8 +9,9 @@ import click
 
 from nvprof_kit._api.capture import MANY_OPERATIONS
 from nvprof_kit._cli.inputs import kernel_rules, rules_option, steps_options
-from nvprof_kit._cli.output import Reading, reading_into
+from nvprof_kit._cli.output import NEEDED, Reading, reading_into
 from nvprof_kit._cli.progress import progress
+from nvprof_kit._trace.kinds import CAPTURES, expect
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
@@ -42,6 +43,8 @@ def report(
     ends in .html. The page loads nothing from any network.
     """
     first, *others = asked.captures
+    for capture in others:
+        expect(capture, CAPTURES, NEEDED)
     asked.output.spare(asked.captures)
     with progress() as say:
         say(f"reading {', '.join(asked.captures)} and writing the page")

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from nvprof_kit._cli.progress import progress
+from nvprof_kit._trace.kinds import NSYS, expect
 
 
 @click.command(short_help="Copy a capture without what it says about you and the machine.")
@@ -30,6 +31,7 @@ def scrub(capture: Path, target: Path | None, force: bool, also: str | None) -> 
     from nvprof_kit._api.checks import scrub as write_copy
     from nvprof_kit._api.checks import scrubbed_name
 
+    expect(capture, NSYS, "an nsys export, .sqlite or .sqlite.xz")
     target = target or scrubbed_name(capture)
     with progress() as say:
         say(f"copying {capture}")

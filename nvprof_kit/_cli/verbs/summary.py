@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvprof_kit._cli.inputs import kernel_rules, rules_option, steps_options
+from nvprof_kit._cli.inputs import kernel_rules, rules_option, selecting, steps_options
 from nvprof_kit._cli.output import Reading, reading
 from nvprof_kit._cli.progress import each
 from nvprof_kit._report.export import tables
@@ -16,6 +16,7 @@ from nvprof_kit.errors import UsageError
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._api.capture import SummaryView
+    from nvprof_kit._report.selection import Selection
 
 VIEWS = ("device", "overview", "model", "distributed", "operator", "kernel", "memory", "user")
 
@@ -28,6 +29,7 @@ VIEWS = ("device", "overview", "model", "distributed", "operator", "kernel", "me
 @click.option("--by", type=click.Choice(["step"]), help="Rows for each step instead of over all.")
 @click.option("--sort", default="", metavar="COLUMN", help="Column to sort by, as csv names it: gpu_p95_ns, calls, ...")
 @click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows of a view for reading.")
+@selecting(where=False, sort=False)
 @steps_options
 @rules_option
 @kernel_rules
@@ -38,6 +40,7 @@ def summary(
     by: str | None,
     sort: str,
     top: int,
+    select: Selection,
     steps: StepOptions,
     rules: str | None,
     rules_path: Path | None,
@@ -54,4 +57,4 @@ def summary(
             *views, by_step=by == "step", sort=sort, top=top, steps=steps
         ),
     )
-    asked.output.write_results(results)
+    asked.output.write_results(results, select)

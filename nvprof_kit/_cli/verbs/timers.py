@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
+from nvprof_kit._cli.inputs import LINES, selecting, steps_options
 from nvprof_kit._cli.output import Output, writing
 from nvprof_kit._cli.progress import progress
+from nvprof_kit._trace.kinds import TIMERS, expect
+
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.attribution.steps import StepOptions
+    from nvprof_kit._report.selection import Selection
 
 
 @click.command(short_help="Stages timed by global_timer: statistics, skew, straggler.")
@@ -33,12 +39,17 @@ from nvprof_kit._cli.progress import progress
     show_default=True,
     help="First calls of each stage left out of the verdict.",
 )
+@selecting(where=False, top=LINES)
+@steps_options
 def timers(
     output: Output,
+    *,
     logs: tuple[Path, ...],
     by: Literal["rank", "call"] | None,
     collective: tuple[str, ...],
     warm_up: int,
+    steps: StepOptions,
+    select: Selection,
 ) -> None:
     """How long the timed stages take on every rank, how far the ranks are apart, and which one the others wait for.
 
@@ -51,5 +62,7 @@ def timers(
         say("reading logs and comparing ranks")
         opened = open_timers(*logs)
         output.spare(opened.sources)
-        result = opened.timers(by, collective=collective, warm_up=warm_up)
-    output.write_results([result])
+        for log in logs:
+            expect(log, (TIMERS,), "a timer_rank*.log of global_timer, or the folder that holds them")
+        result = opened.timers(by, collective=collective, warm_up=warm_up, steps=steps)
+    output.write_results([result], select)

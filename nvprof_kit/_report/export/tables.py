@@ -22,7 +22,7 @@ def encode(table: pd.DataFrame, data_format: str) -> bytes:
     """A table in one of `FORMATS`.
 
     csv and json write integers as integers, fractions with all their digits, and a missing value as nothing and
-    ``null``. json is a list with an object per row. Text is UTF-8.
+    ``null``. json is a list with an object per row, as `nvprof_kit._report.export.answer` has them. Text is UTF-8.
     """
     return FORMATS[data_format](table)
 
@@ -34,6 +34,11 @@ def with_capture(tables: Iterable[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
     labelled = [table.assign(capture=name)[["capture", *table.columns]] for name, table in tables]
     together: pd.DataFrame = pd.concat(labelled, ignore_index=True)
     return together
+
+
+def quoted(warnings: Iterable[str]) -> bytes:
+    """Warnings as they stand below a table of markdown."""
+    return "".join(f"\n> {_cell(warning)}\n" for warning in warnings).encode()
 
 
 def _csv(table: pd.DataFrame) -> bytes:

@@ -11,8 +11,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.breakdown.causes import CAUSES
+from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._report.text.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.units import Milliseconds, percent
+from nvprof_kit._report.text.units import Cells, percent
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult
 
-_MS = Milliseconds(1, 3)
+_MS = Cells(1, 3)
 _OUTSIDE = "outside steps"
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 _NUMBERS: dict[str, Callable[[Any], str]] = {
@@ -32,6 +33,7 @@ _NUMBERS: dict[str, Callable[[Any], str]] = {
     "launch_bound": lambda value: "yes" if value else "",
     "delay_ns": lambda value: f"{value / 1000:,.1f} µs",
 }
+_RANKS = dict.fromkeys(("idle", "gpu", "exposed", "layer", "share"), 0) | {"step": 3, "process": 3, "device": 3}
 _TITLES = {
     "idle": "Idle, by cause and by what the host did meanwhile",
     "communication": "Communication",
@@ -42,20 +44,29 @@ _TITLES = {
 }
 
 
-def breakdown_report(result: BreakdownResult, view: str | None, top: int) -> list[RenderableType]:
+def breakdown_report(
+    result: BreakdownResult, view: str | None, top: int, select: Selection = EVERYTHING
+) -> list[RenderableType]:
     """The report: which capture, where each step's time goes, and the tables that say why.
 
     Args:
         result: The breakdown.
         view: One table alone, None for all that hold something.
         top: Lines of each table.
+        select: Which rows of each, and in which order.
     """
+    tables = select.each({name: result.table(name) for name in (*_TITLES, "steps") if view in (None, name)})
     steps = len(result.choice.shown)
     parts: list[RenderableType] = [capture_line(result.info, steps), ""]
     if view in (None, "steps"):
-        parts += [_steps(result, top), *_warm_up(result), *_causes(result.steps), ""]
+        parts += [
+            _steps(result, tables["steps"] if select.sort else None, top),
+            *_warm_up(result),
+            *_causes(result.steps),
+            "",
+        ]
     for name, title in _TITLES.items():
-        rows = result.table(name)
+        rows = tables.get(name, result.table(name))
         if view == name or (view is None and len(rows)):
             step = _step_name(result.steps.iloc[result.critical_window])
             heading = title.format(step=step if step != _OUTSIDE else f"the time {step}")
@@ -65,7 +76,7 @@ def breakdown_report(result: BreakdownResult, view: str | None, top: int) -> lis
     return [*parts, Text(note, "dim"), *warning_lines(result.warnings)]
 
 
-def _steps(result: BreakdownResult, top: int) -> RenderableType:
+def _steps(result: BreakdownResult, in_order: pd.DataFrame | None, top: int) -> RenderableType:
     """A line per step and device, the longest first where there are many, the median of those that are no warm-up, and
     a line for all steps and one for the time outside.
     """
@@ -73,8 +84,11 @@ def _steps(result: BreakdownResult, top: int) -> RenderableType:
     several = steps[["process", "device"]].drop_duplicates().shape[0] > 1
     inside = steps[result.instances >= 0]
     names = ["wall", "compute", "exposed comm", "exposed copy", "idle"]
-    made = table([("step", "left"), *([("GPU", "left")] if several else []), *((name, "right") for name in names)])
+    columns = [("step", "left"), *([("GPU", "left")] if several else []), *((name, "right") for name in names)]
+    made = table(columns, {"GPU": 0, "wall": 0, "exposed copy": 2})
     shown = inside if len(inside) <= top else inside.nlargest(top, "wall_ns")
+    if in_order is not None:
+        shown = in_order[in_order.index.isin(inside.index)].head(top)
     gpu = [""] if several else []
     for row in shown.to_dict("records"):
         made.add_row(_step_name(row), *([f"{row['process']}:{row['device']}"] if several else []), *_parts(row))
@@ -159,11 +173,14 @@ def _heights(shares: npt.NDArray[np.float64]) -> str:
 
 def _plain(rows: pd.DataFrame) -> RenderableType:
     """A table of the analysis with its times as milliseconds."""
-    kinds = [(_heading(name), "left" if rows[name].dtype.kind not in "iufb" else "right") for name in rows.columns]
-    made = table(kinds)
+    made = table([(_heading(name), _kind(name, rows)) for name in rows.columns], _RANKS)
     for row in rows.to_dict("records"):
         made.add_row(*(_cell(name, value) for name, value in row.items()))
     return made
+
+
+def _kind(name: Any, rows: pd.DataFrame) -> str:
+    return "path" if name == "layer" else "right" if rows[name].dtype.kind in "iufb" else "left"
 
 
 def _heading(name: Any) -> str:

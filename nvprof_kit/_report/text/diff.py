@@ -11,7 +11,7 @@ from rich.text import Text
 from nvprof_kit._analysis.diff.diff import LEVELS
 from nvprof_kit._analysis.diff.gates import named
 from nvprof_kit._report.text.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.units import Milliseconds
+from nvprof_kit._report.text.units import Cells
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.diff.diff import DiffResult
     from nvprof_kit._trace.schema import CaptureInfo
 
-_MS = Milliseconds(1, 3)
+_MS = Cells(1, 3)
 _MARKUP = re.compile(r"[\\|*`\[\]]")
 _HEAD = ("", "base", "new", "change", "95 % interval", "verdict")
 
@@ -27,7 +27,9 @@ _HEAD = ("", "base", "new", "change", "95 % interval", "verdict")
 def diff_report(result: DiffResult, top: int) -> list[RenderableType]:
     """The report for the terminal: the verdict first, then what changed, kernels that came and went, gates."""
     rows = _shown(result, top)
-    made = table([(name, "left" if place in (0, 5) else "right") for place, name in enumerate(_HEAD)])
+    kinds = {0: "path", 5: "left"}
+    ranks = {"new": 0, "change": 0, "verdict": 1, "base": 2, "95 % interval": 3}
+    made = table([(name, kinds.get(place, "right")) for place, name in enumerate(_HEAD)], ranks)
     for cells in rows:
         made.add_row(*cells)
     parts: list[RenderableType] = [

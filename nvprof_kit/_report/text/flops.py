@@ -10,24 +10,27 @@ from rich.text import Text
 
 from nvprof_kit._analysis.flops.flops import NOTES_APART
 from nvprof_kit._report.text.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.units import Milliseconds, count_per_step
+from nvprof_kit._report.text.units import Cells, Milliseconds, count_per_step
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.flops.flops import FlopsResult
 
 _TERA = 1e12
+_RANKS = {"phase": 0, "busy ms": 0, "MFU": 0, "type": 2, "": 2, "calls": 3}
 
 
-def flops_report(result: FlopsResult, depth: int | None = None) -> list[RenderableType]:
+def flops_report(result: FlopsResult, depth: int | None = None, most: int | None = None) -> list[RenderableType]:
     """The whole report: a step altogether, the table, what its marks mean, and every warning."""
     again = result.whole.model_flops < result.whole.flops
     names = ["layer", "phase", "calls", "busy ms", "GFLOP", "TFLOP/s"]
     names += (["MFU", "HFU"] if again else ["MFU"]) if result.peaks else []
-    made = table([(name, "left" if name in ("layer", "phase", "type") else "right") for name in (*names, "type", "")])
+    kinds = {"layer": "path", "phase": "left", "type": "left"}
+    made = table([(name, kinds.get(name, "right")) for name in (*names, "type", "")], _RANKS)
+    made.most, made.way = most, "--top N or -o FILE.csv shows them"
     notes: dict[str, str] = {}
     for cells in flops_lines(result, notes, depth):
-        made.add_row(*(cells[name] for name in (*names, "type", "")))
+        made.add_row(*(cells[name] for name in (*names, "type", "")), cost=float(cells["cost"]))
     return [
         capture_line(result.info, result.whole.steps),
         *_header(result, again),
@@ -49,7 +52,7 @@ def flops_lines(result: FlopsResult, notes: dict[str, str], depth: int | None = 
         depth: Levels of the model, None for all.
     """
     steps = max(result.whole.steps, 1)
-    ms = Milliseconds.for_total(max(int(result.rows["gpu_busy_ns"].max() if len(result.rows) else 1), 1), steps)
+    ms = Cells.for_total(max(int(result.rows["gpu_busy_ns"].max() if len(result.rows) else 1), 1), steps)
     known = set(result.rows["layer"]) - {NO_LAYER}
     lines = []
     for row in result.rows.to_dict("records"):
@@ -67,6 +70,7 @@ def flops_lines(result: FlopsResult, notes: dict[str, str], depth: int | None = 
                 "MFU": _share(row["mfu"]),
                 "HFU": _share(row["hfu"]),
                 "type": row["dtype"],
+                "cost": str(row["gpu_busy_ns"]),
                 "": " ".join(f"[{mark}]" for mark in marks),
             }
         )
@@ -128,7 +132,7 @@ def _number(value: float, digits: int) -> str:
     if math.isnan(value) or not value:
         return ""
     text = f"{value:,.{digits}f}"
-    return text if text.strip("0.,") else f"<{10.0**-digits:.{digits}f}"
+    return text if text.strip("0.,") else f"{value:.1g}"
 
 
 def _share(value: float, missing: str = "") -> str:

@@ -113,7 +113,7 @@ def curve_points(profile: LayerProfile) -> pd.DataFrame:
         tree = profile.layers.tree
         top = tree[(tree["depth"] == 1) if (tree["depth"] == 1).any() else (tree["layer"] != "(none)")]
         chosen = rows[rows["layer"].isin(top["layer"])].assign(kind="layers")
-    by_step = chosen.groupby(["layer", "kind", "step"], sort=False, dropna=False)[["gpu_ns", "attention_ns"]].sum()
+    by_step = chosen.groupby(["layer", "kind", "instance"], sort=False, dropna=False)[["gpu_ns", "attention_ns"]].sum()
     over = by_step.groupby(["layer", "kind"], sort=False)
     points: pd.DataFrame = over["gpu_ns"].agg(mean_ns="mean", min_ns="min", max_ns="max").reset_index()
     points["attention_ns"] = over["attention_ns"].mean().to_numpy()
@@ -135,7 +135,7 @@ def _draw_kind(axes: Axes, kind: str, own: pd.DataFrame, colour: str) -> None:
 def memory_lines(rows: pd.DataFrame) -> Iterator[str]:
     """The memory of every layer, round by round, in MB of 1,048,576 bytes."""
     known = rows[rows["allocated_bytes"].notna()]
-    for step, own in known.groupby("step", sort=True, dropna=False):
+    for (_, step), own in known.groupby(["instance", "step"], sort=True, dropna=False):
         yield f"step {step}" if not pd.isna(step) else "outside steps"
         for row in own.to_dict("records"):
             yield f"  {row['layer']} {row['phase']}: {_sizes(row)}"

@@ -9,18 +9,25 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from nvprof_kit._analysis.layers.fold import LEAST, MANY, fold, most_equal
+from nvprof_kit._analysis.layers.memory import memory_tree
+from nvprof_kit._analysis.layers.split import SPLITS
+from nvprof_kit._report.selection import UNFOLDED, Selection
 from nvprof_kit._report.text.terminal import Bar, capture_line, table, warning_lines
-from nvprof_kit._report.text.units import Milliseconds, count_per_step, mib, percent, percents
+from nvprof_kit._report.text.units import Cells, Milliseconds, count_per_step, mib, mib_cell, percent, percents
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from nvprof_kit._analysis.layers.layers import LayersResult, Summary
 
 Row = dict[Any, Any]
 """One row of `nvprof_kit._analysis.layers.layers.LayersResult.tree`."""
 
 _PHASES = tuple(category.value for category in LAYER_CATEGORIES)
-_COLUMNS = ("layer", "calls", *_PHASES, "total", "comm", "share", "", "CPU")
+_RANKS = {"total": 0, "share": 0, "calls": 3, "CPU": 4, "kept MiB": 2, "peak MiB": 2, "CUDA MiB": 2, "unlike": 2}
+_EACH = ("median", "min", "max")
 MEMORY_COLUMNS = {"kept_bytes": "kept MiB", "peak_bytes": "peak MiB", "cuda_bytes": "CUDA MiB"}
 """Heads of the columns of `nvprof_kit._analysis.layers.memory.memory_tree`."""
 
@@ -31,13 +38,59 @@ class LayersView:
 
     Attributes:
         depth: Levels of the tree, None for all. A layer's figures hold its children's, so hiding these loses nothing.
+        select: Which lines, in which order, and whether equal blocks are one line.
     """
 
     depth: int | None = None
+    select: Selection = UNFOLDED
 
     def shows(self, row: Row) -> bool:
         """Whether a row of the tree is shown."""
         return self.depth is None or row["depth"] < self.depth
+
+    @property
+    def flat(self) -> bool:
+        """Whether lines stand alone, with their whole paths, because those around them may be missing."""
+        return self.select.asked
+
+    def tree(self, result: LayersResult, times: pd.DataFrame | None = None) -> pd.DataFrame:
+        """The rows that are shown, with the memory of each, and the columns of `nvprof_kit._analysis.layers.fold`.
+
+        Args:
+            result: The layers.
+            times: More columns of times, a row for each of the tree's.
+        """
+        memory = None if result.memory is None else memory_tree(result.memory, result.tree)
+        tree = result.tree if memory is None else result.tree.assign(**memory)
+        tree = tree if times is None else tree.assign(**times)
+        tree = self.select.among(tree)
+        if self.depth is not None:
+            tree = tree[tree["depth"] < self.depth]
+        tree = folded_tree(tree, self.select.fold)
+        if not self.select.sort:
+            return tree
+        asked = self.select.sort.strip().lower().removesuffix("_ns").replace("-", "_")
+        return self.select.changed(sort=_SORTS.get(asked, self.select.sort)).sorted(tree)
+
+
+_SORTS = dict.fromkeys(("gpu_self", "gpu_total", "gpu_busy", "share"), "total_ns")
+"""Columns of the data that the lines have by another name."""
+
+
+_JOINED = {"peak_bytes": "max"}
+"""How columns are joined that are no sums."""
+
+
+def folded_tree(tree: pd.DataFrame, asked: bool | None) -> pd.DataFrame:
+    """The tree with equal blocks as one row where that was asked for, or, by default, where there are many."""
+    memory = [name for name in MEMORY_COLUMNS if name in tree]
+    found = fold(tree.drop(columns=memory), LEAST if asked is not False else len(tree) + 2)
+    if asked is None and most_equal(found) < MANY:
+        found = fold(tree.drop(columns=memory), len(tree) + 2)
+    made: pd.DataFrame = found.tree.assign(
+        **{name: found.joined(tree[name], _JOINED.get(name, "sum")) for name in memory}
+    )
+    return made
 
 
 @dataclass(frozen=True)
@@ -55,6 +108,8 @@ class Line:
         comm: Milliseconds of the total in communication.
         outside: Whether it lies outside every layer.
         memory: MiB by the heads of `MEMORY_COLUMNS`, where memory was asked for.
+        more: Other cells by the heads of their columns: of equal blocks median, min and max, of a block unlike its
+            equals in what, and the parts into which time was split.
     """
 
     label: str
@@ -67,56 +122,94 @@ class Line:
     comm: str = ""
     outside: bool = False
     memory: Mapping[str, str] = field(default_factory=dict)
+    more: Mapping[str, str] = field(default_factory=dict)
 
 
 def layers_report(result: LayersResult, view: LayersView) -> list[RenderableType]:
     """The whole report: what the capture is, the table, and every warning about it."""
     lines = layers_lines(result, view)
     total = total_line(result)
-    used = {"recompute": bool(total.times["recompute"]), "comm": bool(result.summary.comm_ns)}
-    columns = [name for name in _COLUMNS if used.get(name, True)]
-    columns += [name for name in MEMORY_COLUMNS.values() if any(line.memory.get(name) for line in lines)]
+    columns = _columns(result, lines, total)
     longest = max((line.share for line in lines), default=0.0) or 1.0
-    made = table([(name, {"layer": "left", "": "bar"}.get(name, "right")) for name in columns])
+    kinds = {"layer": "path", "": "bar", "unlike": "left"}
+    made = table([(name, kinds.get(name, "right")) for name in columns], _RANKS | _split_ranks(result))
+    made.most, made.way = view.select.top, "--top N or -o FILE.csv shows them"
     for outside in (False, True):
         for line in lines:
             if line.outside == outside:
-                made.add_row(*_cells(line, columns, longest), style="dim" if outside else "")
+                made.add_row(*_cells(line, columns, longest), style="dim" if outside else "", cost=line.share)
         made.add_section()
     made.add_row(*_cells(total, columns, longest), style="bold")
-    return [*header(result), "", made, "", *_notes(result), *warning_lines(result.warnings)]
+    return [*header(result), "", made, "", *_notes(result, columns), *warning_lines(result.warnings)]
+
+
+def _columns(result: LayersResult, lines: Sequence[Line], total: Line) -> list[str]:
+    """The heads of the columns that hold anything."""
+    parts = [head for heads in split_heads(result).values() for head in heads.values()]
+    used = {"recompute": bool(total.times["recompute"]), "comm": bool(result.summary.comm_ns)}
+    phases = [phase for phase in _PHASES if used.get(phase, True)] if not parts else []
+    rest = [name for name in ("total", "comm", "share", "", "CPU") if used.get(name, True)]
+    memory = [name for name in MEMORY_COLUMNS.values() if any(line.memory.get(name) for line in lines)]
+    more = [name for name in (*_EACH, "unlike") if any(line.more.get(name) for line in lines)]
+    return ["layer", "calls", *phases, *parts, *rest, *memory, *more]
+
+
+def split_heads(result: LayersResult) -> dict[str, dict[str, str]]:
+    """Heads of the columns into which time is split, by the columns' names, by what it is split."""
+    return {
+        by: {name: name.removeprefix(SPLITS[by]).removesuffix("_ns").replace("_", " ") for name in names}
+        for by, names in result.splits.items()
+    }
+
+
+def _split_ranks(result: LayersResult) -> dict[str, int]:
+    return {head: 2 for heads in split_heads(result).values() for head in heads.values()}
 
 
 def layers_lines(result: LayersResult, view: LayersView) -> list[Line]:
     """The table's lines: the model's layers and what lies outside them."""
     whole, steps = result.summary.shown_ns, _divisor(result)
-    ms = Milliseconds.for_total(whole, steps)
-    rows = result.tree.to_dict("records")
-    rounded = iter(percents([row["total_ns"] for row in rows if row["depth"] == 0]))
-    memory = iter(_memory(result))
+    ms: Milliseconds = Cells.for_total(whole, steps)
+    rows = view.tree(result).to_dict("records")
+    top = [row["total_ns"] for row in rows if row["depth"] == 0]
+    rounded = iter([percent(ns / (whole or 1)) for ns in top] if view.flat else percents(top))
+    heads = {name: head for heads in split_heads(result).values() for name, head in heads.items()}
     lines = []
     for row in rows:
         share = row["total_ns"] / whole if whole else 0.0
-        line = Line(
-            label=tree_label(row),
-            calls=count_per_step(row["calls"], steps),
-            times={phase: ms(_in_phase(row, phase)) for phase in _PHASES},
-            total=ms(row["total_ns"]),
-            percent=percent(share) if row["depth"] else next(rounded),
-            share=share,
-            cpu=ms(row["cpu_ns"]),
-            comm=ms(row["comm_ns"]),
-            outside=row["layer"] == NO_LAYER,
-            memory=next(memory),
+        lines.append(
+            Line(
+                label=line_label(row, view.flat),
+                calls=count_per_step(row["calls"], steps),
+                times={phase: ms(_in_phase(row, phase)) for phase in _PHASES},
+                total=ms(row["total_ns"]),
+                percent=percent(share) if row["depth"] else next(rounded),
+                share=share,
+                cpu=ms(row["cpu_ns"]),
+                comm=ms(row["comm_ns"]),
+                outside=row["layer"] == NO_LAYER,
+                memory=_memory(row),
+                more={**_of_each(row, ms), **{head: ms(row[name]) for name, head in heads.items() if row[name]}},
+            )
         )
-        if view.shows(row):
-            lines.append(line)
     return lines
+
+
+def line_label(row: Row, flat: bool) -> str:
+    """A line's label: `tree_label`, or the whole path where lines stand alone, and for how many blocks it stands."""
+    label = str(row["layer"]) if flat and row["layer"] != NO_LAYER else tree_label(row)
+    return f"{label} x{row['count']}" if row["count"] > 1 else label
+
+
+def _of_each(row: Row, ms: Milliseconds) -> dict[str, str]:
+    """Of equal blocks what one of them takes, and of a block unlike its equals in what."""
+    each = {name: ms(row[f"{name}_ns"]) for name in _EACH} if row["count"] > 1 else {}
+    return each | ({"unlike": row["unlike"]} if row["unlike"] else {})
 
 
 def total_line(result: LayersResult) -> Line:
     """The last line: the sum of the tree's top level, which is the sum of all operations."""
-    ms = Milliseconds.for_total(result.summary.shown_ns, _divisor(result))
+    ms = Cells.for_total(result.summary.shown_ns, _divisor(result))
     top = [row for row in result.tree.to_dict("records") if row["depth"] == 0]
     return Line(
         label="total",
@@ -125,6 +218,11 @@ def total_line(result: LayersResult) -> Line:
         total=ms(sum(row["total_ns"] for row in top)),
         percent=percent(1.0 if result.summary.shown_ns else 0.0),
         comm=ms(sum(row["comm_ns"] for row in top)),
+        more={
+            head: ms(sum(row[name] for row in top))
+            for heads in split_heads(result).values()
+            for name, head in heads.items()
+        },
         memory={MEMORY_COLUMNS["cuda_bytes"]: mib(_from_cuda(result))} if _from_cuda(result) else {},
     )
 
@@ -194,14 +292,13 @@ def _from_cuda(result: LayersResult) -> int:
     return 0 if result.memory is None else int(result.memory.rows["cuda_alloc_bytes"].sum())
 
 
-def _memory(result: LayersResult) -> list[Mapping[str, str]]:
-    """The memory of each row of the tree, '' where it is not told."""
-    if result.memory is None:
-        return [{}] * len(result.tree)
-    from nvprof_kit._analysis.layers.memory import memory_tree
-
-    rows = memory_tree(result.memory, result.tree).rename(columns=MEMORY_COLUMNS).fillna(0).to_dict("records")
-    return [{name: mib(int(n)) if n else "" for name, n in row.items()} for row in rows]
+def _memory(row: Row) -> Mapping[str, str]:
+    """The memory of a row, '' where it is not told."""
+    told: dict[str, Any] = {head: row.get(name) for name, head in MEMORY_COLUMNS.items()}
+    if not any(name in row for name in MEMORY_COLUMNS):
+        return {}
+    known = {head: 0 if str(count) in ("nan", "<NA>", "None") else int(count) for head, count in told.items()}
+    return {head: mib_cell(count) if count else "" for head, count in known.items()}
 
 
 def _divisor(result: LayersResult) -> int:
@@ -224,17 +321,26 @@ def _cells(line: Line, columns: Sequence[str], longest: float) -> list[Renderabl
         "share": line.percent,
         "": Bar(line.share / longest),
         "CPU": line.cpu,
-        **{name: line.memory.get(name, "") for name in MEMORY_COLUMNS.values()},
+        **line.memory,
+        **line.more,
     }
-    return [cells[name] for name in columns]
+    return [cells.get(name, "") for name in columns]
 
 
-def _notes(result: LayersResult) -> list[Text]:
+def _notes(result: LayersResult, columns: Sequence[str]) -> list[Text]:
     unit = "Milliseconds per step" if result.summary.steps > 1 else "Milliseconds"
     what = f"{unit} of {time_name(result)}; a layer's hold its children's."
     notes = [Text(f"{what} CPU is the time its ranges were open on the CPU.", "dim")]
     if result.summary.comm_ns:
         notes.append(Text("comm is the part of total in communication, which may be waiting for other ranks.", "dim"))
+    if "median" in columns:
+        notes.append(
+            Text(
+                "x80: equal blocks in one line, whose figures are their sums; median, min and max are of one of them, "
+                "without communication. --no-fold gives each its line.",
+                "dim",
+            )
+        )
     if result.memory is not None:
         notes.append(
             Text(

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._report.text.layers import LayersView, header, time_name, tree_label
+from nvprof_kit._report.text.layers import LayersView, header, line_label, time_name
 from nvprof_kit._report.text.terminal import table, warning_lines
-from nvprof_kit._report.text.units import Milliseconds
+from nvprof_kit._report.text.units import Cells
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
@@ -35,11 +35,14 @@ def steps_table(result: LayersResult, view: LayersView) -> list[RenderableType]:
     columns = list(times.columns[:MAX_STEPS])
     number = dict(zip(result.rows["instance"], result.rows["step"], strict=True))
     heads = (name if name == OUTSIDE else f"step {number[name]}" for name in columns)
-    made = table([("layer", "left"), *((head, "right") for head in heads)])
-    ms = Milliseconds.for_total(int(times.to_numpy()[-1].max(initial=0)))
-    for row, cells in zip(result.tree.to_dict("records"), times[columns].to_numpy().tolist(), strict=False):
-        if view.shows(row):
-            made.add_row(tree_label(row), *map(ms, cells), style="dim" if row["layer"] == NO_LAYER else "")
+    made = table([("layer", "path"), *((head, "right") for head in heads)])
+    made.most, made.way = view.select.top, "--top N or -o FILE.csv shows them"
+    ms = Cells.for_total(int(times.to_numpy()[-1].max(initial=0)))
+    by_row = times[columns].iloc[:-1].reset_index(drop=True).set_axis(result.tree.index)
+    for row in view.tree(result, by_row.rename(columns={name: f"in {name}" for name in columns})).to_dict("records"):
+        cells = [ms(row[f"in {name}"]) for name in columns]
+        style = "dim" if row["layer"] == NO_LAYER else ""
+        made.add_row(line_label(row, view.flat), *cells, style=style, cost=row["total_ns"])
     made.add_section()
     made.add_row("total", *map(ms, times[columns].to_numpy()[-1].tolist()), style="bold")
     what = f"Milliseconds of {time_name(result)} in each step, all phases together; a layer's hold its children's."

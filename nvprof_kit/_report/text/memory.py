@@ -9,8 +9,9 @@ from rich.text import Text
 
 from nvprof_kit._report.page.plain import Section, page
 from nvprof_kit._report.page.template import svg_of
+from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._report.text.terminal import Bar, table, warning_lines
-from nvprof_kit._report.text.units import mib, percent
+from nvprof_kit._report.text.units import mib, mib_cell, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 20
 """Rows of each table for a person; the data formats hold every one."""
+
+_RANKS = {"MiB": 0, "peak": 0, "allocated": 0, "total": 0, "step": 0, "phase": 0, "largest": 2, "blocks": 2}
 
 VIEWS = {
     "layer": "At the peak, by layer",
@@ -47,16 +50,17 @@ def view(result: MemoryResult, name: str) -> pd.DataFrame:
     return tables[name]
 
 
-def memory_report(result: MemoryResult, views: tuple[str, ...]) -> list[RenderableType]:
+def memory_report(result: MemoryResult, views: tuple[str, ...], select: Selection = EVERYTHING) -> list[RenderableType]:
     """The device in a few lines, the asked tables, and every warning."""
     parts: list[RenderableType] = [*map(Text, header(result))]
     parts[0] = Text(header(result)[0], "bold")
-    for name in views:
-        rows = view(result, name)
+    most = select.top or MOST_ROWS
+    for name, rows in select.each({name: view(result, name) for name in views}).items():
         if len(rows):
-            parts += ["", Text(VIEWS[name], "bold"), _table(rows)]
-            if len(rows) > MOST_ROWS:
-                parts.append(Text(f"{len(rows) - MOST_ROWS} more; --by {name} -o FILE.csv holds every one", "dim"))
+            parts += ["", Text(VIEWS[name], "bold"), _table(rows, most)]
+            if len(rows) > most:
+                more = f"{len(rows) - most} more; --top shows them, --by {name} -o FILE.csv holds every one"
+                parts.append(Text(more, "dim"))
     return [*parts, "", Text("MiB of 1,048,576 bytes.", "dim"), *warning_lines(result.warnings)]
 
 
@@ -93,15 +97,15 @@ def header(result: MemoryResult) -> list[str]:
     ]
 
 
-def _table(rows: pd.DataFrame) -> RenderableType:
-    names, cells = _plain(rows.head(MOST_ROWS))
+def _table(rows: pd.DataFrame, most: int) -> RenderableType:
+    names, cells = _plain(rows.head(most))
     share = "share" in rows
     text = {"layer", "phase", "stack", "size", "kind", "pool", "address"}
-    columns = [(name, "left" if name in text else "right") for name in names]
-    made = table([*columns, ("", "bar")] if share else columns)
-    most = max(rows["share"], default=0.0) or 1.0 if share else 1.0
+    columns = [(name, "path" if name == "layer" else "left" if name in text else "right") for name in names]
+    made = table([*columns, ("", "bar")] if share else columns, _RANKS)
+    longest = max(rows["share"], default=0.0) or 1.0 if share else 1.0
     for row, shares in zip(cells, rows["share"].tolist() if share else [0.0] * len(rows), strict=False):
-        made.add_row(*row, *([Bar(shares / most)] if share else []))
+        made.add_row(*row, *([Bar(shares / longest)] if share else []))
     return made
 
 
@@ -114,7 +118,7 @@ def _plain(rows: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 def _cell(name: Any, value: Any) -> str:
     if name == "bytes" or name.startswith("bytes_") or name.endswith("_bytes"):
-        return mib(int(value))
+        return mib_cell(int(value))
     if name in ("share", "fragmentation"):
         return percent(float(value))
     if name == "address":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -12,7 +12,7 @@ from rich.text import Text
 from nvprof_kit._analysis.layers.order import with_holders
 from nvprof_kit._analysis.ncu.plan import predicted_seconds
 from nvprof_kit._report.text.terminal import table, warning_lines
-from nvprof_kit._report.text.units import Milliseconds, percent, short_kernel
+from nvprof_kit._report.text.units import Cells, Milliseconds, percent, short_kernel
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.ncu.layers import NcuLayersResult
@@ -28,6 +28,7 @@ _PERCENTAGES = {
     "occup.": "occupancy_pct",
     "L2 hit": "l2_hit_pct",
 }
+_RANKS = {"phase": 0, "ms": 0, "bound": 0, "why": 3, "stall": 2}
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
@@ -39,21 +40,28 @@ class Line:
         label: The layer.
         phase: Its phase.
         cells: The other cells by column, '' for what was not measured.
+        cost: Time on the GPU, in ns.
     """
 
     label: str
     phase: str
     cells: dict[str, str]
+    cost: float = field(default=0.0, compare=False)
 
 
-def ncu_layers_report(result: NcuLayersResult, depth: int | None = None) -> list[RenderableType]:
+def ncu_layers_report(
+    result: NcuLayersResult, depth: int | None = None, most: int | None = None
+) -> list[RenderableType]:
     """The whole report: what was measured and what it covers, the table, and every warning."""
     lines = ncu_layers_lines(result, depth)
     columns = [name for name in lines[0].cells if any(line.cells[name] for line in lines)] if lines else []
     kinds = {"bound": "left", "why": "left", "stall": "left"}
-    made = table([("layer", "left"), ("phase", "left"), *((name, kinds.get(name, "right")) for name in columns)])
+    made = table(
+        [("layer", "path"), ("phase", "left"), *((name, kinds.get(name, "right")) for name in columns)], _RANKS
+    )
+    made.most, made.way = most, "--top N or -o FILE.csv shows them"
     for line in lines:
-        made.add_row(line.label, line.phase, *(line.cells[name] for name in columns))
+        made.add_row(line.label, line.phase, *(line.cells[name] for name in columns), cost=line.cost)
     return [*(Text(line) for line in header(result)), "", made, "", *_notes(), *warning_lines(result.warnings)]
 
 
@@ -73,10 +81,10 @@ def header(result: NcuLayersResult) -> list[str]:
 
 def ncu_layers_lines(result: NcuLayersResult, depth: int | None = None) -> list[Line]:
     """The table's lines, of the first levels of the model only where a depth is given."""
-    ms = Milliseconds.for_total(max(result.gpu_ns, 1))
+    ms = Cells.for_total(max(result.gpu_ns, 1))
     levels = _levels(result)
     return [
-        Line(row["layer"], row["phase"], _cells(row, ms, bool(result.capture)))
+        Line(row["layer"], row["phase"], _cells(row, ms, bool(result.capture)), float(row["gpu_ns"]))
         for row in result.rows.to_dict("records")
         if depth is None or levels[row["layer"]] < depth
     ]
@@ -117,10 +125,11 @@ def _notes() -> list[RenderableType]:
     return [Text(what, "dim")]
 
 
-def plan_report(plan: Plan, section_set: str, memory_gb: float) -> list[RenderableType]:
+def plan_report(plan: Plan, section_set: str, memory_gb: float, most: int | None = None) -> list[RenderableType]:
     """The whole report: what the plan covers, its rows, and what to do next."""
     made = table([(name, "left" if name == "kernel" else "right") for name in _COLUMNS])
-    ms = Milliseconds.for_total(plan.gpu_ns)
+    ms = Cells.for_total(plan.gpu_ns)
+    made.most, made.way = most, "--top N or -o FILE.csv shows them"
     for row in plan.rows.to_dict("records"):
         made.add_row(
             short_kernel(row["kernel"]), row["grid"], row["block"], f"{row['launches']:,}", ms(row["gpu_ns"]),

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
+from nvprof_kit._report.text.grid import Grid
 from nvprof_kit._report.text.terminal import table, warning_lines
-from nvprof_kit._report.text.units import Milliseconds, percent
+from nvprof_kit._report.text.units import Cells, percent
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.table import Table
 
     from nvprof_kit._analysis.ranks.answer import RanksAnswer
 
 FOLD = 8
 """Ranks that have a line each; of more the unlike ones have, and the rest is one line."""
 
-_MS = Milliseconds(1, 3)
+_MS = Cells(1, 3)
 
 
 def ranks_report(found: RanksAnswer, top: int = 10) -> list[RenderableType]:
@@ -56,7 +56,7 @@ def _charges(charges: pd.DataFrame, steps: int, total: int, top: int) -> list[Re
         [
             ("late rank", "right"),
             ("cause", "left"),
-            ("layer", "left"),
+            ("layer", "path"),
             ("phase", "left"),
             ("waiting", "right"),
             ("share", "right"),
@@ -107,7 +107,7 @@ def _unlike(layers: pd.DataFrame, top: int) -> list[RenderableType]:
         gap = (wide.max(axis=1) - wide.min(axis=1)).sort_values(ascending=False)
         made = table(
             [
-                ("layer", "left"),
+                ("layer", "path"),
                 ("phase", "left"),
                 *((f"rank {rank}", "right") for rank in ranks),
                 ("slowest", "right"),
@@ -124,7 +124,7 @@ def _unlike(layers: pd.DataFrame, top: int) -> list[RenderableType]:
         return [Text(f"No rank computes unlike its equals in any layer ({len(ranks)} ranks).", "bold"), ""]
     made = table(
         [
-            ("layer", "left"),
+            ("layer", "path"),
             ("phase", "left"),
             ("rank", "right"),
             ("median", "right"),
@@ -210,7 +210,7 @@ def _path(path: pd.DataFrame, top: int) -> list[RenderableType]:
     made = table(
         [
             ("rank", "right"),
-            ("layer", "left"),
+            ("layer", "path"),
             ("phase", "left"),
             ("what", "left"),
             ("time", "right"),
@@ -242,7 +242,7 @@ def rank_table(frame: pd.DataFrame, top: int) -> list[RenderableType]:
     return [table_of(frame.head(top)), *([Text(f"… and {rest:,} more", "dim")] if rest > 0 else [])]
 
 
-def table_of(frame: pd.DataFrame) -> Table:
+def table_of(frame: pd.DataFrame) -> Grid:
     """Any table of a job, times as milliseconds."""
     times = [name for name in frame.columns if str(name).endswith("_ns")]
     made = table(

@@ -8,14 +8,14 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._report.text.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.units import Milliseconds, percent, short_kernel
+from nvprof_kit._report.text.units import Cells, percent, short_kernel
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from nvprof_kit._analysis.summary.summary import SummaryResult
 
-_MS = Milliseconds(1, 3)
+_MS = Cells(1, 3)
 _WIDE = 32
 
 
@@ -51,7 +51,8 @@ def _readable(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _table(rows: pd.DataFrame) -> RenderableType:
     shown = [str(name) for name in rows.columns if not _left_out(str(name), rows)]
-    made = table([(_heading(name), "right" if rows[name].dtype.kind in "iuf" else "left") for name in shown])
+    kinds = [(_heading(name), "right" if rows[name].dtype.kind in "iuf" else "left") for name in shown]
+    made = table(kinds, {"calls": 0, "GPU total": 0, "CPU total": 0, "wall": 0, "family": 4, "class": 3})
     for row in rows[shown].to_dict("records"):
         made.add_row(*(_cell(str(name), value) for name, value in row.items()))
     return made

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from io import StringIO
 from typing import TextIO
 
-from rich import box
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.measure import Measurement
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.style import Style
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from nvprof_kit._report.plain import plain
+from nvprof_kit._report.text.bar import Bar
+from nvprof_kit._report.text.grid import WIDE, Column, Grid
 from nvprof_kit._report.text.units import counted
+from nvprof_kit._report.warnings import in_order
 from nvprof_kit._trace.schema import CaptureInfo
 
-_EIGHTHS = " ▏▎▍▌▋▊▉"
-_SHORT, _SHORT_LABEL = 12, 24
-"""Cells that a text, and the first column's, is not shortened below."""
+__all__ = ["Bar", "capture_facts", "capture_line", "html_of", "print_to", "table", "text_of", "warning_lines"]
+
+_ANY = 1_000_000
+"""Cells that no table needs."""
+_AROUND = 8
+"""Lines of a terminal that are left to what stands around a table."""
 
 
 class _PlainConsole(Console):
@@ -38,10 +41,11 @@ def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) 
     that is not set, or the file is ``kept``, 120 and as much more as the labels and figures of a table need.
     """
     if file.isatty():
-        _print(_PlainConsole(file=file, highlight=False, markup=False, force_jupyter=False), parts)
+        console = _PlainConsole(file=file, highlight=False, markup=False, force_jupyter=False)
+        _print(console, parts, height=console.height - _AROUND)
         return
     columns = "" if kept else os.environ.get("COLUMNS", "")
-    width = int(columns) if columns.isdecimal() else 120
+    width = int(columns) if columns.isdecimal() else WIDE
     console = _PlainConsole(
         file=file, width=width, highlight=False, markup=False, color_system=None, force_jupyter=False
     )
@@ -50,82 +54,27 @@ def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) 
     file.writelines(line.rstrip() + "\n" for line in plain.get().splitlines())
 
 
-def _print(console: Console, parts: Iterable[RenderableType], grow: bool = False) -> None:
+def _print(console: Console, parts: Iterable[RenderableType], grow: bool = False, height: int | None = None) -> None:
     """Tables keep to the width; a line of text stays one line, which a terminal wraps and a pipe gets whole."""
     width = console.width
     for part in parts:
-        if isinstance(part, Table):
-            lacking = _shorten(part, console, labels=not grow)
-            console.width = width + lacking if grow else width
-        console.print(part, soft_wrap=isinstance(part, (str, Text)))
-        console.width = width
+        for one in part.parts(width, height, grow) if isinstance(part, Grid) else (part,):
+            if isinstance(one, Table) and grow:
+                console.width = max(width, console.measure(one, options=console.options.update(width=_ANY)).maximum)
+            console.print(one, soft_wrap=isinstance(one, (str, Text)))
+            console.width = width
 
 
-def _shorten(made: Table, console: Console, labels: bool) -> int:
-    """Shorten a table's texts, the longest first, until it fits the console, so that no figure is cut.
-
-    Args:
-        made: The table.
-        console: Where it goes.
-        labels: Shorten the first column too, after the others.
-
-    Returns:
-        How many cells are still lacking where every text is short.
-    """
-    widths = {column._index: _content(column, console) for column in made.columns if column.no_wrap}
-    texts = [column for column in made.columns if column.no_wrap and column.justify == "left"]
-    lacking = max(sum(widths.values()) + 2 * len(made.columns) - 1 - console.width, 0)
-    for group, least in ((texts[1:], _SHORT), (texts[:1] if labels else [], _SHORT_LABEL)):
-        while lacking and any(widths[column._index] > least for column in group):
-            widths[max(group, key=lambda column: widths[column._index])._index] -= 1
-            lacking -= 1
-    for column in texts:
-        column.max_width = widths[column._index]
-    return lacking
-
-
-def _content(column: Column, console: Console) -> int:
-    """Cells that a column's longest entry takes."""
-    return max(console.measure(cell).maximum for cell in (column.header, *column.cells))
-
-
-class Bar:
-    """A share of 1 as a bar, in eighths of a character, or in ``#`` where the terminal knows only ASCII."""
-
-    def __init__(self, share: float, style: str = "cyan", width: int = 24) -> None:
-        self._share = min(max(share, 0.0), 1.0)
-        self._style = Style.parse(style)
-        self._width = width
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """As wide as it likes to be, and down to nothing."""
-        return Measurement(0, min(self._width, options.max_width))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The bar; any share above nothing shows at least a sliver."""
-        width = min(self._width, options.max_width)
-        if options.ascii_only:
-            text = "#" * round(self._share * width)
-        else:
-            eighths = max(round(self._share * width * 8), 1 if self._share > 0 else 0)
-            text = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-        yield Segment(text.ljust(width), self._style)
-        yield Segment.line()
-
-
-def table(columns: Iterable[tuple[str, str]]) -> Table:
+def table(columns: Iterable[tuple[str, str]], ranks: Mapping[str, int] | None = None) -> Grid:
     """An empty table with a rule under its head.
 
     Args:
-        columns: Name and kind of each: ``left``, ``right``, or ``bar``, which gives way first where the width is short.
+        columns: Name and kind of each: ``left`` for texts, ``path`` for paths of layers, ``right`` for figures, or
+            ``bar``, which gives way first where the width is short.
+        ranks: Ranks of columns by name: where the width is short those of the largest go first, those of 0 stay. All
+            others have 1.
     """
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name, kind in columns:
-        if kind == "bar":
-            made.add_column(name)
-        else:
-            made.add_column(name, justify="right" if kind == "right" else "left", no_wrap=True, overflow="ellipsis")
-    return made
+    return Grid([Column(name, kind, (ranks or {}).get(name, 1)) for name, kind in columns])
 
 
 def capture_line(info: CaptureInfo, steps: int) -> Text:
@@ -146,8 +95,8 @@ def capture_facts(info: CaptureInfo, steps: int) -> list[str]:
 
 
 def warning_lines(warnings: Iterable[str]) -> list[Text]:
-    """What may be wrong with the figures, a line each."""
-    return [Text(f"! {warning}", "yellow") for warning in warnings]
+    """What may be wrong with the figures, a line each, the weightiest first."""
+    return [Text(f"! {warning}", "yellow") for warning in in_order(warnings)]
 
 
 def text_of(parts: Iterable[RenderableType], kept: bool = False) -> str:
@@ -161,7 +110,7 @@ def html_of(parts: Iterable[RenderableType]) -> str:
     """The parts of a report as an element of HTML, with their colours; no text in them is taken for markup."""
     console = Console(
         file=StringIO(),
-        width=120,
+        width=WIDE,
         highlight=False,
         markup=False,
         record=True,

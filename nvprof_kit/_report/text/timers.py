@@ -12,7 +12,7 @@ from rich.text import Text
 
 from nvprof_kit._report.plots.plots import PALETTE
 from nvprof_kit._report.text.terminal import Bar, table, warning_lines
-from nvprof_kit._report.text.units import Milliseconds, percent
+from nvprof_kit._report.text.units import Cells, Milliseconds, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,19 +23,23 @@ MOST_BARS = 20_000
 """Calls in the timeline; of more, the first are drawn and the title says so."""
 
 
-def timers_report(result: TimersResult) -> list[RenderableType]:
+def timers_report(result: TimersResult, most: int | None = None) -> list[RenderableType]:
     """The whole report: what was read, the table, the verdict, and every warning."""
     rows = result.rows.to_dict("records")
     by_rank = result.rows["rank"].notna().any()
     clock = "cuda" if result.rows["cuda_total_ns"].notna().all() else "cpu"
-    write = Milliseconds.for_total(max(int(row[f"{clock}_max_ns"]) for row in rows))
+    write = Cells.for_total(max(int(row[f"{clock}_max_ns"]) for row in rows))
     names = ["stage", *(["rank"] if by_rank else []), "calls", "mean", "median", "p95", "min", "max", "", "CPU"]
     names += ["skew", "slowest"] if len(result.ranks) > 1 else []
-    made = table([(name, {"stage": "left", "": "bar"}.get(name, "right")) for name in names])
+    kinds = {"stage": "left", "": "bar"}
+    made = table(
+        [(name, kinds.get(name, "right")) for name in names], {"mean": 0, "rank": 0, "max": 0, "CPU": 2, "min": 2}
+    )
+    made.most, made.way = most, "--top N or -o FILE.csv shows them"
     longest = max(int(row[f"{clock}_total_ns"]) for row in rows) or 1
     for row in rows:
         cells = _cells(row, clock, write) | {"": Bar(int(row[f"{clock}_total_ns"]) / longest)}
-        made.add_row(*(cells[name] for name in names))
+        made.add_row(*(cells[name] for name in names), cost=float(row[f"{clock}_total_ns"]))
     what = "GPU time by CUDA events" if clock == "cuda" else "time on the CPU clock"
     note = f"Milliseconds of {what}, bars the sum over all calls; CPU is the mean on the CPU clock."
     if len(result.ranks) > 1:

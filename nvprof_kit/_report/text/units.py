@@ -37,6 +37,19 @@ class Milliseconds:
         return text if text.strip("0.,") else f"<{10.0**-self.decimals:.{self.decimals}f}"
 
 
+@dataclass(frozen=True)
+class Cells(Milliseconds):
+    """The same for the cells of a table: what is too little for its decimals is written in µs or ns, ``20 µs``."""
+
+    def __call__(self, ns: int) -> str:
+        """The time, '' for none at all."""
+        text = super().__call__(ns)
+        if not text.startswith("<"):
+            return text
+        each = ns / self.divisor
+        return f"{each / 1000:,.0f} µs" if each >= 1000 else f"{each:.0f} ns" if each >= 1 else "<1 ns"
+
+
 def count_per_step(count: int, steps: int) -> str:
     """A count divided by the steps: ``8``, or ``0.2`` where it does not come out even, and '' for none."""
     if count == 0:
@@ -50,9 +63,19 @@ def mib(count: int) -> str:
     return ("<0.1" if count > 0 else ">-0.1") if count and text in ("0.0", "-0.0") else text
 
 
+def mib_cell(count: int) -> str:
+    """The same for the cells of a table: a little is written in KiB or bytes, ``12 KiB``."""
+    text = mib(count)
+    if not text.startswith(("<", ">")):
+        return text
+    return f"{count / 1024:.0f} KiB" if abs(count) >= 1024 else f"{count} B"
+
+
 def percent(share: float) -> str:
-    """A share of 1 as ``12.3 %``, and a little one as ``<0.1 %``."""
-    return "<0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
+    """A share of 1 as ``12.3 %``, and a little one as ``0.03 %``."""
+    if not 0 < share < 0.0005:
+        return f"{100 * share:.1f} %"
+    return f"{100 * share:.1g} %" if share >= 0.000005 else "<0.001 %"
 
 
 def percents(parts: Sequence[int]) -> list[str]:
@@ -64,7 +87,8 @@ def percents(parts: Sequence[int]) -> list[str]:
     for index in by_remainder[: 1000 - sum(tenths) if any(parts) else 0]:
         tenths[index] += 1
     return [
-        "<0.1 %" if part and not tenth else percent(tenth / 1000) for part, tenth in zip(parts, tenths, strict=True)
+        percent(min(part / whole, 0.000499)) if part and not tenth else percent(tenth / 1000)
+        for part, tenth in zip(parts, tenths, strict=True)
     ]
 
 

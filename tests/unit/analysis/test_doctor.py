@@ -173,7 +173,7 @@ def ask(*argv: str) -> tuple[int, str]:
 def test_the_verb(tmp_path: Path) -> None:
     path = str(export(tmp_path / "run.sqlite"))
     status, said = ask("--format", "json", path)
-    rows = json.loads(said)
+    rows = json.loads(said)["rows"]
     assert status == 0 and {row["subject"] for row in rows} == {path}
     assert set(rows[0]) == {"subject", "level", "check", "seen", "why", "fix"}
     status, said = ask(path)
@@ -183,9 +183,9 @@ def test_the_verb(tmp_path: Path) -> None:
 def test_options_behind_a_capture_and_of_a_command(tmp_path: Path) -> None:
     path = str(export(tmp_path / "my run.sqlite"))
     status, said = ask(path, "--format", "json")
-    assert status == 0 and {row["subject"] for row in json.loads(said)} == {path}
+    assert status == 0 and {row["subject"] for row in json.loads(said)["rows"]} == {path}
     _, said = ask("--format", "json", "--", "python", "nope.py", "--format", "table")
-    assert "'nope.py' is not found, or cannot be run" in {row["seen"] for row in json.loads(said)}
+    assert "'nope.py' is not found, or cannot be run" in {row["seen"] for row in json.loads(said)["rows"]}
 
 
 def test_a_command_to_paste_has_its_path_quoted() -> None:

@@ -62,7 +62,7 @@ def test_a_capture_without_launches(capsys: pytest.CaptureFixture[str], tmp_path
          "args": {"correlation": 5, "device": 0, "stream": 7}}]"""
     )
     assert run("plan", trace) == 2
-    assert "does not say how its kernels were launched" in capsys.readouterr().err
+    assert "a PyTorch trace: `nvprof-kit layers` and its like read it; needed an nsys" in capsys.readouterr().err
 
 
 def test_plan_writes_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_plan_writes_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     [
         (["layers", PLAN, "-o", "a.png"], "no kernel with both operations and bytes of DRAM counted"),
         (["layers", PLAN, "--with", PLAN], "a page of ncu: `nvprof-kit ncu layers` reads it"),
-        (["layers", RUN], "no page of ncu in it"),
+        (["layers", RUN], "an SQLite file, as nsys exports: `nvprof-kit layers` and its like read it"),
         (["layers", "none.csv"], "no such file"),
         (["plan", RUN, "-o", "a.png"], "ncu plan has no plot; needed a table format"),
         (["plan", RUN, RUN], "a plan is for one capture, not 2"),

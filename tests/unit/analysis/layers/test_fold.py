@@ -128,6 +128,13 @@ def test_few_equal_blocks_stay() -> None:
     assert told(tree, "count", least=2)[1] == ("model.layers.0-1", 2)
 
 
+def test_a_model_by_its_class_name_holds_blocks_by_their_paths() -> None:
+    """The root is called by its class, which the paths of its parts do not begin with."""
+    tree = made(("Net", "", 4, 0), *((f"blocks.{number}", "Net", 1, 0) for number in range(4)))
+    assert told(tree, "count") == [("Net", 1), ("blocks.0-3", 4)]
+    assert told(tree, "count", least=9) == [(layer, 1) for layer in tree["layer"]]
+
+
 def test_what_is_outside_layers_stays_and_order_is_kept() -> None:
     tree = blocks(4)
     outside = tree.iloc[[0, 0]].assign(layer=NO_LAYER, phase=["optimizer", "other"], other_ns=7, total_ns=7)

@@ -119,4 +119,4 @@ def test_every_table_is_a_result(pipeline: Job, tmp_path: Path) -> None:
     answer = pipeline.answer()
     assert set(answer.only("bubbles").columns) == set(answer.to_frame("bubbles").columns)
     assert "Bubbles of the pipeline's stages" in str(pipeline) and "rank 1" in pipeline._repr_html_()
-    assert answer.save(tmp_path / "all.json").read_text().startswith('{\n "schema": "nvprof_kit.ranks"')
+    assert answer.save(tmp_path / "all.json").read_text().startswith('{\n "schema": "nvprof-kit/ranks"')

@@ -135,7 +135,7 @@ def test_the_json_contract(unpacked: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(group, ["ranks", *captures, "--workers", "1", "-o", str(file)])
     assert done.exit_code == 0, done.output
     said = json.loads(file.read_text())
-    assert (said["schema"], said["version"]) == ("nvprof_kit.ranks", 1)
+    assert (said["schema"], said["version"]) == ("nvprof-kit/ranks", 1)
     assert set(said["verdict"]) == {"rank", "layer", "phase", "cause", "severity", "cost_ns_per_step", "sentence"}
     assert set(said["clocks"][1]) >= {"rank", "offset_ns", "drift_ppm", "residual_ns"}
     keys = {"step", "collective", "waiting_rank", "late_rank", "wait_ns", "cause", "layer", "phase"}

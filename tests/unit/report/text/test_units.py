@@ -45,7 +45,7 @@ def test_count_per_step(count: int, steps: int, text: str) -> None:
     assert count_per_step(count, steps) == text
 
 
-@pytest.mark.parametrize(("share", "text"), [(0, "0.0 %"), (0.0004, "<0.1 %"), (0.0005, "0.1 %"), (0.5, "50.0 %")])
+@pytest.mark.parametrize(("share", "text"), [(0, "0.0 %"), (0.0004, "0.04 %"), (0.0005, "0.1 %"), (0.5, "50.0 %")])
 def test_percent(share: float, text: str) -> None:
     assert percent(share) == text
 
@@ -60,7 +60,7 @@ def test_percentages_of_nothing() -> None:
 
 
 def test_a_little_is_not_nothing() -> None:
-    assert percents([1, 99_999, 0]) == ["<0.1 %", "100.0 %", "0.0 %"]
+    assert percents([1, 99_999, 0]) == ["0.001 %", "100.0 %", "0.0 %"]
 
 
 @given(st.lists(st.integers(0, 10**15), min_size=1).filter(any))

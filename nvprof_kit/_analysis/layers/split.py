@@ -1,0 +1,118 @@
+"""The time of each layer split by kernel class, or by the phase of the loop in which it ran: prefill against decode."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.operations import op_owners
+from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses
+from nvprof_kit.names import NO_LAYER, NO_PHASE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SPLITS: Mapping[str, str] = MappingProxyType({"class": "class_", "phase": "during_"})
+"""By what time can be split, and how the names of its columns begin."""
+
+COLUMNS = {
+    "class_NAME_ns": "the part of `gpu_self_ns` in kernels of a class: `class_gemm_ns`, `class_attention_ns`, …, in ns "
+    "(only with `--columns class`)",
+    "during_NAME_ns": "the part that ran during a phase of the loop: `during_prefill_ns`, `during_decode_ns`, …, or "
+    "`during_other_ns`, in ns (only with `--columns phase`)",
+}
+"""The columns and what they mean."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Which part each operation is of.
+
+    Attributes:
+        columns: Name of the column of each part.
+        code: Index into `columns`, shape ``(n,)``.
+    """
+
+    columns: tuple[str, ...]
+    code: Int64Array
+
+
+def parts_by_class(classes: KernelClasses) -> Parts:
+    """Kernels by class; only classes that there are."""
+    present, code = np.unique(classes.code.astype(np.int64), return_inverse=True)
+    names = list(CLASSES)
+    return Parts(tuple(f"{SPLITS['class']}{names[one]}_ns" for one in present.tolist()), code.astype(np.int64))
+
+
+def parts_by_phase(attribution: Attribution) -> Parts:
+    """Operations by the phase range around their layer's range, in the order in which the phases first ran."""
+    ranges = attribution.ranges
+    around = np.append(ranges.phase_range, NONE)[attribution.layer_range]
+    of_loop = np.append(np.asarray(ranges.phase, dtype=object), NO_PHASE)[around]
+    outside = np.asarray(attribution.phases, dtype=object)[attribution.phase]
+    text = np.where(attribution.layer_range >= 0, of_loop, outside)
+    names, first, code = np.unique(text.astype(str), return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    place = np.argsort(order, kind="stable")
+    columns = tuple(f"{SPLITS['phase']}{re.sub(r'[^0-9A-Za-z]+', '_', str(names[one]))}_ns" for one in order.tolist())
+    return Parts(columns, place[code].astype(np.int64))
+
+
+def split_rows(
+    rows: pd.DataFrame, duration: Int64Array, attribution: Attribution, parts: Parts, listed: npt.NDArray[np.bool_]
+) -> pd.DataFrame:
+    """The rows with a column for each part, what is each row's own.
+
+    Args:
+        rows: A row per layer and phase.
+        duration: Of each operation, in ns.
+        attribution: Who owns each.
+        parts: Which part each is of.
+        listed: Operations that the rows are of.
+    """
+    sums = _own(duration, attribution, parts, listed)
+    nothing = np.zeros(len(parts.columns), dtype=np.int64)
+    keys = zip(rows["layer"].tolist(), rows["phase"].tolist(), strict=True)
+    found = np.array([sums.get(key, nothing) for key in keys], dtype=np.int64).reshape(-1, len(parts.columns))
+    made: pd.DataFrame = rows.assign(**{name: found[:, place] for place, name in enumerate(parts.columns)})
+    return made
+
+
+def split_tree(
+    tree: pd.DataFrame, duration: Int64Array, attribution: Attribution, parts: Parts, shown: npt.NDArray[np.bool_]
+) -> pd.DataFrame:
+    """The tree with a column for each part, what a layer holds of it in all phases."""
+    keys = list(zip(tree["layer"].tolist(), tree["phase"].tolist(), strict=True))
+    place = {key if key[0] == NO_LAYER else (key[0], ""): number for number, key in enumerate(keys)}
+    held = np.zeros((len(tree), len(parts.columns)), dtype=np.int64)
+    for (layer, phase), sums in _own(duration, attribution, parts, shown).items():
+        held[place[layer, phase if layer == NO_LAYER else ""]] += sums
+    for number, parent in reversed(list(enumerate(tree["parent"].tolist()))):  # children come behind their parent
+        if parent:
+            held[place[parent, ""]] += held[number]
+    made: pd.DataFrame = tree.assign(**{name: held[:, number] for number, name in enumerate(parts.columns)})
+    return made
+
+
+def _own(
+    duration: Int64Array, attribution: Attribution, parts: Parts, wanted: npt.NDArray[np.bool_]
+) -> dict[tuple[str, str], Int64Array]:
+    """The time of each (layer, phase) by part; layers that bear one name together."""
+    layer, phase = op_owners(attribution)
+    count, phases = len(parts.columns), len(phase.categories)
+    codes = (layer.codes.astype(np.int64) * phases + phase.codes)[wanted]
+    cell = codes * count + parts.code[wanted]
+    table = exact_sums(cell, duration[wanted], len(layer.categories) * phases * count).reshape(-1, count)
+    return {
+        (str(layer.categories[one // phases]), str(phase.categories[one % phases])): table[one]
+        for one in np.unique(codes).tolist()
+    }

@@ -1,0 +1,69 @@
+"""A json answer: rows with the name and version of their schema, warnings, and what is unknown or left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nvprof_kit._report.export import schemas
+from nvprof_kit._report.export.bounds import Bounded, bounded
+from nvprof_kit._report.selection import Selection
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def json_answer(
+    schema: str, table: pd.DataFrame, warnings: Sequence[str], sources: Sequence[str], select: Selection
+) -> bytes:
+    """A table as a json answer; the rows stand in a line each.
+
+    Args:
+        schema: Name of its schema, of `nvprof_kit._report.export.schemas.TABLES`.
+        table: Its rows.
+        warnings: What may be missing or distorted.
+        sources: The files that it was made of.
+        select: How many rows, or bytes, it may have.
+    """
+    found = bounded(table, select)
+    texts = [json.dumps(row, ensure_ascii=False) for row in records(found.rows)]
+    facts = {"warnings": list(warnings), "sources": list(sources)}
+    whole = _written(schema, found, texts, facts)
+    if select.budget is None or len(whole) <= select.budget:
+        return whole
+    empty = len(_written(schema, bounded(table, select, 0, "budget"), [], facts))
+    size = (select.budget - empty) / max(sum(len(one.encode()) + 2 for one in texts) / len(texts), 1) if texts else 0
+    most = min(max(int(size), 0), len(texts))
+    while True:
+        found = bounded(table, select, most, "budget")
+        whole = _written(schema, found, [json.dumps(row, ensure_ascii=False) for row in records(found.rows)], facts)
+        if len(whole) <= select.budget or not most:
+            return whole
+        most = most * 9 // 10
+
+
+def _written(schema: str, found: Bounded, texts: Sequence[str], facts: Mapping[str, Any]) -> bytes:
+    missing = [str(name) for name in found.rows if found.rows[name].isna().any()]
+    head = {
+        "schema": schemas.name_of(schema),
+        "version": schemas.version_of(schema),
+        **facts,
+        "unknown": schemas.reasons(schema, missing),
+        "truncated": found.truncated,
+    }
+    told = ",\n".join(f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in head.items())
+    rows = ",\n".join(texts)
+    return f'{{\n{told},\n"rows": [\n{rows}\n]\n}}\n'.encode("utf-8", "replace")
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows as objects: plain numbers, what is missing None."""
+    plain = table.astype(object).where(table.notna(), None)
+    rows: list[dict[str, Any]] = plain.to_dict("records")
+    return [{str(name): _plain(value) for name, value in row.items()} for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and value in (float("inf"), float("-inf")) else value

@@ -1,0 +1,310 @@
+"""What a json answer of each verb looks like: JSON Schemas, made from the definitions of the tables' columns.
+
+They are published in the package, `nvprof_kit/schemas/NAME.json`, as this module makes them; `make docs` writes them.
+A column that is added keeps a schema's version; one that goes, or changes its meaning or type, makes it greater.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+from nvprof_kit._analysis.advise import advise
+from nvprof_kit._analysis.breakdown import breakdown, critical_path, launches, queue, transfers
+from nvprof_kit._analysis.diff import diff, kernels
+from nvprof_kit._analysis.flops import flops
+from nvprof_kit._analysis.layers import layers, memory, split
+from nvprof_kit._analysis.memory import memory as snapshots
+from nvprof_kit._analysis.memory import steps as memory_steps
+from nvprof_kit._analysis.metrics import COLUMNS as METRICS
+from nvprof_kit._analysis.ncu import layers as ncu_layers
+from nvprof_kit._analysis.ncu import plan as ncu_plan
+from nvprof_kit._analysis.ranks import bubbles, clocks, parallel, replay, waits
+from nvprof_kit._analysis.ranks import layers as ranks_layers
+from nvprof_kit._analysis.timers import COLUMNS as TIMERS
+from nvprof_kit._report.text.doctor import COLUMNS as DOCTOR
+
+Columns = Mapping[str, str]
+
+PREFIX = "nvprof-kit/"
+"""What the names of all schemas begin with."""
+
+VERSION = 1
+"""Version of every schema that is in none of `VERSIONS`."""
+
+VERSIONS: Mapping[str, int] = MappingProxyType({})
+"""Versions of the others."""
+
+ANY = "rows"
+"""Schema of a table that has none of its own."""
+
+_STATISTICS: Columns = {
+    "calls": "how often",
+    **{
+        f"{clock}_{name}_ns": f"{meaning}, in ns"
+        for clock, of in (("cpu", "CPU time"), ("gpu", "GPU time"))
+        for name, meaning in (
+            ("total", f"{of}, summed"),
+            ("avg", "its mean over the calls"),
+            ("max", "the most"),
+            ("min", "the least"),
+            ("p50", "its median"),
+            ("p95", "its 95th percentile"),
+        )
+    },
+    "cpu_ratio": "`cpu_total_ns` over that of the capture",
+    "gpu_ratio": "`gpu_total_ns` over that of the capture",
+}
+_BY_STEP: Columns = {name: layers.COLUMNS[name] for name in layers.BY_STEP}
+_GPU: Columns = {
+    "process": "place of the process among the capture's processes; missing for a CPU that several use",
+    "device": "ordinal of the GPU as the process sees it; missing for a CPU",
+    "wall_ns": "how long it was watched, in ns",
+}
+
+SUMMARIES: Mapping[str, Columns] = MappingProxyType(
+    {
+        "device": {**_BY_STEP, **_GPU, "name": "the GPU, or `CPU`", "busy_ns": "time in which it ran something, in ns; "
+                   "missing where nobody watched the CPU", "utilisation": "`busy_ns` over `wall_ns`; of a CPU above 1 "
+                   "where several threads ran"},
+        "overview": {**_BY_STEP, "event": "what ran, each moment counted once", **_STATISTICS},
+        "model": {**_BY_STEP, "part": "part of the loop", "gpu_ops": "operations on the GPU", **_STATISTICS},
+        "distributed": {**_BY_STEP, **_GPU, "compute_ns": "time in which it computed, in ns",
+                        "comm_ns": "time in which it communicated, in ns", "overlap_ns": "time of both, in ns",
+                        "exposed_comm_ns": "communication beside which nothing computed, in ns",
+                        "comm_ratio": "`comm_ns` over `wall_ns`", "overlap_ratio": "`overlap_ns` over `comm_ns`"},
+        "operator": {**_BY_STEP, "operator": "the operator", "kernel": "a kernel of its, '' for the operator itself",
+                     **_STATISTICS},
+        "kernel": {**_BY_STEP, "name": "the kernel", "kernel_class": "its class", "family": "the rule that told it",
+                   **_STATISTICS},
+        "memory": {**_BY_STEP, "copy": "direction, or memset", "memory": "the host's end, '' where there is none",
+                   **_STATISTICS, "bytes": "sum of their bytes", "gb_per_s": "10^9 bytes per second"},
+        "user": {**_BY_STEP, "range": "the range's text", "category": "its category", **_STATISTICS},
+    }
+)  # fmt: skip
+"""The columns of the views of ``summary``; a view has those that apply."""
+
+FOLD: Columns = {
+    "folded_into": "the equal blocks that it is one of, `model.layers.0-79`; '' where in none (only with `--fold`)",
+    "unlike": "in what it differs from its equals, '' where in nothing (only with `--fold`)",
+}
+"""What `--fold` gives the rows of ``layers``."""
+
+TABLES: Mapping[str, Columns] = MappingProxyType(
+    {
+        "layers": {**layers.COLUMNS, **memory.MEMORY, **FOLD},
+        "breakdown-steps": breakdown.COLUMNS,
+        "breakdown-idle": breakdown.IDLE_COLUMNS,
+        "breakdown-communication": transfers.COMM_COLUMNS,
+        "breakdown-copies": transfers.COPY_COLUMNS,
+        "breakdown-launches": launches.LAUNCH_COLUMNS,
+        "breakdown-queue": queue.QUEUE_TIME_COLUMNS,
+        "breakdown-critical-path": critical_path.PATH_COLUMNS,
+        **{f"summary-{view}": columns for view, columns in SUMMARIES.items()},
+        "advise": advise.COLUMNS,
+        "diff": diff.COLUMNS,
+        "diff-kernels": kernels.KERNEL_COLUMNS,
+        "flops": flops.COLUMNS,
+        "metrics": METRICS,
+        "ncu-plan": ncu_plan.COLUMNS,
+        "ncu-layers": ncu_layers.COLUMNS,
+        "ncu-kernels": {"layer": "module path, or `(none)`", "phase": "its phase"},
+        "timers": TIMERS,
+        "timers-calls": {"rank": "the rank", "stage": "the stage's name", "call": "which of its calls",
+                         "cpu_ns": "time on the CPU clock, in ns", "cuda_ns": "time on the GPU by CUDA events, in ns; "
+                         "missing where none was taken", "depth": "stages that it is inside of"},
+        "memory-layer": snapshots.HOLDERS,
+        "memory-stack": {**snapshots.HOLDERS, "stack": "who asked for it"},
+        "memory-size": {**snapshots.HOLDERS, "size": "how large the blocks are"},
+        "memory-allocation": memory_steps.TRAFFIC,
+        "memory-step": memory_steps.STEPS,
+        "memory-segment": memory_steps.SEGMENTS,
+        "memory-leak": snapshots.LEAKS,
+        "doctor": DOCTOR,
+        "ranks-waits": waits.WAIT_COLUMNS,
+        "ranks-charges": waits.CHARGE_COLUMNS,
+        "ranks-layers": ranks_layers.COLUMNS,
+        "ranks-clocks": clocks.COLUMNS,
+        "ranks-groups": parallel.GROUP_COLUMNS,
+        "ranks-bubbles": bubbles.BUBBLE_COLUMNS,
+        "ranks-micro-batches": bubbles.MICRO_BATCH_COLUMNS,
+        "ranks-critical-path": replay.PATH_COLUMNS,
+        "ranks-what-if": replay.WHAT_IF_COLUMNS,
+        ANY: {},
+    }
+)  # fmt: skip
+"""The columns of the rows of each answer, by the schema's name."""
+
+_MORE: Mapping[str, Columns] = MappingProxyType({"layers": split.COLUMNS})
+"""Columns of which the names hold a NAME that the capture tells."""
+
+_OPEN = ("ncu-kernels", "timers-calls", ANY)
+"""Tables with further columns."""
+
+_BOOLEANS = {"launch_bound", "enough", "unlike"}
+_TEXTS = {
+    "layer", "phase", "cause", "call", "collective", "copy", "memory", "link", "rule", "title", "evidence", "advice",
+    "level", "kernel_class", "verdict", "what", "name", "now", "dtype", "unknown", "note", "kernel", "grid", "block",
+    "stall", "bound", "reason", "stage", "stack", "size", "kind", "pool", "event", "part", "operator", "family",
+    "range", "category", "folded_into", "subject", "check", "seen", "why", "fix", "through",
+    "group", "parallel", "told_by", "kinds", "direction", "confidence", "refuted_by",
+}  # fmt: skip
+_WHOLE = {
+    "step", "instance", "process", "device", "stream", "calls", "gpu_ops", "ops", "gaps", "short_ops", "blocking",
+    "ranks", "rank", "queue_max", "registers", "launches", "blocks", "allocations", "steps", "address", "matched",
+    "waiting_rank", "late_rank", "cause_rank", "slowest", "depth", "bytes",
+    "micro_batch", "from_rank", "collectives",
+}  # fmt: skip
+_KINDS = {
+    ("layers", "unlike"): "string",
+    ("timers-calls", "call"): "integer",
+    ("ranks-clocks", "through"): "integer",
+    ("ranks-layers", "ops"): "number",
+    ("ranks-groups", "size"): "integer",
+    ("ranks-groups", "ranks"): "string",
+    ("ranks-bubbles", "stage"): "integer",
+    ("ranks-layers", "stage"): "integer",
+    ("ranks-micro-batches", "stage"): "integer",
+}
+_WHOLE_UNITS = ("_ns", "_bytes")
+_KEYS = ("layer", "phase")
+_UNITS = {
+    "_ns": "ns", "_bytes": "byte", "bytes": "byte", "ns": "ns", "_pct": "% of the peak", "gb_per_s": "10^9 byte/s",
+    "tflops_per_s": "10^12 operations/s", "_ppm": "1e-6", "bytes_per_step": "byte",
+}  # fmt: skip
+
+
+def kind_of(table: str, column: str) -> str:
+    """The JSON type of a column: ``integer``, ``number``, ``string`` or ``boolean``."""
+    if (table, column) in _KINDS:
+        return _KINDS[table, column]
+    if column in _BOOLEANS:
+        return "boolean"
+    if column in _TEXTS:
+        return "string"
+    if table.startswith(("ncu-layers", "ranks-")) and column.endswith(_WHOLE_UNITS):
+        return "number"
+    return "integer" if column in _WHOLE or column.endswith(_WHOLE_UNITS) else "number"
+
+
+def unit_of(column: str) -> str | None:
+    """The unit that a column's name says; None for counts, shares of 1 and texts."""
+    return next((unit for suffix, unit in _UNITS.items() if column.endswith(suffix)), None)
+
+
+def name_of(table: str) -> str:
+    """The name that an answer gives its schema."""
+    return PREFIX + table
+
+
+def version_of(table: str) -> int:
+    """The version of a schema."""
+    return VERSIONS.get(table, VERSION)
+
+
+def reasons(table: str, columns: Iterable[str]) -> dict[str, str]:
+    """Why these columns have missing values, each by what its definition says of that."""
+    return {column: _reason(TABLES.get(table, {}).get(column, ""), column) for column in columns}
+
+
+def _reason(meaning: str, column: str) -> str:
+    said = re.search(r"(?:missing|none|NaN) (?:for|where|outside|in|as)[^;.(]*", meaning)
+    if said:
+        return said.group().strip()
+    if column in _BY_STEP:
+        return "missing outside steps"
+    return "the capture does not tell it, or it does not apply to the row"
+
+
+def _property(table: str, column: str, meaning: str) -> dict[str, Any]:
+    kind = kind_of(table, column)
+    told: dict[str, Any] = {"type": kind if column in _KEYS else [kind, "null"], "description": meaning}
+    unit = unit_of(column)
+    return told | ({"unit": unit} if unit and kind in ("integer", "number") else {})
+
+
+@cache
+def schema(table: str) -> dict[str, Any]:
+    """The JSON Schema of an answer whose rows are of a table, or of ``ranks``."""
+    made = _head(table)
+    if table == "ranks":
+        parts = {name.removeprefix("ranks-").replace("-", "_"): _rows(name) for name in TABLES if "ranks-" in name}
+        facts = {
+            name: {"type": ["number", "null"]} for name in ("replay_error", "total_wait_ns", "steps", "collectives")
+        }
+        verdict = {"type": "object", "description": "who is late, where and why", "required": ["rank", "sentence"]}
+        cut = {"type": ["object", "null"], "additionalProperties": made["properties"]["truncated"]}
+        made["properties"] |= {"verdict": verdict, **parts, **facts, "truncated": cut}
+        made["required"] += ["verdict", *parts]
+    else:
+        made["properties"]["rows"] = _rows(table)
+        made["required"].append("rows")
+    return made
+
+
+def _head(table: str) -> dict[str, Any]:
+    name, version = name_of(table), version_of(table)
+    texts = {"type": "array", "items": {"type": "string"}}
+    reasons_of = {"type": "object", "additionalProperties": {"type": "string"}}
+    left_out = {
+        "type": ["object", "null"],
+        "description": "what a bound on the answer left out; null where nothing",
+        "required": ["rows_left_out", "rows", "bound", "kept"],
+        "properties": {
+            "rows_left_out": {"type": "integer"},
+            "rows": {"type": "integer", "description": "rows that there are"},
+            "bound": {"enum": ["max_rows", "budget"]},
+            "kept": {"type": "string", "description": "which rows are there"},
+        },
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:nvprof-kit:schema:{table}:{version}",
+        "title": name,
+        "type": "object",
+        "required": ["schema", "version", "sources", "warnings", "unknown", "truncated"],
+        "properties": {
+            "schema": {"const": name},
+            "version": {"const": version},
+            "sources": {**texts, "description": "files that the answer was made of"},
+            "warnings": {**texts, "description": "what may be missing or distorted, the weightiest first"},
+            "unknown": {**reasons_of, "description": "columns with null in some row, each with the reason"},
+            "truncated": left_out,
+        },
+    }
+
+
+def _rows(table: str) -> dict[str, Any]:
+    columns = TABLES[table]
+    more = _MORE.get(table, {})
+    row: dict[str, Any] = {
+        "type": "object",
+        "properties": {
+            "capture": {"type": "string", "description": "the file, where there are several"},
+            **{name: _property(table, name, meaning) for name, meaning in columns.items()},
+        },
+        "additionalProperties": table in _OPEN,
+    }
+    if more:
+        row["patternProperties"] = {
+            f"^{name.replace('NAME', '.+')}$": _property(table, name, meaning) for name, meaning in more.items()
+        }
+    return {"type": "array", "items": row}
+
+
+def published(table: str) -> dict[str, Any]:
+    """The schema as it lies in the package."""
+    text = (files("nvprof_kit") / "schemas" / f"{table}.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def texts() -> dict[str, str]:
+    """What the files in the package hold, by their names."""
+    names = [*TABLES, "ranks"]
+    return {f"{name}.json": json.dumps(schema(name), indent=1, ensure_ascii=False) + "\n" for name in names}

@@ -1,0 +1,130 @@
+"""Which rows of an answer are wanted: of some layers, in some order, the first of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from nvprof_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which rows are wanted.
+
+    Attributes:
+        where: Globs of layers, in which ``*`` stands for anything; a row is kept that one of them matches. None keeps
+            all.
+        sort: Column to sort by: figures descending, texts ascending. '' keeps the order.
+        top: Rows for reading, None for the verb's own number.
+        fold: Whether equal blocks become one row where the answer is read; None where there are many.
+        max_rows: Rows in a file or for a program, None for all.
+        budget: Bytes of a json answer, None for any number.
+    """
+
+    where: tuple[str, ...] = ()
+    sort: str = ""
+    top: int | None = None
+    fold: bool | None = None
+    max_rows: int | None = None
+    budget: int | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether rows are left out or sorted."""
+        return bool(self.where or self.sort)
+
+    def matches(self, layer: str) -> bool:
+        """Whether a layer is wanted."""
+        return not self.where or any(fnmatchcase(layer, pattern) for pattern in self.where)
+
+    def of(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The wanted rows, in the order wanted; tables without layers keep all rows.
+
+        Raises:
+            UsageError: There is no column to sort by, or no layer matches.
+        """
+        return self.sorted(self.among(table))
+
+    def among(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The rows of the wanted layers.
+
+        Raises:
+            UsageError: None matches.
+        """
+        if not self.where or "layer" not in table:
+            return table
+        known = table["layer"].astype(object)
+        wanted = {layer: self.matches(str(layer)) for layer in known.unique()}
+        if len(table) and not any(wanted.values()):
+            raise self._unmatched([str(layer) for layer in wanted])
+        kept: pd.DataFrame = table[known.map(wanted).astype(bool).to_numpy()]
+        return kept
+
+    def sorted(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The rows in the order wanted.
+
+        Raises:
+            UsageError: There is no such column.
+        """
+        if not self.sort:
+            return table
+        found = matching(self.sort, table)
+        if len(found) != 1:
+            raise _no_column(self.sort, map(str, table.columns))
+        name = found[0]
+        ascending = table[name].dtype.kind not in "iufb"
+        made: pd.DataFrame = table.sort_values(name, ascending=ascending, kind="stable", na_position="last")
+        return made
+
+    def each(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+        """Several tables: of those with layers the wanted ones, and sorted those that have the column.
+
+        Raises:
+            UsageError: No table has the column, or no layer in any of them matches.
+        """
+        with_layers = {name: one for name, one in tables.items() if "layer" in one and len(one)}
+        if self.where and with_layers:
+            known = {layer for one in with_layers.values() for layer in map(str, one["layer"].astype(object).unique())}
+            if not any(map(self.matches, known)):
+                raise self._unmatched(sorted(known))
+        if self.sort and not any(matching(self.sort, one) for one in tables.values()):
+            raise _no_column(self.sort, dict.fromkeys(str(name) for one in tables.values() for name in one))
+        return {name: self._where_it_can(one) for name, one in tables.items()}
+
+    def _where_it_can(self, table: pd.DataFrame) -> pd.DataFrame:
+        if self.where and "layer" in table:
+            table = table[[self.matches(str(layer)) for layer in table["layer"].astype(object)]]
+        return self.sorted(table) if self.sort and matching(self.sort, table) else table
+
+    def _unmatched(self, known: Sequence[str]) -> UsageError:
+        shown = ", ".join(known[:4]) + (", …" if len(known) > 4 else "")
+        return UsageError(f"--where {' '.join(self.where)}: no layer matches; there are {shown}")
+
+    def changed(self, **changes: Any) -> Selection:
+        """The same with some attributes replaced."""
+        return replace(self, **changes)
+
+
+EVERYTHING = Selection()
+"""Every row, in the order that the verb gives."""
+
+UNFOLDED = Selection(fold=False)
+"""The same, each block with its own."""
+
+
+def matching(name: str, table: pd.DataFrame) -> list[str]:
+    """The columns that a name may mean: its own, or those without their unit, ``gpu_total`` for ``gpu_total_ns``."""
+    asked = name.strip().lower().replace("-", "_").replace(" ", "_")
+    columns = [str(one) for one in table.columns]
+    exact = [one for one in columns if one.lower() == asked]
+    return exact or [one for one in columns if one.lower().rpartition("_")[0] == asked]
+
+
+def _no_column(name: str, columns: Iterable[str]) -> UsageError:
+    return UsageError(f"--sort {name}: no such column; there are {', '.join(columns)}")

@@ -1,0 +1,187 @@
+"""Which rows of an answer are shown: --where, --sort, --top, --fold, --columns, and which steps they are of."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.nsys_file import NsysFile
+
+from nvprof_kit._cli import group
+from nvprof_kit._report.warnings import in_order
+from nvprof_kit.errors import UsageError
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> str:
+    """Ten blocks, each of 100 ns of gemm and its `mlp` of 50; block 3 takes 300; a prefill and two decode steps."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    for step, phase in enumerate(("prefill", "decode", "decode")):
+        begin = 100_000 * step
+        file.range_(f"step {step}", begin, begin + 90_000, category="step", payload=step)
+        file.range_(phase, begin + 10, begin + 80_000, category="phase")
+        for block in range(10):
+            at = begin + 1000 + 5000 * block
+            long = 200 if block == 3 else 0
+            file.range_(f"layers.{block}", at, at + 4000, category="forward")
+            file.range_(f"layers.{block}.mlp", at + 1000, at + 2000, category="forward")
+            file.kernel(at + 100, at + 200 + long, launched=(at + 10, at + 20), name="ampere_sgemm_128x128_tn")
+            file.kernel(at + 1100, at + 1150, launched=(at + 1010, at + 1020), name="flash_fwd_kernel")
+    return str(file.write())
+
+
+def table(*words: str) -> str:
+    done = CliRunner().invoke(group, list(words), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def rows(*words: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(table(*words, "--format", "csv"))))
+
+
+def labels(text: str) -> list[str]:
+    """The labels of the table for reading, between its rules."""
+    lines = text.splitlines()
+    rule = next(place for place, line in enumerate(lines) if line.startswith("──"))
+    body = lines[rule + 1 : next(place for place in range(rule, len(lines)) if lines[place].startswith("total"))]
+    return [
+        line.split("  ")[0] if line[:1] != " " else line.strip().split("  ")[0]
+        for line in body
+        if line.strip() and line[0] != "("
+    ]
+
+
+def test_equal_blocks_fold_where_there_are_many(capture: str) -> None:
+    text = table("layers", capture)
+    assert labels(text) == ["layers.0-2,4-9 x9", "mlp x9", "layers.3", "mlp"]
+    assert "forward +133 %" in text  # 350 beside 150
+    assert len(labels(table("layers", capture, "--no-fold"))) == 20
+
+
+def test_csv_keeps_every_row_and_says_what_they_fold_into(capture: str) -> None:
+    plain, folded = rows("layers", capture), rows("layers", capture, "--fold")
+    assert len(plain) == len(folded) == 22 and "folded_into" not in plain[0]
+    told = {row["layer"]: (row["folded_into"], row["unlike"]) for row in folded}
+    assert told["layers.4.mlp"] == ("layers.0-2,4-9.mlp", "")
+    assert told["layers.3"] == ("", "forward +133 %")
+
+
+def test_where_sort_and_top(capture: str) -> None:
+    assert labels(table("layers", capture, "--where", "*.mlp")) == ["layers.0-9.mlp x10"]
+    assert labels(table("layers", capture, "--where", "layers.3*")) == ["layers.3", "layers.3.mlp"]
+    text = table("layers", capture, "--no-fold", "--sort", "gpu_total", "--top", "2")
+    assert labels(text) == ["layers.3", "layers.0"]
+    assert "… and 20 more rows; --top N or -o FILE.csv shows them" in text
+    assert [row["layer"] for row in rows("layers", capture, "--where", "*.3", "--where", "*.5")] == [
+        "layers.3",
+        "layers.5",
+    ]
+    assert rows("layers", capture, "--sort", "gpu_self")[0]["layer"] == "layers.3"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--where", "model.*"), "--where model.*: no layer matches; there are layers.0, layers.0.mlp"),
+        (("--sort", "colour", "--format", "csv"), "--sort colour: no such column; there are layer, phase"),
+        (("--columns", "class", "--by", "step"), "--columns splits the time of all steps"),
+    ],
+)
+def test_what_cannot_be_selected(words: tuple[str, ...], said: str, capture: str) -> None:
+    done = CliRunner().invoke(group, ["layers", capture, *words])
+    assert isinstance(done.exception, UsageError) and str(done.exception).startswith(said)
+
+
+def test_kernel_classes_are_columns(capture: str) -> None:
+    first = rows("layers", capture, "--columns", "class")[0]
+    assert (first["layer"], first["class_gemm_ns"], first["class_attention_ns"]) == ("layers.0", "300", "0")
+    text = table("layers", capture, "--columns", "class", "--no-fold")
+    assert text.splitlines()[4].split()[:4] == ["layer", "calls", "gemm", "attention"]
+    # 300 ns of gemm in three steps, and with the mlp 150 of attention
+    assert text.splitlines()[6].split()[:6] == ["layers.0", "1", "100", "ns", "50", "ns"]
+
+
+def test_prefill_and_decode_are_columns(capture: str) -> None:
+    parts = rows("layers", capture, "--columns", "phase")
+    assert [(row["during_prefill_ns"], row["during_decode_ns"]) for row in parts[:2]] == [("100", "200"), ("50", "100")]
+    for row in parts:
+        assert int(row["during_prefill_ns"]) + int(row["during_decode_ns"]) == int(row["gpu_self_ns"])
+
+
+def test_by_step_folds_too(capture: str) -> None:
+    assert labels(table("layers", capture, "--by", "step")) == ["layers.0-2,4-9 x9", "mlp x9", "layers.3", "mlp"]
+
+
+@pytest.mark.parametrize("verb", ["breakdown", "advise", "summary --view kernel"])
+def test_other_verbs_take_the_options(verb: str, capture: str) -> None:
+    said = json.loads(table(*verb.split(), capture, "--format", "json", "--max-rows", "1"))
+    assert len(said["rows"]) <= 1
+
+
+def test_sorting_tables_of_which_one_has_the_column(capture: str) -> None:
+    assert "Launches" in table("breakdown", capture, "--sort", "short_ops")
+    done = CliRunner().invoke(group, ["breakdown", capture, "--sort", "colour"])
+    assert "no such column" in str(done.exception)
+
+
+def test_metrics_of_some_steps() -> None:
+    path = str(DATA / "metrics" / "llama-2023.4.sqlite.xz")
+    whole, some = rows("metrics", path), rows("metrics", path, "--skip-steps", "1")
+    assert [row["layer"] for row in whole] and all(
+        int(one["busy_ns"]) < int(other["busy_ns"])
+        for one, other in zip(some, whole, strict=False)
+        if one["layer"] == other["layer"]
+    )
+    done = CliRunner().invoke(group, ["metrics", path, "--steps", "900:"])
+    assert "none of the steps asked for is in it" in str(done.exception)
+
+
+def test_plots_of_some_steps(capture: str, tmp_path: Path) -> None:
+    import nvprof_kit
+    from nvprof_kit import StepOptions
+
+    opened = nvprof_kit.open(capture)
+    assert opened.plot("steps", steps=StepOptions(first=1)).rows["step"].tolist() == [1, 2]
+    own = opened.plot("layers", steps=StepOptions(first=2)).rows
+    assert own[own["layer"] == "layers.3"]["gpu_self_ns"].tolist() == [300]
+    shown = opened.plot("timeline", steps=StepOptions(first=2)).rows
+    assert int(shown["start_ns"].min()) >= 200_000
+    with pytest.raises(UsageError, match="no step 0"):
+        opened.plot("timeline", step=0, steps=StepOptions(first=1))
+    table("plot", capture, "--view", "steps", "--steps", "1:", "-o", str(tmp_path / "out.png"))
+
+
+def test_timers_of_some_calls(tmp_path: Path) -> None:
+    line = "[RANK 0] forward, start={0}.000000, end={0}.900000, cpu_dur=0.9s, cuda_dur={1}.0ms\n"
+    (tmp_path / "timer_rank0.log").write_text("".join(line.format(100 + n, 100 + n) for n in range(5)))
+    (row,) = rows("timers", str(tmp_path), "--steps", "2:4")
+    assert (row["calls"], row["cuda_mean_ns"]) == ("2", "102500000")  # 102 and 103 ms
+    (row,) = rows("timers", str(tmp_path), "--skip-steps", "4")
+    assert row["calls"] == "1"
+
+
+def test_memory_of_some_steps(tmp_path: Path) -> None:
+    path = tmp_path / "run.pickle"
+    path.write_bytes(lzma.decompress((DATA / "snapshots" / "run-2.11.pickle.xz").read_bytes()))
+    whole = rows("memory", str(path), "--by", "step")
+    some = rows("memory", str(path), "--by", "step", "--skip-steps", "1")
+    assert len(whole) > 1 and some == whole[1:]
+
+
+def test_warnings_come_once_and_the_weightiest_first() -> None:
+    given = [
+        "3 ranges were still open",
+        "42 of 1,713 operations lie in no step",
+        "900 of 1713 operations were launched where no layer was open",
+        "nsys dropped 3 events; record less at once",
+        "3 ranges were still open",
+    ]
+    assert in_order(given) == (given[3], given[2], given[1], given[0])

@@ -1,0 +1,148 @@
+"""No figure is cut at any width: columns go, or rows stack, in every verb's tables."""
+
+from __future__ import annotations
+
+import io
+import lzma
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+import nvprof_kit
+from nvprof_kit._api.sources import open_ncu, open_snapshot, open_timers
+from nvprof_kit._report.text.grid import Grid
+from nvprof_kit._report.text.terminal import print_to
+from nvprof_kit._results.base import Result
+
+DATA = Path(__file__).parents[2] / "data"
+WIDTHS = (60, 80, 100, 120)
+
+
+def opened(name: str) -> nvprof_kit.Capture:
+    return nvprof_kit.open(DATA / f"{name}.sqlite.xz")
+
+
+def _memory(folder: Path) -> Result:
+    path = folder / "run.pickle"
+    path.write_bytes(lzma.decompress((DATA / "snapshots" / "run-2.11.pickle.xz").read_bytes()))
+    return open_snapshot(path).memory()
+
+
+def _timers(folder: Path) -> Result:
+    line = "[RANK {0}] {1}, start={2}.282194, end={2}.923003, cpu_dur=0.640809s, cuda_dur={3}.512ms\n"
+    for rank in range(3):
+        stages = [
+            ("forward", 1716182684, 830),
+            ("backward of the whole model", 1716182685, 1234),
+            ("step", 1716182686, 7),
+        ]
+        (folder / f"timer_rank{rank}.log").write_text("".join(line.format(rank, *stage) for stage in stages * 2))
+    return open_timers(folder).timers("rank")
+
+
+def _ncu(_: Path) -> Result:
+    return open_ncu(DATA / "ncu" / "encoder-full-2025.3.csv.xz").layers(DATA / "ncu" / "encoder-2024.2.sqlite.xz")
+
+
+ANSWERS: dict[str, Callable[[Path], Result]] = {
+    "layers": lambda _: opened("hooks-train-2023.4").layers(),
+    "layers folded": lambda _: opened("flops/llama12-2024.2").layers(splits=("class",)),
+    "layers by step": lambda _: opened("eager-2024.2").layers(by_step=True),
+    "layers with memory": lambda _: opened("memory/caching-2024.2").layers(memory=True),
+    "flops": lambda _: opened("flops/llama12-2024.2").flops(),
+    "breakdown": lambda _: opened("hooks-ddp-2024.2").breakdown(),
+    "summary": lambda _: opened("slow-operators-2024.2").summary(),
+    "metrics": lambda _: opened("metrics/llama-2023.4").metrics(),
+    "ncu layers": _ncu,
+    "ncu plan": lambda _: nvprof_kit.open(DATA / "ncu" / "run-2023.4.sqlite.xz").ncu_plan(),
+    "diff": lambda _: opened("eager-2024.2").diff(opened("slow-2024.2"), anyway=True),
+    "advise": lambda _: opened("slow-2024.2").advise(),
+    "timers": _timers,
+    "memory": _memory,
+}
+
+
+class Terminal(io.StringIO):
+    """A terminal of any width; the height is that of the environment."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    return {name: made(tmp_path_factory.mktemp("input")) for name, made in ANSWERS.items()}
+
+
+def numbers(text: str) -> Counter[str]:
+    """The figures of a table as they are written, without what names them."""
+    return Counter(re.findall(r"(?<![\w.,])[<>+-]*\d+(?:,\d{3})*(?:\.\d+)?(?!\w)", text))
+
+
+def tables(result: Result) -> list[Grid]:
+    return [part for part in result.parts() if isinstance(part, Grid)]
+
+
+def printed(grid: Grid, width: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_to(file := io.StringIO(), [grid])
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ANSWERS)
+def test_every_figure_that_is_shown_is_whole(
+    name: str, width: int, answers: dict[str, Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = tables(answers[name])
+    assert found or name == "advise"
+    for grid in found:
+        whole = numbers(printed(grid, 2000, monkeypatch))
+        narrow = printed(grid, width, monkeypatch)
+        notes = [line for line in narrow.splitlines() if line.startswith("Too wide for ")]
+        table = "\n".join(line for line in narrow.splitlines() if line not in notes)
+        assert not numbers(table) - whole, f"cut at {width}"
+        assert max(map(cell_len, table.splitlines())) <= width
+        heads = {column.name for column in grid.columns if column.name}
+        gone = set(re.findall(r": (.*); -o", notes[0])[0].split(", ")) if notes else set()
+        shown = [
+            place for place, column in enumerate(grid.columns) if column.name not in gone and column.kind == "right"
+        ]
+        for row in grid.rows:  # every figure of a column that is not named as left out
+            assert not numbers("\n".join(str(row.cells[place]) for place in shown if row.cells)) - numbers(table)
+        assert gone <= heads
+
+
+def test_rows_stack_where_no_column_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = tables(nvprof_kit.open(DATA / "flops" / "llama12-2024.2.sqlite.xz").flops())[0]
+    text = printed(grid, 30, monkeypatch)
+    assert max(map(cell_len, text.splitlines())) <= 60  # a path is wrapped by nobody
+    assert "busy ms" in text and "MFU" in text and not numbers(text) - numbers(printed(grid, 2000, monkeypatch))
+
+
+def test_a_terminal_shows_the_costliest_and_says_the_way_to_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LINES", "30")
+    result = opened("flops/llama12-2024.2").layers().selected(fold=False)
+    print_to(terminal := Terminal(), result.parts())
+    lines = terminal.getvalue().splitlines()
+    assert len(lines) < 35
+    assert any("more rows; --top N or -o FILE.csv shows them" in line for line in lines)
+    print_to(pipe := io.StringIO(), result.parts())
+    assert "more rows" not in pipe.getvalue() and len(pipe.getvalue().splitlines()) > 70
+
+
+def test_the_table_adds_up_folded_or_not() -> None:
+    """The rows of one level hold all the time, whether equal blocks are one row or many."""
+    from nvprof_kit._report.text.layers import LayersView
+
+    result = opened("flops/llama12-2024.2").layers()
+    for fold in (True, False):
+        tree = LayersView(select=result.selected(fold=fold).select).tree(result)
+        blocks = tree[tree["parent"] == "model"]
+        assert blocks["total_ns"].sum() == result.tree[result.tree["parent"] == "model"]["total_ns"].sum()
+        assert tree[tree["depth"] == 0]["total_ns"].sum() == result.summary.shown_ns

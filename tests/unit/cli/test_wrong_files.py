@@ -1,0 +1,135 @@
+"""Every verb says of a file that it does not read what that is, and which verb reads it."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nvprof_kit._cli import group
+from nvprof_kit._trace.kinds import recognised
+from nvprof_kit.errors import CaptureError
+
+DATA = Path(__file__).parents[2] / "data"
+NSYS = "an SQLite file, as nsys exports: `nvprof-kit layers` and its like read it"
+TRACE = "a PyTorch trace: `nvprof-kit layers` and its like read it"
+SAID = {
+    "run.sqlite": NSYS,
+    "run.sqlite.xz": NSYS,
+    "trace.json": TRACE,
+    "trace.json.gz": TRACE,
+    "trace.json.xz": TRACE,
+    "run.pickle": "a pickle: `nvprof-kit memory` reads snapshots of PyTorch's allocator",
+    "page.csv": "a page of ncu: `nvprof-kit ncu layers` reads it",
+    "page.csv.xz": "a page of ncu: `nvprof-kit ncu layers` reads it",
+    "run.ncu-rep": "an ncu report: `nvprof-kit ncu layers` reads it",
+    "run.flops.json": "counted operations: `nvprof-kit flops CAPTURE --with FILE` reads them",
+    "timer_rank0.log": "a log of global_timer: `nvprof-kit timers` reads it",
+    "run.flight": "a flight recorder's file: `nvprof-kit ranks` reads it with the captures of the job",
+    "inspector.log": "a log of NCCL's inspector: `nvprof-kit ranks` reads it with the captures of the job",
+    "layers.json": "an answer of nvprof-kit: it is the end of the way; name the capture that it was made of",
+    "layers.csv": "a table of ours as csv: it is the end of the way; name the capture that it was made of",
+    "page.html": "a page of HTML: a browser shows it",
+    "plot.png": "a picture: no verb reads it",
+}
+"""Each kind of file, and what is said of it."""
+
+CAPTURES = {"run.sqlite", "run.sqlite.xz", "trace.json", "trace.json.gz", "trace.json.xz"}
+ONLY_NSYS = {"run.sqlite", "run.sqlite.xz"}
+PAGES = {"page.csv", "page.csv.xz", "run.ncu-rep"}
+VERBS = {
+    "layers": CAPTURES,
+    "summary": CAPTURES,
+    "breakdown": CAPTURES,
+    "advise": CAPTURES,
+    "flops": CAPTURES,
+    "diff {} ": CAPTURES,
+    "report -o OUT.html": CAPTURES,
+    "plot -o OUT.png": CAPTURES,
+    "export -o OUT.json": CAPTURES,
+    "ranks --workers 1": {*CAPTURES, "run.flight", "inspector.log"},
+    "metrics": ONLY_NSYS,
+    "ncu plan": ONLY_NSYS,
+    "doctor": ONLY_NSYS,
+    "scrub": ONLY_NSYS,
+    "ncu layers": PAGES,
+    "ncu kernels": PAGES,
+    "memory": {"run.pickle"},
+    "timers": {"timer_rank0.log"},
+}
+"""Each verb that reads files, and the kinds that it reads."""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+
+    def unpacked(source: str, name: str) -> bytes:
+        data = lzma.decompress((DATA / source).read_bytes())
+        (folder / name).write_bytes(data)
+        return data
+
+    unpacked("gpt2-2023.4.sqlite.xz", "run.sqlite")
+    trace = unpacked("kineto/ddp.rank0.json.xz", "trace.json")
+    unpacked("snapshots/run-2.11.pickle.xz", "run.pickle")
+    unpacked("ncu/layer-2025.3.csv.xz", "page.csv")
+    unpacked("ncu/own-2025.3.ncu-rep.xz", "run.ncu-rep")
+    unpacked("ranks/inspector/ddp.rank0.log.xz", "inspector.log")
+    (folder / "trace.json.gz").write_bytes(gzip.compress(trace, 1))
+    copies = {
+        "run.sqlite.xz": "gpt2-2023.4.sqlite.xz",
+        "trace.json.xz": "kineto/ddp.rank0.json.xz",
+        "page.csv.xz": "ncu/layer-2025.3.csv.xz",
+        "run.flops.json": "flops/checkpoint-2024.2.flops.json",
+        "run.flight": "ranks/flight/ddp-layer.rank0.flight",
+    }
+    for name, source in copies.items():
+        (folder / name).write_bytes((DATA / source).read_bytes())
+    (folder / "timer_rank0.log").write_text("[RANK 0] a, start=1.5, end=2.5, cpu_dur=1.0s, cuda_dur=9.0ms\n")
+    (folder / "layers.json").write_text('{\n"schema": "nvprof-kit/layers",\n"version": 1,\n"rows": []\n}\n')
+    (folder / "layers.csv").write_text("layer,phase,calls,gpu_self_ns\n")
+    (folder / "page.html").write_text("<!DOCTYPE html>\n")
+    (folder / "plot.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    return folder
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_every_kind_is_recognised(name: str, files: Path) -> None:
+    kind = recognised(files / name)
+    assert kind is not None and kind.sentence == SAID[name]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_says_what_it_cannot_read(verb: str, files: Path) -> None:
+    for name in SAID.keys() - VERBS[verb]:
+        words = verb.format(files / "run.sqlite").replace("OUT", str(files / "out")).split()
+        done = CliRunner().invoke(group, [*words, str(files / name)])
+        assert isinstance(done.exception, CaptureError), (verb, name, done.output)
+        assert str(done.exception).startswith(f"{files / name}: {SAID[name]}; needed "), (verb, name)
+        assert "\n" not in str(done.exception)
+
+
+def test_every_verb_that_reads_files_is_tried() -> None:
+    other = {"profile", "launch", "start", "stop", "status", "record", "recipes", "ncu", "ranks"}
+    tried = {verb.split()[0] for verb in VERBS}
+    known = set(group.commands)
+    assert known - other <= tried | {"ncu", "ranks"}, (
+        "a new verb: add it to VERBS, with the kinds of files that it reads"
+    )
+
+
+def test_what_is_not_known_is_left_to_its_reader(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\x00\x01\x02")
+    (tmp_path / "torn.json.gz").write_bytes(b"\x1f\x8b\x08\x00")
+    assert recognised(tmp_path / "a") is None
+    assert recognised(tmp_path / "torn.json.gz") is None
+    assert recognised(tmp_path / "missing") is None
+
+
+def test_doctor_does_not_take_a_script_for_a_capture(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    done = CliRunner().invoke(group, ["doctor", "--", "python", str(tmp_path / "train.py")])
+    assert not isinstance(done.exception, CaptureError)
