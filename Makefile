@@ -19,7 +19,7 @@ ranged := layer_range loop abuse backward compile_decorated
 
 demo: $(VENV)/.installed  ## train a small transformer under the embedded recorder and print what each layer costs
 	@mkdir -p $(DEMO)
-	KINETO_LOG_LEVEL=6 $(bin)/nvprof-kit record -o $(DEMO)/run.json.gz -- $(bin)/python examples/tiny_transformer.py
+	KINETO_LOG_LEVEL=6 $(bin)/nvprof-kit record --force -o $(DEMO)/run.json.gz -- $(bin)/python examples/tiny_transformer.py
 	@$(bin)/nvprof-kit layers $(DEMO)/run.json.gz -o $(DEMO)/layers.csv
 	@$(bin)/nvprof-kit layers $(DEMO)/run.json.gz -o $(DEMO)/layers.png
 	$(bin)/nvprof-kit layers $(DEMO)/run.json.gz
