@@ -180,6 +180,7 @@ def texts() -> Mapping[str, str]:
 
 API = {
     "opening": ("_api", "_analysis"),
+    "programs": ("_agents",),
     "answers": ("_results",),
     "errors": ("errors",),
     "instrumentation": ("_instrument",),

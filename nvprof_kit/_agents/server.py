@@ -158,7 +158,7 @@ def _refusing(question: Callable[..., Answer], refusal: type[Exception]) -> Call
 TOOLS = ("captures", "layers", "breakdown", "summary", "advise", "flops", "diff", "ranks", "query")
 
 
-def serve(folder: Path) -> None:
+def serve_mcp(folder: Path) -> None:
     """Answer on stdin and stdout until the client goes.
 
     Args:

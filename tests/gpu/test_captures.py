@@ -18,7 +18,8 @@ SMALL = ("--layers", "2", "--width", "512", "--vocabulary", "4096", "--steps", "
 def check(capture: Path, least: float = 0.99) -> None:
     """The table against brute force, and the share of forward and backward that is in a layer."""
     result = layers(open_capture(capture))
-    truth = BruteForce(capture).table()
+    parent = dict(zip(result.tree["layer"], result.tree["parent"], strict=True))
+    truth = BruteForce(capture).table(parent=parent)
     ours = {(row["layer"], row["phase"]): row for row in result.rows.to_dict("records")}
     assert set(ours) == {key for key, row in truth.items() if row["calls"] or row["gpu_ops"]}
     for key, row in ours.items():

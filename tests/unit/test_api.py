@@ -69,6 +69,8 @@ CALLS = {
     "timers": "TimerLog.timers",
     "record": "record",
     "recipes": "recipes_folder",
+    "skill": "skill_path",
+    "mcp": "serve_mcp",
     "doctor": "doctor",
     "scrub": "scrub",
 }

@@ -14,6 +14,6 @@ def mcp(folder: Path) -> None:
 
     Nothing is written, and no file outside FOLDER is opened. Needs pip install "nvprof-kit[mcp]".
     """
-    from nvprof_kit._agents.server import serve
+    from nvprof_kit._agents.server import serve_mcp
 
-    serve(folder)
+    serve_mcp(folder)
