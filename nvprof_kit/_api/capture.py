@@ -221,7 +221,7 @@ class Capture:
         for view in views:
             _among(view, VIEWS, "view of a summary")
         chosen = steps or _all_steps()
-        known = self._operations(needed(views, chosen))
+        known = self._operations(set(needed(views, chosen)) - ({"duration_ns"} if "calls" in self._read else set()))
         options = SummaryOptions(views, by_step, sort, self._kernel_rules, chosen)
         result = summary(known.trace, options, known)
         if sort and not any(sort in table for table in result.views.values()):

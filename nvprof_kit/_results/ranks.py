@@ -144,6 +144,7 @@ class Ranks(Result, RanksAnswer):
     def _whole(self, found: Mapping[str, Bounded]) -> bytes:
         """Everything as one json answer."""
         from nvprof_kit._report.export import schemas
+from nvprof_kit._report.export.tables import as_json
         from nvprof_kit._report.export.answer import records
 
         missing = {str(name): view for view, one in found.items() for name in one.rows if one.rows[name].isna().any()}
@@ -155,7 +156,7 @@ class Ranks(Result, RanksAnswer):
             "truncated": cut or None,
             **{view.replace("-", "_"): records(one.rows) for view, one in found.items()},
         }
-        return (json.dumps(told, ensure_ascii=False, indent=1) + "\n").encode("utf-8", "replace")
+        return (as_json(told, indent=1) + "\n").encode("utf-8", "replace")
 
     def figure(self) -> Figure:
         """How long the others waited for each rank, by cause."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._report.export import schemas
 from nvprof_kit._report.export.bounds import Bounded, bounded
+from nvprof_kit._report.export.tables import as_json
 from nvprof_kit._report.selection import Selection
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def json_answer(
         select: How many rows, or bytes, it may have.
     """
     found = bounded(table, select)
-    texts = [json.dumps(row, ensure_ascii=False) for row in records(found.rows)]
+    texts = [as_json(row) for row in records(found.rows)]
     facts = {"warnings": list(warnings), "sources": list(sources)}
     whole = _written(schema, found, texts, facts)
     if select.budget is None or len(whole) <= select.budget:
@@ -37,7 +38,7 @@ def json_answer(
     most = min(max(int(size), 0), len(texts))
     while True:
         found = bounded(table, select, most, "budget")
-        whole = _written(schema, found, [json.dumps(row, ensure_ascii=False) for row in records(found.rows)], facts)
+        whole = _written(schema, found, [as_json(row) for row in records(found.rows)], facts)
         if len(whole) <= select.budget or not most:
             return whole
         most = most * 9 // 10
@@ -52,7 +53,7 @@ def _written(schema: str, found: Bounded, texts: Sequence[str], facts: Mapping[s
         "unknown": schemas.reasons(schema, missing),
         "truncated": found.truncated,
     }
-    told = ",\n".join(f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in head.items())
+    told = ",\n".join(f"{json.dumps(name)}: {as_json(value)}" for name, value in head.items())
     rows = ",\n".join(texts)
     return f'{{\n{told},\n"rows": [\n{rows}\n]\n}}\n'.encode("utf-8", "replace")
 

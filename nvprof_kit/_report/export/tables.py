@@ -55,8 +55,13 @@ def _mapped(table: pd.DataFrame, write: Callable[[str], str]) -> pd.DataFrame:
 
 def _json(table: pd.DataFrame) -> bytes:
     plain = table.astype(object).where(table.notna(), None)
-    rows = [_CONTROL.sub(_escaped, json.dumps(row, ensure_ascii=False)) for row in plain.to_dict("records")]
+    rows = [as_json(row) for row in plain.to_dict("records")]
     return ("[\n" + ",\n".join(rows) + "\n]\n").encode()
+
+
+def as_json(value: object, indent: int | None = None) -> str:
+    """A value as JSON, in one line unless it is to be indented, without a character that a terminal obeys."""
+    return _CONTROL.sub(_escaped, json.dumps(value, ensure_ascii=False, indent=indent))
 
 
 def _escaped(found: re.Match[str]) -> str:
