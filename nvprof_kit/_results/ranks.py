@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -144,8 +143,8 @@ class Ranks(Result, RanksAnswer):
     def _whole(self, found: Mapping[str, Bounded]) -> bytes:
         """Everything as one json answer."""
         from nvprof_kit._report.export import schemas
-from nvprof_kit._report.export.tables import as_json
         from nvprof_kit._report.export.answer import records
+        from nvprof_kit._report.export.tables import as_json
 
         missing = {str(name): view for view, one in found.items() for name in one.rows if one.rows[name].isna().any()}
         cut = {view: one.truncated for view, one in found.items() if one.left_out}
