@@ -73,7 +73,7 @@ class TestReading:
             check=False,
         )
         assert done.returncode == status
-        assert (b"layers.499" in done.stdout) == (status == 0)
+        assert (b"499 " in done.stdout) == (status == 0)
 
     def test_a_terminal_that_knows_only_ascii(self, capture: Path, tmp_path: Path) -> None:
         environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}

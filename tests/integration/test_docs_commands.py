@@ -51,7 +51,7 @@ def test_the_command_runs(command: Command, folder: Path, monkeypatch: pytest.Mo
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         at = words.index("--")
         given = [word for word in words[at + 2 :] if "lr" not in word and "e-4" not in word]
-        program = [*words[1:at], "--", sys.executable, *given, "--steps=2"]
+        program = ["record", "--force", *words[2:at], "--", sys.executable, *given, "--steps=2"]
         command = [sys.executable, "-m", "nvprof_kit", *program]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
