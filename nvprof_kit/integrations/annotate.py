@@ -144,15 +144,16 @@ class Watch(Guarded):
         return self.broken or len(self.found) >= MOST or (bool(self.found) and self._quiet >= PATIENCE)
 
     def _watching(self, call: Any) -> Any:
-        inside = self._inside
+        inside, look_at = self._inside, self.look_at
 
-        def watched(module: Any, *args: Any, **kwargs: Any) -> Any:
+        # PyTorch's profiler, recording stacks, takes `self` in a frame of this code for the module that is called
+        def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
             if getattr(inside, "a_call", False):
-                return call(module, *args, **kwargs)
-            self.look_at(module)
+                return call(self, *args, **kwargs)
+            look_at(self)
             inside.a_call = True
             try:
-                return call(module, *args, **kwargs)
+                return call(self, *args, **kwargs)
             finally:
                 inside.a_call = False
 

@@ -99,3 +99,14 @@ def test_the_environment_keeps_what_is_there() -> None:
     assert first == {"NVPROF_KIT_ANNOTATE": "1", "PYTHONPATH": f"{SITE}:/a:/b"}
     assert environment(first) == first
     assert environment({})["PYTHONPATH"] == str(SITE)
+
+
+def test_a_recording_with_stacks_knows_the_modules(tmp_path: Path) -> None:
+    """PyTorch's tracer of Python takes the callable of every module by the code of ``nn.Module.__call__``."""
+    trace = tmp_path / "run.json.gz"
+    record = ["-m", "nvprof_kit", "record", "--stacks", "-o", str(trace), "--"]
+    done = run(*record, sys.executable, "-c", PROGRAM)
+    assert done.returncode == 0, done.stderr
+    with gzip.open(trace, "rt") as file:
+        names = {event.get("name", "") for event in json.load(file)["traceEvents"]}
+    assert "nvprof_kit:forward:layers.1" in names and "nn.Module: Linear_1" in names
