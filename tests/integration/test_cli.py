@@ -76,7 +76,7 @@ class TestReading:
         assert (b"499 " in done.stdout) == (status == 0)
 
     def test_a_terminal_that_knows_only_ascii(self, capture: Path, tmp_path: Path) -> None:
-        environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
+        environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii", "COLUMNS": "120"}
         done = subprocess.run(
             [*COMMAND, "layers", str(capture)], env=environment, cwd=tmp_path, capture_output=True, check=False
         )
