@@ -38,7 +38,7 @@ def capture(tmp_path: Path) -> str:
 
 
 def table(*words: str) -> str:
-    done = CliRunner().invoke(group, list(words), catch_exceptions=False)
+    done = CliRunner().invoke(group, list(words), env={"COLUMNS": "120"}, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
 
