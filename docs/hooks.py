@@ -72,7 +72,7 @@ def page_of(path: Path) -> tuple[str, dict[str, bytes]]:
 
 def _output(output: Any, name: str, pictures: dict[str, bytes]) -> str:
     if output.output_type == "stream":
-        return f'```{{ .text .output }}\n{output.text.rstrip()}\n```'
+        return f"```{{ .text .output }}\n{output.text.rstrip()}\n```"
     data = output.get("data", {})
     if "image/png" in data:
         file = f"{name}-{len(pictures)}.png"
@@ -80,4 +80,4 @@ def _output(output: Any, name: str, pictures: dict[str, bytes]) -> str:
         return f"![Output of the cell above]({file})"
     if "text/html" in data:
         return f'<div class="output">\n{data["text/html"].strip()}\n</div>'
-    return f'```{{ .text .output }}\n{data.get("text/plain", "").rstrip()}\n```'
+    return f"```{{ .text .output }}\n{data.get('text/plain', '').rstrip()}\n```"

@@ -37,8 +37,10 @@ def number_of(step: Held) -> int:
 
 
 def instances_of(steps: list[Held]) -> dict[Held, int]:
-    """The instance of each step range: outermost ranges of a thread, by start; one that begins while its number runs on
-    other threads, and has not run on its own since that began, is the same instance.
+    """The instance of each step range: outermost ranges of a thread, by start and then by thread.
+
+    One that begins while its number runs on other threads, and has not run on its own since that began, is the same
+    instance.
     """
     outer = {
         step: min(
@@ -48,7 +50,7 @@ def instances_of(steps: list[Held]) -> dict[Held, int]:
         for step in steps
     }
     runs: list[list[Held]] = []
-    for top in sorted({outer[step] for step in steps}, key=lambda one: one.start):
+    for top in sorted({outer[step] for step in steps}, key=lambda one: (one.start, one.tid)):
         latest = next((run for run in reversed(runs) if number_of(run[0]) == number_of(top)), None)
         fits = latest is not None and all(one.tid != top.tid for one in latest)
         if latest is not None and fits and top.start < max(one.end for one in latest):

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "_results": FOUNDATION | {"_trace", "_analysis", "_report"},
     "_api": FOUNDATION | {"_capture", "_trace", "_analysis", "_report", "_results"},
     "_agents": FOUNDATION | {"_api"},
-    "_cli": FOUNDATION | {"_capture", "_trace", "_analysis", "_report", "_results", "_api", "_agents"},
+    "_cli": FOUNDATION | {"_capture", "_trace", "_analysis", "_report", "_results", "_api", "_agents", "integrations"},
     "_profiler": FOUNDATION | {"_instrument", "_capture", "_trace", "_analysis", "_report"},
     "integrations": FOUNDATION | {"_instrument", "_capture"},
     "__main__": {"_cli"},

@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -103,7 +103,7 @@ def record_program(
     limits: Limits = ALL,
     *,
     force: bool = False,
-    annotate: bool = False,
+    environ: Mapping[str, str] | None = None,
 ) -> NoReturn:
     """Become the program, recorded: this process is replaced, so signals and the exit status are the program's own.
 
@@ -115,7 +115,7 @@ def record_program(
         command: The program's command line, beginning with a Python interpreter or a launcher.
         limits: Which part of it.
         force: Replace traces that exist.
-        annotate: Annotate its model, see `nvprof_kit.integrations.annotate`.
+        environ: Variables that the program gets besides its own.
 
     Raises:
         UsageError: The command is no Python program, its script does not exist, or the trace cannot be written, or
@@ -141,7 +141,7 @@ def record_program(
         argv = launch.command(argv)
         interpreter = shutil.which(argv[0]) or argv[0]
     sys.stdout.flush()
-    os.execve(interpreter, argv, {**os.environ, **(_annotation() if annotate else {})})
+    os.execve(interpreter, argv, {**os.environ, **(environ or {})})
 
 
 def _refuse_existing(path: Path) -> None:
@@ -151,12 +151,6 @@ def _refuse_existing(path: Path) -> None:
     there = sorted(one.name for one in path.parent.iterdir() if own.fullmatch(one.name))
     if there:
         raise UsageError(f"{path.with_name(there[0])} exists; give another name by -o, or --force to replace it")
-
-
-def _annotation() -> dict[str, str]:
-    site = Path(__file__).parents[2] / "integrations" / "site"
-    there = os.environ.get("PYTHONPATH")
-    return {"NVPROF_KIT_ANNOTATE": "1", "PYTHONPATH": os.pathsep.join([str(site), *([there] if there else [])])}
 
 
 def _check_interpreter(interpreter: Sequence[str]) -> None:

@@ -161,6 +161,12 @@ def tool_attached() -> bool:
     return state.tool_attached(os.environ) or "CUDA_INJECTION64_PATH" in os.environ
 
 
+def part_of(path: Path, part: str) -> Path:
+    """The trace of one part of what is recorded, a rank or a window: ``run.rank3.json.gz`` of ``run.json.gz``."""
+    name, dot, suffix = path.name.partition(".json")
+    return path.with_name(f"{name}.{part}{dot}{suffix}")
+
+
 def check_path(path: Path) -> None:
     """Make sure that a trace can be written, before the program runs and not after.
 

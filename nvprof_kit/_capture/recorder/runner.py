@@ -20,12 +20,14 @@ from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import find_spec
+from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, NoReturn
 from zipfile import is_zipfile
 
 from nvprof_kit._capture.recorder.record import RecordOptions
 from nvprof_kit._capture.recorder.recording import Limits, Recording, say
+from nvprof_kit._capture.recorder.scheduled import of_rank
 from nvprof_kit.errors import NvprofKitError
 
 
@@ -65,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the program and give its exit status; the trace is written whichever way it ends."""
     settings = json.loads(argv[0])
     limits = Limits(**settings.pop("limits"))
-    recording = Recording(of_rank(settings.pop("path")), RecordOptions(**settings), limits)
+    recording = Recording(str(of_rank(Path(settings.pop("path")))), RecordOptions(**settings), limits)
     _unwind_on_signals()
     _end_before_leaving(recording)
     finder = _AfterImport("torch", recording.begin)
@@ -90,17 +92,6 @@ def main(argv: Sequence[str]) -> int:
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
-
-
-def of_rank(path: str) -> str:
-    """The trace of this process: ``run.rank3.json.gz`` where a launcher started several, else as it was named."""
-    from nvprof_kit._instrument.ranks import rank, world_size
-
-    if world_size() <= 1:
-        return path
-    folder, name = os.path.split(path)
-    stem, dot, suffix = name.partition(".json")
-    return os.path.join(folder, f"{stem}.rank{rank()}{dot}{suffix}")
 
 
 def _end_before_leaving(recording: Recording) -> None:

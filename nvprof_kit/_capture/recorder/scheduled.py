@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nvprof_kit._capture.recorder.record import RecordOptions, record, running, tool_attached
+from nvprof_kit._capture.recorder.record import RecordOptions, part_of, record, running, tool_attached
 from nvprof_kit._instrument.loop.schedule import AnySchedule, Schedule, Sink, Window, Windows, schedule_of
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Range
@@ -174,11 +174,13 @@ class Traces(Nothing):
 
     def _path_of(self, window: Window) -> Path:
         """``run.json.gz``, or numbered from 1 as nsys numbers the reports of its windows."""
-        path = Path(self._path or (f"run.rank{rank()}.json.gz" if world_size() > 1 else "run.json.gz"))
-        if not self._several:
-            return path
-        name, dot, suffix = path.name.partition(".json")
-        return path.with_name(f"{name}.{window.number + 1}{dot}{suffix}")
+        path = Path(self._path or of_rank(Path("run.json.gz")))
+        return part_of(path, str(window.number + 1)) if self._several else path
+
+
+def of_rank(path: Path) -> Path:
+    """The trace of this process: ``run.rank3.json.gz`` where a launcher started several, else as it was named."""
+    return part_of(path, f"rank{rank()}") if world_size() > 1 else path
 
 
 def _cuda() -> Any:

@@ -55,6 +55,8 @@ def record(path: Path, force: bool, annotate: bool, command: tuple[str, ...], **
     from nvprof_kit._capture.recorder.launch import record_program
     from nvprof_kit._capture.recorder.record import RecordOptions
     from nvprof_kit._capture.recorder.recording import Limits
+    from nvprof_kit.integrations.annotate import environment
 
     options = RecordOptions(**{name: given.pop(name) for name in ("stacks", "shapes", "memory")})
-    record_program(path, options, command, Limits(**given), force=force, annotate=annotate)
+    environ = environment() if annotate else {}
+    record_program(path, options, command, Limits(**given), force=force, environ=environ)

@@ -15,7 +15,7 @@ from support.nsys_file import NsysFile
 
 import nvprof_kit
 from nvprof_kit._agents.captures import Captures
-from nvprof_kit._agents.server import MOST_ROWS, TOOLS, Questions, serve
+from nvprof_kit._agents.server import MOST_ROWS, TOOLS, Questions, serve_mcp
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests" / "data"
@@ -150,4 +150,4 @@ def test_which_rank_is_slow(tmp_path: Path) -> None:
 def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp.server", None)
     with pytest.raises(nvprof_kit.ToolError, match=r'pip install "nvprof-kit\[mcp\]"'):
-        serve(tmp_path)
+        serve_mcp(tmp_path)
