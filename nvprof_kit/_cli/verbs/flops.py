@@ -38,7 +38,7 @@ def _peaks(_context: click.Context, _option: click.Parameter, named: tuple[str, 
     help="Peak of the GPU for a type of number, in operations a second, as in bf16=989e12; may be given again.",
 )
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model in the table; default: all.")
-@selecting(top=LINES)
+@selecting(top=LINES, fold=True)
 @steps_options
 @rules_option
 def flops(

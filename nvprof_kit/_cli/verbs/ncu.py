@@ -95,7 +95,7 @@ def plan(asked: Reading, select: Selection, script: Path | None, rules: str | No
 @click.option("--with", "capture", metavar="CAPTURE", help="nsys capture of the same program to spread it over.")
 @_DOMAIN
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model in the table; default: all.")
-@selecting(top=LINES)
+@selecting(top=LINES, fold=True)
 @rules_option
 @writing()
 def layers(
