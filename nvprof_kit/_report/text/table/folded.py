@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from nvprof_kit._report.text.units import Milliseconds
+from nvprof_kit._report.text.table.units import Milliseconds
 
 EACH = ("median", "min", "max")
 COLUMNS = (*EACH, "unlike")
