@@ -183,3 +183,8 @@ def test_the_table_adds_up_folded_or_not() -> None:
         blocks = tree[tree["parent"] == "model"]
         assert blocks["total_ns"].sum() == result.tree[result.tree["parent"] == "model"]["total_ns"].sum()
         assert tree[tree["depth"] == 0]["total_ns"].sum() == result.summary.shown_ns
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_notebook_shows_every_answer(name: str, answers: dict[str, Result]) -> None:
+    assert answers[name]._repr_html_().startswith("<pre")
