@@ -76,12 +76,12 @@ class AdviseResult:
     """The findings of a capture.
 
     Attributes:
-        findings: The most saving first.
-        wall_ns: Wall time of the steps and of the waits for data between them, summed over devices.
+        findings: The findings, the largest saving first.
+        wall_ns: Wall time of the steps and of the waits for data between them, summed over devices, in ns.
         steps: Number of steps.
-        gpus: Number of GPUs, counted for each process that uses them; times are summed over them.
-        warnings: Sentences on what may be missing or distorted.
-        info: What the capture says of itself.
+        gpus: Number of GPUs, counted once per process that uses them; times are summed over them.
+        warnings: What may be missing or distorted.
+        info: Recording tool, GPUs and processes of the capture.
     """
 
     findings: tuple[Finding, ...]

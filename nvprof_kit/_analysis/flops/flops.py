@@ -94,15 +94,15 @@ class FlopsOptions:
 
 @dataclass(frozen=True)
 class FlopsResult:
-    """What each layer gets out of the GPU.
+    """Floating point operations, achieved FLOP/s and MFU of each layer.
 
     Attributes:
-        rows: The columns of `COLUMNS`, a row per (layer, phase), in the model's order, `(none)` last.
-        whole: All of it.
-        peaks: The GPU's peaks, None where they are not known.
-        counts: The file of counts, or that the shapes in the capture were counted.
-        info: What the capture says of itself.
-        warnings: Sentences on what the figures lack.
+        rows: One row per layer and phase, in model order, `(none)` last; columns `COLUMNS`.
+        whole: The same figures for all layers together.
+        peaks: The GPU's peaks; None if unknown.
+        counts: The file of counts, or a text that says the shapes in the capture were used.
+        info: Recording tool, GPUs and processes of the capture.
+        warnings: What the figures do not include.
     """
 
     rows: pd.DataFrame
