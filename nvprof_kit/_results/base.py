@@ -88,8 +88,14 @@ class Result(ABC):
         return result_page(type(self).__name__, self._repr_html_())
 
     def encode(self, form: str) -> bytes:
-        """Encode the result in a format of `save`: ``table``, ``csv``, ``json``, ``md``, ``parquet``, ``html``,
-        ``png``, …
+        """Encode the result.
+
+        Args:
+            form: ``table`` or a format of `save`, without the dot: ``csv``, ``json``, ``md``, ``parquet``, ``html``,
+                ``png``, …
+
+        Raises:
+            UsageError: The result has no plot.
         """
         if form == TABLE:
             from nvprof_kit._report.text.terminal import text_of

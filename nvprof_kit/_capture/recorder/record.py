@@ -150,7 +150,7 @@ class record(ContextDecorator):
             profiler.stop_trace()
             try:
                 _export(profiler, self.path)
-            except OSError as failure:  # the program does not die of its recording
+            except OSError as failure:  # a failed write must not end the program
                 warnings.warn(f"{self.path} is not written: {failure.strerror or failure}", stacklevel=2)
                 return
             self.written = True

@@ -99,7 +99,7 @@ class Utilisation:
             folder = Path(self._folder) / rank_folder(self._mesh)
             try:
                 self.write(claim(folder) / "utilisation.csv")
-            except OSError as error:  # the program does not die of it
+            except OSError as error:  # a failed write must not end the program
                 warnings.warn(f"{folder}: cannot write utilisation.csv there ({error.strerror})", stacklevel=2)
 
     def start(self) -> None:
@@ -145,7 +145,7 @@ class Utilisation:
             if ended and latest and seconds - latest < self._interval / 2:
                 return  # too short for a meaningful percentage
             latest = seconds
-            with suppress(Exception):  # a missing counter must not end the sampling
+            with suppress(Exception):  # one missing counter is no reason to stop
                 cpu = {
                     "cpu_process_percent": process.cpu_percent(),
                     "cpu_system_percent": self._psutil.cpu_percent(),
