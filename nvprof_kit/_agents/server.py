@@ -51,8 +51,7 @@ class Questions:
     def layers(self, capture: str, by_step: bool = False, max_rows: int = 40) -> Answer:
         """GPU and CPU time of each layer by phase (forward, backward, recompute): GPU time of its own operations
         (gpu_self_ns) and including nested layers (gpu_total_ns). Layer "(none)" is work outside all layers. The
-        costliest
-        first.
+        costliest first.
         """
         return self._told(lambda: self._captures.open(capture).layers(by_step=by_step), max_rows, sort="gpu_self_ns")
 
@@ -100,8 +99,7 @@ class Questions:
 
     def query(self, capture: str, sql: str, max_rows: int = 40) -> Answer:
         """Any other question, as a query in DuckDB's SQL over the capture's tables: operations (one row per kernel and
-        copy
-        with layer, phase, step, start_ns, end_ns, name), ranges, calls, api. Nothing else can be read.
+        copy with layer, phase, step, start_ns, end_ns, name), ranges, calls, api. Nothing else can be read.
         """
         return self._told(lambda: self._captures.open(capture).sql(sql), max_rows)
 

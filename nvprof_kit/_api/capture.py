@@ -424,8 +424,7 @@ class Capture:
 
         Args:
             others: Captures to compare with this one on the same page. The page shows all details of the first captures
-                and
-                only a comparison of further ones, names those it leaves out, and stays below 8 MB.
+                and only a comparison of further ones, names those it leaves out, and stays below 8 MB.
             step: The only step on the timeline; None shows all steps, with a selector.
             findings: Include the findings of `advise` and `breakdown`. None includes them for captures of up to 200,000
                 GPU operations.
@@ -737,8 +736,7 @@ class Tables(Mapping[str, "pd.DataFrame"]):
     """The tables of a capture by name, as DataFrames.
 
     The tables and columns are those of `nvprof_kit._trace.schema.TABLES`. The table ``operations`` has one row per row
-    of
-    ``ops`` (kernel, memcpy, memset or graph replay), with ``layer``, ``phase``, ``step`` (missing outside steps),
+    of ``ops`` (kernel, memcpy, memset or graph replay), with ``layer``, ``phase``, ``step`` (missing outside steps),
     ``kernel_class``, and ``how`` it was attributed.
 
     The texts of ``ranges`` are translated by the capture's rules. A table without data is empty, not absent. Times are

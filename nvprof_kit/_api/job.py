@@ -1,8 +1,10 @@
 """A job: the ranks of one run, opened together.
 
+```python
 job = nvprof_kit.open_job("folder/")
 print(job.verdict)
 job.waits().to_frame()
+```
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ class LayerProfileKwargs(ProfileKwargs):  # type: ignore[misc]  # accelerate has
     """Range the layers, steps, phases and micro-batches of the prepared models in `Accelerator.profile`.
 
     Enter ``accelerator.profile(…)`` after ``accelerator.prepare``, and pass this object to it: ``kwargs_handlers`` does
-    not
-    accept subclasses of Accelerate's handlers. A step is an optimizer step; during gradient accumulation,
+    not accept subclasses of Accelerate's handlers. A step is an optimizer step; during gradient accumulation,
     ``profiler.step()`` ends a micro-batch. Calling ``profiler.step()`` is optional: without it, a step ends when an
     optimizer has stepped and the next batch is fetched.
 

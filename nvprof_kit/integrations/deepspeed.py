@@ -23,8 +23,7 @@ class annotate_engine:
     """Range the layers of an engine's model, and steps, phases and micro-batches.
 
     A step is an optimizer step; it ends with the ``engine.step()`` at the gradient accumulation boundary and contains
-    one
-    range per micro-batch. Use it as a context manager, or call `close` at the end.
+    one range per micro-batch. Use it as a context manager, or call `close` at the end.
 
     Args:
         engine: The engine returned by ``deepspeed.initialize``.

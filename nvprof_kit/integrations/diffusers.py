@@ -32,12 +32,9 @@ class annotate_pipeline:
     """Range the models of a pipeline, each under its component's name, its denoising steps and its phases.
 
     Layers are named ``text_encoder.…``, ``transformer.…`` and ``vae.…``. A step is a denoising step, from the first
-    call of
-    the denoiser to the end of ``scheduler.step``; the two calls of classifier-free guidance are in one step. The phases
-    are
-    ``denoising step``, the encoders by component name, ``vae encode`` and ``vae decode``. Use it as a context manager,
-    or
-    call `close` at the end.
+    call of the denoiser to the end of ``scheduler.step``; the two calls of classifier-free guidance are in one step.
+    The phases are ``denoising step``, the encoders by component name, ``vae encode`` and ``vae decode``. Use it as a
+    context manager, or call `close` at the end.
 
     Args:
         pipe: A ``DiffusionPipeline``; components replaced later are not ranged.

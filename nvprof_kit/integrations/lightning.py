@@ -125,8 +125,7 @@ class LayerProfiler(Profiler, Guarded):  # type: ignore[misc]  # the package may
     """Range actions that Lightning profiles as phases of the loop: ``Trainer(profiler=LayerProfiler())``.
 
     `LayerCallback` ranges layers and steps. This profiler adds actions that callbacks do not see: checkpoint saving,
-    gradient
-    clipping and learning rate schedulers.
+    gradient clipping and learning rate schedulers.
     """
 
     ACTIONS = ("save_checkpoint", "configure_gradient_clipping", "lr_scheduler_step")

@@ -47,13 +47,11 @@ class HostLoop(LoopRanges):
     Args:
         schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`. None reads the environment
             variables ``NVPROF_KIT_SCHEDULE``, then ``NVPROF_KIT_PROFILING``. If neither is set, an attached tool
-            records
-            all steps.
+            records all steps.
         path: Trace file of the embedded recorder, as in `nvprof_kit.scheduled`.
         annotation: Keyword arguments of `nvprof_kit.annotate_model`; None if the program annotates the model.
         own_steps: The framework does not report steps. A step then ends when an optimizer has stepped and the next
-            batch
-            is fetched or the model is called; without an optimizer, at each call of the model.
+            batch is fetched or the model is called; without an optimizer, at each call of the model.
 
     Attributes:
         accumulation: Micro-batches per step; each has a range if there are several.

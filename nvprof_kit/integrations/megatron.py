@@ -31,8 +31,7 @@ class LayerCallback:
     """Range the layers of Megatron-Bridge's model chunks, and steps, phases and evaluations.
 
     It implements ``megatron.bridge.training.callbacks.Callback`` without inheriting from it, so it can be constructed
-    without
-    Megatron-Bridge installed.
+    without Megatron-Bridge installed.
 
     Args:
         schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`.
@@ -79,9 +78,8 @@ class annotate_training:
     """Range the layers, steps, phases and evaluations of Megatron-LM's ``pretrain``.
 
     Wraps its functions ``train_step`` and ``evaluate``, now or when ``megatron.training`` is imported. Megatron-LM's
-    own
-    ``--profile`` can be used in addition; it captures steps with cudaProfilerStart, but does not range the backward of
-    layers.
+    own ``--profile`` can be used in addition; it captures steps with cudaProfilerStart, but does not range the backward
+    of layers.
 
     Args:
         schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`.

@@ -25,8 +25,7 @@ class EngineLoop(HostLoop):
     """The steps of an engine process, defined by the model runner that loads its model first.
 
     The runner of a draft model, which loads later, has its layers ranged under ``draft``; its calls are part of the
-    first
-    runner's step.
+    first runner's step.
     """
 
     def __init__(self) -> None:
@@ -94,8 +93,7 @@ def _renamed(calls: Any, size: int) -> Callable[[], None]:
 
 def phase_of(tokens: list[int], decode_tokens: int = 1) -> str:
     """``decode`` if all sequences of a batch have at most `decode_tokens` new tokens, ``prefill`` if all have more,
-    else
-    ``mixed``.
+    else ``mixed``.
     """
     decoding = sum(count <= decode_tokens for count in tokens)
     return "decode" if decoding == len(tokens) else "mixed" if decoding else "prefill"

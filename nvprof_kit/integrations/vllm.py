@@ -1,8 +1,7 @@
 """vLLM: a general plug-in (entry point ``vllm.general_plugins``) that vLLM loads in each process.
 
 It does nothing unless a tool is attached or a schedule is set. Both model runners of vLLM
-(``vllm.v1.worker.gpu_model_runner`` and
-``vllm.v1.worker.gpu.model_runner``) are ranged when the engine imports them.
+(``vllm.v1.worker.gpu_model_runner`` and ``vllm.v1.worker.gpu.model_runner``) are ranged when the engine imports them.
 """
 
 from __future__ import annotations

@@ -135,10 +135,9 @@ class LayersResult:
         rows: One row per layer and phase, in model order, `(none)` last; columns `COLUMNS`.
         tree: The printed tree: one row per layer in model order, then one per phase of `(none)`. Columns: layer, phase
             ('' for a layer), parent ('' at the top), depth, calls, forward_ns, backward_ns, recompute_ns, other_ns,
-            total_ns, comm_ns (part of total_ns), cpu_ns, and forward_comm_ns, backward_comm_ns,
-            recompute_comm_ns (parts of a layer's comm_ns). Times of a layer include the layers inside it, by phase.
-            They cover the shown steps, or the whole capture
-            if it has no steps.
+            total_ns, comm_ns (part of total_ns), cpu_ns, and forward_comm_ns, backward_comm_ns, recompute_comm_ns
+            (parts of a layer's comm_ns). Times of a layer include the layers inside it, by phase. They cover the shown
+            steps, or the whole capture if it has no steps.
         summary: Key figures of the capture.
         warnings: What may be missing or distorted; each sentence says what to do about it.
         info: Recording tool, GPUs and processes of the capture.

@@ -114,8 +114,7 @@ class Plan:
 
     Attributes:
         rows: One row per kernel signature to measure, the costliest first; columns `COLUMNS`. A launch that does
-            different
-            work in different layers has one row for each.
+            different work in different layers has one row for each.
         names: Linker (mangled) names of the kernels to measure.
         invocations: Which launches of each configuration to measure, counted from 1.
         measurements: Number of measured launches; per step if the capture has steps.

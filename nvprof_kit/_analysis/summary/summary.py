@@ -75,8 +75,8 @@ class SummaryResult:
 
     Attributes:
         views: Tables by view. Columns ``cpu_*`` and ``gpu_*`` are total, avg, max, min, p50 and p95 in ns;
-            ``cpu_ratio`` and
-            ``gpu_ratio`` are fractions of the whole capture. By step, there are also ``step`` and ``instance``.
+            ``cpu_ratio`` and ``gpu_ratio`` are fractions of the whole capture. By step, there are also ``step`` and
+            ``instance``.
         notes: Notes by view: why it is empty, or what its ratios refer to.
         steps: Number of steps.
         warnings: What may be missing or distorted.

@@ -46,10 +46,8 @@ class record(ContextDecorator):
     """Record part of the program into a Kineto trace; a context manager and a decorator.
 
     The trace is written when the block ends, also after an exception, and appears only when it is complete. If it
-    cannot
-    be written (a full disk), a warning says so and `written` stays False. SIGINT, SIGTERM and SIGHUP are delayed while
-    it
-    is written. A decorated function rewrites the trace at each call.
+    cannot be written (a full disk), a warning says so and `written` stays False. SIGINT, SIGTERM and SIGHUP are delayed
+    while it is written. A decorated function rewrites the trace at each call.
 
     Args:
         path: File to write, ``.json`` or ``.json.gz``; an existing file is replaced.

@@ -35,10 +35,9 @@ class scheduled(Windows):
     ```
 
     Consecutive recorded steps are a window. Under nsys or ncu, each window calls cudaProfilerStart and
-    cudaProfilerStop, and
-    is an NVTX range ``window`` in the domain ``nvprof_kit``; the tool can capture either (nsys: ``--capture-range``).
-    The
-    recipes do so with ``--windows``. Without a tool, the embedded recorder writes a trace per window.
+    cudaProfilerStop, and is an NVTX range ``window`` in the domain ``nvprof_kit``; the tool can capture either (nsys:
+    ``--capture-range``). The recipes do so with ``--windows``. Without a tool, the embedded recorder writes a trace per
+    window.
 
     If a recording is already running, as under ``nvprof-kit record``, a warning says that the windows get no traces of
     their own. If a handler fails, a warning says so and the loop continues.

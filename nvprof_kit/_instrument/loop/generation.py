@@ -31,16 +31,14 @@ class generation:
     ```
 
     A step lasts from one model call to the next, so sampling and scheduling belong to the step before them. The last
-    step
-    ends with the block. Enter the block on the thread that calls the model, and after `nvprof_kit.record` if you use
-    it.
+    step ends with the block. Enter the block on the thread that calls the model, and after `nvprof_kit.record` if you
+    use it.
 
     Args:
         model: The module that the loop calls, the one passed to `nvprof_kit.annotate_model`.
         first: Number of the first step.
         phase_of: Returns the phase of a call from its positional and keyword arguments. By default, a call with more
-            than
-            one token per sequence is ``prefill``, any other ``decode``.
+            than one token per sequence is ``prefill``, any other ``decode``.
     """
 
     def __init__(self, model: nn.Module, *, first: int = 0, phase_of: PhaseOf | None = None) -> None:

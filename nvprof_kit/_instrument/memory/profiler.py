@@ -43,13 +43,10 @@ class MemoryProfiler:
     ```
 
     It records parameters, gradients, the optimizer's copies and state, and the tensors that autograd saves for
-    backward, in
-    bytes. A time point is taken when the model's forward ends, before and after each optimizer step, and when `point`
-    is
-    called. No tensor is kept alive and results do not change; each time point walks over the parameters. With
-    ``NVPROF_KIT=off`` it does nothing. A warning says if activations are missing: the model's forward never ran, or
-    other
-    saved-tensor hooks (such as ``save_on_cpu``) or another thread hid them.
+    backward, in bytes. A time point is taken when the model's forward ends, before and after each optimizer step, and
+    when `point` is called. No tensor is kept alive and results do not change; each time point walks over the
+    parameters. With ``NVPROF_KIT=off`` it does nothing. A warning says if activations are missing: the model's forward
+    never ran, or other saved-tensor hooks (such as ``save_on_cpu``) or another thread hid them.
 
     Args:
         model: The model; held weakly.

@@ -52,8 +52,7 @@ class Labels:
     """Labels allocations with the innermost layer or phase, and the step.
 
     PyTorch keeps one label per thread. A thread outside all layers and phases, such as autograd's before its first
-    layer,
-    has no label; the reader then uses `stretches` to find what the other threads were doing at that time.
+    layer, has no label; the reader then uses `stretches` to find what the other threads were doing at that time.
 
     Args:
         set_label: Sets the label of later allocations of the calling thread.
@@ -110,10 +109,8 @@ class memory_snapshot(ContextDecorator):
     """Record the history of the CUDA caching allocator; a context manager and a decorator.
 
     The snapshot (that of ``torch.cuda.memory._dump_snapshot``) is written when the block ends, also after an exception,
-    or
-    when `SnapshotOptions` says. Without CUDA, or with ``cudaMallocAsync``, it warns and does nothing. Layers are those
-    of
-    `annotate_model` and `layer_range`, steps those of `step`.
+    or when `SnapshotOptions` says. Without CUDA, or with ``cudaMallocAsync``, it warns and does nothing. Layers are
+    those of `annotate_model` and `layer_range`, steps those of `step`.
 
     Args:
         path: File to write, usually ``.pickle``; an existing file is replaced.

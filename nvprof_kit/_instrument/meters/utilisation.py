@@ -1,8 +1,7 @@
 """`Utilisation`: CPU and GPU utilization while a program runs, sampled by a thread of the process.
 
 CPU figures come from psutil, GPU figures from NVML through nvidia-ml-py. NVML's GPU utilization is the percentage of
-its
-own last sample period (up to one second) in which a kernel ran. For shorter windows, use ``GPU busy`` of the trace.
+its own last sample period (up to one second) in which a kernel ran. For shorter windows, use ``GPU busy`` of the trace.
 """
 
 from __future__ import annotations
@@ -59,8 +58,7 @@ class Utilisation:
     ```
 
     This writes ``traces/rank0_dp0_tp0_pp0/utilisation.csv``. CPU figures are psutil's, GPU figures NVML's. Without a
-    GPU,
-    only the CPU is sampled. With ``NVPROF_KIT=off`` nothing is sampled.
+    GPU, only the CPU is sampled. With ``NVPROF_KIT=off`` nothing is sampled.
 
     Args:
         interval_s: Seconds between samples.

@@ -226,8 +226,8 @@ def annotate_model(
         compiled_parts: Also range modules inside code that torch.compile compiles while the annotation exists. The
             generated code then emits ranges around its kernel launches, and is cached separately.
         memory: Emit marks with the bytes allocated by PyTorch's CUDA allocator at the begin and end of each layer, to
-            an
-            attached tool; or with what a given function reads. The setting applies to the whole process, permanently.
+            an attached tool; or with what a given function reads. The setting applies to the whole process,
+            permanently.
 
     Returns:
         A handle with ``remove()``. As a context manager, it removes the annotation at the end.

@@ -66,8 +66,7 @@ class LayerRange(Protocol):
 
     def start(self, name: str, *, category: Category | str = Category.FORWARD) -> Started:
         """Start a range that may end on another thread (``nvtxRangeStartEx``). Tools show it, but no work is attributed
-        to
-        it.
+        to it.
         """
 
     def end(self, started: Started) -> None:
