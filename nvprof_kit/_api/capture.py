@@ -236,7 +236,7 @@ class Capture:
         result = summary(known.trace, options, known)
         if sort and not any(sort in table for table in result.views.values()):
             columns = dict.fromkeys(str(name) for table in result.views.values() for name in table)
-            raise UsageError(f"--sort {sort}: no such column; there are {', '.join(columns)}")
+            raise UsageError(f"--sort {sort}: no such column; available: {', '.join(columns)}")
         return Summary(**vars(result), sources=self.sources, top=top)
 
     def advise(self, *, top: int = 10, steps: StepOptions | None = None, job: Job | None = None) -> Advice:
@@ -640,7 +640,7 @@ class Capture:
             self._held.trace = open_more(self._held.trace, domain=self.domain, optional=missing)
         self._read |= missing
         if (lacks := self._held.trace.info.lacks) and not cpu_only:
-            raise CaptureError(f"{self.path}: {lacks}; `layers` and `tables` tell the CPU's times")
+            raise CaptureError(f"{self.path}: {lacks}; `layers` and `tables` still show CPU times")
         return self._held
 
     def _forget(self) -> None:
@@ -755,7 +755,7 @@ class Tables(Mapping[str, "pd.DataFrame"]):
         """
         if name not in self._made:
             if name not in set(self):
-                raise KeyError(f"{name!r}: no such table; there are {', '.join(self)}")
+                raise KeyError(f"{name!r}: no such table; available: {', '.join(self)}")
             self._made[name] = self._attributed() if name == ATTRIBUTED else self._raw(name)
         return self._made[name]
 
@@ -821,7 +821,7 @@ def _among(name: str, known: Mapping[str, Any], what: str) -> Any:
         UsageError: The name is unknown.
     """
     if name not in known:
-        raise UsageError(f"{name!r}: no such {what}; there are {', '.join(known)}")
+        raise UsageError(f"{name!r}: no such {what}; available: {', '.join(known)}")
     return known[name]
 
 
@@ -846,7 +846,7 @@ def read_rules(named: str | Path | None) -> Rules | None:
     try:
         text = Path(named).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UsageError(f"--rules {named}: no such file, and no preset; there are {', '.join(presets())}") from None
+        raise UsageError(f"--rules {named}: no such file, and no preset; available: {', '.join(presets())}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--rules {named}: cannot read it: {error}") from None
     return parse_rules(text, str(named))

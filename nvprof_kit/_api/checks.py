@@ -35,7 +35,7 @@ def doctor(*captures: str | Path, command: Sequence[str] = ()) -> Checks:
 
         strangers = [str(one) for one in captures if not str(one).endswith(CAPTURES)]
         if strangers:
-            raise CaptureError(f"{strangers[0]}: no nsys capture; needed .sqlite or .nsys-rep, each also packed as .xz")
+            raise CaptureError(f"{strangers[0]}: not an nsys capture; needed .sqlite or .nsys-rep (or either as .xz)")
         return Checks(
             examine_captures([read_health(Path(one)) for one in captures]), sources=tuple(map(Path, captures))
         )

@@ -150,8 +150,8 @@ class Job:
         self._aligned  # noqa: B018  # the collectives are matched with the clocks
         if self._tables.count() > MOST:
             raise UsageError(
-                f"{self._tables.count():,} collectives are too many to be replayed (at most {MOST:,}); "
-                "name the captures of fewer ranks, those of one pipeline for instance"
+                f"{self._tables.count():,} collectives are too many to replay (at most {MOST:,}); "
+                "name the captures of fewer ranks, for example those of one pipeline"
             )
         ranks, instances = self.ranks["rank"].tolist(), self._tables.instances()
         return build(self._tables.points(ranks), self._tables.segments(ranks), instances), instances

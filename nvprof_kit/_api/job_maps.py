@@ -149,7 +149,7 @@ def _ranks_in(trace: Any, path: Path, given: int | None) -> dict[int, RankName]:
     single = next(iter(told.values()), None) or _first(rank_of_capture(path), rank_of_name(path))
     if single.rank < 0:
         raise CaptureError(
-            f"{path}: its rank is told neither in it nor in its name; call it …rank3… or say --rank {path.name}=3"
+            f"{path}: its rank is neither in it nor in its name; rename it to …rank3… or pass --rank {path.name}=3"
         )
     return {-1: single}
 

@@ -48,7 +48,7 @@ class NcuReports:
         self, paths: Sequence[str | Path], *, rules: str | Path | None = None, domain: str | None = None
     ) -> None:
         if not paths:
-            raise UsageError("no report of ncu; needed one or more .csv or .ncu-rep")
+            raise UsageError("no ncu report; needed one or more .csv or .ncu-rep")
         self.paths, self._rules = tuple(map(Path, paths)), rules
         self.domain = domain_of(read_rules(rules), domain)
 

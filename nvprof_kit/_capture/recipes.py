@@ -17,4 +17,4 @@ def recipes_folder() -> Path:
     for folder in (package / "recipes", package.parent / "recipes"):
         if (folder / "nsys" / "profile.sh").exists():
             return folder
-    raise ToolError(f"no recipes beside {package}; install nvprof-kit again")
+    raise ToolError(f"no recipes beside {package}; reinstall nvprof-kit")

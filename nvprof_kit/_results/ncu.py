@@ -40,7 +40,7 @@ class NcuPlan(Result, Plan):
         from nvprof_kit._capture.ncu_script import SETS
 
         if self.section_set not in SETS:
-            raise UsageError(f"{self.section_set!r}: no such set of sections; there are {', '.join(SETS)}")
+            raise UsageError(f"{self.section_set!r}: no such set of sections; available: {', '.join(SETS)}")
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class Summary(Result, SummaryResult):
         if view is None and len(self.views) > 1:
             raise UsageError(f"a table holds one view; name it, one of {names}")
         if view is not None and view not in self.views:
-            raise UsageError(f"{view}: no such view here; there are {names}")
+            raise UsageError(f"{view}: no such view here; available: {names}")
         return self.views[view or next(iter(self.views))]
 
     def _bars(self) -> tuple[Sequence[str], Sequence[str]]:

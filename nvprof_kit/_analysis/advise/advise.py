@@ -60,7 +60,7 @@ COLUMNS = {
     "evidence": "the numbers from the capture",
     "layer": "where, '' for no one place",
     "phase": "phase there",
-    "start_ns": "where to look in Nsight: begin, in ns since the capture's zero",
+    "start_ns": "where to look in Nsight: begin, in ns since the start of the capture",
     "end_ns": "its end",
     "saves_ns": "the most that a change could save, in ns over the whole capture and all GPUs; findings overlap",
     "saves": "the same as a share of the wall time of the steps and of the waits for data between them",

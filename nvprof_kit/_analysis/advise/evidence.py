@@ -37,7 +37,7 @@ class Finding:
         title: What it is, in a few words.
         evidence: The numbers from the capture, a sentence.
         layer, phase: Where, '' for no one place.
-        start_ns, end_ns: The stretch to look at in Nsight, since the capture's zero.
+        start_ns, end_ns: The stretch to look at in Nsight, since the start of the capture.
         saves_ns: The most that doing something about it could save, over the whole capture and all GPUs.
         advice: The change to try.
         confidence: How sure it is: `high` where the capture shows it directly, `medium` where it follows if the usual

@@ -52,7 +52,7 @@ class StepOptions:
         except ValueError:
             first = stop = None
         if first is None and stop is None:
-            raise UsageError(f"--steps {text}: no range of steps; needed FIRST:STOP as 5:20 (5 to 19), 5:, :20, or 7")
+            raise UsageError(f"--steps {text}: not a range of steps; needed FIRST:STOP: 5:20 (5 to 19), 5:, :20, or 7")
         return cls(first, stop if colon or first is None else first + 1, skip)
 
     @property
@@ -78,7 +78,7 @@ def chosen_steps(options: StepOptions, number: Int64Array, path: str) -> npt.NDA
         kept &= number < options.stop
     if options.selects and not kept.any():
         there = f"{len(number)} steps, {number.min()} to {number.max()}" if len(number) else "no steps"
-        raise UsageError(f"{path}: none of the steps asked for is in it; it has {there}")
+        raise UsageError(f"{path}: none of the requested steps is in it; it has {there}")
     return kept
 
 

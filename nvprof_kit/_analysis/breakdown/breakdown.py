@@ -48,7 +48,7 @@ COLUMNS = {
     "copy_ns": "time in which it copies, hidden or exposed",
     **{f"idle_{cause}_ns": f"idle: {meaning}" for cause, meaning in CAUSES.items()},
     **QUEUE_COLUMNS,
-    "start_ns": "where the step begins on the device, in ns since the capture's zero",
+    "start_ns": "where the step begins on the device, in ns since the start of the capture",
 }
 """The columns of `BreakdownResult.steps`."""
 
@@ -61,7 +61,7 @@ IDLE_COLUMNS = {
     "gaps": "number of gaps with such a time",
     "idle_ns": "time of it in them",
     "longest_ns": "the most in one gap",
-    "longest_at_ns": "where that begins, in ns since the capture's zero: the place to jump to in Nsight",
+    "longest_at_ns": "where that begins, in ns since the start of the capture: the place to jump to in Nsight",
 }
 """The columns of `BreakdownResult.idle`."""
 

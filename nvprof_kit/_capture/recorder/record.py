@@ -179,7 +179,7 @@ def check_path(path: Path) -> None:
     if not path.name.endswith((".json", ".json.gz")):
         raise UsageError(f"{path}: a recording is a Kineto trace; name it .json or .json.gz")
     if path.is_dir():
-        raise UsageError(f"{path}: a directory; name a file to record into")
+        raise UsageError(f"{path}: a directory; needed a file name")
     if not os.access(path.parent, os.W_OK):
         found = "no permission to write there" if path.parent.exists() else f"no directory {path.parent}; make it first"
         raise UsageError(f"{path}: {found}")
@@ -192,7 +192,7 @@ def _new_profiler(options: RecordOptions) -> Any:
     except ImportError as error:
         raise ToolError(f"recording needs PyTorch, which cannot be imported ({error}); pip install torch") from None
     if _is_enabled():
-        raise UsageError("PyTorch's profiler is running already and there can be one only; end it first")
+        raise UsageError("PyTorch's profiler is already running, and only one can run at a time; stop it first")
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)

@@ -75,7 +75,7 @@ class count_flops(ContextDecorator):
         if state.mode == "off":
             return self
         if _running is not None and _running._process == os.getpid():
-            raise UsageError(f"{self.path}: operations are counted already, into {_running.path}; end that count first")
+            raise UsageError(f"{self.path}: already counting into {_running.path}; end that count first")
         _check_path(self.path)
         _require_counter()
         self.written = None
@@ -143,7 +143,7 @@ def _require_counter() -> None:
 
 def _check_path(path: Path) -> None:
     if path.suffix != ".json":
-        raise UsageError(f"{path}: the counts are json; name the file NAME.flops.json, for the capture NAME.sqlite")
+        raise UsageError(f"{path}: counts are json; name the file NAME.flops.json for the capture NAME.sqlite")
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise UsageError(f"{path}: cannot be written; name a file in a folder that can")
 

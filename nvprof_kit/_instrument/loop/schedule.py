@@ -61,7 +61,7 @@ class Schedule:
         for name, value in vars(self).items():
             least = 1 if name == "active" else 0
             if not isinstance(value, int) or value < least:
-                raise UsageError(f"schedule: {name}={value!r} is no whole number from {least} on")
+                raise UsageError(f"schedule: {name}={value!r} is not an integer >= {least}")
 
     def __call__(self, step: int) -> Action:
         """What to do during a step, counted from 0."""

@@ -96,7 +96,7 @@ class MemoryProfiler:
         if state.mode == "off" or model is None:
             return self
         if MemoryProfiler._running is not None and MemoryProfiler._running._process == os.getpid():
-            raise UsageError("a MemoryProfiler is running already; end that one first")
+            raise UsageError("a MemoryProfiler is already running; end it first")
         self._process = os.getpid()
         self._files = MemoryFiles(self.folder, self.options)
         self.folder = self._files.folder

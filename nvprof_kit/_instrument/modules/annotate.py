@@ -113,7 +113,7 @@ class ModelAnnotation(Annotation):
             module = ranged.module()
             if module in annotated:
                 raise UsageError(
-                    f"{path} is ranged already, as {annotated[module].path} of another annotated model; annotate the "
+                    f"{path} is already ranged, as {annotated[module].path} of another annotated model; annotate the "
                     "outer model alone, or call remove() on the handle of the other annotation first"
                 )
 

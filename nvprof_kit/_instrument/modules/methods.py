@@ -70,7 +70,7 @@ def instrument_method(target: nn.Module | type[nn.Module], name: str = "forward"
     if not (inspect.isclass(cls) and issubclass(cls, nn.Module)):
         raise UsageError(f"instrument_method takes a module or a class of modules, not {target!r}")
     if not inspect.isfunction(inspect.getattr_static(cls, name, None)) or (instance and name in vars(instance)):
-        raise UsageError(f"{cls.__name__}.{name} is no method of the class that could be ranged")
+        raise UsageError(f"{cls.__name__}.{name} is not a method of the class that can be ranged")
     method = _methods.get((cls, name))
     if method is None:
         method = _methods[cls, name] = _Method(cls, name)

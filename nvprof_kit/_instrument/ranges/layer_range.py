@@ -141,7 +141,7 @@ def _named_scope(name: str, category: Category | str, backward: bool) -> LayerSc
         return LayerScope(layer_of(name, Category(category), backward))
     except ValueError:
         known = ", ".join(known.value for known in Category)
-        raise UsageError(f"{category!r} is no category of a range; use one of {known}") from None
+        raise UsageError(f"{category!r} is not a category; use one of {known}") from None
 
 
 _scopes: dict[str, LayerScope] = {}

@@ -137,7 +137,7 @@ class Finding:
         advice: The change to try.
         saving: The most it could save, as text.
         layer: The layer to jump to, '' for none.
-        window: The time to jump to, in ns since the capture's zero, None for none.
+        window: The time to jump to, in ns since the start of the capture, None for none.
     """
 
     title: str
