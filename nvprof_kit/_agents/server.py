@@ -57,7 +57,7 @@ class Questions:
 
     def breakdown(self, capture: str, view: str = "steps", max_rows: int = 40) -> Answer:
         """Time of each step on each GPU, split into compute, exposed communication and copies, and idle time by cause.
-        Views: steps, idle (single gaps), communication, copies, launches, queue, critical-path.
+        Views: steps, idle (by cause and place), communication, copies, launches, queue, critical-path.
         """
         named: BreakdownView = view  # type: ignore[assignment]
         return self._told(lambda: self._captures.open(capture).breakdown(named), max_rows)
