@@ -24,8 +24,8 @@ class RanksAnswer:
     Attributes:
         verdict: Which rank the others wait for, if any.
         clocks: Offset and drift of each clock; columns `nvprof_kit._analysis.ranks.clocks.COLUMNS`.
-        waits: Each wait; columns `nvprof_kit._analysis.ranks.waits.WAIT_COLUMNS`.
-        charges: Total waiting by what caused it; columns `nvprof_kit._analysis.ranks.waits.CHARGE_COLUMNS`.
+        waits: Each wait; columns `nvprof_kit._analysis.ranks.waits.waits.WAIT_COLUMNS`.
+        charges: Total waiting by what caused it; columns `nvprof_kit._analysis.ranks.waits.waits.CHARGE_COLUMNS`.
         matrix: Who waited for whom; columns waiting_rank, late_rank, wait_ns.
         layers: One row per layer, phase and rank; columns `nvprof_kit._analysis.ranks.layers.COLUMNS`.
         critical_path: Columns `nvprof_kit._analysis.ranks.replay.PATH_COLUMNS`; empty for a job with too many
