@@ -211,39 +211,39 @@ class Result(ABC):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Several(Result):
-    """Several answers, whose rows a first column ``capture`` tells apart.
+    """Several results combined. The first column, ``capture``, says where a row comes from.
 
     Attributes:
-        results: The answers, each with its own selection.
+        results: The results, each with its own selection.
     """
 
     results: Sequence[Result]
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """All warnings, each with the file that it is of."""
+        """All warnings, each with its file."""
         return tuple(f"{result.sources[0]}: {one}" for result in self.results for one in result.warnings)
 
     @property
     def schema(self) -> str:
-        """Name of the schema of the json answer."""
+        """Name of the JSON schema."""
         return self.results[0].schema
 
     @property
     def answered(self) -> tuple[str, ...]:
-        """The files that they were made of."""
+        """The input files, as text."""
         return tuple(str(source) for result in self.results for source in result.sources)
 
     def to_frame(self) -> pd.DataFrame:
-        """All rows, with the column ``capture``."""
+        """The rows of all results, with the column ``capture``."""
         return tables.with_capture([(str(result.sources[0]), result.frame()) for result in self.results])
 
     def frame(self) -> pd.DataFrame:
-        """The same: each answer has selected its rows."""
+        """The same as `to_frame`: each result has already selected its rows."""
         return self.to_frame()
 
     def parts(self) -> list[RenderableType]:
-        """One below the other."""
+        """The printed results, one below the other."""
         return [part for result in self.results for part in result.parts()]
 
 
