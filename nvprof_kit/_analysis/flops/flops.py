@@ -60,7 +60,7 @@ def why_above(hfu: float, *, attention: bool, fp32: bool, own_peak: bool) -> str
 
 
 COLUMNS = {
-    "layer": "module path, with the layers it holds; or `(none)` for work outside every layer",
+    "layer": "module path, including nested layers; or `(none)` for work outside every layer",
     "phase": "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`",
     "calls": "times it ran in the capture's steps, as in `layers`; in all of a capture without steps",
     "gpu_busy_ns": "length of the union of its operations' intervals there, in ns, summed over devices",

@@ -42,7 +42,7 @@ def read_mode(environ: Mapping[str, str]) -> str:
     mode = environ.get("NVPROF_KIT", "auto").strip().lower() or "auto"
     if mode in _MODES:
         return mode
-    warnings.warn(f"NVPROF_KIT={mode!r} is none of {', '.join(_MODES)}; taken for auto", stacklevel=2)
+    warnings.warn(f"NVPROF_KIT={mode!r} is not one of {', '.join(_MODES)}; using auto", stacklevel=2)
     return "auto"
 
 

@@ -105,7 +105,7 @@ class Sheet:
         moments: What is shown in time; None for nothing.
         idle: Idle time of the devices in the step that is shown first, and their time; None where it is not known.
         classes: Time by class of kernel; None where there is none.
-        findings: What to do about it, the weightiest first.
+        findings: What to do about it, the most severe first.
         memory: The memory of each row of the tree (`nvprof_kit._analysis.layers.memory.memory_tree`); None where the
             capture tells nothing of it.
         flops: What the operations counted beside the capture get out of the GPU; None where none were counted.
@@ -312,7 +312,7 @@ def sheet_of(
 
 
 def _steps_of(found: AdviseResult, times: pd.DataFrame) -> list[int]:
-    """Instances of steps that findings point to, the weightiest first."""
+    """Instances of steps that findings point to, the most severe first."""
     chosen: list[int] = []
     for finding in found.findings:
         here = (times["start_ns"] <= finding.start_ns) & (finding.start_ns < times["end_ns"])
