@@ -46,7 +46,7 @@ UNKNOWN: Mapping[str, str] = MappingProxyType(
         "runs": "how often it ran (int64)",
     }
 )
-"""Columns of `FlopsFile.unknown`: what ran and has floating point operations that nobody knows."""
+"""Columns of `FlopsFile.unknown`: operators with an unknown number of floating point operations."""
 
 
 _DEEPEST = 500

@@ -70,7 +70,7 @@ COLUMNS = {
     "tflops_per_s": "`flops` by `gpu_busy_ns`, in 10^12 a second",
     "hfu": "time that `flops` take at the GPU's peak for their types, over `gpu_busy_ns`: 1 is the peak",
     "mfu": "the same of `model_flops`",
-    "unknown": "operators whose work nobody knows and that `flops` lacks, by name",
+    "unknown": "operators with unknown work, not included in `flops`, by name",
     "note": "why a figure is missing, too low or above the peak",
 }
 """The columns of `FlopsResult.rows` and what they mean."""

@@ -78,7 +78,7 @@ def _cpus(facts: Facts) -> pd.DataFrame:
 
 
 def _threads(facts: Facts, pid: int) -> _Stretches | None:
-    """Starts and ends of the stretches that a process's threads ran, None where nobody watched."""
+    """Starts and ends of the stretches that a process's threads ran, None without recorded context switches."""
     scheduled = facts.trace.scheduled
     if scheduled is None or not len(scheduled):
         return None

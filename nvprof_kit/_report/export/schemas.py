@@ -71,7 +71,7 @@ _GPU: Columns = {
 SUMMARIES: Mapping[str, Columns] = MappingProxyType(
     {
         "device": {**_BY_STEP, **_GPU, "name": "the GPU, or `CPU`", "busy_ns": "time in which it ran something, in ns; "
-                   "missing if context switches were not recorded", "utilisation": "`busy_ns` over `wall_ns`; above 1 for "
+                   "missing without context switches", "utilisation": "`busy_ns` over `wall_ns`; above 1 for "
                    "several threads on a CPU"},
         "overview": {**_BY_STEP, "event": "what ran, each moment counted once", **_STATISTICS},
         "model": {**_BY_STEP, "part": "part of the loop", "gpu_ops": "operations on the GPU", **_STATISTICS},

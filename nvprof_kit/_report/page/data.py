@@ -278,11 +278,11 @@ def sheet_of(
         trace: The capture, with the columns of `nvprof_kit._analysis.timeline.OPTIONAL`, and the tables of
             `nvprof_kit._trace.schema.MEMORY_TABLES` if the memory is to be shown.
         step: The one step to show in time, None for all.
-        found: What to do about it, None where nobody looked.
+        found: The findings; None if not computed.
         own_rules: Rules for kernel classes, asked before the package's.
         steps: Which steps the figures per step are of, by default all but warm-up.
         known: The same operations, where owners and classes are known already.
-        broken_down: Where the time of each step goes, None where nobody looked.
+        broken_down: The breakdown of each step; None if not computed.
         left_out: What was not looked for, a sentence each.
 
     Raises:

@@ -336,7 +336,7 @@ def _notes(result: LayersResult, columns: Sequence[str]) -> list[Text]:
     if "median" in columns:
         notes.append(
             Text(
-                "x80: equal blocks in one line, whose figures are their sums; median, min and max are of one of them, "
+                "x80: equal blocks in one line; figures are sums over them; median, min and max are of one of them, "
                 "without communication. --no-fold gives each its line.",
                 "dim",
             )

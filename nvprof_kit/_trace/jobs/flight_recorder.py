@@ -31,7 +31,7 @@ COLLECTIVES: Mapping[str, str] = MappingProxyType(
     {
         "rank": "rank of the process in the job, -1 where neither the name of the file nor the caller tells (int64)",
         "communicator": "process group or communicator, the same on all its ranks (category)",
-        "description": "what it is for, '' where nobody said (category)",
+        "description": "what it is for, '' if unknown (category)",
         "ranks": "number of its ranks, -1 if unknown (int64)",
         "sequence": "which of its operations of this sort it is, counted alike on all its ranks; -1 unknown (int64)",
         "kind": "all_reduce, all_gather, reduce_scatter, broadcast, send, recv, barrier, … (category)",
