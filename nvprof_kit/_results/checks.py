@@ -19,7 +19,7 @@ class Checks(Result):
     """What was found, by ``machine`` or by capture.
 
     Attributes:
-        found: The findings: what was seen, why it matters, and how to fix it.
+        found: The findings: evidence, why it matters, and the fix.
         warnings: None; the findings say it all.
     """
 
@@ -29,7 +29,7 @@ class Checks(Result):
     @property
     def ok(self) -> bool:
         """Whether there is no error among the findings."""
-        return not any(finding.level == "error" for findings in self.found.values() for finding in findings)
+        return not any(finding.severity == "error" for findings in self.found.values() for finding in findings)
 
     @property
     def schema(self) -> str:
