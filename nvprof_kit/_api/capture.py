@@ -317,8 +317,8 @@ class Capture:
         from nvprof_kit._analysis.metrics import MetricsOptions, metrics
         from nvprof_kit._results.metrics import Metrics
 
-        known = self._operations(("samples",))
-        result = metrics(known.trace, MetricsOptions(floor, steps=steps or _all_steps()), known.attribution)
+        known = self._operations(("name", "samples"))
+        result = metrics(known.trace, MetricsOptions(floor, steps=steps or _all_steps()), known)
         return Metrics(**vars(result), sources=self.sources, depth=depth)
 
     def diff(

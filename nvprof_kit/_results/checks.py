@@ -29,7 +29,7 @@ class Checks(Result):
     @property
     def ok(self) -> bool:
         """Whether no finding is an error."""
-        return not any(finding.level == "error" for findings in self.found.values() for finding in findings)
+        return not any(finding.severity == "error" for findings in self.found.values() for finding in findings)
 
     @property
     def schema(self) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from nvprof_kit._analysis.flops.flops import FlopsResult
+from nvprof_kit._analysis.flops.flops import FlopsResult, joined
 from nvprof_kit._results.base import Result
+from nvprof_kit._results.by_layer import ByLayer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +34,10 @@ class Flops(Result, FlopsResult):
         """One row per layer and phase, in model order, ``(none)`` last."""
         return self.rows
 
+    def frame(self) -> pd.DataFrame:
+        """The rows that are wanted; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        return ByLayer(self.rows, self.blocks, self.select).written()
+
     def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
         return ("mfu",), ("layer", "phase")
 
@@ -40,4 +45,7 @@ class Flops(Result, FlopsResult):
         """The printed table and its caveats."""
         from nvprof_kit._report.text.flops import flops_report
 
-        return flops_report(replace(self, rows=self.frame()), self.depth, self.select.top)
+        rows = ByLayer(self.rows, self.blocks, self.select).read(
+            self.depth, "gpu_busy_ns", lambda _path, _phase, rows: joined(rows)
+        )
+        return flops_report(replace(self, rows=rows), self.select.top)

@@ -43,7 +43,7 @@ class Layers(Result, LayersResult):
         if self.select.fold:
             from nvprof_kit._analysis.layers.fold import fold
 
-            rows = fold(self.tree).marked(rows, self.tree)
+            rows = fold(self.tree).folding(self.tree).marked(rows)
         return self.select.of(rows)
 
     def parts(self) -> list[RenderableType]:

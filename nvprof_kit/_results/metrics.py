@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from nvprof_kit._analysis.metrics import MetricsResult
 from nvprof_kit._results.base import Result
+from nvprof_kit._results.by_layer import ByLayer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +39,10 @@ class Metrics(Result, MetricsResult):
         """One row per layer and phase, in order of first execution, ``(none)`` last."""
         return self.rows
 
+    def frame(self) -> pd.DataFrame:
+        """The rows that are wanted; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        return ByLayer(self.rows, self.blocks, self.select).written()
+
     def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
         return ("sm_active_pct",), ("layer", "phase")
 
@@ -45,4 +50,7 @@ class Metrics(Result, MetricsResult):
         """What was sampled, and the printed table."""
         from nvprof_kit._report.text.metrics import metrics_report
 
-        return metrics_report(replace(self, rows=self.frame()), self.depth, self.select.top)
+        rows = ByLayer(self.rows, self.blocks, self.select).read(
+            self.depth, "busy_ns", lambda _path, _phase, rows: self.joined(rows)
+        )
+        return metrics_report(replace(self, rows=rows), self.select.top)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvprof_kit._analysis.ncu.layers import NcuLayersResult
 from nvprof_kit._analysis.ncu.plan import Plan
 from nvprof_kit._report.export.writer import write_file
 from nvprof_kit._results.base import Result
+from nvprof_kit._results.by_layer import ByLayer
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -119,11 +120,21 @@ class NcuLayers(Result, NcuLayersResult):
         """One row per layer and phase, in model order, ``(none)`` last."""
         return self.rows
 
+    def frame(self) -> pd.DataFrame:
+        """The rows that are wanted; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        return ByLayer(self.rows, self.blocks, self.select).written()
+
     def parts(self) -> list[RenderableType]:
         """What was measured, and the printed table."""
         from nvprof_kit._report.text.ncu import ncu_layers_report
 
-        return ncu_layers_report(replace(self, rows=self.frame()), self.depth, self.select.top)
+        rows = ByLayer(self.rows, self.blocks, self.select).read(self.depth, "gpu_ns", self._joined)
+        return ncu_layers_report(replace(self, rows=rows), self.select.top)
+
+    def _joined(self, path: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
+        together = self.folded(dict.fromkeys(rows["layer"], path))
+        row: dict[str, Any] = together[(together["layer"] == path) & (together["phase"] == phase)].iloc[0].to_dict()
+        return row
 
     def figure(self) -> Figure:
         """Draw the roofline: FLOP/s over arithmetic intensity of each measured kernel."""

@@ -38,7 +38,7 @@ def _peaks(_context: click.Context, _option: click.Parameter, named: tuple[str, 
     help="Peak of the GPU for a data type, in operations per second, such as bf16=989e12. Repeatable.",
 )
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model to print; default: all.")
-@selecting(top=LINES)
+@selecting(top=LINES, fold=True)
 @steps_options
 @rules_option
 def flops(

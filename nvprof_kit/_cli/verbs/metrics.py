@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     help="Minimum samples; a layer with fewer has no figures.",
 )
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model to print; default: all.")
-@selecting(top=LINES)
+@selecting(top=LINES, fold=True)
 @steps_options
 @rules_option
 def metrics(

@@ -104,7 +104,7 @@ def plan(asked: Reading, select: Selection, script: Path | None, rules: str | No
 )
 @_DOMAIN
 @click.option("--depth", type=click.IntRange(min=1), help="Levels of the model to print; default: all.")
-@selecting(top=LINES)
+@selecting(top=LINES, fold=True)
 @rules_option
 @writing()
 def layers(
