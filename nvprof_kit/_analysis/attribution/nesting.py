@@ -168,7 +168,7 @@ def peel(
         shorten: Whether what outlasts what it is inside of ends with that; `finishes` is then changed in place.
 
     Returns:
-        None where something outlasts what it is inside of: then ranges cross, and there may be as many levels as ranges.
+        None where something outlasts what it is inside of: such ranges cross, and may have as many levels as ranges.
     """
     parent, depth = np.full(len(begins), NONE, dtype=np.int64), np.zeros(len(begins), dtype=np.int64)
     left, above, level = order, np.full(len(order), NONE, dtype=np.int64), 0

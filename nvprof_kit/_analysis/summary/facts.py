@@ -257,10 +257,9 @@ def _of_groups(group: Int64Array, values: Int64Array, calls: Int64Array) -> dict
     if not len(values):
         return {name: values for name in ("total", "avg", "max", "min", *_QUANTILES)}
     line = Line.over((values,), (values,))
-    if line.fits(group):  # one sort of plain numbers, by group and value
-        ordered = line.moment(np.sort(line.at(group, values)))
-    else:
-        ordered = values[np.lexsort((values, group))]
+    # one sort of plain numbers, by group and value, is the quicker way
+    in_one = line.fits(group)
+    ordered = line.moment(np.sort(line.at(group, values))) if in_one else values[np.lexsort((values, group))]
     begin = np.cumsum(calls) - calls
     total = np.add.reduceat(ordered, begin)
     found = {
