@@ -61,7 +61,7 @@ COLUMNS = {
     "evidence": "the numbers from the capture",
     "layer": "where, '' for no one place",
     "phase": "phase there",
-    "start_ns": "where to look in Nsight: begin, in ns since the capture's zero",
+    "start_ns": "where to look in Nsight: begin, in ns since the start of the capture",
     "end_ns": "its end",
     "saves_ns": "the most that a change could save, in ns over the whole capture and all GPUs; findings overlap",
     "saves": "the same as a share of the wall time of the steps and of the waits for data between them",
@@ -77,12 +77,12 @@ class AdviseResult:
     """The findings of a capture.
 
     Attributes:
-        findings: The most saving first.
-        wall_ns: Wall time of the steps and of the waits for data between them, summed over devices.
+        findings: The findings, the largest saving first.
+        wall_ns: Wall time of the steps and of the waits for data between them, summed over devices, in ns.
         steps: Number of steps.
-        gpus: Number of GPUs, counted for each process that uses them; times are summed over them.
-        warnings: Sentences on what may be missing or distorted.
-        info: What the capture says of itself.
+        gpus: Number of GPUs, counted once per process that uses them; times are summed over them.
+        warnings: What may be missing or distorted.
+        info: Recording tool, GPUs and processes of the capture.
     """
 
     findings: tuple[Finding, ...]

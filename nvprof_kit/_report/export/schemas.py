@@ -94,7 +94,7 @@ FOLD: Columns = {
     "folded_into": "the equal blocks that it is one of, `model.layers.0-79`; '' where in none (only with `--fold`)",
     "unlike": "in what it differs from its equals, '' where in nothing (only with `--fold`)",
 }
-"""What `--fold` gives the rows of ``layers``."""
+"""What `--fold` gives the rows of layers."""
 
 TABLES: Mapping[str, Columns] = MappingProxyType(
     {
@@ -110,10 +110,10 @@ TABLES: Mapping[str, Columns] = MappingProxyType(
         "advise": advise.COLUMNS,
         "diff": diff.COLUMNS,
         "diff-kernels": kernels.KERNEL_COLUMNS,
-        "flops": flops.COLUMNS,
-        "metrics": METRICS,
+        "flops": {**flops.COLUMNS, **FOLD},
+        "metrics": {**METRICS, **FOLD},
         "ncu-plan": ncu_plan.COLUMNS,
-        "ncu-layers": ncu_layers.COLUMNS,
+        "ncu-layers": {**ncu_layers.COLUMNS, **FOLD},
         "ncu-kernels": {"layer": "module path, or `(none)`", "phase": "its phase"},
         "timers": TIMERS,
         "timers-calls": {"rank": "the rank", "stage": "the stage's name", "call": "which of its calls",

@@ -142,7 +142,7 @@ class Linked:
         finding: The finding.
         saving: The most it could save, as text.
         layer: The layer to jump to, '' for none.
-        window: The time to jump to, in ns since the capture's zero, None for none.
+        window: The time to jump to, in ns since the start of the capture, None for none.
     """
 
     finding: Finding

@@ -151,7 +151,7 @@ def _snapshot(said: dict[str, Any], path: Path) -> Snapshot:
         wrong = np.abs(_integers(history["time_us"])) > _LATEST_US
         if wrong.any():
             raise CaptureError(
-                f"{path}: device_traces.time_us is no time in {wrong.sum()} rows; take the snapshot again"
+                f"{path}: device_traces.time_us is not a time in {wrong.sum()} rows; take the snapshot again"
             )
         if len(stack):
             numbers.append(stack)
