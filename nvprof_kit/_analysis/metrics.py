@@ -86,15 +86,15 @@ class MetricsResult:
     """GPU metrics of each layer.
 
     Attributes:
-        rows: The columns of `COLUMNS`, a row per (layer, phase), in the order in which they first ran, `(none)` last.
-        interval_ns: Median distance of two samples of a GPU.
-        samples: Number of samples, over all GPUs.
-        steps: Number of steps that the rows are of.
-        whole: The same figures over all busy time, by column.
-        info: What the capture says of itself.
-        options: What counted as enough.
-        parents: The layer that holds each layer, '' at the top.
-        means: The figures of `rows` whether there are enough samples or not, in the same order.
+        rows: One row per layer and phase, in order of first execution, `(none)` last; columns `COLUMNS`.
+        interval_ns: Median time between two samples of a GPU.
+        samples: Number of samples over all GPUs.
+        steps: Number of steps that the rows cover.
+        whole: The same figures over all GPU busy time, by column.
+        info: Recording tool, GPUs and processes of the capture.
+        options: The thresholds that were applied.
+        parents: The enclosing layer of each layer, '' at the top.
+        means: The figures of `rows`, in the same order, whether or not there are enough samples.
         blocks: The layers as they are compared, to fold the equal ones.
     """
 

@@ -1,4 +1,4 @@
-"""The layers that a capture names, without opening it as one: for completion, while somebody types."""
+"""The layers that a capture names, without opening it as one: for shell completion."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def why_above(hfu: float, *, attention: bool, fp32: bool, own_peak: bool) -> str
 
 
 COLUMNS = {
-    "layer": "module path, with the layers it holds; or `(none)` for work outside every layer",
+    "layer": "module path, including nested layers; or `(none)` for work outside every layer",
     "phase": "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`",
     "calls": "times it ran in the capture's steps, as in `layers`; in all of a capture without steps",
     "gpu_busy_ns": "length of the union of its operations' intervals there, in ns, summed over devices",
@@ -72,7 +72,7 @@ COLUMNS = {
     "tflops_per_s": "`flops` by `gpu_busy_ns`, in 10^12 a second",
     "hfu": "time that `flops` take at the GPU's peak for their types, over `gpu_busy_ns`: 1 is the peak",
     "mfu": "the same of `model_flops`",
-    "unknown": "operators whose work nobody knows and that `flops` lacks, by name",
+    "unknown": "operators with unknown work, not included in `flops`, by name",
     "note": "why a figure is missing, too low or above the peak",
 }
 """The columns of `FlopsResult.rows` and what they mean."""
@@ -96,15 +96,15 @@ class FlopsOptions:
 
 @dataclass(frozen=True)
 class FlopsResult:
-    """What each layer gets out of the GPU.
+    """Floating point operations, achieved FLOP/s and MFU of each layer.
 
     Attributes:
-        rows: The columns of `COLUMNS`, a row per (layer, phase), in the model's order, `(none)` last.
-        whole: All of it.
-        peaks: The GPU's peaks, None where they are not known.
-        counts: The file of counts, or that the shapes in the capture were counted.
-        info: What the capture says of itself.
-        warnings: Sentences on what the figures lack.
+        rows: One row per layer and phase, in model order, `(none)` last; columns `COLUMNS`.
+        whole: The same figures for all layers together.
+        peaks: The GPU's peaks; None if unknown.
+        counts: The file of counts, or a text that says the shapes in the capture were used.
+        info: Recording tool, GPUs and processes of the capture.
+        warnings: What the figures do not include.
         blocks: The layers as they are compared, to fold the equal ones.
     """
 

@@ -84,16 +84,16 @@ class NcuLayersResult:
     """The hardware table of a report.
 
     Attributes:
-        rows: The columns of `COLUMNS`, a row per (layer, phase), in the model's order, `(none)` last.
-        kernels: For the roofline: a row per measured kernel: kernel, layer, phase, gpu_ns, flop, tensor_flop,
-            dram_bytes; with a capture the time is the capture's, of all launches it stands for.
-        gpu_ns: All time that the table is about.
-        covered: Share of it that measured kernels stand for, 0 to 1.
+        rows: One row per layer and phase, in model order, `(none)` last; columns `COLUMNS`.
+        kernels: One row per measured kernel, for the roofline: kernel, layer, phase, gpu_ns, flop, tensor_flop,
+            dram_bytes. With a capture, gpu_ns is the time of all launches that the kernel represents.
+        gpu_ns: The GPU time that the table covers.
+        covered: The fraction of it that measured kernels represent, 0 to 1.
         measured: Number of results in the report.
-        unused: Number of results that no launch of the capture is like; 0 without one.
-        warnings: Sentences on what may be missing or misread.
+        unused: Number of results that match no launch of the capture; 0 without a capture.
+        warnings: What may be missing or misread.
         path: The ncu report.
-        capture: The nsys capture, '' where there is none.
+        capture: The nsys capture, '' if there is none.
         blocks: The layers as they are compared, to fold the equal ones.
         work: What the rows are made of.
     """

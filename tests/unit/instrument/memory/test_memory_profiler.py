@@ -512,7 +512,7 @@ def test_an_entry_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert not model._forward_hooks and not model[0]._forward_pre_hooks
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)  # newer than torch 2.4
     assert top(False) is None
-    with MemoryProfiler(model, None, MemoryOptions(tmp_path)):  # none is "running already"
+    with MemoryProfiler(model, None, MemoryOptions(tmp_path)):  # none is "already running"
         pass
 
 
