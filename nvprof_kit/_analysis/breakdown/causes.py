@@ -36,10 +36,10 @@ CAUSES: Mapping[str, str] = {
     "copy": "the host was in a copying call that did not return at once",
     "gc": "Python collected garbage",
     "off_cpu": "the launching thread was not on a CPU: it waited for a thread, a lock or a file, or was preempted",
-    "profiler": "the profiler held the host up; not there without it",
+    "profiler": "the profiler delayed the host; absent without it",
     "graph": "between two replays of CUDA graphs",
     "queued": "the next operation was launched already: the device's own gap between operations",
-    "unknown": "the host had not launched the next operation yet; nothing tells what it did: Python, or another thread",
+    "unknown": "the host had not launched the next operation yet; its work is unknown: Python, or another thread",
     "other": "no operation follows, or its launch is not in the capture",
 }
 """The causes and what they mean."""

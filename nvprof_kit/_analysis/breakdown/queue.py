@@ -29,7 +29,7 @@ QUEUE_COLUMNS = {
 """The columns that `queue_by_window` gives each step."""
 
 QUEUE_TIME_COLUMNS = {
-    "step": "number of the step, missing where the capture has none",
+    "step": "number of the step, missing if none",
     "process": "place of the process among the capture's processes",
     "device": "ordinal of the GPU as the process sees it",
     "stream": "the stream",
