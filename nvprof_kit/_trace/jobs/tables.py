@@ -26,9 +26,9 @@ _PEER = "('Send', 'Recv', 'SendRecv')"
 
 _MEMBERS = """
     SELECT rank, index, kind, bytes, size, start_ns, end_ns, step, alone_ns, {comm} AS comm,
-        CASE WHEN operation >= 0 THEN 0 ELSE {c} END AS c,
-        CASE WHEN operation >= 0 OR {sequence} >= 0 THEN -2 ELSE step END AS s,
-        CASE WHEN operation >= 0 THEN operation WHEN {sequence} >= 0 THEN sequence ELSE number END AS k,
+        CASE WHEN {operation} >= 0 AND comm LIKE 'stream %' THEN 0 ELSE {c} END AS c,
+        CASE WHEN {operation} >= 0 OR {sequence} >= 0 THEN -2 ELSE step END AS s,
+        CASE WHEN {operation} >= 0 THEN {operation} WHEN {sequence} >= 0 THEN sequence ELSE number END AS k,
         CASE WHEN kind IN {peer} THEN 'SendRecv' ELSE kind END AS sort
     FROM collectives {join}
 """
@@ -98,10 +98,20 @@ class JobTables:
         # where some ranks tell ids and others do not, only streams are told alike by all
         self._comm = "comm" if told[0] in (True, None) or not told[1] else "'stream ' || stream"
         self._sequence = "sequence" if told[2] else "-1"
+        every = self._one(
+            "SELECT bool_and(told) FROM (SELECT rank, bool_or(operation >= 0) AS told FROM collectives "
+            f"WHERE rank IN ({_PROFILED}) GROUP BY rank)"
+        )
+        self._operation = "operation" if every[0] else "-1"
         self._db.execute(f"CREATE VIEW members AS {self._members(f'hash({self._comm})')}")
 
+    @property
+    def _ids(self) -> dict[str, str]:
+        """Operations' ids and collectives' numbers, in queries; -1 where not every rank has them."""
+        return {"operation": self._operation, "sequence": self._sequence}
+
     def _members(self, c: str, join: str = "") -> str:
-        made = _MEMBERS.format(c=c, join=join, comm=self._comm, sequence=self._sequence, peer=_PEER)
+        made = _MEMBERS.format(c=c, join=join, comm=self._comm, peer=_PEER, **self._ids)
         return made + f" WHERE {'x.' if join else ''}rank IN ({_PROFILED})" if self.has_unprofiled else made
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Faults of a rank for ranks.py that differ in kind, each written down when it happens, by the host's clock.
 
-A fault is a function that is called at one place of the loop. What it does and when is appended to FOLDER/truth.rankR.jsonl:
-what a reader of the captures must find, known without them. All ranks of a host share `time.monotonic_ns`, and marks
-``clock NANOSECONDS`` tell in a capture where on that clock it is.
+A fault is a function that is called at one place of the loop. What it does and when is appended to
+FOLDER/truth.rankR.jsonl: what a reader of the captures must find, known without them. All ranks of a host share
+`time.monotonic_ns`, and marks ``clock NANOSECONDS`` tell in a capture where on that clock it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 import nvtx
 import torch
-
 
 CUDA = torch.cuda.is_available()
 PLACES = {
@@ -182,5 +181,3 @@ def slow_optimizer(kind: type[torch.optim.Optimizer], faults: Faults) -> type[to
             return super()._init_group(*args, **kwargs)
 
     return Slow
-
-

@@ -1,6 +1,7 @@
 """A Llama-shaped model trained over several ranks, a fault planted on the last one; one process a rank, for torchrun.
 
-    torchrun --nproc-per-node 2 ranks.py ddp|fsdp|tensor|pipeline [--faults layer,host,loader,none] [--record FOLDER] [--truth FOLDER]
+    torchrun --nproc-per-node 2 ranks.py ddp|fsdp|tensor|pipeline [--faults layer,host,loader,none]
+        [--record FOLDER] [--truth FOLDER]
 
 Each fault is a window of its own of six steps, in the order asked for:
 
