@@ -125,7 +125,7 @@ class Job:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What may be missing or distorted."""
-        from nvprof_kit._analysis.ranks.aligning import job_warnings
+        from nvprof_kit._analysis.ranks.words import job_warnings
 
         said = job_warnings(self.ranks, self._aligned.clocks, self._tables)
         return (*said, *self._aligned.warnings, *self._of_captures())

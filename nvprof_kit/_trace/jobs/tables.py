@@ -408,6 +408,15 @@ class JobTables:
             f"WHERE {spent} - usual > {least_ns}"
         )
 
+    def step_ranges(self) -> pd.DataFrame:
+        """The steps that each rank has: rank, first, last, steps, and shared, how many of them another rank has too."""
+        return self._frame(
+            "WITH had AS (SELECT DISTINCT rank, step FROM steps), "
+            "every AS (SELECT step, count(*) AS n FROM had GROUP BY step) "
+            "SELECT rank, min(step) AS first, max(step) AS last, count(*) AS steps, "
+            "count(*) FILTER (WHERE n > 1) AS shared FROM had JOIN every USING (step) GROUP BY rank ORDER BY rank"
+        )
+
     def step_lengths(self) -> pd.DataFrame:
         """Steps: step, median_ns over ranks, ranks, and warm_up, whether it is for any of them."""
         return self._frame(
