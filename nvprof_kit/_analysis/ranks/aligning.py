@@ -9,6 +9,8 @@ import numpy as np
 from nvprof_kit._analysis.ranks.clocks import align
 from nvprof_kit._analysis.ranks.groups import groups_of
 from nvprof_kit._analysis.ranks.lost import shifted_steps, voted
+from nvprof_kit._analysis.ranks.passing import pair_messages
+from nvprof_kit._analysis.ranks.stages import spans_of, stages_of
 from nvprof_kit._analysis.ranks.unprofiled import place
 from nvprof_kit._analysis.ranks.words import COARSE_NS
 from nvprof_kit._trace.jobs.tables import JobTables
@@ -57,6 +59,7 @@ def align_job(tables: JobTables, ranks: list[int]) -> Alignment:
         parts = groups_of(tables.stream_ends())
         if len(parts):
             tables.split(parts)
+    said = _tell_messages(tables, ranks)
     every = 1 if rows <= FEW else max(most // SAMPLES, 1)
     odd = tables.odd_steps()
     ends = tables.ends(every)
@@ -71,7 +74,22 @@ def align_job(tables: JobTables, ranks: list[int]) -> Alignment:
     frame = frame.astype({"offset_ns": "int64"})
     placed = place(tables, frame) if tables.has_unprofiled else None
     tables.match(frame, _by_time(tables, odd, aligned, floor), placed.members if placed else None)
-    return Alignment(clocks, floor, placed.warnings if placed else ())
+    return Alignment(clocks, floor, (*said, *(placed.warnings if placed else ())))
+
+
+def _tell_messages(tables: JobTables, ranks: list[int]) -> tuple[str, ...]:
+    """Match the sends and receives of a pipeline of more than two ranks whose communicators have no names."""
+    if max(max(ranks, default=0) + 1, tables.world_size()) < 3 or not 1 < len(ranks) <= TOLD_APART:
+        return ()
+    messages = tables.messages()
+    layers = tables.layer_medians()
+    stages = stages_of(layers)
+    # within a stage, messages go round a ring in which all ranks take part at once
+    if not len(messages) or (len(set(stages.values())) < 2 and (messages["kind"] == "SendRecv").any()):
+        return ()
+    found = pair_messages(messages, stages, spans_of(layers))
+    tables.renumber(found.numbers)
+    return found.warnings
 
 
 def _clocks(ends: pd.DataFrame, odd: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:

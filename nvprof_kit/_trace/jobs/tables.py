@@ -103,12 +103,17 @@ class JobTables:
             f"WHERE rank IN ({_PROFILED}) GROUP BY rank)"
         )
         self._operation = "operation" if every[0] else "-1"
-        self._db.execute(f"CREATE VIEW members AS {self._members(f'hash({self._comm})')}")
+        self._show(self._members(f"hash({self._comm})"))
 
     @property
     def _ids(self) -> dict[str, str]:
         """Operations' ids and collectives' numbers, in queries; -1 where not every rank has them."""
         return {"operation": self._operation, "sequence": self._sequence}
+
+    def _show(self, members: str) -> None:
+        """Take a query for the job's collectives."""
+        self._queried = members
+        self._db.execute(f"CREATE OR REPLACE VIEW members AS {members}")
 
     def _members(self, c: str, join: str = "") -> str:
         made = _MEMBERS.format(c=c, join=join, comm=self._comm, peer=_PEER, **self._ids)
@@ -126,6 +131,10 @@ class JobTables:
     def profiled_ranks(self) -> list[int]:
         """The ranks of which there is a profile."""
         return [int(row[0]) for row in self._db.execute(f"{_PROFILED} ORDER BY rank").fetchall()]
+
+    def world_size(self) -> int:
+        """Ranks of the job as captures tell it, -1 where none does."""
+        return int(self._one("SELECT coalesce(max(world_size), -1) FROM ranks")[0])
 
     def rows(self) -> tuple[int, int]:
         """Collectives of all ranks, and of one rank at most."""
@@ -157,7 +166,25 @@ class JobTables:
         self._db.execute("CREATE OR REPLACE TABLE parts AS SELECT * FROM given")
         join = f"LEFT JOIN (SELECT comm AS of, rank, part FROM parts) AS p ON p.of = {self._comm} AND p.rank = x.rank"
         members = self._members(f"hash({self._comm}, coalesce(part, 0))", f"AS x {join}")
-        self._db.execute("CREATE OR REPLACE VIEW members AS " + members.replace("SELECT rank,", "SELECT x.rank,", 1))
+        self._show(members.replace("SELECT rank,", "SELECT x.rank,", 1))
+
+    def messages(self) -> pd.DataFrame:
+        """Sends and receives that are told by streams and order alone: rank, index, kind, step, bytes, end_ns."""
+        return self._frame(
+            "SELECT rank, index, kind, step, bytes, end_ns FROM members "
+            "WHERE sort = 'SendRecv' AND s <> -2 AND comm LIKE 'stream %' ORDER BY rank, index"
+        )
+
+    def renumber(self, messages: pd.DataFrame) -> None:
+        """Give sends and receives other communicators and numbers: rank, index, label, k."""
+        self._db.register("given", messages)
+        self._db.execute("CREATE OR REPLACE TABLE messages AS SELECT * FROM given")
+        self._show(
+            "SELECT m.* REPLACE (CASE WHEN t.label IS NULL THEN m.c ELSE hash(t.label) END AS c, "
+            "CASE WHEN t.label IS NULL THEN m.s ELSE -2 END AS s, coalesce(t.k, m.k) AS k) "
+            f"FROM ({self._queried}) AS m "
+            "LEFT JOIN messages AS t ON t.rank = m.rank AND t.index = m.index"
+        )
 
     def odd_steps(self) -> pd.DataFrame:
         """Communicator and step in which ranks differ in the number of collectives matched by order: c, s."""
