@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.foreign.rules import Rules
     from nvprof_kit._analysis.kernels.classes import Rule
     from nvprof_kit._analysis.layers.layers import LayersResult
+    from nvprof_kit._analysis.ranks.verdict import Judged
     from nvprof_kit._analysis.timeline import Timeline
-    from nvprof_kit._api.job import Job
     from nvprof_kit._report.page.data import Sheet
     from nvprof_kit._results.advice import Advice
     from nvprof_kit._results.breakdown import Breakdown
@@ -229,14 +229,14 @@ class Capture:
             raise UsageError(f"--sort {sort}: no such column; there are {', '.join(columns)}")
         return Summary(**vars(result), sources=self.sources, top=top)
 
-    def advise(self, *, top: int = 10, steps: StepOptions | None = None, job: Job | None = None) -> Advice:
+    def advise(self, *, top: int = 10, steps: StepOptions | None = None, job: Judged | None = None) -> Advice:
         """What costs time and could be changed, with the evidence, ranked by what it could save.
 
         Args:
             top: Findings that are printed.
             steps: Which steps to look at; None for all but warm-up.
-            job: All ranks of the run, where this capture is one of them: the slowest is named first, and what is waited
-                for it is no saving of communication.
+            job: All ranks of the run, as `open_job` opens them, where this capture is one of them: the slowest is named
+                first, and what is waited for it is no saving of communication.
 
         Raises:
             UsageError: None of the steps asked for is in the capture.

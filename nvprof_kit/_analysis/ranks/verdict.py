@@ -7,7 +7,7 @@ start is left out.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -64,6 +64,14 @@ class Verdict:
     def to_dict(self) -> dict[str, Any]:
         """The contract's object."""
         return asdict(self)
+
+
+class Judged(Protocol):
+    """What has a verdict: a job."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Which rank the others wait for, if any."""
 
 
 @dataclass(frozen=True)

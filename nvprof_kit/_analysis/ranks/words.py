@@ -10,7 +10,6 @@ from nvprof_kit._trace.jobs.tables import JobTables
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._analysis.ranks.answer import RanksAnswer
 
 COARSE_NS = 200_000
 """A clock that is aligned to no better than this is said."""
@@ -27,9 +26,9 @@ def some(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
 
 
-def of_job(found: RanksAnswer) -> list[tuple[int, str]]:
-    """How large a job is: ranks, steps, matched collectives."""
-    return [(len(found.clocks), "rank"), (found.steps, "step"), (found.collectives, "matched collective")]
+def of_job(ranks: int, steps: int, collectives: int) -> list[str]:
+    """How large a job is."""
+    return [many(ranks, "rank"), many(steps, "step"), many(collectives, "matched collective")]
 
 
 def job_warnings(ranks: pd.DataFrame, clocks: pd.DataFrame, tables: JobTables) -> list[str]:

@@ -32,7 +32,7 @@ def ranks_report(found: RanksAnswer, top: int = 10) -> list[RenderableType]:
     """
     verdict = found.verdict
     style = {"critical": "bold red", "warning": "bold yellow"}.get(verdict.severity, "bold green")
-    facts = " · ".join(many(*one) for one in of_job(found))
+    facts = " · ".join(of_job(len(found.clocks), found.steps, found.collectives))
     parts: list[RenderableType] = [Text(facts), "", Text(verdict.sentence, style), ""]
     parts += _charges(found.charges, found.steps, found.total_wait_ns, top)
     parts += _who_waits(found.matrix, top)
