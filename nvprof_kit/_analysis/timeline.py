@@ -45,7 +45,7 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """What ran in a window of time; times in ns since the capture's zero.
+    """What ran in a window of time; times in ns since the start of the capture.
 
     Attributes:
         step: Number of the step that is shown, None for the whole capture.

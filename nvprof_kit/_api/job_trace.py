@@ -26,17 +26,17 @@ def trace_of_ranks(
     step: int | None,
     form: Literal["pftrace", "json.gz", "json"],
 ) -> Document:
-    """The trace of some ranks' captures, each beside the others on the job's clock.
+    """One trace with the captures of several ranks, aligned on the job's clock.
 
     Args:
-        captures: The captures, of one rank each.
-        ranks: The job's ranks and their captures.
+        captures: The captures, one per rank.
+        ranks: Ranks of the job and their captures.
         clocks: Their clocks.
-        step: Only what ran in this step; None for the whole captures.
-        form: Form of the trace.
+        step: Include only this step; None for the whole captures.
+        form: Format of the trace.
 
     Raises:
-        UsageError: A capture is of no rank of the job, or of several.
+        UsageError: A capture does not belong to exactly one rank of the job.
     """
     from nvprof_kit._report.export.forms import suffixes_of
     from nvprof_kit._report.export.job_trace import job_trace
@@ -60,7 +60,7 @@ def trace_of_ranks(
 def _reader(capture: Capture, step: int | None) -> Reader:
     def read() -> tuple[Timeline, CaptureInfo]:
         shown = capture._timeline(step)
-        capture._forget()  # the trace of many ranks holds one at a time
+        capture._forget()  # keep only one capture in memory at a time
         return shown
 
     return read

@@ -82,7 +82,7 @@ def read_flops(path: str | Path) -> FlopsFile:
     """
     said = _json(Path(path))
     if not isinstance(said, dict) or said.get("format") != FORMAT:
-        raise CaptureError(f"{path}: no file of nvprof_kit.count_flops (its format is not {FORMAT!r})")
+        raise CaptureError(f"{path}: not a file of nvprof_kit.count_flops (its format is not {FORMAT!r})")
     if said.get("version") != VERSION:
         raise CaptureError(
             f"{path}: version {said.get('version')!r} of the format; this nvprof-kit reads {VERSION}: upgrade the older"

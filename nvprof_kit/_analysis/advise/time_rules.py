@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from nvprof_kit._analysis.advise.evidence import Evidence, Finding, ms, share
+from nvprof_kit._analysis.advise.evidence import Evidence, ms, share
 from nvprof_kit._analysis.breakdown.causes import CAUSES
+from nvprof_kit._findings import Finding
 
 if TYPE_CHECKING:
     import pandas as pd

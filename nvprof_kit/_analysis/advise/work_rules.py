@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvprof_kit._analysis.advise.evidence import Evidence, Finding, ms, share
+from nvprof_kit._analysis.advise.evidence import Evidence, ms, share
 from nvprof_kit._analysis.kernels.classes import CLASSES
+from nvprof_kit._findings import Finding
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 

@@ -32,7 +32,7 @@ QUEUE_TIME_COLUMNS = {
     "process": "place of the process among the capture's processes",
     "device": "ordinal of the GPU as the process sees it",
     "stream": "the stream",
-    "start_ns": "where the slice begins, in ns since the capture's zero",
+    "start_ns": "where the slice begins, in ns since the start of the capture",
     "end_ns": "where it ends",
     "queue_mean": "operations of the stream launched and not yet begun, averaged over the slice",
     "queue_max": "the most at once",

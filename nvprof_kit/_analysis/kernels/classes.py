@@ -106,7 +106,7 @@ def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
 
     Raises:
         UsageError: The text is not TOML, a field is missing or unknown, a class is none of `CLASSES`, or a pattern
-            is no regular expression.
+            is not a regular expression.
     """
     try:
         tables = parse_toml(text).get("rule", [])
@@ -119,7 +119,7 @@ def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
 
 def _rule(table: Any, where: str) -> Rule:
     if not isinstance(table, Mapping):
-        raise UsageError(f"{where}: no table; write each rule below a line [[rule]]")
+        raise UsageError(f"{where}: not a table; write each rule below a line [[rule]]")
     if missing := _FIELDS - {"example"} - table.keys():
         raise UsageError(f"{where}: lacks {', '.join(sorted(missing))}")
     if unknown := table.keys() - _FIELDS:
@@ -130,7 +130,7 @@ def _rule(table: Any, where: str) -> Rule:
     try:
         pattern = re.compile("|".join(match), re.IGNORECASE)
     except re.error as error:
-        raise UsageError(f"{where}: {table['match']!r} is no regular expression: {error}") from None
+        raise UsageError(f"{where}: {table['match']!r} is not a regular expression: {error}") from None
     return Rule(str(table["name"]), table["class"], pattern, example)
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from nvprof_kit._analysis.ranks.clocks import align
 from nvprof_kit._analysis.ranks.groups import groups_of
 from nvprof_kit._analysis.ranks.lost import shifted_steps, voted
+from nvprof_kit._analysis.ranks.maps.unprofiled import place
 from nvprof_kit._analysis.ranks.passing import pair_messages
 from nvprof_kit._analysis.ranks.stages import spans_of, stages_of
-from nvprof_kit._analysis.ranks.unprofiled import place
 from nvprof_kit._analysis.ranks.words import COARSE_NS
 from nvprof_kit._trace.jobs.tables import JobTables
 

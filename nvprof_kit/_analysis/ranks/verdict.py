@@ -42,15 +42,15 @@ class Verdict:
     """Which rank the others wait for, if any.
 
     Attributes:
-        rank: The rank, None where there is none.
-        layer: The layer in which it loses the time, None where it is no one layer.
-        phase: The phase of that.
+        rank: The late rank; None if there is none.
+        layer: The layer in which it loses the time; None if it is not a single layer.
+        phase: The phase of that layer.
         cause: ``slow_gpu``, ``slow_layer``, ``more_work``, ``slow_host``, ``data_loading``, ``slow_link``, ``copy``,
             ``rotating``, ``one_bad_step``, ``garbage_collection``, ``warm_up``, ``uneven_stages``, ``start_up``,
             ``none``, …
         severity: ``none``, ``warning`` or ``critical``.
-        cost_ns_per_step: What it costs each waiting rank, the median over steps.
-        sentence: All this in words.
+        cost_ns_per_step: Waiting time that it costs each other rank, the median over steps, in ns.
+        sentence: The verdict as a sentence.
     """
 
     rank: int | None
@@ -62,7 +62,7 @@ class Verdict:
     sentence: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The contract's object."""
+        """The verdict as a JSON object."""
         return asdict(self)
 
 
@@ -79,7 +79,7 @@ class Evidence:
     """What a verdict is made from.
 
     Attributes:
-        charges: See `nvprof_kit._analysis.ranks.waits.Waits.charges`.
+        charges: See `nvprof_kit._analysis.ranks.waits.waits.Waits.charges`.
         steps: Steps with their median length over ranks, how many ranks have them, and whether they are warm-up: step,
             median_ns, ranks, warm_up.
         layers: See `nvprof_kit._analysis.ranks.layers.layer_table`.

@@ -74,12 +74,13 @@ class SummaryResult:
     """The views of a capture.
 
     Attributes:
-        views: Tables by the name of the view. Columns ``cpu_*`` and ``gpu_*`` are ns: total, avg, max, min, p50, p95;
-            ``cpu_ratio`` and ``gpu_ratio`` are shares of the capture's whole, with ``step`` and ``instance`` as well.
-        notes: By view, what the reader must know: why it is empty, what its ratios are of.
+        views: Tables by view. Columns ``cpu_*`` and ``gpu_*`` are total, avg, max, min, p50 and p95 in ns;
+            ``cpu_ratio`` and ``gpu_ratio`` are fractions of the whole capture. By step, there are also ``step`` and
+            ``instance``.
+        notes: Notes by view: why it is empty, or what its ratios refer to.
         steps: Number of steps.
-        warnings: Sentences on what may be missing or distorted.
-        info: What the capture says of itself.
+        warnings: What may be missing or distorted.
+        info: Recording tool, GPUs and processes of the capture.
     """
 
     views: Mapping[str, pd.DataFrame]

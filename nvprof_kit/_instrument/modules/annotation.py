@@ -33,7 +33,7 @@ class Annotation(ABC):
     def __init__(self, owner: Any) -> None:
         if owner in state.annotated:
             raise UsageError(
-                f"this {type(owner).__name__} is annotated already; call remove() on the handle of the first annotation"
+                f"this {type(owner).__name__} is already annotated; call remove() on the handle of the first annotation"
             )
         self._owner = weakref.ref(owner, _sleeping(self))
         self._hooks: list[Removable] = []

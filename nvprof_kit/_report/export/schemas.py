@@ -24,8 +24,9 @@ from nvprof_kit._analysis.memory import steps as memory_steps
 from nvprof_kit._analysis.metrics import COLUMNS as METRICS
 from nvprof_kit._analysis.ncu import layers as ncu_layers
 from nvprof_kit._analysis.ncu import plan as ncu_plan
-from nvprof_kit._analysis.ranks import bubbles, clocks, parallel, replay, waits
+from nvprof_kit._analysis.ranks import bubbles, clocks, parallel, replay
 from nvprof_kit._analysis.ranks import layers as ranks_layers
+from nvprof_kit._analysis.ranks.waits import waits
 from nvprof_kit._analysis.timers import COLUMNS as TIMERS
 from nvprof_kit._report.text.doctor import COLUMNS as DOCTOR
 
@@ -93,7 +94,7 @@ FOLD: Columns = {
     "folded_into": "the equal blocks that it is one of, `model.layers.0-79`; '' where in none (only with `--fold`)",
     "unlike": "in what it differs from its equals, '' where in nothing (only with `--fold`)",
 }
-"""What `--fold` gives the rows of ``layers``."""
+"""What `--fold` gives the rows of layers."""
 
 TABLES: Mapping[str, Columns] = MappingProxyType(
     {
@@ -109,10 +110,10 @@ TABLES: Mapping[str, Columns] = MappingProxyType(
         "advise": advise.COLUMNS,
         "diff": diff.COLUMNS,
         "diff-kernels": kernels.KERNEL_COLUMNS,
-        "flops": flops.COLUMNS,
-        "metrics": METRICS,
+        "flops": {**flops.COLUMNS, **FOLD},
+        "metrics": {**METRICS, **FOLD},
         "ncu-plan": ncu_plan.COLUMNS,
-        "ncu-layers": ncu_layers.COLUMNS,
+        "ncu-layers": {**ncu_layers.COLUMNS, **FOLD},
         "ncu-kernels": {"layer": "module path, or `(none)`", "phase": "its phase"},
         "timers": TIMERS,
         "timers-calls": {"rank": "the rank", "stage": "the stage's name", "call": "which of its calls",

@@ -20,11 +20,12 @@ from nvprof_kit._analysis.kernels.classes import CLASSES, Rule
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._analysis.layers.memory import layer_memory, memory_tree, tells_memory
 from nvprof_kit._analysis.timeline import StepWindows, idle_by_step, timeline
+from nvprof_kit._findings import Finding
 from nvprof_kit._report.page.kernels import KernelTable, kernel_table
 from nvprof_kit._report.page.tables import PageTable, breakdown_tables, short_text
 from nvprof_kit._report.page.timeline import Moments, ShownStep, idle_sentence
 from nvprof_kit._report.text.layers import heading, time_name
-from nvprof_kit._report.text.units import Milliseconds, percent
+from nvprof_kit._report.text.table.units import Milliseconds, percent
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
@@ -119,7 +120,7 @@ class Sheet:
     moments: Moments | None = None
     idle: tuple[int, int] | None = None
     classes: ClassTimes | None = None
-    findings: Sequence[Finding] = ()
+    findings: Sequence[Linked] = ()
     memory: pd.DataFrame | None = None
     flops: FlopsResult | None = None
     kernels: KernelTable | None = None
@@ -128,21 +129,17 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Something to do, and where it shows.
+class Linked:
+    """A finding, and where it shows on the page.
 
     Attributes:
-        title: What was found, in a line.
-        detail: Its evidence, the numbers from the capture.
-        advice: The change to try.
+        finding: The finding.
         saving: The most it could save, as text.
         layer: The layer to jump to, '' for none.
-        window: The time to jump to, in ns since the capture's zero, None for none.
+        window: The time to jump to, in ns since the start of the capture, None for none.
     """
 
-    title: str
-    detail: str = ""
-    advice: str = ""
+    finding: Finding
     saving: str = ""
     layer: str = ""
     window: tuple[int, int] | None = None
@@ -367,7 +364,7 @@ def _idle_sum(idle: dict[int, tuple[int, int, int]]) -> tuple[int, int]:
     return sum(one[0] for one in idle.values()), sum(one[1] for one in idle.values())
 
 
-def _findings(found: AdviseResult, result: LayersResult, moments: Moments) -> list[Finding]:
+def _findings(found: AdviseResult, result: LayersResult, moments: Moments) -> list[Linked]:
     """The findings as the page shows them, each with a link to where it can be seen on it."""
     rows, parts = set(row_names(result.tree)), max(found.steps, 1) * found.gpus
     of = " and ".join(name for name, number in (("step", found.steps), ("GPU", found.gpus)) if number > 1)
@@ -378,10 +375,8 @@ def _findings(found: AdviseResult, result: LayersResult, moments: Moments) -> li
         saves = Milliseconds.for_total(one.saves_ns, parts)(one.saves_ns)
         share = percent(one.saves_ns / max(found.wall_ns, 1))
         made.append(
-            Finding(
-                title=one.title,
-                detail=one.evidence,
-                advice=one.advice,
+            Linked(
+                one,
                 saving=f"at most {saves} ms{f' per {of}' if of else ''}, {share}",
                 layer=layer if layer in rows else "",
                 window=(one.start_ns, one.end_ns) if seen else None,

@@ -129,7 +129,7 @@ def _left_out(view: JobView) -> list[str]:
         return []
     return [
         f"the critical path and what-if: {found.collectives:,} matched collectives are too many to be replayed; name "
-        "the captures of fewer ranks, those of one pipeline for instance"
+        "the captures of fewer ranks, for example those of one pipeline"
     ]
 
 

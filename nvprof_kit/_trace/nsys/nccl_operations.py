@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from nvprof_kit._trace.files.sqlite import Database, Int64Array
 from nvprof_kit._trace.frames import labels
-from nvprof_kit._trace.sqlite import Database, Int64Array
 
 TABLE = "NCCL_GPU_OPERATIONS"
 _NEEDED = ("text", "start", "end", "operationId")

@@ -208,7 +208,7 @@ def test_a_line_cut_off_is_counted(tmp_path: Path) -> None:
     [
         (None, "", "no such file or folder"),
         ("other.log", "x", "no timer_rank"),
-        ("timer_rank0.log", "nothing\n", "no line of a timer"),
+        ("timer_rank0.log", "nothing\n", "no timer line"),
     ],
 )
 def test_bad_input_is_one_line(name: str | None, text: str, complaint: str, tmp_path: Path) -> None:

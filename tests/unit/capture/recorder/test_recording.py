@@ -87,7 +87,7 @@ def test_a_trace_that_exists_is_replaced_only_by_force(tmp_path: Path) -> None:
     done = recorded(tmp_path, STEPS)
     assert (done.returncode, told(done)[0]) == (
         2,
-        f"nvprof-kit: {tmp_path}/run.json exists; give another name by -o, or --force to replace it",
+        f"nvprof-kit: {tmp_path}/run.json exists; choose another name with -o, or replace it with --force",
     )
     assert (tmp_path / "run.json").read_text() == "mine"
     assert recorded(tmp_path, STEPS, "--force").returncode == 0
