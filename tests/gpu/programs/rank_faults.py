@@ -118,6 +118,7 @@ class Faults:
             torch.cuda.synchronize()
             row["device_ms"] = begin.elapsed_time(end)
         if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
             with (self.folder / f"truth.rank{self.rank}.jsonl").open("a") as log:
                 log.writelines(json.dumps(row) + "\n" for row in self._pending)
         self._timed.clear()
