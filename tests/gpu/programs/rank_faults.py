@@ -11,12 +11,13 @@ import gc
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import nvtx
 import torch
+
+import nvprof_kit
 
 CUDA = torch.cuda.is_available()
 PLACES = {
@@ -100,17 +101,13 @@ class Faults:
             one.append(one)
             rows.append(one)
         del rows
-        with self._logged():
-            if marked:
-                nvtx.push_range("gc", domain="nvprof_kit", category="user")
+        with self._logged(), nvprof_kit.phase("gc") if marked else nullcontext():
             gc.collect()
-            if marked:
-                nvtx.pop_range(domain="nvprof_kit")
 
     def begin_step(self, number: int) -> None:
         """The step that begins now; a mark tells the host's clock."""
         self.step = number
-        nvtx.mark(f"clock {time.monotonic_ns()}", domain="truth")
+        nvprof_kit.mark(f"clock {time.monotonic_ns()}")
 
     def write(self) -> None:
         """Append what happened to the log."""
