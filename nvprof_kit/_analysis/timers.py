@@ -89,7 +89,7 @@ def find_straggler(calls: pd.DataFrame, collective: tuple[str, ...] = (), warm_u
         warm_up: First calls of each stage to leave out.
     """
     if calls["rank"].nunique() < 2:
-        return Verdict("unknown", "one rank has nobody to be compared with")
+        return Verdict("unknown", "a single rank cannot be compared")
     names = [str(name) for name in calls["stage"].cat.categories]
     chosen = collective or tuple(name for name in names if _COLLECTIVE.search(_CAMEL.sub("_", name)))
     chosen = chosen or tuple(name for name in names if name.lower() == "backward")

@@ -155,7 +155,7 @@ class Output:
         try:
             for warning in warnings:
                 print("!", plain(warning), file=sys.stderr)
-        except OSError:  # nobody reads stderr: the answer is written, and its status stays
+        except OSError:  # stderr is closed: the output is written, so the exit status stays
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def print(self, parts: Iterable[RenderableType], inputs: Iterable[str | Path] = ()) -> None:

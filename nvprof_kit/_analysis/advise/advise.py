@@ -66,7 +66,7 @@ COLUMNS = {
     "saves_ns": "the most that a change could save, in ns over the whole capture and all GPUs; findings overlap",
     "saves": "the same as a share of the wall time of the steps and of the waits for data between them",
     "advice": "the change to try",
-    "confidence": "`high`: the capture shows it directly; `medium`: it follows if the usual holds; `low`: look first",
+    "confidence": "`high`: the capture shows it; `medium`: it follows under usual assumptions; `low`: check first",
     "refuted_by": "what would show it wrong",
 }
 """The columns of `AdviseResult.rows`."""

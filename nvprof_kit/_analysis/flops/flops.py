@@ -62,7 +62,7 @@ def why_above(hfu: float, *, attention: bool, fp32: bool, own_peak: bool) -> str
 
 
 COLUMNS = {
-    "layer": "module path, with the layers it holds; or `(none)` for work outside every layer",
+    "layer": "module path, including nested layers; or `(none)` for work outside every layer",
     "phase": "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`",
     "calls": "times it ran in the capture's steps, as in `layers`; in all of a capture without steps",
     "gpu_busy_ns": "length of the union of its operations' intervals there, in ns, summed over devices",
@@ -72,7 +72,7 @@ COLUMNS = {
     "tflops_per_s": "`flops` by `gpu_busy_ns`, in 10^12 a second",
     "hfu": "time that `flops` take at the GPU's peak for their types, over `gpu_busy_ns`: 1 is the peak",
     "mfu": "the same of `model_flops`",
-    "unknown": "operators whose work nobody knows and that `flops` lacks, by name",
+    "unknown": "operators with unknown work, not included in `flops`, by name",
     "note": "why a figure is missing, too low or above the peak",
 }
 """The columns of `FlopsResult.rows` and what they mean."""

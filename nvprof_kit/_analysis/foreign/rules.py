@@ -34,7 +34,7 @@ class Meaning(NamedTuple):
         name: Its path, phase or step, and its category. A path that begins with a dot continues that of the layer
             around the range.
         operator: One of `OPERATORS`, or '' for what is no operator of autograd's.
-        sequence: The operator's sequence number, -1 where it has none.
+        sequence: The operator's sequence number, -1 if none.
         ruled: Whether a rule said so.
     """
 

@@ -1,7 +1,7 @@
-"""Which class each GPU operation is of: gemm, attention, norm, … told from its name by a list of rules.
+"""The class of each GPU operation (gemm, attention, norm, …), derived from its name by a list of rules.
 
-The rules are data (`classes.toml`, in the package); rules of a user's own have the same form and are asked
-first. What no rule matched is `other`, and is listed, so that nobody takes silence for knowledge.
+The rules are data (`classes.toml`, in the package); user rules have the same form and take precedence. Operations that
+no rule matches are `other` and listed, so that missing rules are visible.
 """
 
 from __future__ import annotations

@@ -43,14 +43,12 @@ COLUMNS = {
     "calls": (
         "times it ran: its ranges, and one for each CUDA-graph replay that ran it; for `(none)` the ranges of the phase"
     ),
-    "gpu_ops": (
-        "operations that are its own: kernels, copies, memsets and whole-graph replays whose innermost layer it is"
-    ),
+    "gpu_ops": ("its own operations: kernels, copies, memsets and whole-graph replays with this innermost layer"),
     "gpu_self_ns": "sum of the durations of these, in ns",
     "compute_ns": "the part of `gpu_self_ns` in kernels that compute, in ns",
     "comm_ns": "the part in collectives and other communication, in ns: moving bytes, and waiting for other ranks",
     "copy_ns": "the part in copies and memsets, in ns; the three add up to `gpu_self_ns`",
-    "gpu_total_ns": "`gpu_self_ns` with that of the layers it holds in the model, in the same phase, in ns",
+    "gpu_total_ns": "`gpu_self_ns` including nested layers of the model, in the same phase, in ns",
     "gpu_busy_ns": "length of the union of the total's intervals, summed over devices, in ns",
     "cpu_ns": "CPU wall time inside its ranges, in ns",
     "share": "`gpu_self_ns` over the capture's sum, 0 to 1",

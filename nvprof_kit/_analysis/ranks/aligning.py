@@ -128,7 +128,7 @@ def _by_time(tables: JobTables, odd: pd.DataFrame, clocks: pd.DataFrame, floor: 
     fresh = (members["e"].diff() > max(5 * floor, 20_000)) | (members["c"] != members["c"].shift())
     fresh |= (members["s"] != members["s"].shift()) | (members["sort"] != members["sort"].shift())
     members["k"] = 1_000_000 + fresh.cumsum()
-    # a rank takes part once; its further ones belong to nobody
+    # a rank takes part once; its further collectives are unmatched
     double = members.duplicated(["c", "s", "k", "rank"])
     members.loc[double, "k"] = 2_000_000_000 + np.flatnonzero(double)
     made: pd.DataFrame = members[columns]

@@ -36,9 +36,11 @@ Ints = npt.NDArray[np.int64]
 
 
 class Passing(NamedTuple):
-    """Attributes:
-    numbers: rank, index, label (of the pair of ranks) and k of every message; those without a partner are alone.
-    warnings: How many those are.
+    """The messages of a job, numbered so that both sides of each have the same number.
+
+    Attributes:
+        numbers: rank, index, label (of the pair of ranks) and k of every message; those without a partner are alone.
+        warnings: How many those are.
     """
 
     numbers: pd.DataFrame

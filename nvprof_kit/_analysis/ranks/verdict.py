@@ -101,7 +101,7 @@ class Evidence:
 def judge(found: Evidence) -> Verdict:
     """The verdict."""
     if found.ranks < 2:
-        return _none("no verdict: one rank has nobody to be compared with")
+        return _none("no verdict: a single rank cannot be compared")
     charges, steps = _counted_steps(found)
     length = float(np.median(steps["median_ns"])) if len(steps) else _without_steps(found)
     if not len(charges) or not length:
@@ -199,11 +199,11 @@ _WHY = {
     "copy": "it copies for longer{where}",
     "slow_link": "its collectives move their bytes more slowly{where}",
     "allocation": "its host allocates and frees memory{where}",
-    "profiler": "the profiler holds its host up",
+    "profiler": "the profiler delays its host",
     "garbage_collection": "its host collects Python's garbage; collect on all ranks in the same step, or gc.freeze()",
     "warm_up": "its host loads or compiles code{where}",
-    "not_profiled": "it was not profiled, so nothing tells why",
-    "collective": "it is held up by other collectives",
+    "not_profiled": "it was not profiled, so the reason is unknown",
+    "collective": "it is delayed by other collectives",
 }
 _REST = {
     "work": "in more GPU work elsewhere",
@@ -315,7 +315,7 @@ def _one_place(by_kind: pd.Series[float], cost: float, length: float) -> str | N
 
 
 def _mostly(faults: pd.DataFrame) -> str:
-    """The cause of most of the costs, in words; '' where there is none."""
+    """The cause of most of the costs, in words; '' if none."""
     sums = faults.groupby(np.where(faults["cause"].isin(_WORK), "work", faults["cause"]))["cost_ns"].sum()
     told = {"work": "in more GPU work", "host": "because its host launches late"} | {
         key: text for key, text in _REST.items() if key not in ("work", "host")

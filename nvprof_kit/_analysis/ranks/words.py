@@ -56,8 +56,8 @@ def job_warnings(ranks: pd.DataFrame, clocks: pd.DataFrame, tables: JobTables) -
     if unlike := tables.unlike():
         said.append(f"{many(unlike, 'collective', 'is/are')} of different kinds on different ranks and left out")
     if unmatched := tables.unmatched():
-        verbs = "is on one rank only and waits/are on one rank only and wait"
-        said.append(f"{many(unmatched, 'collective', verbs)} for nobody known")
+        verbs = "is on one rank only and/are on one rank only and"
+        said.append(f"{many(unmatched, 'collective', verbs)} cannot be matched")
     return said
 
 

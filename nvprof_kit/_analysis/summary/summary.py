@@ -221,11 +221,11 @@ _NOTES = {
     "device": "a GPU is busy while anything runs on it; the CPU's utilisation counts cores: 200 % are two all the time",
     "overview": "overlapping time counts once in a row; ratios are of the wall time of all GPUs",
     "model": "overlapping time counts once in a row; ratios are of the wall time of all GPUs",
-    "distributed": "overlap is communication beside which something computes",
-    "operator": "GPU time of an operator holds that of the operators it calls; its kernels are nested below it",
+    "distributed": "overlap is the part of communication hidden by compute",
+    "operator": "GPU time of an operator includes the operators it calls; its kernels are nested below it",
     "kernel": "CPU is the launching call; ratios are of all GPU time",
     "memory": "CPU is the call that copied; ratios are of all GPU time",
-    "user": "GPU time of a range holds that of the ranges in it",
+    "user": "GPU time of a range includes nested ranges",
 }
 _EMPTY = {
     "operator": "no operators in this capture: run under torch.autograd.profiler.emit_nvtx(), or nsys with "

@@ -85,7 +85,7 @@ def plan(asked: Reading, select: Selection, script: Path | None, rules: str | No
         of collectives are left out, because ncu cannot replay them on a single rank.
     """
     if len(asked.captures) > 1:
-        raise UsageError(f"a plan is for one capture, not {len(asked.captures)}")
+        raise UsageError(f"a plan needs one capture, not {len(asked.captures)}")
     if script is not None:
         Output(TABLE, script).spare(asked.captures)
     (made,) = each(asked.captures, lambda one: asked.open(one, rules).ncu_plan(**options))

@@ -71,7 +71,7 @@ class Annotation(ABC):
             raise
 
     def sleep(self) -> None:
-        """Take everything out: nobody listens."""
+        """Remove all hooks, because ranges are no longer emitted."""
         self.pause()
         held, self._held = self._held, []
         for one in held:

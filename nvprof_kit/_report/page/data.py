@@ -14,7 +14,13 @@ from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations
-from nvprof_kit._analysis.attribution.step_times import instance_of, slowest_step, step_times, typical_step
+from nvprof_kit._analysis.attribution.step_times import (
+    instance_of,
+    median_place,
+    slowest_step,
+    step_times,
+    typical_step,
+)
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.kernels.classes import CLASSES, Rule
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
@@ -106,7 +112,7 @@ class Sheet:
         moments: What is shown in time; None for nothing.
         idle: Idle time of the devices in the step that is shown first, and their time; None where it is not known.
         classes: Time by class of kernel; None where there is none.
-        findings: What to do about it, the weightiest first.
+        findings: What to do about it, the most severe first.
         memory: The memory of each row of the tree (`nvprof_kit._analysis.layers.memory.memory_tree`); None where the
             capture tells nothing of it.
         flops: What the operations counted beside the capture get out of the GPU; None where none were counted.
@@ -165,7 +171,7 @@ def headlines(sheet: Sheet) -> list[Headline]:
     if len(sheet.steps):
         lengths = sheet.steps["wall_ns"].to_numpy()[result.steps.shown]
         shortest, longest = (Milliseconds.for_total(int(lengths.max()))(int(value)) for value in _ends(lengths))
-        middle = Milliseconds.for_total(int(lengths.max()))(int(np.sort(lengths)[(len(lengths) - 1) // 2]))
+        middle = Milliseconds.for_total(int(lengths.max()))(int(lengths[median_place(lengths)]))
         made.append(Headline("Median step", f"{middle} ms", f"{shortest} to {longest} ms"))
     if sheet.moments is not None and sheet.idle is not None and result.info.on_gpu:
         made.append(_idle_headline(sheet.moments, *sheet.idle))
@@ -275,11 +281,11 @@ def sheet_of(
         trace: The capture, with the columns of `nvprof_kit._analysis.timeline.OPTIONAL`, and the tables of
             `nvprof_kit._trace.schema.MEMORY_TABLES` if the memory is to be shown.
         step: The one step to show in time, None for all.
-        found: What to do about it, None where nobody looked.
+        found: The findings; None if not computed.
         own_rules: Rules for kernel classes, asked before the package's.
         steps: Which steps the figures per step are of, by default all but warm-up.
         known: The same operations, where owners and classes are known already.
-        broken_down: Where the time of each step goes, None where nobody looked.
+        broken_down: The breakdown of each step; None if not computed.
         left_out: What was not looked for, a sentence each.
 
     Raises:
@@ -309,7 +315,7 @@ def sheet_of(
 
 
 def _steps_of(found: AdviseResult, times: pd.DataFrame) -> list[int]:
-    """Instances of steps that findings point to, the weightiest first."""
+    """Instances of steps that findings point to, the most severe first."""
     chosen: list[int] = []
     for finding in found.findings:
         here = (times["start_ns"] <= finding.start_ns) & (finding.start_ns < times["end_ns"])

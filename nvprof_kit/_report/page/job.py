@@ -329,7 +329,7 @@ def _timeline(view: JobView, held: Sequence[int], texts: Texts, block: Block) ->
     drawing = _Drawing(origin, texts, block)
     drawn = [drawing.group(*one) for one in groups]
     whole = _windows(groups, steps, origin, max(ends))
-    note = f"{left_out} more steps are not held" if left_out else ""
+    note = f"{left_out} more steps are not on the page" if left_out else ""
     return {"start": origin, "steps": whole, "groups": [one for one in drawn if one["rows"]], "note": note}, note
 
 

@@ -111,7 +111,7 @@ def _both(mfu: float, hfu: float, again: bool) -> str:
 
 def _what(result: FlopsResult, again: bool) -> str:
     unit = "a step" if result.whole.steps else "the capture"
-    told = f"Of {unit}, each with the layers it holds; operations counted in {result.counts}."
+    told = f"Of {unit}, including nested layers; operations counted in {result.counts}."
     if result.peaks is None:
         return told
     told += " MFU: the time its operations take at the peak of their type, over the busy time"

@@ -246,7 +246,7 @@ def header(result: LayersResult) -> list[RenderableType]:
         lines.append(Text("Operations are CPU operators: this capture has no GPU"))
     if set(summary.by_how) - {"launch"}:
         told = (f"{how} {percent(ns / max(summary.total_ns, 1))}" for how, ns in summary.by_how.items())
-        lines.append(Text(f"Owner told by: {', '.join(told)}"))
+        lines.append(Text(f"Attributed by: {', '.join(told)}"))
     return list(lines)
 
 
@@ -260,7 +260,7 @@ def apart(result: LayersResult) -> list[str]:
     if summary.outside_ns and not result.steps.asked:
         outside = Milliseconds.for_total(summary.total_ns)(summary.outside_ns)
         lines.append(f"Outside steps: {outside} ms in the whole capture, in no figure per step")
-    lines += [f"Warm-up, in no figure per step: {said}" for said in result.steps.left_out]
+    lines += [f"Warm-up, not in figures per step: {said}" for said in result.steps.left_out]
     return lines
 
 
@@ -323,7 +323,7 @@ def _cells(line: Line, columns: Sequence[str], longest: float) -> list[Renderabl
 
 def _notes(result: LayersResult, columns: Sequence[str]) -> list[Text]:
     unit = "Milliseconds per step" if result.summary.steps > 1 else "Milliseconds"
-    what = f"{unit} of {time_name(result)}; a layer's hold its children's."
+    what = f"{unit} of {time_name(result)}; a layer's include its children's."
     notes = [Text(f"{what} CPU is the time its ranges were open on the CPU.", "dim")]
     if result.summary.comm_ns:
         notes.append(Text("comm is the part of total in communication, which may be waiting for other ranks.", "dim"))

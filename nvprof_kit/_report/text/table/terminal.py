@@ -101,7 +101,7 @@ def capture_facts(info: CaptureInfo, steps: int) -> list[str]:
 
 
 def warning_lines(warnings: Iterable[str]) -> list[Text]:
-    """What may be wrong with the figures, a line each, the weightiest first."""
+    """What may be wrong with the figures, a line each, the most severe first."""
     return [Text(f"! {warning}", "yellow") for warning in in_order(warnings)]
 
 
