@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nvprof_kit._analysis.flops.flops import FlopsResult, joined
+from nvprof_kit._report.by_layer import ByLayer
 from nvprof_kit._results.base import Result
-from nvprof_kit._results.by_layer import ByLayer
 
 if TYPE_CHECKING:
     import pandas as pd

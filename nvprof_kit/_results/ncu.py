@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvprof_kit._analysis.ncu.layers import NcuLayersResult
 from nvprof_kit._analysis.ncu.plan import Plan
+from nvprof_kit._report.by_layer import ByLayer
 from nvprof_kit._report.export.writer import write_file
 from nvprof_kit._results.base import Result
-from nvprof_kit._results.by_layer import ByLayer
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.lanes import Line
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.windows import Windows
 from nvprof_kit._analysis.breakdown.host import HostCalls
@@ -128,10 +129,9 @@ def _depths(
         waiting: The stretches.
         windows: The windows.
     """
-    low = int(min(windows.start.min(initial=0), waiting.begin.min(initial=0)))
-    span = int(max(windows.end.max(initial=0), waiting.end.max(initial=0))) - low + 1
-    begins, ends = (lane * span + (moment - low) for moment in (waiting.begin, waiting.end))
-    opens, closes = (windows.lane * span + (edge - low) for edge in (windows.start, windows.end))
+    line = Line.over((windows.start, waiting.begin), (windows.end, waiting.end))
+    begins, ends = (line.at(lane, moment) for moment in (waiting.begin, waiting.end))
+    opens, closes = (line.at(windows.lane, edge) for edge in (windows.start, windows.end))
     moment = np.concatenate((begins, ends, opens, closes))
     change = np.repeat([1, -1, 0], [len(lane), len(lane), 2 * len(opens)])
     order = np.argsort(moment, kind="stable")

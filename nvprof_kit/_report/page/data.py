@@ -14,7 +14,13 @@ from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations
-from nvprof_kit._analysis.attribution.step_times import instance_of, slowest_step, step_times, typical_step
+from nvprof_kit._analysis.attribution.step_times import (
+    instance_of,
+    median_place,
+    slowest_step,
+    step_times,
+    typical_step,
+)
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.kernels.classes import CLASSES, Rule
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
@@ -165,7 +171,7 @@ def headlines(sheet: Sheet) -> list[Headline]:
     if len(sheet.steps):
         lengths = sheet.steps["wall_ns"].to_numpy()[result.steps.shown]
         shortest, longest = (Milliseconds.for_total(int(lengths.max()))(int(value)) for value in _ends(lengths))
-        middle = Milliseconds.for_total(int(lengths.max()))(int(np.sort(lengths)[(len(lengths) - 1) // 2]))
+        middle = Milliseconds.for_total(int(lengths.max()))(int(lengths[median_place(lengths)]))
         made.append(Headline("Median step", f"{middle} ms", f"{shortest} to {longest} ms"))
     if sheet.moments is not None and sheet.idle is not None and result.info.on_gpu:
         made.append(_idle_headline(sheet.moments, *sheet.idle))
