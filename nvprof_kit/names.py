@@ -24,6 +24,9 @@ WINDOW = "window"
 MEMORY_BEGIN, MEMORY_END, MEMORY_PEAK = "allocated at begin", "allocated at end", "peak inside"
 """Texts of the marks of category ``memory`` that a layer's range may hold; the payload of each is a number of bytes."""
 
+GARBAGE = "gc"
+"""Text of the ranges of category ``user`` around Python's full garbage collections."""
+
 RANK_MARK = "NVPROF_KIT_RANK_MARK"
 """Variable of the environment: where it is ``step``, the `rank_text` is marked in every step and not only once."""
 
