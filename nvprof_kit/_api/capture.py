@@ -16,6 +16,8 @@ from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.names import DOMAIN
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
     from matplotlib.figure import Figure
 
@@ -450,39 +452,46 @@ class Capture:
         """Write `page` to a file that ends in .html, to open in a browser; it loads nothing from any network."""
         return self.page(*others, step=step, findings=findings, steps=steps).save(path)
 
-    def perfetto(self, *, step: int | None = None, form: TraceForm = "json.gz") -> Document:
+    def perfetto(
+        self, *, step: int | None = None, form: TraceForm = "json.gz", steps: StepOptions | None = None
+    ) -> Document:
         """A trace with layers, phases, streams and idle gaps as tracks, for the Perfetto UI and chrome://tracing.
 
         Args:
             step: Only what ran in this step; None for the whole capture.
             form: ``pftrace`` is Perfetto's own, the smallest; ``json`` and ``json.gz`` open in chrome://tracing too.
+            steps: Only what ran in these steps, and between two that follow each other; None for the whole capture.
 
         Raises:
-            UsageError: The capture has no such step.
+            UsageError: The capture has no such step, or both step and steps are given.
         """
         from nvprof_kit._report.export.forms import TRACES, suffixes_of
         from nvprof_kit._results.document import Document
 
-        shown, info = self._timeline(step)
+        shown, info = self._timeline(step, steps)
         pieces = _among(form, TRACES, "form of a trace")
         return Document(lambda: pieces(shown, info), suffixes_of(form), self.sources)
 
-    def _timeline(self, step: int | None) -> tuple[Timeline, CaptureInfo]:
-        """What ran in a step, or in the whole capture."""
+    def _timeline(self, step: int | None, steps: StepOptions | None = None) -> tuple[Timeline, CaptureInfo]:
+        """What ran in a step, in some steps, or in the whole capture."""
         from nvprof_kit._analysis.timeline import OPTIONAL, timeline
 
         known = self._operations(OPTIONAL)
-        return timeline(known.trace, known.attribution, self._instance(step)), known.trace.info
+        instance, chosen = self._instance(step), self._chosen(step, steps)
+        return timeline(known.trace, known.attribution, instance, chosen=chosen), known.trace.info
 
-    def pprof(self, *, step: int | None = None, form: StacksForm = "pprof") -> Document:
+    def pprof(
+        self, *, step: int | None = None, form: StacksForm = "pprof", steps: StepOptions | None = None
+    ) -> Document:
         """GPU time as stacks for viewers of flame graphs: parts of the module's path, phase, kernel.
 
         Args:
             step: Only what ran in this step; None for the whole capture.
             form: ``pprof`` for ``go tool pprof``, Pyroscope and Speedscope; ``folded`` for lines of text.
+            steps: Only what ran in these steps; None for the whole capture.
 
         Raises:
-            UsageError: The capture has no such step.
+            UsageError: The capture has no such step, or both step and steps are given.
         """
         from nvprof_kit._analysis.stacks import OPTIONAL, stacks
         from nvprof_kit._report.export.flame import folded, pprof
@@ -491,12 +500,12 @@ class Capture:
 
         _among(form, dict.fromkeys(STACKS), "form of stacks")
         known = self._operations(OPTIONAL)
-        rows, ops = stacks(known, self._instance(step)), known.trace.ops
+        rows, ops = stacks(known, self._chosen(step, steps)), known.trace.ops
         length = int(ops["end_ns"].max() - ops["start_ns"].min()) if len(ops) else 0
         made = pprof(rows, known.trace.info, length) if form == "pprof" else folded(rows)
         return Document(made, suffixes_of(form), self.sources)
 
-    def export(self, path: str | Path, *, step: int | None = None) -> Path:
+    def export(self, path: str | Path, *, step: int | None = None, steps: StepOptions | None = None) -> Path:
         """Write `perfetto` or `pprof` to a file, as its suffix says: .pftrace, .perfetto-trace, .json.gz, .json,
         .pb.gz, .folded.
 
@@ -506,8 +515,24 @@ class Capture:
         from nvprof_kit._report.export.forms import TRACES, form_of
 
         form: Any = form_of(Path(path))
-        made = self.perfetto(step=step, form=form) if form in TRACES else self.pprof(step=step, form=form)
-        return made.save(path)
+        make: Any = self.perfetto if form in TRACES else self.pprof
+        written: Path = make(step=step, form=form, steps=steps).save(path)
+        return written
+
+    def _chosen(self, step: int | None, steps: StepOptions | None) -> npt.NDArray[np.bool_] | None:
+        """Which instances of steps are asked for, None for the whole capture."""
+        import numpy as np
+
+        from nvprof_kit._analysis.attribution.steps import chosen_steps
+
+        numbers = self._operations().attribution.ranges.steps
+        if steps is None or not steps.selects:
+            return None if step is None else np.arange(len(numbers)) == self._instance(step)
+        if step is not None:
+            raise UsageError(
+                "one step (--step) and several (--steps, --skip-steps) are asked for; needed is one of them"
+            )
+        return chosen_steps(steps, numbers, str(self.path))
 
     def _instance(self, step: int | None) -> int | None:
         """Which instance of a step its number means."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
+    from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._analysis.timeline import Timeline
     from nvprof_kit._api.capture import Capture
     from nvprof_kit._api.job import Job
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 
 
 def trace_of_ranks(
-    captures: Sequence[Capture], job: Job, step: int | None, form: Literal["pftrace", "json.gz", "json"]
+    captures: Sequence[Capture],
+    job: Job,
+    step: int | None,
+    form: Literal["pftrace", "json.gz", "json"],
+    steps: StepOptions | None = None,
 ) -> Document:
     """The trace of some ranks' captures, each beside the others on the job's clock.
 
@@ -28,6 +33,7 @@ def trace_of_ranks(
         job: The job that they are of.
         step: Only what ran in this step; None for the whole captures.
         form: Form of the trace.
+        steps: Only what ran in these steps; None for the whole captures.
 
     Raises:
         UsageError: A capture is of no rank of the job, or of several.
@@ -42,7 +48,7 @@ def trace_of_ranks(
         ranks = job.ranks[job.ranks["capture"] == str(capture.path)]["rank"].tolist()
         if len(ranks) != 1:
             raise UsageError(f"{capture.path}: holds {len(ranks)} ranks; a trace of several captures needs one of each")
-        placed.append((clocks[ranks[0]], _reader(capture, step)))
+        placed.append((clocks[ranks[0]], _reader(capture, step, steps)))
     placed.sort(key=lambda one: one[0].rank)
     origin = min((clock.offset_ns or 0) - round(clock.drift * clock.at_ns) for clock, _ in placed)
     lost = [clock.rank for clock, _ in placed if clock.offset_ns is None]
@@ -51,9 +57,9 @@ def trace_of_ranks(
     return Document(lambda: job_trace(placed, origin, form), suffixes_of(form), sources, tuple(warnings))
 
 
-def _reader(capture: Capture, step: int | None) -> Reader:
+def _reader(capture: Capture, step: int | None, steps: StepOptions | None) -> Reader:
     def read() -> tuple[Timeline, CaptureInfo]:
-        shown = capture._timeline(step)
+        shown = capture._timeline(step, steps)
         capture._forget()  # the trace of many ranks holds one at a time
         return shown
 

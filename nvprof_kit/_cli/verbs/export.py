@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from nvprof_kit._cli.inputs import rules_option
+from nvprof_kit._cli.inputs import rules_option, steps_options
 from nvprof_kit._cli.output import Reading, reading_into
 from nvprof_kit._cli.progress import progress
 from nvprof_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.attribution.steps import StepOptions
 
 _FORMS = {
     ".json.gz": "json.gz",
@@ -28,9 +31,10 @@ _STACKS = ("pprof", "folded")
 @click.command(short_help="The capture for another viewer: Perfetto, chrome://tracing, pprof.")
 @reading_into(_FORMS, named=True)
 @click.option("--to", type=click.Choice(["perfetto", "pprof"]), help="Which program, where no format says so.")
-@click.option("--step", type=int, help="Only what ran in this step; default: the whole capture.")
+@click.option("--step", type=int, help="Only what ran in this step, the first with this number; default: the capture.")
+@steps_options
 @rules_option
-def export(asked: Reading, to: str | None, step: int | None, rules: str | None) -> None:
+def export(asked: Reading, to: str | None, step: int | None, steps: StepOptions, rules: str | None) -> None:
     """A trace with layers, phases, streams and idle gaps as tracks, for the Perfetto UI and chrome://tracing; or GPU
     time as stacks of modules, phase and kernel, for pprof and other viewers of flame graphs.
 
@@ -40,16 +44,16 @@ def export(asked: Reading, to: str | None, step: int | None, rules: str | None) 
     """
     form: Any = _form(asked, to)
     if len(asked.captures) > 1:
-        return _ranks(asked, form, step, rules)
+        return _ranks(asked, form, step, steps, rules)
     (capture,) = asked.captures
     with progress() as say:
         say(f"reading {capture} and writing it as {form}")
         opened = asked.open(capture, rules)
-        made = opened.pprof(step=step, form=form) if form in _STACKS else opened.perfetto(step=step, form=form)
-        asked.output.write_document(made)
+        make: Any = opened.pprof if form in _STACKS else opened.perfetto
+        asked.output.write_document(make(step=step, form=form, steps=steps))
 
 
-def _ranks(asked: Reading, form: Any, step: int | None, rules: str | None) -> None:
+def _ranks(asked: Reading, form: Any, step: int | None, steps: StepOptions, rules: str | None) -> None:
     """Write the trace of several ranks.
 
     Raises:
@@ -68,7 +72,7 @@ def _ranks(asked: Reading, form: Any, step: int | None, rules: str | None) -> No
         first = captures[0]
         job = open_job(asked.captures, domain=first.domain, rules=first._rules)
         say(f"reading {len(captures)} captures and writing them as {form}")
-        asked.output.write_document(trace_of_ranks(captures, job, step, form))
+        asked.output.write_document(trace_of_ranks(captures, job, step, form, steps))
 
 
 def _form(asked: Reading, to: str | None) -> str:
