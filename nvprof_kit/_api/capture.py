@@ -185,7 +185,7 @@ class Capture:
         Args:
             view: The one table to print and to give; None prints all, and gives ``steps``.
             top: Lines of a table that are printed.
-            steps: Which steps to look at; None for the whole capture.
+            steps: Which steps to look at; None for all but warm-up, and then ``steps`` has every step.
 
         Raises:
             UsageError: None of the steps asked for is in the capture.

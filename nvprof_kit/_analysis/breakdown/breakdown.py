@@ -122,8 +122,8 @@ def breakdown(
     Args:
         trace: The capture, opened with `OPTIONAL`.
         own_rules: Rules for kernel classes, asked before the package's.
-        options: Which steps to look at, by default the whole capture; what is of one step alone is of the one of median
-            length among all but warm-up.
+        options: Which steps to look at, by default all but warm-up; `steps` then has the others too, and the time
+            outside steps. What is of one step alone is of the one of median length.
         known: The same operations, where owners and classes are known already.
 
     Raises:
@@ -132,7 +132,7 @@ def breakdown(
     """
     operations = Operations(trace, own_rules, known)
     choice = choose_steps(trace, operations.attribution, options)
-    made = breakdown_of(trace, operations.attribution, operations.classes, choice, in_steps=choice.asked)
+    made = breakdown_of(trace, operations.attribution, operations.classes, choice)
     if made.communication["bytes"].notna().all():
         return made
     unattributed = (
@@ -142,18 +142,16 @@ def breakdown(
     return replace(made, warnings=(*made.warnings, unattributed))
 
 
-def breakdown_of(
-    trace: Trace, attribution: Attribution, classes: KernelClasses, choice: StepChoice, *, in_steps: bool = False
-) -> BreakdownResult:
+def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses, choice: StepChoice) -> BreakdownResult:
     """The same of a capture of which owners and classes are known already.
 
     Args:
         trace: The capture, opened with `OPTIONAL`.
         attribution: Who owns each operation.
         classes: The class of each operation.
-        choice: Which steps are looked at; where the user chose them, `steps` has no others.
-        in_steps: Whether the tables of idle time, communication, copies and launches leave out what lies outside these
-            steps where the capture has steps; waiting for data outside steps is in them, unless the user chose steps.
+        choice: Which steps the tables of idle time, communication, copies and launches are of; where the capture has
+            none, they are of the whole. Waiting for data between steps is in them, unless the user chose steps; then
+            `steps` has no others either.
     """
     windows = step_windows(trace, attribution)
     active = activity(trace, classes, windows)
@@ -167,7 +165,7 @@ def breakdown_of(
         listed = np.append(choice.shown, False)[instances]
         steps, instances = steps[listed].reset_index(drop=True), instances[listed]
     counted = np.ones(len(trace.ops), dtype=bool)
-    if in_steps and windows.in_step.any():
+    if windows.in_step.any():
         counted, idling = choice.of_ops(attribution), _in_steps(idling, windows, choice)
     middle = median_window(windows, choice.shown)
     shown_as = int(np.count_nonzero(listed[:middle]))
@@ -189,7 +187,7 @@ def breakdown_of(
             *trace.info.warnings,
             *classes.warnings(total),
             *_warnings(trace, steps),
-            *first_collective(trace, classes),
+            *first_collective(trace, classes, counted),
         ),
         info=trace.info,
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import isnan
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from support.golden import Golden
 from support.lane import examples
 from support.nsys_file import START_END, NsysFile
 
+import nvprof_kit
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, BreakdownResult, breakdown
 from nvprof_kit._analysis.hardware import UNKNOWN, link_of
 from nvprof_kit._trace.open import open_capture
@@ -321,8 +323,30 @@ def test_parts_always_add_up(tmp_path: Path, ops: list[tuple[int, int, str, int]
         for row in ordered.to_dict("records"):
             found = brute.states(mine, row["start_ns"], row["start_ns"] + row["wall_ns"])
             assert [row[part] for part in PARTS] == [found[one] for one in ("compute", "comm", "copy", "idle")]
-    assert result.idle["idle_ns"].sum() == steps["idle_ns"].sum()
+    counted = steps[np.append(result.choice.shown, False)[result.instances]]
+    loader = steps["idle_dataloader_ns"][result.instances < 0].sum()
+    assert result.idle["idle_ns"].sum() == counted["idle_ns"].sum() + loader
     assert result.critical_path["share"].sum() == pytest.approx(1)
+
+
+def test_warm_up_and_the_time_outside_steps_are_lines_of_their_own(tmp_path: Path) -> None:
+    """Four steps of 1000 ns with a gap of 100 in each, but the first has one of 5000; and one of 300 outside."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    at = 0
+    for number in range(4):
+        gap = 5000 if number == 0 else 100
+        file.range_(f"step {number}", at, at + 900 + gap, category="step", payload=number)
+        file.kernel(at, at + 400, launched=(at, at))
+        file.kernel(at + 400 + gap, at + 900 + gap, launched=(at + 390 + gap, at + 400 + gap))
+        at += 900 + gap
+    file.kernel(at + 300, at + 400, launched=(at + 290, at + 300))
+    result = analysed(file)
+    assert result.idle["idle_ns"].sum() == 300  # three steady steps
+    assert result.launches["ops"].sum() == 6
+    assert result.steps["idle_ns"].tolist() == [5000, 100, 100, 100, 300]
+    shown = str(nvprof_kit.open(tmp_path / "run.sqlite").breakdown("steps"))
+    for line in ("3 steady steps", "warm-up, 1 more", "outside steps", "Warm-up, in no figure below: step 0 took"):
+        assert line in shown
 
 
 REAL = [
