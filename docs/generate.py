@@ -41,8 +41,9 @@ from nvprof_kit._analysis.memory import steps as memory_traffic
 from nvprof_kit._analysis.metrics import COLUMNS as METRICS_COLUMNS
 from nvprof_kit._analysis.ncu.layers import COLUMNS as NCU_COLUMNS
 from nvprof_kit._analysis.ncu.plan import COLUMNS as PLAN_COLUMNS
-from nvprof_kit._analysis.ranks import bubbles, clocks, parallel, replay, waits
+from nvprof_kit._analysis.ranks import bubbles, clocks, parallel, replay
 from nvprof_kit._analysis.ranks import layers as ranks_layers
+from nvprof_kit._analysis.ranks.waits import waits
 from nvprof_kit._analysis.timers import COLUMNS as TIMERS_COLUMNS
 from nvprof_kit._cli import group
 from nvprof_kit._instrument.meters import utilisation

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.ranks.aligning import Alignment
     from nvprof_kit._analysis.ranks.replay import Graph
     from nvprof_kit._analysis.ranks.verdict import Verdict
-    from nvprof_kit._analysis.ranks.waits import Waits
+    from nvprof_kit._analysis.ranks.waits.waits import Waits
     from nvprof_kit._results.document import Document
     from nvprof_kit._results.ranks import Ranks, RankTable
     from nvprof_kit._trace.jobs.tables import JobTables
@@ -47,7 +47,7 @@ class Job:
 
     @cached_property
     def _waits(self) -> Waits:
-        from nvprof_kit._analysis.ranks.waits import find_waits
+        from nvprof_kit._analysis.ranks.waits.waits import find_waits
 
         return find_waits(self._tables, self._aligned.floor_ns)
 
@@ -140,7 +140,7 @@ class Job:
     @cached_property
     def _graph(self) -> tuple[Graph, pd.DataFrame]:
         from nvprof_kit._analysis.ranks.replay import build
-        from nvprof_kit._analysis.ranks.waits import MOST
+        from nvprof_kit._analysis.ranks.waits.waits import MOST
 
         self._aligned  # noqa: B018  # the collectives are matched with the clocks
         if self._tables.count() > MOST:
@@ -195,7 +195,7 @@ class Job:
             top: Lines of each table that are printed.
         """
         from nvprof_kit._analysis.ranks.replay import error
-        from nvprof_kit._analysis.ranks.waits import MOST
+        from nvprof_kit._analysis.ranks.waits.waits import MOST
         from nvprof_kit._results.ranks import Ranks
 
         replayed = 0 < self._tables.count() <= MOST if self._waits else False

@@ -60,7 +60,7 @@ def map_capture(task: MapTask) -> list[str]:
         CaptureError: The capture cannot be read, or its rank is told nowhere.
     """
     from nvprof_kit._analysis.foreign.translate import translate
-    from nvprof_kit._analysis.ranks.mapping import OPTIONAL, map_rank
+    from nvprof_kit._analysis.ranks.maps.mapping import OPTIONAL, map_rank
     from nvprof_kit._trace.open import open_capture
 
     path, folder = Path(task.capture), Path(task.folder)
@@ -96,7 +96,7 @@ def map_capture(task: MapTask) -> list[str]:
 
 def _map_unprofiled(task: MapTask, wanted: Fingerprint, source: str) -> str:
     """Map what is known of a rank without a profile."""
-    from nvprof_kit._analysis.ranks.unprofiled import dump_warnings, map_unprofiled
+    from nvprof_kit._analysis.ranks.maps.unprofiled import dump_warnings, map_unprofiled
 
     path = Path(task.capture)
     found = read_unprofiled(path, source, task.rank)

@@ -122,7 +122,7 @@ class Output:
         elif len(results) == 1:
             self.write(results[0].encode(self.form), results[0].warnings_beside(self.form), sources)
         else:
-            from nvprof_kit._results.several import Several
+            from nvprof_kit._results.base import Several
 
             several = Several(tuple(results), select=select)
             self.write(several.encode(self.form), several.warnings_beside(self.form), sources)
@@ -164,7 +164,7 @@ class Output:
         Raises:
             UsageError: The file cannot be written, or is one of the inputs.
         """
-        from nvprof_kit._report.text.terminal import print_to, text_of
+        from nvprof_kit._report.text.table.terminal import print_to, text_of
 
         if self.path is None:
             with _stdout():
@@ -239,7 +239,7 @@ class Reading:
             UsageError: The answer would be written over it, or the rules are wrong.
         """
         from nvprof_kit._api.capture import Capture
-        from nvprof_kit._trace.kinds import CAPTURES, NSYS, expect
+        from nvprof_kit._trace.files.kinds import CAPTURES, NSYS, expect
 
         expect(capture, *((NSYS, NEEDED_NSYS) if self.nsys else (CAPTURES, NEEDED)))
         opened = Capture(capture, rules=rules, domain=self.domain, kernel_rules=kernel_rules)

@@ -36,7 +36,7 @@ def table(depth: int | None = None, file: TextIO | None = None) -> OnTraceReady:
             return
         from nvprof_kit._analysis.layers.layers import layers
         from nvprof_kit._report.text.layers import LayersView, layers_report
-        from nvprof_kit._report.text.terminal import print_to
+        from nvprof_kit._report.text.table.terminal import print_to
         from nvprof_kit._trace.open import open_capture
 
         print_to(file or sys.stdout, layers_report(layers(open_capture(trace)), LayersView(depth)))

@@ -90,7 +90,7 @@ class Result(ABC):
     def encode(self, form: str) -> bytes:
         """The answer in one of the forms of `save`, by its name: ``table``, ``csv``, ``json``, ``html``, ``png``."""
         if form == TABLE:
-            from nvprof_kit._report.text.terminal import text_of
+            from nvprof_kit._report.text.table.terminal import text_of
 
             return text_of(self.parts(), kept=True).encode("utf-8", "replace")
         if form == "html":
@@ -180,7 +180,7 @@ class Result(ABC):
 
     def __str__(self) -> str:
         """The table that the command line prints."""
-        from nvprof_kit._report.text.terminal import text_of
+        from nvprof_kit._report.text.table.terminal import text_of
 
         return text_of(self.parts()).strip("\n")
 
@@ -191,12 +191,50 @@ class Result(ABC):
         yield from self.parts()
 
     def _repr_html_(self) -> str:
-        from nvprof_kit._report.text.terminal import html_of
+        from nvprof_kit._report.text.table.terminal import html_of
 
         return html_of(self.parts())
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Several(Result):
+    """Several answers, whose rows a first column ``capture`` tells apart.
+
+    Attributes:
+        results: The answers, each with its own selection.
+    """
+
+    results: Sequence[Result]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """All warnings, each with the file that it is of."""
+        return tuple(f"{result.sources[0]}: {one}" for result in self.results for one in result.warnings)
+
+    @property
+    def schema(self) -> str:
+        """Name of the schema of the json answer."""
+        return self.results[0].schema
+
+    @property
+    def answered(self) -> tuple[str, ...]:
+        """The files that they were made of."""
+        return tuple(str(source) for result in self.results for source in result.sources)
+
+    def to_frame(self) -> pd.DataFrame:
+        """All rows, with the column ``capture``."""
+        return tables.with_capture([(str(result.sources[0]), result.frame()) for result in self.results])
+
+    def frame(self) -> pd.DataFrame:
+        """The same: each answer has selected its rows."""
+        return self.to_frame()
+
+    def parts(self) -> list[RenderableType]:
+        """One below the other."""
+        return [part for result in self.results for part in result.parts()]
 
 
 def no_plot(what: str) -> UsageError:

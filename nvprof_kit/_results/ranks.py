@@ -23,7 +23,8 @@ VIEWS = ("waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-bat
 
 def columns_of(view: str) -> Mapping[str, str]:
     """What the columns of a job's table mean."""
-    from nvprof_kit._analysis.ranks import bubbles, clocks, layers, parallel, replay, waits
+    from nvprof_kit._analysis.ranks import bubbles, clocks, layers, parallel, replay
+    from nvprof_kit._analysis.ranks.waits import waits
 
     return {
         "waits": waits.WAIT_COLUMNS,

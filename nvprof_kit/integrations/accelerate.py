@@ -20,9 +20,9 @@ from accelerate.utils import ProfileKwargs
 
 from nvprof_kit._instrument.loop.switch import Switch
 from nvprof_kit._instrument.ranks import rank
-from nvprof_kit.integrations.callers import calling_object
-from nvprof_kit.integrations.guard import never_fails
-from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations._host.callers import calling_object
+from nvprof_kit.integrations._host.guard import never_fails
+from nvprof_kit.integrations._host.loop import HostLoop
 
 
 @dataclass

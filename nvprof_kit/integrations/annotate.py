@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nvprof_kit.integrations.guard import Guarded, never_fails
-from nvprof_kit.integrations.importing import after_import
+from nvprof_kit.integrations._host.guard import Guarded, never_fails
+from nvprof_kit.integrations._host.importing import after_import
 
 VARIABLE = "NVPROF_KIT_ANNOTATE"
 
@@ -202,8 +202,8 @@ class Watch(Guarded):
     def _annotated(self, model: Any, name: str) -> Any:
         from nvprof_kit._instrument.modules.annotate import annotate_model
         from nvprof_kit._instrument.ranges import state
-        from nvprof_kit.integrations.loop import HostLoop
-        from nvprof_kit.integrations.models import annotate_under, is_ranged
+        from nvprof_kit.integrations._host.loop import HostLoop
+        from nvprof_kit.integrations._host.models import annotate_under, is_ranged
 
         if model in state.annotated or is_ranged(model):
             say(f"{name} is annotated by the program itself, and left so")

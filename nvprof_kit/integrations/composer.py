@@ -15,8 +15,8 @@ from composer import Callback
 
 from nvprof_kit._instrument.loop.switch import Switch
 from nvprof_kit._instrument.modules.blocks import Part, children
-from nvprof_kit.integrations.guard import never_fails
-from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations._host.guard import never_fails
+from nvprof_kit.integrations._host.loop import HostLoop
 
 
 class LayerCallback(Callback):  # type: ignore[misc]  # composer may be missing

@@ -16,7 +16,7 @@ from typing import Any
 
 from nvprof_kit._instrument.loop.switch import Switch
 from nvprof_kit._instrument.patches import Patch
-from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations._host.loop import HostLoop
 
 
 class annotate_engine:

@@ -19,8 +19,8 @@ from nvprof_kit._instrument.compile.uncompiled import leave_to_python
 from nvprof_kit._instrument.loop.switch import Switch
 from nvprof_kit._instrument.modules.ranged import Compiled
 from nvprof_kit._instrument.patches import Hook, Patch
-from nvprof_kit.integrations.loop import HostLoop
-from nvprof_kit.integrations.points import LoopHooks
+from nvprof_kit.integrations._host.loop import HostLoop
+from nvprof_kit.integrations._host.points import LoopHooks
 
 DENOISERS = ("transformer", "unet", "prior", "decoder", "controlnet")
 """Components that a denoising step calls, by the begin of their names."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvprof_kit.integrations.guard import warn
+from nvprof_kit.integrations._host.guard import warn
 
 
 def lightning_callbacks() -> list[Any]:
@@ -19,7 +19,7 @@ def fabric_callbacks() -> list[Any]:
 
 def _made(name: str) -> list[Any]:
     try:
-        from nvprof_kit.integrations.loop import listens
+        from nvprof_kit.integrations._host.loop import listens
 
         if not listens():
             return []

@@ -14,8 +14,8 @@ from typing import Any
 from transformers import TrainerCallback
 
 from nvprof_kit._instrument.loop.switch import Switch
-from nvprof_kit.integrations.guard import never_fails
-from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations._host.guard import never_fails
+from nvprof_kit.integrations._host.loop import HostLoop
 
 
 class LayerCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types

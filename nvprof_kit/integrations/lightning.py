@@ -25,8 +25,8 @@ from nvprof_kit._instrument.loop.loop import phase
 from nvprof_kit._instrument.loop.switch import Switch
 from nvprof_kit._instrument.modules.blocks import Part, children
 from nvprof_kit._instrument.ranges import state
-from nvprof_kit.integrations.guard import Guarded, never_fails
-from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations._host.guard import Guarded, never_fails
+from nvprof_kit.integrations._host.loop import HostLoop
 
 
 class LayerCallback(Callback):  # type: ignore[misc]  # the package may be missing

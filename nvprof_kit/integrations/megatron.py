@@ -19,9 +19,9 @@ from typing import Any
 
 from nvprof_kit._instrument.loop.switch import Switch
 from nvprof_kit._instrument.patches import Patch
-from nvprof_kit.integrations.guard import never_fails
-from nvprof_kit.integrations.importing import after_import
-from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations._host.guard import never_fails
+from nvprof_kit.integrations._host.importing import after_import
+from nvprof_kit.integrations._host.loop import HostLoop
 
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 TRAINING = "megatron.training.training"

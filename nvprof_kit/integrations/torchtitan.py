@@ -20,9 +20,9 @@ from typing import Any
 
 from torchtitan.tools.profiler import Profiler
 
-from nvprof_kit.integrations.callers import calling_object
-from nvprof_kit.integrations.guard import never_fails, warn
-from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations._host.callers import calling_object
+from nvprof_kit.integrations._host.guard import never_fails, warn
+from nvprof_kit.integrations._host.loop import HostLoop
 
 
 class LayerProfiler(Profiler):  # type: ignore[misc]  # torchtitan may be missing

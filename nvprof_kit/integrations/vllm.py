@@ -10,8 +10,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from nvprof_kit.integrations.guard import warn
-from nvprof_kit.integrations.importing import after_import
+from nvprof_kit.integrations._host.guard import warn
+from nvprof_kit.integrations._host.importing import after_import
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 """Modules that have a class ``GPUModelRunner``."""
@@ -28,7 +28,7 @@ def register() -> None:
     if _registered:
         return
     try:
-        from nvprof_kit.integrations.loop import listens
+        from nvprof_kit.integrations._host.loop import listens
 
         if listens():
             _registered = True
@@ -58,7 +58,7 @@ def _replace(cls: Any, name: str, make: Callable[..., Callable[..., Any]]) -> No
 
 def _loading(method: Callable[..., Any]) -> Callable[..., Any]:
     def load_model(runner: Any, *args: Any, **kwargs: Any) -> Any:
-        from nvprof_kit.integrations.serving import engine
+        from nvprof_kit.integrations._host.serving import engine
 
         result = method(runner, *args, **kwargs)
         engine().loaded(runner, getattr(runner, "model", None) or runner.get_model())
@@ -69,7 +69,7 @@ def _loading(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _executing(method: Callable[..., Any]) -> Callable[..., Any]:
     def execute_model(runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        from nvprof_kit.integrations.serving import engine
+        from nvprof_kit.integrations._host.serving import engine
 
         phase = _phase(scheduler_output)
         if phase is None or kwargs.get("dummy_run"):
@@ -85,7 +85,7 @@ def _executing(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _phase(scheduler_output: Any) -> str | None:
     """The phase of a scheduled batch, None of an empty one; drafted tokens that are verified are decoding."""
-    from nvprof_kit.integrations.serving import phase_of
+    from nvprof_kit.integrations._host.serving import phase_of
 
     counts = getattr(scheduler_output, "num_scheduled_tokens", None)
     if not counts:
@@ -96,7 +96,7 @@ def _phase(scheduler_output: Any) -> str | None:
 
 def _sampling(method: Callable[..., Any]) -> Callable[..., Any]:
     def sample_tokens(runner: Any, *args: Any, **kwargs: Any) -> Any:
-        from nvprof_kit.integrations.serving import engine
+        from nvprof_kit.integrations._host.serving import engine
 
         try:
             return method(runner, *args, **kwargs)
@@ -108,7 +108,7 @@ def _sampling(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _capturing(method: Callable[..., Any]) -> Callable[..., Any]:
     def _warmup_and_capture(runner: Any, desc: Any, *args: Any, **kwargs: Any) -> Any:
-        from nvprof_kit.integrations.serving import engine
+        from nvprof_kit.integrations._host.serving import engine
 
         with engine().capturing(getattr(desc, "num_tokens", 0)):
             return method(runner, desc, *args, **kwargs)
@@ -122,7 +122,7 @@ def _capturing_each(method: Callable[..., Any]) -> Callable[..., Any]:
             forward = create_forward_fn(desc, *own, **named)
 
             def run(*given: Any, **asked: Any) -> Any:
-                from nvprof_kit.integrations.serving import engine
+                from nvprof_kit.integrations._host.serving import engine
 
                 with engine().capturing(getattr(desc, "num_tokens", 0)):
                     return forward(*given, **asked)

@@ -8,7 +8,7 @@ import numpy as np
 
 from nvprof_kit._analysis.ranks.clocks import align
 from nvprof_kit._analysis.ranks.groups import groups_of
-from nvprof_kit._analysis.ranks.unprofiled import place
+from nvprof_kit._analysis.ranks.maps.unprofiled import place
 from nvprof_kit._trace.jobs.tables import JobTables
 
 if TYPE_CHECKING:

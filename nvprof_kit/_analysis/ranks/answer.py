@@ -24,8 +24,8 @@ class RanksAnswer:
     Attributes:
         verdict: The verdict.
         clocks: With `nvprof_kit._analysis.ranks.clocks.COLUMNS`.
-        waits: With `nvprof_kit._analysis.ranks.waits.WAIT_COLUMNS`.
-        charges: With `nvprof_kit._analysis.ranks.waits.CHARGE_COLUMNS`.
+        waits: With `nvprof_kit._analysis.ranks.waits.waits.WAIT_COLUMNS`.
+        charges: With `nvprof_kit._analysis.ranks.waits.waits.CHARGE_COLUMNS`.
         matrix: Who waited for whom: waiting_rank, late_rank, wait_ns.
         layers: With `nvprof_kit._analysis.ranks.layers.COLUMNS`.
         critical_path: With `nvprof_kit._analysis.ranks.replay.PATH_COLUMNS`; empty for a job of too many collectives.

@@ -70,7 +70,7 @@ class Evidence:
     """What a verdict is made from.
 
     Attributes:
-        charges: See `nvprof_kit._analysis.ranks.waits.Waits.charges`.
+        charges: See `nvprof_kit._analysis.ranks.waits.waits.Waits.charges`.
         steps: Steps with their median length over ranks, and whether they are warm-up: step, median_ns, warm_up.
         layers: See `nvprof_kit._analysis.ranks.layers.layer_table`.
         transfers: See `nvprof_kit._trace.jobs.tables.JobTables.transfers`.

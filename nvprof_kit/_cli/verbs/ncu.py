@@ -15,7 +15,7 @@ from nvprof_kit._cli.progress import each, progress
 from nvprof_kit._report.plots import plots
 from nvprof_kit._report.selection import Selection
 from nvprof_kit._results.base import TABLE
-from nvprof_kit._trace.kinds import NCU, NSYS, expect
+from nvprof_kit._trace.files.kinds import NCU, NSYS, expect
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import DOMAIN
 

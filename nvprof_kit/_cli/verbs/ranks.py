@@ -10,7 +10,7 @@ import click
 from nvprof_kit._cli.inputs import rules_option, selecting
 from nvprof_kit._cli.output import NEEDED, Output, domain_option, named_domain, writing
 from nvprof_kit._cli.progress import progress
-from nvprof_kit._trace.kinds import CAPTURES, FLIGHT, INSPECTOR, expect
+from nvprof_kit._trace.files.kinds import CAPTURES, FLIGHT, INSPECTOR, expect
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:

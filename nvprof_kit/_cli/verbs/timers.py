@@ -10,7 +10,7 @@ import click
 from nvprof_kit._cli.inputs import LINES, selecting, steps_options
 from nvprof_kit._cli.output import Output, writing
 from nvprof_kit._cli.progress import progress
-from nvprof_kit._trace.kinds import TIMERS, expect
+from nvprof_kit._trace.files.kinds import TIMERS, expect
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions

@@ -24,8 +24,9 @@ from nvprof_kit._analysis.memory import steps as memory_steps
 from nvprof_kit._analysis.metrics import COLUMNS as METRICS
 from nvprof_kit._analysis.ncu import layers as ncu_layers
 from nvprof_kit._analysis.ncu import plan as ncu_plan
-from nvprof_kit._analysis.ranks import bubbles, clocks, parallel, replay, waits
+from nvprof_kit._analysis.ranks import bubbles, clocks, parallel, replay
 from nvprof_kit._analysis.ranks import layers as ranks_layers
+from nvprof_kit._analysis.ranks.waits import waits
 from nvprof_kit._analysis.timers import COLUMNS as TIMERS
 from nvprof_kit._report.text.doctor import COLUMNS as DOCTOR
 

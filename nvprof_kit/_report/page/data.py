@@ -24,7 +24,7 @@ from nvprof_kit._report.page.kernels import KernelTable, kernel_table
 from nvprof_kit._report.page.tables import PageTable, breakdown_tables, short_text
 from nvprof_kit._report.page.timeline import Moments, ShownStep, idle_sentence
 from nvprof_kit._report.text.layers import heading, time_name
-from nvprof_kit._report.text.units import Milliseconds, percent
+from nvprof_kit._report.text.table.units import Milliseconds, percent
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._report.text.units import Milliseconds, mib, percent
+from nvprof_kit._report.text.table.units import Milliseconds, mib, percent
 
 if TYPE_CHECKING:
     import pandas as pd

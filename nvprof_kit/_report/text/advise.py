@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._report.text.terminal import capture_line, warning_lines
-from nvprof_kit._report.text.units import Milliseconds, percent
+from nvprof_kit._report.text.table.terminal import capture_line, warning_lines
+from nvprof_kit._report.text.table.units import Milliseconds, percent
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.advise.advise import AdviseResult

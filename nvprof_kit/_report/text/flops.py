@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.flops.flops import NOTES_APART
-from nvprof_kit._report.text.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.units import Cells, Milliseconds, count_per_step
+from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
+from nvprof_kit._report.text.table.units import Cells, Milliseconds, count_per_step
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:

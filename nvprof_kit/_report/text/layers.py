@@ -13,8 +13,8 @@ from nvprof_kit._analysis.layers.fold import LEAST, MANY, fold, most_equal
 from nvprof_kit._analysis.layers.memory import memory_tree
 from nvprof_kit._analysis.layers.split import SPLITS
 from nvprof_kit._report.selection import UNFOLDED, Selection
-from nvprof_kit._report.text.terminal import Bar, capture_line, table, warning_lines
-from nvprof_kit._report.text.units import Cells, Milliseconds, count_per_step, mib, mib_cell, percent, percents
+from nvprof_kit._report.text.table.terminal import Bar, capture_line, table, warning_lines
+from nvprof_kit._report.text.table.units import Cells, Milliseconds, count_per_step, mib, mib_cell, percent, percents
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
 if TYPE_CHECKING:

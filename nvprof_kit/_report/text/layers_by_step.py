@@ -8,8 +8,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._report.text.layers import LayersView, header, line_label, time_name
-from nvprof_kit._report.text.terminal import table, warning_lines
-from nvprof_kit._report.text.units import Cells
+from nvprof_kit._report.text.table.terminal import table, warning_lines
+from nvprof_kit._report.text.table.units import Cells
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from rich.text import Text
 from nvprof_kit._report.page.plain import Section, page
 from nvprof_kit._report.page.template import svg_of
 from nvprof_kit._report.selection import EVERYTHING, Selection
-from nvprof_kit._report.text.terminal import Bar, table, warning_lines
-from nvprof_kit._report.text.units import mib, mib_cell, percent
+from nvprof_kit._report.text.table.terminal import Bar, table, warning_lines
+from nvprof_kit._report.text.table.units import mib, mib_cell, percent
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.layers.order import with_holders
-from nvprof_kit._report.text.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.units import Cells
+from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
+from nvprof_kit._report.text.table.units import Cells
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.metrics import MetricsResult

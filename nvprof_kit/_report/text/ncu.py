@@ -11,8 +11,8 @@ from rich.text import Text
 
 from nvprof_kit._analysis.layers.order import with_holders
 from nvprof_kit._analysis.ncu.plan import predicted_seconds
-from nvprof_kit._report.text.terminal import table, warning_lines
-from nvprof_kit._report.text.units import Cells, Milliseconds, percent, short_kernel
+from nvprof_kit._report.text.table.terminal import table, warning_lines
+from nvprof_kit._report.text.table.units import Cells, Milliseconds, percent, short_kernel
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.ncu.layers import NcuLayersResult

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._trace.plain_pickle import load_plain, one_line
+from nvprof_kit._trace.files.plain_pickle import load_plain, one_line
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:

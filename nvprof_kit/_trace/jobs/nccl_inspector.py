@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvprof_kit._trace.files.plain_pickle import one_line
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.jobs.flight_recorder import COLLECTIVES
-from nvprof_kit._trace.plain_pickle import one_line
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.checks import check_spans
+from nvprof_kit._trace.files.checks import check_spans
+from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
 from nvprof_kit._trace.frames import distinct, labels
 from nvprof_kit._trace.nsys.sources import check_rows
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
-from nvprof_kit._trace.sqlite import Database, Int64Array, integer_list
 
 _TABLES = {
     "api": ("CUPTI_ACTIVITY_KIND_RUNTIME", "correlationId"),

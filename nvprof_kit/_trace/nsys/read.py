@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.checks import DAY_NS, check_moments, check_operations, repeated
 from nvprof_kit._trace.domains import named_domains
+from nvprof_kit._trace.files.checks import DAY_NS, check_moments, check_operations, repeated
+from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.frames import make_frame
 from nvprof_kit._trace.nsys import tables
 from nvprof_kit._trace.nsys.calls import busy_calls, fetch_calls, read_calls, read_loads
@@ -29,7 +30,6 @@ from nvprof_kit._trace.nsys.scheduled import read_scheduled
 from nvprof_kit._trace.nsys.sources import check_columns, check_rows, node_table, tables_for
 from nvprof_kit._trace.nsys.warnings import capture_warnings, handed_over_warnings
 from nvprof_kit._trace.schema import BUSY_CALLS, OPS, SHAPES, CaptureInfo, Trace
-from nvprof_kit._trace.sqlite import Database
 from nvprof_kit.errors import CaptureError
 
 _EXPORT_METADATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import current_thread, main_thread
 
-from nvprof_kit._trace.packed import unpack
-from nvprof_kit._trace.sqlite import Database, integer_list
+from nvprof_kit._trace.files.packed import unpack
+from nvprof_kit._trace.files.sqlite import Database, integer_list
 from nvprof_kit.errors import CaptureError, UsageError
 
 GONE = "(scrubbed)"

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from nvprof_kit._trace.files.sqlite import Database, integer_list
 from nvprof_kit._trace.schema import OP_KINDS
-from nvprof_kit._trace.sqlite import Database, integer_list
 
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _PID_MASK = ~0xFFFFFF

@@ -1,5 +1,5 @@
 """Loads a pickle of plain data in a process of its own and hands it over, a snapshot as its columns:
-``python -I load.py FILE WHAT [STRETCHES]`` (`nvprof_kit._trace.plain_pickle` starts it).
+``python -I load.py FILE WHAT [STRETCHES]`` (`nvprof_kit._trace.files.plain_pickle` starts it).
 
 A pickle from somewhere else can run anything when it is loaded, and a small one can ask for any memory and any time.
 So it is loaded by an unpickler that knows no classes and no functions, in a process whose memory is limited, which

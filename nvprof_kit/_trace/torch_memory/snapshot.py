@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._trace.annotations import loop_annotation
-from nvprof_kit._trace.checks import check_moments, check_sizes
-from nvprof_kit._trace.kinds import told_by
-from nvprof_kit._trace.plain_pickle import handed_over
+from nvprof_kit._trace.files.checks import check_moments, check_sizes
+from nvprof_kit._trace.files.kinds import told_by
+from nvprof_kit._trace.files.plain_pickle import handed_over
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import (
     MEMORY_STRETCHES,

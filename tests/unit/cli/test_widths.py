@@ -14,8 +14,8 @@ from rich.cells import cell_len
 
 import nvprof_kit
 from nvprof_kit._api.sources import open_ncu, open_snapshot, open_timers
-from nvprof_kit._report.text.grid import Grid
-from nvprof_kit._report.text.terminal import print_to
+from nvprof_kit._report.text.table.grid import Grid
+from nvprof_kit._report.text.table.terminal import print_to
 from nvprof_kit._results.base import Result
 
 DATA = Path(__file__).parents[2] / "data"

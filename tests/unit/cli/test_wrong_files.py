@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from nvprof_kit._cli import group
-from nvprof_kit._trace.kinds import recognised
+from nvprof_kit._trace.files.kinds import recognised
 from nvprof_kit.errors import CaptureError
 
 DATA = Path(__file__).parents[2] / "data"

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, dataloader
 
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit.errors import UsageError
-from nvprof_kit.integrations.loop import HostLoop, listens
+from nvprof_kit.integrations._host.loop import HostLoop, listens
 
 
 def small() -> nn.Sequential:

@@ -9,7 +9,7 @@ from support.layers_result import MS, layers_result, rows_by_step
 
 from nvprof_kit._report.text.layers import LayersView
 from nvprof_kit._report.text.layers_by_step import MAX_STEPS, layers_by_step, layers_by_step_report
-from nvprof_kit._report.text.terminal import print_to
+from nvprof_kit._report.text.table.terminal import print_to
 
 
 def test_children_are_in_their_parents_and_the_steps_in_order() -> None:

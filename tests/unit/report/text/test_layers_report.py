@@ -9,7 +9,7 @@ import pytest
 from support.layers_result import MS, layers_result, tree
 
 from nvprof_kit._report.text.layers import LayersView, Line, layers_lines, layers_report, total_line
-from nvprof_kit._report.text.terminal import print_to
+from nvprof_kit._report.text.table.terminal import print_to
 
 
 def times(forward: str = "", backward: str = "", recompute: str = "") -> dict[str, str]:

@@ -12,8 +12,8 @@ from nvprof_kit._analysis.ncu.layers import COLUMNS, NcuLayersResult
 from nvprof_kit._analysis.ncu.roofline import Roofline
 from nvprof_kit._report.plots.roofline import roofline_figure
 from nvprof_kit._report.text.ncu import header, ncu_layers_lines, ncu_layers_report, scaled
-from nvprof_kit._report.text.terminal import print_to
-from nvprof_kit._report.text.units import short_kernel
+from nvprof_kit._report.text.table.terminal import print_to
+from nvprof_kit._report.text.table.units import short_kernel
 
 NOTHING = dict.fromkeys(COLUMNS, np.nan) | {"stall": None, "launches": 1, "covered": 0.5}
 

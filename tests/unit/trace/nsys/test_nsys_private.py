@@ -15,10 +15,10 @@ from support.nsys_file import NsysFile, thread
 
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._cli import group
+from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.nsys.health import read_health
 from nvprof_kit._trace.nsys.scrub import ScrubOptions, environment_names, scrub, secret_names
 from nvprof_kit._trace.open import open_capture
-from nvprof_kit._trace.sqlite import Database
 from nvprof_kit.errors import CaptureError, UsageError
 
 TOLD = [

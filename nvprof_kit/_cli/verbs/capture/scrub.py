@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from nvprof_kit._cli.progress import progress
-from nvprof_kit._trace.kinds import NSYS, expect
+from nvprof_kit._trace.files.kinds import NSYS, expect
 
 
 @click.command(short_help="Copy a capture without what it says about you and the machine.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nvprof_kit._capture.recipe_options import become_recipe, program_name
-from nvprof_kit._cli.recipe_verb import Given, recipe_verb, recipe_words
+from nvprof_kit._cli.verbs.capture.recipe_verb import Given, recipe_verb, recipe_words
 
 
 def _profile(given: Given, words: list[str]) -> None:

@@ -17,9 +17,9 @@ from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, activit
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.idle import idle
 from nvprof_kit._analysis.kernels.classes import classify
-from nvprof_kit._analysis.ranks.communication import communications
-from nvprof_kit._analysis.ranks.hosts import collecting, host_times, loading_code, with_host_causes
-from nvprof_kit._analysis.ranks.lane import Lane, lane_of
+from nvprof_kit._analysis.ranks.maps.communication import communications
+from nvprof_kit._analysis.ranks.maps.hosts import collecting, host_times, loading_code, with_host_causes
+from nvprof_kit._analysis.ranks.maps.lane import Lane, lane_of
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.jobs.schema import TABLES, RankMap
 from nvprof_kit._trace.schema import BUSY_CALLS, Trace

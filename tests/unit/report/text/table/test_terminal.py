@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from nvprof_kit._report.text.terminal import Bar, capture_line, print_to, table, warning_lines
+from nvprof_kit._report.text.table.terminal import Bar, capture_line, print_to, table, warning_lines
 from nvprof_kit._trace.schema import CaptureInfo
 
 

@@ -24,10 +24,10 @@ from nvprof_kit._instrument.loop.switch import Switch, profiling_schedule
 from nvprof_kit._instrument.modules.annotate import ModelAnnotation
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit.errors import UsageError
-from nvprof_kit.integrations.guard import never_fails, warn
-from nvprof_kit.integrations.models import annotate_models
-from nvprof_kit.integrations.points import Points
-from nvprof_kit.integrations.ranges import LoopRanges, inference_phase
+from nvprof_kit.integrations._host.guard import never_fails, warn
+from nvprof_kit.integrations._host.models import annotate_models
+from nvprof_kit.integrations._host.points import Points
+from nvprof_kit.integrations._host.ranges import LoopRanges, inference_phase
 
 _running: weakref.ref[HostLoop] | None = None
 """The loop that emits ranges: the outermost host's, where hosts use one another."""

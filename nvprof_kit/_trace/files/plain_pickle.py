@@ -16,7 +16,7 @@ from typing import Any
 
 from nvprof_kit.errors import CaptureError
 
-LOADER = Path(__file__).with_name("torch_memory") / "load.py"
+LOADER = Path(__file__).parents[1] / "torch_memory" / "load.py"
 """The program that loads the file; it imports nothing but the standard library."""
 
 

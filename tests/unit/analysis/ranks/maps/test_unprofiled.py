@@ -13,7 +13,7 @@ from nvprof_kit import open_job
 from nvprof_kit._api.job import Job
 from nvprof_kit.errors import CaptureError
 
-DATA = Path(__file__).parents[3] / "data" / "ranks"
+DATA = Path(__file__).parents[4] / "data" / "ranks"
 KINETO = DATA / "kineto" / "ddp-layer.rank0.json.xz"
 
 

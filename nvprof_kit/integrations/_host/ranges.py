@@ -9,7 +9,7 @@ from typing import Any
 from nvprof_kit._instrument.loop.generation import prefill_or_decode
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Range
-from nvprof_kit.integrations.guard import Guarded, never_fails
+from nvprof_kit.integrations._host.guard import Guarded, never_fails
 from nvprof_kit.names import Category
 
 

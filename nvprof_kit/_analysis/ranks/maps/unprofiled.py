@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
-from nvprof_kit._analysis.ranks.communication import kind_of
+from nvprof_kit._analysis.ranks.maps.communication import kind_of
 from nvprof_kit._trace.jobs.schema import TABLES, RankMap
 from nvprof_kit._trace.jobs.tables import JobTables
 from nvprof_kit.names import NO_LAYER, NO_PHASE

@@ -9,7 +9,7 @@ import click
 
 from nvprof_kit._api.checks import CAPTURES
 from nvprof_kit._cli.output import NEEDED_NSYS, Output, writing
-from nvprof_kit._trace.kinds import NSYS, expect
+from nvprof_kit._trace.files.kinds import NSYS, expect
 
 _COMMAND = "nvprof_kit.command"
 """Whether the words stand behind ``--``."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.ranks.causes import Causes, Pair, unresolved
-from nvprof_kit._analysis.ranks.coarse import coarse_charges
-from nvprof_kit._analysis.ranks.reasons import host_reasons, stage_work
+from nvprof_kit._analysis.ranks.waits.causes import Causes, Pair, unresolved
+from nvprof_kit._analysis.ranks.waits.coarse import coarse_charges
+from nvprof_kit._analysis.ranks.waits.reasons import host_reasons, stage_work
 from nvprof_kit._trace.jobs.tables import SYMMETRIC, JobTables
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from nvprof_kit._report.plain import plain
-from nvprof_kit._report.text.bar import Bar
-from nvprof_kit._report.text.grid import WIDE, Column, Grid
-from nvprof_kit._report.text.units import counted
+from nvprof_kit._report.text.table.bar import Bar
+from nvprof_kit._report.text.table.grid import WIDE, Column, Grid
+from nvprof_kit._report.text.table.units import counted
 from nvprof_kit._report.warnings import in_order
 from nvprof_kit._trace.schema import CaptureInfo
 

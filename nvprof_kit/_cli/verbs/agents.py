@@ -1,10 +1,19 @@
-"""``nvprof-kit mcp``: captures for a client of the Model Context Protocol."""
+"""``nvprof-kit skill`` and ``mcp``: for programs that ask, which command answers what, and captures to ask."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import click
+
+
+@click.command(short_help="Where the text is that tells which command answers which question.")
+@click.option("--print", "printed", is_flag=True, help="Print the text instead of its path.")
+def skill(printed: bool) -> None:
+    """Print the path of SKILL.md: which command answers which question, how to read it, and when to abstain."""
+    from nvprof_kit._agents.skill import skill_path, skill_text
+
+    click.echo(skill_text() if printed else str(skill_path()), nl=not printed)
 
 
 @click.command(short_help="Serve a folder of captures to a client of the Model Context Protocol.")

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from nvprof_kit.integrations.guard import warn
+from nvprof_kit.integrations._host.guard import warn
 
 
 def after_import(name: str, then: Callable[[Any], object]) -> None:

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nvprof_kit._report.plain import plain
-from nvprof_kit._report.text.bar import BAR_WIDTH, Bar
+from nvprof_kit._report.text.table.bar import BAR_WIDTH, Bar
 
 _GAP = 2
 _SHORT, _SHORT_LABEL = 12, 24

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvprof_kit._report.text.units import Milliseconds, count_per_step, percent, percents
+from nvprof_kit._report.text.table.units import Milliseconds, count_per_step, percent, percents
 
 
 @pytest.mark.parametrize(
