@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
@@ -231,21 +232,33 @@ def _in_steps(idling: Idle, windows: Windows, choice: StepChoice) -> Idle:
     kept = np.append(choice.shown, False)[instance]
     if not choice.asked:
         kept |= (instance < 0) & (parts["cause"] == "dataloader").to_numpy()
+    parts = parts if kept.all() else parts[kept]
     of_wait = windows.instance[idling.gaps["window"].to_numpy()][idling.waits["gap"].to_numpy()]
-    return replace(idling, parts=parts[kept], waits=idling.waits[np.append(choice.shown, False)[of_wait]])
+    return replace(idling, parts=parts, waits=idling.waits[np.append(choice.shown, False)[of_wait]])
 
 
 def _idle_table(idling: Idle) -> pd.DataFrame:
     """Idle time by cause, layer, phase, operator and call."""
-    parts = idling.parts.sort_values("idle_ns", ascending=False, kind="stable")
-    groups = parts.groupby(["cause", *PLACE], observed=True, sort=False, dropna=False)
-    sums = groups.agg(
-        gaps=("idle_ns", "size"), idle_ns=("idle_ns", "sum"),
-        longest_ns=("idle_ns", "first"), longest_at_ns=("start_ns", "first"),
-    )  # fmt: skip
-    named = sums.reset_index().astype(dict.fromkeys(("cause", *PLACE), object)).fillna(dict.fromkeys(PLACE, ""))
-    ordered = named.sort_values("idle_ns", ascending=False, kind="stable", ignore_index=True)
-    table: pd.DataFrame = ordered[list(IDLE_COLUMNS)]
+    import pandas as pd
+
+    names, spent = ("cause", *PLACE), idling.parts["idle_ns"].to_numpy()
+    columns = [idling.parts[name].cat for name in names]
+    spans = tuple(len(one.categories) + 1 for one in columns)  # one more for those that have none
+    key = np.ravel_multi_index(tuple(one.codes.to_numpy().astype(np.int64) + 1 for one in columns), spans)
+    found, group = np.unique(key, return_inverse=True)
+    rows = np.lexsort((-spent, group))
+    longest = rows[np.searchsorted(group[rows], np.arange(len(found)))]
+    idle_ns = exact_sums(group, spent, len(found))
+    order = np.lexsort((longest, -spent[longest], -idle_ns))
+    places = zip(names, columns, np.unravel_index(found[order], spans), strict=True)
+    made = {name: np.array(["", *one.categories], dtype=object)[code] for name, one, code in places}
+    figures = {
+        "gaps": np.bincount(group, minlength=len(found))[order],
+        "idle_ns": idle_ns[order],
+        "longest_ns": spent[longest][order],
+        "longest_at_ns": idling.parts["start_ns"].to_numpy()[longest][order],
+    }
+    table: pd.DataFrame = pd.DataFrame({**made, **figures})[list(IDLE_COLUMNS)]
     return table
 
 

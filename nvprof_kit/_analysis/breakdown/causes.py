@@ -55,6 +55,9 @@ FIRST_NS, FIRST_TIMES, OTHERS = 1_000_000, 10, 2
 """An operator's first call that took so long by itself, and so many times the median of its other calls, of which there
 are so many, prepared what the others found ready: a library, a plan for the shape."""
 
+_BLOCK = 1 << 18
+"""Calls that are looked at at once, which bounds the memory."""
+
 _LOADS = re.compile(
     r"^cu(da)?(Module|Library)Load|^cuLink|^nvrtc|^nvJitLink|^nvPTXCompiler|^cu(blas|blasLt|dnn|sparse|solver\w*|fft)Create"
     r"|\(dynamo_timed\)$|CachingAutotuner|autotun",
@@ -182,8 +185,11 @@ def _touches(gaps: tuple[Int64Array, Int64Array], start: Int64Array, end: Int64A
     begins, ends = gaps
     one = np.zeros(len(begins), dtype=np.int64)
     union = Stretches(one, begins, ends).changes.keys + (int(begins.min()) if len(begins) else 0)
-    after, before = np.searchsorted(union[1::2], start, side="right"), np.searchsorted(union[0::2], end, side="left")
-    touched: npt.NDArray[np.bool_] = before > after
+    touched = np.zeros(len(start), dtype=bool)
+    for low in range(0, len(start), _BLOCK):
+        block = slice(low, low + _BLOCK)
+        after = np.searchsorted(union[1::2], start[block], side="right")
+        touched[block] = np.searchsorted(union[0::2], end[block], side="left") > after
     return touched
 
 
