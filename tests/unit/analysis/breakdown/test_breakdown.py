@@ -332,6 +332,7 @@ def test_parts_always_add_up(tmp_path: Path, ops: list[tuple[int, int, str, int]
 
 def test_calls_are_not_copied_to_be_looked_at(file: NsysFile) -> None:
     """Of a large capture the copies were a tenth of all memory."""
+    file.range_("step 1", 0, 20, category="step", payload=1)
     file.kernel(100, 400, launched=(5, 10))
     trace = open_capture(file.write(), optional=OPTIONAL)
     host = HostCalls(trace)
