@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Literal
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._analysis.timeline import Timeline
     from nvprof_kit._api.capture import Capture
-    from nvprof_kit._api.job import Job
     from nvprof_kit._report.export.job_trace import RankClock
     from nvprof_kit._results.document import Document
     from nvprof_kit._trace.schema import CaptureInfo
@@ -21,38 +22,41 @@ if TYPE_CHECKING:
 
 def trace_of_ranks(
     captures: Sequence[Capture],
-    job: Job,
+    ranks: pd.DataFrame,
+    clocks: pd.DataFrame,
     step: int | None,
     form: Literal["pftrace", "json.gz", "json"],
+    *,
     steps: StepOptions | None = None,
 ) -> Document:
-    """The trace of some ranks' captures, each beside the others on the job's clock.
+    """One trace with the captures of several ranks, aligned on the job's clock.
 
     Args:
-        captures: The captures, of one rank each.
-        job: The job that they are of.
-        step: Only what ran in this step; None for the whole captures.
-        form: Form of the trace.
-        steps: Only what ran in these steps; None for the whole captures.
+        captures: The captures, one per rank.
+        ranks: Ranks of the job and their captures.
+        clocks: Their clocks.
+        step: Include only this step; None for the whole captures.
+        form: Format of the trace.
+        steps: Include only these steps; None for the whole captures.
 
     Raises:
-        UsageError: A capture is of no rank of the job, or of several.
+        UsageError: A capture does not belong to exactly one rank of the job.
     """
     from nvprof_kit._report.export.forms import suffixes_of
     from nvprof_kit._report.export.job_trace import job_trace
     from nvprof_kit._results.document import Document
 
-    clocks = _clocks(job)
+    by_rank = _clocks(clocks)
     placed: list[tuple[RankClock, Reader]] = []
     for capture in captures:
-        ranks = job.ranks[job.ranks["capture"] == str(capture.path)]["rank"].tolist()
-        if len(ranks) != 1:
-            raise UsageError(f"{capture.path}: holds {len(ranks)} ranks; a trace of several captures needs one of each")
-        placed.append((clocks[ranks[0]], _reader(capture, step, steps)))
+        its = ranks[ranks["capture"] == str(capture.path)]["rank"].tolist()
+        if len(its) != 1:
+            raise UsageError(f"{capture.path}: holds {len(its)} ranks; a trace of several captures needs one of each")
+        placed.append((by_rank[its[0]], _reader(capture, step, steps)))
     placed.sort(key=lambda one: one[0].rank)
     origin = min((clock.offset_ns or 0) - round(clock.drift * clock.at_ns) for clock, _ in placed)
     lost = [clock.rank for clock, _ in placed if clock.offset_ns is None]
-    warnings = [f"rank {rank} shares no collective with the others: it stands on a clock of its own" for rank in lost]
+    warnings = [f"rank {rank} has no collective in common with the others: it keeps its own clock" for rank in lost]
     sources = tuple(source for capture in captures for source in capture.sources)
     return Document(lambda: job_trace(placed, origin, form), suffixes_of(form), sources, tuple(warnings))
 
@@ -60,17 +64,17 @@ def trace_of_ranks(
 def _reader(capture: Capture, step: int | None, steps: StepOptions | None) -> Reader:
     def read() -> tuple[Timeline, CaptureInfo]:
         shown = capture._timeline(step, steps)
-        capture._forget()  # the trace of many ranks holds one at a time
+        capture._forget()  # keep only one capture in memory at a time
         return shown
 
     return read
 
 
-def _clocks(job: Job) -> dict[int, RankClock]:
+def _clocks(clocks: pd.DataFrame) -> dict[int, RankClock]:
     from nvprof_kit._report.export.job_trace import RankClock
 
     made = {}
-    for row in job.clocks().to_frame().to_dict("records"):
+    for row in clocks.to_dict("records"):
         known = str(row["offset_ns"]) not in ("nan", "<NA>", "None")
         told = (int(row["offset_ns"]), float(row["drift_ppm"]) * 1e-6, int(row["at_ns"])) if known else (None,)
         made[int(row["rank"])] = RankClock(int(row["rank"]), *told)

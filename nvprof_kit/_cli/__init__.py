@@ -1,6 +1,6 @@
-"""The command line. Each verb is a file of its own that parses, makes one library call and writes the answer.
+"""The command line. Each verb is one file: parse, one library call, write.
 
-What a verb needs beyond parsing it imports inside itself, so that ``--help`` and ``--version`` answer at once.
+Verbs import what they need when they run, so that ``--help`` and ``--version`` are fast.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> N
     help="Print the version and exit.",
 )
 def group() -> None:
-    """Which layer of a transformer costs what, from Nsight's own data."""
+    """Per-layer GPU and CPU costs of transformers, from NVIDIA Nsight data."""
 
 
 for _verb in (

@@ -109,7 +109,7 @@ def nsys_sqlite(path: Path) -> Iterator[Path]:
 
                 yield exported(plain, beside=path)
             else:
-                raise CaptureError(f"{path}: no nsys capture; needed .sqlite or .nsys-rep, each also packed as .xz")
+                raise CaptureError(f"{path}: not an nsys capture; needed .sqlite or .nsys-rep (or either as .xz)")
     except OSError as error:
         raise _for_user(error, path) from None
 

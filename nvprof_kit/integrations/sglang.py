@@ -1,6 +1,6 @@
-"""SGLang: a general plug-in (entry point ``sglang.srt.plugins``), which SGLang loads in every process.
+"""SGLang: a plug-in (entry point ``sglang.srt.plugins``) that SGLang loads in each process.
 
-It does nothing unless somebody listens.
+It does nothing unless a tool is attached or a schedule is set.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ GRAPHS = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGr
 
 
 def register() -> None:
-    """Range SGLang's model runner, while somebody listens; called by SGLang."""
+    """Range SGLang's model runner if a tool is attached or a schedule is set; called by SGLang."""
     try:
         from nvprof_kit.integrations._host.loop import listens
 
         if listens():
             _register()
-    except Exception as error:  # SGLang starts without us
+    except Exception as error:  # SGLang must start without ranges
         warn(f"SGLang is not ranged ({type(error).__name__}: {error})")
 
 
@@ -66,7 +66,7 @@ def sample(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -
 
 
 def capture_one_shape(method: Callable[..., Any], graphs: Any, size: int, *args: Any, **kwargs: Any) -> Any:
-    """Name the layers in the graph of a batch size."""
+    """Name the layers in the CUDA graph of a batch size."""
     from nvprof_kit.integrations._host.serving import engine
 
     with engine().capturing(size):

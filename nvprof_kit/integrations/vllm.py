@@ -1,7 +1,7 @@
-"""vLLM: a general plug-in (entry point ``vllm.general_plugins``), which vLLM loads in every process.
+"""vLLM: a general plug-in (entry point ``vllm.general_plugins``) that vLLM loads in each process.
 
-It does nothing unless somebody listens. Both model runners of vLLM (``vllm.v1.worker.gpu_model_runner`` and
-``vllm.v1.worker.gpu.model_runner``) are ranged when the engine imports them.
+It does nothing unless a tool is attached or a schedule is set. Both model runners of vLLM
+(``vllm.v1.worker.gpu_model_runner`` and ``vllm.v1.worker.gpu.model_runner``) are ranged when the engine imports them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from nvprof_kit.integrations._host.guard import warn
 from nvprof_kit.integrations._host.importing import after_import
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
-"""Modules that have a class ``GPUModelRunner``."""
+"""Modules with a class ``GPUModelRunner``."""
 
 GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
-"""Module of the newer runner's ``CudaGraphManager``."""
+"""Module with the ``CudaGraphManager`` of the newer runner."""
 
 _registered = False
 
 
 def register() -> None:
-    """Range vLLM's model runners, while somebody listens; called by vLLM, perhaps more than once in a process."""
+    """Range vLLM's model runners if a tool is attached or a schedule is set; called by vLLM, possibly several times."""
     global _registered  # noqa: PLW0603
     if _registered:
         return
@@ -35,7 +35,7 @@ def register() -> None:
             for module in RUNNERS:
                 after_import(module, _range_runner)
             after_import(GRAPHS, _range_graphs)
-    except Exception as error:  # vLLM starts without us
+    except Exception as error:  # vLLM must start without ranges
         warn(f"vLLM is not ranged ({type(error).__name__}: {error})")
 
 
@@ -84,7 +84,7 @@ def _executing(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _phase(scheduler_output: Any) -> str | None:
-    """The phase of a scheduled batch, None of an empty one; drafted tokens that are verified are decoding."""
+    """The phase of a scheduled batch, None for an empty one; verifying drafted tokens counts as decoding."""
     from nvprof_kit.integrations._host.serving import phase_of
 
     counts = getattr(scheduler_output, "num_scheduled_tokens", None)

@@ -7,10 +7,11 @@ start is left out.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from nvprof_kit._analysis.ranks.words import many
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
@@ -41,15 +42,15 @@ class Verdict:
     """Which rank the others wait for, if any.
 
     Attributes:
-        rank: The rank, None where there is none.
-        layer: The layer in which it loses the time, None where it is no one layer.
-        phase: The phase of that.
+        rank: The late rank; None if there is none.
+        layer: The layer in which it loses the time; None if it is not a single layer.
+        phase: The phase of that layer.
         cause: ``slow_gpu``, ``slow_layer``, ``more_work``, ``slow_host``, ``data_loading``, ``slow_link``, ``copy``,
             ``rotating``, ``one_bad_step``, ``garbage_collection``, ``warm_up``, ``uneven_stages``, ``start_up``,
             ``none``, …
         severity: ``none``, ``warning`` or ``critical``.
-        cost_ns_per_step: What it costs each waiting rank, the median over steps.
-        sentence: All this in words.
+        cost_ns_per_step: Waiting time that it costs each other rank, the median over steps, in ns.
+        sentence: The verdict as a sentence.
     """
 
     rank: int | None
@@ -61,8 +62,16 @@ class Verdict:
     sentence: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The contract's object."""
+        """The verdict as a JSON object."""
         return asdict(self)
+
+
+class Judged(Protocol):
+    """What has a verdict: a job."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Which rank the others wait for, if any."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,8 @@ class Evidence:
 
     Attributes:
         charges: See `nvprof_kit._analysis.ranks.waits.waits.Waits.charges`.
-        steps: Steps with their median length over ranks, and whether they are warm-up: step, median_ns, warm_up.
+        steps: Steps with their median length over ranks, how many ranks have them, and whether they are warm-up: step,
+            median_ns, ranks, warm_up.
         layers: See `nvprof_kit._analysis.ranks.layers.layer_table`.
         transfers: See `nvprof_kit._trace.jobs.tables.JobTables.transfers`.
         groups: Ranks of each communicator.
@@ -91,7 +101,7 @@ class Evidence:
 def judge(found: Evidence) -> Verdict:
     """The verdict."""
     if found.ranks < 2:
-        return _none("no verdict: one rank has nobody to be compared with")
+        return _none("no verdict: a single rank cannot be compared")
     charges, steps = _counted_steps(found)
     length = float(np.median(steps["median_ns"])) if len(steps) else _without_steps(found)
     if not len(charges) or not length:
@@ -126,6 +136,9 @@ def _counted_steps(found: Evidence) -> tuple[pd.DataFrame, pd.DataFrame]:
     """
     charges, steps = found.charges, found.steps
     if len(steps):
+        # one that few of the profiled ranks have tells nobody's lateness
+        most = int(steps["ranks"].max())
+        steps = steps[steps["ranks"] >= max(min(most, 2), most / 2)]
         steps = steps[~steps["warm_up"]] if not steps["warm_up"].all() else steps
         charges = charges[charges["step"].isin(steps["step"])]
     cold = charges[charges["cause"] == "start_up"]["step"].unique()
@@ -171,7 +184,7 @@ def _of_rank(
         f"rank {rank} is the straggler: {why}; it holds the others up for {_ms(cost)} of "
         + (f"a step of {_ms(length)}" if len(found.steps) else f"the {_ms(length)} that are recorded")
         + rest
-        + (f", in {often} of {len(steps)} steps" if len(found.steps) else "")
+        + (f", in {often} of {many(len(steps), 'step')}" if len(found.steps) else "")
     )
     return Verdict(rank, layer, phase, cause, severity, round(cost), sentence)
 
@@ -186,11 +199,11 @@ _WHY = {
     "copy": "it copies for longer{where}",
     "slow_link": "its collectives move their bytes more slowly{where}",
     "allocation": "its host allocates and frees memory{where}",
-    "profiler": "the profiler holds its host up",
+    "profiler": "the profiler delays its host",
     "garbage_collection": "its host collects Python's garbage; collect on all ranks in the same step, or gc.freeze()",
     "warm_up": "its host loads or compiles code{where}",
-    "not_profiled": "it was not profiled, so nothing tells why",
-    "collective": "it is held up by other collectives",
+    "not_profiled": "it was not profiled, so the reason is unknown",
+    "collective": "it is delayed by other collectives",
 }
 _REST = {
     "work": "in more GPU work elsewhere",
@@ -302,7 +315,7 @@ def _one_place(by_kind: pd.Series[float], cost: float, length: float) -> str | N
 
 
 def _mostly(faults: pd.DataFrame) -> str:
-    """The cause of most of the costs, in words; '' where there is none."""
+    """The cause of most of the costs, in words; '' if none."""
     sums = faults.groupby(np.where(faults["cause"].isin(_WORK), "work", faults["cause"]))["cost_ns"].sum()
     told = {"work": "in more GPU work", "host": "because its host launches late"} | {
         key: text for key, text in _REST.items() if key not in ("work", "host")
@@ -339,7 +352,8 @@ def _quiet(costs: pd.DataFrame, length: float, ranks: int) -> Verdict:
     cost = float(costs.median().max()) if costs.shape[1] else 0.0
     return Verdict(
         None, None, None, "none", "none", 0,
-        f"no straggler: none of {ranks} ranks makes the others wait more than {_ms(cost)} of a step of {_ms(length)}",
+        f"no straggler: none of {many(ranks, 'rank')} makes the others wait more than {_ms(cost)} of a step of "
+        f"{_ms(length)}",
     )  # fmt: skip
 
 

@@ -28,17 +28,19 @@ _FORMS = {
 _STACKS = ("pprof", "folded")
 
 
-@click.command(short_help="The capture for another viewer: Perfetto, chrome://tracing, pprof.")
+@click.command(short_help="Export for another viewer: Perfetto, chrome://tracing, pprof.")
 @reading_into(_FORMS, named=True)
-@click.option("--to", type=click.Choice(["perfetto", "pprof"]), help="Which program, where no format says so.")
-@click.option("--step", type=int, help="Only what ran in this step, the first with this number; default: the capture.")
+@click.option(
+    "--to", type=click.Choice(["perfetto", "pprof"]), help="Target viewer, unless the suffix or format says it."
+)
+@click.option("--step", type=int, help="Only this step; default: the whole capture.")
 @steps_options
 @rules_option
 def export(asked: Reading, to: str | None, step: int | None, steps: StepOptions, rules: str | None) -> None:
-    """A trace with layers, phases, streams and idle gaps as tracks, for the Perfetto UI and chrome://tracing; or GPU
-    time as stacks of modules, phase and kernel, for pprof and other viewers of flame graphs.
+    """Export a trace with layers, phases, streams and idle gaps as tracks, for the Perfetto UI and chrome://tracing; or
+    GPU time as stacks of modules, phase and kernel, for pprof and other flame graph viewers.
 
-    Several CAPTUREs are ranks of one job: they stand beside each other in the trace, on one clock.
+    Several CAPTUREs must be ranks of one job; the trace shows them side by side on one clock.
 
     FILE ends in .pftrace, .perfetto-trace, .json.gz or .json; or in .pb.gz or .folded.
     """
@@ -60,19 +62,17 @@ def _ranks(asked: Reading, form: Any, step: int | None, steps: StepOptions, rule
         UsageError: The form holds stacks, or the captures are not those of one job.
     """
     from nvprof_kit._api.job import open_job
-    from nvprof_kit._api.job_trace import trace_of_ranks
 
     if form in _STACKS:
         raise UsageError(
             f"{form} holds the stacks of one capture, not of {len(asked.captures)}; export them one by one"
         )
-    captures = [asked.open(capture, rules) for capture in asked.captures]
+    first = asked.open(asked.captures[0], rules)
     with progress() as say:
         say("aligning the ranks' clocks")
-        first = captures[0]
         job = open_job(asked.captures, domain=first.domain, rules=first._rules)
-        say(f"reading {len(captures)} captures and writing them as {form}")
-        asked.output.write_document(trace_of_ranks(captures, job, step, form, steps))
+        say(f"reading {len(asked.captures)} captures and writing them as {form}")
+        asked.output.write_document(job.perfetto(step=step, form=form, steps=steps))
 
 
 def _form(asked: Reading, to: str | None) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.ranks.words import of_job
 from nvprof_kit._report.page.job_moments import apart, collectives_of, work_of
 from nvprof_kit._report.page.packing import Block
 from nvprof_kit._report.page.tables import PageTable, page_table, short_text
@@ -94,7 +95,7 @@ def job_page(view: JobView) -> bytes:
         title=f"{view.title} · nvprof-kit ranks",
         name=view.title,
         command=view.command,
-        facts=[f"{len(every):,} ranks", f"{found.steps} steps", f"{found.collectives:,} matched collectives"],
+        facts=of_job(len(every), found.steps, found.collectives),
         verdict=found.verdict,
         warnings=found.warnings,
         tables=_tables(view),
@@ -128,7 +129,7 @@ def _left_out(view: JobView) -> list[str]:
         return []
     return [
         f"the critical path and what-if: {found.collectives:,} matched collectives are too many to be replayed; name "
-        "the captures of fewer ranks, those of one pipeline for instance"
+        "the captures of fewer ranks, for example those of one pipeline"
     ]
 
 
@@ -328,7 +329,7 @@ def _timeline(view: JobView, held: Sequence[int], texts: Texts, block: Block) ->
     drawing = _Drawing(origin, texts, block)
     drawn = [drawing.group(*one) for one in groups]
     whole = _windows(groups, steps, origin, max(ends))
-    note = f"{left_out} more steps are not held" if left_out else ""
+    note = f"{left_out} more steps are not on the page" if left_out else ""
     return {"start": origin, "steps": whole, "groups": [one for one in drawn if one["rows"]], "note": note}, note
 
 

@@ -101,8 +101,8 @@ def _steps(result: BreakdownResult, in_order: pd.DataFrame | None, top: int) -> 
     many = _count(result, steady)
     for name, rows, style in (
         (f"{many} steady steps" if len(warm_up) else f"all {many} steps", steady, "bold"),
-        (f"warm-up, {_count(result, warm_up)} more", warm_up, None),
-        (_OUTSIDE, steps[result.instances < 0], None),
+        (f"warm-up, {_count(result, warm_up)} more", warm_up, ""),
+        (_OUTSIDE, steps[result.instances < 0], ""),
     ):
         if len(rows):
             made.add_row(name, *gpu, *_parts(rows.select_dtypes("number").sum()), style=style)
@@ -145,7 +145,7 @@ def _causes(idle: pd.DataFrame) -> list[RenderableType]:
     """What the idle time is, a line for each cause that there is."""
     spent = idle.groupby("cause", sort=False)["idle_ns"].sum().sort_values(ascending=False, kind="stable")
     whole = int(spent.sum())
-    lines = [Text(f"  {percent(ns / whole):>7}  {cause}: {CAUSES[cause]}") for cause, ns in spent.items() if ns]
+    lines = [Text(f"  {percent(ns / whole):>7}  {cause}: {CAUSES[str(cause)]}") for cause, ns in spent.items() if ns]
     return ["", Text("Idle:", "bold"), *lines] if lines else []
 
 

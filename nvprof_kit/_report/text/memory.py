@@ -59,7 +59,7 @@ def memory_report(result: MemoryResult, views: tuple[str, ...], select: Selectio
         if len(rows):
             parts += ["", Text(VIEWS[name], "bold"), _table(rows, most)]
             if len(rows) > most:
-                more = f"{len(rows) - most} more; --top shows them, --by {name} -o FILE.csv holds every one"
+                more = f"{len(rows) - most} more; --top shows them, --by {name} -o FILE.csv has all"
                 parts.append(Text(more, "dim"))
     return [*parts, "", Text("MiB of 1,048,576 bytes.", "dim"), *warning_lines(result.warnings)]
 

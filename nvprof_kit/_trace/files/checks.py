@@ -55,9 +55,7 @@ def check_moments(named: str | Path, moments: Iterable[Int64Array]) -> None:
         return
     first, last = min(low for low, _ in edges), max(high for _, high in edges)
     if last - first > _LONGEST_DAYS * DAY_NS:
-        raise CaptureError(
-            f"{named}: moments from {first} to {last} ns, more than {_LONGEST_DAYS} days apart; {_AGAIN}"
-        )
+        raise CaptureError(f"{named}: times from {first} to {last} ns, more than {_LONGEST_DAYS} days apart; {_AGAIN}")
 
 
 def check_sizes(named: str | Path, what: str, sizes: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from nvprof_kit.errors import CaptureError
 
-_READERS = "`nvprof-kit layers` and its like read it"
+_READERS = "`nvprof-kit layers` and similar commands read it"
 _XZ, _GZIP = b"\xfd7zXZ\x00", b"\x1f\x8b"
 _HEAD = 4096
 

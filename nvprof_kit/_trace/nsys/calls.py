@@ -137,7 +137,7 @@ def _plain(name: str) -> str:
 
 
 def host_memory_item(db: Database, table: str) -> str:
-    """One item of a SELECT: the host's end of a copy as a code of `host_memory_names`, -1 where it has none."""
+    """One item of a SELECT: the host's end of a copy as a code of `host_memory_names`, -1 if none."""
     if not table.endswith("MEMCPY"):
         return "-1 AS host_memory"
     codes = integer_list(_HOST_MEMORY)

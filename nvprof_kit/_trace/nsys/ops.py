@@ -115,7 +115,7 @@ def _op_select(db: Database, table: str, optional: Collection[str]) -> str:
 
 
 def _names_of(db: Database, ids: Int64Array) -> Any:
-    """Strings of the file by their ids, '' where there is none."""
+    """Strings of the file by their ids, '' if none."""
     distinct, index = np.unique(ids, return_inverse=True)
     strings = strings_of(db, distinct)
     return labels(index, [strings.get(id_, "") for id_ in distinct.tolist()])

@@ -153,7 +153,7 @@ def _lacking_operations(db: Database) -> str:
         return ""
     if tables.RUNTIME in db.tables:
         return (
-            "CUDA calls but no kernel, copy or memset in the collected window; let the window hold GPU work (a later "
+            "CUDA calls but no kernel, copy or memset in the collected window; include GPU work in the window (a later "
             "--delay, a longer --duration, cudaProfilerStop after a synchronize)"
         )
     return (
@@ -181,8 +181,8 @@ def _check_has_ranges(ranges: dict[str, Any], domain: str, named: Path) -> None:
     if len(ranges["start_ns"]):
         return
     raise CaptureError(
-        f"{named}: the NVTX domain {domain or 'default'!r} is there but no range of it is; "
-        "let the window hold a step, and with nvtx 0.2.12 or newer under nsys 2024.2 or older make the ranges "
+        f"{named}: the NVTX domain {domain or 'default'!r} has no ranges in this capture; "
+        "include a step in the window, and with nvtx 0.2.12 or newer under nsys 2024.2 or older make the ranges "
         "with nvprof_kit"
     )
 

@@ -93,7 +93,7 @@ def _sample(db: Database, when: Any, type_: Any, data: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):
-        raise db.refuse("GENERIC_EVENTS.data is no JSON object where a sample is")
+        raise db.refuse("GENERIC_EVENTS.data is not a JSON object where a sample is")
     return said
 
 

@@ -121,7 +121,7 @@ def scrub(source: Path, target: Path, options: ScrubOptions = ScrubOptions()) ->
     try:
         pattern = None if options.also is None else re.compile(options.also)
     except re.error as error:
-        raise UsageError(f"--also {options.also!r} is no regular expression: {error}") from None
+        raise UsageError(f"--also {options.also!r} is not a regular expression: {error}") from None
     _refuse_journal(source)
     try:
         with _partial(source, target) as partial:

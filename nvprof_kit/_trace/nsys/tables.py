@@ -76,7 +76,7 @@ def _check_registration(db: Database, kind: int, domain: Any, category: Any, tex
     if kind == _CATEGORY and not isinstance(category, int):
         raise db.refuse(f"NVTX_EVENTS.category is {category!r} where a category is registered")
     if not isinstance(text, str):
-        raise db.refuse(f"NVTX_EVENTS.text is no text where a {what} is registered")
+        raise db.refuse(f"NVTX_EVENTS.text is not text where a {what} is registered")
     if not text:
         raise db.refuse(f"NVTX_EVENTS.text and textId give no name where a {what} is registered")
 

@@ -67,7 +67,7 @@ def _lost(launches: int, lost: int) -> list[str]:
 
 
 def handed_over_warnings(count: int) -> tuple[str, ...]:
-    """Ranges that end on another thread than they began on: what they hold on the other threads, nobody told."""
+    """Ranges that end on another thread than they began on: their work on other threads is unknown."""
     if not count:
         return ()
     return (

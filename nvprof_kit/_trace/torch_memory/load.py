@@ -136,7 +136,7 @@ def _apart(lists: list[Any], name: str) -> list[Any]:
 
 
 def _not(name: str, needed: str) -> str:
-    return f"a snapshot whose {name} is not {needed}; it is damaged: take the snapshot again"
+    return f"a snapshot in which {name} is not {needed}; it is damaged: take the snapshot again"
 
 
 def _integers(rows: list[dict[str, Any]], name: str, what: str, missing: int | None = None) -> bytes:

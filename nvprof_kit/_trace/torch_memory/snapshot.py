@@ -77,7 +77,7 @@ class Stacks(Mapping[int, Frames]):
     """The call stack of each event that has one, by its row; a stack is made when it is asked for.
 
     Args:
-        of_event: Number of each event's stack, -1 where it has none.
+        of_event: Number of each event's stack, -1 if none.
         codes: Numbers of the frames of all stacks, one stack behind the other.
         lengths: Length of each stack.
         frames: The frames.
@@ -151,7 +151,7 @@ def _snapshot(said: dict[str, Any], path: Path) -> Snapshot:
         wrong = np.abs(_integers(history["time_us"])) > _LATEST_US
         if wrong.any():
             raise CaptureError(
-                f"{path}: device_traces.time_us is no time in {wrong.sum()} rows; take the snapshot again"
+                f"{path}: device_traces.time_us is not a time in {wrong.sum()} rows; take the snapshot again"
             )
         if len(stack):
             numbers.append(stack)

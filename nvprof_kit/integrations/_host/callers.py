@@ -1,4 +1,4 @@
-"""Finding the host's object that calls: some hosts build a profiler without telling it of the model."""
+"""Find the calling object of the framework, for frameworks that build a profiler without passing the model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FRAMES = 8
 
 
 def calling_object(attribute: str) -> Any:
-    """The nearest ``self`` among the callers that has an attribute; None where none of the last few has."""
+    """The nearest ``self`` among the callers with this attribute; None if none of the last eight frames has one."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_FRAMES):
         if frame is None:

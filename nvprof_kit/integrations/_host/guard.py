@@ -1,4 +1,4 @@
-"""What goes wrong inside an integration ends as one warning: the host's run goes on."""
+"""Exceptions inside an integration become one warning; the run continues."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Guarded:
-    """Base of what a host calls: after the first exception inside it does nothing any more.
+    """Base class of objects that a framework calls: after the first exception inside, they do nothing.
 
     Attributes:
-        broken: Whether it has given up.
+        broken: Whether an exception has occurred.
     """
 
     broken = False
 
     def give_up(self, error: Exception) -> None:
-        """Warn, once, and undo what can be undone."""
+        """Warn once and remove what is installed."""
         if self.broken:
             return
         self.broken = True
-        warn(f"{type(self).__name__} gives up, the run goes on without its ranges ({type(error).__name__}: {error})")
+        warn(f"{type(self).__name__} stops, the run continues without its ranges ({type(error).__name__}: {error})")
         try:
             self.undo()
-        except Exception:  # the warning is out, and the host must not suffer
+        except Exception:  # the warning is out; the run must not fail
             return
 
     def undo(self) -> None:
-        """Take back whatever is installed."""
+        """Remove what is installed."""
 
 
 def never_fails(method: F) -> F:
-    """Decorate a method of a `Guarded`: it raises nothing, and returns None where it cannot do its work."""
+    """Decorate a method of a `Guarded`: it does not raise, and returns None if it fails."""
 
     @functools.wraps(method)
     def guarded(self: Guarded, *args: Any, **kwargs: Any) -> Any:
@@ -51,5 +51,5 @@ def never_fails(method: F) -> F:
 
 
 def warn(text: str) -> None:
-    """Warn in the name of the package, from wherever the host called."""
+    """Emit a warning with the package's name."""
     warnings.warn(f"nvprof_kit: {text}", stacklevel=4)

@@ -1,4 +1,4 @@
-"""Doing something as soon as a module has been imported, and nothing where it never is."""
+"""Run code once a module is imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nvprof_kit.integrations._host.guard import warn
 
 
 def after_import(name: str, then: Callable[[Any], object]) -> None:
-    """Call a function with a module, now where it is imported, else once when it is. What it raises is a warning."""
+    """Call a function with a module: now if it is imported, else once when it is. Exceptions become a warning."""
     module = sys.modules.get(name)
     if module is not None:
         _call(then, module)
@@ -28,7 +28,7 @@ class _AfterImport(MetaPathFinder):
         self._then = then
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Leave the finding to the others, and the module's execution to its loader, with the call behind it."""
+        """Let the other finders find the module, and call the function after the loader has executed it."""
         if fullname != self._name or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
@@ -47,5 +47,5 @@ class _AfterImport(MetaPathFinder):
 def _call(then: Callable[[Any], object], module: Any) -> None:
     try:
         then(module)
-    except Exception as error:  # the program's import must not fail of it
-        warn(f"{module.__name__} is left as it is ({type(error).__name__}: {error})")
+    except Exception as error:  # the program's import must not fail
+        warn(f"{module.__name__} is not ranged ({type(error).__name__}: {error})")

@@ -1,7 +1,7 @@
-"""The loop of a host: its steps, phases, micro-batches and evaluations as ranges, by one schedule.
+"""The loop of a framework: steps, phases, micro-batches and evaluations as ranges.
 
-What the modules of the hosts share. A host says when a step is over and when it evaluates, as far as it knows;
-`points.Points` tells the rest. While nobody listens nothing is installed, and a step costs one count.
+The shared part of the integrations. A framework reports when a step ends and when it evaluates, as far as it can;
+`points.Points` detects the rest. Hooks are installed only while ranges are emitted.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ from nvprof_kit.integrations._host.points import Points
 from nvprof_kit.integrations._host.ranges import LoopRanges, inference_phase
 
 _running: weakref.ref[HostLoop] | None = None
-"""The loop that emits ranges: the outermost host's, where hosts use one another."""
+"""The loop that emits ranges; the outermost one if frameworks are nested."""
 
 
 @atexit.register
 def _end_running() -> None:
-    """End a loop that its host leaves open: a tool drops ranges that are open when the process ends."""
+    """End an open loop at exit, because tools drop ranges that are still open."""
     loop = _running() if _running is not None else None
     if loop is not None:
         loop.end()
 
 
 class HostLoop(LoopRanges):
-    """The loop of a host.
+    """The loop of a framework.
 
     Args:
-        schedule: Which steps are recorded, in any form that `nvprof_kit.profiling_schedule` takes. None takes it from
-            the environment's ``NVPROF_KIT_SCHEDULE``, then from ``NVPROF_KIT_PROFILING``; where neither is set, an
-            attached tool records all.
-        path: Trace of the embedded recorder, as `nvprof_kit.scheduled` takes it.
-        annotation: Options of `nvprof_kit.annotate_model`; ``None`` leaves the model to the program.
-        own_steps: No host tells where a step ends: it is over when an optimizer has stepped and the next batch is
-            fetched or the model is called; without an optimizer, at each call of the model.
+        schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`. None reads the environment
+            variables ``NVPROF_KIT_SCHEDULE``, then ``NVPROF_KIT_PROFILING``. If neither is set, an attached tool
+            records all steps.
+        path: Trace file of the embedded recorder, as in `nvprof_kit.scheduled`.
+        annotation: Keyword arguments of `nvprof_kit.annotate_model`; None if the program annotates the model.
+        own_steps: The framework does not report steps. A step then ends when an optimizer has stepped and the next
+            batch is fetched or the model is called; without an optimizer, at each call of the model.
 
     Attributes:
-        accumulation: Micro-batches of a step, each ranged where there are several.
-        train_dataset: The dataset that is trained on, where the host tells: what fetches from another one evaluates.
-        trains: Whether the loop trains; None until it is seen.
-        handles: The annotations of the models that this loop made.
+        accumulation: Micro-batches per step; each has a range if there are several.
+        train_dataset: The training dataset, if known; fetching from another one is an evaluation.
+        trains: Whether the loop trains; None if not yet known.
+        handles: The annotations that this loop created.
 
     Raises:
-        UsageError: The schedule is none.
+        UsageError: The schedule is invalid.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class HostLoop(LoopRanges):
 
     @property
     def runs(self) -> bool:
-        """Whether the loop has begun and is not over."""
+        """Whether the loop is running."""
         return self._windows is not None
 
     @property
     def optimizer_has_stepped(self) -> bool:
-        """Whether an optimizer has stepped in the step that runs, as far as it was watched."""
+        """Whether an optimizer has stepped in the current step."""
         return self._stepped
 
     @never_fails
@@ -110,13 +110,13 @@ class HostLoop(LoopRanges):
         watch: bool = True,
         entered: Sequence[nn.Module] = (),
     ) -> None:
-        """The loop begins; where another host's loop runs on the same model already, this one stays silent.
+        """Begin the loop. If the loop of another framework already runs on the same model, this one stays inactive.
 
         Args:
-            models: What it calls: one model, the parts of one (pipeline stages), or several by name.
-            first: Number of its first step.
-            watch: Watch the points of PyTorch; else the host tells all.
-            entered: Parts of a model that the host's code calls past the model itself.
+            models: The called models: one model, its pipeline stages, or several by name.
+            first: Number of the first step.
+            watch: Detect phases through hooks on PyTorch; False if the framework reports all of them.
+            entered: Parts of a model that the framework calls directly.
         """
         global _running  # noqa: PLW0603
         named = _named(models)
@@ -141,7 +141,7 @@ class HostLoop(LoopRanges):
         self._windows.__enter__()
 
     def _schedule(self) -> Schedule | None:
-        """None leaves it to `scheduled`, which reads ``NVPROF_KIT_SCHEDULE``."""
+        """The schedule; None lets `scheduled` read ``NVPROF_KIT_SCHEDULE``."""
         if self._asked is not None or _environment(SCHEDULE):
             return self._asked
         try:
@@ -151,14 +151,14 @@ class HostLoop(LoopRanges):
             return None
 
     def holds(self, models: Sequence[nn.Module]) -> bool:
-        """Whether one of these models is a model of this loop, or inside one, or around one."""
+        """Whether one of these models is, contains, or is part of a model of this loop."""
         own = {id(module) for model in self._models for module in model.modules()}
         tops = {id(model) for model in self._models}
         return any(id(model) in own or not tops.isdisjoint(map(id, model.modules())) for model in models)
 
     @never_fails
     def end(self) -> None:
-        """The loop is over: what is open is closed, and a window that runs ends here."""
+        """End the loop: close open ranges and end a running window."""
         windows, self._windows = self._windows, None
         points, self._points = self._points, None
         self._close(self._phase)
@@ -170,7 +170,7 @@ class HostLoop(LoopRanges):
             windows.__exit__(None, None, None)
 
     def undo(self) -> None:
-        """Take back what is installed, after a failure."""
+        """Remove what is installed, after a failure."""
         self._close(self._step or self._phase)
         windows, self._windows = self._windows, None
         points, self._points = self._points, None
@@ -179,11 +179,11 @@ class HostLoop(LoopRanges):
         if windows is not None:
             windows.__exit__(None, None, None)
 
-    # what a host tells
+    # ---- called by a framework
 
     @never_fails
     def step_begin(self, number: int | None = None) -> None:
-        """A step begins; one that is open already, as its data was fetched, goes on."""
+        """Begin a step, unless it began with the fetch of its data."""
         if not self.runs:
             return
         if number is not None and number != self.number:
@@ -193,7 +193,7 @@ class HostLoop(LoopRanges):
 
     @never_fails
     def step_end(self) -> None:
-        """The step is over: the next begins with its data."""
+        """End the step; the next begins with the fetch of its data."""
         if self._windows is None:
             return
         self._abandon_step()
@@ -204,7 +204,7 @@ class HostLoop(LoopRanges):
 
     @never_fails
     def evaluation_begins(self) -> None:
-        """An evaluation begins: it belongs to no step."""
+        """Begin an evaluation, which belongs to no step."""
         if not self.runs or self._evaluates:
             return
         self._abandon_step()
@@ -213,16 +213,16 @@ class HostLoop(LoopRanges):
 
     @never_fails
     def evaluation_ends(self) -> None:
-        """The evaluation is over."""
+        """End the evaluation."""
         if self._evaluates:
             self._evaluates = False
             self.phase(None)
 
-    # what the points tell
+    # ---- called by the hooks of `points`
 
     @never_fails
     def fetching(self, dataset: object) -> None:
-        """A batch is fetched: for the step that begins thereby, or for an evaluation."""
+        """A batch is fetched; this begins a step or an evaluation."""
         if not self._is_mine():
             return
         if self._is_of_evaluation(dataset):
@@ -243,7 +243,7 @@ class HostLoop(LoopRanges):
 
     @never_fails
     def calling(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """The model is called: a forward of training, an evaluation, or a step of inference."""
+        """The model is called, for training, evaluation or inference."""
         if not self._is_mine() or self._is_in("backward"):
             return
         if not (_is_grad_enabled() or model.training):
@@ -281,12 +281,12 @@ class HostLoop(LoopRanges):
 
     @never_fails
     def backward_ends(self) -> None:
-        """It is over, and with it the micro-batch."""
+        """A backward pass ends, and with it the micro-batch."""
         if self._is_mine():
             self.phase(None)
             self._close(self._micro)
             self._micro = None
-            if self._in_optimizer:  # of a closure that the optimizer called
+            if self._in_optimizer:  # the backward ran in a closure of the optimizer
                 self.phase("optimizer")
 
     @never_fails
@@ -298,7 +298,7 @@ class HostLoop(LoopRanges):
 
     @never_fails
     def optimizer_ends(self) -> None:
-        """It is over."""
+        """An optimizer step ends."""
         if self._is_mine():
             self._in_optimizer = False
             self._stepped = True
@@ -317,7 +317,7 @@ class HostLoop(LoopRanges):
 
 
 def listens() -> bool:
-    """Whether anybody records ranges now, or is asked to by the environment."""
+    """Whether ranges are being recorded, or the environment requests a recording."""
     if state.mode == "off":
         return False
     try:
@@ -332,7 +332,7 @@ def _environment(name: str) -> str | None:
 
 
 def _named(models: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Models by the prefix of their paths, which is empty for a model that stands alone."""
+    """Models by the prefix of their paths; the prefix of a single model is empty."""
     if isinstance(models, nn.Module):
         return {"": models}
     if isinstance(models, Mapping):

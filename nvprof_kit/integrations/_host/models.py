@@ -1,4 +1,4 @@
-"""Annotating the models of a host: one alone by its own paths, several each under its name."""
+"""Annotate the models of a framework: a single one by its paths, several each under its name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nvprof_kit._instrument.ranges import state
 
 
 def annotate_models(named: Mapping[str, nn.Module], options: Mapping[str, Any]) -> list[ModelAnnotation]:
-    """Annotate models by the prefix of their paths; what the program has annotated itself stays as it is.
+    """Annotate models by the prefix of their paths; skips models that the program has annotated.
 
     Raises:
         UsageError: The options contradict each other.
@@ -26,16 +26,16 @@ def annotate_models(named: Mapping[str, nn.Module], options: Mapping[str, Any]) 
 
 
 def annotate_under(prefix: str, model: nn.Module) -> ModelAnnotation:
-    """Annotate a model with a prefix before the path of every layer, so that several models stay apart.
+    """Annotate a model with a prefix for the paths of its layers, to distinguish several models.
 
     Raises:
-        UsageError: It is annotated already.
+        UsageError: The model is already annotated.
     """
     return ModelAnnotation(model, _by_structure(Part(prefix, model)), backward=True, root=prefix)
 
 
 def is_ranged(model: nn.Module) -> bool:
-    """Whether another annotation ranges some module of the model, as the program's own of a wrapped model does."""
+    """Whether another annotation ranges a module of the model, such as the program's own of a wrapped model."""
     from nvprof_kit._instrument.modules.ranged import annotated
 
     return any(module in annotated for module in model.modules())

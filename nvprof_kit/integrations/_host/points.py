@@ -1,7 +1,7 @@
-"""The points of PyTorch at which every training loop passes by, watched while ranges are emitted.
+"""Hooks on PyTorch that detect the phases of any training loop, while ranges are emitted.
 
-A host tells where its steps begin and end; that data is fetched, the model is called, a backward pass runs and an
-optimizer steps, PyTorch itself tells, whoever owns the loop.
+Frameworks report where steps begin and end. Data fetches, model calls, backward passes and optimizer steps are detected
+in PyTorch itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nvprof_kit._instrument.patches import Hook, Patch
 
 
 class Watcher(Protocol):
-    """Who is told."""
+    """The receiver of the events."""
 
     def fetching(self, dataset: object) -> None:
         """A DataLoader is asked for its next batch."""
@@ -35,17 +35,17 @@ class Watcher(Protocol):
         """A backward pass begins."""
 
     def backward_ends(self) -> None:
-        """It is over."""
+        """A backward pass ends."""
 
     def optimizer_begins(self) -> None:
         """An optimizer's step begins."""
 
     def optimizer_ends(self) -> None:
-        """It is over."""
+        """An optimizer's step ends."""
 
 
 class LoopHooks(Annotation):
-    """Hooks of a loop that are in place only while ranges are emitted, and never fail the run.
+    """Hooks of a loop, installed only while ranges are emitted. A failure becomes a warning.
 
     Args:
         owner: The loop, a `guard.Guarded`; held weakly.
@@ -65,11 +65,11 @@ class LoopHooks(Annotation):
 
 
 class Points(LoopHooks):
-    """Watches the points for a loop.
+    """The hooks of a loop.
 
     Args:
-        watcher: Who is told; held weakly.
-        models: The models that the loop calls; they live as long as the hooks on them.
+        watcher: The receiver of the events; held weakly.
+        models: The models that the loop calls; kept alive as long as their hooks.
     """
 
     def __init__(self, watcher: Watcher, models: list[nn.Module]) -> None:
@@ -107,7 +107,7 @@ def _telling_fetch(owner: Watcher, fetch: Callable[..., Any]) -> Callable[..., A
 
 
 def _is_exhausted(iterator: Any) -> bool:
-    """Whether a loader whose length is known has given its last batch: this fetch begins no step."""
+    """Whether a loader of known length has returned its last batch; this fetch then begins no step."""
     try:
         return bool(iterator._num_yielded >= len(iterator))
     except (AttributeError, TypeError):

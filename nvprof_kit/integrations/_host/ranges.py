@@ -1,4 +1,4 @@
-"""The ranges of a loop: a step, a phase in it, perhaps a micro-batch around the phase; one of each is open at most."""
+"""The ranges of a loop: a step, a phase in it, and possibly a micro-batch around the phase; at most one of each."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from nvprof_kit.names import Category
 
 
 class LoopRanges(Guarded, ABC):
-    """Opens and closes the ranges of one loop, on the thread that runs it.
+    """Opens and closes the ranges of one loop, on its thread.
 
     Attributes:
-        number: The step that runs, or will run next.
+        number: Number of the current or next step.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class LoopRanges(Guarded, ABC):
     @property
     @abstractmethod
     def runs(self) -> bool:
-        """Whether the loop has begun and is not over."""
+        """Whether the loop is running."""
 
     @property
     def in_step(self) -> bool:
@@ -42,7 +42,7 @@ class LoopRanges(Guarded, ABC):
 
     @never_fails
     def phase(self, name: str | None) -> None:
-        """From now on another phase runs, or, with None, none of those that are known."""
+        """Change the phase; None ends the current phase."""
         if not self.runs:
             return
         if self._phase is not None and self._phase.text == name and self._phase.backend is state.backend:
@@ -51,7 +51,7 @@ class LoopRanges(Guarded, ABC):
         self._phase = None if name is None else self._opened(Range(name, Category.PHASE))
 
     def _open_step(self) -> None:
-        """Open the step's range, if it is not open."""
+        """Open the step's range, unless it is open."""
         if self._step is None or self._step.backend is not state.backend:
             self.phase(None)
             self._step = self._opened(Range(f"step {self.number}", Category.STEP, self.number))
@@ -83,7 +83,7 @@ class LoopRanges(Guarded, ABC):
 
 
 def inference_phase(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """``prefill`` or ``decode`` of a call with tokens, ``forward`` of any other."""
+    """``prefill`` or ``decode`` for a call with tokens, ``forward`` for any other."""
     tokens = args[:1] if args else tuple(kwargs[name] for name in ("input_ids", "decoder_input_ids") if name in kwargs)
     integral = any(hasattr(one, "dtype") and not one.dtype.is_floating_point for one in tokens)
     return prefill_or_decode(args, kwargs) if integral else "forward"

@@ -1,6 +1,6 @@
-"""A serving engine's model runner: its layers, its prefill and decode steps, and its CUDA graphs by batch size.
+"""The model runner of a serving engine: layers, prefill and decode steps, and CUDA graphs by batch size.
 
-What `vllm` and `sglang` share. The functions wrap methods of an engine's classes; they are handed the method first.
+The shared part of `vllm` and `sglang`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from nvprof_kit.integrations._host.models import annotate_under
 
 
 class EngineLoop(HostLoop):
-    """The steps of an engine's process: those of the model runner that loads a model first.
+    """The steps of an engine process, defined by the model runner that loads its model first.
 
-    A draft model's runner, which loads later, has its layers ranged under ``draft``; its calls are part of the step in
-    which the first runner drafts.
+    The runner of a draft model, which loads later, has its layers ranged under ``draft``; its calls are part of the
+    first runner's step.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class EngineLoop(HostLoop):
 
     @never_fails
     def called(self, runner: Any, phase: str) -> None:
-        """A runner runs a batch: the step before is over, if its sampling did not end it."""
+        """A runner runs a batch; this ends the previous step if sampling did not."""
         if self._is_first(runner):
             if self.in_step:
                 self.step_end()
@@ -52,7 +52,7 @@ class EngineLoop(HostLoop):
 
     @never_fails
     def sampled(self, runner: Any) -> None:
-        """A runner has sampled: the step is over, and what the engine does until the next batch belongs to none."""
+        """A runner has sampled; this ends the step. Work until the next batch belongs to no step."""
         if self._is_first(runner) and self.in_step:
             self.step_end()
 
@@ -61,7 +61,7 @@ class EngineLoop(HostLoop):
 
     @contextmanager
     def capturing(self, size: int) -> Iterator[None]:
-        """The graph of a batch size is captured in the block: its layers are named ``graph8.model.layers.3``."""
+        """Capture the CUDA graph of a batch size in the block; layers are named ``graph8.model.layers.3``."""
         undo = self._rename(size) or []
         try:
             yield
@@ -80,7 +80,7 @@ class EngineLoop(HostLoop):
 
 
 def _renamed(calls: Any, size: int) -> Callable[[], None]:
-    """Give a layer's calls the name that they have in the graph of a batch size; returns what takes that back."""
+    """Rename a layer for the graph of a batch size; returns a function that restores the name."""
     layer, scope = calls.layer, calls.scope
     calls.layer = layer_of(f"graph{size}.{layer.path}", backward=False)
     calls.scope = LayerScope(calls.layer)
@@ -92,8 +92,8 @@ def _renamed(calls: Any, size: int) -> Callable[[], None]:
 
 
 def phase_of(tokens: list[int], decode_tokens: int = 1) -> str:
-    """``decode`` where every sequence of a batch has so many new tokens or fewer, ``prefill`` where each has more,
-    ``mixed`` where some have.
+    """``decode`` if all sequences of a batch have at most `decode_tokens` new tokens, ``prefill`` if all have more,
+    else ``mixed``.
     """
     decoding = sum(count <= decode_tokens for count in tokens)
     return "decode" if decoding == len(tokens) else "mixed" if decoding else "prefill"

@@ -27,16 +27,16 @@ CAUSES: Mapping[str, str] = {
     "host": "the late rank's device was idle: its host had not launched on",
     "data_loading": "it was idle while its data loader worked",
     "allocation": "it was idle while memory was allocated or freed",
-    "profiler": "it was idle while the profiler held the program up",
+    "profiler": "it was idle while the profiler delayed the program",
     "garbage_collection": "its host collected Python's garbage, and had not launched on",
     "warm_up": "it was idle while its host loaded or compiled code",
     "copy": "it copied for longer",
     "transfer": "another collective of its moved its bytes more slowly",
-    "collective": "it was held up by another collective that is not told further",
+    "collective": "it was delayed by another collective of unknown cause",
     "pipeline": "it is another pipeline stage and had its own work to do, no more than its equals",
-    "not_profiled": "there is no profile of it, only of its collectives: nothing tells why it was late",
+    "not_profiled": "there is no profile of it, only of its collectives: the reason is unknown",
     "start_up": "its profiler had started later, or was ahead less: there is no common point before",
-    "unresolved": "less than the clocks tell apart, or nothing is seen that took longer",
+    "unresolved": "less than the clock uncertainty, or no cause was found",
 }
 """The causes of waiting."""
 

@@ -55,7 +55,7 @@ SHOWN_WAITS = 300_000
 """And so many waits at most."""
 
 NO_FAULT = ("start_up", "unresolved", "pipeline")
-"""Causes that are nobody's fault."""
+"""Causes for which no rank is responsible."""
 
 
 @dataclass(frozen=True)

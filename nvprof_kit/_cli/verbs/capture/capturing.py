@@ -25,7 +25,7 @@ profile = recipe_verb(
     "profile",
     ["nsys/profile.sh"],
     _profile,
-    """Profile a program with nsys, all of it or a few steps.
+    """Profile a program with nsys, from start to end or for some steps.
 
     nvprof-kit profile --step 12 -- python train.py leaves train-TIME.nsys-rep, for the Nsight Systems GUI, and
     train-TIME.sqlite, and prints the command that reads it. The exit status is the program's; 1 where nothing was
@@ -44,14 +44,14 @@ launch = recipe_verb(
 )
 
 start = recipe_verb(
-    "start", ["nsys/start.sh"], _same("start"), """Begin a capture of the program that launch started.""", program=False
+    "start", ["nsys/start.sh"], _same("start"), """Start capturing the program that launch started.""", program=False
 )
 
 stop = recipe_verb(
     "stop",
     ["nsys/stop.sh"],
     _same("stop"),
-    """End the capture that start began, and write its report; the program runs on.""",
+    """Stop the capture and write its report; the program continues.""",
     program=False,
 )
 
@@ -59,6 +59,6 @@ status = recipe_verb(
     "status",
     ["nsys/status.sh"],
     _same("status"),
-    """List the nsys sessions of this machine and what each does.""",
+    """List the nsys sessions of this machine and their states.""",
     program=False,
 )

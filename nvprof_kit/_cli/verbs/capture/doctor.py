@@ -32,13 +32,14 @@ class _Doctor(click.Command):
 @writing(plot=False)
 @click.argument("words", metavar="[CAPTURE]... | [-- COMMAND]", nargs=-1, type=click.UNPROCESSED)
 def doctor(output: Output, words: tuple[str, ...]) -> None:
-    """Say beforehand why a profile would fail or mislead, or afterwards whether a capture can be trusted.
+    """Check this machine before profiling, or a capture after it, for problems that make a profile fail or mislead.
 
-    Without a CAPTURE it examines this machine: GPU, driver, nsys, ncu, permissions, container, other profilers, disk;
+    Without a CAPTURE, doctor checks this machine: GPU, driver, nsys, ncu, permissions, container, other profilers,
+        disk;
     with a COMMAND also the Python, torch and script that the command runs. It starts no profile and changes nothing.
 
     A CAPTURE is an nsys .sqlite or .nsys-rep. Each finding says what was seen, why it matters and how to fix it. The
-    exit status is 1 if there is an error among them.
+    exit status is 1 if a finding is an error.
     """
     from nvprof_kit._api.checks import doctor as examine
 

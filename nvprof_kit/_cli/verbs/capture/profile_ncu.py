@@ -38,7 +38,7 @@ profile = recipe_verb(
     "profile",
     ["ncu/layer.sh", "ncu/kernels.sh", "ncu/top.sh", _ROOFLINE, _COMMON],
     _profile,
-    """Measure a layer, kernels, or what a roofline needs, with ncu.
+    """Measure a layer, kernels, or the data of a roofline with ncu.
 
     One of --layer PATH, --kernel NAME, --capture run.sqlite and --roofline says what: the kernels that a layer
     launches, those of a name, the costliest of an nsys capture, or operations, bytes and peaks.

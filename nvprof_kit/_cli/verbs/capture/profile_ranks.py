@@ -16,7 +16,7 @@ profile = recipe_verb(
     "profile",
     ["nsys/ranks.sh", "nsys/profile.sh"],
     _profile,
-    """Profile some of the ranks of a job with nsys, and run the others plain.
+    """Profile some ranks of a job with nsys, and run the others without a profiler.
 
     It stands between the launcher and the program, on every rank: torchrun --nproc-per-node 8 --no-python nvprof-kit
     ranks profile --ranks 0,7 -- python train.py. Reports are named PROGRAM-HOST-rankR-TIME.

@@ -10,7 +10,7 @@ from nvprof_kit._cli.progress import progress
 from nvprof_kit._trace.files.kinds import NSYS, expect
 
 
-@click.command(short_help="Copy a capture without what it says about you and the machine.")
+@click.command(short_help="Copy a capture without private data.")
 @click.argument("capture", metavar="CAPTURE", type=click.Path(path_type=Path))
 @click.option(
     "-o",
@@ -21,12 +21,12 @@ from nvprof_kit._trace.files.kinds import NSYS, expect
     help="Write the copy to FILE. [default: NAME.scrubbed.sqlite]",
 )
 @click.option("-f", "--force", is_flag=True, help="Overwrite FILE.")
-@click.option("--also", metavar="REGEX", help="Replace every text in which REGEX is found, such as a project's name.")
+@click.option("--also", metavar="REGEX", help="Replace each text that matches REGEX, such as a project name.")
 def scrub(capture: Path, target: Path | None, force: bool, also: str | None) -> None:
-    """Copy an nsys export without environment variables, command line, machine, printed output and other processes.
+    """Copy an nsys export without environment variables, command line, host name, captured output and other processes.
 
-    CAPTURE is an .sqlite or an .sqlite.xz. Times, kernels and ranges stay as they are. An .nsys-rep has the same in it
-    and cannot be scrubbed: give the copy away instead.
+    CAPTURE is an .sqlite or .sqlite.xz. Times, kernels and ranges are kept. An .nsys-rep contains the same data and
+    cannot be scrubbed: share the scrubbed copy instead.
     """
     from nvprof_kit._api.checks import scrub as write_copy
     from nvprof_kit._api.checks import scrubbed_name

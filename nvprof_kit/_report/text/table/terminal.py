@@ -42,7 +42,7 @@ def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) 
     """
     if file.isatty():
         console = _PlainConsole(file=file, highlight=False, markup=False, force_jupyter=False)
-        _print(console, parts, height=console.height - _AROUND)
+        _print(console, parts, height=console.height - _AROUND, wrap=True)
         return
     columns = "" if kept else os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() else WIDE
@@ -54,14 +54,20 @@ def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) 
     file.writelines(line.rstrip() + "\n" for line in plain.get().splitlines())
 
 
-def _print(console: Console, parts: Iterable[RenderableType], grow: bool = False, height: int | None = None) -> None:
-    """Tables keep to the width; a line of text stays one line, which a terminal wraps and a pipe gets whole."""
+def _print(
+    console: Console,
+    parts: Iterable[RenderableType],
+    grow: bool = False,
+    height: int | None = None,
+    wrap: bool = False,
+) -> None:
+    """Tables keep to the width; a line of text is wrapped between words on a terminal, and a pipe gets it whole."""
     width = console.width
     for part in parts:
         for one in part.parts(width, height, grow) if isinstance(part, Grid) else (part,):
             if isinstance(one, Table) and grow:
                 console.width = max(width, console.measure(one, options=console.options.update(width=_ANY)).maximum)
-            console.print(one, soft_wrap=isinstance(one, (str, Text)))
+            console.print(one, soft_wrap=isinstance(one, (str, Text)) and not wrap)
             console.width = width
 
 
@@ -95,7 +101,7 @@ def capture_facts(info: CaptureInfo, steps: int) -> list[str]:
 
 
 def warning_lines(warnings: Iterable[str]) -> list[Text]:
-    """What may be wrong with the figures, a line each, the weightiest first."""
+    """What may be wrong with the figures, a line each, the most severe first."""
     return [Text(f"! {warning}", "yellow") for warning in in_order(warnings)]
 
 

@@ -375,7 +375,7 @@ def test_the_file_beside_a_capture(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"gone\.sqlite: no such file"):
         flops_beside(tmp_path / "gone.sqlite")
     (tmp_path / "other.sqlite").touch()
-    with pytest.raises(CaptureError, match=r"no other\.flops\.json beside it.*count_flops.*--with"):
+    with pytest.raises(CaptureError, match=r"no other\.flops\.json next to it.*count_flops.*--with"):
         flops_beside(tmp_path / "other.sqlite")
     named = flops_of_rank(tmp_path / "train.flops.json", "run-host-rank3-x.sqlite")
     assert named.name == "train.rank3.flops.json"
@@ -432,8 +432,8 @@ RANGE = {"layer": "m", "phase": "forward", "inside": None, "calls": 1}
         ("", "not JSON"),
         ("\x00\x01", "not JSON"),
         ("[" * 100_000, "not JSON"),
-        ("[]", "no file of nvprof_kit.count_flops"),
-        ('{"format": "other"}', "no file of nvprof_kit.count_flops"),
+        ("[]", "not a file of nvprof_kit.count_flops"),
+        ('{"format": "other"}', "not a file of nvprof_kit.count_flops"),
         (json.dumps(GOOD | {"version": 2}), "version 2"),
         (json.dumps({**GOOD, "operators": None}), "damaged"),
         (json.dumps({key: value for key, value in GOOD.items() if key != "ranges"}), "damaged"),

@@ -44,7 +44,7 @@ def test_report() -> None:
         "\n"
         "total              20.00   19.00     1.00\n"
         "\n"
-        "Milliseconds of GPU time in each step, all phases together; a layer's hold its children's.\n"
+        "Milliseconds of GPU time in each step, all phases together; a layer's include its children's.\n"
         "! nsys dropped 3 events; record less at once\n"
     )
 
@@ -55,4 +55,4 @@ def test_many_steps_say_how_many_are_left_out() -> None:
     text = printed(rows=rows.reset_index(drop=True))
     assert "step 7" in text
     assert "step 8" not in text
-    assert "3 more columns are left out here; -o FILE.csv holds every step." in text
+    assert "3 more columns are left out here; -o FILE.csv has all steps." in text

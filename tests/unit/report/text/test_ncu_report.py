@@ -35,7 +35,6 @@ def result(capture: str = "run.sqlite", **more: object) -> NcuLayersResult:
         warnings=("look out",),
         path="plan.csv",
         capture=capture,
-        parents={"m.0": "", "m.0.mlp": "m.0"},
     )
 
 
@@ -53,10 +52,6 @@ def test_lines() -> None:
         "why": "because",
     }
     assert second.cells["compute"] == ""
-
-
-def test_depth_hides_what_is_nested() -> None:
-    assert [line.label for line in ncu_layers_lines(result(), depth=1)] == ["m.0", "(none)"]
 
 
 def test_header_states_the_covered_share() -> None:

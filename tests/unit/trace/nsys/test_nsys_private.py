@@ -112,7 +112,7 @@ def test_the_table_is_the_same(capture: Path, tmp_path: Path) -> None:
 def test_a_text_of_choice_goes_too(capture: Path, tmp_path: Path) -> None:
     scrub(capture, tmp_path / "clean.sqlite", ScrubOptions(also="^layers"))
     assert b"layers.0" not in (tmp_path / "clean.sqlite").read_bytes()
-    with pytest.raises(UsageError, match="no regular expression"):
+    with pytest.raises(UsageError, match="not a regular expression"):
         scrub(capture, tmp_path / "x.sqlite", ScrubOptions(also="("))
 
 

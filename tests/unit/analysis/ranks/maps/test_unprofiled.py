@@ -92,7 +92,7 @@ def test_what_did_not_end_and_what_was_not_timed_is_said(tmp_path: Path) -> None
 
 def test_a_dump_without_a_rank_is_asked_for_it(tmp_path: Path) -> None:
     shutil.copy(DATA / "flight/ddp-layer.rank1.flight", tmp_path / "dump.bin")
-    with pytest.raises(CaptureError, match=r"say --rank dump\.bin=3"):
+    with pytest.raises(CaptureError, match=r"pass --rank dump\.bin=3"):
         open_job([tmp_path / "dump.bin"], workers=1)
     assert open_job([tmp_path / "dump.bin"], ranks={"dump.bin": 1}, workers=1).ranks["rank"].tolist() == [1]
 
