@@ -120,11 +120,11 @@ class MemorySnapshot:
             CaptureError: The file cannot be read, or has nothing of this device.
             UsageError: None of the steps asked for is in it.
         """
+        snapshot = self.snapshot  # another process reads it while this one imports
         from nvprof_kit._analysis.attribution.steps import chosen_steps
         from nvprof_kit._analysis.memory.memory import memory
         from nvprof_kit._results.memory import Memory
 
-        snapshot = self.snapshot
         result = memory(snapshot, device)
         if steps is not None and steps.selects:
             kept = chosen_steps(steps, result.steps["step"].to_numpy(), str(self.path))

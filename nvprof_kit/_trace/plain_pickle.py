@@ -60,6 +60,7 @@ def handed_over(path: Path, what: str, *arguments: str) -> dict[str, Any]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
         assert child.stdout is not None
         try:
+            import pandas  # noqa: F401 - what is loaded becomes tables; importing takes its time beside the loading
             said: dict[str, Any] = _Handed(child.stdout).load()
         except (EOFError, pickle.UnpicklingError):
             said = {"error": f"refused as a {what}: loading it takes more time or memory than its size accounts for"}
