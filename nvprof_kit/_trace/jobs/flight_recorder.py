@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from nvprof_kit._trace.packed import check_file, read_packed
 from nvprof_kit._trace.plain_pickle import load_plain, one_line
 from nvprof_kit.errors import CaptureError
 
@@ -104,10 +105,11 @@ def read_flight_recorder(path: str | Path, rank: int | None = None) -> FlightDum
 
 
 def _load(path: Path) -> dict[str, Any]:
+    check_file(path)
     try:
         with path.open("rb") as file:
             is_json = file.read(64).lstrip()[:1] == b"{"
-        dump = json.loads(path.read_bytes()) if is_json else load_plain(path, "Flight Recorder dump")
+        dump = json.loads(read_packed(path)) if is_json else load_plain(path, "Flight Recorder dump")
     except OSError as error:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     except (ValueError, RecursionError) as error:

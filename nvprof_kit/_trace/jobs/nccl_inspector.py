@@ -13,7 +13,6 @@ What its times mean: it is a thread of the host that sees the kernel's channels 
 from __future__ import annotations
 
 import io
-import lzma
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.jobs.flight_recorder import COLLECTIVES
+from nvprof_kit._trace.packed import read_packed
 from nvprof_kit._trace.plain_pickle import one_line
 from nvprof_kit.errors import CaptureError
 
@@ -38,7 +38,6 @@ _KINDS = {
     "Recv": "recv",
     "AlltoAll": "all_to_all",
 }
-_XZ = b"\xfd7zXZ\x00"
 _OF_ALL_RANKS = ("all_gather", "reduce_scatter")
 """Kinds whose message is one rank's part of the larger buffer."""
 
@@ -55,12 +54,9 @@ def read_nccl_inspector(path: str | Path) -> pd.DataFrame:
     """
     path = Path(path)
     try:
-        packed = path.read_bytes()
-        said = lzma.decompress(packed) if packed.startswith(_XZ) else packed
+        said = read_packed(path)
     except OSError as error:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    except lzma.LZMAError as error:
-        raise CaptureError(f"{path}: a damaged .xz ({one_line(error)})") from None
     import pyarrow as pa
     import pyarrow.json
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import os
 import pickle
 import sqlite3
 import subprocess
@@ -17,8 +18,13 @@ import pytest
 from support.nsys_file import NsysFile
 
 from nvprof_kit._analysis.kernels.classes import family_of
+from nvprof_kit._api.capture import read_rules
 from nvprof_kit._report.plain import csv_cell, plain
 from nvprof_kit._trace import packed
+from nvprof_kit._trace.flops_file import read_flops
+from nvprof_kit._trace.jobs.finding import head_of
+from nvprof_kit._trace.jobs.flight_recorder import read_flight_recorder
+from nvprof_kit._trace.jobs.nccl_inspector import read_nccl_inspector
 from nvprof_kit._trace.ncu.open import open_ncu
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import NSYS_SOURCES, OPS
@@ -233,6 +239,8 @@ def test_what_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest
     (path := tmp_path / "a.csv.xz").write_bytes(lzma.compress(bytes(5 << 20)))
     with pytest.raises(CaptureError, match="unpacks to more than 1 MB"):
         open_ncu(path)
+    with pytest.raises(CaptureError, match="unpacks to more than 1 MB"):
+        read_nccl_inspector(path)
 
 
 # ---------------------------------------------------------------- snapshots, timers, ncu
@@ -299,6 +307,30 @@ def test_timer_lines_with_a_wrong_digit_are_left_out(tmp_path: Path) -> None:
         "1 of its lines have an end before their start, and are left out",
         "2 of its lines are no timer's and left out",
     ]
+
+
+def test_timer_lines_that_stand_twice_count_once_and_clocks_that_disagree_are_named(tmp_path: Path) -> None:
+    good = "[RANK 0] forward, start=10.000000, end=11.000000, cpu_dur=1.0s, cuda_dur=900.0ms\n"
+    later = (
+        good.replace("10.", "12.").replace("11.", "13.").replace("cpu_dur=1.0s", "cpu_dur=1000.0s")
+    )  # 1000 ms it was
+    (path := tmp_path / "timer_rank0.log").write_text((good + later) * 2)
+    logs = read_timer_logs([path])
+    assert len(logs.stages) == 2
+    assert [warning.partition(": ")[2].partition(";")[0] for warning in logs.warnings] == [
+        "2 of its lines stand in it twice, and count once",
+        "cpu_dur is not the time from start to end in 1 of its lines",
+    ]
+
+
+@pytest.mark.parametrize("read", [open_capture, open_ncu, read_snapshot, read_flops, read_nccl_inspector, head_of,
+                                  read_flight_recorder, lambda path: read_timer_logs([path]), read_rules])  # fmt: skip
+def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path: Path, read: Any) -> None:
+    os.mkfifo(pipe := tmp_path / "run.sqlite")
+    (device := tmp_path / "run.json").symlink_to("/dev/zero")
+    for path, what in ((pipe, "a pipe, which is read once"), (device, "a device")):
+        with pytest.raises(CaptureError, match=f"{what}; needed a file"):
+            read(path)
 
 
 def test_the_reader_of_ncu_reports_imports_nothing_of_the_current_folder(
