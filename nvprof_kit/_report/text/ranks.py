@@ -176,6 +176,8 @@ def _bubbles(bubbles: pd.DataFrame | None) -> list[RenderableType]:
 
 def _clocks(clocks: pd.DataFrame) -> list[RenderableType]:
     """The clocks; of many ranks how well they are aligned, and the worst."""
+    import pandas as pd
+
     if len(clocks) <= FOLD:
         shown = clocks
         title = "Clocks"
@@ -188,8 +190,7 @@ def _clocks(clocks: pd.DataFrame) -> list[RenderableType]:
         [("rank", "right"), ("offset", "right"), ("drift", "right"), ("residual", "right"), ("collectives", "right")]
     )
     for row in shown.to_dict("records"):
-        known = row["offset_ns"] == row["offset_ns"] and str(row["offset_ns"]) != "<NA>"
-        if known:
+        if pd.notna(row["offset_ns"]):
             made.add_row(
                 str(row["rank"]),
                 f"{row['offset_ns'] / 1e6:,.3f} ms",
