@@ -108,7 +108,8 @@ def read_packed(path: Path) -> bytes:
     """The bytes of a file, unpacked where it is packed.
 
     Raises:
-        CaptureError: It is no file, is cut off or damaged, or becomes larger than half of the free memory or than a capture does.
+        CaptureError: It is no file, is cut off or damaged, or becomes larger than half of the free memory or than a
+            capture does.
         OSError: It cannot be read.
     """
     check_file(path)

@@ -146,7 +146,11 @@ def test_words_of_collectives(name: str, tmp_path: Path) -> None:
 
 def test_a_clock_that_is_set_during_the_run_is_named(tmp_path: Path) -> None:
     for rank in range(3):
-        log(tmp_path, rank, [("forward", 100 * step + 3_600_000 * (rank == 1 and step > 3), 50, 50) for step in range(8)])
+        log(
+            tmp_path,
+            rank,
+            [("forward", 100 * step + 3_600_000 * (rank == 1 and step > 3), 50, 50) for step in range(8)],
+        )
     (warning,) = timers(read_timer_logs([tmp_path])).warnings
     assert warning.startswith("the clock of rank 1 went 3600.00 s forward against the others' during the run")
 
