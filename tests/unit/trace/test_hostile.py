@@ -354,3 +354,32 @@ def test_no_text_steers_a_terminal_or_is_a_formula() -> None:
     assert csv_cell("=HYPERLINK(1)") == "'=HYPERLINK(1)"
     assert csv_cell("@a") == "'@a"
     assert csv_cell("layers.0") == "layers.0"
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "complaint"),
+    [
+        ("ns", "-5", "gpu__time_duration.sum is -5 in 1 results"),
+        ("ns", "1e300", r"gpu__time_duration.sum is 1e\+300"),
+        ("s", "281600", r"gpu__time_duration.sum is 2.816e\+14"),  # three days
+        ("%", "2816", "gpu__time_duration.sum is in '%', which is no time"),
+        ("cycle", "2816", "gpu__time_duration.sum is in 'cycle', which is no time"),
+    ],
+)
+def test_a_page_of_ncu_with_a_duration_that_is_none_is_refused(
+    tmp_path: Path, unit: str, value: str, complaint: str
+) -> None:
+    header = '"ID","Process ID","Kernel Name","gpu__time_duration.sum"'
+    (path := tmp_path / "a.csv").write_text(f'{header}\n"","","","{unit}"\n"0","7","gemm","{value}"\n')
+    with pytest.raises(CaptureError, match=complaint):
+        open_ncu(path)
+
+
+def test_a_page_of_ncu_with_a_column_or_results_twice(tmp_path: Path) -> None:
+    header = '"ID","Process ID","Kernel Name","gpu__time_duration.sum"'
+    row = '"0","7","gemm","5"\n'
+    (path := tmp_path / "a.csv").write_text(f'{header}\n"","","","ns"\n{row}{row}')
+    assert "1 of 2 results stand there twice (ID and Process ID), and count twice" in open_ncu(path).warnings[-1]
+    path.write_text(f'{header},"gpu__time_duration.sum"\n"","","","ns","ns"\n"0","7","gemm","5","6"\n')
+    with pytest.raises(CaptureError, match=r"the column gpu__time_duration.sum stands there twice"):
+        open_ncu(path)
