@@ -265,3 +265,15 @@ def test_own_stretches_agree_with_the_walk(seed: int) -> None:
             for operator, begin, finish in (found, _crossing_stretches(start, end, tid))
         )
         assert own == walked
+
+
+def test_modules_without_names_are_told_of(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.json",
+        event("python_function", "nn.Module: Block_1", 0, 30),
+        event("python_function", "nn.Module: Linear_7", 5, 20),
+        event("cpu_op", "aten::mm", 10, 5),
+    )
+    trace = open_capture(path)
+    assert trace.ranges["text"].tolist() == ["Block_1", "Block_1.Linear_7"]
+    assert any("(Linear_7), and not by their names in the model" in warning for warning in trace.info.warnings)
