@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from nvprof_kit._trace.packed import read_packed
+from nvprof_kit._trace.files.packed import read_packed
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
         ]
     where = ", ".join(map(str, named))
     if not tables:
-        raise CaptureError(f"{where}: no line of a timer in it; needed lines as global_timer writes them: [RANK 0] …")
+        raise CaptureError(f"{where}: no timer line in it; needed lines written by global_timer: [RANK 0] …")
     stages = pd.concat(tables, ignore_index=True)
     stages = stages.astype({"stage": "category"}).sort_values(["rank", "start_ns", "end_ns"], ignore_index=True)
     stages.insert(2, "call", stages.groupby(["rank", "stage"], observed=True).cumcount())

@@ -10,9 +10,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from nvprof_kit._trace.files.packed import check_file
+from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.open import nsys_sqlite
-from nvprof_kit._trace.packed import check_file
-from nvprof_kit._trace.sqlite import Database
 from nvprof_kit.errors import UsageError
 
 SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from nvprof_kit._trace.checks import AGAIN, DAY_NS
 from nvprof_kit._trace.domains import DEFAULT
+from nvprof_kit._trace.files.checks import AGAIN, DAY_NS
+from nvprof_kit._trace.files.packed import read_packed
 from nvprof_kit._trace.ncu.schema import NcuReport
-from nvprof_kit._trace.packed import read_packed
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
 

@@ -2,7 +2,7 @@
 
     python snapshot_stacks.py FILE.pickle all|python
 
-With ``all`` the C++ frames are told by what TORCH_SYMBOLIZE_MODE names: fast, dladdr or addr2line. File names are cut to
+With ``all`` the C++ frames are told by what TORCH_SYMBOLIZE_MODE names: fast, dladdr or addr2line. Files are cut to
 what follows site-packages, others to their last part.
 """
 
