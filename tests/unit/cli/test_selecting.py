@@ -138,7 +138,7 @@ def first_words(text: str) -> list[str]:
     """The first two columns of a table by layer and phase."""
     lines = text.splitlines()
     rule = next(place for place, line in enumerate(lines) if line.startswith("──"))
-    body = lines[rule + 1 : lines.index("", rule)]
+    body = [line for line in lines[rule + 1 : lines.index("", rule)] if not line.startswith("Too wide")]
     return [" ".join(line.split()[: 3 if " x" in line else 2]) for line in body]
 
 
