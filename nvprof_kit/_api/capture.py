@@ -865,11 +865,12 @@ def read_rules(named: str | Path | None) -> Rules | None:
     if named is None:
         return None
     from nvprof_kit._analysis.foreign.rules import parse_rules, preset, presets
+    from nvprof_kit._trace.files.packed import read_packed
 
     if str(named) in presets():
         return preset(str(named))
     try:
-        text = Path(named).read_text(encoding="utf-8")
+        text = read_packed(Path(named)).decode("utf-8")
     except FileNotFoundError:
         raise UsageError(f"--rules {named}: no such file, and no preset; available: {', '.join(presets())}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -886,8 +887,9 @@ def read_kernel_rules(path: str | Path | None) -> tuple[Rule, ...]:
     if path is None:
         return ()
     from nvprof_kit._analysis.kernels.classes import parse_rules
+    from nvprof_kit._trace.files.packed import read_packed
 
     try:
-        return parse_rules(Path(path).read_text(encoding="utf-8"), str(path))
+        return parse_rules(read_packed(Path(path)).decode("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot read it: {getattr(error, 'strerror', None) or error}") from None

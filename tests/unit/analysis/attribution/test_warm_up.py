@@ -89,7 +89,7 @@ def test_steps_that_are_asked_for(tmp_path: Path, text: str | None, skip: int, k
 
 @pytest.mark.parametrize("text", ["x", ":", "1-3", "1:2:3"])
 def test_what_is_no_range_of_steps(text: str) -> None:
-    with pytest.raises(UsageError, match="needed FIRST:STOP as 5:20"):
+    with pytest.raises(UsageError, match="needed FIRST:STOP: 5:20"):
         StepOptions.parse(text)
 
 
