@@ -70,7 +70,7 @@ def test_to_a_pipe(capture: str, capfdbinary: pytest.CaptureFixture[bytes]) -> N
     ("words", "complaint"),
     [
         (["--step", "7", "--steps", "7", "-o", "t.json"], "one step (--step) and several (--steps, --skip-steps)"),
-        (["--skip-steps", "1", "-o", "t.json"], "none of the steps asked for is in it"),
+        (["--skip-steps", "1", "-o", "t.json"], "none of the requested steps is in it"),
         (["--step", "3", "-o", "t.json"], "no step 3; it has steps 7 to 7"),
         (["-o", "t.csv"], "t.csv: no format has this suffix; needed one of .json.gz .pb.gz .gz .json .pftrace"),
         (["other.sqlite", "-o", "t.json"], "other.sqlite: no such file"),

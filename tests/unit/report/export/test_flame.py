@@ -72,7 +72,7 @@ def test_some_steps(capture: nvprof_kit.Capture) -> None:
     assert [values for _, values, _ in samples(capture.pprof(steps=later).data)] == [(210, 2), (20, 1)]
     with pytest.raises(nvprof_kit.UsageError, match=r"one step \(--step\) and several"):
         capture.pprof(step=1, steps=later)
-    with pytest.raises(nvprof_kit.UsageError, match="none of the steps asked for"):
+    with pytest.raises(nvprof_kit.UsageError, match="none of the requested steps"):
         capture.perfetto(steps=nvprof_kit.StepOptions(first=7))
 
 
