@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from nvprof_kit._results.by_layer import ByLayer
 from support.nsys_file import NsysFile
 
 import nvprof_kit
