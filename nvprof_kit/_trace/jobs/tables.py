@@ -86,9 +86,13 @@ class JobTables:
         self._db: Any = duckdb.connect(config=config)
         self._folder, self._names = folder, names
         self._gathered: set[str] = set()
-        for table in TABLES:
-            self._db.execute(f"CREATE VIEW {table} AS {self._read(table)}")
-        self._once("ranks")
+        try:
+            self._once("ranks")
+            for table in TABLES:
+                self._db.execute(f"CREATE VIEW IF NOT EXISTS {table} AS {self._read(table)}")
+        except duckdb.Error as error:
+            found = str(error).partition("\n")[0]
+            raise CaptureError(f"{folder}: maps of another release, or damaged ({found}); map again") from None
         versions = {row[0] for row in self._db.execute("SELECT DISTINCT version FROM ranks").fetchall()}
         if versions - {VERSION}:
             raise CaptureError(f"{folder}: maps of version {max(versions)}, this release reads {VERSION}; map again")
