@@ -41,8 +41,9 @@ from nvprof_kit._analysis.memory import steps as memory_traffic
 from nvprof_kit._analysis.metrics import COLUMNS as METRICS_COLUMNS
 from nvprof_kit._analysis.ncu.layers import COLUMNS as NCU_COLUMNS
 from nvprof_kit._analysis.ncu.plan import COLUMNS as PLAN_COLUMNS
-from nvprof_kit._analysis.ranks import bubbles, clocks, parallel, replay, waits
+from nvprof_kit._analysis.ranks import bubbles, clocks, parallel, replay
 from nvprof_kit._analysis.ranks import layers as ranks_layers
+from nvprof_kit._analysis.ranks.waits import waits
 from nvprof_kit._analysis.timers import COLUMNS as TIMERS_COLUMNS
 from nvprof_kit._cli import group
 from nvprof_kit._instrument.meters import utilisation
@@ -199,10 +200,12 @@ def _api(rooms: tuple[str, ...]) -> str:
         home = getattr(thing, "__module__", None) or thing.__name__
         if home.split(".")[1] not in rooms:
             continue
-        lines += [f"### `{name}{_signature(thing)}`", "", *_described(thing), ""]
+        described = _described(thing)
         for base in inspect.getmro(thing)[1:] if inspect.isclass(thing) and "_results" in rooms else ():
             if base.__module__.startswith("nvprof_kit._analysis"):
-                lines += [*_fields(base), ""]
+                own = _fields(base)
+                described += own[2:] if f"*{_SECTIONS['Attributes']}*" in described else ["", *own]
+        lines += [f"### `{name}{_signature(thing)}`", "", *described, ""]
         for member, method in sorted(vars(thing).items()) if inspect.isclass(thing) else ():
             if member.startswith("_") or not inspect.getdoc(method) or not callable(_called(method)):
                 continue
@@ -257,17 +260,23 @@ def _fields(base: Any) -> list[str]:
 def _markdown(lines: list[str]) -> list[str]:
     made: list[str] = []
     section = ""
+    code = False
     for line in lines:
         head = line.rstrip(":")
-        if line.endswith(":") and head in _SECTIONS:
+        if line.startswith("```"):
+            code = not code
+            made.append(line)
+        elif code:
+            made.append(line)
+        elif line.endswith(":") and head in _SECTIONS:
             section = head
             made += [f"*{_SECTIONS[head]}*", ""]
         elif section and re.match(r"    \S", line) and section not in ("Returns", "Yields"):
             named, _, meaning = line.strip().partition(": ")
-            made.append(f"- `{named}`: {meaning}")
+            made.append(f"- `{named}`: {meaning}".replace("``", "`"))
         else:
-            made.append(f"  {line.strip()}" if section and line.strip() else line.strip())
-    return [line.replace("``", "`") for line in made]
+            made.append((f"  {line.strip()}" if section and line.strip() else line.strip()).replace("``", "`"))
+    return made
 
 
 def _gpu_peaks() -> str:

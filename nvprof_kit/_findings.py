@@ -1,35 +1,116 @@
-"""What a doctor says: something seen, why it matters, and how to fix it. Pure data, shared by whoever examines."""
+"""What was found in a capture or on a machine: where it shows, why it matters, and the fix. Pure data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-LEVELS = ("error", "warning", "note", "ok")
+SEVERITIES = ("error", "warning", "note", "ok")
 """From what makes a run or a capture useless, through what distorts it and what is good to know, to what was checked
 and is well.
 """
 
+RULES: Mapping[str, str] = MappingProxyType(
+    {
+        # what costs time
+        "launch": "the GPU waits for launches",
+        "sync": "the host waits for the GPU",
+        "dataloader": "the GPU waits for data",
+        "allocation": "allocations stall the GPU",
+        "loading": "code is loaded within steps",
+        "gc": "Python collects garbage",
+        "exposed-collectives": "communication that nothing hides",
+        "rank-wait": "a rank waits for others in its collectives",
+        "slowest-rank": "the other ranks wait for one",
+        "unstable-step": "steps differ in length",
+        "copies": "copies that block",
+        "small-kernels": "a storm of small kernels",
+        "unfused-chains": "chains of small memory-bound kernels",
+        "fp32-gemms": "matrix products without tensor cores",
+        "recompute": "activations are computed again",
+        "outlier-layer": "a layer costs more than its equals",
+        "gpu-metrics": "what bounds a layer, by the GPU's counters",
+        # whether a capture can be trusted
+        "kernels": "kernels",
+        "lost-events": "lost events",
+        "tables": "tables",
+        "processes": "processes",
+        "ranges": "ranges",
+        "open-ranges": "open ranges",
+        "nsys-messages": "nsys's messages",
+        "nsys-error": "nsys error",
+        "nsys-warning": "nsys warning",
+        "cuda-graphs": "CUDA graphs",
+        "overhead": "overhead",
+        "length": "length",
+        "privacy": "privacy",
+        # whether a machine and a program can be profiled
+        "gpu": "GPU",
+        "mig": "MIG",
+        "nsys": "nsys",
+        "ncu": "ncu",
+        "counters": "counters",
+        "cpu-samples": "CPU samples",
+        "other-profilers": "other profilers",
+        "clocks": "clocks",
+        "container": "container",
+        "wsl": "WSL",
+        "disk": "disk",
+        "program": "program",
+        "torch": "torch",
+        "nvtx": "nvtx",
+        "fork": "fork",
+    }
+)
+"""Every rule by name, with what it looks at; that is also the title of a finding of a check."""
+
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was checked.
+    """Something that a rule found.
 
     Attributes:
-        level: One of `LEVELS`.
-        check: What was checked, in two or three words.
-        seen: What was found.
-        why: Why it matters; empty where all is well.
-        fix: The command or the change that fixes it; empty where there is nothing to fix.
+        rule: Name of the rule, one of `RULES`.
+        title: What it is, in a few words.
+        evidence: What was seen: the numbers from the capture, or the facts of the machine.
+        layer, phase: Where, '' for no one place.
+        start_ns, end_ns: The stretch to look at in Nsight, since the capture's zero; both 0 where there is none.
+        saves_ns: The most that the fix could save, over the whole capture and all GPUs.
+        fix: The change or command to try; empty where there is nothing to fix.
+        confidence: How sure it is: `high` where the capture shows it directly, `medium` where it follows if the usual
+            holds, `low` where another explanation is as good.
+        refuted_by: What would show it wrong.
+        symptom_of: Name of the rule for its cause: where that found something, it is a part of that finding.
+        severity: One of `SEVERITIES`.
+        why: Why it matters; empty where all is well, and where what it saves says so.
     """
 
-    level: str
-    check: str
-    seen: str
-    why: str = ""
+    rule: str
+    title: str
+    evidence: str
+    layer: str = ""
+    phase: str = ""
+    start_ns: int = 0
+    end_ns: int = 0
+    saves_ns: int = 0
     fix: str = ""
+    confidence: str = "medium"
+    refuted_by: str = ""
+    symptom_of: str = ""
+    severity: str = "warning"
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES or self.severity not in SEVERITIES:
+            raise ValueError(f"no rule {self.rule!r} of severity {self.severity!r} is named in RULES and SEVERITIES")
 
 
-def by_gravity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def checked(severity: str, rule: str, evidence: str, why: str = "", fix: str = "") -> Finding:
+    """The finding of a check, which has no place in time."""
+    return Finding(rule, RULES[rule], evidence, severity=severity, why=why, fix=fix)
+
+
+def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The findings, most severe first, otherwise in their order."""
-    return tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level)))
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))

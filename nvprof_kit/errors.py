@@ -1,31 +1,31 @@
-"""The few named errors of the package.
+"""The exceptions that the package raises on purpose.
 
-Every message is one line that says what was found, what was needed and what to do. The command line prints it on
-stderr and exits with the error's ``exit_code``; nobody else prints it.
+Each message is one line: what was found, what was needed, what to do. The command line prints it to stderr and exits
+with the exception's ``exit_code``.
 """
 
 from __future__ import annotations
 
 
 class NvprofKitError(Exception):
-    """Base of every error the package raises on purpose.
+    """Base class of the exceptions that the package raises on purpose.
 
     Attributes:
-        exit_code: The exit status the command line gives: 2 for bad input or usage, 3 for a missing tool.
+        exit_code: Exit status of the command line: 2 for bad input or usage, 3 for a missing tool.
     """
 
     exit_code: int = 2
 
 
 class CaptureError(NvprofKitError):
-    """A capture cannot be read, or lacks what the question needs."""
+    """A capture cannot be read, or lacks data that the question needs."""
 
 
 class UsageError(NvprofKitError):
-    """A call or a command line asks for something that cannot be done."""
+    """An argument or option is invalid, or options contradict each other."""
 
 
 class ToolError(NvprofKitError):
-    """A tool that is needed (nsys, ncu, torch) is missing, too old, or failed."""
+    """A required tool or library (nsys, ncu, PyTorch, …) is missing, too old, or failed."""
 
     exit_code = 3

@@ -1,6 +1,7 @@
-"""The contract of the two halves: how a module and a phase become a range's text, and back.
+"""How a module path and a phase become the text of an NVTX range, and back.
 
-What instruments a program and what reads its capture share nothing but this file and the capture. It imports nothing.
+The code that instruments a program and the code that reads its capture share only this file and the capture. It
+imports nothing else of the package.
 """
 
 from __future__ import annotations
@@ -10,31 +11,31 @@ from enum import Enum
 from typing import NamedTuple
 
 DOMAIN = "nvprof_kit"
-"""NVTX domain of every range the package emits."""
+"""NVTX domain of all ranges that the package emits."""
 
 NO_LAYER = "(none)"
-"""Layer of an operation that no layer's range holds."""
+"""Layer of an operation launched outside all layer ranges."""
 
 NO_PHASE = "other"
-"""Phase of an operation that neither a layer's nor a phase's range holds."""
+"""Phase of an operation launched outside all layer and phase ranges."""
 
 WINDOW = "window"
-"""Text of the range around the steps that a schedule records, by which nsys and ncu can be told to capture them."""
+"""Text of the range around the steps that a schedule records. nsys (``--capture-range=nvtx``) and ncu can capture it.
+"""
 
 MEMORY_BEGIN, MEMORY_END, MEMORY_PEAK = "allocated at begin", "allocated at end", "peak inside"
-"""Texts of the marks of category ``memory`` that a layer's range may hold; the payload of each is a number of bytes."""
+"""Texts of the marks of category ``memory`` inside a layer's range; the payload is a number of bytes."""
 
 RANK_MARK = "NVPROF_KIT_RANK_MARK"
-"""Variable of the environment: where it is ``step``, the `rank_text` is marked in every step and not only once."""
+"""Environment variable; with the value ``step``, the `rank_text` is marked in each step instead of once."""
 
 WRAPPER_PARTS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Parts of a module path that wrappers (DDP, torch.compile, FSDP, activation checkpointing) put in and the user
-never wrote.
+"""Parts that DDP, torch.compile, FSDP and activation checkpointing insert into module paths.
 """
 
 
 class Category(str, Enum):
-    """NVTX category of a range; the value is the name registered with NVTX."""
+    """NVTX category of a range; the value is the name registered with ``nvtxNameCategory``."""
 
     STEP = "step"
     PHASE = "phase"
@@ -49,10 +50,10 @@ class Category(str, Enum):
 
 
 LAYER_CATEGORIES = (Category.FORWARD, Category.BACKWARD, Category.RECOMPUTE)
-"""Categories whose ranges are a layer's; their values are the layer phases of every table."""
+"""Categories of layer ranges; their values are the layer phases in all tables."""
 
 PHASE_CATEGORIES = (Category.PHASE, Category.OPTIMIZER, Category.DATA)
-"""Categories whose ranges are a stretch of the loop."""
+"""Categories of phases of the training or decoding loop."""
 
 KNOWN_PHASES = frozenset(
     {
@@ -70,55 +71,55 @@ KNOWN_PHASES = frozenset(
         "capture",
     }
 )
-"""Texts taken for a phase where a range bears no category."""
+"""Texts that mean a phase if a range has no category."""
 
-_STEP = re.compile(r"(?:step|iteration|iter|ProfilerStep)[ _#:]*(-?\d{1,18})", re.IGNORECASE)  # what fits 64 bits
+_STEP = re.compile(r"(?:step|iteration|iter|ProfilerStep)[ _#:]*(-?\d{1,18})", re.IGNORECASE)  # fits in int64
 _RANK = re.compile(r"rank (\d{1,9})(?: of (\d{1,9}))?(?: run (\S+))?")
 _INDEX = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
 class RangeName(NamedTuple):
-    """What a range's text and category say: the path, phase or step text, and the category it was taken for."""
+    """A parsed range: the module path, phase or step text, and the category."""
 
     text: str
     category: Category
 
 
 def encodable(text: str) -> str:
-    """A text as it can be written: a lone surrogate, which no tool takes, becomes a number (``&#55296;``)."""
+    """Make a text encodable as UTF-8: a lone surrogate becomes a character reference (``&#55296;``)."""
     return text if text.isascii() else text.encode("utf-8", "xmlcharrefreplace").decode("utf-8")
 
 
 def strip_wrappers(path: str) -> str:
-    """Drop the parts of a module path that wrappers put in: ``module.layers.0._orig_mod.mlp`` becomes
-    ``layers.0.mlp``. What cannot be written becomes what can (`encodable`).
+    """Drop wrapper parts from a module path: ``module.layers.0._orig_mod.mlp`` becomes ``layers.0.mlp``.
+
+    The result is `encodable`.
     """
     return encodable(".".join(part for part in path.split(".") if part not in WRAPPER_PARTS))
 
 
 def layer_index(path: str) -> int:
-    """The first whole number among the parts of a module path, or -1: ``model.layers.3.self_attn`` gives 3."""
+    """The first integer part of a module path, or -1: 3 for ``model.layers.3.self_attn``."""
     found = _INDEX.search(path)
     return int(found.group(1)) if found else -1
 
 
 def range_text(path: str, category: Category) -> str:
-    """The text of a range: the path, and for backward and recompute the phase behind it, since ncu's CSV has no
-    category.
+    """The text of a range: the path, followed by the phase for backward and recompute.
+
+    The phase is in the text because ncu's CSV has no category.
     """
     return f"{path} {category.value}" if category in (Category.BACKWARD, Category.RECOMPUTE) else path
 
 
 def step_number(text: str) -> int | None:
-    """The number in the text of a step's range (``step 12``, ``ProfilerStep#12``), or None where the text is no
-    step's.
-    """
+    """The step number in a range text (``step 12``, ``ProfilerStep#12``), or None if the text does not name a step."""
     found = _STEP.fullmatch(text)
     return int(found.group(1)) if found else None
 
 
 class RankName(NamedTuple):
-    """Which process of a job a capture is of; None for what nobody told."""
+    """The process of a job that wrote a capture; None where unknown."""
 
     rank: int
     world: int | None = None
@@ -126,14 +127,14 @@ class RankName(NamedTuple):
 
 
 def rank_text(name: RankName) -> str:
-    """The text of the mark by which a process says who it is: ``rank 3 of 8 run 4711``."""
+    """The text of the mark that identifies a process: ``rank 3 of 8 run 4711``."""
     world = "" if name.world is None else f" of {name.world}"
     run = "_".join((name.run or "").split())
     return f"rank {name.rank}{world}{run and ' run '}{run}"
 
 
 def parse_rank(text: str) -> RankName | None:
-    """Who says so in the text of a mark of category ``user``, None where it is another mark's."""
+    """The process in the text of a mark of category ``user``, or None if the mark has another meaning."""
     found = _RANK.fullmatch(text)
     if found is None:
         return None
@@ -142,16 +143,16 @@ def parse_rank(text: str) -> RankName | None:
 
 
 def parse_range(text: str, category: str | None = None) -> RangeName:
-    """What a range is, from its category where there is one, else from its text.
+    """Classify a range by its category, or by its text if it has none.
 
     Args:
         text: The range's text as captured.
-        category: The name of its NVTX category, None where it has none or one that is not ours.
+        category: The name of its NVTX category; None if it has none or a foreign one.
 
     Returns:
-        The text without the phase's suffix, and the category. A text without a category is a step (``step 3``), a
-        phase (one of `KNOWN_PHASES`), or else a layer: of the phase in its suffix, of forward where it has none.
-        An empty text is neither layer nor phase.
+        The text without the phase suffix, and the category. A text without a category is a step (``step 3``), a phase
+        (one of `KNOWN_PHASES`), or else a layer, with the phase of its suffix or forward without a suffix. An empty
+        text is neither a layer nor a phase.
     """
     known = Category(category) if category in Category._value2member_map_ else None
     if not text and (known is None or known in (*LAYER_CATEGORIES, *PHASE_CATEGORIES)):
@@ -169,34 +170,32 @@ def parse_range(text: str, category: str | None = None) -> RangeName:
 
 
 def _without_suffix(text: str, category: Category) -> str:
-    """The path in the text of a backward or recompute range; other texts as they are."""
+    """The path in the text of a backward or recompute range; other texts unchanged."""
     if category not in (Category.BACKWARD, Category.RECOMPUTE):
         return text
     return text.removesuffix(f" {category.value}") or text
 
 
 def kineto_name(text: str, category: Category) -> str:
-    """The name of one of our ranges in a Kineto trace, which knows neither domains nor categories:
-    ``nvprof_kit:forward:layers.0``.
-    """
+    """The name of a range in a Kineto trace, which has no domains or categories: ``nvprof_kit:forward:layers.0``."""
     return f"{DOMAIN}:{category.value}:{text}"
 
 
 def parse_kineto_name(name: str) -> tuple[str, str] | None:
-    """Text and category name of a Kineto annotation that is ours, None of any other."""
+    """Text and category name of a Kineto annotation of this package, or None for any other annotation."""
     domain, _, rest = name.partition(":")
     category, _, text = rest.partition(":")
     return (text, category) if domain == DOMAIN and category in Category._value2member_map_ else None
 
 
 MEMORY_STRETCHES = "nvprof_kit_stretches"
-"""Key under which `memory_snapshot` adds to PyTorch's snapshot when steps and phases began and ended, a list of pairs:
-µs since 1970, and the label of what is allocated from then on by a thread that bears none.
+"""Key that `memory_snapshot` adds to PyTorch's snapshot: a list of ``(µs since 1970, label)`` pairs, one per begin and
+end of a step or phase. The label applies to later allocations of threads without a label of their own.
 """
 
 
 def memory_label(name: str, step: int | None) -> str:
-    """What an allocation is labelled with: the `kineto_name` of the range it happened in, and the step, if any."""
+    """The label of an allocation: the `kineto_name` of the enclosing range and, inside a step, the step number."""
     return name if step is None else f"{name};step={step}"
 
 

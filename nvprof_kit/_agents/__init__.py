@@ -1,1 +1,1 @@
-"""Captures for programs that ask questions in words: a server of the Model Context Protocol."""
+"""Captures for language model clients: a Model Context Protocol server and a skill file."""

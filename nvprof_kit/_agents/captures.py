@@ -1,4 +1,4 @@
-"""The captures that a server may open: files of one folder, read and never written beside."""
+"""The captures that a server may open: the files of one folder, read-only."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LISTED = 200
 
 
 class Captures:
-    """The captures of a folder, the last few of them open.
+    """The captures of a folder; the last few stay open.
 
     Args:
-        folder: No file outside it is opened, whatever links lead there.
+        folder: Files outside it are not opened, also not through symbolic links.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -26,13 +26,13 @@ class Captures:
         self._open: OrderedDict[tuple[Path, int, int], Capture] = OrderedDict()
 
     def path(self, named: str) -> Path:
-        """A capture's file.
+        """Check the path of a capture.
 
         Args:
-            named: Its path, absolute or from the folder.
+            named: Its path, absolute or relative to the folder.
 
         Raises:
-            UsageError: It is outside the folder, is not there, or is no capture.
+            UsageError: The file is outside the folder, does not exist, or is not a capture.
         """
         path = (self.folder / named).resolve() if "\0" not in named else self.folder
         if not path.is_relative_to(self.folder):
@@ -44,7 +44,7 @@ class Captures:
         return _exported(path, named) if path.name.lower().endswith(".nsys-rep") else path
 
     def open(self, named: str) -> Capture:
-        """A capture; one that was asked before and is the same file is not read again.
+        """Open a capture; an unchanged capture that is still open is reused.
 
         Raises:
             UsageError: As in `path`.
@@ -60,7 +60,7 @@ class Captures:
         return self._open[key]
 
     def listed(self) -> tuple[list[dict[str, str | int]], int]:
-        """The captures of the folder, the first of them, and how many more there are."""
+        """The first captures of the folder, and the number of further ones."""
         found = sorted(self._found())
         rows: list[dict[str, str | int]] = [
             {"capture": str(path.relative_to(self.folder)), "bytes": path.stat().st_size} for path in found[:_LISTED]
@@ -76,10 +76,10 @@ class Captures:
 
 
 def _exported(report: Path, named: str) -> Path:
-    """The export beside an ``.nsys-rep``: making one would write there.
+    """The export next to an ``.nsys-rep``. None is created, because the server does not write.
 
     Raises:
-        UsageError: There is none, or it is older.
+        UsageError: There is no export, or it is older than the report.
     """
     export = report.with_suffix(".sqlite")
     if not export.is_file() or export.stat().st_mtime < report.stat().st_mtime:

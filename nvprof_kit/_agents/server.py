@@ -1,7 +1,7 @@
-"""A server of the Model Context Protocol: the questions of `nvprof_kit.Capture`, read-only, with bounded answers.
+"""A Model Context Protocol server: the methods of `nvprof_kit.Capture` as read-only tools with limited output.
 
-A tool is one call. What it answers is an object: ``rows`` (the costliest first, no more than asked for),
-``rows_left_out``, ``warnings``; or ``cannot_be_told`` with the reason, where the capture lacks what is asked for.
+A tool call returns an object with ``rows`` (the costliest first, at most as many as requested), ``rows_left_out`` and
+``warnings``; or ``cannot_be_told`` with the reason if the capture lacks the data.
 """
 
 from __future__ import annotations
@@ -24,39 +24,40 @@ Answer = dict[str, Any]
 
 MOST_ROWS = 500
 _LONGEST = 300
-"""Letters of a text: names of kernels may have thousands."""
+"""Maximum length of a text; kernel names can have thousands of characters."""
 
 _ABOUT = (
     "Per-layer GPU and CPU costs of PyTorch programs from Nsight Systems and Kineto captures. Times are integer "
-    "nanoseconds, sizes bytes, as the columns' names say. Read the warnings of an answer before its rows; an answer "
-    "with cannot_be_told is an answer. The resource nvprof-kit://skill tells which tool answers which question."
+    "nanoseconds, sizes bytes, as the column names say. Read the warnings of an answer before its rows. cannot_be_told "
+    "is a valid answer: do not guess instead. The resource nvprof-kit://skill says which tool answers which question."
 )
 
 
 class Questions:
-    """The tools of the server, each a question about a capture of a folder.
+    """The tools of the server.
 
     Args:
-        folder: Holds the captures.
+        folder: The folder of the captures.
     """
 
     def __init__(self, folder: Path) -> None:
         self._captures = Captures(folder)
 
     def captures(self) -> Answer:
-        """The captures that can be asked about, by their paths in the server's folder."""
+        """The available captures, by path relative to the server's folder."""
         rows, more = self._captures.listed()
         return {"rows": rows, "rows_left_out": more, "warnings": []}
 
     def layers(self, capture: str, by_step: bool = False, max_rows: int = 40) -> Answer:
-        """What each layer costs: GPU time of its own (gpu_self_ns) and with what it holds (gpu_total_ns), CPU time,
-        forward, backward and recompute apart; layer "(none)" is work outside every layer. The costliest first.
+        """GPU and CPU time of each layer by phase (forward, backward, recompute): GPU time of its own operations
+        (gpu_self_ns) and including nested layers (gpu_total_ns). Layer "(none)" is work outside all layers. The
+        costliest first.
         """
         return self._told(lambda: self._captures.open(capture).layers(by_step=by_step), max_rows, sort="gpu_self_ns")
 
     def breakdown(self, capture: str, view: str = "steps", max_rows: int = 40) -> Answer:
-        """Where the time of each step goes on each GPU: compute, exposed communication and copies, and idle time by
-        cause. Views: steps, idle (single gaps), communication, copies, launches, queue, critical-path.
+        """Time of each step on each GPU, split into compute, exposed communication and copies, and idle time by cause.
+        Views: steps, idle (by cause and place), communication, copies, launches, queue, critical-path.
         """
         named: BreakdownView = view  # type: ignore[assignment]
         return self._told(lambda: self._captures.open(capture).breakdown(named), max_rows)
@@ -67,22 +68,24 @@ class Questions:
         return self._told(lambda: self._captures.open(capture).summary(named), max_rows)
 
     def advise(self, capture: str, max_rows: int = 10) -> Answer:
-        """What costs time and could be changed, with the evidence, what it could save, and what to do."""
+        """What could be made faster: findings with evidence, the time that could be saved, and a fix."""
         return self._told(lambda: self._captures.open(capture).advise(), max_rows)
 
     def flops(self, capture: str, max_rows: int = 40) -> Answer:
-        """Floating point operations of each layer and its part of the GPU's peak (MFU); needs a file of counts beside
-        the capture.
+        """Floating point operations and model FLOPs utilization (MFU) of each layer; needs a file of counts next to the
+        capture.
         """
         return self._told(lambda: self._captures.open(capture).flops(), max_rows)
 
     def diff(self, base: str, new: str, max_rows: int = 40) -> Answer:
-        """What became slower or faster from one capture to another of the same program, judged against their noise."""
+        """What became slower or faster between two captures of the same program, beyond the noise between steps and
+        runs.
+        """
         return self._told(lambda: self._captures.open(base).diff(self._captures.open(new)), max_rows)
 
     def ranks(self, captures: list[str], max_rows: int = 20) -> Answer:
-        """Which rank the others wait for, in which layer and why (verdict; its rank is null where none is to blame),
-        and the waiting by the rank and cause it is charged to (rows). Needs the captures of all ranks of one run.
+        """Which rank the others wait for, in which layer and why (verdict; its rank is null if none is late), and the
+        waiting time by late rank and cause (rows). Needs the captures of all ranks of one run.
         """
         from nvprof_kit._api.job import open_job
 
@@ -90,40 +93,40 @@ class Questions:
         try:
             job = open_job(paths, workers=1)
         except CaptureError as error:
-            return _untold(error)
+            return _unavailable(error)
         told = bounded(job.charges().to_frame(), max_rows, job.warnings)
         return {"verdict": job.verdict.to_dict(), **told}
 
     def query(self, capture: str, sql: str, max_rows: int = 40) -> Answer:
-        """Any other question, in DuckDB's SQL over the capture's tables: operations (a row per kernel and copy with
-        layer, phase, step, start_ns, end_ns, name), ranges, calls, api; nothing else can be read.
+        """Any other question, as a query in DuckDB's SQL over the capture's tables: operations (one row per kernel and
+        copy with layer, phase, step, start_ns, end_ns, name), ranges, calls, api. Nothing else can be read.
         """
         return self._told(lambda: self._captures.open(capture).sql(sql), max_rows)
 
     @staticmethod
     def _told(ask: Callable[[], Any], max_rows: int, sort: str = "") -> Answer:
-        """An answer, or why there is none."""
+        """An answer, or the reason why there is none."""
         try:
             result = ask()
         except CaptureError as error:
-            return _untold(error)
+            return _unavailable(error)
         table = result.to_frame() if hasattr(result, "to_frame") else result
         if sort:
             table = table.sort_values(sort, ascending=False, kind="stable")
         return bounded(table, max_rows, tuple(getattr(result, "warnings", ())))
 
 
-def _untold(error: CaptureError) -> Answer:
-    """An answer that is why there is none."""
+def _unavailable(error: CaptureError) -> Answer:
+    """The answer if the capture lacks the data."""
     return {"cannot_be_told": str(error), "rows": [], "rows_left_out": 0, "warnings": []}
 
 
 def bounded(table: pd.DataFrame, max_rows: int, warnings: tuple[str, ...] = ()) -> Answer:
-    """The first rows of a table, and how many there are more.
+    """The first rows of a table, and the number of further rows.
 
     Args:
         table: The table.
-        max_rows: How many; no more than `MOST_ROWS`.
+        max_rows: Maximum number of rows; limited to `MOST_ROWS`.
         warnings: What may be missing or distorted.
     """
     shown = table.iloc[: min(max(max_rows, 1), MOST_ROWS)]
@@ -133,7 +136,7 @@ def bounded(table: pd.DataFrame, max_rows: int, warnings: tuple[str, ...] = ()) 
 
 
 def _value(value: Any) -> Any:
-    """A value as JSON holds it; of a long text the beginning."""
+    """A value as JSON can hold it; long texts are cut."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if hasattr(value, "item"):
@@ -143,7 +146,7 @@ def _value(value: Any) -> Any:
 
 
 def _refusing(question: Callable[..., Answer], refusal: type[Exception]) -> Callable[..., Answer]:
-    """A question whose errors the client is told in one line."""
+    """Wrap a tool: its errors reach the client as one line."""
 
     @functools.wraps(question)
     def asked(*args: Any, **kwargs: Any) -> Answer:
@@ -159,10 +162,10 @@ TOOLS = ("captures", "layers", "breakdown", "summary", "advise", "flops", "diff"
 
 
 def serve_mcp(folder: Path) -> None:
-    """Answer on stdin and stdout until the client goes.
+    """Run a Model Context Protocol server on stdin and stdout until the client disconnects.
 
     Args:
-        folder: Holds the captures; no file outside it is opened, and none is written.
+        folder: The folder of the captures. Files outside it are not opened, and no file is written.
 
     Raises:
         ToolError: The library ``mcp`` is not installed.

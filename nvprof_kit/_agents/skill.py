@@ -1,4 +1,4 @@
-"""The text that tells which command answers which question; it ships in the package."""
+"""The skill file: which command answers which question."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def skill_path() -> Path:
-    """Where it is: a folder of its own, as programs that load such texts want it."""
+    """The path of ``SKILL.md`` in the installed package; its folder can be copied to a client's skills folder."""
     return Path(__file__).parents[1] / "skill" / "SKILL.md"
 
 

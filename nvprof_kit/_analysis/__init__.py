@@ -1,1 +1,1 @@
-"""Tables in, tables out: whose every nanosecond is, and what follows from it."""
+"""Attribution of GPU time to layers, and the analyses built on it: tables in, tables out."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from nvprof_kit._findings import Finding, by_gravity
+from nvprof_kit._findings import Finding, by_severity, checked
 from nvprof_kit._trace.nsys.health import CaptureHealth
 from nvprof_kit._trace.nsys.scrub import secret_names
 from nvprof_kit._trace.nsys.warnings import GUESS
@@ -33,7 +33,7 @@ _LOSSES = ("drop", "lost", "size limit", "couldn't allocate", "errors occurred",
 def examine_captures(captures: Sequence[CaptureHealth]) -> dict[str, tuple[Finding, ...]]:
     """Findings of each capture by its path, most severe first; one without kernels is judged beside the others."""
     some = any(capture.rows.get(_KERNELS) for capture in captures)
-    return {capture.path: by_gravity(_examine(capture, some)) for capture in captures}
+    return {capture.path: by_severity(_examine(capture, some)) for capture in captures}
 
 
 def _examine(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Finding]:
@@ -51,17 +51,17 @@ def _examine(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Find
 def _kernels(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Finding]:
     kernels, calls = capture.rows.get(_KERNELS, 0), capture.rows.get(_RUNTIME, 0)
     if kernels and capture.lost:
-        yield Finding(
+        yield checked(
             "error" if capture.lost > LOST_SHARE * capture.launches else "note",
-            "lost events",
+            "lost-events",
             f"{capture.lost:,} of {capture.launches:,} kernel launches have no kernel in the capture",
             "sums are too small by what these kernels took; those at the end of a window ran after it ended",
             "end the window after torch.cuda.synchronize(), capture fewer steps, or use an nsys as new as the driver",
         )
     if kernels:
-        yield Finding("ok", "kernels", f"{kernels:,} kernels, {calls:,} CUDA calls")
+        yield checked("ok", "kernels", f"{kernels:,} kernels, {calls:,} CUDA calls")
     elif calls:
-        yield Finding(
+        yield checked(
             "error",
             "kernels",
             f"{calls:,} CUDA calls but no kernel",
@@ -75,7 +75,7 @@ def _kernels(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Find
             if others_have_kernels
             else ("no CUDA call was made within the capture: CUDA was not traced, or the window lies beside the work")
         )
-        yield Finding(
+        yield checked(
             "error",
             "kernels",
             "no kernel and no CUDA call",
@@ -86,7 +86,7 @@ def _kernels(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Find
 
 def _tables(capture: CaptureHealth) -> Iterator[Finding]:
     if capture.rows.get(_KERNELS) and not capture.rows.get(_RUNTIME):
-        yield Finding(
+        yield checked(
             "error",
             "tables",
             "kernels, but no table of CUDA calls",
@@ -99,14 +99,14 @@ def _tables(capture: CaptureHealth) -> Iterator[Finding]:
         if not capture.rows.get(table)
     ]
     if lacking and capture.rows.get(_RUNTIME):
-        yield Finding("ok", "tables", f"not recorded: {', '.join(lacking)}")
+        yield checked("ok", "tables", f"not recorded: {', '.join(lacking)}")
 
 
 def _processes(capture: CaptureHealth) -> Iterator[Finding]:
     processes = capture.processes or {}
     idle = sorted(pid for pid, count in processes.items() if not count)
     if len(processes) > 1 and idle and len(idle) < len(processes):
-        yield Finding(
+        yield checked(
             "warning",
             "processes",
             f"{len(idle)} of {len(processes)} processes ran no kernel: {', '.join(map(str, idle[:8]))}",
@@ -119,9 +119,9 @@ def _ranges(capture: CaptureHealth) -> Iterator[Finding]:
     domains = capture.domains or {}
     ours, others = domains.get(DOMAIN, 0), {name: count for name, count in domains.items() if name != DOMAIN}
     if ours:
-        yield Finding("ok", "ranges", f"{ours:,} ranges of our domain")
+        yield checked("ok", "ranges", f"{ours:,} ranges of our domain")
     elif DOMAIN in capture.registered:
-        yield Finding(
+        yield checked(
             "error",
             "ranges",
             "our domain was made, but no range of it is there",
@@ -130,7 +130,7 @@ def _ranges(capture: CaptureHealth) -> Iterator[Finding]:
         )
     elif others:
         most = max(others, key=lambda name: others[name])
-        yield Finding(
+        yield checked(
             "warning",
             "ranges",
             f"no range of our domain, but {sum(others.values()):,} of others, most in {most or 'the default domain'!r}",
@@ -138,7 +138,7 @@ def _ranges(capture: CaptureHealth) -> Iterator[Finding]:
             f"read them with --domain {shlex.quote(most)}, or annotate the model: nvprof_kit.annotate_model(model)",
         )
     else:
-        yield Finding(
+        yield checked(
             "error",
             "ranges",
             "no NVTX range",
@@ -146,9 +146,9 @@ def _ranges(capture: CaptureHealth) -> Iterator[Finding]:
             "annotate the model: nvprof_kit.annotate_model(model), and record with --trace=cuda,nvtx",
         )
     if capture.open_ranges:
-        yield Finding(
+        yield checked(
             "note",
-            "open ranges",
+            "open-ranges",
             f"{capture.open_ranges:,} ranges have no end",
             "the capture ended within them; they count up to its end",
             "capture whole steps: profile.sh --step N",
@@ -159,9 +159,9 @@ def _complaints(capture: CaptureHealth) -> Iterator[Finding]:
     said = [text for text, _, _ in capture.complaints if GUESS.search(text)]
     complete = capture.launches > 0 and not capture.lost
     if said and complete:
-        yield Finding(
+        yield checked(
             "ok",
-            "nsys's messages",
+            "nsys-messages",
             f"{len(said)} that something might be missing, but each of {capture.launches:,} kernel launches has its "
             f"kernel: {' · '.join(said)}",
         )
@@ -169,9 +169,9 @@ def _complaints(capture: CaptureHealth) -> Iterator[Finding]:
         if complete and text in said:
             continue
         lost = any(word in text.lower() for word in _LOSSES)
-        yield Finding(
+        yield checked(
             "error" if lost and not GUESS.search(text) else "warning",
-            "lost events" if lost else "nsys error" if is_error else "nsys warning",
+            "lost-events" if lost else "nsys-error" if is_error else "nsys-warning",
             text + (f" ({count} times)" if count > 1 else ""),
             "where events are missing, sums are too small" if lost else "nsys wrote it into the capture",
             _fix(text, lost),
@@ -190,9 +190,9 @@ def _fix(complaint: str, lost: bool) -> str:
 
 def _graphs(capture: CaptureHealth) -> Iterator[Finding]:
     if capture.whole_graphs:
-        yield Finding(
+        yield checked(
             "warning",
-            "CUDA graphs",
+            "cuda-graphs",
             f"{capture.whole_graphs:,} replays of CUDA graphs, traced as a whole",
             "their kernels cannot be told apart and belong to no layer, or are not there at all",
             "record with --cuda-graph-trace=node, as the preset train does",
@@ -205,7 +205,7 @@ def _overhead(capture: CaptureHealth) -> Iterator[Finding]:
     share = capture.overhead_ns / capture.window_ns
     seen = f"nsys itself took {capture.overhead_ns / 1e6:.1f} ms of the window of {capture.window_ns / 1e6:.1f} ms"
     if share > OVERHEAD_SHARE:
-        yield Finding(
+        yield checked(
             "warning",
             "overhead",
             seen,
@@ -213,12 +213,12 @@ def _overhead(capture: CaptureHealth) -> Iterator[Finding]:
             "begin the window some steps later, when libraries are loaded and buffers are made: profile.sh --step N",
         )
     else:
-        yield Finding("ok", "overhead", seen)
+        yield checked("ok", "overhead", seen)
 
 
 def _length(capture: CaptureHealth) -> Iterator[Finding]:
     if capture.window_ns > LONG_NS:
-        yield Finding(
+        yield checked(
             "note",
             "length",
             f"the capture covers {capture.window_ns / 1e9:.0f} s",
@@ -229,7 +229,7 @@ def _length(capture: CaptureHealth) -> Iterator[Finding]:
 
 def _secrets(capture: CaptureHealth) -> Iterator[Finding]:
     if capture.homes:
-        yield Finding(
+        yield checked(
             "note",
             "privacy",
             f"names of home folders: {', '.join(capture.homes[:4])}",
@@ -238,11 +238,11 @@ def _secrets(capture: CaptureHealth) -> Iterator[Finding]:
         )
     if not capture.environment:
         if not capture.homes:
-            yield Finding("ok", "privacy", "no environment variables, no home folders")
+            yield checked("ok", "privacy", "no environment variables, no home folders")
         return
     secrets = secret_names(list(capture.environment))
     named = f", among them {', '.join(secrets[:6])}" if secrets else ""
-    yield Finding(
+    yield checked(
         "warning" if secrets else "note",
         "privacy",
         f"{len(capture.environment)} environment variables with their values{named}",

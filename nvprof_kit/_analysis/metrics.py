@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
+from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import choose_steps
+from nvprof_kit._analysis.layers.blocks import computing_blocks
+from nvprof_kit._analysis.layers.fold import NO_BLOCKS, Blocks
 from nvprof_kit._analysis.layers.order import layer_parents, with_holders
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
@@ -83,14 +86,16 @@ class MetricsResult:
     """GPU metrics of each layer.
 
     Attributes:
-        rows: The columns of `COLUMNS`, a row per (layer, phase), in the order in which they first ran, `(none)` last.
-        interval_ns: Median distance of two samples of a GPU.
-        samples: Number of samples, over all GPUs.
-        steps: Number of steps that the rows are of.
-        whole: The same figures over all busy time, by column.
-        info: What the capture says of itself.
-        options: What counted as enough.
-        parents: The layer that holds each layer, '' at the top.
+        rows: One row per layer and phase, in order of first execution, `(none)` last; columns `COLUMNS`.
+        interval_ns: Median time between two samples of a GPU.
+        samples: Number of samples over all GPUs.
+        steps: Number of steps that the rows cover.
+        whole: The same figures over all GPU busy time, by column.
+        info: Recording tool, GPUs and processes of the capture.
+        options: The thresholds that were applied.
+        parents: The enclosing layer of each layer, '' at the top.
+        means: The figures of `rows`, in the same order, whether or not there are enough samples.
+        blocks: The layers as they are compared, to fold the equal ones.
     """
 
     rows: pd.DataFrame
@@ -101,6 +106,27 @@ class MetricsResult:
     info: CaptureInfo
     options: MetricsOptions = field(default_factory=MetricsOptions)
     parents: Mapping[str, str] = field(default_factory=dict)
+    means: pd.DataFrame | None = None
+    blocks: Blocks = NO_BLOCKS
+
+    def joined(self, rows: pd.DataFrame) -> dict[str, Any]:
+        """The columns of `COLUMNS` of some equal layers in a phase together; their samples may be enough where those
+        of one are not.
+
+        Args:
+            rows: Some of `rows`, by their index.
+        """
+        means = (self.rows if self.means is None else self.means).loc[rows.index]
+        weight = means["samples"]
+        samples = float(weight.sum())
+        enough = samples >= self.options.floor and samples > 0
+        figures = {}
+        for name in METRICS:
+            there = means[name].notna()
+            total = float(weight[there].sum())
+            known = enough and total > 0
+            figures[name] = float((means[name] * weight)[there].sum()) / total if known else np.nan
+        return {"busy_ns": int(rows["busy_ns"].sum()), "samples": round(samples, 1), "enough": enough, **figures}
 
 
 class _Samples(NamedTuple):
@@ -121,15 +147,13 @@ class _Samples(NamedTuple):
         return _Samples(self.begin[which], self.end[which], {name: of[which] for name, of in self.values.items()})
 
 
-def metrics(
-    trace: Trace, options: MetricsOptions | None = None, attribution: Attribution | None = None
-) -> MetricsResult:
+def metrics(trace: Trace, options: MetricsOptions | None = None, known: Operations | None = None) -> MetricsResult:
     """GPU metrics of each layer.
 
     Args:
         trace: A capture with `Trace.samples`.
         options: What counts as enough.
-        attribution: Who owns each operation, where that is known already.
+        known: The same operations, where owners and classes are known already.
 
     Raises:
         CaptureError: The capture has no samples.
@@ -145,19 +169,25 @@ def metrics(
         )
     by_device = {device: _of_device(trace, device) for device in sorted(set(trace.samples["device"]))}
     interval = int(np.median(np.concatenate([one.end - one.begin for one in by_device.values()])))
-    attribution = attribution or attribute(trace)
+    operations = Operations(trace, known=known)
+    attribution = operations.attribution
     parent = {} if options.own else layer_parents(attribution.ranges)
     choice = choose_steps(trace, attribution, options.steps)
     wanted = choice.of_ops(attribution) if options.steps.selects else np.ones(len(trace.ops), dtype=bool)
     each = [(key, chosen[wanted[chosen]]) for key, chosen in _rows(trace, attribution, parent)]
     records = [
-        {"layer": layer, "phase": phase, **_means(trace, chosen, by_device, options.floor)}
+        {"layer": layer, "phase": phase, **_means(trace, chosen, by_device)}
         for (layer, phase), chosen in each
         if len(chosen)
     ]
-    everything = _means(trace, np.flatnonzero(wanted), by_device, 0)
+    means = pd.DataFrame(records, columns=["layer", "phase", "busy_ns", "samples", *METRICS])
+    enough = (means["samples"] >= options.floor) & (means["samples"] > 0)
+    rounded = means["samples"].round(1)
+    shown = {name: means[name].where(enough) for name in METRICS}
+    rows = means.assign(samples=rounded, enough=enough, **shown)[list(COLUMNS)]
+    everything = _means(trace, np.flatnonzero(wanted), by_device)
     return MetricsResult(
-        rows=pd.DataFrame(records, columns=list(COLUMNS)),
+        rows=rows,
         interval_ns=interval,
         samples=sum(len(one.begin) for one in by_device.values()),
         steps=choice.count if options.steps.selects else len(attribution.ranges.steps),
@@ -165,6 +195,8 @@ def metrics(
         info=trace.info,
         options=options,
         parents=parent,
+        means=means,
+        blocks=NO_BLOCKS if options.own else computing_blocks(operations, wanted),
     )
 
 
@@ -216,7 +248,7 @@ def _owners(attribution: Attribution, trace: Trace) -> Iterator[tuple[tuple[str,
         yield (text, attribution.phases[phase]), order[bounds[place] : bounds[place + 1]]
 
 
-def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Samples], floor: float) -> dict[str, Any]:
+def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Samples]) -> dict[str, Any]:
     """Busy time, samples and means of some operations."""
     start, end, device = (trace.ops[name].to_numpy()[chosen] for name in ("start_ns", "end_ns", "device"))
     busy, count = 0, 0.0
@@ -234,9 +266,8 @@ def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Sam
             there = ~np.isnan(values)
             weight[name] += float(overlap[there].sum())
             total[name] += float((values * overlap)[there].sum())
-    enough = count >= floor and count > 0
-    means = {name: total[name] / weight[name] if enough and weight[name] else np.nan for name in METRICS}
-    return {"busy_ns": busy, "samples": round(count, 1), "enough": enough, **means}
+    means = {name: total[name] / weight[name] if weight[name] else np.nan for name in METRICS}
+    return {"busy_ns": busy, "samples": count, **means}
 
 
 def _union(start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.instances import begins
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.lanes import Line
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, outer_layers
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._analysis.attribution.step_times import step_times
 from nvprof_kit._analysis.attribution.windows import step_windows
@@ -45,7 +46,7 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """What ran in a window of time; times in ns since the capture's zero.
+    """What ran in a window of time; times in ns since the start of the capture.
 
     Attributes:
         step: Number of the step that is shown, None for the whole capture.
@@ -242,9 +243,9 @@ def _parts(start: Int64Array, end: Int64Array, lane: Int64Array) -> Int64Array:
     """
     order = np.lexsort((start, lane))
     begins, finishes, lanes = start[order], end[order], lane[order]
-    offset = lanes * (int(end.max(initial=0)) - int(start.min(initial=0)) + 1)
-    reach = np.concatenate(([0], np.maximum.accumulate(finishes + offset)[:-1])) if len(order) else finishes
-    fresh = begins + offset >= reach
+    line = Line.over((start,), (end,))
+    reach = np.maximum.accumulate(line.at(lanes, finishes))
+    fresh = line.at(lanes, begins) >= np.concatenate(([0], reach))[: len(order)]
     fresh[:1] = True
     place = np.arange(len(order)) - np.maximum.accumulate(np.where(fresh, np.arange(len(order)), 0))
     for turns in range(1, int(place.max(initial=0)) + 2):
@@ -308,7 +309,7 @@ def _spans(
     import pandas as pd
 
     ranges = attribution.ranges
-    outer = np.append(np.append(ranges.layer_range, NONE)[ranges.nesting.parent], NONE)
+    outer = outer_layers(ranges.layer_range, ranges.nesting)
     level = _levels(ranges, outer)
     current = attribution.layer_range[rows].astype(np.int64)
     replay = attribution.replay[rows]

@@ -89,7 +89,7 @@ def find_straggler(calls: pd.DataFrame, collective: tuple[str, ...] = (), warm_u
         warm_up: First calls of each stage to leave out.
     """
     if calls["rank"].nunique() < 2:
-        return Verdict("unknown", "one rank has nobody to be compared with")
+        return Verdict("unknown", "a single rank cannot be compared")
     names = [str(name) for name in calls["stage"].cat.categories]
     chosen = collective or tuple(name for name in names if _COLLECTIVE.search(_CAMEL.sub("_", name)))
     chosen = chosen or tuple(name for name in names if name.lower() == "backward")
@@ -242,15 +242,15 @@ class TimersOptions:
 
 @dataclass(frozen=True)
 class TimersResult:
-    """The answer.
+    """Times of the stages on each rank.
 
     Attributes:
-        path: What was read.
-        rows: Statistics, with the columns of `COLUMNS`; stages in the order of their first start.
+        path: The files or folders.
+        rows: Statistics; columns `COLUMNS`; stages in order of their first start.
         ranks: The ranks with a log.
-        wall_ns: From the first start to the last end, over all ranks.
-        calls: Every stage run, as read, with ``offset_ns``, its start since the first of all, and ``depth``, the number
-            of stages of its rank that hold it.
+        wall_ns: Time from the first start to the last end over all ranks.
+        calls: One row per call, with ``offset_ns``, its start since the first start of all ranks, and ``depth``, the
+            number of enclosing stages on its rank.
         verdict: Which rank the others wait for.
         warnings: What may be wrong with the figures.
     """

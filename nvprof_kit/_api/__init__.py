@@ -1,1 +1,1 @@
-"""What a caller holds: an opened capture, a job of many ranks, and the sources that need no capture."""
+"""What a caller opens: a capture, a job of many ranks, or a source that needs no capture."""

@@ -1,7 +1,7 @@
-"""The front door: a capture that is opened once and asked many things.
+"""The front door: a capture that is opened once and answers many questions.
 
-What a question needs of the file is read when it is first asked; who owns each operation is found once, for all of
-them.
+Each table is read from the file when a question first needs it. Operations are attributed to layers once; all questions
+share the result.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from nvprof_kit._trace.schema import CaptureInfo, Trace
 
     Drawn = tuple[Figure, pd.DataFrame, tuple[str, ...]]
-    """A picture, the figures behind it, and what is uncertain about it."""
+    """A figure, the numbers behind it, and the warnings that apply to it."""
 
 SummaryView = Literal["device", "overview", "model", "distributed", "operator", "kernel", "memory", "user"]
 BreakdownView = Literal["steps", "idle", "communication", "copies", "launches", "queue", "critical-path"]
@@ -49,13 +49,13 @@ TraceForm = Literal["pftrace", "json.gz", "json"]
 StacksForm = Literal["pprof", "folded"]
 
 MANY_OPERATIONS = 200_000
-"""From here on the findings of a report take so long that they have to be asked for."""
+"""Captures with more operations get findings in a report only on request, because finding them takes long."""
 
 LARGE_BYTES = 100_000_000
-"""Of a larger file what findings need is not read before its operations are counted."""
+"""In a larger file, count the operations before reading the columns that only findings need."""
 
 ATTRIBUTED = "operations"
-"""Name of the table of the operations with their owners, beside those of `nvprof_kit._trace.schema.TABLES`."""
+"""Name of the table of attributed operations, next to those of `nvprof_kit._trace.schema.TABLES`."""
 
 
 def open(  # what the package offers as `nvprof_kit.open`
@@ -68,32 +68,34 @@ def open(  # what the package offers as `nvprof_kit.open`
     """Open a capture.
 
     Args:
-        path: An nsys ``.sqlite`` or ``.nsys-rep``, or a PyTorch trace, ``.json`` or ``.json.gz``; each also packed as
-            ``.xz``. It is never written to.
-        rules: How the captured program names its ranges: the name of a preset (``megatron-lm``, ``nemo``, ``vllm``, …)
-            or a TOML file. None where they are nvprof_kit's own.
-        domain: NVTX domain of the ranges, several by commas; '' is the default domain. None for that of the rules, else
-            nvprof_kit's own.
-        kernel_rules: A TOML file of rules for kernel classes, asked before the package's.
+        path: An nsys export (``.sqlite``), an nsys report (``.nsys-rep``, exported once with ``nsys export``), or a
+            PyTorch profiler trace (``.json``, ``.json.gz``); each may be packed as ``.xz``. The file is never written
+            to.
+        rules: How the captured program names its NVTX ranges: a preset (``megatron-lm``, ``nemo``, ``vllm``, …) or a
+            TOML file. None for ranges that nvprof_kit emitted.
+        domain: NVTX domain of the ranges; separate several with commas; '' is the default domain. None takes the domain
+            of the rules, or ``nvprof_kit`` without rules.
+        kernel_rules: A TOML file of rules that classify kernels; they take precedence over the built-in rules.
 
     Returns:
-        The capture. Nothing of it is read before the first question.
+        The capture. Nothing is read until the first question.
 
     Raises:
-        CaptureError: There is no such file.
-        UsageError: No preset and no file bears the rules' name, or a rule is wrong.
+        CaptureError: The file does not exist.
+        UsageError: ``rules`` is neither a preset nor a file, or a rule is invalid.
     """
     return Capture(path, rules=rules, domain=domain, kernel_rules=kernel_rules)
 
 
 class Capture:
-    """A capture. See `open` for the arguments.
+    """An opened capture. See `open` for the arguments.
 
-    Each question is a method. It reads what it needs, once for all questions, and raises `CaptureError` where the file
-    is damaged or lacks what is asked for. Who owns each operation is computed once.
+    Each question is a method. A method reads the tables it needs; later calls reuse them. Attribution (which layer
+    launched each GPU operation) is computed once. A method raises `CaptureError` if the file is damaged or lacks the
+    data it needs.
 
     Attributes:
-        path: The file.
+        path: The capture file.
         domain: NVTX domain of the ranges.
     """
 
@@ -126,17 +128,17 @@ class Capture:
 
     @property
     def sources(self) -> tuple[Path, ...]:
-        """The files that it is made of: nothing is ever written over one of them."""
+        """The input files. `save` and `report` refuse to overwrite them."""
         return (self.path, *self._rule_files)
 
     @property
     def info(self) -> CaptureInfo:
-        """What the capture says of itself: tool, GPUs, processes, warnings."""
+        """The recording tool and its version, the GPUs, the processes, and the warnings."""
         return self._operations(cpu_only=True).trace.info
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences on what may be missing or distorted, each with what to do."""
+        """What may be missing or distorted in this capture; each sentence says what to do about it."""
         return self.info.warnings
 
     # ---------------------------------------------------------------- questions
@@ -150,19 +152,20 @@ class Capture:
         steps: StepOptions | None = None,
         splits: Sequence[Literal["class", "phase"]] = (),
     ) -> Layers:
-        """What each layer costs, forward and backward, and what lies outside every layer.
+        """GPU and CPU time of each layer by phase, and the time outside all layers.
 
         Args:
-            by_step: A row per step, layer and phase instead of per layer and phase.
-            memory: The memory of each layer too, where the capture tells it.
-            depth: Levels of the model that are printed and drawn; None for all.
-            steps: Which steps to look at; None gives the rows of the whole capture, and prints all steps but warm-up.
-            splits: Columns into which the time is split: by kernel ``class``, or by ``phase`` of the loop, as prefill
-                and decode; not by step.
+            by_step: One row per step, layer and phase, instead of one per layer and phase.
+            memory: Add the memory of each layer; needs a capture with memory marks or memory events.
+            depth: How many levels of the model to print and draw; None for all.
+            steps: Which steps to include. With None, the rows cover the whole capture, and the printed tree leaves out
+                warm-up steps.
+            splits: Add columns that split the time by kernel ``class``, or by ``phase`` of the loop (such as prefill
+                and decode). Cannot be combined with ``by_step``.
 
         Raises:
-            CaptureError: The memory was asked for, and the capture tells nothing of it.
-            UsageError: None of the steps asked for is in the capture, or time is to be split by step too.
+            CaptureError: ``memory`` is set and the capture has no memory data.
+            UsageError: None of the requested steps is in the capture, or ``by_step`` and ``splits`` are both set.
         """
         if by_step and splits:
             raise UsageError("--columns splits the time of all steps; leave --by step out, or name steps by --steps")
@@ -178,15 +181,19 @@ class Capture:
     def breakdown(
         self, view: BreakdownView | None = None, *, top: int = 10, steps: StepOptions | None = None
     ) -> Breakdown:
-        """Where the time of each step goes on each GPU: compute, exposed communication and copies, idle, and why idle.
+        """Split the time of each step on each GPU into compute, exposed communication, exposed copies and idle time.
+
+        Exposed means not overlapped by compute, as in HTA's communication-computation overlap. Idle time is split by
+        cause. All times are int64 nanoseconds.
 
         Args:
-            view: The one table to print and to give; None prints all, and gives ``steps``.
-            top: Lines of a table that are printed.
-            steps: Which steps to look at; None for the whole capture.
+            view: The table to print and to return from `Breakdown.to_frame`. None prints all tables and returns
+                ``steps``.
+            top: Maximum number of rows to print per table.
+            steps: Which steps to include; None for the whole capture.
 
         Raises:
-            UsageError: None of the steps asked for is in the capture.
+            UsageError: None of the requested steps is in the capture.
         """
         from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, breakdown
         from nvprof_kit._results.breakdown import Breakdown
@@ -203,17 +210,20 @@ class Capture:
         top: int = 12,
         steps: StepOptions | None = None,
     ) -> Summary:
-        """Eight views, with calls, and of CPU and GPU time total, avg, max, min, p50, p95 and ratio.
+        """Summarize the capture in up to eight views.
+
+        Each row has the number of calls, and total, avg, max, min, p50, p95 (nanoseconds) and ratio of CPU and GPU
+        time.
 
         Args:
-            views: Which of them; all by default.
-            by_step: Rows for each step instead of over all.
-            sort: Column to sort by, descending; each view's own order by default.
-            top: Lines of a view that are printed.
-            steps: Which steps to look at; None for the whole capture.
+            views: Which views; all by default.
+            by_step: One set of rows per step, instead of one over all steps.
+            sort: Column to sort by, in descending order; by default each view has its own order.
+            top: Maximum number of rows to print per view.
+            steps: Which steps to include; None for the whole capture.
 
         Raises:
-            UsageError: No view has this name, none this column, or none of the steps asked for is in the capture.
+            UsageError: A view or column is unknown, or none of the requested steps is in the capture.
         """
         from nvprof_kit._analysis.summary.summary import VIEWS, SummaryOptions, needed, summary
         from nvprof_kit._results.summary import Summary
@@ -226,20 +236,20 @@ class Capture:
         result = summary(known.trace, options, known)
         if sort and not any(sort in table for table in result.views.values()):
             columns = dict.fromkeys(str(name) for table in result.views.values() for name in table)
-            raise UsageError(f"--sort {sort}: no such column; there are {', '.join(columns)}")
+            raise UsageError(f"--sort {sort}: no such column; available: {', '.join(columns)}")
         return Summary(**vars(result), sources=self.sources, top=top)
 
     def advise(self, *, top: int = 10, steps: StepOptions | None = None, job: Job | None = None) -> Advice:
-        """What costs time and could be changed, with the evidence, ranked by what it could save.
+        """List what could be made faster, each with its evidence and a fix, ranked by the time it could save.
 
         Args:
-            top: Findings that are printed.
-            steps: Which steps to look at; None for all but warm-up.
-            job: All ranks of the run, where this capture is one of them: the slowest is named first, and what is waited
-                for it is no saving of communication.
+            top: Maximum number of findings to print.
+            steps: Which steps to include; None for all except warm-up.
+            job: The run that this capture is a rank of. Its slowest rank is then reported first, and time spent waiting
+                for that rank is not counted as a possible saving in communication.
 
         Raises:
-            UsageError: None of the steps asked for is in the capture.
+            UsageError: None of the requested steps is in the capture.
         """
         from nvprof_kit._analysis.advise.advise import OPTIONAL, advise
         from nvprof_kit._results.advice import Advice
@@ -257,19 +267,21 @@ class Capture:
         depth: int | None = None,
         steps: StepOptions | None = None,
     ) -> Flops:
-        """Floating point operations of each layer, what it gets out of the GPU, and its part of the peak (MFU).
+        """Floating point operations, achieved FLOP/s and model FLOPs utilization (MFU) of each layer.
+
+        MFU is achieved FLOP/s divided by the GPU's peak, as defined in the PaLM paper (arXiv:2204.02311).
 
         Args:
-            counts: What `nvprof_kit.count_flops` wrote; by default ``NAME.flops.json`` beside the capture, and where
-                there is none the shapes in a PyTorch trace that was recorded with them.
-            peaks: Peak of the GPU in operations a second by type of number, ``{"bf16": 989e12}``, in place of what the
-                package knows.
-            depth: Levels of the model that are printed; None for all.
-            steps: Which steps to look at; None for all but warm-up.
+            counts: A file written by `nvprof_kit.count_flops`. The default is ``NAME.flops.json`` next to the capture;
+                without that file, the input shapes of a PyTorch trace recorded with ``record_shapes=True`` are used.
+            peaks: Peak of the GPU in operations per second by data type, such as ``{"bf16": 989e12}``; overrides the
+                built-in table.
+            depth: How many levels of the model to print; None for all.
+            steps: Which steps to include; None for all except warm-up.
 
         Raises:
-            CaptureError: There is no file of counts, or it is damaged.
-            UsageError: None of the steps asked for is in the capture.
+            CaptureError: No counts were found, or the file is damaged.
+            UsageError: None of the requested steps is in the capture.
         """
         from nvprof_kit._analysis.flops.flops import FlopsOptions, flops
         from nvprof_kit._results.flops import Flops
@@ -289,22 +301,24 @@ class Capture:
         return Flops(**vars(result), sources=(*self.sources, file), depth=depth)
 
     def metrics(self, *, floor: float = 20.0, depth: int | None = None, steps: StepOptions | None = None) -> Metrics:
-        """How busy each layer keeps SMs, tensor cores, DRAM, NVLink and PCIe, as nsys sampled it.
+        """How busy each layer keeps SMs, Tensor Cores, DRAM, NVLink and PCIe, from nsys GPU Metrics samples.
+
+        Figures are percentages of the maximum throughput, as in nsys's GPU Metrics rows.
 
         Args:
-            floor: Samples below which a layer has no figures.
-            depth: Levels of the model that are printed; None for all.
-            steps: Which steps to look at; None for the whole capture.
+            floor: Minimum number of samples; a layer with fewer has no figures.
+            depth: How many levels of the model to print; None for all.
+            steps: Which steps to include; None for the whole capture.
 
         Raises:
-            CaptureError: The capture has no samples of GPU metrics.
-            UsageError: None of the steps asked for is in the capture.
+            CaptureError: The capture has no GPU Metrics samples (``nsys profile --gpu-metrics-device``).
+            UsageError: None of the requested steps is in the capture.
         """
         from nvprof_kit._analysis.metrics import MetricsOptions, metrics
         from nvprof_kit._results.metrics import Metrics
 
-        known = self._operations(("samples",))
-        result = metrics(known.trace, MetricsOptions(floor, steps=steps or _all_steps()), known.attribution)
+        known = self._operations(("name", "samples"))
+        result = metrics(known.trace, MetricsOptions(floor, steps=steps or _all_steps()), known)
         return Metrics(**vars(result), sources=self.sources, depth=depth)
 
     def diff(
@@ -322,25 +336,27 @@ class Capture:
         view: Literal["rows", "kernels"] = "rows",
         top: int = 15,
     ) -> Diff:
-        """What became slower or faster in another capture; the noise of steps and runs decides what is a change.
+        """Compare with another capture: what became slower or faster.
+
+        A difference counts as a change only if it exceeds the noise between steps and between runs.
 
         Args:
-            new: The other capture, or several runs of that program; a path is opened with the rules and the domain of
-                this one.
-            base: More runs of this capture's program.
-            fail_on: Gates, as in ``"step:+5%"``; `Diff.held` says whether they all held.
-            allow_undecided: Whether a gate holds that the captures cannot decide.
-            run_noise: Least standard deviation from run to run of one program, relative.
-            communication: Whether layers and phases count communication.
-            steps: Which steps of each to compare; None for all but warm-up.
-            min_steps: Fewest steps of each to compare.
-            anyway: Compare captures that should not be compared.
-            view: The table that `Diff.to_frame` gives.
-            top: Lines of a table that are printed.
+            new: The other capture, or several runs of the other program. Paths are opened with this capture's rules and
+                domain.
+            base: Further runs of this capture's program.
+            fail_on: Gates, such as ``"step:+5%"``; `Diff.held` says whether they all hold.
+            allow_undecided: Whether a gate holds if the captures are too noisy to decide it.
+            run_noise: Lower bound of the relative standard deviation between runs of one program.
+            communication: Whether the times of layers and phases include communication.
+            steps: Which steps of each capture to compare; None for all except warm-up.
+            min_steps: Minimum number of steps per capture.
+            anyway: Compare captures that would be refused; the reason becomes a warning.
+            view: The table that `Diff.to_frame` returns.
+            top: Maximum number of rows to print per table.
 
         Raises:
-            CaptureError: They cannot be compared: another GPU, another tool, another part of the loop, too few steps.
-            UsageError: A gate limits nothing that is there, or none of the steps asked for is in a capture.
+            CaptureError: The captures cannot be compared: different GPU, tool or part of the loop, or too few steps.
+            UsageError: A gate matches no row, or none of the requested steps is in a capture.
         """
         from nvprof_kit._analysis.diff.diff import OPTIONAL, DiffOptions, diff
         from nvprof_kit._analysis.diff.gates import parse_gate
@@ -374,19 +390,19 @@ class Capture:
         step: int | None = None,
         steps: StepOptions | None = None,
     ) -> Plot:
-        """A picture, labelled and in colours that colour-blind readers tell apart.
+        """Draw the capture, in colors that readers with color blindness can tell apart.
 
         Args:
-            view: ``layers``: a bar per layer, by phase. ``timeline``: a step in time, layers over the GPU's streams.
-                ``steps``: a bar per step. ``tree``: the model, each layer as wide as its time. ``queue``: how many
-                launched operations wait for the GPU.
-            depth: Levels of the model; None for as many as can be read.
-            step: Step of the timeline; None for the one of median length.
-            steps: Which steps to draw, for the timeline to choose from; None for all but warm-up, with ``steps`` for
-                all, and for ``layers`` and ``queue`` the whole capture.
+            view: ``layers``: a bar per layer, by phase. ``timeline``: one step over time, layers above the GPU's
+                streams. ``steps``: a bar per step. ``tree``: the model, each layer as wide as its time. ``queue``: the
+                number of launched operations that wait for the GPU.
+            depth: How many levels of the model to draw; None for as many as fit.
+            step: Step number of the timeline; None for the step of median length.
+            steps: Which steps to draw (for ``timeline``: to choose from). None means all except warm-up for
+                ``timeline`` and ``tree``, all for ``steps``, and the whole capture for ``layers`` and ``queue``.
 
         Raises:
-            UsageError: No picture has this name, the capture has no such step, or no steps at all.
+            UsageError: The view is unknown, or the capture lacks the step or has no steps.
         """
         from nvprof_kit._results.plot import Plot
 
@@ -404,18 +420,18 @@ class Capture:
         findings: bool | None = None,
         steps: StepOptions | None = None,
     ) -> Document:
-        """One self-contained page: what to do, layers, every step in time, kernels, idle causes, warnings.
+        """Make one self-contained HTML page: findings, layers, timeline of the steps, kernels, idle causes, warnings.
 
         Args:
-            others: Captures to compare with this one, on the same page. It holds everything of the first ones, compares
-                all, and says which it left out; it stays below 8 MB.
-            step: The one step to show in time; None for all, to choose from.
-            findings: Look for what to do and where each step's time goes; None looks in a capture of up to
-                `MANY_OPERATIONS` operations.
-            steps: Which steps the figures per step are of; None for all but warm-up.
+            others: Captures to compare with this one on the same page. The page shows all details of the first captures
+                and only a comparison of further ones, names those it leaves out, and stays below 8 MB.
+            step: The only step on the timeline; None shows all steps, with a selector.
+            findings: Include the findings of `advise` and `breakdown`. None includes them for captures of up to 200,000
+                GPU operations.
+            steps: Which steps the per-step figures cover; None for all except warm-up.
 
         Returns:
-            The page; `Document.save` writes it. Where flops were counted beside a capture and do not fit it, a warning
+            The page; `Document.save` writes it. If a FLOP count next to a capture does not match the capture, a warning
             says so.
         """
         from nvprof_kit._report.page.page import MAX_COMPARED, MAX_WHOLE, report_page
@@ -447,18 +463,26 @@ class Capture:
         findings: bool | None = None,
         steps: StepOptions | None = None,
     ) -> Path:
-        """Write `page` to a file that ends in .html, to open in a browser; it loads nothing from any network."""
+        """Write `page` to an ``.html`` file. The page loads nothing from the network.
+
+        Returns:
+            The path.
+
+        Raises:
+            UsageError: The suffix is not ``.html``, or the file is an input or cannot be written.
+        """
         return self.page(*others, step=step, findings=findings, steps=steps).save(path)
 
     def perfetto(self, *, step: int | None = None, form: TraceForm = "json.gz") -> Document:
-        """A trace with layers, phases, streams and idle gaps as tracks, for the Perfetto UI and chrome://tracing.
+        """Make a trace for the Perfetto UI and chrome://tracing, with layers, phases, streams and idle gaps as tracks.
 
         Args:
-            step: Only what ran in this step; None for the whole capture.
-            form: ``pftrace`` is Perfetto's own, the smallest; ``json`` and ``json.gz`` open in chrome://tracing too.
+            step: Include only this step; None for the whole capture.
+            form: ``pftrace`` is Perfetto's protobuf format and the smallest; ``json`` and ``json.gz`` also open in
+                chrome://tracing.
 
         Raises:
-            UsageError: The capture has no such step.
+            UsageError: The capture does not contain the step.
         """
         from nvprof_kit._report.export.forms import TRACES, suffixes_of
         from nvprof_kit._results.document import Document
@@ -475,14 +499,15 @@ class Capture:
         return timeline(known.trace, known.attribution, self._instance(step)), known.trace.info
 
     def pprof(self, *, step: int | None = None, form: StacksForm = "pprof") -> Document:
-        """GPU time as stacks for viewers of flame graphs: parts of the module's path, phase, kernel.
+        """Make a GPU time profile for flame graph viewers. A stack is the module path, the phase and the kernel.
 
         Args:
-            step: Only what ran in this step; None for the whole capture.
-            form: ``pprof`` for ``go tool pprof``, Pyroscope and Speedscope; ``folded`` for lines of text.
+            step: Include only this step; None for the whole capture.
+            form: ``pprof`` for ``go tool pprof``, Pyroscope and Speedscope; ``folded`` for the text format of
+                FlameGraph.
 
         Raises:
-            UsageError: The capture has no such step.
+            UsageError: The capture does not contain the step.
         """
         from nvprof_kit._analysis.stacks import OPTIONAL, stacks
         from nvprof_kit._report.export.flame import folded, pprof
@@ -497,11 +522,13 @@ class Capture:
         return Document(made, suffixes_of(form), self.sources)
 
     def export(self, path: str | Path, *, step: int | None = None) -> Path:
-        """Write `perfetto` or `pprof` to a file, as its suffix says: .pftrace, .perfetto-trace, .json.gz, .json,
-        .pb.gz, .folded.
+        """Write the output of `perfetto` or `pprof` to a file.
+
+        The suffix selects the format: ``.pftrace``, ``.perfetto-trace``, ``.json.gz`` or ``.json`` for `perfetto`,
+        ``.pb.gz`` or ``.folded`` for `pprof`.
 
         Raises:
-            UsageError: The file has another suffix, or the capture has no such step.
+            UsageError: The suffix is unknown, or the capture does not contain the step.
         """
         from nvprof_kit._report.export.forms import TRACES, form_of
 
@@ -510,7 +537,7 @@ class Capture:
         return made.save(path)
 
     def _instance(self, step: int | None) -> int | None:
-        """Which instance of a step its number means."""
+        """The step instance that a step number selects."""
         from nvprof_kit._analysis.attribution.step_times import instance_of, step_times
 
         if step is None:
@@ -529,20 +556,21 @@ class Capture:
         rank: int | None = None,
         memory_gb: float = 1.0,
     ) -> NcuPlan:
-        """The fewest kernels that stand for most of the GPU time, to be measured with Nsight Compute.
+        """Choose the fewest kernel launches that represent most of the GPU time, to measure them with Nsight Compute.
 
         Args:
-            share: How much of the GPU time they are to stand for.
-            layer: Only this layer and those in it.
+            share: Fraction of the GPU time to represent, 0 to 1.
+            layer: Only this layer and the layers inside it.
             phase: Only this phase.
-            every_layer: Reach the share in every block of the model, not only over all.
-            section_set: ncu's set of sections.
-            rank: Of a program of several ranks measure this one.
-            memory_gb: GPU memory of the program, which ncu saves and restores; for the prediction of time.
+            every_layer: Reach the share in each block of the model, not only overall.
+            section_set: Section set of ncu (``ncu --set``).
+            rank: In a multi-rank program, the rank to measure.
+            memory_gb: GPU memory of the program in GB. ncu saves and restores it for replay; used to predict the run
+                time.
 
         Raises:
-            CaptureError: The capture does not say how its kernels were launched, or has none of what is asked for.
-            UsageError: The share cannot be reached, or ncu has no such set.
+            CaptureError: The capture lacks launch configurations, or no kernel matches ``layer`` and ``phase``.
+            UsageError: The share cannot be reached, or the section set is unknown.
         """
         from nvprof_kit._analysis.kernels.signatures import NEEDED
         from nvprof_kit._analysis.ncu.plan import PlanOptions, plan
@@ -558,18 +586,19 @@ class Capture:
 
     @cached_property
     def tables(self) -> Tables:
-        """The capture's tables by name, as DataFrames; each is read when it is first asked for."""
+        """The capture's tables by name, as DataFrames; each is read on first access."""
         return Tables(self)
 
     def sql(self, query: str) -> pd.DataFrame:
-        """The answer to a question in SQL over `tables`, by an in-memory DuckDB that sees nothing else.
+        """Query `tables` in SQL, with an in-memory DuckDB that has no access to files or the network.
 
         Args:
-            query: A query of DuckDB's SQL; the tables are those of `tables`, ``operations`` with its owners among them.
+            query: A query in DuckDB's SQL dialect. The tables are those of `tables`, including ``operations`` with the
+                layer of each operation.
 
         Raises:
             ToolError: DuckDB is not installed.
-            UsageError: The query is wrong, or asks for files or the network.
+            UsageError: The query is invalid, or accesses files or the network.
         """
         from nvprof_kit._api.sql import answer
 
@@ -578,7 +607,7 @@ class Capture:
     # ---------------------------------------------------------------- what is read
 
     def _like(self, path: str | Path) -> Capture:
-        """Another capture, read as this one is."""
+        """Open another capture with the rules and domain of this one."""
         made = Capture(path, domain=self.domain)
         made._rules, made._kernel_rules, made._rule_files = self._rules, self._kernel_rules, self._rule_files
         return made
@@ -588,10 +617,10 @@ class Capture:
         return self._operations(needed).trace
 
     def _operations(self, needed: Collection[str] = (), *, cpu_only: bool = False) -> Operations:
-        """The operations and who owns them, of a trace with these optional columns and tables.
+        """The attributed operations of a trace with these optional columns and tables.
 
         Raises:
-            CaptureError: Nothing ran on a GPU, and the question is not of the CPU alone.
+            CaptureError: Nothing ran on a GPU, and ``cpu_only`` is not set.
         """
         missing = {*needed} - self._read
         if self._held is None:
@@ -611,16 +640,16 @@ class Capture:
             self._held.trace = open_more(self._held.trace, domain=self.domain, optional=missing)
         self._read |= missing
         if (lacks := self._held.trace.info.lacks) and not cpu_only:
-            raise CaptureError(f"{self.path}: {lacks}; `layers` and `tables` tell the CPU's times")
+            raise CaptureError(f"{self.path}: {lacks}; `layers` and `tables` still show CPU times")
         return self._held
 
     def _forget(self) -> None:
-        """Give what was read back."""
+        """Release the memory of the tables."""
         self._held, self._operators = None, None
         self._read.clear()
 
     def _sheet(self, step: int | None, findings: bool | None, steps: StepOptions | None) -> tuple[Sheet, list[str]]:
-        """What the page shows of this capture, and why it lacks the MFU where it might have it."""
+        """The data of the page for this capture, and why it has no MFU although a FLOP count exists."""
         from nvprof_kit._analysis.advise.advise import OPTIONAL, advise
         from nvprof_kit._analysis.breakdown.breakdown import breakdown
         from nvprof_kit._analysis.layers.layers import OPTIONAL as FOR_LAYERS
@@ -652,7 +681,7 @@ class Capture:
             return sheet, []
         try:
             return replace(sheet, flops=self.flops(steps=steps)), []
-        except CaptureError as error:  # nobody asked for it: the page does without
+        except CaptureError as error:  # the page is complete without MFU, which is optional
             return sheet, [f"{error}; the page has no MFU"]
 
     # ---------------------------------------------------------------- what is drawn
@@ -704,12 +733,14 @@ _PLOTS: tuple[PlotView, ...] = ("layers", "timeline", "steps", "tree", "queue")
 
 
 class Tables(Mapping[str, "pd.DataFrame"]):
-    """The tables of a capture by name, with the columns of `nvprof_kit._trace.schema.TABLES`, and ``operations``: a row
-    per operation of ``ops``, with ``layer``, ``phase``, ``step`` (missing outside steps), ``kernel_class`` and ``how``
-    it was attributed.
+    """The tables of a capture by name, as DataFrames.
 
-    ``ranges`` are named as the rules of the capture say. A table that the capture has nothing of is there without rows.
-    Times are int64 nanoseconds since the capture's zero.
+    The tables and columns are those of `nvprof_kit._trace.schema.TABLES`. The table ``operations`` has one row per row
+    of ``ops`` (kernel, memcpy, memset or graph replay), with ``layer``, ``phase``, ``step`` (missing outside steps),
+    ``kernel_class``, and ``how`` it was attributed.
+
+    The texts of ``ranges`` are translated by the capture's rules. A table without data is empty, not absent. Times are
+    int64 nanoseconds since the start of the capture.
     """
 
     def __init__(self, capture: Capture) -> None:
@@ -720,11 +751,11 @@ class Tables(Mapping[str, "pd.DataFrame"]):
         """A table.
 
         Raises:
-            KeyError: There is no table of this name.
+            KeyError: No table has this name.
         """
         if name not in self._made:
             if name not in set(self):
-                raise KeyError(f"{name!r}: no such table; there are {', '.join(self)}")
+                raise KeyError(f"{name!r}: no such table; available: {', '.join(self)}")
             self._made[name] = self._attributed() if name == ATTRIBUTED else self._raw(name)
         return self._made[name]
 
@@ -735,7 +766,7 @@ class Tables(Mapping[str, "pd.DataFrame"]):
         return iter((*TABLES, ATTRIBUTED))
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of tables."""
         return sum(1 for _ in self)
 
     def __repr__(self) -> str:
@@ -760,7 +791,7 @@ class Tables(Mapping[str, "pd.DataFrame"]):
 
 
 def _not_looked_for(path: Path) -> list[str]:
-    """What the page of a large capture has only when it is asked for."""
+    """What the page of a large capture contains only on request."""
     return [
         f"what to do: nvprof-kit advise {path}",
         f"idle time and its causes, communication, copies and the critical path: nvprof-kit breakdown {path}",
@@ -777,34 +808,34 @@ def _everything() -> set[str]:
 
 
 def _all_steps() -> StepOptions:
-    """That no steps were asked for in particular."""
+    """The options that select all steps."""
     from nvprof_kit._analysis.attribution.steps import ALL_STEPS
 
     return ALL_STEPS
 
 
 def _among(name: str, known: Mapping[str, Any], what: str) -> Any:
-    """What bears a name.
+    """Look a name up.
 
     Raises:
-        UsageError: Nothing does.
+        UsageError: The name is unknown.
     """
     if name not in known:
-        raise UsageError(f"{name!r}: no such {what}; there are {', '.join(known)}")
+        raise UsageError(f"{name!r}: no such {what}; available: {', '.join(known)}")
     return known[name]
 
 
 def domain_of(rules: Rules | None, domain: str | None = None) -> str:
-    """The NVTX domain to read: what was asked for, else what the rules say, else our own."""
+    """The NVTX domain to read: the argument, else the domain of the rules, else ``nvprof_kit``."""
     said = rules.domain if domain is None and rules is not None else domain
     return DOMAIN if said is None else said
 
 
 def read_rules(named: str | Path | None) -> Rules | None:
-    """The rules of a preset's name or of a file.
+    """The rules of a preset or a file.
 
     Raises:
-        UsageError: No preset and no file bears the name, or the file is not what it should be.
+        UsageError: The name is neither a preset nor a file, or the file is invalid.
     """
     if named is None:
         return None
@@ -815,17 +846,17 @@ def read_rules(named: str | Path | None) -> Rules | None:
     try:
         text = Path(named).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UsageError(f"--rules {named}: no such file, and no preset; there are {', '.join(presets())}") from None
+        raise UsageError(f"--rules {named}: no such file, and no preset; available: {', '.join(presets())}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--rules {named}: cannot read it: {error}") from None
     return parse_rules(text, str(named))
 
 
 def read_kernel_rules(path: str | Path | None) -> tuple[Rule, ...]:
-    """The rules of a file, none without a file.
+    """The rules of a file; none without a file.
 
     Raises:
-        UsageError: The file cannot be read, or a rule in it is wrong.
+        UsageError: The file cannot be read, or a rule in it is invalid.
     """
     if path is None:
         return ()

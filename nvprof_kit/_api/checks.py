@@ -1,4 +1,4 @@
-"""What is done before a capture and with one that is to be given away."""
+"""Checks before and after a capture, and removing private data from one."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ if TYPE_CHECKING:
     from nvprof_kit._results.checks import Checks
 
 CAPTURES = (".sqlite", ".sqlite.xz", ".nsys-rep", ".nsys-rep.xz")
-"""What the name of a capture of nsys ends in."""
+"""Suffixes of nsys captures."""
 
 
 def doctor(*captures: str | Path, command: Sequence[str] = ()) -> Checks:
-    """Say beforehand why a profile would fail or mislead, or afterwards whether a capture can be trusted.
+    """Check this machine before profiling, or a capture after it, for problems that make a profile fail or mislead.
 
     Args:
-        captures: nsys captures to examine. Without any, this machine is: GPU, driver, nsys, ncu, permissions, other
-            profilers, disk.
-        command: With the machine, also the Python, torch and script that this command runs. It is not run.
+        captures: nsys captures to check. Without captures, the machine is checked: GPU, driver, nsys, ncu, permissions,
+            other profilers, free disk space.
+        command: When checking the machine, also check the Python, torch and script of this command. The command is not
+            executed.
 
     Raises:
-        CaptureError: A file is no nsys capture.
+        CaptureError: A file is not an nsys capture.
     """
     from nvprof_kit._results.checks import Checks
 
@@ -34,7 +35,7 @@ def doctor(*captures: str | Path, command: Sequence[str] = ()) -> Checks:
 
         strangers = [str(one) for one in captures if not str(one).endswith(CAPTURES)]
         if strangers:
-            raise CaptureError(f"{strangers[0]}: no nsys capture; needed .sqlite or .nsys-rep, each also packed as .xz")
+            raise CaptureError(f"{strangers[0]}: not an nsys capture; needed .sqlite or .nsys-rep (or either as .xz)")
         return Checks(
             examine_captures([read_health(Path(one)) for one in captures]), sources=tuple(map(Path, captures))
         )
@@ -45,10 +46,10 @@ def doctor(*captures: str | Path, command: Sequence[str] = ()) -> Checks:
 
 
 def scrubbed_name(capture: str | Path) -> Path:
-    """What the scrubbed copy of an export is called unless it is said: ``NAME.scrubbed.sqlite``.
+    """The default name of the scrubbed copy of an export: ``NAME.scrubbed.sqlite``.
 
     Raises:
-        UsageError: It is no ``.sqlite`` and no ``.sqlite.xz``.
+        UsageError: The suffix is neither ``.sqlite`` nor ``.sqlite.xz``.
     """
     capture = Path(capture)
     name, dot, suffix = capture.name.partition(".sqlite")
@@ -62,19 +63,21 @@ def scrubbed_name(capture: str | Path) -> Path:
 def scrub(
     capture: str | Path, target: str | Path | None = None, *, also: str | None = None, force: bool = False
 ) -> Mapping[str, int]:
-    """Copy an nsys export without environment variables, command line, machine, printed output and other processes.
+    """Copy an nsys export without private data.
+
+    Removed are environment variables, the command line, the host name, captured output, and other processes.
 
     Args:
-        capture: An ``.sqlite`` or an ``.sqlite.xz``. Times, kernels and ranges stay as they are.
-        target: The copy; None for ``NAME.scrubbed.sqlite``.
-        also: Replace every text in which this regular expression is found, such as a project's name.
-        force: Overwrite the target.
+        capture: An ``.sqlite`` or ``.sqlite.xz``. Times, kernels and ranges are kept.
+        target: Path of the copy; None for ``NAME.scrubbed.sqlite`` in the capture's folder.
+        also: Replace each text that matches this regular expression, such as a project name.
+        force: Overwrite an existing target.
 
     Returns:
-        How much was taken out, by what it was.
+        The number of removed entries by kind.
 
     Raises:
-        UsageError: The capture is of another kind or not there, or the target exists.
+        UsageError: The capture does not exist or is not an export, or the target exists.
         CaptureError: The capture is damaged.
     """
     from nvprof_kit._trace.nsys.scrub import ScrubOptions

@@ -1,8 +1,10 @@
-"""A job: many ranks of one run, opened together.
+"""A job: the ranks of one run, opened together.
 
+```python
 job = nvprof_kit.open_job("folder/")
 print(job.verdict)
 job.waits().to_frame()
+```
 """
 
 from __future__ import annotations
@@ -25,14 +27,17 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.ranks.aligning import Alignment
     from nvprof_kit._analysis.ranks.replay import Graph
     from nvprof_kit._analysis.ranks.verdict import Verdict
-    from nvprof_kit._analysis.ranks.waits import Waits
+    from nvprof_kit._analysis.ranks.waits.waits import Waits
     from nvprof_kit._results.document import Document
     from nvprof_kit._results.ranks import Ranks, RankTable
     from nvprof_kit._trace.jobs.tables import JobTables
 
 
 class Job:
-    """The ranks of a run: who is late, in which layer, and what it costs. Opened by `open_job`."""
+    """The ranks of a run: which rank is late, in which layer, and what the waiting costs.
+
+    Open one with `open_job`. Tables are computed on first use and kept.
+    """
 
     def __init__(self, tables: JobTables, keep: object = None) -> None:
         self._tables, self._keep = tables, keep
@@ -47,7 +52,7 @@ class Job:
 
     @cached_property
     def _waits(self) -> Waits:
-        from nvprof_kit._analysis.ranks.waits import find_waits
+        from nvprof_kit._analysis.ranks.waits.waits import find_waits
 
         return find_waits(self._tables, self._aligned.floor_ns)
 
@@ -59,7 +64,7 @@ class Job:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Which rank the others wait for, if any."""
+        """Which rank the others wait for, if any; with layer, phase, cause and cost per step in nanoseconds."""
         from nvprof_kit._analysis.ranks.verdict import Evidence, judge
 
         waits, communicators = self._waits, self._tables.communicators()
@@ -77,19 +82,19 @@ class Job:
         )
 
     def clocks(self) -> RankTable:
-        """Offset and drift of each rank's clock."""
+        """Offset (ns) and drift (ppm) of each rank's clock relative to the job's clock."""
         return self._table("clocks", self._aligned.clocks)
 
     def waits(self) -> RankTable:
-        """Every wait of a rank in a collective."""
+        """One row per collective and waiting rank: how long it waited, for which rank, and why."""
         return self._table("waits", self._waits.waits)
 
     def charges(self) -> RankTable:
-        """All waiting by the rank, cause, layer and phase that it is charged to."""
+        """Total waiting time, grouped by the late rank, cause, layer and phase that caused it."""
         return self._table("charges", self._waits.charges)
 
     def layers(self) -> RankTable:
-        """Layer x phase x rank."""
+        """One row per layer, phase and rank, with median times over the rank's steps in nanoseconds."""
         return self._table("layers", self._layers)
 
     @cached_property
@@ -99,7 +104,7 @@ class Job:
         return stages_of(self._tables.layer_medians())
 
     def groups(self) -> RankTable:
-        """The parallel groups: which ranks share a communicator, and what it is for."""
+        """The parallel groups: which ranks share a communicator, and for which parallelism (data, tensor, …)."""
         from nvprof_kit._analysis.ranks.parallel import parallel_groups
 
         self._aligned  # noqa: B018  # communicators of one name are told apart with the clocks
@@ -113,18 +118,18 @@ class Job:
         return micro_batches(self._tables, self._stages)
 
     def micro_batches(self) -> RankTable:
-        """How long each stage of a pipeline waits for each micro-batch; empty without a pipeline."""
+        """How long each pipeline stage waits for each micro-batch; empty without pipeline parallelism."""
         return self._table("micro-batches", self._micro_batches)
 
     def bubbles(self) -> RankTable:
-        """How long each stage of a pipeline computes nothing in each step; empty without a pipeline."""
+        """The pipeline bubbles: time per stage and step without computing; empty without pipeline parallelism."""
         from nvprof_kit._analysis.ranks.bubbles import bubbles
 
         return self._table("bubbles", bubbles(self._tables, self._stages, self._micro_batches))
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """What may be missing or distorted."""
+        """What may be missing or distorted; each sentence says what to do about it."""
         from nvprof_kit._analysis.ranks.aligning import job_warnings
 
         said = job_warnings(self.ranks, self._aligned.clocks, self._tables)
@@ -140,13 +145,13 @@ class Job:
     @cached_property
     def _graph(self) -> tuple[Graph, pd.DataFrame]:
         from nvprof_kit._analysis.ranks.replay import build
-        from nvprof_kit._analysis.ranks.waits import MOST
+        from nvprof_kit._analysis.ranks.waits.waits import MOST
 
         self._aligned  # noqa: B018  # the collectives are matched with the clocks
         if self._tables.count() > MOST:
             raise UsageError(
-                f"{self._tables.count():,} collectives are too many to be replayed (at most {MOST:,}); "
-                "name the captures of fewer ranks, those of one pipeline for instance"
+                f"{self._tables.count():,} collectives are too many to replay (at most {MOST:,}); "
+                "name the captures of fewer ranks, for example those of one pipeline"
             )
         ranks, instances = self.ranks["rank"].tolist(), self._tables.instances()
         return build(self._tables.points(ranks), self._tables.segments(ranks), instances), instances
@@ -155,21 +160,24 @@ class Job:
         """The critical path across ranks, by step, rank, layer and phase.
 
         Raises:
-            UsageError: The job has too many collectives to be replayed.
+            UsageError: The job has too many collectives to replay.
         """
         from nvprof_kit._analysis.ranks.replay import critical_path
 
         return self._table("critical-path", critical_path(self._graph[0]))
 
     def what_if(self, rank: int | None = None, layer: str | None = None) -> RankTable:
-        """The step time if a rank, a layer of it, the data loaders, or the network were as the median of their equals.
+        """The predicted step time if a rank, one of its layers, the data loaders or the network were as fast as their
+        median.
+
+        The prediction replays the measured operations and collectives of all ranks with changed durations.
 
         Args:
-            rank: The rank; None: the verdict's, where it names one.
-            layer: The layer; None: the verdict's.
+            rank: The rank to change; None for the rank of `verdict`, if it names one.
+            layer: The layer to change; None for the layer of `verdict`.
 
         Raises:
-            UsageError: The job has no such rank, or too many collectives to be replayed.
+            UsageError: The job does not contain the rank, or has too many collectives to replay.
         """
         from nvprof_kit._analysis.ranks import replay
 
@@ -189,13 +197,14 @@ class Job:
         return self._table("what-if", replay.what_if(graph, changes))
 
     def answer(self, top: int = 10) -> Ranks:
-        """All of it; critical path, what-if, groups and bubbles where the job has few enough collectives.
+        """All tables together. Critical path, what-if, groups and bubbles are left out if the job has too many
+        collectives.
 
         Args:
-            top: Lines of each table that are printed.
+            top: Maximum number of rows to print per table.
         """
         from nvprof_kit._analysis.ranks.replay import error
-        from nvprof_kit._analysis.ranks.waits import MOST
+        from nvprof_kit._analysis.ranks.waits.waits import MOST
         from nvprof_kit._results.ranks import Ranks
 
         replayed = 0 < self._tables.count() <= MOST if self._waits else False
@@ -222,18 +231,18 @@ class Job:
         )
 
     def page(self, *, timeline: Sequence[int] = (), title: str = "", command: str = "") -> Document:
-        """One self-contained page: the verdict, layers and steps by rank, who waits for whom, ranks in time, what if.
+        """Make one self-contained HTML page: verdict, layers and steps by rank, who waits for whom, timeline, what-if.
 
         Args:
-            timeline: Ranks to show in time; by default those that matter most.
-            title: What the job is called; the captures' folder by default.
-            command: What the page tells to type for more.
+            timeline: Ranks to show on the timeline; by default those that matter most for the verdict.
+            title: Title of the page; by default the folder of the captures.
+            command: The command that the page suggests for details.
 
         Returns:
             The page; `Document.save` writes it.
 
         Raises:
-            UsageError: The job has no such rank.
+            UsageError: The job does not contain the rank.
         """
         from nvprof_kit._report.page.job import JobView, job_page
         from nvprof_kit._results.document import Document
@@ -247,7 +256,15 @@ class Job:
         return Document(job_page(view), (".html", ".htm"), self._sources)
 
     def report(self, path: str | Path, *, timeline: Sequence[int] = ()) -> Path:
-        """Write `page` to a file that ends in .html, to open in a browser; it loads nothing from any network."""
+        """Write `page` to an ``.html`` file. The page loads nothing from the network.
+
+        Returns:
+            The path.
+
+        Raises:
+            UsageError: The suffix is not ``.html``, the file is an input or cannot be written, or a rank is not in the
+                job.
+        """
         return self.page(timeline=timeline).save(path)
 
     def _table(self, name: str, rows: pd.DataFrame) -> RankTable:
@@ -296,20 +313,22 @@ def open_job(
     workers: int | None = None,
     done: Callable[[str], None] = lambda _: None,
 ) -> Job:
-    """Open the captures of a run's ranks, or the maps that were made of them.
+    """Open the captures of a run's ranks, or the maps made from them.
+
+    A map is a capture condensed to what the analysis across ranks needs.
 
     Args:
-        captures: Files and folders, or a folder of maps.
-        maps: Where maps are kept and looked for; None: they are made anew, and gone with the job.
+        captures: Capture files, folders of captures, or one folder of maps.
+        maps: Folder in which to keep maps and reuse existing ones; None uses a temporary folder.
         domain: NVTX domain of the ranges.
         rules: How the program names its ranges.
-        ranks: Ranks by file name, for captures that do not tell theirs.
-        workers: Processes that map; None: as many as there are processors.
-        done: Is told each capture that is mapped.
+        ranks: Rank by file name, for captures that do not contain their rank.
+        workers: Number of processes that read captures; None for one per processor.
+        done: Called with the path of each capture when it is mapped.
 
     Raises:
-        UsageError: A path is not there, or a rank is there twice.
-        CaptureError: A capture cannot be read, or does not tell its rank.
+        UsageError: A path does not exist, or two captures have the same rank.
+        CaptureError: A capture cannot be read, or its rank is unknown.
     """
     from nvprof_kit._trace.jobs.tables import JobTables
 

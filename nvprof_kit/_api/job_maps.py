@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MapTask:
-    """One capture to be mapped: what a process, here or on another machine, is given.
+    """One capture to map; sent to a worker process on this or another machine.
 
     Attributes:
         capture: The capture's path.
         folder: The folder of maps.
         domain: NVTX domain of its ranges.
-        rules: How its program names its ranges; None where it follows the contract.
-        rank: The rank, where the user says it.
+        rules: How its program names its ranges; None for nvprof_kit's own ranges.
+        rank: The rank, if the user gave it.
     """
 
     capture: str
@@ -46,21 +46,21 @@ class MapTask:
 
     @property
     def reading(self) -> str:
-        """What the capture is read with, as text."""
+        """The options with which the capture is read, as text."""
         return f"{self.domain} {self.rules!r} {self.rank}" if self.rules or self.rank is not None else self.domain
 
 
 def map_capture(task: MapTask) -> list[str]:
-    """Map a capture, or take the map that is there where the capture is unchanged.
+    """Map a capture, or reuse its map if the capture is unchanged.
 
     Returns:
         Names of the map's files, one for each rank in the capture.
 
     Raises:
-        CaptureError: The capture cannot be read, or its rank is told nowhere.
+        CaptureError: The capture cannot be read, or its rank is unknown.
     """
     from nvprof_kit._analysis.foreign.translate import translate
-    from nvprof_kit._analysis.ranks.mapping import OPTIONAL, map_rank
+    from nvprof_kit._analysis.ranks.maps.mapping import OPTIONAL, map_rank
     from nvprof_kit._trace.open import open_capture
 
     path, folder = Path(task.capture), Path(task.folder)
@@ -95,8 +95,8 @@ def map_capture(task: MapTask) -> list[str]:
 
 
 def _map_unprofiled(task: MapTask, wanted: Fingerprint, source: str) -> str:
-    """Map what is known of a rank without a profile."""
-    from nvprof_kit._analysis.ranks.unprofiled import dump_warnings, map_unprofiled
+    """Map a rank for which there is no profile."""
+    from nvprof_kit._analysis.ranks.maps.unprofiled import dump_warnings, map_unprofiled
 
     path = Path(task.capture)
     found = read_unprofiled(path, source, task.rank)
@@ -130,7 +130,7 @@ def _kept(folder: Path, capture: Path) -> list[str]:
 
 
 def _ranks_in(trace: Any, path: Path, given: int | None) -> dict[int, RankName]:
-    """The ranks of a capture by process key; one alone has the key -1."""
+    """The ranks of a capture by process id; the key is -1 if there is only one."""
     import numpy as np
 
     marks = trace.marks
@@ -149,7 +149,7 @@ def _ranks_in(trace: Any, path: Path, given: int | None) -> dict[int, RankName]:
     single = next(iter(told.values()), None) or _first(rank_of_capture(path), rank_of_name(path))
     if single.rank < 0:
         raise CaptureError(
-            f"{path}: its rank is told neither in it nor in its name; call it …rank3… or say --rank {path.name}=3"
+            f"{path}: its rank is neither in it nor in its name; rename it to …rank3… or pass --rank {path.name}=3"
         )
     return {-1: single}
 
@@ -159,7 +159,7 @@ def _first(*found: RankName) -> RankName:
 
 
 def map_all(tasks: Sequence[MapTask], workers: int = 1, done: Callable[[str], None] = lambda _: None) -> list[str]:
-    """Map captures, in so many processes.
+    """Map captures in ``workers`` processes.
 
     Returns:
         Names of all maps' files.
@@ -200,10 +200,10 @@ def map_captures(
         domain: NVTX domain of the ranges.
         rules: How the program names its ranges.
         ranks: Ranks by file name.
-        workers: Processes that map.
+        workers: Number of processes.
         dask: Address of a Dask scheduler, whose workers map instead.
-        part: Which of how many parts of the captures to map: several processes share them so.
-        done: Is told each capture that is mapped.
+        part: ``(index, count)``: map only this part of the captures, so that several processes can share the work.
+        done: Called with the path of each capture when it is mapped.
 
     Returns:
         Names of the maps' files.
@@ -222,7 +222,7 @@ def map_on_dask(tasks: Sequence[MapTask], scheduler: str, done: Callable[[str], 
     """Map captures on a Dask cluster; a capture whose worker dies is mapped by another.
 
     Raises:
-        ToolError: Dask is not there, or the scheduler does not answer.
+        ToolError: Dask is not installed, or the scheduler does not answer.
     """
     try:
         from distributed import Client, as_completed

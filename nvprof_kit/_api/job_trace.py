@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 def trace_of_ranks(
     captures: Sequence[Capture], job: Job, step: int | None, form: Literal["pftrace", "json.gz", "json"]
 ) -> Document:
-    """The trace of some ranks' captures, each beside the others on the job's clock.
+    """One trace with the captures of several ranks, aligned on the job's clock.
 
     Args:
-        captures: The captures, of one rank each.
-        job: The job that they are of.
-        step: Only what ran in this step; None for the whole captures.
-        form: Form of the trace.
+        captures: The captures, one per rank.
+        job: The job they belong to.
+        step: Include only this step; None for the whole captures.
+        form: Format of the trace.
 
     Raises:
-        UsageError: A capture is of no rank of the job, or of several.
+        UsageError: A capture does not belong to exactly one rank of the job.
     """
     from nvprof_kit._report.export.forms import suffixes_of
     from nvprof_kit._report.export.job_trace import job_trace
@@ -46,7 +46,7 @@ def trace_of_ranks(
     placed.sort(key=lambda one: one[0].rank)
     origin = min((clock.offset_ns or 0) - round(clock.drift * clock.at_ns) for clock, _ in placed)
     lost = [clock.rank for clock, _ in placed if clock.offset_ns is None]
-    warnings = [f"rank {rank} shares no collective with the others: it stands on a clock of its own" for rank in lost]
+    warnings = [f"rank {rank} has no collective in common with the others: it keeps its own clock" for rank in lost]
     sources = tuple(source for capture in captures for source in capture.sources)
     return Document(lambda: job_trace(placed, origin, form), suffixes_of(form), sources, tuple(warnings))
 
@@ -54,7 +54,7 @@ def trace_of_ranks(
 def _reader(capture: Capture, step: int | None) -> Reader:
     def read() -> tuple[Timeline, CaptureInfo]:
         shown = capture._timeline(step)
-        capture._forget()  # the trace of many ranks holds one at a time
+        capture._forget()  # keep only one capture in memory at a time
         return shown
 
     return read

@@ -1,4 +1,4 @@
-"""The other files that are opened: reports of Nsight Compute, memory snapshots, logs of timers."""
+"""Sources other than captures: Nsight Compute reports, memory snapshots, timer logs."""
 
 from __future__ import annotations
 
@@ -24,40 +24,53 @@ MemoryView = Literal["layer", "stack", "size", "allocation", "step", "segment", 
 
 
 def open_ncu(*paths: str | Path, rules: str | Path | None = None, domain: str | None = None) -> NcuReports:
-    """Open what Nsight Compute measured.
+    """Open Nsight Compute results.
 
     Args:
-        paths: ncu's raw or details page as .csv, or an .ncu-rep, each also packed as .xz; several are taken together.
+        paths: ncu reports (``.ncu-rep``), or ncu's raw or details page as ``.csv``; each may be packed as ``.xz``.
+            Several files are combined.
         rules: How the program names its ranges, as in `nvprof_kit.open`.
         domain: NVTX domain of the ranges, as in `nvprof_kit.open`.
+
+    Returns:
+        The reports. Nothing is read until the first question.
+
+    Raises:
+        UsageError: No path is given, or ``rules`` is invalid.
     """
     return NcuReports(paths, rules=rules, domain=domain)
 
 
 class NcuReports:
-    """What Nsight Compute measured. See `open_ncu` for the arguments."""
+    """Opened Nsight Compute results. See `open_ncu` for the arguments."""
 
     def __init__(
         self, paths: Sequence[str | Path], *, rules: str | Path | None = None, domain: str | None = None
     ) -> None:
         if not paths:
-            raise UsageError("no report of ncu; needed one or more .csv or .ncu-rep")
+            raise UsageError("no ncu report; needed one or more .csv or .ncu-rep")
         self.paths, self._rules = tuple(map(Path, paths)), rules
         self.domain = domain_of(read_rules(rules), domain)
 
     @cached_property
     def report(self) -> NcuReport:
-        """The measurements, read when they are first needed."""
+        """The measurements; read on first access.
+
+        Raises:
+            CaptureError: A file cannot be read or lacks what is needed.
+        """
         from nvprof_kit._trace.ncu.open import open_ncu, together
 
         return together([open_ncu(path, domain=self.domain) for path in self.paths])
 
     def layers(self, capture: Capture | str | Path | None = None, *, depth: int | None = None) -> NcuLayers:
-        """What each layer did to the GPU: how busy it kept compute, memory and tensor cores, and what bound it.
+        """Hardware utilization of each layer: compute, memory and Tensor Core throughput, and what limits it.
+
+        The counters are ncu's; percentages are averaged over kernels, weighted by GPU time.
 
         Args:
-            capture: nsys capture of the same program, to spread the measurements over; a path is opened with the rules
-                of the reports.
+            capture: An nsys capture of the same program. Each measured kernel then stands for all its launches in the
+                capture. A path is opened with the rules of the reports.
             depth: Levels of the model that are printed; None for all.
 
         Raises:
@@ -77,7 +90,11 @@ class NcuReports:
         return NcuLayers(**vars(ncu_layers(report, trace)), sources=sources, report=report, depth=depth)
 
     def kernels(self) -> NcuKernels:
-        """Every metric of every measured kernel."""
+        """All metrics of all measured kernels, one row per kernel.
+
+        Raises:
+            CaptureError: A file cannot be read or lacks what is needed.
+        """
         from nvprof_kit._analysis.ncu.layers import tidy
         from nvprof_kit._results.ncu import NcuKernels
 
@@ -85,23 +102,26 @@ class NcuReports:
 
 
 def open_snapshot(path: str | Path) -> MemorySnapshot:
-    """Open a memory snapshot.
+    """Open a snapshot of PyTorch's CUDA caching allocator.
 
     Args:
-        path: A pickle by `nvprof_kit.memory_snapshot` or ``torch.cuda.memory._dump_snapshot``.
+        path: A pickle written by `nvprof_kit.memory_snapshot` or ``torch.cuda.memory._dump_snapshot``.
+
+    Returns:
+        The snapshot. Nothing is read until the first question.
     """
     return MemorySnapshot(path)
 
 
 class MemorySnapshot:
-    """A snapshot of PyTorch's allocator. See `open_snapshot` for the argument."""
+    """An opened snapshot of PyTorch's CUDA caching allocator. See `open_snapshot` for the argument."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     @cached_property
     def snapshot(self) -> Snapshot:
-        """What it holds, read when it is first needed."""
+        """Its contents; read on first access."""
         from nvprof_kit._trace.torch_memory.snapshot import read_snapshot
 
         return read_snapshot(self.path)
@@ -109,16 +129,18 @@ class MemorySnapshot:
     def memory(
         self, by: MemoryView | None = None, *, device: int | None = None, steps: StepOptions | None = None
     ) -> Memory:
-        """Who held the GPU's memory at the peak, how it grew from step to step, what was left behind, how it lies.
+        """Which layers held GPU memory at the peak, how memory grew between steps, leaks, and fragmentation.
+
+        Sizes are int64 bytes.
 
         Args:
-            by: The one table to print and to give; None prints all, and gives ``layer``.
+            by: The table to print and to return from `Memory.to_frame`. None prints all tables and returns ``layer``.
             device: Device ordinal; None for the one with the most reserved memory.
-            steps: Which steps the table ``step`` is of; None for all.
+            steps: Which steps the table ``step`` covers; None for all.
 
         Raises:
-            CaptureError: The file cannot be read, or has nothing of this device.
-            UsageError: None of the steps asked for is in it.
+            CaptureError: The file cannot be read, or has no data for the device.
+            UsageError: None of the requested steps is in the snapshot.
         """
         from nvprof_kit._analysis.attribution.steps import chosen_steps
         from nvprof_kit._analysis.memory.memory import memory
@@ -133,23 +155,30 @@ class MemorySnapshot:
 
 
 def open_timers(*paths: str | Path) -> TimerLog:
-    """Open what `nvprof_kit.global_timer` wrote.
+    """Open logs of `nvprof_kit.global_timer`.
 
     Args:
-        paths: The ``timer_rank*.log`` files, or folders that hold them.
+        paths: ``timer_rank*.log`` files, or folders that contain them.
+
+    Returns:
+        The logs. Nothing is read until the first question.
     """
     return TimerLog(paths)
 
 
 class TimerLog:
-    """The timed stages of all ranks. See `open_timers` for the arguments."""
+    """Opened timer logs of all ranks. See `open_timers` for the arguments."""
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
         self.paths = tuple(map(Path, paths))
 
     @cached_property
     def logs(self) -> TimerLogs:
-        """What they hold, read when it is first needed."""
+        """Their contents; read on first access.
+
+        Raises:
+            CaptureError: A log cannot be read.
+        """
         from nvprof_kit._trace.timer_log import read_timer_logs
 
         return read_timer_logs(self.paths)
@@ -162,17 +191,18 @@ class TimerLog:
         warm_up: int = 1,
         steps: StepOptions | None = None,
     ) -> Timers:
-        """How long the timed stages take on every rank, how far the ranks are apart, and which one the others wait for.
+        """How long the timed stages take on each rank, how much the ranks differ, and which rank the others wait for.
 
         Args:
-            by: A row for each stage and rank, or for each single call, instead of one for each stage.
-            collective: Stages that end with a collective; empty for those named after one, else ``backward``.
-            warm_up: First calls of each stage left out of the verdict.
-            steps: Which calls of each stage to look at, counted by each rank from 0; None for all.
+            by: ``rank`` for one row per stage and rank, ``call`` for one row per call; None for one row per stage.
+            collective: Stages that end with a collective. By default those named after a collective, or ``backward`` if
+                there are none.
+            warm_up: Number of first calls of each stage to leave out of the verdict.
+            steps: Which calls of each stage to include, counted per rank from 0; None for all.
 
         Raises:
             CaptureError: A log cannot be read.
-            UsageError: None of these calls is in it.
+            UsageError: None of the requested calls is in the logs.
         """
         from nvprof_kit._analysis.attribution.steps import ALL_STEPS
         from nvprof_kit._analysis.timers import TimersOptions, timers
@@ -183,6 +213,6 @@ class TimerLog:
 
     @property
     def sources(self) -> tuple[Path, ...]:
-        """The files that it is made of: nothing is ever written over one of them."""
+        """The input files. `save` refuses to overwrite them."""
         inside = (file for path in self.paths if path.is_dir() for file in path.iterdir())
         return (*self.paths, *inside)

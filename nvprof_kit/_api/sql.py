@@ -1,4 +1,4 @@
-"""SQL over a capture's tables, in a database in memory that reaches nothing else."""
+"""SQL over a capture's tables, in an in-memory database without access to files or the network."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def answer(query: str, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The rows that a query gives.
+    """The result of a query.
 
     Args:
         query: A query of DuckDB's SQL.
-        tables: The tables by name; only those that the query names are made.
+        tables: The tables by name; only those named in the query are read.
 
     Raises:
         ToolError: DuckDB is not installed.
-        UsageError: The query is wrong, or asks for files or the network.
+        UsageError: The query is invalid, or accesses files or the network.
     """
     try:
         import duckdb

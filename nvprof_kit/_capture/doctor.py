@@ -8,7 +8,7 @@ from nvprof_kit._capture.doctor_program import examine_program
 from nvprof_kit._capture.doctor_tools import examine_tools
 from nvprof_kit._capture.machine import Machine
 from nvprof_kit._capture.nsight_releases import numbers
-from nvprof_kit._findings import Finding, by_gravity
+from nvprof_kit._findings import Finding, by_severity, checked
 
 _CAP_SYS_ADMIN, _CAP_PERFMON = 1 << 21, 1 << 38
 _GIGABYTE = 10**9
@@ -20,23 +20,23 @@ def examine_machine(machine: Machine) -> tuple[Finding, ...]:
     found = [finding for check in checks for finding in check(machine)]
     if machine.program is not None:
         found += examine_program(machine.program, machine)
-    return by_gravity(found)
+    return by_severity(found)
 
 
 def _gpu(machine: Machine) -> Iterator[Finding]:
     if not machine.gpus and machine.counters_for_admin is not None:
-        yield Finding(
+        yield checked(
             "warning",
-            "GPU",
+            "gpu",
             "the driver is loaded, but nvidia-smi is missing or finds no GPU",
             "whether a GPU can be used was not seen, nor which",
             "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility, and --gpus all (recipes/nsys/container.sh)",
         )
         return
     if not machine.gpus:
-        yield Finding(
+        yield checked(
             "error",
-            "GPU",
+            "gpu",
             "nvidia-smi finds no GPU",
             "a capture has no kernels then",
             "run on a machine with a GPU; in a container start it with --gpus all (recipes/nsys/container.sh)",
@@ -44,20 +44,20 @@ def _gpu(machine: Machine) -> Iterator[Finding]:
         return
     names = ", ".join(sorted({gpu.name for gpu in machine.gpus}))
     driver = f"driver {machine.gpus[0].driver}" + (f", CUDA {machine.driver_cuda}" if machine.driver_cuda else "")
-    yield Finding("ok", "GPU", f"{len(machine.gpus)} GPU{'s' * (len(machine.gpus) > 1)}: {names}, {driver}")
+    yield checked("ok", "gpu", f"{len(machine.gpus)} GPU{'s' * (len(machine.gpus) > 1)}: {names}, {driver}")
     old = [gpu for gpu in machine.gpus if numbers(gpu.compute) < (7, 0)]
     if old:
-        yield Finding(
+        yield checked(
             "warning",
-            "GPU",
+            "gpu",
             f"{old[0].name} has compute capability {old[0].compute}",
             "ncu and GPU metrics need 7.0 and 7.5",
             "use nsys without --gpu-metrics-devices",
         )
     if any(gpu.mig for gpu in machine.gpus):
-        yield Finding(
+        yield checked(
             "note",
-            "MIG",
+            "mig",
             "a GPU is divided (MIG)",
             "GPU metrics show the whole GPU, and ncu cannot fix clocks nor measure units shared between instances",
             "measure on an undivided GPU where that matters",
@@ -68,13 +68,13 @@ def _permission(machine: Machine) -> Iterator[Finding]:
     if machine.counters_for_admin is None:
         return
     if not machine.counters_for_admin or machine.capabilities & _CAP_SYS_ADMIN:
-        yield Finding("ok", "counters", "hardware counters may be read")
+        yield checked("ok", "counters", "hardware counters may be read")
         return
     if machine.container:
         fix = "start the container with --cap-add=SYS_ADMIN (recipes/nsys/container.sh), or open them on the host: "
     else:
         fix = "run as root, or open them for all: "
-    yield Finding(
+    yield checked(
         "warning",
         "counters",
         "hardware counters are for administrators only (RmProfilingAdminOnly: 1)",
@@ -88,9 +88,9 @@ def _sampling(machine: Machine) -> Iterator[Finding]:
     level = machine.perf_event_paranoid
     if level is None or level <= 2 or machine.capabilities & (_CAP_SYS_ADMIN | _CAP_PERFMON):
         return
-    yield Finding(
+    yield checked(
         "note",
-        "CPU samples",
+        "cpu-samples",
         f"kernel.perf_event_paranoid is {level}",
         "nsys cannot sample the CPU above 2; the recipes do not ask it to",
         "sysctl -w kernel.perf_event_paranoid=2",
@@ -99,39 +99,39 @@ def _sampling(machine: Machine) -> Iterator[Finding]:
 
 def _other_clients(machine: Machine) -> Iterator[Finding]:
     if machine.processes:
-        yield Finding(
+        yield checked(
             "warning",
-            "other profilers",
+            "other-profilers",
             f"running: {', '.join(machine.processes)}",
             "DCGM's profiling metrics hold the hardware counters, so ncu and GPU metrics fail meanwhile",
             "dcgmi profile --pause, and --resume afterwards",
         )
     attached = [name for name in machine.environment if "INJECTION" in name]
     if attached:
-        yield Finding(
+        yield checked(
             "warning",
-            "other profilers",
+            "other-profilers",
             f"set here: {', '.join(sorted(attached))}",
             "another profiler attaches to every program started from here, and CUDA serves one at a time",
             f"unset {' '.join(sorted(attached))}",
         )
     if "KINETO_USE_DAEMON" in machine.environment:
-        yield Finding(
+        yield checked(
             "note",
-            "other profilers",
+            "other-profilers",
             "KINETO_USE_DAEMON is set",
             "PyTorch's profiler can be started from outside, and nsys then loses the GPU's events",
             "unset KINETO_USE_DAEMON",
         )
     if machine.environment.get("NVPROF_KIT", "").strip().lower() == "off":
-        yield Finding(
+        yield checked(
             "warning", "ranges", "NVPROF_KIT=off", "no range is emitted, so no layer has a time", "unset NVPROF_KIT"
         )
 
 
 def _clocks(machine: Machine) -> Iterator[Finding]:
     if len({gpu.max_clock for gpu in machine.gpus}) > 1 or len({gpu.name for gpu in machine.gpus}) > 1:
-        yield Finding(
+        yield checked(
             "note",
             "clocks",
             "GPUs of several kinds",
@@ -140,7 +140,7 @@ def _clocks(machine: Machine) -> Iterator[Finding]:
         )
     slow = [gpu for gpu in machine.gpus if gpu.clock and gpu.max_clock and gpu.clock < 0.5 * gpu.max_clock]
     if slow:
-        yield Finding(
+        yield checked(
             "note",
             "clocks",
             f"SM clock now {slow[0].clock} MHz of {slow[0].max_clock}",
@@ -152,8 +152,8 @@ def _clocks(machine: Machine) -> Iterator[Finding]:
 
 def _setting(machine: Machine) -> Iterator[Finding]:
     if machine.container and not machine.capabilities & _CAP_SYS_ADMIN:
-        unsure = "CPU samples" if machine.counters_for_admin is not None else "hardware counters and CPU samples"
-        yield Finding(
+        unsure = "cpu-samples" if machine.counters_for_admin is not None else "hardware counters and CPU samples"
+        yield checked(
             "note",
             "container",
             f"in a container ({machine.container}) without CAP_SYS_ADMIN",
@@ -161,9 +161,9 @@ def _setting(machine: Machine) -> Iterator[Finding]:
             "start it as recipes/nsys/container.sh does",
         )
     if machine.wsl:
-        yield Finding(
+        yield checked(
             "note",
-            "WSL",
+            "wsl",
             "Linux under Windows",
             "hardware counters are opened in Windows: NVIDIA Control Panel, Developer, GPU performance counters",
             "allow them to all users there; context switches cannot be traced",
@@ -173,7 +173,7 @@ def _setting(machine: Machine) -> Iterator[Finding]:
 def _disk(machine: Machine) -> Iterator[Finding]:
     for folder, free in machine.free_bytes.items():
         if free < _GIGABYTE:
-            yield Finding(
+            yield checked(
                 "error" if free < _GIGABYTE / 10 else "warning",
                 "disk",
                 f"{free / 1e6:.0f} MB free in {folder}",

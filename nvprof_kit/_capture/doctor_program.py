@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from nvprof_kit._capture.machine import Machine, Program
 from nvprof_kit._capture.nsight_releases import numbers
-from nvprof_kit._findings import Finding
+from nvprof_kit._findings import Finding, checked
 
 
 def examine_program(program: Program, machine: Machine) -> list[Finding]:
@@ -19,7 +19,7 @@ def examine_program(program: Program, machine: Machine) -> list[Finding]:
 
 def _missing(program: Program) -> Iterator[Finding]:
     for word in program.missing:
-        yield Finding(
+        yield checked(
             "warning" if word.endswith(".py") else "error",
             "program",
             f"'{word}' is not found, or cannot be run",
@@ -30,7 +30,7 @@ def _missing(program: Program) -> Iterator[Finding]:
 
 def _python(program: Program, machine: Machine) -> Iterator[Finding]:
     if program.interpreter is None:
-        yield Finding(
+        yield checked(
             "note",
             "program",
             "the command names no Python",
@@ -40,12 +40,12 @@ def _python(program: Program, machine: Machine) -> Iterator[Finding]:
         return
     name, found = program.interpreter, program.found
     if found is None:
-        yield Finding(
+        yield checked(
             "error", "program", f"{name} does not start", "the program would not either", f"see: {name} --version"
         )
         return
     if not found.get("nvprof-kit"):
-        yield Finding(
+        yield checked(
             "warning",
             "program",
             f"{name} has no nvprof-kit",
@@ -53,7 +53,7 @@ def _python(program: Program, machine: Machine) -> Iterator[Finding]:
             f"{name} -m pip install nvprof-kit",
         )
     if found.get("broken"):
-        yield Finding(
+        yield checked(
             "error",
             "torch",
             f"torch cannot be imported: {found['broken']}",
@@ -67,7 +67,7 @@ def _python(program: Program, machine: Machine) -> Iterator[Finding]:
 
 def _torch(name: str, version: str, cuda: str | None, machine: Machine) -> Iterator[Finding]:
     if cuda is None and machine.gpus:
-        yield Finding(
+        yield checked(
             "error",
             "torch",
             f"torch {version} is a build without CUDA",
@@ -75,7 +75,7 @@ def _torch(name: str, version: str, cuda: str | None, machine: Machine) -> Itera
             f"{name} -m pip install torch --index-url https://download.pytorch.org/whl/cu126 (or your CUDA's)",
         )
     elif cuda and machine.driver_cuda and numbers(cuda)[:1] > numbers(machine.driver_cuda)[:1]:
-        yield Finding(
+        yield checked(
             "error",
             "torch",
             f"torch {version} needs CUDA {cuda}, the driver has {machine.driver_cuda}",
@@ -83,12 +83,12 @@ def _torch(name: str, version: str, cuda: str | None, machine: Machine) -> Itera
             "update the driver, or install the torch of an older CUDA",
         )
     else:
-        yield Finding("ok", "torch", f"torch {version}" + (f" for CUDA {cuda}" if cuda else ""))
+        yield checked("ok", "torch", f"torch {version}" + (f" for CUDA {cuda}" if cuda else ""))
 
 
 def _nvtx(version: str | None, machine: Machine) -> Iterator[Finding]:
     if version and machine.nsys and numbers(version) >= (0, 2, 12) and numbers(machine.nsys)[:2] <= (2024, 2):
-        yield Finding(
+        yield checked(
             "note",
             "nvtx",
             f"nvtx {version} takes nsys {machine.nsys} for absent",
@@ -100,16 +100,16 @@ def _nvtx(version: str | None, machine: Machine) -> Iterator[Finding]:
 def _source(program: Program) -> Iterator[Finding]:
     source = program.source
     if re.search(r"torch\.profiler|autograd\.profiler|from torch\.profiler|nvprof_kit\.record\(", source):
-        yield Finding(
+        yield checked(
             "warning",
-            "other profilers",
+            "other-profilers",
             "the program uses PyTorch's own profiler",
             "CUDA serves one profiler at a time: with both, one of them gets no kernels",
             "switch it off while nsys or ncu runs",
         )
     forks = re.search(r"num_workers\s*=\s*[1-9]|set_start_method\(.fork|os\.fork\(|import multiprocessing", source)
     if forks and not re.search(r"spawn|forkserver", source):
-        yield Finding(
+        yield checked(
             "note",
             "fork",
             f"the program starts processes ({forks[0].strip()}), by fork on Linux before Python 3.14",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nvprof_kit._capture.machine import Machine
 from nvprof_kit._capture.nsight_releases import cuda_of, cuda_of_driver, is_newest, known_trouble, numbers, release_for
-from nvprof_kit._findings import Finding
+from nvprof_kit._findings import Finding, checked
 
 
 def examine_tools(machine: Machine) -> Iterator[Finding]:
@@ -17,7 +17,7 @@ def examine_tools(machine: Machine) -> Iterator[Finding]:
 
 def _nsys(machine: Machine) -> Iterator[Finding]:
     if machine.nsys is None:
-        yield Finding(
+        yield checked(
             "error",
             "nsys",
             f"NSYS={machine.nsys_named} cannot be run" if machine.nsys_named else "no nsys on PATH",
@@ -32,7 +32,7 @@ def _nsys(machine: Machine) -> Iterator[Finding]:
 
 def _ncu(machine: Machine) -> Iterator[Finding]:
     if machine.ncu is None:
-        yield Finding(
+        yield checked(
             "note",
             "ncu",
             f"NCU={machine.ncu_named} cannot be run" if machine.ncu_named else "no ncu on PATH",
@@ -42,7 +42,7 @@ def _ncu(machine: Machine) -> Iterator[Finding]:
         return
     yield from _beside_driver("ncu", machine.ncu, machine)
     if machine.foreign_lock:
-        yield Finding(
+        yield checked(
             "warning",
             "ncu",
             f"{machine.foreign_lock} is another user's",
@@ -56,11 +56,11 @@ def _beside_driver(tool: str, version: str, machine: Machine) -> Iterator[Findin
     driver = machine.driver_cuda or (cuda_of_driver(machine.gpus[0].driver) if machine.gpus else None)
     cuda = cuda_of(tool, version)
     if driver is None or is_newest(tool, version) or (cuda and numbers(cuda) >= numbers(driver)):
-        yield Finding("ok", tool, f"{tool} {version}")
+        yield checked("ok", tool, f"{tool} {version}")
         return
     release = release_for(tool, driver)
     why, meanwhile = known_trouble(tool, version, driver) or ("", "")
-    yield Finding(
+    yield checked(
         "warning",
         tool,
         f"{tool} {version}{f' (of CUDA {cuda})' if cuda else ''} is older than the driver (CUDA {driver})",

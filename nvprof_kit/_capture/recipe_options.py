@@ -90,7 +90,7 @@ def become_recipe(script: str, words: Sequence[str], verb: str) -> NoReturn:
     """
     bash = shutil.which("bash")
     if bash is None:
-        raise ToolError("no bash on PATH, which the recipes are written in; needed bash 4.4 or newer")
+        raise ToolError("no bash on PATH; the recipes need bash 4.4 or newer")
     path = recipes_folder() / script
     sys.stdout.flush()
     os.execve(bash, ["bash", str(path), *words], {**os.environ, "NVPROF_KIT_VERB": verb})

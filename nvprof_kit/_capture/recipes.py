@@ -1,4 +1,4 @@
-"""Where the recipes lie: inside the installed package, or beside it in a source tree."""
+"""The folder of the recipes: in the installed package, or next to it in a source tree."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from nvprof_kit.errors import ToolError
 
 
 def recipes_folder() -> Path:
-    """The folder of the shell recipes.
+    """The folder of the shell recipes for nsys and ncu.
 
     Raises:
-        ToolError: The installation has none.
+        ToolError: The recipes are not installed.
     """
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "recipes", package.parent / "recipes"):
         if (folder / "nsys" / "profile.sh").exists():
             return folder
-    raise ToolError(f"no recipes beside {package}; install nvprof-kit again")
+    raise ToolError(f"no recipes beside {package}; reinstall nvprof-kit")

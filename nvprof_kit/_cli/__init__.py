@@ -1,6 +1,6 @@
-"""The command line. Each verb is a file of its own that parses, makes one library call and writes the answer.
+"""The command line. Each verb is one file: parse, one library call, write.
 
-What a verb needs beyond parsing it imports inside itself, so that ``--help`` and ``--version`` answer at once.
+Verbs import what they need when they run, so that ``--help`` and ``--version`` are fast.
 """
 
 from __future__ import annotations
@@ -18,26 +18,25 @@ import click
 from nvprof_kit import __version__
 from nvprof_kit._cli.completion import complete_if_asked
 from nvprof_kit._cli.verbs.advise import advise
+from nvprof_kit._cli.verbs.agents import mcp, skill
 from nvprof_kit._cli.verbs.breakdown import breakdown
-from nvprof_kit._cli.verbs.capturing import launch, profile, start, status, stop
+from nvprof_kit._cli.verbs.capture.capturing import launch, profile, start, status, stop
+from nvprof_kit._cli.verbs.capture.doctor import doctor
+from nvprof_kit._cli.verbs.capture.profile_ncu import profile as ncu_profile
+from nvprof_kit._cli.verbs.capture.profile_ranks import profile as ranks_profile
+from nvprof_kit._cli.verbs.capture.recipes import recipes
+from nvprof_kit._cli.verbs.capture.record import record
+from nvprof_kit._cli.verbs.capture.scrub import scrub
 from nvprof_kit._cli.verbs.diff import diff
-from nvprof_kit._cli.verbs.doctor import doctor
 from nvprof_kit._cli.verbs.export import export
 from nvprof_kit._cli.verbs.flops import flops
 from nvprof_kit._cli.verbs.layers import layers
-from nvprof_kit._cli.verbs.mcp import mcp
 from nvprof_kit._cli.verbs.memory import memory
 from nvprof_kit._cli.verbs.metrics import metrics
 from nvprof_kit._cli.verbs.ncu import ncu
 from nvprof_kit._cli.verbs.plot import plot
-from nvprof_kit._cli.verbs.profile_ncu import profile as ncu_profile
-from nvprof_kit._cli.verbs.profile_ranks import profile as ranks_profile
 from nvprof_kit._cli.verbs.ranks import ranks
-from nvprof_kit._cli.verbs.recipes import recipes
-from nvprof_kit._cli.verbs.record import record
 from nvprof_kit._cli.verbs.report import report
-from nvprof_kit._cli.verbs.scrub import scrub
-from nvprof_kit._cli.verbs.skill import skill
 from nvprof_kit._cli.verbs.summary import summary
 from nvprof_kit._cli.verbs.timers import timers
 from nvprof_kit._report.plain import plain
@@ -60,7 +59,7 @@ def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> N
     help="Print the version and exit.",
 )
 def group() -> None:
-    """Which layer of a transformer costs what, from Nsight's own data."""
+    """Per-layer GPU and CPU costs of transformers, from NVIDIA Nsight data."""
 
 
 for _verb in (

@@ -16,7 +16,7 @@ kernel_rules = click.option(
     "rules_path",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="TOML file with rules for kernel classes, asked before the built-in ones.",
+    help="TOML file with rules that classify kernels; they take precedence over the built-in rules.",
 )
 
 rules_option = click.option(
@@ -62,40 +62,40 @@ def _top(what: str) -> Callable[..., Any]:
     return click.option("--top", "most", type=click.IntRange(min=1), metavar="N", help=what)
 
 
-LINES = "Lines of the table for reading, the costliest; default: what fits the terminal, all where there is none."
-"""What ``--top`` limits where a table is as long as the model."""
+LINES = "Rows to print, the costliest first; default: as many as fit the terminal, all without a terminal."
+"""Help of ``--top`` for tables as long as the model."""
 
 _WHERE = click.option(
     "--where",
     "patterns",
     multiple=True,
     metavar="GLOB",
-    help="Only layers that match, as in 'model.layers.3.*'; * stands for anything. May be given again.",
+    help="Only layers that match, such as 'model.layers.3.*'; * matches any text. Repeatable.",
 )
 _SORT = click.option(
     "--sort",
     "sort_by",
     default="",
     metavar="COLUMN",
-    help="Sort by a column as csv names it, with or without its unit; figures from the largest on.",
+    help="Column to sort by, named as in csv, with or without the unit; numbers in descending order.",
 )
 _FOLD = click.option(
     "--fold/--no-fold",
     default=None,
-    help="Equal blocks as one line, `layers.0-79 x80`; csv and json keep their rows and get the column folded_into. "
-    "[default: in the table, where 8 blocks and more are equal]",
+    help="Equal blocks as one line, `layers.0-79 x80`; csv and json keep all rows and add the column folded_into. "
+    "[default: in the printed table, if 8 or more blocks are equal]",
 )
 _MAX_ROWS = click.option(
     "--max-rows",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Rows in csv, json, md and parquet, the costliest; the answer says how many are left out.",
+    help="Maximum rows in csv, json, md and parquet, the costliest; says how many are left out.",
 )
 _BUDGET = click.option(
     "--budget",
     type=click.IntRange(min=1),
     metavar="BYTES",
-    help="Bytes of a json answer, as --max-rows.",
+    help="Maximum bytes of json output; leaves out rows like --max-rows.",
 )
 
 
@@ -120,8 +120,8 @@ _STEPS = click.option(
     "--steps",
     "numbers",
     metavar="FIRST:STOP",
-    help="Only steps with these numbers: 5:20 is 5 to 19, 5: all from 5 on, 7 one. [default: all, and of figures per "
-    "step all but warm-up]",
+    help="Only steps with these numbers: 5:20 is 5 to 19, 5: is 5 and later, 7 is one step. [default: all; figures per "
+    "step leave out warm-up]",
 )
 _SKIP_STEPS = click.option(
     "--skip-steps",
@@ -129,5 +129,5 @@ _SKIP_STEPS = click.option(
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Leave the first N steps of the capture out.",
+    help="Leave out the first N steps of the capture.",
 )

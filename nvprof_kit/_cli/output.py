@@ -72,7 +72,7 @@ class Output:
         if form in plots.FORMATS and not plot:
             raise no_plot(click.get_current_context().command_path.partition(" ")[2])
         if form == "parquet" and path is None and sys.stdout.isatty():
-            raise UsageError("parquet is not for a terminal; write it to a file with -o FILE.parquet")
+            raise UsageError("parquet cannot be printed to a terminal; write it to a file with -o FILE.parquet")
         return cls(form, path)
 
     @classmethod
@@ -90,7 +90,7 @@ class Output:
         suffixes = " ".join(by_suffix)
         if path is None:
             if sys.stdout.isatty():
-                raise UsageError(f"the answer is not for a terminal; write it to a file with -o ({suffixes})")
+                raise UsageError(f"the output cannot be printed to a terminal; write it to a file with -o ({suffixes})")
             return cls(form or next(iter(by_suffix.values())))
         name = path.name.lower()
         form = form or next((one for suffix, one in by_suffix.items() if name.endswith(suffix)), None)
@@ -114,7 +114,7 @@ class Output:
             UsageError: The file cannot be written, or is one of the inputs; or the rows cannot be selected so.
         """
         if select.budget is not None and self.form != "json":
-            raise UsageError("--budget bounds a json answer; add --format json, or use --max-rows")
+            raise UsageError("--budget limits json output; add --format json, or use --max-rows")
         results = [replace(result, select=select) for result in results]
         sources = [source for result in results for source in result.sources]
         if self.form == TABLE:
@@ -122,7 +122,7 @@ class Output:
         elif len(results) == 1:
             self.write(results[0].encode(self.form), results[0].warnings_beside(self.form), sources)
         else:
-            from nvprof_kit._results.several import Several
+            from nvprof_kit._results.base import Several
 
             several = Several(tuple(results), select=select)
             self.write(several.encode(self.form), several.warnings_beside(self.form), sources)
@@ -155,7 +155,7 @@ class Output:
         try:
             for warning in warnings:
                 print("!", plain(warning), file=sys.stderr)
-        except OSError:  # nobody reads stderr: the answer is written, and its status stays
+        except OSError:  # stderr is closed: the output is written, so the exit status stays
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def print(self, parts: Iterable[RenderableType], inputs: Iterable[str | Path] = ()) -> None:
@@ -164,7 +164,7 @@ class Output:
         Raises:
             UsageError: The file cannot be written, or is one of the inputs.
         """
-        from nvprof_kit._report.text.terminal import print_to, text_of
+        from nvprof_kit._report.text.table.terminal import print_to, text_of
 
         if self.path is None:
             with _stdout():
@@ -193,7 +193,7 @@ def _stdout() -> Iterator[None]:
         raise
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered would fail again at the end
-        raise UsageError(f"stdout: cannot write it: {error.strerror}; the answer is not whole") from None
+        raise UsageError(f"stdout: cannot write it: {error.strerror}; the output is incomplete") from None
 
 
 def writing(*more: str, plot: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -239,7 +239,7 @@ class Reading:
             UsageError: The answer would be written over it, or the rules are wrong.
         """
         from nvprof_kit._api.capture import Capture
-        from nvprof_kit._trace.kinds import CAPTURES, NSYS, expect
+        from nvprof_kit._trace.files.kinds import CAPTURES, NSYS, expect
 
         expect(capture, *((NSYS, NEEDED_NSYS) if self.nsys else (CAPTURES, NEEDED)))
         opened = Capture(capture, rules=rules, domain=self.domain, kernel_rules=kernel_rules)
@@ -292,7 +292,9 @@ def reading_into(
             verb(Reading(captures, named_domain(domain), Output.among(by_suffix, path, form)), **options)
 
         forms = click.Choice(tuple(dict.fromkeys(by_suffix.values())))
-        decorated = click.option("--format", "form", type=forms, help="Form of the file.")(parsed) if named else parsed
+        decorated = (
+            click.option("--format", "form", type=forms, help="Format of the file.")(parsed) if named else parsed
+        )
         return _CAPTURES(_FILE(domain_option(decorated)))
 
     return decorate
@@ -303,7 +305,7 @@ _FORMAT = click.option(
     "--format",
     "form",
     type=click.Choice((TABLE, *tables.FORMATS)),
-    help="Form of the answer; a table for reading by default.",
+    help="Output format. [default: a table to read, or by the suffix of FILE]",
 )
 _FILE = click.option(
     "-o",
@@ -311,12 +313,12 @@ _FILE = click.option(
     "path",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Write to FILE; its suffix decides the format.",
+    help="Write to FILE; its suffix selects the format.",
 )
 domain_option = click.option(
     "--domain",
     default=DOMAIN,
     show_default=True,
-    help="NVTX domain of the ranges, several by commas; '' or default is the default domain.",
+    help="NVTX domain of the ranges; separate several with commas; '' or default is the default domain.",
 )
 """Gives a verb ``--domain``."""

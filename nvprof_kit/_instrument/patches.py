@@ -22,8 +22,7 @@ _MISSING = object()
 class Patch:
     """An attribute that is replaced until `remove`.
 
-    Where somebody has replaced it once more meanwhile, `remove` leaves theirs in place; ours below then does what the
-    original does.
+    If other code has replaced it again in the meantime, `remove` keeps that replacement; ours then calls the original.
 
     Args:
         holder: The module, class or object that has the attribute.

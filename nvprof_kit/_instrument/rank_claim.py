@@ -1,9 +1,8 @@
-"""A rank's folder, or file, that no other process writes to, on a file system that many machines share.
+"""Claim a rank's folder or file for one process, also on a file system shared by many machines.
 
-A rank that nobody told its number takes itself for rank 0, and two jobs may run in one place. So the first process to
-come locks a file in the folder for as long as it lives, and another one takes a folder beside it. The lock is the
-system's: it ends with the process however that ends, and holds between machines where the file system's locks do (NFS,
-GPFS, Lustre mounted with ``flock``).
+A process without a known rank is rank 0, and two jobs may use one folder. So the first process locks a file in the
+folder while it runs, and another one uses a folder next to it. The operating system releases the lock when the process
+ends. It works between machines if the file system's locks do (NFS, GPFS, Lustre mounted with ``flock``).
 """
 
 from __future__ import annotations

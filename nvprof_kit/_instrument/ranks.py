@@ -47,7 +47,7 @@ def who() -> RankName | None:
 
 
 def run_id() -> str | None:
-    """What the ranks of one run have in common, by ``ranks.sh``, torchrun, Slurm or mpirun; None where nobody told.
+    """What the ranks of one run have in common, by ``ranks.sh``, torchrun, Slurm or mpirun; None if unknown.
 
     torchrun's ``none`` is what it says where it was given no id.
     """

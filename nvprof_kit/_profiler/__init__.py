@@ -1,3 +1,3 @@
-"""What records inside the training process and reads its own recording: the one room of both halves."""
+"""Profiling inside the training process: recording and analysis together."""
 
 from nvprof_kit._profiler import handlers as handlers

@@ -88,7 +88,7 @@ class WindowFiles:
         """Write the summary log, and print its head where it is rank 0's."""
         from nvprof_kit._report.export.writer import write_file
         from nvprof_kit._report.text.layer_profile import profile_head, profile_report
-        from nvprof_kit._report.text.terminal import print_to, text_of
+        from nvprof_kit._report.text.table.terminal import print_to, text_of
 
         write_file(self.path(f"rank_{self._rank}.log"), text_of(profile_report(profile, facts), kept=True))
         if echo and self._rank == 0:

@@ -1,7 +1,6 @@
-"""What to do with a window's trace when it is ready: print its table, keep it under its step, lay it out for a tool,
-show it to a monitoring system.
+"""Trace handlers: print a table, keep the trace, write it for TensorBoard, or export metrics.
 
-Each function gives what `nvprof_kit.scheduled` and `nvprof_kit.LayerProfiler` take as ``on_trace_ready``.
+Each function returns a handler to pass to `nvprof_kit.scheduled` or `nvprof_kit.LayerProfiler` as ``on_trace_ready``.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def table(depth: int | None = None, file: TextIO | None = None) -> OnTraceReady:
-    """Print what each layer costs, on rank 0.
+    """Print the table of layers of each window, on rank 0.
 
     Args:
-        depth: Levels of the model, None for all.
-        file: Where to; None is stdout.
+        depth: How many levels of the model to print; None for all.
+        file: Where to print; None for stdout.
     """
 
     def handle(trace: Path, _window: Window) -> None:
@@ -36,7 +35,7 @@ def table(depth: int | None = None, file: TextIO | None = None) -> OnTraceReady:
             return
         from nvprof_kit._analysis.layers.layers import layers
         from nvprof_kit._report.text.layers import LayersView, layers_report
-        from nvprof_kit._report.text.terminal import print_to
+        from nvprof_kit._report.text.table.terminal import print_to
         from nvprof_kit._trace.open import open_capture
 
         print_to(file or sys.stdout, layers_report(layers(open_capture(trace)), LayersView(depth)))
@@ -45,12 +44,14 @@ def table(depth: int | None = None, file: TextIO | None = None) -> OnTraceReady:
 
 
 def chrome_trace(folder: str | Path = "traces", mesh: Any = None) -> OnTraceReady:
-    """Keep each window's trace under its steps, for Perfetto and chrome://tracing:
-    ``traces/rank0_dp0_tp0_pp0/trace_step_12.json.gz``; with ``active=1`` in the schedule, a file for each step.
+    """Keep the trace of each window, named after its steps, for Perfetto and chrome://tracing.
+
+    The file is ``traces/rank0_dp0_tp0_pp0/trace_step_12.json.gz``. With ``active=1`` in the schedule, each file has one
+    step.
 
     Args:
-        folder: Holds a folder for each rank.
-        mesh: As for `nvprof_kit._instrument.ranks.rank_folder`.
+        folder: Output folder; each rank writes to its own subfolder.
+        mesh: The ``DeviceMesh`` with dimensions ``dp``, ``tp``, ``pp`` that names the subfolder.
     """
 
     def handle(trace: Path, window: Window) -> None:
@@ -61,12 +62,14 @@ def chrome_trace(folder: str | Path = "traces", mesh: Any = None) -> OnTraceRead
 
 
 def tensorboard(folder: str | Path = "traces", mesh: Any = None) -> OnTraceReady:
-    """Lay each window's trace out as TensorBoard's profiler plug-in and Holistic Trace Analysis look for it:
-    ``traces/rank0_dp0_tp0_pp0/HOST_PID.TIME.pt.trace.json.gz``, as ``torch.profiler.tensorboard_trace_handler`` does.
+    """Write each trace where TensorBoard's profiler plug-in and Holistic Trace Analysis expect it.
+
+    The file is ``traces/rank0_dp0_tp0_pp0/HOST_PID.TIME.pt.trace.json.gz``, named as by
+    ``torch.profiler.tensorboard_trace_handler``.
 
     Args:
-        folder: Holds a folder for each rank.
-        mesh: As for `nvprof_kit._instrument.ranks.rank_folder`.
+        folder: Output folder; each rank writes to its own subfolder.
+        mesh: The ``DeviceMesh`` with dimensions ``dp``, ``tp``, ``pp`` that names the subfolder.
     """
 
     def handle(trace: Path, _window: Window) -> None:
@@ -77,16 +80,16 @@ def tensorboard(folder: str | Path = "traces", mesh: Any = None) -> OnTraceReady
 
 
 def prometheus(registry: Any = None, *, folder: str | Path | None = None, kinds: int = 32) -> OnTraceReady:
-    """Show each window as gauges of Prometheus: time per step by kind of layer, phase and rank; length of a step.
+    """Export each window as Prometheus gauges: time per step by kind of layer, phase and rank, and the step time.
 
-    It opens no socket: a program that is to be scraped calls ``prometheus_client.start_http_server``, or serves the
-    registry in another way. Whatever goes wrong with a window is a warning.
+    The handler opens no socket. To be scraped, call ``prometheus_client.start_http_server`` or serve the registry in
+    another way. If a window fails, a warning says so.
 
     Args:
-        registry: The ``CollectorRegistry``; None for the library's own, or, with a folder, for one of this handler.
-        folder: Where the node exporter's textfile collector looks: ``nvprof_kit_rank0.prom`` is left there, a file for
-            each rank; None for none.
-        kinds: How many kinds of layers are told apart; the rest is ``(other)``.
+        registry: The ``CollectorRegistry``. None for the library's default or, with a folder, a new one.
+        folder: Folder of the node exporter's textfile collector; each rank writes ``nvprof_kit_rank0.prom`` there. None
+            writes no file.
+        kinds: Maximum number of layer kinds; further kinds are combined as ``(other)``.
 
     Raises:
         ToolError: prometheus-client is not installed.
@@ -97,14 +100,14 @@ def prometheus(registry: Any = None, *, folder: str | Path | None = None, kinds:
 
 
 def otlp(meter_provider: Any = None, *, kinds: int = 32) -> OnTraceReady:
-    """Show each window as gauges of OpenTelemetry, with the figures and labels of `prometheus`.
+    """Export each window as OpenTelemetry gauges, with the figures and labels of `prometheus`.
 
-    It opens no socket: the meter provider's readers export, over OTLP where they have such an exporter. Whatever goes
-    wrong with a window is a warning.
+    The handler opens no socket; the readers of the meter provider export the gauges, for example over OTLP. If a window
+    fails, a warning says so.
 
     Args:
-        meter_provider: The ``MeterProvider``; None for the program's own.
-        kinds: How many kinds of layers are told apart; the rest is ``(other)``.
+        meter_provider: The ``MeterProvider``; None for the program's global one.
+        kinds: Maximum number of layer kinds; further kinds are combined as ``(other)``.
 
     Raises:
         ToolError: opentelemetry-sdk is not installed.
@@ -115,7 +118,11 @@ def otlp(meter_provider: Any = None, *, kinds: int = 32) -> OnTraceReady:
 
 
 def together(*handlers: OnTraceReady) -> OnTraceReady:
-    """Several handlers, one after the other."""
+    """Combine several handlers; they run in order.
+
+    Args:
+        handlers: The handlers.
+    """
 
     def handle(trace: Path, window: Window) -> None:
         for one in handlers:
@@ -127,7 +134,7 @@ def together(*handlers: OnTraceReady) -> OnTraceReady:
 def _keep(trace: Path, folder: str | Path, mesh: Any, name: str) -> None:
     try:
         _place(trace, claim(Path(folder) / rank_folder(mesh)), name)
-    except OSError as error:  # a full disk, say: the program does not die of it
+    except OSError as error:  # a full disk must not end the program
         warnings.warn(f"{folder}: cannot keep {name} there ({error.strerror})", stacklevel=3)
 
 
@@ -136,7 +143,7 @@ def _suffix(trace: Path) -> str:
 
 
 def _place(trace: Path, folder: Path, name: str) -> None:
-    """A copy under another name, which takes no room where the file system can link; whole when it appears."""
+    """Hard-link or copy a file; the new name appears only when complete."""
     partial = folder / f".{name}.{os.getpid()}"
     partial.unlink(missing_ok=True)
     try:
@@ -146,4 +153,4 @@ def _place(trace: Path, folder: Path, name: str) -> None:
             shutil.copyfile(trace, partial)
         partial.replace(folder / name)
     finally:
-        partial.unlink(missing_ok=True)  # a rename between two names of one file does nothing
+        partial.unlink(missing_ok=True)  # rename() does nothing if both names are links to one file

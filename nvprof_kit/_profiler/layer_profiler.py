@@ -1,5 +1,6 @@
-"""`LayerProfiler`: some steps of a training loop, recorded and read in the process itself: time and memory of every
-layer in every iteration, by kind of block, as trace, curves, tables and text in a folder for each rank.
+"""`LayerProfiler`: record and analyze some steps of a training loop in the process itself.
+
+It writes time and memory of each layer in each step as trace, plots, tables and text, in one folder per rank.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class LayerProfiler:
-    """Time and memory of every layer over some steps; a context manager around the loop, or a decorator of one step.
+    """Measure time and memory of each layer over some steps; a context manager around the loop, or a decorator.
 
     ```python
     with LayerProfiler(model, "10:13") as profiling:   # steps 10, 11 and 12
@@ -43,23 +44,23 @@ class LayerProfiler:
     def train(batch): ...
     ```
 
-    It serves one loop. It is off, and does nothing at all, where no schedule is given, neither here nor by
-    ``NVPROF_KIT_PROFILING``, and under ``NVPROF_KIT=off``. Under nsys or ncu it tells the tool when a window begins and
-    ends, as `scheduled` does, and leaves recording to it. What goes wrong in it once the loop runs is a warning, never
-    an exception.
+    Use one profiler per loop. Without a schedule (neither the argument nor ``NVPROF_KIT_PROFILING``), and with
+    ``NVPROF_KIT=off``, it does nothing. Under nsys or ncu it starts and stops the tool at each window, as `scheduled`
+    does, and leaves the recording to the tool. Inside the loop, errors of the profiler become warnings. Times are from
+    PyTorch's profiler (Kineto), memory from the CUDA caching allocator.
 
     Args:
-        model: The model; held weakly. It is annotated while a window is recorded, unless it is already.
-        schedule: Which steps (see `nvprof_kit._instrument.loop.switch.profiling_schedule`); ``"0:1"`` for one step.
+        model: The model; held weakly. It is annotated while a window is recorded, unless it already is.
+        schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`; ``"0:1"`` for one step.
         options: What to record, and where to write.
-        on_trace_ready: Called with each trace and its window, after the profiler's own files are written.
+        on_trace_ready: Called with each trace and its window, after the profiler has written its own files.
 
     Attributes:
-        enabled: Whether it does anything.
+        enabled: Whether the profiler is on.
 
     Raises:
-        UsageError: The schedule is none.
-        ToolError: Utilisation is asked for and its libraries are not installed.
+        UsageError: The schedule is invalid.
+        ToolError: `LayerOptions.utilisation` is set and its libraries are not installed.
     """
 
     def __init__(
@@ -85,34 +86,34 @@ class LayerProfiler:
 
     @property
     def recorded(self) -> list[Recorded]:
-        """What each window told, in order; the last 16 at most."""
+        """The results of the last windows, at most 16, in order."""
         return list(self._recorder.recorded) if self.enabled else []
 
     def __enter__(self) -> LayerProfiler:
-        """The loop begins, with its step 0."""
+        """Begin the loop with step 0."""
         if self.enabled and not self._over:
             self._running, self._process = True, os.getpid()
             self._safely(self._begin)
         return self
 
     def step(self) -> None:
-        """A step is over and the next begins."""
+        """End the current step and begin the next."""
         if self._running and not self._is_forked():
             self._safely(self._next)
 
     def __exit__(self, *_exception: object) -> None:
-        """The loop is over; a window that runs is written, after an exception too."""
+        """End the loop; a running window is written, also after an exception."""
         if self._running and not self._is_forked():
             self._safely(self._end)
 
     def _is_forked(self) -> bool:
-        """Whether this process was forked from the one that profiles: it ends nothing and writes nothing."""
+        """Whether this process is a forked child of the profiled one, which must not end or write anything."""
         if self._process != os.getpid():
             self._running, self._over = False, True
         return self._over
 
     def __call__(self, function: F) -> F:
-        """Decorate a function that does one step; the loop begins with its first call and ends with the program."""
+        """Decorate a function that runs one step; the loop begins with the first call and ends at exit."""
         if not self.enabled:
             return function
 
@@ -132,7 +133,7 @@ class LayerProfiler:
         return one_step  # type: ignore[return-value]
 
     def _safely(self, move: Callable[[], object]) -> None:
-        """Do something of our own; where it fails the profiler ends and the program goes on."""
+        """Run profiler code; if it fails, stop the profiler and let the program continue."""
         try:
             move()
         except Exception as error:
@@ -149,14 +150,14 @@ class LayerProfiler:
         self._windows.step()
         last = self._windows.schedule.last_step
         if last is not None and self._windows.step_number > last:
-            self._running, self._over = False, True  # the rest of the loop costs nothing
+            self._running, self._over = False, True  # no overhead in the rest of the loop
         else:
             self._begin_step()
 
     def _end(self) -> None:
         self._running, self._over = False, True
         if self._windows.step_number:
-            self._clock.skip()  # a step that was begun behind the last one
+            self._clock.skip()  # the step that began after the last one
         self._end_step()
         self._windows.__exit__()
         if not self._recorder.seen:

@@ -1,4 +1,4 @@
-"""What `LayerProfiler` is told."""
+"""The options of `LayerProfiler`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """What to record, and where to write.
+    """Options of `LayerProfiler`: what to record, and where to write.
 
     Attributes:
-        folder: Holds a folder for each rank, ``rank0_dp0_tp0_pp0``.
-        name: What the files' names begin with; the model's class where it is None.
-        mesh: The ``DeviceMesh`` with dimensions ``dp``, ``tp``, ``pp`` that names the rank's folder; found by itself
-            where the model's parameters have one.
-        kinds: Kinds of blocks by a pattern of path or class name, before those told from the model:
-            ``{"*.temporal_blocks.*": "temporal"}``. See `nvprof_kit._instrument.modules.kinds.block_kinds`.
-        record: What the trace holds besides the defaults.
-        memory: Read the CUDA allocator at each begin and end of a layer.
-        steps: Range each step; False where the loop does so itself and counts otherwise.
-        plots: Draw the curves.
+        folder: Output folder; each rank writes to its own subfolder, ``rank0_dp0_tp0_pp0``.
+        name: Prefix of the file names; None for the model's class.
+        mesh: The ``DeviceMesh`` with dimensions ``dp``, ``tp``, ``pp`` that names the subfolder. By default that of the
+            model's parameters, if they have one.
+        kinds: Kind of block by a glob pattern of its path or class name; overrides the detected kinds:
+            ``{"*.temporal_blocks.*": "temporal"}``.
+        record: What to record besides the defaults.
+        memory: Read the CUDA allocator's counters at the begin and end of each layer.
+        steps: Range each step; set False if the loop ranges its steps itself.
+        plots: Write the plots.
         utilisation: Sample CPU and GPU during each window; needs ``pip install "nvprof-kit[utilisation]"``.
-        throughput: A meter of the loop, whose figures go into the log too.
+        throughput: A meter of the loop; its figures are added to the log.
         echo: Rank 0 prints the head of each log.
     """
 

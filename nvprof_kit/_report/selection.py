@@ -104,7 +104,7 @@ class Selection:
 
     def _unmatched(self, known: Sequence[str]) -> UsageError:
         shown = ", ".join(known[:4]) + (", …" if len(known) > 4 else "")
-        return UsageError(f"--where {' '.join(self.where)}: no layer matches; there are {shown}")
+        return UsageError(f"--where {' '.join(self.where)}: no layer matches; available: {shown}")
 
     def changed(self, **changes: Any) -> Selection:
         """The same with some attributes replaced."""
@@ -127,4 +127,4 @@ def matching(name: str, table: pd.DataFrame) -> list[str]:
 
 
 def _no_column(name: str, columns: Iterable[str]) -> UsageError:
-    return UsageError(f"--sort {name}: no such column; there are {', '.join(columns)}")
+    return UsageError(f"--sort {name}: no such column; available: {', '.join(columns)}")

@@ -1,1 +1,1 @@
-"""What a question is answered with: a table that prints, shows itself in a notebook, and is saved in any form."""
+"""The results of questions: tables that print, display in a notebook, and save in any format."""

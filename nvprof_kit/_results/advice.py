@@ -1,4 +1,4 @@
-"""What to do, as an answer."""
+"""The result of `Capture.advise`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Advice(Result, AdviseResult):
-    """Findings, ranked by what they could save.
+    """Findings of a capture, ranked by the time they could save.
 
     Attributes:
-        top: Findings that are printed.
+        top: Maximum number of findings to print.
     """
 
     top: int = field(default=10, kw_only=True)
 
     @property
     def schema(self) -> str:
-        """Name of the schema of the json answer."""
+        """Name of the JSON schema."""
         return "advise"
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per finding, what could save the most first."""
+        """One row per finding, the largest saving first."""
         return self.rows
 
     def _shown(self) -> Advice:
@@ -44,7 +44,7 @@ class Advice(Result, AdviseResult):
         return ("saves_ns",), ("title",)
 
     def parts(self) -> list[RenderableType]:
-        """The first findings, a paragraph each."""
+        """The printed findings, one paragraph each."""
         from nvprof_kit._report.text.advise import advise_report
 
         return [*advise_report(self._shown(), self.top), ""]

@@ -1,4 +1,4 @@
-"""What every answer can do, whatever it is about."""
+"""The base class of all results."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 _Own = TypeVar("_Own", bound="Result")
 
 TABLE = "table"
-"""The form that is for a person to read."""
+"""The format for people to read."""
 
 BY_SUFFIX = {".txt": TABLE} | {f".{name}": name for name in (*tables.FORMATS, *plots.FORMATS, "html")}
-"""The forms of an answer, each by the suffix of its files."""
+"""The formats of a result by file suffix."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Result(ABC):
-    """An answer.
+    """The result of a question.
 
-    ``print(result)`` prints the table of the command line, a notebook shows it in colour; `to_frame` gives the figures,
-    `save` writes them.
+    ``print(result)`` prints the same table as the command line, and a notebook displays it in color. `to_frame` returns
+    the figures as a DataFrame, and `save` writes them to a file.
 
     Attributes:
-        sources: The files that it was made of; `save` never writes over one of them.
+        sources: The input files; `save` refuses to overwrite them.
         select: Which rows are printed and written, and in which order; see `selected`.
     """
 
@@ -47,27 +47,27 @@ class Result(ABC):
     select: Selection = field(default=EVERYTHING, kw_only=True)
 
     has_plot: ClassVar[bool] = False
-    """Whether there is a picture of it."""
+    """Whether `figure` has a drawing made for this result."""
 
     if TYPE_CHECKING:
 
         @property
         def warnings(self) -> Sequence[str]:
-            """Sentences on what may be missing or distorted, each with what to do."""
+            """What may be missing or distorted; each sentence says what to do about it."""
 
     @abstractmethod
     def to_frame(self) -> pd.DataFrame:
-        """The answer as a table: int64 nanoseconds and bytes, units in the names of its columns."""
+        """The figures as a DataFrame; units are in the column names: ``_ns`` and ``_bytes`` are int64."""
 
     @abstractmethod
     def parts(self) -> Iterable[RenderableType]:
-        """What is printed: lines and tables of rich."""
+        """What is printed: Rich renderables."""
 
     def figure(self) -> Figure:
-        """The answer as a picture.
+        """Draw the result with Matplotlib.
 
         Raises:
-            UsageError: There is none of it.
+            UsageError: This result has no plot.
         """
         from nvprof_kit._report.plots.bars import bars_figure
 
@@ -82,15 +82,23 @@ class Result(ABC):
         return (), ()
 
     def page(self) -> bytes:
-        """The answer as a page of HTML that needs nothing else."""
+        """The result as a self-contained HTML page, UTF-8 encoded."""
         from nvprof_kit._report.page.plain import result_page
 
         return result_page(type(self).__name__, self._repr_html_())
 
     def encode(self, form: str) -> bytes:
-        """The answer in one of the forms of `save`, by its name: ``table``, ``csv``, ``json``, ``html``, ``png``."""
+        """Encode the result.
+
+        Args:
+            form: ``table`` or a format of `save`, without the dot: ``csv``, ``json``, ``md``, ``parquet``, ``html``,
+                ``png``, …
+
+        Raises:
+            UsageError: The result has no plot.
+        """
         if form == TABLE:
-            from nvprof_kit._report.text.terminal import text_of
+            from nvprof_kit._report.text.table.terminal import text_of
 
             return text_of(self.parts(), kept=True).encode("utf-8", "replace")
         if form == "html":
@@ -103,10 +111,10 @@ class Result(ABC):
         return tables.encode(table, form) + (tables.quoted(in_order(self.warnings)) if form == "md" else b"")
 
     def frame(self) -> pd.DataFrame:
-        """The rows that `select` leaves of `to_frame`, in the order wanted; all of them, whatever bound there is.
+        """The rows of `to_frame` that `select` chooses, sorted; a limit on the number of rows is not applied.
 
         Raises:
-            UsageError: There is no column to sort by, or no layer matches.
+            UsageError: The sort column does not exist, or no layer matches.
         """
         return self.select.of(self.to_frame())
 
@@ -119,37 +127,40 @@ class Result(ABC):
         fold: bool | None = None,
         max_rows: int | None = None,
     ) -> _Own:
-        """The same answer, of which only some rows are printed and written.
+        """Choose which rows to print and write.
 
         Args:
-            where: Globs of layers, in which ``*`` stands for anything.
-            sort: Column to sort by, figures descending.
-            top: Rows of a table that are printed.
-            fold: Whether equal blocks are printed as one row; None where there are many.
-            max_rows: Rows that are written to a file, the costliest.
+            where: Glob patterns of layers; ``*`` matches any text.
+            sort: Column to sort by; numbers in descending order.
+            top: Maximum number of rows to print per table.
+            fold: Whether to print equal blocks as one row; None folds if there are many.
+            max_rows: Maximum number of rows to write to a file; the costliest are kept.
+
+        Returns:
+            A copy of the result with this selection.
         """
         patterns = (where,) if isinstance(where, str) else tuple(where)
         return replace(self, select=Selection(patterns, sort, top, fold, max_rows))
 
     @property
     def schema(self) -> str:
-        """Name of the schema of the json answer, of `nvprof_kit._report.export.schemas.TABLES`."""
+        """Name of the JSON schema, one of `nvprof_kit._report.export.schemas.TABLES`."""
         return "rows"
 
     @property
     def answered(self) -> tuple[str, ...]:
-        """The files that it was made of, as text."""
+        """The input files, as text."""
         return tuple(map(str, self.sources))
 
     def _json(self, table: pd.DataFrame) -> bytes:
         from nvprof_kit._report.export.answer import json_answer
 
-        if os.environ.get("NVPROF_KIT_JSON") == "list":  # what it was before it had a schema; for one release
+        if os.environ.get("NVPROF_KIT_JSON") == "list":  # the format before JSON had a schema; for one release
             return tables.encode(bounded(table, self.select).rows, "json")
         return json_answer(self.schema, table, in_order(self.warnings), self.answered, self.select)
 
     def warnings_beside(self, form: str) -> Sequence[str]:
-        """The warnings that this form of the answer has no place for, and what a bound left out."""
+        """The warnings that a format has no place for, and how many rows were left out."""
         if form == "json" and os.environ.get("NVPROF_KIT_JSON") == "list":
             old = "NVPROF_KIT_JSON=list gives the bare list of rows that json was; the next release has no such thing"
             return (*in_order(self.warnings), f"{old}: read `rows` of the answer")
@@ -159,18 +170,17 @@ class Result(ABC):
         return (*(() if form == "md" else in_order(self.warnings)), *((found.sentence,) if found.left_out else ()))
 
     def save(self, path: str | Path) -> Path:
-        """Write the answer to a file, whole or not at all.
+        """Write the result to a file. The file appears complete or not at all.
 
         Args:
-            path: The file; its suffix tells the form: .csv, .json, .md, .parquet, .txt, .html, and, where there is a
-                picture, .png, .svg, .pdf.
+            path: The file. The suffix selects the format: .csv, .json, .md, .parquet, .txt, .html, and, if the result
+                has a plot, .png, .svg, .pdf.
 
         Returns:
             The path.
 
         Raises:
-            UsageError: No form has this suffix, there is no picture, the file is one that the answer was made of, or it
-                cannot be written.
+            UsageError: The suffix is unknown, the result has no plot, or the file is an input or cannot be written.
         """
         path = Path(path)
         form = BY_SUFFIX.get(path.suffix.lower())
@@ -180,18 +190,18 @@ class Result(ABC):
 
     def __str__(self) -> str:
         """The table that the command line prints."""
-        from nvprof_kit._report.text.terminal import text_of
+        from nvprof_kit._report.text.table.terminal import text_of
 
         return text_of(self.parts()).strip("\n")
 
     __repr__ = __str__
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The same for ``rich.print``."""
+        """Print with ``rich.print``."""
         yield from self.parts()
 
     def _repr_html_(self) -> str:
-        from nvprof_kit._report.text.terminal import html_of
+        from nvprof_kit._report.text.table.terminal import html_of
 
         return html_of(self.parts())
 
@@ -199,6 +209,44 @@ class Result(ABC):
     __hash__ = object.__hash__
 
 
+@dataclass(frozen=True, repr=False, eq=False)
+class Several(Result):
+    """Several results combined. The first column, ``capture``, says where a row comes from.
+
+    Attributes:
+        results: The results, each with its own selection.
+    """
+
+    results: Sequence[Result]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """All warnings, each with its file."""
+        return tuple(f"{result.sources[0]}: {one}" for result in self.results for one in result.warnings)
+
+    @property
+    def schema(self) -> str:
+        """Name of the JSON schema."""
+        return self.results[0].schema
+
+    @property
+    def answered(self) -> tuple[str, ...]:
+        """The input files, as text."""
+        return tuple(str(source) for result in self.results for source in result.sources)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows of all results, with the column ``capture``."""
+        return tables.with_capture([(str(result.sources[0]), result.frame()) for result in self.results])
+
+    def frame(self) -> pd.DataFrame:
+        """The same as `to_frame`: each result has already selected its rows."""
+        return self.to_frame()
+
+    def parts(self) -> list[RenderableType]:
+        """The printed results, one below the other."""
+        return [part for result in self.results for part in result.parts()]
+
+
 def no_plot(what: str) -> UsageError:
-    """That something has no picture."""
+    """The error that something has no plot."""
     return UsageError(f"{what} has no plot; needed a table format: .csv, .json, .md, .parquet or .txt")

@@ -1,4 +1,4 @@
-"""Where the time of each step goes, as an answer."""
+"""The result of `Capture.breakdown`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BARS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "launches": (("idle_ns",), ("layer", "phase")),
     "critical-path": (("gpu_ns", "host_ns", "wait_ns"), ("layer", "phase")),
 }
-"""What is drawn of each table; the queue has a plot of its own, `Capture.plot` of ``queue``."""
+"""Plotted columns and labels by table; the queue is drawn by ``Capture.plot("queue")``."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -30,8 +30,8 @@ class Breakdown(Result, BreakdownResult):
     """Where the time of each step goes on each GPU.
 
     Attributes:
-        view: The one table that is printed and given by `to_frame`; None prints all and gives ``steps``.
-        top: Lines of a table that are printed.
+        view: The table to print and to return from `to_frame`; None prints all and returns ``steps``.
+        top: Maximum number of rows to print per table.
     """
 
     view: str | None = field(default=None, kw_only=True)
@@ -39,11 +39,11 @@ class Breakdown(Result, BreakdownResult):
 
     @property
     def schema(self) -> str:
-        """Name of the schema of the json answer."""
+        """Name of the JSON schema."""
         return f"breakdown-{self.view or 'steps'}"
 
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
-        """One of the tables: ``steps``, ``idle``, ``communication``, ``copies``, ``launches``, ``queue`` or
+        """One table: ``steps``, ``idle``, ``communication``, ``copies``, ``launches``, ``queue`` or
         ``critical-path``.
         """
         return self.table(view or self.view or "steps")
@@ -52,7 +52,7 @@ class Breakdown(Result, BreakdownResult):
         return _BARS.get(self.view or "steps", ((), ()))
 
     def parts(self) -> list[RenderableType]:
-        """The tables, the first lines of each."""
+        """The printed tables, the first rows of each."""
         from nvprof_kit._report.text.breakdown import breakdown_report
 
         return [*breakdown_report(self, self.view, self.top, self.select), ""]

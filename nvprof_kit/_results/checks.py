@@ -1,4 +1,4 @@
-"""What would make a profile fail or mislead, as an answer."""
+"""The result of `doctor`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Checks(Result):
-    """What was found, by ``machine`` or by capture.
+    """Findings about the machine or about captures.
 
     Attributes:
-        found: The findings: what was seen, why it matters, and how to fix it.
-        warnings: None; the findings say it all.
+        found: The findings by ``machine`` or by capture: what was seen, why it matters, and how to fix it.
+        warnings: Always empty; what could be a warning is a finding.
     """
 
     found: Mapping[str, Sequence[Finding]]
@@ -28,22 +28,22 @@ class Checks(Result):
 
     @property
     def ok(self) -> bool:
-        """Whether there is no error among the findings."""
-        return not any(finding.level == "error" for findings in self.found.values() for finding in findings)
+        """Whether no finding is an error."""
+        return not any(finding.severity == "error" for findings in self.found.values() for finding in findings)
 
     @property
     def schema(self) -> str:
-        """Name of the schema of the json answer."""
+        """Name of the JSON schema."""
         return "doctor"
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per finding."""
+        """One row per finding."""
         from nvprof_kit._report.text.doctor import findings_table
 
         return findings_table(self.found)
 
     def parts(self) -> list[RenderableType]:
-        """The findings, a paragraph each."""
+        """The printed findings, one paragraph each."""
         from nvprof_kit._report.text.doctor import findings_report
 
         return findings_report(self.found)

@@ -1,4 +1,4 @@
-"""Two captures compared, as an answer."""
+"""The result of `Capture.diff`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Diff(Result, DiffResult):
     """What became slower or faster between two captures.
 
     Attributes:
-        view: The table that `to_frame` gives: ``rows`` or ``kernels``.
-        top: Lines of a table that are printed.
+        view: The table that `to_frame` returns: ``rows`` or ``kernels``.
+        top: Maximum number of rows to print per table.
     """
 
     view: str = field(default="rows", kw_only=True)
@@ -28,20 +28,22 @@ class Diff(Result, DiffResult):
 
     @property
     def held(self) -> bool:
-        """Whether every gate held."""
+        """Whether all gates hold; True without gates."""
         return all(outcome.held for outcome in self.gates)
 
     @property
     def schema(self) -> str:
-        """Name of the schema of the json answer."""
+        """Name of the JSON schema."""
         return "diff-kernels" if self.view == "kernels" else "diff"
 
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
-        """The comparison (``rows``), or the kernels that came, went or were renamed (``kernels``)."""
+        """The comparison (``rows``), or the kernels that are new, gone, renamed or launched a different number of times
+        (``kernels``).
+        """
         return self.kernels if (view or self.view) == "kernels" else self.rows
 
     def frame(self) -> pd.DataFrame:
-        """The rows, of layers only the wanted ones."""
+        """The rows; with a selection, only those of the selected layers."""
         if not self.select.where or self.view == "kernels":
             return self.to_frame()
         kept = [not layer or self.select.matches(layer) for layer in self.rows["layer"].astype(str)]
@@ -52,17 +54,17 @@ class Diff(Result, DiffResult):
         return ("change_ns",), ("level", "layer", "kernel_class", "phase")
 
     def parts(self) -> list[RenderableType]:
-        """The largest changes, the kernels that came and went, and the gates."""
+        """The printed report: largest changes, changed kernels, and gates."""
         from nvprof_kit._report.text.diff import diff_report
 
         return diff_report(replace(self, rows=self.frame() if self.view == "rows" else self.rows), self.top)
 
     def warnings_beside(self, form: str) -> Sequence[str]:
-        """As of any answer; the whole report has its warnings in it."""
+        """As in `Result`; none for ``md``, where the report contains the warnings."""
         return () if form == "md" else super().warnings_beside(form)
 
     def encode(self, form: str) -> bytes:
-        """As of any answer; ``md`` is the whole report, fit for a pull request."""
+        """As in `Result`; ``md`` is the full report, for a pull request comment."""
         if form == "md":
             from nvprof_kit._report.text.diff import diff_markdown
 

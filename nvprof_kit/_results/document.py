@@ -1,4 +1,4 @@
-"""A file for another program, made of a capture: the report's page, a trace for Perfetto, a profile for pprof."""
+"""A file for another program: an HTML page, a Perfetto trace, a pprof profile."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from nvprof_kit.errors import UsageError
 
 @dataclass(frozen=True, repr=False)
 class Document:
-    """What is written to a file as it is.
+    """A file for another program, not yet written.
 
     Attributes:
-        made: The file's bytes, or what makes them piece by piece, so that a large file is never whole in memory.
-        suffixes: What its name may end in.
-        sources: The files that it was made of; none of these is written over.
-        warnings: Sentences on what may be missing in it.
+        made: The bytes, or a function that yields them in chunks, so that a large file need not fit in memory.
+        suffixes: Allowed file suffixes.
+        sources: The input files; `save` refuses to overwrite them.
+        warnings: What may be missing in it.
     """
 
     made: bytes | Callable[[], Iterable[bytes]]
@@ -28,18 +28,21 @@ class Document:
 
     @property
     def data(self) -> bytes:
-        """The file's bytes."""
+        """The content as bytes."""
         return self.made if isinstance(self.made, bytes) else b"".join(self.made())
 
     def pieces(self) -> Iterable[bytes]:
-        """The file's bytes, piece by piece."""
+        """The content in chunks of bytes."""
         return (self.made,) if isinstance(self.made, bytes) else self.made()
 
     def save(self, path: str | Path) -> Path:
-        """Write it, whole or not at all.
+        """Write the file. It appears complete or not at all.
+
+        Returns:
+            The path.
 
         Raises:
-            UsageError: The name ends in another suffix, is that of a source, or the file cannot be written.
+            UsageError: The suffix is not allowed, or the file is an input or cannot be written.
         """
         path = Path(path)
         if not path.name.lower().endswith(self.suffixes):
@@ -51,6 +54,6 @@ class Document:
         return path
 
     def __repr__(self) -> str:
-        """What it is, not what is in it."""
+        """The size and the allowed suffixes, without the content."""
         size = f"of {len(self.made):,} bytes" if isinstance(self.made, bytes) else "that is made as it is written"
         return f"<a document {size}; save it as {' or '.join(self.suffixes)}>"

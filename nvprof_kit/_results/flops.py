@@ -1,4 +1,4 @@
-"""What each layer gets out of the GPU, as an answer."""
+"""The result of `Capture.flops`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from nvprof_kit._analysis.flops.flops import FlopsResult
+from nvprof_kit._analysis.flops.flops import FlopsResult, joined
+from nvprof_kit._report.by_layer import ByLayer
 from nvprof_kit._results.base import Result
 
 if TYPE_CHECKING:
@@ -16,28 +17,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Flops(Result, FlopsResult):
-    """Floating point operations of each layer, TFLOP/s and MFU.
+    """Floating point operations, TFLOP/s and MFU of each layer.
 
     Attributes:
-        depth: Levels of the model that are printed; None for all.
+        depth: How many levels of the model to print; None for all.
     """
 
     depth: int | None = field(default=None, kw_only=True)
 
     @property
     def schema(self) -> str:
-        """Name of the schema of the json answer."""
+        """Name of the JSON schema."""
         return "flops"
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per layer and phase, in the model's order, ``(none)`` last."""
+        """One row per layer and phase, in model order, ``(none)`` last."""
         return self.rows
+
+    def frame(self) -> pd.DataFrame:
+        """The rows that are wanted; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        return ByLayer(self.rows, self.blocks, self.select).written()
 
     def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
         return ("mfu",), ("layer", "phase")
 
     def parts(self) -> list[RenderableType]:
-        """The table, and what the figures lack."""
+        """The printed table and its caveats."""
         from nvprof_kit._report.text.flops import flops_report
 
-        return flops_report(replace(self, rows=self.frame()), self.depth, self.select.top)
+        rows = ByLayer(self.rows, self.blocks, self.select).read(
+            self.depth, "gpu_busy_ns", lambda _path, _phase, rows: joined(rows)
+        )
+        return flops_report(replace(self, rows=rows), self.select.top)

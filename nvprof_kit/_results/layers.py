@@ -1,4 +1,4 @@
-"""What each layer costs, as an answer."""
+"""The result of `Capture.layers`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Layers(Result, LayersResult):
-    """What each layer of a capture costs.
+    """GPU and CPU time of each layer of a capture.
 
-    `to_frame` gives `rows`: a row per layer and phase, and per step where that was asked for.
+    `to_frame` returns `rows`: one row per layer and phase, or per step, layer and phase with ``by_step``.
 
     Attributes:
-        depth: Levels of the model that are printed and drawn; None for all.
+        depth: How many levels of the model to print and draw; None for all.
     """
 
     depth: int | None = field(default=None, kw_only=True)
@@ -30,24 +30,24 @@ class Layers(Result, LayersResult):
 
     @property
     def schema(self) -> str:
-        """Name of the schema of the json answer."""
+        """Name of the JSON schema."""
         return "layers"
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows, in the model's order, ``(none)`` last."""
+        """The rows in model order, ``(none)`` last."""
         return self.rows
 
     def frame(self) -> pd.DataFrame:
-        """The rows that are wanted; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        """The selected rows; if equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
         rows = self.to_frame()
         if self.select.fold:
             from nvprof_kit._analysis.layers.fold import fold
 
-            rows = fold(self.tree).marked(rows, self.tree)
+            rows = fold(self.tree).folding(self.tree).marked(rows)
         return self.select.of(rows)
 
     def parts(self) -> list[RenderableType]:
-        """The tree of the model, each layer with its times; by step a column for each step."""
+        """The printed tree of the model with times; with ``by_step``, one column per step."""
         from nvprof_kit._report.text.layers import LayersView, layers_report
         from nvprof_kit._report.text.layers_by_step import layers_by_step_report
 
@@ -55,7 +55,7 @@ class Layers(Result, LayersResult):
         return report(self, LayersView(self.depth, self.select))
 
     def figure(self) -> Figure:
-        """A bar per layer, by phase."""
+        """Draw one bar per layer, split by phase."""
         from nvprof_kit._report.plots.layers import layers_figure
 
         return layers_figure(self, self.depth)

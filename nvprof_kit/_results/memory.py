@@ -1,4 +1,4 @@
-"""Who held the GPU's memory, as an answer."""
+"""The result of `MemorySnapshot.memory`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ VIEWS = ("layer", "stack", "size", "allocation", "step", "segment", "leak")
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Memory(Result, MemoryResult):
-    """Who held the GPU's memory at the peak, how it grew from step to step, what was left behind, how it lies.
+    """Which layers held GPU memory at the peak, how memory grew between steps, leaks, and fragmentation.
 
     Attributes:
-        snapshot: The snapshot, for the picture of its segments.
-        by: The one table (of `VIEWS`) that is printed and given by `to_frame`; None prints all and gives ``layer``.
+        snapshot: The snapshot, for the plot of its segments.
+        by: The table (one of `VIEWS`) to print and to return from `to_frame`; None prints all and returns ``layer``.
     """
 
     snapshot: Snapshot = field(kw_only=True)
@@ -35,31 +35,31 @@ class Memory(Result, MemoryResult):
 
     @property
     def schema(self) -> str:
-        """Name of the schema of the json answer."""
+        """Name of the JSON schema."""
         return f"memory-{self.by or 'layer'}"
 
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
-        """One of the tables: holders of the peak by ``layer``, ``stack`` or ``size``; every ``allocation`` by layer;
-        growth by ``step``; ``segment``; ``leak``.
+        """One table: memory held at the peak by ``layer``, ``stack`` or ``size``; all allocations by layer
+        (``allocation``); growth by ``step``; ``segment``; ``leak``.
         """
         from nvprof_kit._report.text.memory import view as table
 
         return table(self, view or self.by or "layer")
 
     def parts(self) -> list[RenderableType]:
-        """The tables."""
+        """The printed tables."""
         from nvprof_kit._report.text.memory import memory_report
 
         return memory_report(self, (self.by,) if self.by else VIEWS, self.select)
 
     def figure(self) -> Figure:
-        """Allocated memory over time; with ``by="segment"`` the segments."""
+        """Draw allocated memory over time, or the segments with ``by="segment"``."""
         from nvprof_kit._report.plots.memory import segments_figure, timeline_figure
 
         return segments_figure(self.snapshot, self.summary.device) if self.by == "segment" else timeline_figure(self)
 
     def page(self) -> bytes:
-        """A page with both pictures and every table; it needs nothing else."""
+        """A self-contained HTML page with both plots and all tables."""
         from nvprof_kit._report.text.memory import memory_page
 
         return memory_page(self, self.snapshot)

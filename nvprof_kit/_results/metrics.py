@@ -1,4 +1,4 @@
-"""GPU metrics of each layer, as an answer."""
+"""The result of `Capture.metrics`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nvprof_kit._analysis.metrics import MetricsResult
+from nvprof_kit._report.by_layer import ByLayer
 from nvprof_kit._results.base import Result
 
 if TYPE_CHECKING:
@@ -16,33 +17,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Metrics(Result, MetricsResult):
-    """How busy each layer keeps the GPU's parts, as nsys sampled them.
+    """How busy each layer keeps SMs, Tensor Cores, DRAM, NVLink and PCIe, from nsys GPU Metrics samples.
 
     Attributes:
-        depth: Levels of the model that are printed; None for all.
+        depth: How many levels of the model to print; None for all.
     """
 
     depth: int | None = field(default=None, kw_only=True)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the capture says may be missing or distorted."""
+        """What may be missing or distorted in the capture; each sentence says what to do about it."""
         return self.info.warnings
 
     @property
     def schema(self) -> str:
-        """Name of the schema of the json answer."""
+        """Name of the JSON schema."""
         return "metrics"
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per layer and phase, in the order in which they first ran, ``(none)`` last."""
+        """One row per layer and phase, in order of first execution, ``(none)`` last."""
         return self.rows
+
+    def frame(self) -> pd.DataFrame:
+        """The rows that are wanted; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        return ByLayer(self.rows, self.blocks, self.select).written()
 
     def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
         return ("sm_active_pct",), ("layer", "phase")
 
     def parts(self) -> list[RenderableType]:
-        """What was sampled, and the table."""
+        """What was sampled, and the printed table."""
         from nvprof_kit._report.text.metrics import metrics_report
 
-        return metrics_report(replace(self, rows=self.frame()), self.depth, self.select.top)
+        rows = ByLayer(self.rows, self.blocks, self.select).read(
+            self.depth, "busy_ns", lambda _path, _phase, rows: self.joined(rows)
+        )
+        return metrics_report(replace(self, rows=rows), self.select.top)

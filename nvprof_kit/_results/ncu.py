@@ -1,14 +1,15 @@
-"""Which kernels to measure with Nsight Compute, and what was measured, as answers."""
+"""The results of `Capture.ncu_plan` and `NcuReports`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvprof_kit._analysis.ncu.layers import NcuLayersResult
 from nvprof_kit._analysis.ncu.plan import Plan
+from nvprof_kit._report.by_layer import ByLayer
 from nvprof_kit._report.export.writer import write_file
 from nvprof_kit._results.base import Result
 from nvprof_kit.errors import UsageError
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class NcuPlan(Result, Plan):
-    """The fewest kernels that stand for most of the GPU time.
+    """The fewest kernel launches that represent most of the GPU time.
 
     Attributes:
-        section_set: ncu's set of sections.
-        rank: Of a program of several ranks the one that is measured; None for a program of one.
-        memory_gb: GPU memory of the program, for the prediction of time.
+        section_set: Section set of ncu (``ncu --set``).
+        rank: The rank to measure; None for a single-process program.
+        memory_gb: GPU memory of the program in GB, to predict the run time.
     """
 
     section_set: str = field(default="basic", kw_only=True)
@@ -36,40 +37,40 @@ class NcuPlan(Result, Plan):
     memory_gb: float = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Ncu refuses a set that it does not know only where it is started, which is late."""
+        """Check the section set here: ncu would reject an unknown one only when the script runs."""
         from nvprof_kit._capture.ncu_script import SETS
 
         if self.section_set not in SETS:
-            raise UsageError(f"{self.section_set!r}: no such set of sections; there are {', '.join(SETS)}")
+            raise UsageError(f"{self.section_set!r}: no such set of sections; available: {', '.join(SETS)}")
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the capture says may be missing or distorted."""
+        """What may be missing or distorted in the capture; each sentence says what to do about it."""
         return self.info.warnings
 
     @property
     def schema(self) -> str:
-        """Name of the schema of the json answer."""
+        """Name of the JSON schema."""
         return "ncu-plan"
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per kernel and launch configuration to measure, the costliest first."""
+        """One row per kernel and launch configuration to measure, the costliest first."""
         return self.rows
 
     def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
         return ("gpu_ns",), ("kernel", "grid")
 
     def parts(self) -> list[RenderableType]:
-        """What the plan covers, its rows, and what to do next."""
+        """The printed plan: its coverage, its rows, and the next command."""
         from nvprof_kit._report.text.ncu import plan_report
 
         return plan_report(replace(self, rows=self.frame()), self.section_set, self.memory_gb, self.select.top)
 
     def script(self, report: str = "plan") -> str:
-        """The shell script that measures just these kernels: ``bash FILE -- python train.py``.
+        """A shell script that measures only these kernels; run it with ``bash FILE -- python train.py``.
 
         Args:
-            report: What the file that ncu leaves is to be called, without its suffix.
+            report: Name of the report that ncu writes, without suffix.
         """
         from nvprof_kit._capture.ncu_script import NcuScript, ncu_script
         from nvprof_kit._report.text.ncu import plan_lines
@@ -88,21 +89,21 @@ class NcuPlan(Result, Plan):
         )
 
     def save_script(self, path: str | Path) -> Path:
-        """Write `script` to a file that can be run, whole or not at all.
+        """Write `script` to an executable file. It appears complete or not at all.
 
         Raises:
-            UsageError: The file is the capture's, or cannot be written.
+            UsageError: The file is an input or cannot be written.
         """
         return write_file(path, self.script(Path(path).stem), inputs=self.sources, executable=True)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class NcuLayers(Result, NcuLayersResult):
-    """What each layer did to the GPU: how busy it kept compute, memory and tensor cores, and what bound it.
+    """Hardware utilization of each layer: compute, memory and Tensor Core throughput, and what limits it.
 
     Attributes:
-        report: What was measured, for the roofline.
-        depth: Levels of the model that are printed; None for all.
+        report: The measurements, for the roofline.
+        depth: How many levels of the model to print; None for all.
     """
 
     report: NcuReport = field(kw_only=True)
@@ -112,21 +113,31 @@ class NcuLayers(Result, NcuLayersResult):
 
     @property
     def schema(self) -> str:
-        """Name of the schema of the json answer."""
+        """Name of the JSON schema."""
         return "ncu-layers"
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per layer and phase, in the model's order, ``(none)`` last."""
+        """One row per layer and phase, in model order, ``(none)`` last."""
         return self.rows
 
+    def frame(self) -> pd.DataFrame:
+        """The rows that are wanted; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        return ByLayer(self.rows, self.blocks, self.select).written()
+
     def parts(self) -> list[RenderableType]:
-        """What was measured, and the table."""
+        """What was measured, and the printed table."""
         from nvprof_kit._report.text.ncu import ncu_layers_report
 
-        return ncu_layers_report(replace(self, rows=self.frame()), self.depth, self.select.top)
+        rows = ByLayer(self.rows, self.blocks, self.select).read(self.depth, "gpu_ns", self._joined)
+        return ncu_layers_report(replace(self, rows=rows), self.select.top)
+
+    def _joined(self, path: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
+        together = self.folded(dict.fromkeys(rows["layer"], path))
+        row: dict[str, Any] = together[(together["layer"] == path) & (together["phase"] == phase)].iloc[0].to_dict()
+        return row
 
     def figure(self) -> Figure:
-        """The roofline."""
+        """Draw the roofline: FLOP/s over arithmetic intensity of each measured kernel."""
         from nvprof_kit._analysis.ncu.roofline import roofline
         from nvprof_kit._report.plots.roofline import roofline_figure
 
@@ -135,11 +146,11 @@ class NcuLayers(Result, NcuLayersResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class NcuKernels(Result):
-    """Every metric of every measured kernel, a row each, with its layer and phase; in base units: ns, byte, hz, %.
+    """All metrics of all measured kernels, with layer and phase, in base units: ns, byte, hz, %.
 
     Attributes:
-        rows: The table.
-        warnings: Sentences on what may be missing or misread.
+        rows: The table, one row per kernel.
+        warnings: What may be missing or misread.
     """
 
     rows: pd.DataFrame
@@ -147,14 +158,14 @@ class NcuKernels(Result):
 
     @property
     def schema(self) -> str:
-        """Name of the schema of the json answer."""
+        """Name of the JSON schema."""
         return "ncu-kernels"
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per measured kernel, a column per metric by its full name."""
+        """One row per measured kernel, one column per metric, named as in ncu."""
         return self.rows
 
     def parts(self) -> list[RenderableType]:
-        """How much there is: a row has hundreds of columns, which no terminal shows."""
+        """The size of the table; it has hundreds of columns, too many for a terminal."""
         rows, columns = self.rows.shape
         return [f"{rows:,} measured kernels with {columns:,} columns each; .to_frame() gives them, .save() writes them"]

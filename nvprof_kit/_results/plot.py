@@ -1,4 +1,4 @@
-"""A picture of a capture, as an answer."""
+"""The result of `Capture.plot`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 LARGEST_SVG = 100_000
-"""Bytes from which on a notebook holds the picture as dots: a timeline of thousands of operations."""
+"""Above this many bytes of SVG, a notebook gets a PNG instead."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Plot(Result):
-    """A picture; a notebook shows it, `save` writes it as .png, .svg or .pdf.
+    """A plot. A notebook displays it; `save` writes it as .png, .svg or .pdf.
 
     Attributes:
-        view: What is drawn.
-        drawn: The figure of matplotlib.
-        rows: The figures behind it.
-        warnings: Sentences on what may be missing or distorted.
+        view: The plotted view.
+        drawn: The Matplotlib figure.
+        rows: The plotted data.
+        warnings: What may be missing or distorted.
     """
 
     view: str
@@ -37,15 +37,15 @@ class Plot(Result):
     has_plot: ClassVar[bool] = True
 
     def to_frame(self) -> pd.DataFrame:
-        """The figures behind the picture."""
+        """The plotted data."""
         return self.rows
 
     def parts(self) -> list[RenderableType]:
-        """That it is a picture: a terminal cannot show it."""
+        """A line that says how to save the plot, which a terminal cannot show."""
         return [f"a plot of {self.view}; save it as .png, .svg or .pdf"]
 
     def figure(self) -> Figure:
-        """The figure of matplotlib."""
+        """The Matplotlib figure."""
         return self.drawn
 
     def _repr_html_(self) -> str:

@@ -1,4 +1,4 @@
-"""The ranks of a job, as answers: one with everything, and its tables one by one."""
+"""The results of a `Job`: `Ranks` with all tables, and `RankTable` for a single one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ VIEWS = ("waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-bat
 
 
 def columns_of(view: str) -> Mapping[str, str]:
-    """What the columns of a job's table mean."""
-    from nvprof_kit._analysis.ranks import bubbles, clocks, layers, parallel, replay, waits
+    """The meaning of the columns of a job's table."""
+    from nvprof_kit._analysis.ranks import bubbles, clocks, layers, parallel, replay
+    from nvprof_kit._analysis.ranks.waits import waits
 
     return {
         "waits": waits.WAIT_COLUMNS,
@@ -43,11 +44,11 @@ class RankTable(Result):
     """A table of a job.
 
     Attributes:
-        name: What it is of: ``waits``, ``charges``, ``layers``, …
-        rows: The table; `to_frame` gives it too.
-        columns: What its columns mean.
-        warnings: Sentences on what may be missing or distorted in the job.
-        top: Lines that are printed.
+        name: Name of the table: ``waits``, ``charges``, ``layers``, …
+        rows: The table; the same as `to_frame`.
+        columns: The meaning of each column.
+        warnings: What may be missing or distorted in the job.
+        top: Maximum number of rows to print.
     """
 
     name: str
@@ -60,7 +61,7 @@ class RankTable(Result):
 
     @property
     def schema(self) -> str:
-        """Name of the schema of the json answer."""
+        """Name of the JSON schema."""
         return f"ranks-{self.name}"
 
     def to_frame(self) -> pd.DataFrame:
@@ -68,16 +69,16 @@ class RankTable(Result):
         return self.rows
 
     def parts(self) -> list[RenderableType]:
-        """The first lines, and how many there are."""
+        """The printed rows, and the total number of rows."""
         from nvprof_kit._report.text.ranks import rank_table
 
         return rank_table(self.frame(), self.top)
 
     def figure(self) -> Figure:
-        """Of waits and charges a bar for each late rank, by cause; of layers a heat map of layers and ranks.
+        """Draw ``waits`` and ``charges`` as one bar per late rank, split by cause; ``layers`` as a heat map by rank.
 
         Raises:
-            UsageError: Of the other tables there is none, nor of an empty one.
+            UsageError: The table is another one, or empty.
         """
         from nvprof_kit._report.plots import ranks
 
@@ -89,10 +90,10 @@ class RankTable(Result):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Ranks(Result, RanksAnswer):
-    """All that is told of a job's ranks.
+    """All tables of a job.
 
     Attributes:
-        top: Lines of each table that are printed.
+        top: Maximum number of rows to print per table.
     """
 
     top: int = field(default=10, kw_only=True)
@@ -100,17 +101,17 @@ class Ranks(Result, RanksAnswer):
     has_plot: ClassVar[bool] = True
 
     def to_frame(self, view: str = "waits") -> pd.DataFrame:
-        """One of the tables: ``waits``, ``charges``, ``layers``, ``clocks``, ``groups``, ``bubbles``,
+        """One table: ``waits``, ``charges``, ``layers``, ``clocks``, ``groups``, ``bubbles``,
         ``micro-batches``, ``critical-path`` or ``what-if``.
         """
         return self.table(view)
 
     def only(self, view: str) -> RankTable:
-        """One of the tables that `to_frame` gives, as an answer of its own."""
+        """One of the tables of `to_frame` as a separate result."""
         return RankTable(view, self.table(view), columns_of(view), self.warnings, top=self.top, sources=self.sources)
 
     def parts(self) -> list[RenderableType]:
-        """The verdict, who waited for whom and why, layers, clocks, critical path and what-if."""
+        """The printed report: verdict, waiting by cause, layers, clocks, critical path and what-if."""
         from nvprof_kit._report.text.ranks import ranks_report
 
         views = (
@@ -121,11 +122,11 @@ class Ranks(Result, RanksAnswer):
 
     @property
     def schema(self) -> str:
-        """Name of the schema of a table's json answer."""
+        """Name of the JSON schema of the table ``waits``."""
         return "ranks-waits"
 
     def encode(self, form: str) -> bytes:
-        """As other answers; as json it is everything, each table with as many rows as the bound leaves."""
+        """As in `Result`; ``json`` contains all tables, each shortened to the limit on rows."""
         if form != "json":
             return super().encode(form)
         from nvprof_kit._report.export.bounds import bounded
@@ -141,7 +142,7 @@ class Ranks(Result, RanksAnswer):
             most = longest * min(self.select.budget * 9 // 10, len(data) // 2) // len(data)
 
     def _whole(self, found: Mapping[str, Bounded]) -> bytes:
-        """Everything as one json answer."""
+        """All tables as one JSON document."""
         from nvprof_kit._report.export import schemas
         from nvprof_kit._report.export.answer import records
         from nvprof_kit._report.export.tables import as_json
@@ -158,7 +159,7 @@ class Ranks(Result, RanksAnswer):
         return (as_json(told, indent=1) + "\n").encode("utf-8", "replace")
 
     def figure(self) -> Figure:
-        """How long the others waited for each rank, by cause."""
+        """Draw how long the other ranks waited for each rank, split by cause."""
         from nvprof_kit._report.plots.ranks import waits_figure
 
         if not len(self.charges):

@@ -1,4 +1,4 @@
-"""Eight views of a capture, as an answer."""
+"""The result of `Capture.summary`."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ _BARS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "memory": (("gpu_total_ns",), ("copy", "memory")),
     "user": (("gpu_total_ns",), ("range", "category")),
 }
-"""What is drawn of a view, where there is one alone."""
+"""Plotted columns and labels by view, for a summary of a single view."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Summary(Result, SummaryResult):
-    """Some or all of eight views of a capture.
+    """Up to eight views of a capture.
 
     Attributes:
-        top: Lines of a view that are printed.
+        top: Maximum number of rows to print per view.
     """
 
     top: int = field(default=12, kw_only=True)
 
     @property
     def schema(self) -> str:
-        """Name of the schema of the json answer."""
+        """Name of the JSON schema."""
         return f"summary-{next(iter(self.views))}"
 
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
-        """One view; it need not be named where there is only one.
+        """One view; the name may be omitted if there is only one.
 
         Raises:
-            UsageError: There are several and none is named, or it is not among them.
+            UsageError: There are several views and none is named, or the view is not included.
         """
         names = ", ".join(self.views)
         if view is None and len(self.views) > 1:
             raise UsageError(f"a table holds one view; name it, one of {names}")
         if view is not None and view not in self.views:
-            raise UsageError(f"{view}: no such view here; there are {names}")
+            raise UsageError(f"{view}: no such view here; available: {names}")
         return self.views[view or next(iter(self.views))]
 
     def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
         return _BARS.get(next(iter(self.views)), ((), ())) if len(self.views) == 1 else ((), ())
 
     def parts(self) -> list[RenderableType]:
-        """The views, the first lines of each."""
+        """The printed views, the first rows of each."""
         from nvprof_kit._report.text.summary import summary_report
 
         return [*summary_report(self, self.top), ""]

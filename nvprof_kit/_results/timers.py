@@ -1,4 +1,4 @@
-"""The stages that `global_timer` timed, as an answer."""
+"""The result of `TimerLog.timers`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Timers(Result, TimersResult):
-    """How long the timed stages take on every rank, how far the ranks are apart, and which one the others wait for.
+    """How long the timed stages take on each rank, how much the ranks differ, and which rank the others wait for.
 
     Attributes:
-        by_call: Whether `to_frame` gives a row for each single call.
+        by_call: Whether `to_frame` returns one row per call.
     """
 
     by_call: bool = field(default=False, kw_only=True)
@@ -28,22 +28,22 @@ class Timers(Result, TimersResult):
 
     @property
     def schema(self) -> str:
-        """Name of the schema of the json answer."""
+        """Name of the JSON schema."""
         return "timers-calls" if self.by_call else "timers"
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per stage, and per rank where that was asked for; or per call."""
+        """One row per stage, per stage and rank, or per call, as requested."""
         return self.calls if self.by_call else self.rows
 
     def parts(self) -> list[RenderableType]:
-        """The verdict, and the table."""
+        """The printed verdict and table."""
         from nvprof_kit._report.text.timers import timers_report
 
         rows = self.select.of(self.rows)
         return timers_report(replace(self, rows=rows), self.select.top)
 
     def figure(self) -> Figure:
-        """The stages in time, a row for each rank."""
+        """Draw the stages over time, one row per rank."""
         from nvprof_kit._report.text.timers import timeline_figure
 
         return timeline_figure(self)

@@ -46,7 +46,7 @@ UNKNOWN: Mapping[str, str] = MappingProxyType(
         "runs": "how often it ran (int64)",
     }
 )
-"""Columns of `FlopsFile.unknown`: what ran and has floating point operations that nobody knows."""
+"""Columns of `FlopsFile.unknown`: operators with an unknown number of floating point operations."""
 
 
 _DEEPEST = 500
@@ -82,7 +82,7 @@ def read_flops(path: str | Path) -> FlopsFile:
     """
     said = _json(Path(path))
     if not isinstance(said, dict) or said.get("format") != FORMAT:
-        raise CaptureError(f"{path}: no file of nvprof_kit.count_flops (its format is not {FORMAT!r})")
+        raise CaptureError(f"{path}: not a file of nvprof_kit.count_flops (its format is not {FORMAT!r})")
     if said.get("version") != VERSION:
         raise CaptureError(
             f"{path}: version {said.get('version')!r} of the format; this nvprof-kit reads {VERSION}: upgrade the older"
@@ -105,7 +105,7 @@ def flops_beside(capture: str | Path) -> Path:
             raise CaptureError(f"{capture}: no such file")
         name = f"{_SUFFIXES.sub('', Path(capture).name)}.flops.json"
         raise CaptureError(
-            f'{capture}: no {name} beside it; count a step of the program with nvprof_kit.count_flops("{name}"), '
+            f'{capture}: no {name} next to it; count a step of the program with nvprof_kit.count_flops("{name}"), '
             "or name the file: --with FILE; a PyTorch trace recorded with shapes (nvprof-kit record --shapes, or "
             "record_shapes=True) needs none"
         )
@@ -176,7 +176,7 @@ def _tables(path: str, said: dict[str, Any]) -> FlopsFile:
 
 def _whole(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no whole number from 0 on")
+        raise ValueError(f"{value!r} is not an integer >= 0")
     return value
 
 

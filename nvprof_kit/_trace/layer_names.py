@@ -1,4 +1,4 @@
-"""The layers that an nsys export names, without opening it as a capture: for completion, while somebody types."""
+"""The layers that an nsys export names, without opening it as a capture: for shell completion."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._trace.kinds import told_by
-from nvprof_kit._trace.packed import unpack
+from nvprof_kit._trace.files.kinds import told_by
+from nvprof_kit._trace.files.packed import unpack
 from nvprof_kit._trace.schema import TABLES
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
@@ -109,7 +109,7 @@ def nsys_sqlite(path: Path) -> Iterator[Path]:
 
                 yield exported(plain, beside=path)
             else:
-                raise CaptureError(f"{path}: no nsys capture; needed .sqlite or .nsys-rep, each also packed as .xz")
+                raise CaptureError(f"{path}: not an nsys capture; needed .sqlite or .nsys-rep (or either as .xz)")
     except OSError as error:
         raise _for_user(error, path) from None
 

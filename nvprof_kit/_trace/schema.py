@@ -33,9 +33,9 @@ RANGES: Mapping[str, Column] = MappingProxyType(
         "tid": Column("int64", "thread key, unique over processes: nsys's globalTid"),
         "nested": Column("bool", "a push/pop range, which nests on its thread; False for a start/end range"),
         "left_open": Column("bool", "it was still open when the capture ended"),
-        "category": Column("category", "name of the NVTX category, '' where it has none"),
+        "category": Column("category", "name of the NVTX category, '' if none"),
         "text": Column("category", "the message"),
-        "payload": Column("Int64", "integer payload, NA where it has none"),
+        "payload": Column("Int64", "integer payload, NA if none"),
     }
 )
 """Ranges of the chosen NVTX domain (annotations, in a Kineto trace)."""
@@ -86,23 +86,21 @@ OPS: Mapping[str, Column] = MappingProxyType(
         "end_ns": Column("int64", "when it ended on the device"),
         "device": Column("int64", "device ordinal as the process sees it"),
         "pid": Column("int64", "process that launched it"),
-        "correlation": Column("int64", "the launching call's id, -1 where the capture has none"),
+        "correlation": Column("int64", "the launching call's id, -1 if unknown"),
         "graph_node": Column("int64", "CUDA-graph node that a replay ran, -1 outside a node-traced replay"),
         "kind": Column("int8", "index into OP_KINDS"),
         "name": Column("category", "kernel's name, or the kind of copy", optional=True),
         "stream": Column("int64", "stream id, unique within process and context", optional=True),
         "bytes": Column("int64", "bytes moved or set, -1 for a kernel", optional=True),
-        "host_memory": Column(
-            "category", "host end of a copy: pageable, pinned or managed; '' where it has none", optional=True
-        ),
-        "mangled": Column("category", "kernel's linker name, '' where there is none", optional=True),
-        "grid_x": Column("int64", "blocks of a kernel's launch, -1 where it has none", optional=True),
+        "host_memory": Column("category", "host end of a copy: pageable, pinned or managed; '' if none", optional=True),
+        "mangled": Column("category", "kernel's linker name, '' if none", optional=True),
+        "grid_x": Column("int64", "blocks of a kernel's launch, -1 if none", optional=True),
         "grid_y": Column("int64", "the same in y", optional=True),
         "grid_z": Column("int64", "the same in z", optional=True),
-        "block_x": Column("int64", "threads of a block, -1 where it has none", optional=True),
+        "block_x": Column("int64", "threads of a block, -1 if none", optional=True),
         "block_y": Column("int64", "the same in y", optional=True),
         "block_z": Column("int64", "the same in z", optional=True),
-        "registers": Column("int64", "registers of a thread, -1 where it has none", optional=True),
+        "registers": Column("int64", "registers of a thread, -1 if none", optional=True),
         "shared_bytes": Column("int64", "shared memory of a block, static and dynamic, -1: none", optional=True),
         "operator_call": Column(
             "int64", "the call of a CPU operator that it is a stretch of, counted from 0", optional=True
@@ -187,9 +185,9 @@ COLLECTIVES: Mapping[str, Column] = MappingProxyType(
         ),
         "ranks": Column("int64", "ranks of its group, -1: unknown"),
         "communicator": Column(
-            "category", "what its communicator is called on every rank; '' where unknown", optional=True
+            "category", "what its communicator is called on every rank; '' if unknown", optional=True
         ),
-        "description": Column("category", "what the program calls the communicator, '' where unknown", optional=True),
+        "description": Column("category", "what the program calls the communicator, '' if unknown", optional=True),
         "sequence": Column("int64", "sequence number within the communicator, -1: unknown", optional=True),
         "peers": Column("category", "ranks of the group, or the other rank of a send or receive; ''", optional=True),
     }
@@ -201,9 +199,9 @@ MARKS: Mapping[str, Column] = MappingProxyType(
         "time_ns": Column("int64", "when it was set"),
         "pid": Column("int64", "process"),
         "tid": Column("int64", "thread that set it"),
-        "category": Column("category", "name of the NVTX category, '' where it has none"),
+        "category": Column("category", "name of the NVTX category, '' if none"),
         "text": Column("category", "the message"),
-        "payload": Column("Int64", "integer payload, NA where it has none"),
+        "payload": Column("Int64", "integer payload, NA if none"),
     }
 )
 """Marks of the chosen NVTX domain; those of category ``memory`` are what layers' ranges carry (`nvprof_kit.names`)."""
@@ -317,7 +315,7 @@ class CaptureInfo:
     Attributes:
         path: The file the user named.
         tool: What wrote it, with its version: ``nsys 2023.4.4.54``, ``PyTorch profiler (Kineto)``.
-        schema: Version of the export schema, '' where there is none.
+        schema: Version of the export schema, '' if none.
         domain: NVTX domain that `Trace.ranges` was read from.
         gpus: Names of the GPUs that ran something, by device ordinal, ascending.
         ordinals: These ordinals.
@@ -347,7 +345,7 @@ class CaptureInfo:
     warnings: tuple[str, ...] = ()
 
     def gpu_name(self, device: int) -> str:
-        """Name of the GPU with this ordinal, '' where the capture does not tell it."""
+        """Name of the GPU with this ordinal, '' if unknown it."""
         return dict(zip(self.ordinals, self.gpus, strict=False)).get(device, "")
 
 

@@ -89,7 +89,7 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
         ]
     where = ", ".join(map(str, named))
     if not tables:
-        raise CaptureError(f"{where}: no line of a timer in it; needed lines as global_timer writes them: [RANK 0] …")
+        raise CaptureError(f"{where}: no timer line in it; needed lines written by global_timer: [RANK 0] …")
     stages = pd.concat(tables, ignore_index=True)
     stages = stages.astype({"stage": "category"}).sort_values(["rank", "start_ns", "end_ns"], ignore_index=True)
     stages.insert(2, "call", stages.groupby(["rank", "stage"], observed=True).cumcount())

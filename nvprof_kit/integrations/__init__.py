@@ -1,5 +1,5 @@
-"""Hosts: the frameworks that own the training loop or the serving engine, one thin module each.
+"""Integrations with frameworks that own the training loop or the serving engine, one module each.
 
-A module here is imported by who uses its host, and imports the host; nothing else of the package does. What they share
-is `loop.HostLoop`. An integration never fails the run: what goes wrong inside becomes one warning.
+Import the module of your framework; the other modules, and the rest of the package, do not import it. The shared part
+is `loop.HostLoop`. An integration does not fail the run: an exception inside it becomes one warning.
 """

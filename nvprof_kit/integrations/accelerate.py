@@ -20,24 +20,24 @@ from accelerate.utils import ProfileKwargs
 
 from nvprof_kit._instrument.loop.switch import Switch
 from nvprof_kit._instrument.ranks import rank
-from nvprof_kit.integrations.callers import calling_object
-from nvprof_kit.integrations.guard import never_fails
-from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations._host.callers import calling_object
+from nvprof_kit.integrations._host.guard import never_fails
+from nvprof_kit.integrations._host.loop import HostLoop
 
 
 @dataclass
 class LayerProfileKwargs(ProfileKwargs):  # type: ignore[misc]  # accelerate has no types
-    """Has `Accelerator.profile` range the layers, steps, phases and micro-batches of the prepared models.
+    """Range the layers, steps, phases and micro-batches of the prepared models in `Accelerator.profile`.
 
-    Enter ``accelerator.profile(…)`` after ``accelerator.prepare``. Accelerate's list of ``kwargs_handlers`` takes no
-    subclasses of its own handlers, so it goes here. A step is an optimizer's step: while Accelerate
-    accumulates gradients, ``profiler.step()`` ends a micro-batch. A program that never calls it has steps too: each
-    is over when an optimizer has stepped and the next batch is fetched.
+    Enter ``accelerator.profile(…)`` after ``accelerator.prepare``, and pass this object to it: ``kwargs_handlers`` does
+    not accept subclasses of Accelerate's handlers. A step is an optimizer step; during gradient accumulation,
+    ``profiler.step()`` ends a micro-batch. Calling ``profiler.step()`` is optional: without it, a step ends when an
+    optimizer has stepped and the next batch is fetched.
 
     Attributes:
-        schedule: Which steps to record, as `loop.HostLoop` takes it.
-        path: Trace of the embedded recorder. With ``output_trace_dir`` it is ``run.rank0.json.gz`` in there.
-        annotation: Options of `nvprof_kit.annotate_model`.
+        schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`.
+        path: Trace file of the embedded recorder; with ``output_trace_dir``, ``run.rank0.json.gz`` in that folder.
+        annotation: Keyword arguments of `nvprof_kit.annotate_model`.
     """
 
     schedule: Switch = None
@@ -45,10 +45,10 @@ class LayerProfileKwargs(ProfileKwargs):  # type: ignore[misc]  # accelerate has
     annotation: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self) -> Any:
-        """What `Accelerator.profile` enters; called by it.
+        """Called by `Accelerator.profile`; returns the context manager that it enters.
 
         Raises:
-            UsageError: The schedule is none.
+            UsageError: The schedule is invalid.
         """
         path = self.path
         if path is None and self.output_trace_dir is not None:
@@ -59,11 +59,11 @@ class LayerProfileKwargs(ProfileKwargs):  # type: ignore[misc]  # accelerate has
 
 
 class LayerProfiler:
-    """What ``with accelerator.profile(LayerProfileKwargs()) as profiler:`` gives.
+    """The ``profiler`` of ``with accelerator.profile(LayerProfileKwargs()) as profiler:``.
 
     Args:
-        loop: The loop that it ranges.
-        accelerator: The accelerator whose models it calls.
+        loop: The ranged loop.
+        accelerator: The accelerator with the prepared models.
     """
 
     def __init__(self, loop: HostLoop, accelerator: Any) -> None:
@@ -78,12 +78,12 @@ class LayerProfiler:
         self.loop.end()
 
     def step(self) -> None:
-        """An iteration of the loop is over: the step, unless gradients go on being accumulated."""
+        """End an iteration; it ends the step unless gradients are still being accumulated."""
         if self._accelerator is None or self._accelerator.sync_gradients:
             self.loop.step_end()
 
     def export_chrome_trace(self, _path: str) -> None:
-        """Called by Accelerate where it has a folder for traces: the recorder has written its trace there already."""
+        """Called by Accelerate with a trace folder; does nothing, the recorder has already written the trace."""
 
 
 def _begin(loop: HostLoop, accelerator: Any) -> None:

@@ -1,8 +1,8 @@
-"""No line of code at all: ``NVPROF_KIT_ANNOTATE=1`` with the folder `site` on ``PYTHONPATH``.
+"""Annotation without code changes: ``NVPROF_KIT_ANNOTATE=1`` with the folder `site` on ``PYTHONPATH``.
 
-Python then starts `install` in the program and in every Python process that it starts. Once torch is imported, calls of
-modules are watched until large ones are: those are annotated, the loop that calls them is ranged (`loop.HostLoop` with
-steps of its own), and the watch ends. What was annotated and what could not be is said on stderr.
+Python then calls `install` in the program and in its Python child processes. Once torch is imported, module calls are
+watched until large modules are called. Those are annotated, the loop that calls them is ranged (`loop.HostLoop` with
+its own steps), and the watch ends. stderr reports what was annotated and what could not be.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nvprof_kit.integrations.guard import Guarded, never_fails
-from nvprof_kit.integrations.importing import after_import
+from nvprof_kit.integrations._host.guard import Guarded, never_fails
+from nvprof_kit.integrations._host.importing import after_import
 
 VARIABLE = "NVPROF_KIT_ANNOTATE"
 
 FIRST = "NVPROF_KIT_ANNOTATE_FIRST"
-"""Process id of the first process; those below it that call no module (a launcher's, a compiler's) say nothing."""
+"""Process id of the first process; child processes that call no module (launchers, compilers) report nothing."""
 
 SITE = Path(__file__).parent / "site"
-"""The folder for ``PYTHONPATH``."""
+"""The folder to put on ``PYTHONPATH``."""
 
 SMALL = 100_000
-"""A module with fewer parameters, and without repeated blocks, is none of the program's models."""
+"""Modules with fewer parameters, and without repeated blocks, are not annotated."""
 
 MOST = 8
-"""So many models are annotated; then the watch ends."""
+"""Maximum number of annotated models; then the watch ends."""
 
 PATIENCE = 64
-"""After a model was found, and then so many outermost calls brought nothing new, the watch ends."""
+"""The watch ends after this many outermost calls without a new model, once a model was found."""
 
 
 def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a program's environment needs so that it is annotated: ``NVPROF_KIT_ANNOTATE`` and ``PYTHONPATH``.
+    """The environment variables that annotate a program: ``NVPROF_KIT_ANNOTATE`` and ``PYTHONPATH``.
 
     Args:
-        environ: The environment as it is, `os.environ` by default.
+        environ: The current environment; `os.environ` by default.
 
     Returns:
-        The two variables; what is in ``PYTHONPATH`` already stays, behind.
+        The two variables; existing entries of ``PYTHONPATH`` are kept at the end.
     """
     environ = os.environ if environ is None else environ
     there = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(SITE)]
@@ -53,17 +53,17 @@ def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def install() -> None:
-    """Watch for models as soon as this process imports torch; raises nothing."""
+    """Watch for models once this process imports torch; does not raise."""
     try:
         if os.environ.get(VARIABLE, "").strip().lower() in ("1", "on", "true", "yes"):
             os.environ.setdefault(FIRST, str(os.getpid()))
             after_import("torch", lambda _torch: _start())
-    except Exception as error:  # the program runs without us
+    except Exception as error:  # the program must run without annotation
         say(f"nothing is annotated ({type(error).__name__}: {error})")
 
 
 def say(text: str) -> None:
-    """Tell the user, on stderr."""
+    """Print a line to stderr."""
     with suppress(OSError, ValueError):
         print(f"nvprof-kit annotate: {text}", file=sys.stderr, flush=True)
 
@@ -79,8 +79,8 @@ class Watch(Guarded):
     """Watches the outermost calls of modules for models to annotate.
 
     Attributes:
-        found: What was annotated, by the class of the model.
-        failed: What could not be, with the reason.
+        found: Class name and handle of the annotated models.
+        failed: Class name and reason for models that could not be annotated.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Watch(Guarded):
         self._inside = threading.local()
 
     def begin(self) -> None:
-        """Begin: calls of modules and the making of optimizers are watched."""
+        """Start watching module calls and the construction of optimizers."""
         import torch
         from torch import nn
 
@@ -117,7 +117,7 @@ class Watch(Guarded):
             self._kept = keep_out(self)
 
     def pause(self) -> bool:
-        """Take the watch out while torch.compile traces; says whether it was in."""
+        """Remove the patches while torch.compile traces; returns whether they were installed."""
         watched, self._paused = self._patches, self._patches
         for patch in watched:
             patch.remove()
@@ -125,7 +125,7 @@ class Watch(Guarded):
         return bool(watched)
 
     def resume(self) -> None:
-        """Put it back."""
+        """Install the patches again."""
         if self._paused and not self._is_over():
             self._patches = [patch.again() for patch in self._paused]
 
@@ -146,7 +146,7 @@ class Watch(Guarded):
     def _watching(self, call: Any) -> Any:
         inside, look_at = self._inside, self.look_at
 
-        # PyTorch's profiler, recording stacks, takes `self` in a frame of this code for the module that is called
+        # PyTorch's profiler with stacks expects the called module as `self` in a frame with this code
         def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
             if getattr(inside, "a_call", False):
                 return call(self, *args, **kwargs)
@@ -173,7 +173,7 @@ class Watch(Guarded):
 
     @never_fails
     def look_at(self, module: Any) -> None:
-        """A module is called, by no other module: annotate it, if it is large and new."""
+        """Annotate the module of an outermost call, if it is large and new."""
         self._quiet += 1
         self._called = True
         if module in self._seen:
@@ -202,11 +202,11 @@ class Watch(Guarded):
     def _annotated(self, model: Any, name: str) -> Any:
         from nvprof_kit._instrument.modules.annotate import annotate_model
         from nvprof_kit._instrument.ranges import state
-        from nvprof_kit.integrations.loop import HostLoop
-        from nvprof_kit.integrations.models import annotate_under, is_ranged
+        from nvprof_kit.integrations._host.loop import HostLoop
+        from nvprof_kit.integrations._host.models import annotate_under, is_ranged
 
         if model in state.annotated or is_ranged(model):
-            say(f"{name} is annotated by the program itself, and left so")
+            say(f"{name} is already annotated by the program; nothing to do")
             handle = None
         elif self.found:
             handle = annotate_under(name, model)
@@ -219,7 +219,7 @@ class Watch(Guarded):
         return handle
 
     def report(self) -> None:
-        """At the program's end: what had no range after all."""
+        """Report at exit which modules had no ranges."""
         if os.getpid() != self._pid:
             return
         if not self.found and not self.failed and self._loop is None and self._should_have_called():

@@ -1,4 +1,4 @@
-"""DeepSpeed: its engine, whose ``forward``, ``backward`` and ``step`` the program calls.
+"""DeepSpeed: range the engine's ``forward``, ``backward`` and ``step``.
 
 ```python
 from nvprof_kit.integrations.deepspeed import annotate_engine
@@ -16,23 +16,23 @@ from typing import Any
 
 from nvprof_kit._instrument.loop.switch import Switch
 from nvprof_kit._instrument.patches import Patch
-from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations._host.loop import HostLoop
 
 
 class annotate_engine:
-    """Ranges the layers of an engine's model, and its steps, phases and micro-batches.
+    """Range the layers of an engine's model, and steps, phases and micro-batches.
 
-    A step is an optimizer's step: it is over with the ``engine.step()`` at the boundary of gradient accumulation, and
-    holds a range for each micro-batch. As a context manager it ends with the block, else with `close`.
+    A step is an optimizer step; it ends with the ``engine.step()`` at the gradient accumulation boundary and contains
+    one range per micro-batch. Use it as a context manager, or call `close` at the end.
 
     Args:
-        engine: What ``deepspeed.initialize`` gave.
-        schedule: Which steps to record, as `loop.HostLoop` takes it.
-        path: Trace of the embedded recorder, ``run.json.gz`` by default.
-        annotation: Options of `nvprof_kit.annotate_model`.
+        engine: The engine returned by ``deepspeed.initialize``.
+        schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`.
+        path: Trace file of the embedded recorder; ``run.json.gz`` by default.
+        annotation: Keyword arguments of `nvprof_kit.annotate_model`.
 
     Raises:
-        UsageError: The schedule is none.
+        UsageError: The schedule is invalid.
     """
 
     def __init__(self, engine: Any, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
@@ -43,11 +43,11 @@ class annotate_engine:
             self.loop.begin(engine.module, first=engine.global_steps)
             self._patches.append(Patch(engine, "backward", functools.partial(_around_backward, self.loop)))
             self._patches.append(Patch(engine, "step", functools.partial(_around_step, self.loop, engine)))
-        except Exception as error:  # the engine works without us
+        except Exception as error:  # the engine must work without ranges
             self.loop.give_up(error)
 
     def close(self) -> None:
-        """The loop is over; what was recorded is written."""
+        """End the loop and write what was recorded."""
         for patch in self._patches:
             patch.remove()
         self.loop.end()

@@ -1,4 +1,4 @@
-"""diffusers: a pipeline's text encoders, each of its denoising steps, and its VAE.
+"""Diffusers: the text encoders, denoising steps and VAE of a pipeline.
 
 ```python
 from nvprof_kit.integrations.diffusers import annotate_pipeline
@@ -19,30 +19,30 @@ from nvprof_kit._instrument.compile.uncompiled import leave_to_python
 from nvprof_kit._instrument.loop.switch import Switch
 from nvprof_kit._instrument.modules.ranged import Compiled
 from nvprof_kit._instrument.patches import Hook, Patch
-from nvprof_kit.integrations.loop import HostLoop
-from nvprof_kit.integrations.points import LoopHooks
+from nvprof_kit.integrations._host.loop import HostLoop
+from nvprof_kit.integrations._host.points import LoopHooks
 
 DENOISERS = ("transformer", "unet", "prior", "decoder", "controlnet")
-"""Components that a denoising step calls, by the begin of their names."""
+"""Prefixes of the components that a denoising step calls."""
 
 _VAE_METHODS = ("encode", "decode")
 
 
 class annotate_pipeline:
-    """Ranges a pipeline's models, each under its component's name, its denoising steps, and its phases.
+    """Range the models of a pipeline, each under its component's name, its denoising steps and its phases.
 
-    ``text_encoder.…``, ``transformer.…`` and ``vae.…`` are the layers. A step is a denoising step: it lasts from the
-    first call of the denoiser to the end of ``scheduler.step``, so that the two calls of true guidance are one step.
-    The phases are ``denoising step``, the encoders by their components' names, ``vae encode`` and ``vae decode``.
-    As a context manager it ends with the block, else with `close`.
+    Layers are named ``text_encoder.…``, ``transformer.…`` and ``vae.…``. A step is a denoising step, from the first
+    call of the denoiser to the end of ``scheduler.step``; the two calls of classifier-free guidance are in one step.
+    The phases are ``denoising step``, the encoders by component name, ``vae encode`` and ``vae decode``. Use it as a
+    context manager, or call `close` at the end.
 
     Args:
-        pipe: A ``DiffusionPipeline``; its components as they are now.
-        schedule: Which denoising steps to record, as `loop.HostLoop` takes it.
-        path: Trace of the embedded recorder, ``run.json.gz`` by default.
+        pipe: A ``DiffusionPipeline``; components replaced later are not ranged.
+        schedule: Which denoising steps to record, in any form of `nvprof_kit.profiling_schedule`.
+        path: Trace file of the embedded recorder; ``run.json.gz`` by default.
 
     Raises:
-        UsageError: The schedule is none.
+        UsageError: The schedule is invalid.
     """
 
     def __init__(self, pipe: Any, schedule: Switch = None, path: str | Path | None = None) -> None:
@@ -52,18 +52,18 @@ class annotate_pipeline:
             models = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
             self.loop.begin(models, watch=False)
             self._points = _Points(self.loop, pipe, models)
-            vars(pipe)["_nvprof_kit_layers"] = self  # it lives as long as the pipeline
-        except Exception as error:  # the pipeline works without us
+            vars(pipe)["_nvprof_kit_layers"] = self  # keeps it alive as long as the pipeline
+        except Exception as error:  # the pipeline must work without ranges
             self.loop.give_up(error)
 
     def close(self) -> None:
-        """Range the pipeline's steps and phases no more; what was recorded is written."""
+        """Stop ranging and write what was recorded."""
         if self._points is not None:
             self._points.remove()
         self.loop.end()
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> None:
-        """A copy of the pipeline is not annotated."""
+        """Copies of the pipeline are not annotated."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
@@ -79,18 +79,22 @@ class _PipelineLoop(HostLoop):
     """The denoising steps of a pipeline's calls.
 
     Attributes:
-        done: Steps that the running call of the pipeline has done.
+        done: Number of completed steps of the current pipeline call.
     """
 
     done = 0
 
     def denoiser_called(self) -> None:
-        """The denoiser is called: in the step that runs, or in one that begins."""
+        """The denoiser is called, in the current step or a new one."""
         self.step_begin()
         self.phase("denoising step")
 
     def denoised(self, steps_of_call: int) -> None:
-        """The scheduler has stepped; of so many steps that the call has, 0 where that is not known."""
+        """The scheduler has stepped.
+
+        Args:
+            steps_of_call: Number of steps of the pipeline call; 0 if unknown.
+        """
         self.step_end()
         self.done += 1
         if self.done < steps_of_call:
@@ -100,7 +104,7 @@ class _PipelineLoop(HostLoop):
 
 
 class _Points(LoopHooks):
-    """Watches the points at which a pipeline passes by, while ranges are emitted."""
+    """Hooks on the models and the scheduler of a pipeline, while ranges are emitted."""
 
     def __init__(self, loop: _PipelineLoop, pipe: Any, models: dict[str, nn.Module]) -> None:
         self._pipe = pipe

@@ -1,4 +1,4 @@
-"""Hugging Face `Trainer`, and what is built on it, as TRL's trainers: a `TrainerCallback`.
+"""Hugging Face `Trainer` and trainers derived from it, such as TRL's: a `TrainerCallback`.
 
 ```python
 from nvprof_kit.integrations.huggingface import LayerCallback
@@ -14,35 +14,35 @@ from typing import Any
 from transformers import TrainerCallback
 
 from nvprof_kit._instrument.loop.switch import Switch
-from nvprof_kit.integrations.guard import never_fails
-from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations._host.guard import never_fails
+from nvprof_kit.integrations._host.loop import HostLoop
 
 
 class LayerCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Ranges the layers of the trained model, and its steps, phases, micro-batches and evaluations.
+    """Range the layers of the trained model, and steps, phases, micro-batches and evaluations.
 
-    A step is an optimizer's step, numbered as the trainer's ``global_step``, and lasts from the fetch of its first
-    batch to `on_step_end`. Under gradient accumulation each micro-batch has a range of its own in it; evaluations are
-    the phase ``eval``, between steps.
+    A step is an optimizer step, numbered like the trainer's ``global_step``, from the fetch of its first batch to
+    `on_step_end`. With gradient accumulation, each micro-batch has its own range. Evaluations are the phase ``eval``,
+    between steps.
 
     Args:
-        schedule: Which steps to record, as `loop.HostLoop` takes it.
-        path: Trace of the embedded recorder, ``run.json.gz`` by default.
-        annotation: Options of `nvprof_kit.annotate_model`.
+        schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`.
+        path: Trace file of the embedded recorder; ``run.json.gz`` by default.
+        annotation: Keyword arguments of `nvprof_kit.annotate_model`.
 
     Raises:
-        UsageError: The schedule is none.
+        UsageError: The schedule is invalid.
     """
 
     def __init__(self, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
         self.loop = _TrainerLoop(schedule, path=path, annotation=annotation)
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **about: Any) -> None:
-        """The training begins, or goes on from a checkpoint."""
+        """Training begins or resumes."""
         self.loop.begin_training(args, state, **about)
 
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_about: Any) -> None:
-        """A step's batches are fetched."""
+        """The batches of a step have been fetched."""
         self.loop.step_begin(state.global_step)
 
     def on_step_end(self, _args: Any, _state: Any, _control: Any, **_about: Any) -> None:
@@ -50,20 +50,20 @@ class LayerCallback(TrainerCallback):  # type: ignore[misc]  # transformers has 
         self.loop.step_end()
 
     def on_evaluate(self, _args: Any, _state: Any, _control: Any, **_about: Any) -> None:
-        """An evaluation is over."""
+        """An evaluation has ended."""
         self.loop.evaluation_ends()
 
     on_predict = on_evaluate
 
     def on_train_end(self, _args: Any, _state: Any, _control: Any, **_about: Any) -> None:
-        """The training is over."""
+        """Training has ended."""
         self.loop.end()
 
 
 class _TrainerLoop(HostLoop):
     @never_fails
     def begin_training(self, args: Any, state: Any, **about: Any) -> None:
-        """The training begins with the trainer's arguments, state and parts."""
+        """Begin training with the trainer's arguments, state and components."""
         self.accumulation = args.gradient_accumulation_steps
         self.train_dataset = getattr(about.get("train_dataloader"), "dataset", None)
         self.begin(about["model"], first=state.global_step)

@@ -19,34 +19,34 @@ from typing import Any
 
 from nvprof_kit._instrument.loop.switch import Switch
 from nvprof_kit._instrument.patches import Patch
-from nvprof_kit.integrations.guard import never_fails
-from nvprof_kit.integrations.importing import after_import
-from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations._host.guard import never_fails
+from nvprof_kit.integrations._host.importing import after_import
+from nvprof_kit.integrations._host.loop import HostLoop
 
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 TRAINING = "megatron.training.training"
 
 
 class LayerCallback:
-    """Ranges the layers of Megatron-Bridge's model chunks, and its steps, phases and evaluations.
+    """Range the layers of Megatron-Bridge's model chunks, and steps, phases and evaluations.
 
-    It has the events of ``megatron.bridge.training.callbacks.Callback`` without being derived from it, so that it can
-    be made where Megatron-Bridge is not importable.
+    It implements ``megatron.bridge.training.callbacks.Callback`` without inheriting from it, so it can be constructed
+    without Megatron-Bridge installed.
 
     Args:
-        schedule: Which steps to record, as `loop.HostLoop` takes it.
-        path: Trace of the embedded recorder, ``run.json.gz`` by default.
-        annotation: Options of `nvprof_kit.annotate_model`.
+        schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`.
+        path: Trace file of the embedded recorder; ``run.json.gz`` by default.
+        annotation: Keyword arguments of `nvprof_kit.annotate_model`.
 
     Raises:
-        UsageError: The schedule is none.
+        UsageError: The schedule is invalid.
     """
 
     def __init__(self, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
         self.loop = _MegatronLoop(schedule, path=path, annotation=annotation)
 
     def on_train_start(self, context: Any) -> None:
-        """The training begins, or goes on."""
+        """Training begins or resumes."""
         first = getattr(getattr(context.state, "train_state", None), "step", 0)
         self.loop.begin_training(context.model, int(first))
 
@@ -59,7 +59,7 @@ class LayerCallback:
         self.loop.step_end()
 
     def on_train_end(self, _context: Any) -> None:
-        """The training is over."""
+        """Training has ended."""
         self.loop.finish()
 
     def on_eval_start(self, _context: Any) -> None:
@@ -67,7 +67,7 @@ class LayerCallback:
         self.loop.evaluation_begins()
 
     def on_eval_end(self, _context: Any) -> None:
-        """It is over."""
+        """An evaluation has ended."""
         self.loop.evaluation_ends()
 
     on_test_start = on_eval_start
@@ -75,19 +75,19 @@ class LayerCallback:
 
 
 class annotate_training:
-    """Ranges the layers, steps, phases and evaluations of Megatron-LM's ``pretrain``.
+    """Range the layers, steps, phases and evaluations of Megatron-LM's ``pretrain``.
 
-    Its functions ``train_step`` and ``evaluate`` are wrapped, now or as soon as ``megatron.training`` is imported.
-    Megatron-LM's own ``--profile`` may be on as well: it captures steps with cudaProfilerStart, and gives no layer's
-    backward.
+    Wraps its functions ``train_step`` and ``evaluate``, now or when ``megatron.training`` is imported. Megatron-LM's
+    own ``--profile`` can be used in addition; it captures steps with cudaProfilerStart, but does not range the backward
+    of layers.
 
     Args:
-        schedule: Which steps to record, as `loop.HostLoop` takes it.
-        path: Trace of the embedded recorder, ``run.json.gz`` by default.
-        annotation: Options of `nvprof_kit.annotate_model`.
+        schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`.
+        path: Trace file of the embedded recorder; ``run.json.gz`` by default.
+        annotation: Keyword arguments of `nvprof_kit.annotate_model`.
 
     Raises:
-        UsageError: The schedule is none.
+        UsageError: The schedule is invalid.
     """
 
     def __init__(self, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
@@ -102,7 +102,7 @@ class annotate_training:
         ]
 
     def close(self) -> None:
-        """The training is over; what was recorded is written."""
+        """End the loop and write what was recorded."""
         while self._patches:
             self._patches.pop().remove()
         self.loop.finish()
@@ -113,7 +113,7 @@ class _MegatronLoop(HostLoop):
 
     @never_fails
     def begin_training(self, chunks: Any, first: int) -> None:
-        """The training begins with the model chunks of this rank."""
+        """Begin training with the model chunks of this rank."""
         chunks = list(chunks) if isinstance(chunks, (list, tuple)) else [chunks]
         self.begin([_innermost(chunk) for chunk in chunks], first=first)
         schedules = sys.modules.get(SCHEDULES)
@@ -122,13 +122,13 @@ class _MegatronLoop(HostLoop):
 
     @never_fails
     def ensure_training(self, chunks: Any, iteration: int | None) -> None:
-        """A step of the training begins, perhaps its first."""
+        """Begin a training step, possibly the first."""
         if not self.runs:
             self.begin_training(chunks, iteration or 0)
         self.step_begin(iteration)
 
     def finish(self) -> None:
-        """The training is over."""
+        """Training has ended."""
         for patch in self._patches:
             patch.remove()
         self._patches = ()

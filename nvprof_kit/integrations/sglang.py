@@ -1,6 +1,6 @@
-"""SGLang: a general plug-in (entry point ``sglang.srt.plugins``), which SGLang loads in every process.
+"""SGLang: a plug-in (entry point ``sglang.srt.plugins``) that SGLang loads in each process.
 
-It does nothing unless somebody listens.
+It does nothing unless a tool is attached or a schedule is set.
 """
 
 from __future__ import annotations
@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nvprof_kit.integrations.guard import warn
+from nvprof_kit.integrations._host.guard import warn
 
 RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 GRAPHS = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"
 
 
 def register() -> None:
-    """Range SGLang's model runner, while somebody listens; called by SGLang."""
+    """Range SGLang's model runner if a tool is attached or a schedule is set; called by SGLang."""
     try:
-        from nvprof_kit.integrations.loop import listens
+        from nvprof_kit.integrations._host.loop import listens
 
         if listens():
             _register()
-    except Exception as error:  # SGLang starts without us
+    except Exception as error:  # SGLang must start without ranges
         warn(f"SGLang is not ranged ({type(error).__name__}: {error})")
 
 
@@ -40,7 +40,7 @@ def _register() -> None:
 
 def load_model(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
     """Annotate the model that a runner has loaded."""
-    from nvprof_kit.integrations.serving import engine
+    from nvprof_kit.integrations._host.serving import engine
 
     result = method(runner, *args, **kwargs)
     engine().loaded(runner, runner.model)
@@ -49,7 +49,7 @@ def load_model(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: An
 
 def forward(method: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Range a batch as a step, from here to the end of its sampling."""
-    from nvprof_kit.integrations.serving import engine
+    from nvprof_kit.integrations._host.serving import engine
 
     engine().called(runner, _phase(getattr(forward_batch, "forward_mode", None)))
     return method(runner, forward_batch, *args, **kwargs)
@@ -57,7 +57,7 @@ def forward(method: Callable[..., Any], runner: Any, forward_batch: Any, *args: 
 
 def sample(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
     """End the step."""
-    from nvprof_kit.integrations.serving import engine
+    from nvprof_kit.integrations._host.serving import engine
 
     try:
         return method(runner, *args, **kwargs)
@@ -66,8 +66,8 @@ def sample(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -
 
 
 def capture_one_shape(method: Callable[..., Any], graphs: Any, size: int, *args: Any, **kwargs: Any) -> Any:
-    """Name the layers in the graph of a batch size."""
-    from nvprof_kit.integrations.serving import engine
+    """Name the layers in the CUDA graph of a batch size."""
+    from nvprof_kit.integrations._host.serving import engine
 
     with engine().capturing(size):
         return method(graphs, size, *args, **kwargs)

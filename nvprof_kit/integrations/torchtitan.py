@@ -1,11 +1,11 @@
-"""torchtitan: a `Profiler` in place of its own, and a post-processor of the traces that its own writes.
+"""torchtitan: a `Profiler` that replaces its own, and a post-processor for the traces of its own.
 
 ```python
 from nvprof_kit.integrations import torchtitan as layers
 config.profiler = layers.LayerProfiler.Config(schedule="10:13")
 ```
 
-Or, with torchtitan's profiler as it is, a table of layers beside each trace:
+Or keep torchtitan's profiler, and write a table of layers next to each trace:
 
 ```python
 config.profiler = Profiler.Config(enable_profiling=True, trace_post_processor=Function.Config(fn=layers.write_layers))
@@ -20,26 +20,26 @@ from typing import Any
 
 from torchtitan.tools.profiler import Profiler
 
-from nvprof_kit.integrations.callers import calling_object
-from nvprof_kit.integrations.guard import never_fails, warn
-from nvprof_kit.integrations.loop import HostLoop
+from nvprof_kit.integrations._host.callers import calling_object
+from nvprof_kit.integrations._host.guard import never_fails, warn
+from nvprof_kit.integrations._host.loop import HostLoop
 
 
 class LayerProfiler(Profiler):  # type: ignore[misc]  # torchtitan may be missing
-    """Ranges the layers of the trained model parts, and the steps, phases and micro-batches of torchtitan's trainer.
+    """Range the layers of the trained model parts, and steps, phases and micro-batches of torchtitan's trainer.
 
-    torchtitan's own profiler goes on working, if its configuration enables it; only one of the two can record with
-    PyTorch's profiler, so give a ``schedule`` or ``enable_profiling``, not both.
+    torchtitan's own profiler still works if its configuration enables it. Only one of the two can record with PyTorch's
+    profiler, so set either ``schedule`` or ``enable_profiling``, not both.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Profiler.Config):  # type: ignore[misc]
-        """torchtitan's configuration of its profiler, and ours.
+        """The configuration of torchtitan's profiler, with additional fields.
 
         Attributes:
-            schedule: Which steps to record, as text (`nvprof_kit.Schedule.parse`); empty leaves it to the environment.
-            trace: Trace of the embedded recorder; empty for ``run.json.gz``.
-            depth: As in `nvprof_kit.annotate_model`: levels to range, or -1 for blocks and their children.
+            schedule: Which steps to record, as text for `nvprof_kit.Schedule.parse`; empty reads the environment.
+            trace: Trace file of the embedded recorder; empty for ``run.json.gz``.
+            depth: Levels of the model to range, as in `nvprof_kit.annotate_model`; -1 for blocks and their children.
         """
 
         schedule: str = ""
@@ -47,7 +47,7 @@ class LayerProfiler(Profiler):  # type: ignore[misc]  # torchtitan may be missin
         depth: int = -1
 
     def __enter__(self) -> Any:
-        """The training begins: the trainer that calls has the model."""
+        """Begin training; the model is taken from the calling trainer."""
         entered = super().__enter__()
         config = self._config
         annotation = {} if config.depth < 0 else {"depth": config.depth}
@@ -56,12 +56,12 @@ class LayerProfiler(Profiler):  # type: ignore[misc]  # torchtitan may be missin
         return entered
 
     def step(self) -> None:
-        """A step of the trainer is over."""
+        """End a step of the trainer."""
         super().step()
         self._loop.step_end()
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
-        """The training is over, perhaps by an exception."""
+        """End training, also after an exception."""
         self._loop.end()
         return bool(super().__exit__(kind, error, traceback))
 
@@ -69,7 +69,7 @@ class LayerProfiler(Profiler):  # type: ignore[misc]  # torchtitan may be missin
 class _TrainerLoop(HostLoop):
     @never_fails
     def begin_training(self, trainer: Any, global_step: int) -> None:
-        """The training begins after so many steps."""
+        """Begin training after this many steps."""
         if trainer is None:
             raise LookupError("no trainer with model_parts among the callers")
         self.accumulation = getattr(trainer, "gradient_accumulation_steps", 1)
@@ -77,10 +77,11 @@ class _TrainerLoop(HostLoop):
 
 
 def write_layers(trace_path: str) -> None:
-    """Write the table of layers beside a trace, ``rank0_trace.layers.csv``: a post-processor of torchtitan's traces.
+    """Write the table of layers next to a trace, as ``rank0_trace.layers.csv``; a post-processor for torchtitan's
+    traces.
 
     Args:
-        trace_path: The trace.
+        trace_path: Path of the trace.
     """
     try:
         import subprocess
@@ -92,5 +93,5 @@ def write_layers(trace_path: str) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             warn(f"no table of {trace_path}: {done.stderr.strip() or done.returncode}")
-    except Exception as error:  # the training goes on
+    except Exception as error:  # the training must continue
         warn(f"no table of {trace_path} ({type(error).__name__}: {error})")

@@ -1,7 +1,7 @@
-"""vLLM: a general plug-in (entry point ``vllm.general_plugins``), which vLLM loads in every process.
+"""vLLM: a general plug-in (entry point ``vllm.general_plugins``) that vLLM loads in each process.
 
-It does nothing unless somebody listens. Both model runners of vLLM (``vllm.v1.worker.gpu_model_runner`` and
-``vllm.v1.worker.gpu.model_runner``) are ranged when the engine imports them.
+It does nothing unless a tool is attached or a schedule is set. Both model runners of vLLM
+(``vllm.v1.worker.gpu_model_runner`` and ``vllm.v1.worker.gpu.model_runner``) are ranged when the engine imports them.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from nvprof_kit.integrations.guard import warn
-from nvprof_kit.integrations.importing import after_import
+from nvprof_kit.integrations._host.guard import warn
+from nvprof_kit.integrations._host.importing import after_import
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
-"""Modules that have a class ``GPUModelRunner``."""
+"""Modules with a class ``GPUModelRunner``."""
 
 GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
-"""Module of the newer runner's ``CudaGraphManager``."""
+"""Module with the ``CudaGraphManager`` of the newer runner."""
 
 _registered = False
 
 
 def register() -> None:
-    """Range vLLM's model runners, while somebody listens; called by vLLM, perhaps more than once in a process."""
+    """Range vLLM's model runners if a tool is attached or a schedule is set; called by vLLM, possibly several times."""
     global _registered  # noqa: PLW0603
     if _registered:
         return
     try:
-        from nvprof_kit.integrations.loop import listens
+        from nvprof_kit.integrations._host.loop import listens
 
         if listens():
             _registered = True
             for module in RUNNERS:
                 after_import(module, _range_runner)
             after_import(GRAPHS, _range_graphs)
-    except Exception as error:  # vLLM starts without us
+    except Exception as error:  # vLLM must start without ranges
         warn(f"vLLM is not ranged ({type(error).__name__}: {error})")
 
 
@@ -58,7 +58,7 @@ def _replace(cls: Any, name: str, make: Callable[..., Callable[..., Any]]) -> No
 
 def _loading(method: Callable[..., Any]) -> Callable[..., Any]:
     def load_model(runner: Any, *args: Any, **kwargs: Any) -> Any:
-        from nvprof_kit.integrations.serving import engine
+        from nvprof_kit.integrations._host.serving import engine
 
         result = method(runner, *args, **kwargs)
         engine().loaded(runner, getattr(runner, "model", None) or runner.get_model())
@@ -69,7 +69,7 @@ def _loading(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _executing(method: Callable[..., Any]) -> Callable[..., Any]:
     def execute_model(runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        from nvprof_kit.integrations.serving import engine
+        from nvprof_kit.integrations._host.serving import engine
 
         phase = _phase(scheduler_output)
         if phase is None or kwargs.get("dummy_run"):
@@ -84,8 +84,8 @@ def _executing(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _phase(scheduler_output: Any) -> str | None:
-    """The phase of a scheduled batch, None of an empty one; drafted tokens that are verified are decoding."""
-    from nvprof_kit.integrations.serving import phase_of
+    """The phase of a scheduled batch, None for an empty one; verifying drafted tokens counts as decoding."""
+    from nvprof_kit.integrations._host.serving import phase_of
 
     counts = getattr(scheduler_output, "num_scheduled_tokens", None)
     if not counts:
@@ -96,7 +96,7 @@ def _phase(scheduler_output: Any) -> str | None:
 
 def _sampling(method: Callable[..., Any]) -> Callable[..., Any]:
     def sample_tokens(runner: Any, *args: Any, **kwargs: Any) -> Any:
-        from nvprof_kit.integrations.serving import engine
+        from nvprof_kit.integrations._host.serving import engine
 
         try:
             return method(runner, *args, **kwargs)
@@ -108,7 +108,7 @@ def _sampling(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _capturing(method: Callable[..., Any]) -> Callable[..., Any]:
     def _warmup_and_capture(runner: Any, desc: Any, *args: Any, **kwargs: Any) -> Any:
-        from nvprof_kit.integrations.serving import engine
+        from nvprof_kit.integrations._host.serving import engine
 
         with engine().capturing(getattr(desc, "num_tokens", 0)):
             return method(runner, desc, *args, **kwargs)
@@ -122,7 +122,7 @@ def _capturing_each(method: Callable[..., Any]) -> Callable[..., Any]:
             forward = create_forward_fn(desc, *own, **named)
 
             def run(*given: Any, **asked: Any) -> Any:
-                from nvprof_kit.integrations.serving import engine
+                from nvprof_kit.integrations._host.serving import engine
 
                 with engine().capturing(getattr(desc, "num_tokens", 0)):
                     return forward(*given, **asked)

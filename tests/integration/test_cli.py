@@ -185,4 +185,4 @@ class TestRecording:
         done = run("record", "--", "ls", "-l", cwd=tmp_path)
         assert done.returncode == 2
         (line,) = done.stderr.splitlines()
-        assert line.startswith("nvprof-kit: ls is no Python interpreter")
+        assert line.startswith("nvprof-kit: ls is not a Python interpreter")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.nsys.scheduled import read_scheduled
-from nvprof_kit._trace.sqlite import Database
 
 pytestmark = pytest.mark.nsys
 

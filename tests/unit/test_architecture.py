@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -117,6 +118,15 @@ def test_no_import_cycle() -> None:
         order.prepare()
     except CycleError as error:
         pytest.fail(" <- ".join(error.args[1]))
+
+
+MOST_FILES = 16
+"""Of Python in one folder: who has the word for a thing then finds its file at a glance."""
+
+
+def test_no_folder_is_crowded() -> None:
+    files = Counter(path.parent.relative_to(PACKAGE).as_posix() for path in FILES)
+    assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
 
 
 def test_the_check_sees_relative_and_local_imports() -> None:

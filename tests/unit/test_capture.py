@@ -185,11 +185,11 @@ def test_sql_reaches_nothing_but_the_tables(run: Path, tmp_path: Path, query: st
 
 def test_an_unknown_view_or_table_names_what_there_is(run: Path) -> None:
     capture: Any = nvprof_kit.open(run)
-    with pytest.raises(nvprof_kit.UsageError, match="there are device, overview"):
+    with pytest.raises(nvprof_kit.UsageError, match="available: device, overview"):
         capture.summary("nosuch")
-    with pytest.raises(nvprof_kit.UsageError, match="there are layers, timeline"):
+    with pytest.raises(nvprof_kit.UsageError, match="available: layers, timeline"):
         capture.plot("nosuch")
-    with pytest.raises(KeyError, match="there are ranges, api"):
+    with pytest.raises(KeyError, match="available: ranges, api"):
         capture.tables["nosuch"]
 
 

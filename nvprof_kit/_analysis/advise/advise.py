@@ -1,7 +1,7 @@
 """What to do: findings ranked by what they could save, each with its evidence from the capture.
 
-A rule is a function from the evidence to its findings, in `advice_time`, `advice_work` and
-`advice_metrics`; one that finds nothing in the capture says nothing.
+A rule of `nvprof_kit._findings.RULES` is looked for by a function from the evidence to its findings, in `time_rules`,
+`work_rules` and `metric_rules`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import numpy as np
 from nvprof_kit._analysis.advise import metric_rules as advice_metrics
 from nvprof_kit._analysis.advise import time_rules as advice_time
 from nvprof_kit._analysis.advise import work_rules as advice_work
-from nvprof_kit._analysis.advise.evidence import Evidence, Finding
+from nvprof_kit._analysis.advise.evidence import Evidence
 from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN_OPTIONAL
 from nvprof_kit._analysis.kernels.classes import Rule
+from nvprof_kit._findings import Finding
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 OPTIONAL = (*BREAKDOWN_OPTIONAL, "samples")
 """What `nvprof_kit._trace.open.open_capture` must read."""
 
-RULES: Mapping[str, Callable[[Evidence], Iterator[Finding]]] = MappingProxyType(
+FINDERS: Mapping[str, Callable[[Evidence], Iterator[Finding]]] = MappingProxyType(
     {
         "launch": advice_time.launch_bound,
         "sync": advice_time.sync_points,
@@ -51,7 +52,7 @@ RULES: Mapping[str, Callable[[Evidence], Iterator[Finding]]] = MappingProxyType(
         "gpu-metrics": advice_metrics.bound,
     }
 )
-"""The rules by name."""
+"""What looks for the findings of each rule of `nvprof_kit._findings.RULES` that a capture alone can show."""
 
 COLUMNS = {
     "rank": "1 is what could save the most",
@@ -60,12 +61,12 @@ COLUMNS = {
     "evidence": "the numbers from the capture",
     "layer": "where, '' for no one place",
     "phase": "phase there",
-    "start_ns": "where to look in Nsight: begin, in ns since the capture's zero",
+    "start_ns": "where to look in Nsight: begin, in ns since the start of the capture",
     "end_ns": "its end",
     "saves_ns": "the most that a change could save, in ns over the whole capture and all GPUs; findings overlap",
     "saves": "the same as a share of the wall time of the steps and of the waits for data between them",
     "advice": "the change to try",
-    "confidence": "`high`: the capture shows it directly; `medium`: it follows if the usual holds; `low`: look first",
+    "confidence": "`high`: the capture shows it; `medium`: it follows under usual assumptions; `low`: check first",
     "refuted_by": "what would show it wrong",
 }
 """The columns of `AdviseResult.rows`."""
@@ -76,12 +77,12 @@ class AdviseResult:
     """The findings of a capture.
 
     Attributes:
-        findings: The most saving first.
-        wall_ns: Wall time of the steps and of the waits for data between them, summed over devices.
+        findings: The findings, the largest saving first.
+        wall_ns: Wall time of the steps and of the waits for data between them, summed over devices, in ns.
         steps: Number of steps.
-        gpus: Number of GPUs, counted for each process that uses them; times are summed over them.
-        warnings: Sentences on what may be missing or distorted.
-        info: What the capture says of itself.
+        gpus: Number of GPUs, counted once per process that uses them; times are summed over them.
+        warnings: What may be missing or distorted.
+        info: Recording tool, GPUs and processes of the capture.
     """
 
     findings: tuple[Finding, ...]
@@ -96,7 +97,8 @@ class AdviseResult:
         """The findings as a table with `COLUMNS`."""
         import pandas as pd
 
-        table = pd.DataFrame([asdict(one) for one in self.findings], columns=[one.name for one in fields(Finding)])
+        table = pd.DataFrame(map(asdict, self.findings), columns=[one.name for one in fields(Finding)])
+        table = table.rename(columns={"fix": "advice"})
         table.insert(0, "rank", range(1, len(table) + 1))
         table["saves"] = table["saves_ns"].astype(float) / self.wall_ns
         rows: pd.DataFrame = table[list(COLUMNS)]
@@ -123,7 +125,7 @@ def advise(
         UsageError: None of the steps asked for is in the capture.
     """
     evidence = Evidence(trace, own_rules, steps, known, late)
-    found = _merged([finding for rule in RULES.values() for finding in rule(evidence)])
+    found = _merged([finding for find in FINDERS.values() for finding in find(evidence)])
     found.sort(key=lambda one: -one.saves_ns)
     if late is not None and late.rank is not None:
         found = _with_slowest(_slowest(evidence, late), found)

@@ -1,9 +1,8 @@
-"""What a finding of `advise` is made of, and what its rules look at."""
+"""What the rules of `advise` look at."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -26,38 +25,6 @@ if TYPE_CHECKING:
 
 
 _OF_TRAINING = ("backward", "recompute", "optimizer")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that costs time, with the evidence for it.
-
-    Attributes:
-        rule: Name of the rule that found it.
-        title: What it is, in a few words.
-        evidence: The numbers from the capture, a sentence.
-        layer, phase: Where, '' for no one place.
-        start_ns, end_ns: The stretch to look at in Nsight, since the capture's zero.
-        saves_ns: The most that doing something about it could save, over the whole capture and all GPUs.
-        advice: The change to try.
-        confidence: How sure it is: `high` where the capture shows it directly, `medium` where it follows if the usual
-            holds, `low` where another explanation is as good.
-        refuted_by: What would show it wrong.
-        symptom_of: Name of the rule whose cause it has: where that found something, it is a part of that finding.
-    """
-
-    rule: str
-    title: str
-    evidence: str
-    layer: str
-    phase: str
-    start_ns: int
-    end_ns: int
-    saves_ns: int
-    advice: str
-    confidence: str = "medium"
-    refuted_by: str = ""
-    symptom_of: str = ""
 
 
 class Evidence(Operations):

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from nvprof_kit._analysis.advise.evidence import Evidence, Finding, ms
+from nvprof_kit._analysis.advise.evidence import Evidence, ms
 from nvprof_kit._analysis.layers.order import with_holders
 from nvprof_kit._analysis.metrics import MetricsOptions, metrics
+from nvprof_kit._findings import Finding
 from nvprof_kit.names import NO_LAYER
 
 MEMORY_PCT, TENSOR_PCT, BUSY_SHARE = 60.0, 60.0, 0.02

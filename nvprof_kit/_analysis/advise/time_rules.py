@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from nvprof_kit._analysis.advise.evidence import Evidence, Finding, ms, share
+from nvprof_kit._analysis.advise.evidence import Evidence, ms, share
 from nvprof_kit._analysis.breakdown.causes import CAUSES
+from nvprof_kit._findings import Finding
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,7 +71,7 @@ def launch_bound(found: Evidence) -> Iterator[Finding]:
         confidence="medium" if unknown > found.idle_ns("launch") else "high",
         refuted_by="the step takes as long in a CUDA graph, or with twice the batch takes twice as long",
     ):  # fmt: skip
-        said = f"; nothing tells what the host did for {ms(unknown)} of it" if unknown >= one.saves_ns / 10 else ""
+        said = f"; it is unknown what the host did for {ms(unknown)} of it" if unknown >= one.saves_ns / 10 else ""
         yield replace(one, evidence=one.evidence + said)
 
 
@@ -176,7 +177,7 @@ def exposed_collectives(found: Evidence) -> Iterator[Finding]:
     title = "Communication in the open"
     if in_turns:
         title = "Communication and computing take turns"
-        evidence += f"; {share(moving - spent, moving)} of the moving has computing beside it"
+        evidence += f"; {share(moving - spent, moving)} of the transfer time is overlapped by compute"
         advice = (
             "issue collectives asynchronously on a stream of their own; let DDP or FSDP do it (not "
             "find_unused_parameters, no sync between)"

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvprof_kit._analysis.advise.evidence import Evidence, Finding, ms, share
+from nvprof_kit._analysis.advise.evidence import Evidence, ms, share
 from nvprof_kit._analysis.kernels.classes import CLASSES
+from nvprof_kit._findings import Finding
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
@@ -51,7 +52,7 @@ def copies(found: Evidence) -> Iterator[Finding]:
     pages = moves[(found.trace.ops["host_memory"].iloc[moves] == "pageable").to_numpy()]
     place = found.longest(pages if len(pages) else moves)
     advice = "DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy the next batch on another stream"
-    refuted = "the copies take as long from pinned memory, and still nothing runs beside them"
+    refuted = "the copies take as long from pinned memory, and still nothing overlaps with them"
     yield Finding(
         "copies", "Copies that block", evidence, worst["layer"], worst["phase"], *place, spent, advice, "high", refuted
     )
@@ -234,10 +235,10 @@ def outlier_layers(found: Evidence) -> Iterator[Finding]:
             others = ", ".join(f"{one['layer']} {one['phase']}" for _, one in mine.iloc[1:5].iterrows())
             evidence += f"; {block} takes longer in {len(mine) - 1} more: {others}"
         advice = (
-            "compare its kernels with a sister's (nvprof-kit summary --view kernel --by step): another "
+            "compare its kernels with those of a peer (nvprof-kit summary --view kernel --by step): another "
             "shape, dtype or algorithm"
         )
         yield Finding(
             "outlier-layer", "A layer unlike its equals", evidence, str(worst["layer"]), str(worst["phase"]),
-            *found.longest(rows), lost, advice, "high", "the layer is meant to be larger than its sisters",
+            *found.longest(rows), lost, advice, "high", "the layer is meant to be larger than its peers",
         )  # fmt: skip

@@ -214,11 +214,6 @@ def _chains(innermost: Int64Array, outer: Int64Array) -> Int64Array:
     return np.where(place >= 0, turned, NONE)
 
 
-def outer_layers(layer_range: Int64Array, nesting: Nesting) -> Int64Array:
-    """For each range the next layer's range around it, and `NONE` behind the last."""
-    return np.append(np.append(layer_range, NONE)[nesting.parent], NONE)
-
-
 def nearest(is_layer: _Bools, nesting: Nesting) -> Int64Array:
     """For each range the nearest layer's range, itself or around it, or `NONE`."""
     return inherit(np.where(is_layer, np.arange(len(is_layer)), NONE), nesting)

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.attribution.lanes import Line, union
 from nvprof_kit._analysis.attribution.nesting import Int64Array, Integers
-
-_FITS = 1 << 62
 
 
 def alone(start: Int64Array, end: Int64Array, lane: Int64Array) -> npt.NDArray[np.bool_]:
@@ -73,7 +72,7 @@ def _joined(keys: Sequence[Int64Array]) -> Int64Array | None:
     """One number for each row, in the order of the keys; None where they are too far apart."""
     lows = [int(key.min(initial=0)) for key in keys]
     sizes = [int(key.max(initial=0)) - low + 1 for key, low in zip(keys, lows, strict=True)]
-    if math.prod(sizes) > _FITS:
+    if math.prod(sizes) > np.iinfo(np.int64).max:
         return None
     code = np.zeros(len(keys[0]), dtype=np.int64)
     for key, low, size in zip(keys, lows, sizes, strict=True):
@@ -83,15 +82,13 @@ def _joined(keys: Sequence[Int64Array]) -> Int64Array | None:
 
 
 def _in_lanes(start: Int64Array, end: Int64Array, lane: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """The order by lane and start, and starts and ends in it, shifted so that lanes lie one behind the other."""
-    origin = int(start.min(initial=0))
-    span = int(end.max(initial=0)) - origin + 1
-    if int(lane.max(initial=0)) * span > _FITS:
+    """The order by lane and start, and starts and ends in it, on one line."""
+    line = Line.over((start,), (end,))
+    if not line.fits(lane):
         lane = np.unique(lane, return_inverse=True)[1]  # only the lanes that are there, in their order
-    shift = lane * span - origin if lane.any() else np.int64(-origin)
-    begins = start + shift
+    begins = line.at(lane, start)
     order = np.argsort(begins, kind="stable")
-    return order, begins[order], (end + shift)[order]
+    return order, begins[order], line.at(lane, end)[order]
 
 
 class Cover:
@@ -105,14 +102,8 @@ class Cover:
 
     def __init__(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> None:
         self._lanes, place = np.unique(lane, return_inverse=True)
-        self._origin = int(start.min(initial=0))
-        self._span = int(end.max(initial=0)) - self._origin + 1
-        begins, finishes = (place * self._span + (moment - self._origin) for moment in (start, end))
-        order = np.argsort(begins, kind="stable")
-        begins, reach = begins[order], np.maximum.accumulate(finishes[order]) if len(order) else finishes
-        fresh = np.concatenate(([True], begins[1:] > reach[:-1])) if len(order) else np.zeros(0, dtype=bool)
-        self._begins = begins[fresh]
-        self._ends = reach[np.append(np.flatnonzero(fresh)[1:] - 1, len(order) - 1)] if len(order) else reach
+        self._line = Line.over((start,), (end,))
+        self._begins, self._ends = union(self._line.at(place, start), self._line.at(place, end))
         self._before = np.concatenate(([0], np.cumsum(self._ends - self._begins)))
 
     def inside(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
@@ -124,7 +115,7 @@ class Cover:
         if not len(self._begins):
             return np.zeros(len(lane), dtype=np.int64)
         place = np.minimum(np.searchsorted(self._lanes, lane), len(self._lanes) - 1)
-        key = place * self._span + np.clip(moment - self._origin, 0, self._span - 1)
+        key = self._line.at(place, self._line.within(moment))
         index = np.searchsorted(self._begins, key, side="right") - 1
         here = np.maximum(index, 0)
         within = np.minimum(key, self._ends[here]) - self._begins[here]

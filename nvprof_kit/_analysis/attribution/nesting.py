@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.attribution.lanes import Line
+
 Int64Array = npt.NDArray[np.int64]
 Integers = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 
@@ -28,10 +30,9 @@ class Nesting:
         parent: For each range the index of the innermost range that encloses it on its thread, or `NONE`.
         depth: For each range the number of ranges that enclose it.
         threads: The threads that have a range, ascending.
-        change: Moments at which the innermost range changes, as `_keys`, ascending.
+        change: Moments at which the innermost range changes, as places on `line`, ascending.
         owner: The innermost range from each of these moments on, or `NONE`.
-        origin: The earliest start, the zero of the keys.
-        span: Distance of two threads in the keys, longer than the capture.
+        line: The threads one behind the other, on which `change` are places.
         crossing: Whether some ranges cross, so that no parent holds for the whole of a range; `cut` makes them nest.
     """
 
@@ -40,8 +41,7 @@ class Nesting:
     threads: Int64Array
     change: Int64Array
     owner: Int64Array
-    origin: int
-    span: int
+    line: Line
     crossing: bool = False
 
     def innermost(self, tid: Int64Array, time: Int64Array) -> Int64Array:
@@ -60,8 +60,9 @@ class Nesting:
         known = self.threads[np.minimum(thread, len(self.threads) - 1)] == tid
         # a moment before the first range or after the last belongs to no range of this thread, nor may it reach
         # into the next one's keys
-        inside = known & (time >= self.origin) & (time < self.origin + self.span)
-        found = np.searchsorted(self.change, thread * self.span + (time - self.origin), side="right") - 1
+        line = self.line
+        inside = known & (time >= line.origin) & (time < line.origin + line.span)
+        found = np.searchsorted(self.change, line.at(thread, time), side="right") - 1
         return np.where(inside & (found >= 0), self.owner[np.maximum(found, 0)], NONE)
 
 
@@ -78,24 +79,22 @@ def nest(start: Int64Array, end: Int64Array, tid: Int64Array) -> Nesting:
         tid: Thread keys, shape ``(n,)``.
     """
     threads, thread = np.unique(tid, return_inverse=True)
-    origin = int(start.min()) if len(start) else 0
-    span = int(end.max()) - origin + 2 if len(end) else 1
-    begins, finishes = thread * span + (start - origin), thread * span + (end - origin)
-    found = _peel(begins, finishes)
+    line = Line.over((start,), (end,), beyond=2)
+    begins, finishes = line.at(thread, start), line.at(thread, end)
+    found = peel(begins, finishes, np.lexsort((-finishes, begins)))
     if found is not None:
         change, owner = _changes(begins, finishes, *found)
-        return Nesting(*found, threads, change, owner, origin, span)
+        return Nesting(*found, threads, change, owner, line)
     pieces = cut(start, end, tid)
-    shift = thread[pieces.range] * span - origin
-    begins, finishes = pieces.start + shift, pieces.end + shift
-    found = _peel(begins, finishes)
+    begins, finishes = (line.at(thread[pieces.range], moment) for moment in (pieces.start, pieces.end))
+    found = peel(begins, finishes, np.lexsort((-finishes, begins)))
     assert found is not None, "pieces nest"
     parent, depth = found
     change, owner = _changes(begins, finishes, parent, depth)
     of_piece = np.append(pieces.range, NONE)
     first = np.empty(len(start), dtype=np.int64)
     first[pieces.range[pieces.first]] = np.flatnonzero(pieces.first)
-    return Nesting(of_piece[parent[first]], depth[first], threads, change, of_piece[owner], origin, span, crossing=True)
+    return Nesting(of_piece[parent[first]], depth[first], threads, change, of_piece[owner], line, crossing=True)
 
 
 class Pieces(NamedTuple):
@@ -157,24 +156,32 @@ def _cut_thread(
         del open_ranges[place]
 
 
-def _peel(begins: Int64Array, finishes: Int64Array) -> tuple[Int64Array, Int64Array] | None:
+def peel(
+    begins: Int64Array, finishes: Int64Array, order: Int64Array, *, shorten: bool = False
+) -> tuple[Int64Array, Int64Array] | None:
     """Parent and depth level by level: what starts before everything earlier has ended is inside something earlier.
 
-    None where something outlasts what it is inside of: then ranges cross, and there may be as many levels as ranges.
+    Args:
+        begins: Where each begins, on one line over all threads, shape ``(n,)``.
+        finishes: Where each ends.
+        order: Those to look at, by begin, the longer first.
+        shorten: Whether what outlasts what it is inside of ends with that; `finishes` is then changed in place.
+
+    Returns:
+        None where something outlasts what it is inside of: such ranges cross, and may have as many levels as ranges.
     """
     parent, depth = np.full(len(begins), NONE, dtype=np.int64), np.zeros(len(begins), dtype=np.int64)
-    left = np.lexsort((-finishes, begins))
-    above = np.full(len(left), NONE, dtype=np.int64)
-    level = 0
+    left, above, level = order, np.full(len(order), NONE, dtype=np.int64), 0
     while len(left):
         reach = np.maximum.accumulate(finishes[left])
         outermost = np.concatenate(([True], begins[left][1:] >= reach[:-1]))
         parent[left[outermost]], depth[left[outermost]] = above[outermost], level
-        last = np.maximum.accumulate(np.where(outermost, np.arange(len(left)), 0))
-        if (finishes[left] > finishes[left[last]]).any():
+        last = left[np.maximum.accumulate(np.where(outermost, np.arange(len(left)), 0))]
+        if shorten:
+            finishes[left] = np.minimum(finishes[left], finishes[last])
+        elif (finishes[left] > finishes[last]).any():
             return None
-        left, above = left[~outermost], left[last[~outermost]]
-        level += 1
+        left, above, level = left[~outermost], last[~outermost], level + 1
     return parent, depth
 
 
@@ -205,3 +212,13 @@ def inherit(own: Int64Array, nesting: Nesting) -> Int64Array:
         here = np.flatnonzero((nesting.depth == level) & (own == NONE))
         values[here] = values[nesting.parent[here]]
     return values
+
+
+def outer_layers(layer_range: Int64Array, nesting: Nesting) -> Int64Array:
+    """For each range the next layer's range around it, and `NONE` behind the last, shape ``(n + 1,)``.
+
+    Args:
+        layer_range: For each range the nearest layer's range, itself or around it, or `NONE`, shape ``(n,)``.
+        nesting: The nesting of the ranges.
+    """
+    return np.append(np.append(layer_range, NONE)[nesting.parent], NONE)

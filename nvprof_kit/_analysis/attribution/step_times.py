@@ -77,14 +77,23 @@ def _walls(trace: Trace, attribution: Attribution, count: int) -> Int64Array:
     return walls
 
 
+def median_place(lengths: Int64Array) -> int:
+    """Which of some lengths is their median, the lower one of two; the first of equals.
+
+    Args:
+        lengths: At least one, shape ``(n,)``.
+    """
+    return int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])
+
+
 def typical_step(times: pd.DataFrame) -> int | None:
     """The instance whose `wall_ns` is the median's, None where there is no step."""
-    return _by_length(times)[(len(times) - 1) // 2] if len(times) else None
+    return int(times.index[median_place(times["wall_ns"].to_numpy())]) if len(times) else None
 
 
 def slowest_step(times: pd.DataFrame) -> int | None:
-    """The instance that took longest, None where there is no step."""
-    return _by_length(times)[-1] if len(times) else None
+    """The instance that took longest, the last of equals; None where there is no step."""
+    return int(times.index[np.argsort(times["wall_ns"].to_numpy(), kind="stable")[-1]]) if len(times) else None
 
 
 def instance_of(times: pd.DataFrame, step: int, path: str) -> int:
@@ -99,8 +108,3 @@ def instance_of(times: pd.DataFrame, step: int, path: str) -> int:
         there = f"it has steps {min(numbers)} to {max(numbers)}" if numbers else "it has no steps"
         raise UsageError(f"{path}: no step {step}; {there}")
     return int(times.index[found[0]])
-
-
-def _by_length(times: pd.DataFrame) -> list[int]:
-    order: list[int] = times.index.to_numpy()[np.argsort(times["wall_ns"].to_numpy(), kind="stable")].tolist()
-    return order

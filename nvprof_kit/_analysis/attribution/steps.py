@@ -25,12 +25,12 @@ from nvprof_kit.errors import UsageError
 
 @dataclass(frozen=True)
 class StepOptions:
-    """Which steps to look at; all of them by default, and then figures per step leave warm-up out.
+    """Which steps to include. By default all; figures per step then leave out warm-up steps.
 
     Attributes:
-        first: Least number of a step, None for any.
-        stop: The number behind the largest, None for any.
-        skip: First instances of the capture left out.
+        first: Smallest step number, None for no limit.
+        stop: First step number after the range (exclusive), None for no limit.
+        skip: Number of step instances to leave out at the start of the capture.
     """
 
     first: int | None = None
@@ -39,10 +39,10 @@ class StepOptions:
 
     @classmethod
     def parse(cls, text: str | None, skip: int = 0) -> StepOptions:
-        """The options from ``5:20`` (5 to 19), ``5:``, ``:20`` or ``7``.
+        """Parse ``5:20`` (5 to 19), ``5:``, ``:20`` or ``7``.
 
         Raises:
-            UsageError: It is none of these.
+            UsageError: The text has another form.
         """
         if text is None:
             return cls(skip=skip)
@@ -52,24 +52,24 @@ class StepOptions:
         except ValueError:
             first = stop = None
         if first is None and stop is None:
-            raise UsageError(f"--steps {text}: no range of steps; needed FIRST:STOP as 5:20 (5 to 19), 5:, :20, or 7")
+            raise UsageError(f"--steps {text}: not a range of steps; needed FIRST:STOP: 5:20 (5 to 19), 5:, :20, or 7")
         return cls(first, stop if colon or first is None else first + 1, skip)
 
     @property
     def selects(self) -> bool:
-        """Whether anything was asked for."""
+        """Whether the options select specific steps."""
         return self != StepOptions()
 
 
 ALL_STEPS = StepOptions()
-"""Nothing asked for."""
+"""No selection: all steps."""
 
 
 def chosen_steps(options: StepOptions, number: Int64Array, path: str) -> npt.NDArray[np.bool_]:
     """Which instances are to be looked at, from their numbers.
 
     Raises:
-        UsageError: None is left, though something was asked for.
+        UsageError: The options select steps, and none of them is in the capture.
     """
     kept = np.arange(len(number)) >= options.skip
     if options.first is not None:
@@ -78,7 +78,7 @@ def chosen_steps(options: StepOptions, number: Int64Array, path: str) -> npt.NDA
         kept &= number < options.stop
     if options.selects and not kept.any():
         there = f"{len(number)} steps, {number.min()} to {number.max()}" if len(number) else "no steps"
-        raise UsageError(f"{path}: none of the steps asked for is in it; it has {there}")
+        raise UsageError(f"{path}: none of the requested steps is in it; it has {there}")
     return kept
 
 

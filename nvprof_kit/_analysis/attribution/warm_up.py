@@ -96,7 +96,7 @@ def _of_another_kind(attribution: Attribution) -> bool:
 
 def left_out_warnings(choice: StepChoice) -> tuple[str, ...]:
     """That steps are left out of the figures per step, in a sentence for each."""
-    return tuple(f"{said}: warm-up, in no figure per step; --steps takes it in" for said in choice.left_out)
+    return tuple(f"{said}: warm-up, not in figures per step; --steps includes it" for said in choice.left_out)
 
 
 def _loading(trace: Trace, start: Int64Array, end: Int64Array) -> Int64Array:

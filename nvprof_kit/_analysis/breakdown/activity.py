@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.lanes import Line
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.windows import Windows
 from nvprof_kit._analysis.kernels.classes import KernelClasses
@@ -49,10 +50,9 @@ def activity(trace: Trace, classes: KernelClasses, windows: Windows) -> Activity
     """What the devices do in every window, and the gaps in which they do nothing."""
     sort = op_sorts(trace, classes)
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    origin = int(min(windows.start.min(initial=0), start.min(initial=0)))
-    span = int(max(windows.end.max(initial=0), end.max(initial=0))) - origin + 1
-    moment, change = _changes(windows, sort, (start, end), origin, span)
-    opens, closes = (windows.device * span + (edge - origin) for edge in (windows.start, windows.end))
+    line = Line.over((windows.start, start), (windows.end, end))
+    moment, change = _changes(windows, sort, (start, end), line)
+    opens, closes = (line.at(windows.device, edge) for edge in (windows.start, windows.end))
     count = len(windows.start)
     spent, comm, copy = (np.zeros(many, dtype=np.int64) for many in (4 * count, count, count))
     gaps, running, mask = [], np.int64(0), (1 << _BITS) - 1
@@ -71,7 +71,7 @@ def activity(trace: Trace, classes: KernelClasses, windows: Windows) -> Activity
         comm += exact_sums(window[busy[1]], length[busy[1]], count)
         copy += exact_sums(window[busy[2]], length[busy[2]], count)
         idle = state == IDLE
-        began = begin[idle] - windows.device[window[idle]] * span + origin
+        began = line.moment(begin[idle])
         gaps.append((window[idle], began, began + length[idle]))
     none = [np.zeros(0, dtype=np.int64)] * 3
     gap_window, gap_start, gap_end = (np.concatenate(column) for column in zip(none, *gaps, strict=True))
@@ -83,15 +83,14 @@ _BLOCK = 1 << 18
 
 
 def _changes(
-    windows: Windows, sort: np.ndarray, times: tuple[Int64Array, Int64Array], origin: int, span: int
+    windows: Windows, sort: np.ndarray, times: tuple[Int64Array, Int64Array], line: Line
 ) -> tuple[Int64Array, Int64Array]:
     """Where operations and windows begin and end, device by device, and what changes there: the number of operations
     of each sort, `_BITS` bits for each.
     """
     unit = np.left_shift(np.int64(1), _BITS * (sort.astype(np.int64) - 1))
-    lane = windows.of_op * span - origin
-    edges = (windows.device * span + (edge - origin) for edge in (windows.start, windows.end))
-    moment = np.concatenate((lane + times[0], lane + times[1], *edges))
+    edges = (line.at(windows.device, edge) for edge in (windows.start, windows.end))
+    moment = np.concatenate((*(line.at(windows.of_op, one) for one in times), *edges))
     change = np.concatenate((unit, -unit, np.zeros(2 * len(windows.start), dtype=np.int64)))
     order = np.argsort(moment, kind="stable")
     return moment[order], change[order]

@@ -48,7 +48,7 @@ COLUMNS = {
     "copy_ns": "time in which it copies, hidden or exposed",
     **{f"idle_{cause}_ns": f"idle: {meaning}" for cause, meaning in CAUSES.items()},
     **QUEUE_COLUMNS,
-    "start_ns": "where the step begins on the device, in ns since the capture's zero",
+    "start_ns": "where the step begins on the device, in ns since the start of the capture",
 }
 """The columns of `BreakdownResult.steps`."""
 
@@ -61,7 +61,7 @@ IDLE_COLUMNS = {
     "gaps": "number of gaps with such a time",
     "idle_ns": "time of it in them",
     "longest_ns": "the most in one gap",
-    "longest_at_ns": "where that begins, in ns since the capture's zero: the place to jump to in Nsight",
+    "longest_at_ns": "where that begins, in ns since the start of the capture: the place to jump to in Nsight",
 }
 """The columns of `BreakdownResult.idle`."""
 
@@ -71,23 +71,23 @@ class BreakdownResult:
     """Where the time of each step goes.
 
     Attributes:
-        steps: A row per step and device with `COLUMNS`, by process, device and time.
-        instances: Which instance of a step each row is, -1 outside steps, shape ``(rows,)``.
-        choice: Which steps are warm-up, or were asked for.
-        idle: Idle time by cause and place with `IDLE_COLUMNS`, the most first.
-        communication: Communication with `nvprof_kit._analysis.breakdown.transfers.COMM_COLUMNS`.
-        copies: Copies with `nvprof_kit._analysis.breakdown.transfers.COPY_COLUMNS`.
-        launches: Launches with `nvprof_kit._analysis.breakdown.idle.LAUNCH_COLUMNS`.
-        queue: The queue of launched operations through the median step, with
+        steps: One row per step and device, sorted by process, device and time; columns `COLUMNS`.
+        instances: The step instance of each row of `steps`, -1 outside steps, shape ``(rows,)``.
+        choice: Which steps are warm-up, or were requested.
+        idle: Idle time by cause and place, the longest first; columns `IDLE_COLUMNS`.
+        communication: Communication; columns `nvprof_kit._analysis.breakdown.transfers.COMM_COLUMNS`.
+        copies: Memory copies; columns `nvprof_kit._analysis.breakdown.transfers.COPY_COLUMNS`.
+        launches: Kernel launches; columns `nvprof_kit._analysis.breakdown.launches.LAUNCH_COLUMNS`.
+        queue: The number of launched, waiting operations during the median step; columns
             `nvprof_kit._analysis.breakdown.queue.QUEUE_TIME_COLUMNS`.
-        critical_path: The critical path of the median step, with
+        critical_path: The critical path of the median step; columns
             `nvprof_kit._analysis.breakdown.critical_path.PATH_COLUMNS`.
-        critical_window: Which row of `steps` the median step is.
-        gaps: A row per idle gap, see `nvprof_kit._analysis.breakdown.idle.Idle.gaps`; `window` is a row of `steps`.
+        critical_window: The row of the median step in `steps`.
+        gaps: One row per idle gap, see `nvprof_kit._analysis.breakdown.idle.Idle.gaps`; `window` is a row of `steps`.
         waits: Gaps that began while the host waited for the device, see
             `nvprof_kit._analysis.breakdown.idle.Idle.waits`.
-        warnings: Sentences on what may be missing or distorted, each with what to do.
-        info: What the capture says of itself.
+        warnings: What may be missing or distorted; each sentence says what to do about it.
+        info: Recording tool, GPUs and processes of the capture.
     """
 
     steps: pd.DataFrame

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.attribution.lanes import union
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, inherit
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._analysis.breakdown.host import HostCalls
@@ -35,10 +36,10 @@ CAUSES: Mapping[str, str] = {
     "copy": "the host was in a copying call that did not return at once",
     "gc": "Python collected garbage",
     "off_cpu": "the launching thread was not on a CPU: it waited for a thread, a lock or a file, or was preempted",
-    "profiler": "the profiler held the host up; not there without it",
+    "profiler": "the profiler delayed the host; absent without it",
     "graph": "between two replays of CUDA graphs",
     "queued": "the next operation was launched already: the device's own gap between operations",
-    "unknown": "the host had not launched the next operation yet; nothing tells what it did: Python, or another thread",
+    "unknown": "the host had not launched the next operation yet; its work is unknown: Python, or another thread",
     "other": "no operation follows, or its launch is not in the capture",
 }
 """The causes and what they mean."""
@@ -120,7 +121,7 @@ class Doing:
         """Where what a thread does changes."""
         nesting = self.ranges.nesting
         found = [self.stack.changes, self.loading.changes]
-        found.append(Changes(nesting.threads, nesting.origin, nesting.span, nesting.change))
+        found.append(Changes(nesting.threads, nesting.line, nesting.change))
         return [*found, self.on_cpu.changes] if self.on_cpu is not None else found
 
     def at(self, tid: Int64Array, moment: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -179,10 +180,8 @@ def doing(
 
 def _touches(gaps: tuple[Int64Array, Int64Array], start: Int64Array, end: Int64Array) -> npt.NDArray[np.bool_]:
     """Which intervals overlap some gap, whichever device it is of."""
-    begins, ends = gaps
-    one = np.zeros(len(begins), dtype=np.int64)
-    union = Stretches(one, begins, ends).changes.keys + (int(begins.min()) if len(begins) else 0)
-    after, before = np.searchsorted(union[1::2], start, side="right"), np.searchsorted(union[0::2], end, side="left")
+    begins, ends = union(*gaps)
+    after, before = np.searchsorted(ends, start, side="right"), np.searchsorted(begins, end, side="left")
     touched: npt.NDArray[np.bool_] = before > after
     return touched
 

@@ -56,7 +56,7 @@ class Messages:
     """What each of some operations moves, shape ``(n,)`` each.
 
     Attributes:
-        bytes: Bytes of the larger buffer, -1 where the capture does not tell.
+        bytes: Bytes of the larger buffer, -1 if unknown.
         ranks: Ranks of the group, -1 where it does not tell.
     """
 
@@ -147,7 +147,7 @@ def bus_factors(collective: npt.NDArray[np.object_], ranks: Int64Array) -> npt.N
 
     Args:
         collective: Kinds, like ``AllReduce``, shape ``(n,)``.
-        ranks: Ranks of the groups, -1 where unknown, shape ``(n,)``.
+        ranks: Ranks of the groups, -1 if unknown, shape ``(n,)``.
     """
     kind = np.array([str(one).lower() for one in collective], dtype=object)
     share = np.where(ranks > 0, (ranks - 1) / np.maximum(ranks, 1), np.nan)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.operations import op_owners, range_owners
+from nvprof_kit._analysis.attribution.step_times import median_place
 from nvprof_kit._analysis.attribution.windows import Windows
 from nvprof_kit._analysis.breakdown.causes import doing
 from nvprof_kit._analysis.breakdown.host import WAITS, HostCalls
@@ -61,7 +62,7 @@ def median_window(windows: Windows, shown: npt.NDArray[np.bool_]) -> int:
     steps = np.flatnonzero(np.append(shown, False)[windows.instance])
     if not len(steps):
         return int(length.argmax())
-    return int(steps[np.argsort(length[steps], kind="stable")[(len(steps) - 1) // 2]])
+    return int(steps[median_place(length[steps])])
 
 
 def critical_path(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.lanes import Line
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.operations import range_owners
 from nvprof_kit._analysis.attribution.windows import Windows
@@ -231,12 +232,11 @@ class _Splitter:
 
 def _following(trace: Trace, windows: Windows, active: Activity, host: HostCalls) -> _Next:
     starts = trace.ops["start_ns"].to_numpy()
-    origin = int(min(starts.min(initial=0), active.gap_start.min(initial=0)))
-    span = int(max(starts.max(initial=0), active.gap_end.max(initial=0))) - origin + 1
-    key = windows.of_op * span + (starts - origin)
+    line = Line.over((starts, active.gap_start), (starts, active.gap_end))
+    key = line.at(windows.of_op, starts)
     order = np.argsort(key, kind="stable")
     lane = windows.device[active.gap_window]
-    place = np.searchsorted(key[order], lane * span + (active.gap_end - origin))
+    place = np.searchsorted(key[order], line.at(lane, active.gap_end))
     around = np.concatenate(([NONE], order, [NONE]))
     of_op = np.append(windows.of_op, NONE)
     before, op = (np.where(of_op[one] == lane, one, NONE) for one in (around[place], around[place + 1]))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nvprof_kit._analysis.attribution.lanes import Line
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.breakdown.causes import Doing
 from nvprof_kit._analysis.breakdown.host import HostCalls
@@ -93,9 +94,9 @@ class Callers:
 def _moments(lane: int, moments: Int64Array) -> Changes:
     """Sorted moments of one lane."""
     if not len(moments):
-        return Changes(np.zeros(0, dtype=np.int64), 0, 2, moments)
-    low = int(moments[0])
-    return Changes(np.array([lane]), low, int(moments[-1]) - low + 2, moments - low)
+        return Changes(np.zeros(0, dtype=np.int64), Line(0, 2), moments)
+    line = Line.over((moments,), (moments,), beyond=2)
+    return Changes(np.array([lane]), line, line.at(np.zeros(1, dtype=np.int64), moments))
 
 
 def pieces_of(waits: Waits, done: Doing, callers: Callers) -> Pieces:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.lanes import Line
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.windows import Windows
 from nvprof_kit._analysis.breakdown.host import HostCalls
@@ -28,11 +29,11 @@ QUEUE_COLUMNS = {
 """The columns that `queue_by_window` gives each step."""
 
 QUEUE_TIME_COLUMNS = {
-    "step": "number of the step, missing where the capture has none",
+    "step": "number of the step, missing if none",
     "process": "place of the process among the capture's processes",
     "device": "ordinal of the GPU as the process sees it",
     "stream": "the stream",
-    "start_ns": "where the slice begins, in ns since the capture's zero",
+    "start_ns": "where the slice begins, in ns since the start of the capture",
     "end_ns": "where it ends",
     "queue_mean": "operations of the stream launched and not yet begun, averaged over the slice",
     "queue_max": "the most at once",
@@ -128,10 +129,9 @@ def _depths(
         waiting: The stretches.
         windows: The windows.
     """
-    low = int(min(windows.start.min(initial=0), waiting.begin.min(initial=0)))
-    span = int(max(windows.end.max(initial=0), waiting.end.max(initial=0))) - low + 1
-    begins, ends = (lane * span + (moment - low) for moment in (waiting.begin, waiting.end))
-    opens, closes = (windows.lane * span + (edge - low) for edge in (windows.start, windows.end))
+    line = Line.over((windows.start, waiting.begin), (windows.end, waiting.end))
+    begins, ends = (line.at(lane, moment) for moment in (waiting.begin, waiting.end))
+    opens, closes = (line.at(windows.lane, edge) for edge in (windows.start, windows.end))
     moment = np.concatenate((begins, ends, opens, closes))
     change = np.repeat([1, -1, 0], [len(lane), len(lane), 2 * len(opens)])
     order = np.argsort(moment, kind="stable")

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.lanes import Line, union
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, peel
 
 
 @dataclass(frozen=True)
@@ -20,14 +21,12 @@ class Changes:
 
     Attributes:
         lanes: The lanes that have a change, ascending.
-        origin: The zero of the keys.
-        span: Distance of two lanes in the keys, longer than the time between the first change and the last, by 2.
-        keys: The moments, ascending.
+        line: The lanes one behind the other, each longer than the time between the first change and the last by 2.
+        keys: The moments as places on it, ascending.
     """
 
     lanes: Int64Array
-    origin: int
-    span: int
+    line: Line
     keys: Int64Array
 
     def key(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
@@ -35,7 +34,7 @@ class Changes:
         if not len(self.lanes):
             return np.full(len(lane), NONE, dtype=np.int64)
         place = np.minimum(np.searchsorted(self.lanes, lane), len(self.lanes) - 1)
-        found = place * self.span + np.clip(moment - self.origin, -1, self.span - 1)
+        found = self.line.at(place, self.line.within(moment, before=1))
         return np.where(self.lanes[place] == lane, found, NONE)
 
     def inside(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -45,7 +44,7 @@ class Changes:
         row = np.repeat(np.arange(len(lane)), many)
         first = np.concatenate(([0], np.cumsum(many)[:-1])) if len(many) else many
         keys = self.keys[np.arange(len(row)) + (low - first)[row]]
-        return row, keys % max(self.span, 1) + self.origin
+        return row, self.line.moment(keys)
 
     def before(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
         """Index of the last change at or before each moment, on any lane; `NONE` for none."""
@@ -62,15 +61,11 @@ class Stretches:
     def __init__(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> None:
         real = end > start
         lane, start, end = lane[real], start[real], end[real]
-        origin, span = _extent(start, end)
+        line = Line.over((start,), (end,), beyond=2)
         lanes, place = np.unique(lane, return_inverse=True)
-        begins, finishes = place * span + (start - origin), place * span + (end - origin)
-        order = np.argsort(begins, kind="stable")
-        begins, reach = begins[order], np.maximum.accumulate(finishes[order]) if len(order) else finishes
-        fresh = np.flatnonzero(np.concatenate(([True], begins[1:] > reach[:-1]))[: len(order)])
-        last = np.append(fresh[1:] - 1, len(order) - 1)[: len(fresh)]
         # a begin and its end in turn: an even place is a begin
-        self.changes = Changes(lanes, origin, span, np.stack([begins[fresh], reach[last]], axis=1).ravel())
+        keys = np.stack(union(line.at(place, start), line.at(place, end)), axis=1).ravel()
+        self.changes = Changes(lanes, line, keys)
 
     def hold(self, lane: Int64Array, moment: Int64Array) -> npt.NDArray[np.bool_]:
         """Whether a lane is in one of the intervals at a moment, shape ``(n,)``."""
@@ -92,12 +87,14 @@ class Stack:
     """
 
     def __init__(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> None:
-        origin, span = _extent(start, end)
+        line = Line.over((start,), (end,), beyond=2)
         lanes, place = np.unique(lane, return_inverse=True)
-        begins, finishes = place * span + (start - origin), place * span + (end - origin)
+        begins, finishes = line.at(place, start), line.at(place, end)
         order = np.lexsort((-finishes, begins))
         order = order[finishes[order] > begins[order]]
-        self.parent, self.depth = _around(begins, finishes, order)
+        found = peel(begins, finishes, order, shorten=True)
+        assert found is not None, "what is shortened nests"
+        self.parent, self.depth = found
         begin, finish = begins[order], finishes[order]
         # at one moment: ends from the inside out, then starts from the outside in
         ends = len(order) - 1 - np.argsort(finish[::-1], kind="stable")
@@ -107,27 +104,8 @@ class Stack:
         keys, owner = np.empty(2 * len(order), dtype=np.int64), np.empty(2 * len(order), dtype=np.int64)
         keys[of_start], keys[of_end] = begin, sorted_ends
         owner[of_start], owner[of_end] = order, self.parent[order[ends]]
-        self.changes, self.owner = Changes(lanes, origin, span, keys), np.append(owner, NONE)
+        self.changes, self.owner = Changes(lanes, line, keys), np.append(owner, NONE)
 
     def innermost(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
         """The innermost interval that is open on a lane at a moment, or `NONE`, shape ``(n,)``."""
         return self.owner[self.changes.before(lane, moment)]
-
-
-def _extent(start: Int64Array, end: Int64Array) -> tuple[int, int]:
-    origin = int(start.min(initial=np.iinfo(np.int64).max)) if len(start) else 0
-    return origin, (int(end.max()) - origin if len(end) else 0) + 2
-
-
-def _around(begins: Int64Array, finishes: Int64Array, order: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Parent and depth of intervals, level by level; `finishes` are cut where they cross. In the order of starts."""
-    parent, depth = np.full(len(begins), NONE, dtype=np.int64), np.zeros(len(begins), dtype=np.int64)
-    left, above, level = order, np.full(len(order), NONE, dtype=np.int64), 0
-    while len(left):
-        reach = np.maximum.accumulate(finishes[left])
-        outermost = np.concatenate(([True], begins[left][1:] >= reach[:-1]))
-        parent[left[outermost]], depth[left[outermost]] = above[outermost], level
-        last = left[np.maximum.accumulate(np.where(outermost, np.arange(len(left)), 0))]
-        finishes[left] = np.minimum(finishes[left], finishes[last])
-        left, above, level = left[~outermost], last[~outermost], level + 1
-    return parent, depth

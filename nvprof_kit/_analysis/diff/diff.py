@@ -92,16 +92,16 @@ class DiffResult:
     """Two captures compared, or several of each.
 
     Attributes:
-        rows: The columns of `COLUMNS`, by level, within one the largest difference first.
-        kernels: Kernels that are new, gone, renamed or run in another number, the costliest first, with
-            `nvprof_kit._analysis.diff.kernels.KERNEL_COLUMNS`.
-        gates: What became of each gate.
-        base_steps, new_steps: Number of steps compared, over all runs.
-        warnings: Sentences on what may be wrong with the comparison.
-        base, new: What the first capture of each side says of itself.
-        base_runs, new_runs: The same of every capture.
+        rows: The comparison, sorted by level, then by difference in descending order; columns `COLUMNS`.
+        kernels: Kernels that are new, gone, renamed or launched a different number of times, the costliest first;
+            columns `nvprof_kit._analysis.diff.kernels.KERNEL_COLUMNS`.
+        gates: The outcome of each gate.
+        base_steps, new_steps: Number of compared steps, over all runs.
+        warnings: What may be wrong with the comparison.
+        base, new: Recording tool, GPUs and processes of the first capture of each side.
+        base_runs, new_runs: The same for all captures of each side.
         launches: Kernels per step in BASE and in NEW.
-        notes: Sentences on how it was compared.
+        notes: How the captures were compared.
     """
 
     rows: pd.DataFrame

@@ -69,7 +69,9 @@ def step_sums(
     left_out = left_out_warnings(choice)
     if not choice.asked and choice.count < least:
         choice = replace(choice, shown=np.ones_like(choice.shown))
-        left_out = tuple(f"{said}: warm-up, compared all the same, so few are the steps" for said in choice.left_out)
+        left_out = tuple(
+            f"{said}: warm-up, compared nevertheless, because there are few steps" for said in choice.left_out
+        )
     steps = attribution.ranges.steps[choice.shown]
     column = np.append(np.where(choice.shown, np.cumsum(choice.shown) - 1, NONE), NONE)
     of_op = column[attribution.step]

@@ -13,7 +13,7 @@ Activation Recomputation in Large Transformer Models", 2022).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ from nvprof_kit._analysis.flops.counted import Counted, Key, Work, read_counted
 from nvprof_kit._analysis.flops.rows import Row, Whole, captured_rows, uncounted_rows, utilisation, whole, without_peak
 from nvprof_kit._analysis.flops.shapes import counted_from_shapes
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
+from nvprof_kit._analysis.layers.blocks import computing_blocks
+from nvprof_kit._analysis.layers.fold import NO_BLOCKS, Blocks
 from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.names import NO_LAYER
@@ -60,7 +62,7 @@ def why_above(hfu: float, *, attention: bool, fp32: bool, own_peak: bool) -> str
 
 
 COLUMNS = {
-    "layer": "module path, with the layers it holds; or `(none)` for work outside every layer",
+    "layer": "module path, including nested layers; or `(none)` for work outside every layer",
     "phase": "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`",
     "calls": "times it ran in the capture's steps, as in `layers`; in all of a capture without steps",
     "gpu_busy_ns": "length of the union of its operations' intervals there, in ns, summed over devices",
@@ -70,7 +72,7 @@ COLUMNS = {
     "tflops_per_s": "`flops` by `gpu_busy_ns`, in 10^12 a second",
     "hfu": "time that `flops` take at the GPU's peak for their types, over `gpu_busy_ns`: 1 is the peak",
     "mfu": "the same of `model_flops`",
-    "unknown": "operators whose work nobody knows and that `flops` lacks, by name",
+    "unknown": "operators with unknown work, not included in `flops`, by name",
     "note": "why a figure is missing, too low or above the peak",
 }
 """The columns of `FlopsResult.rows` and what they mean."""
@@ -94,15 +96,16 @@ class FlopsOptions:
 
 @dataclass(frozen=True)
 class FlopsResult:
-    """What each layer gets out of the GPU.
+    """Floating point operations, achieved FLOP/s and MFU of each layer.
 
     Attributes:
-        rows: The columns of `COLUMNS`, a row per (layer, phase), in the model's order, `(none)` last.
-        whole: All of it.
-        peaks: The GPU's peaks, None where they are not known.
-        counts: The file of counts, or that the shapes in the capture were counted.
-        info: What the capture says of itself.
-        warnings: Sentences on what the figures lack.
+        rows: One row per layer and phase, in model order, `(none)` last; columns `COLUMNS`.
+        whole: The same figures for all layers together.
+        peaks: The GPU's peaks; None if unknown.
+        counts: The file of counts, or a text that says the shapes in the capture were used.
+        info: Recording tool, GPUs and processes of the capture.
+        warnings: What the figures do not include.
+        blocks: The layers as they are compared, to fold the equal ones.
     """
 
     rows: pd.DataFrame
@@ -111,6 +114,34 @@ class FlopsResult:
     counts: str
     info: CaptureInfo
     warnings: tuple[str, ...] = ()
+    blocks: Blocks = NO_BLOCKS
+
+
+def joined(rows: pd.DataFrame) -> dict[str, Any]:
+    """The columns of `COLUMNS` of some equal layers in a phase together: sums, and over the summed busy time what is a
+    rate.
+    """
+    busy = rows["gpu_busy_ns"]
+    sums = {name: rows[name].sum(skipna=False) for name in ("calls", "gpu_busy_ns", "flops", "model_flops")}
+    weighed = {name: (rows[name] * busy)[busy > 0].sum(skipna=False) for name in ("tflops_per_s", "hfu", "mfu")}
+    return {
+        **sums,
+        **{name: total / sums["gpu_busy_ns"] if sums["gpu_busy_ns"] else math.nan for name, total in weighed.items()},
+        "dtype": "+".join(dict.fromkeys(one for text in rows["dtype"] for one in text.split("+") if one)),
+        "unknown": "; ".join(sorted({one for text in rows["unknown"] for one in text.split("; ") if one})),
+        "note": NOTES_APART.join(_alike_notes(one for text in rows["note"] for one in text.split(NOTES_APART) if one)),
+    }
+
+
+def _alike_notes(notes: Iterable[str]) -> list[str]:
+    """Each note once; of those that begin with different percentages one, with the least and the most."""
+    found: dict[str, list[int]] = {}
+    for note in notes:
+        number, sign, rest = note.partition("%")
+        begins = bool(sign) and number.isdecimal()
+        found.setdefault(f"%{rest}" if begins else note, []).extend([int(number)] if begins else [])
+    ranges = {text: "-".join(map(str, sorted({min(of), max(of)}))) if of else "" for text, of in found.items()}
+    return [f"{ranges[text]}{text}" for text in found]
 
 
 def flops(
@@ -139,8 +170,9 @@ def flops(
     records = _Records(counted, times, peaks, uncounted_rows(operations, counted, rows), bool(options.peaks))
     together = whole(trace, operations.attribution, counted, times, peaks=peaks, choice=choice)
     above = [f"the steps together are {records.why_above(together.busy_hfu)}"] if together.above_the_peak else []
+    table = pd.DataFrame([records.of(row) for row in rows], columns=list(COLUMNS))
     return FlopsResult(
-        rows=pd.DataFrame([records.of(row) for row in rows], columns=list(COLUMNS)),
+        rows=table,
         whole=together,
         peaks=peaks,
         counts=named,
@@ -151,6 +183,9 @@ def flops(
             *left_out_warnings(choice),
             *_warnings(counted, times, named),
             *_warnings_of_gpu(trace.info, peaks, counts.gpu if counts else ""),
+        ),
+        blocks=computing_blocks(operations, choice.of_ops(operations.attribution)).with_amounts(
+            table, "flops", "operations"
         ),
     )
 

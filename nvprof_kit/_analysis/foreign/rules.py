@@ -34,7 +34,7 @@ class Meaning(NamedTuple):
         name: Its path, phase or step, and its category. A path that begins with a dot continues that of the layer
             around the range.
         operator: One of `OPERATORS`, or '' for what is no operator of autograd's.
-        sequence: The operator's sequence number, -1 where it has none.
+        sequence: The operator's sequence number, -1 if none.
         ruled: Whether a rule said so.
     """
 
@@ -135,7 +135,7 @@ def preset(name: str) -> Rules:
 
 def _preset_text(name: str) -> str:
     if name not in presets():
-        raise UsageError(f"no preset {name!r}; there are {', '.join(presets())}")
+        raise UsageError(f"no preset {name!r}; available: {', '.join(presets())}")
     return (_PRESETS / f"{name}.toml").read_text(encoding="utf-8")
 
 
@@ -166,7 +166,7 @@ def parse_rules(text: str, source: str) -> Rules:
         raise UsageError(f"{source}: otherwise = {otherwise!r}; needed one of {', '.join(_OTHERWISE)}")
     tables = document.get("rule", [])
     if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
-        raise UsageError(f"{source}: rule is no list of tables; write each below a line [[rule]]")
+        raise UsageError(f"{source}: rule is not a list of tables; write each below a line [[rule]]")
     rules = [_rule(table, f"{source}: rule {number}") for number, table in enumerate(tables, 1)]
     for other in document.get("include", []):
         rules += parse_rules(_preset_text(other), other).rules
@@ -195,7 +195,7 @@ def _rule(entry: Mapping[str, Any], named: str) -> Rule:
         try:
             (template or "").format_map(groups)
         except (KeyError, ValueError, IndexError, AttributeError) as error:
-            raise UsageError(f"{named}: {key} = {template!r} names no group of the expression ({error})") from None
+            raise UsageError(f"{named}: {key} = {template!r} names an unknown group ({error})") from None
     if entry.get("layer") and "phase" in entry and "{" not in entry["phase"] and entry["phase"] not in _LAYER_PHASES:
         raise UsageError(f"{named}: phase = {entry['phase']!r}; a layer's is one of {', '.join(_LAYER_PHASES)}")
     operator = entry.get("operator", "")
@@ -209,7 +209,7 @@ def _pattern(expression: str, named: str) -> re.Pattern[str]:
     try:
         return re.compile(expression, re.DOTALL)
     except re.error as error:
-        raise UsageError(f"{named}: {expression!r} is no regular expression: {error}") from None
+        raise UsageError(f"{named}: {expression!r} is not a regular expression: {error}") from None
 
 
 def _check_keys(table: Mapping[str, Any], known: frozenset[str], named: str) -> None:

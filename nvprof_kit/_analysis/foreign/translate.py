@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution import autograd_links as links
 from nvprof_kit._analysis.attribution.autograd_links import Operators
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, nest
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Nesting, nest, outer_layers
 from nvprof_kit._analysis.foreign.rules import OPERATORS, Meaning, Rules
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
 from nvprof_kit._trace.schema import Trace
@@ -129,7 +129,7 @@ class _Renamed:
         made_by = links.makers(operators)
         told = links.layer_of_nodes(operators, made_by, nesting, layer_range)
         owner = links.with_followers(operators, told)
-        found = links.envelopes(operators, owner, links.outer_layers(layer_range, nesting))
+        found = links.envelopes(operators, owner, outer_layers(layer_range, nesting))
         texts = [RangeName(name.text, Category.BACKWARD) for name in self._names]
         self._append(
             {"start_ns": found.start, "end_ns": found.end, "pid": found.pid, "tid": found.tid},
@@ -162,7 +162,7 @@ class _Renamed:
         """Put the path of the layer around it before each path that begins with a dot, from the outside in."""
         nesting = self._nesting()
         layer_range = links.nearest(self.is_a(_FORWARD + _BACKWARD), nesting)
-        around = links.outer_layers(layer_range, nesting)[: len(self._name)]
+        around = outer_layers(layer_range, nesting)[: len(self._name)]
         relative = _flags(self._names, lambda name: name.text.startswith("."))[self._name]
         whole: dict[tuple[int, int], int] = {}
         for level in range(int(nesting.depth.max(initial=0)) + 1):

@@ -1,7 +1,7 @@
-"""Which class each GPU operation is of: gemm, attention, norm, … told from its name by a list of rules.
+"""The class of each GPU operation (gemm, attention, norm, …), derived from its name by a list of rules.
 
-The rules are data (`classes.toml`, in the package); rules of a user's own have the same form and are asked
-first. What no rule matched is `other`, and is listed, so that nobody takes silence for knowledge.
+The rules are data (`classes.toml`, in the package); user rules have the same form and take precedence. Operations that
+no rule matches are `other` and listed, so that missing rules are visible.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
 
     Raises:
         UsageError: The text is not TOML, a field is missing or unknown, a class is none of `CLASSES`, or a pattern
-            is no regular expression.
+            is not a regular expression.
     """
     try:
         tables = parse_toml(text).get("rule", [])
@@ -119,7 +119,7 @@ def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
 
 def _rule(table: Any, where: str) -> Rule:
     if not isinstance(table, Mapping):
-        raise UsageError(f"{where}: no table; write each rule below a line [[rule]]")
+        raise UsageError(f"{where}: not a table; write each rule below a line [[rule]]")
     if missing := _FIELDS - {"example"} - table.keys():
         raise UsageError(f"{where}: lacks {', '.join(sorted(missing))}")
     if unknown := table.keys() - _FIELDS:
@@ -130,7 +130,7 @@ def _rule(table: Any, where: str) -> Rule:
     try:
         pattern = re.compile("|".join(match), re.IGNORECASE)
     except re.error as error:
-        raise UsageError(f"{where}: {table['match']!r} is no regular expression: {error}") from None
+        raise UsageError(f"{where}: {table['match']!r} is not a regular expression: {error}") from None
     return Rule(str(table["name"]), table["class"], pattern, example)
 
 

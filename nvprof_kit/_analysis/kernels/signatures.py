@@ -172,8 +172,8 @@ def read_kernels(trace: Trace, attribution: Attribution | None = None) -> Kernel
     ops = trace.ops
     if any(name not in ops for name in NEEDED):
         raise CaptureError(
-            f"{trace.info.path}: it does not say how its kernels were launched (grid, block, registers); needed a "
-            "capture of nsys"
+            f"{trace.info.path}: no launch configurations of kernels (grid, block, registers) in it; needed an "
+            "nsys capture"
         )
     attribution = attribution or attribute(trace)
     owners, owner = _owners(attribution, ops["start_ns"].to_numpy())

@@ -8,8 +8,9 @@ holds the sum of its blocks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.layers.order import with_holders
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
 if TYPE_CHECKING:
@@ -43,6 +45,148 @@ _OF_PHASE, _OF_BLOCK = 0.10, 0.03
 """Least difference that makes a block unlike its equals: of its time in a phase, and of that in all phases."""
 
 Floats = npt.NDArray[np.float64]
+Join = Callable[[str, str, "pd.DataFrame"], "dict[str, Any]"]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Layers to be compared, each behind the one that holds it.
+
+    Attributes:
+        layers: Their paths.
+        parents: For each the layer that holds it, '' at the top.
+        times: What each computes with all it holds, in ns, shape ``(layers, kinds)``.
+        kinds: What the times are of.
+    """
+
+    layers: tuple[str, ...]
+    parents: tuple[str, ...]
+    times: Floats
+    kinds: tuple[str, ...] = _PHASES
+
+    @classmethod
+    def of(cls, own: Mapping[tuple[str, str], float], parents: Mapping[str, str], layers: Iterable[str]) -> Blocks:
+        """Layers by their own times.
+
+        Args:
+            own: Time by layer and phase, without what lies in the layers below.
+            parents: The layer that holds each layer, '' at the top.
+            layers: The layers, in any order.
+        """
+        chains = [with_holders(layer, parents) for layer in dict.fromkeys(layers) if layer != NO_LAYER]
+        place = {layer: row for row, layer in enumerate(dict.fromkeys(one for chain in chains for one in chain))}
+        times = np.zeros((len(place), len(_PHASES)))
+        for (layer, phase), ns in own.items():
+            if layer in place and phase in _PHASES:
+                for holder in with_holders(layer, parents):
+                    times[place[holder], _PHASES.index(phase)] += ns
+        return cls(tuple(place), tuple(parents.get(layer, "") for layer in place), times)
+
+    def with_amounts(self, rows: pd.DataFrame, column: str, what: str) -> Blocks:
+        """The same, compared by amounts too, which become times at the rate of all of them.
+
+        Args:
+            rows: Rows by layer and phase.
+            column: Their column of amounts, each with those of the layers below.
+            what: What the amounts are of.
+        """
+        place = {layer: row for row, layer in enumerate(self.layers)}
+        amounts = np.zeros((len(place), len(_PHASES)))
+        for layer, phase, amount in zip(rows["layer"], rows["phase"], rows[column], strict=True):
+            if layer in place and phase in _PHASES:
+                amounts[place[layer], _PHASES.index(phase)] = amount
+        if not amounts.sum():
+            return self
+        amounts *= self.times[:, : len(_PHASES)].sum() / amounts.sum()
+        kinds = (*self.kinds, *(f"{phase} {what}" for phase in _PHASES))
+        return Blocks(self.layers, self.parents, np.concatenate([self.times, amounts], axis=1), kinds)
+
+    @cached_property
+    def depths(self) -> Mapping[str, int]:
+        """How many layers hold each layer."""
+        depths: dict[str, int] = {}
+        for layer, parent in zip(self.layers, self.parents, strict=True):
+            depths[layer] = depths[parent] + 1 if parent in depths else 0
+        return depths
+
+    def among(self, layers: Container[str]) -> Blocks:
+        """Those of some layers; what their holders are not among them lies at the top."""
+        kept = [place for place, layer in enumerate(self.layers) if layer in layers]
+        names, parents = (tuple(of[place] for place in kept) for of in (self.layers, self.parents))
+        return Blocks(names, parents, self.times[kept], self.kinds)
+
+
+NO_BLOCKS = Blocks((), (), np.zeros((0, len(_PHASES))))
+"""No layers: nothing folds."""
+
+
+@dataclass(frozen=True)
+class Folding:
+    """Which layers are one row.
+
+    Attributes:
+        into: Path of the folded row that holds a layer; layers with a row of their own are not in it.
+        unlike: In what a layer differs from its equals, '' where in nothing.
+    """
+
+    into: Mapping[str, str]
+    unlike: Mapping[str, str]
+
+    @classmethod
+    def of(cls, blocks: Blocks, asked: bool | None) -> Folding:
+        """Fold the equal ones of some layers.
+
+        Args:
+            blocks: The layers.
+            asked: Whether that was asked for; None folds where many are equal.
+        """
+        if asked is False:
+            return cls({}, {})
+        rows = _folded(blocks, LEAST)
+        if asked is None and max((len(row.nodes) for row in rows), default=0) < MANY:
+            return cls({}, {})
+        of_row = [(row, [blocks.layers[node] for node in row.nodes]) for row in rows]
+        return cls(
+            {layer: row.label for row, layers in of_row if len(layers) > 1 for layer in layers},
+            {layer: row.unlike for row, layers in of_row for layer in layers},
+        )
+
+    def marked(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Rows of layers with the columns `folded_into`, the path of the row that holds each, and `unlike`."""
+        layer = rows["layer"].astype(object)
+        told = {"folded_into": layer.map(dict(self.into)), "unlike": layer.map(dict(self.unlike))}
+        made: pd.DataFrame = rows.assign(**{name: one.fillna("").astype(object) for name, one in told.items()})
+        return made
+
+    def rows(self, rows: pd.DataFrame, cost: str, join: Join) -> pd.DataFrame:
+        """A row for each fold and phase.
+
+        Args:
+            rows: Rows by layer and phase, in the model's order.
+            cost: The column of times that `COLUMNS` are told of.
+            join: Gives the columns of a folded row, by its path and phase, from the rows in it.
+
+        Returns:
+            The rows with the columns `COLUMNS`.
+        """
+        import pandas as pd
+
+        label = [self.into.get(layer, layer) for layer in rows["layer"]]
+        place = {one: number for number, one in enumerate(dict.fromkeys(label))}
+        several = pd.Series(list(self.into.values()), dtype=object).value_counts().to_dict()
+        groups: dict[tuple[int, str], list[int]] = {}
+        for row, (path, phase) in enumerate(zip(label, rows["phase"], strict=True)):
+            groups.setdefault((place[path], str(phase)), []).append(row)
+        made = []
+        for (_, phase), members in sorted(groups.items(), key=lambda one: one[0][0]):
+            group, path = rows.iloc[members], label[members[0]]
+            own = group.iloc[0].to_dict() if path not in several else {**join(path, phase, group), "layer": path}
+            each = group[cost]
+            told = (several.get(path, 1), round(float(each.median())), int(each.min()), int(each.max()))
+            unlike = self.unlike.get(group["layer"].iloc[0], "")
+            made.append({**own, "phase": phase, **dict(zip(COLUMNS, (*told, unlike), strict=True))})
+        table: pd.DataFrame = pd.DataFrame(made, columns=[*rows.columns, *COLUMNS])
+        return table
 
 
 @dataclass(frozen=True)
@@ -58,28 +202,19 @@ class FoldedTree:
     tree: pd.DataFrame
     line: Int64Array
 
-    @property
-    def names(self) -> list[str]:
-        """For each row of the tree that was folded the path of the folded row that holds it, '' where it is its own."""
-        layer, count = self.tree["layer"].tolist(), self.tree["count"].tolist()
-        return [layer[place] if count[place] > 1 else "" for place in self.line.tolist()]
-
-    def marked(self, rows: pd.DataFrame, tree: pd.DataFrame) -> pd.DataFrame:
-        """Rows of layers with the columns `folded_into`, the path of the row that holds each, and `unlike`.
+    def folding(self, tree: pd.DataFrame) -> Folding:
+        """Which layers are one row.
 
         Args:
-            rows: Rows with a column `layer`.
             tree: The tree that was folded.
         """
-        layers = tree["layer"].tolist()
-        into = dict(zip(layers, self.names, strict=True)) | {NO_LAYER: ""}
-        unlike = dict(zip(layers, (self.tree["unlike"].tolist()[place] for place in self.line.tolist()), strict=True))
-        told = unlike | {NO_LAYER: ""}
-        layer = rows["layer"].astype(object)
-        made: pd.DataFrame = rows.assign(
-            folded_into=layer.map(into).fillna("").astype(object), unlike=layer.map(told).fillna("").astype(object)
+        label, count, unlike = (self.tree[name].tolist() for name in ("layer", "count", "unlike"))
+        lines = {layer: place for layer, place in zip(tree["layer"], self.line.tolist(), strict=True)
+                 if layer != NO_LAYER}  # fmt: skip
+        return Folding(
+            {layer: label[place] for layer, place in lines.items() if count[place] > 1},
+            {layer: unlike[place] for layer, place in lines.items()},
         )
-        return made
 
     def joined(self, values: pd.Series[int], how: str = "sum") -> pd.Series[int]:
         """Another column of the tree for the folded rows: ``sum`` or ``max``; missing where every value is."""
@@ -97,27 +232,30 @@ def fold(tree: pd.DataFrame, least: int = LEAST) -> FoldedTree:
     """
     import pandas as pd
 
-    folder = _Folder(tree, least)
-    folder.walk()
+    layers, outside = ([*np.flatnonzero((tree["layer"] == NO_LAYER) == is_outside)] for is_outside in (False, True))
+    inside = tree.iloc[layers]
+    found = _folded(Blocks(tuple(inside["layer"]), tuple(inside["parent"]), _computing(inside)), least)
+    rows = [replace(row, nodes=[int(layers[node]) for node in row.nodes]) for row in found]
+    rows += [_Row(NO_LAYER, "", [int(node)]) for node in outside]
     line = np.empty(len(tree), dtype=np.int64)
-    for place, row in enumerate(folder.rows):
+    for place, row in enumerate(rows):
         line[row.nodes] = place
     keys = ("layer", "phase", "parent", "depth")
     made = tree.drop(columns=list(keys)).reset_index(drop=True).groupby(line).sum()
     texts: dict[str, list[Any]] = {
-        "layer": [row.label for row in folder.rows],
-        "phase": [tree["phase"].iloc[row.nodes[0]] for row in folder.rows],
-        "parent": [row.parent for row in folder.rows],
-        "depth": [tree["depth"].iloc[row.nodes[0]] for row in folder.rows],
+        "layer": [row.label for row in rows],
+        "phase": [tree["phase"].iloc[row.nodes[0]] for row in rows],
+        "parent": [row.parent for row in rows],
+        "depth": [tree["depth"].iloc[row.nodes[0]] for row in rows],
     }
     work = (tree["total_ns"] - tree["comm_ns"]).to_numpy()
-    each = [work[row.nodes] for row in folder.rows]
+    each = [work[row.nodes] for row in rows]
     told = {
-        "count": [len(row.nodes) for row in folder.rows],
+        "count": [len(row.nodes) for row in rows],
         "median_ns": [round(float(np.median(one))) for one in each],
         "min_ns": [int(one.min()) for one in each],
         "max_ns": [int(one.max()) for one in each],
-        "unlike": [row.unlike for row in folder.rows],
+        "unlike": [row.unlike for row in rows],
     }
     table: pd.DataFrame = pd.concat([pd.DataFrame(texts), made, pd.DataFrame(told)], axis=1)
     table = table[[*tree.columns, *COLUMNS]]
@@ -137,26 +275,27 @@ class _Row:
     unlike: str = ""
 
 
-class _Folder:
-    """Walks the model; a node is a place in the tree."""
+def _folded(blocks: Blocks, least: int) -> list[_Row]:
+    return _Folder(blocks, least).walk()
 
-    def __init__(self, tree: pd.DataFrame, least: int) -> None:
+
+class _Folder:
+    """Walks the model; a node is a place among the layers."""
+
+    def __init__(self, blocks: Blocks, least: int) -> None:
         self._least = max(least, 2)
-        self._layer: list[str] = tree["layer"].tolist()
-        self._outside = [node for node, layer in enumerate(self._layer) if layer == NO_LAYER]
-        self._times = _computing(tree)
-        place = {layer: node for node, layer in enumerate(self._layer) if layer != NO_LAYER}
+        self._layer, self._times, self._kinds = blocks.layers, blocks.times, blocks.kinds
+        place = {layer: node for node, layer in enumerate(self._layer)}
         self._children: dict[int, list[int]] = {}
-        for node, parent in enumerate(tree["parent"].tolist()):
-            if self._layer[node] != NO_LAYER:
-                self._children.setdefault(place.get(parent, -1), []).append(node)
-        self._shape = self._shapes(len(tree))
+        for node, parent in enumerate(blocks.parents):
+            self._children.setdefault(place.get(parent, -1), []).append(node)
+        self._shape = self._shapes(len(self._layer))
         self.rows: list[_Row] = []
 
-    def walk(self) -> None:
-        """Fill `rows`, in the model's order."""
+    def walk(self) -> list[_Row]:
+        """The rows, in the model's order."""
         self._below([-1], "")
-        self.rows += [_Row(NO_LAYER, "", [node]) for node in self._outside]
+        return self.rows
 
     def _shapes(self, nodes: int) -> list[int]:
         """A number for each node that equal structures share: the parts below it, by their names."""
@@ -204,7 +343,7 @@ class _Folder:
             nodes = [node for one in group for node in sets[one]]
             said = unlike
             if not said and main is not None and group is not max(groups, key=len):
-                said = _difference(np.median(times[group], axis=0), main)
+                said = _difference(np.median(times[group], axis=0), main, self._kinds)
             rows.append(_Row(_label([self._layer[node] for node in nodes]), parent, nodes, said))
         return rows
 
@@ -275,13 +414,13 @@ def _heaps(times: Floats, least: int) -> npt.NDArray[np.bool_] | None:
     return None
 
 
-def _difference(times: Floats, equals: Floats) -> str:
+def _difference(times: Floats, equals: Floats, kinds: Sequence[str]) -> str:
     """The phase in which some times differ the most from their equals', and by how much."""
-    phase = int(np.abs(times - equals).argmax())
-    if not equals[phase]:
-        return f"{_PHASES[phase]} only here"
-    change = 100 * (times[phase] / equals[phase] - 1)
-    return f"{_PHASES[phase]} {change:+.0f} %"
+    kind = int(np.abs(times - equals).argmax())
+    if not equals[kind]:
+        return f"{kinds[kind]} only here"
+    change = 100 * (times[kind] / equals[kind] - 1)
+    return f"{kinds[kind]} {change:+.0f} %"
 
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")

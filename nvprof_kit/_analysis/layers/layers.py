@@ -43,14 +43,12 @@ COLUMNS = {
     "calls": (
         "times it ran: its ranges, and one for each CUDA-graph replay that ran it; for `(none)` the ranges of the phase"
     ),
-    "gpu_ops": (
-        "operations that are its own: kernels, copies, memsets and whole-graph replays whose innermost layer it is"
-    ),
+    "gpu_ops": ("its own operations: kernels, copies, memsets and whole-graph replays with this innermost layer"),
     "gpu_self_ns": "sum of the durations of these, in ns",
     "compute_ns": "the part of `gpu_self_ns` in kernels that compute, in ns",
     "comm_ns": "the part in collectives and other communication, in ns: moving bytes, and waiting for other ranks",
     "copy_ns": "the part in copies and memsets, in ns; the three add up to `gpu_self_ns`",
-    "gpu_total_ns": "`gpu_self_ns` with that of the layers it holds in the model, in the same phase, in ns",
+    "gpu_total_ns": "`gpu_self_ns` including nested layers of the model, in the same phase, in ns",
     "gpu_busy_ns": "length of the union of the total's intervals, summed over devices, in ns",
     "cpu_ns": "CPU wall time inside its ranges, in ns",
     "share": "`gpu_self_ns` over the capture's sum, 0 to 1",
@@ -132,18 +130,18 @@ class LayersResult:
     """The per-layer table of one capture.
 
     Attributes:
-        rows: The columns of `COLUMNS`, a row per (layer, phase), in the model's order, `(none)` last.
-        tree: For reading: a row per layer in the model's order, then one per phase of `(none)`: layer, phase (''
-            for a layer), parent ('' at the top), depth, calls, forward_ns, backward_ns, recompute_ns, other_ns,
-            total_ns, comm_ns (part of total_ns), cpu_ns, and forward_comm_ns, backward_comm_ns,
-            recompute_comm_ns (parts of a layer's comm_ns). Times of a layer hold those of the layers in it, each in its
-            own phase. All of it in the steps that are shown; of a capture without steps all.
-        summary: The capture in a few numbers.
-        warnings: Sentences on what may be missing or distorted, each with what to do.
-        info: What the capture says of itself.
-        memory: The memory, where it was asked for.
-        steps: Which steps `tree` is of.
-        splits: Columns of `rows` and of `tree` into which the time is split, by what it is split.
+        rows: One row per layer and phase, in model order, `(none)` last; columns `COLUMNS`.
+        tree: The printed tree: one row per layer in model order, then one per phase of `(none)`. Columns: layer, phase
+            ('' for a layer), parent ('' at the top), depth, calls, forward_ns, backward_ns, recompute_ns, other_ns,
+            total_ns, comm_ns (part of total_ns), cpu_ns, and forward_comm_ns, backward_comm_ns, recompute_comm_ns
+            (parts of a layer's comm_ns). Times of a layer include the layers inside it, by phase. They cover the shown
+            steps, or the whole capture if it has no steps.
+        summary: Key figures of the capture.
+        warnings: What may be missing or distorted; each sentence says what to do about it.
+        info: Recording tool, GPUs and processes of the capture.
+        memory: The memory of each layer, if requested.
+        steps: The steps that `tree` covers.
+        splits: The columns of `rows` and `tree` that split the time, by ``class`` or ``phase``.
     """
 
     rows: pd.DataFrame

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.nesting import NONE
+from nvprof_kit._analysis.attribution.nesting import NONE, outer_layers
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit.names import LAYER_CATEGORIES, Category
 
@@ -66,7 +66,7 @@ def layer_parents(ranges: Ranges) -> dict[str, str]:
 def _enclosed_forwards(ranges: Ranges) -> tuple[np.ndarray, np.ndarray]:
     """Names (indices) of the forward ranges and of the layer's range around each, `NONE` where there is none."""
     forward = np.flatnonzero(ranges.is_one_of((Category.FORWARD,)) & (ranges.phase == Category.FORWARD.value))
-    around = np.append(ranges.layer_range, NONE)[ranges.nesting.parent[forward]]
+    around = outer_layers(ranges.layer_range, ranges.nesting)[forward]
     return ranges.name[forward], np.where(around >= 0, np.append(ranges.name, NONE)[around], NONE)
 
 

@@ -72,7 +72,7 @@ def _graphs(trace: Trace, attribution: Attribution) -> list[str]:
     if attribution.uncreated:
         warnings.append(
             f"{attribution.uncreated} operations replay CUDA graphs that were built outside the collected window, "
-            "so they belong to what launched the replay; let the window hold the graph's capture too"
+            "so they belong to what launched the replay; include the graph's capture in the window"
         )
     whole = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
     if whole and not any("--cuda-graph-trace" in warning for warning in trace.info.warnings):
@@ -94,7 +94,7 @@ def _steps(trace: Trace, attribution: Attribution) -> list[str]:
     outside = int(np.count_nonzero(attribution.step == NONE))
     if len(attribution.ranges.steps) and outside > _NOTABLE * len(attribution.step):
         warnings.append(
-            f"{outside} of {len(attribution.step)} operations lie in no step; averages per step hold them, --by step "
+            f"{outside} of {len(attribution.step)} operations are in no step; averages per step hold them, --by step "
             "tells them apart"
         )
     unattributed = int(np.count_nonzero(attribution.how == HOW.index("none")))

@@ -82,22 +82,23 @@ class MemorySummary:
 
 @dataclass(frozen=True)
 class MemoryResult:
-    """The answer.
+    """Memory of one device from an allocator snapshot.
 
     Attributes:
         path: The snapshot's file.
-        summary: The device in numbers.
-        by_layer: Holders of the peak by layer and phase, with the columns of `HOLDERS`.
-        by_stack: By the stack that asked for it.
-        by_size: By size class.
-        traffic: What each layer allocates over the whole history, as `nvprof_kit._analysis.memory.steps.TRAFFIC`.
-        steps: Growth from step to step, with the columns of `nvprof_kit._analysis.memory.steps.STEPS`; empty where
-            nothing is labelled by steps.
-        leaks: What step after step left behind, with the columns of `LEAKS`.
-        segments: Fragmentation, with the columns of `nvprof_kit._analysis.memory.steps.SEGMENTS`.
-        level_bytes: Allocated bytes after each of the device's events.
-        reserved_bytes: Reserved bytes after each.
-        time_ns: When each was, since the first.
+        summary: Key figures of the device.
+        by_layer: Memory held at the peak by layer and phase; columns `HOLDERS`.
+        by_stack: The same by the call stack of the allocation.
+        by_size: The same by size class.
+        traffic: Allocations of each layer over the whole history; columns
+            `nvprof_kit._analysis.memory.steps.TRAFFIC`.
+        steps: Growth from step to step; columns `nvprof_kit._analysis.memory.steps.STEPS`; empty if no allocation is
+            labelled with a step.
+        leaks: Allocations that step after step did not free; columns `LEAKS`.
+        segments: Fragmentation; columns `nvprof_kit._analysis.memory.steps.SEGMENTS`.
+        level_bytes: Allocated bytes after each event, shape ``(events,)``.
+        reserved_bytes: Reserved bytes after each event, shape ``(events,)``.
+        time_ns: Time of each event since the first, shape ``(events,)``.
         held: The blocks of the history: columns start, end (event numbers), size_bytes, layer, phase.
         warnings: What may be missing.
     """

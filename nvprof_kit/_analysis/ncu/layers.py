@@ -8,13 +8,15 @@ amounts as they are. What no measured launch stands for is the uncovered share, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._analysis.kernels.signatures import Kernels, read_kernels
+from nvprof_kit._analysis.layers.fold import NO_BLOCKS, Blocks
 from nvprof_kit._analysis.layers.order import with_holders
 from nvprof_kit._analysis.ncu.counters import AMOUNT_NAMES, PERCENTAGES, counters, missed_links
 from nvprof_kit._analysis.ncu.owners import Owner, measured_signatures, own_layers
@@ -82,17 +84,18 @@ class NcuLayersResult:
     """The hardware table of a report.
 
     Attributes:
-        rows: The columns of `COLUMNS`, a row per (layer, phase), in the model's order, `(none)` last.
-        kernels: For the roofline: a row per measured kernel: kernel, layer, phase, gpu_ns, flop, tensor_flop,
-            dram_bytes; with a capture the time is the capture's, of all launches it stands for.
-        gpu_ns: All time that the table is about.
-        covered: Share of it that measured kernels stand for, 0 to 1.
+        rows: One row per layer and phase, in model order, `(none)` last; columns `COLUMNS`.
+        kernels: One row per measured kernel, for the roofline: kernel, layer, phase, gpu_ns, flop, tensor_flop,
+            dram_bytes. With a capture, gpu_ns is the time of all launches that the kernel represents.
+        gpu_ns: The GPU time that the table covers.
+        covered: The fraction of it that measured kernels represent, 0 to 1.
         measured: Number of results in the report.
-        unused: Number of results that no launch of the capture is like; 0 without one.
-        warnings: Sentences on what may be missing or misread.
+        unused: Number of results that match no launch of the capture; 0 without a capture.
+        warnings: What may be missing or misread.
         path: The ncu report.
-        capture: The nsys capture, '' where there is none.
-        parents: The layer that holds each layer, '' at the top.
+        capture: The nsys capture, '' if there is none.
+        blocks: The layers as they are compared, to fold the equal ones.
+        work: What the rows are made of.
     """
 
     rows: pd.DataFrame
@@ -104,11 +107,24 @@ class NcuLayersResult:
     warnings: tuple[str, ...]
     path: str
     capture: str = ""
-    parents: Mapping[str, str] = field(default_factory=dict)
+    blocks: Blocks = NO_BLOCKS
+    work: Work | None = None
+
+    def folded(self, into: Mapping[str, str]) -> pd.DataFrame:
+        """`rows` where some layers have another's path, and are counted together.
+
+        Args:
+            into: That path by layer.
+        """
+        if self.work is None:
+            return self.rows
+        owners = tuple((into.get(layer, layer), phase) for layer, phase in self.work.owners)
+        parents = {into.get(one, one): into.get(parent, parent) for one, parent in self.work.parents.items()}
+        return _rows(replace(self.work, owners=owners, parents=parents))
 
 
 @dataclass(frozen=True)
-class _Work:
+class Work:
     """What was launched: an element for each (owner, item) pair, where an item has one row of counters.
 
     Attributes:
@@ -164,17 +180,30 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayersResult
         warnings=(*report.warnings, *warnings, *missed_links(report.metrics)),
         path=report.path,
         capture=trace.info.path if trace is not None else "",
-        parents=work.parents,
+        blocks=_blocks(work),
+        work=work,
     )
 
 
-def _measured_work(report: NcuReport, counted: pd.DataFrame) -> tuple[_Work, tuple[str, ...], int]:
+def _blocks(work: Work) -> Blocks:
+    """The layers by what they compute: a collective's kernel, which nobody measures, waits."""
+    comm = np.array([family_of(name).kernel_class == "comm" for name in work.names], dtype=bool)
+    computing = work.item < 0
+    computing[~computing] = ~comm[work.item[~computing]]
+    own = np.bincount(work.owner[computing], weights=work.ns[computing], minlength=len(work.owners))
+    times: dict[Owner, float] = {}
+    for owner, ns in zip(work.owners, own.tolist(), strict=True):
+        times[owner] = times.get(owner, 0.0) + ns
+    return Blocks.of(times, work.parents, (layer for layer, _ in work.owners))
+
+
+def _measured_work(report: NcuReport, counted: pd.DataFrame) -> tuple[Work, tuple[str, ...], int]:
     """Every measured launch for itself."""
     attribution = own_layers(report.kernels)
     owners = tuple(dict.fromkeys(attribution.owners))
     place = {owner: index for index, owner in enumerate(owners)}
     duration = counted["duration_ns"].to_numpy()
-    work = _Work(
+    work = Work(
         owners=owners,
         parents=attribution.parents,
         owner=np.array([place[owner] for owner in attribution.owners], dtype=np.int64),
@@ -188,7 +217,7 @@ def _measured_work(report: NcuReport, counted: pd.DataFrame) -> tuple[_Work, tup
     return work, attribution.warnings, 0
 
 
-def _spread_work(report: NcuReport, counted: pd.DataFrame, kernels: Kernels, trace: Trace) -> tuple[_Work, int]:
+def _spread_work(report: NcuReport, counted: pd.DataFrame, kernels: Kernels, trace: Trace) -> tuple[Work, int]:
     """Every launch of a capture, with the counters of the measured launch of its signature."""
     result_of = measured_signatures(report, kernels)
     if not any(result_of):
@@ -200,7 +229,7 @@ def _spread_work(report: NcuReport, counted: pd.DataFrame, kernels: Kernels, tra
     times, launches = kernels.by_owner(), kernels.launches()
     owner, item = np.nonzero(launches)
     others = np.flatnonzero(kernels.other_ns)
-    work = _Work(
+    work = Work(
         owners=kernels.owners,
         parents=kernels.parents,
         owner=np.append(owner, others),
@@ -227,7 +256,7 @@ def _averages(counted: pd.DataFrame, result_of: list[list[int]]) -> pd.DataFrame
 # ---------------------------------------------------------------- rows
 
 
-def _rows(work: _Work) -> pd.DataFrame:
+def _rows(work: Work) -> pd.DataFrame:
     import pandas as pd
 
     keys, of_owner = _keys(work)
@@ -254,7 +283,7 @@ def _rows(work: _Work) -> pd.DataFrame:
     return made
 
 
-def _keys(work: _Work) -> tuple[list[Owner], list[list[int]]]:
+def _keys(work: Work) -> tuple[list[Owner], list[list[int]]]:
     """The rows' (layer, phase) pairs, each layer's ancestors before it, and for each owner the rows it counts for."""
     place: dict[Owner, int] = {}
     of_owner = []
@@ -276,7 +305,7 @@ def _by_layer(keys: list[Owner]) -> list[Owner]:
     return sorted(keys, key=lambda key: (key[0] == NO_LAYER, first[key[0]]))
 
 
-def _kernels(work: _Work) -> pd.DataFrame:
+def _kernels(work: Work) -> pd.DataFrame:
     """The measured kernels for the roofline, by owner."""
     import pandas as pd
 

@@ -177,7 +177,7 @@ def _plain(name: str) -> str:
 
 
 def _taken(metrics: pd.DataFrame) -> list[tuple[int, int]]:
-    """Registers of a thread and shared memory of a block of each result, -1 where the report does not say."""
+    """Registers of a thread and shared memory of a block of each result, -1 if unknown."""
     registers = metrics[_REGISTERS].fillna(-1).tolist() if _REGISTERS in metrics else [-1] * len(metrics)
     shared = (
         (metrics[_SHARED[0]] + metrics[_SHARED[1]]).fillna(-1).tolist()

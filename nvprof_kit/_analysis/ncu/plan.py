@@ -113,18 +113,18 @@ class Plan:
     """The kernels to measure.
 
     Attributes:
-        rows: The columns of `COLUMNS`, a row per signature that is measured, the costliest first; where the same launch
-            does different work in different roles, a row for each.
-        names: Linker names of the kernels to measure.
-        invocations: Which launches of each of their configurations, from 1.
-        measurements: Number of launches that these are, in a step where the capture has steps.
-        covered: Share of the asked GPU time that these kernels stand for, 0 to 1.
-        least_covered: The block whose covered share is least, and that share.
-        gpu_ns: The GPU time that the plan is for: copies included, collectives left out.
-        collectives_ns: GPU time of the collectives' kernels, which are left out.
-        launches: Number of kernel launches in it, which a full run measures one by one.
-        info: What the capture says of itself.
-        options: What was asked for.
+        rows: One row per kernel signature to measure, the costliest first; columns `COLUMNS`. A launch that does
+            different work in different layers has one row for each.
+        names: Linker (mangled) names of the kernels to measure.
+        invocations: Which launches of each configuration to measure, counted from 1.
+        measurements: Number of measured launches; per step if the capture has steps.
+        covered: The fraction of the requested GPU time that these kernels represent, 0 to 1.
+        least_covered: The block with the smallest covered fraction, and that fraction.
+        gpu_ns: The GPU time that the plan covers, with copies and without collectives.
+        collectives_ns: GPU time of collective kernels, which the plan leaves out.
+        launches: Number of kernel launches in `gpu_ns`, all of which a full ncu run would measure.
+        info: Recording tool, GPUs and processes of the capture.
+        options: The requested coverage and selection.
     """
 
     rows: pd.DataFrame

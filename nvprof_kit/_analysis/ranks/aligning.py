@@ -8,7 +8,7 @@ import numpy as np
 
 from nvprof_kit._analysis.ranks.clocks import align
 from nvprof_kit._analysis.ranks.groups import groups_of
-from nvprof_kit._analysis.ranks.unprofiled import place
+from nvprof_kit._analysis.ranks.maps.unprofiled import place
 from nvprof_kit._trace.jobs.tables import JobTables
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _by_time(tables: JobTables, odd: pd.DataFrame, clocks: pd.DataFrame, floor: 
     fresh = (members["e"].diff() > max(5 * floor, 20_000)) | (members["c"] != members["c"].shift())
     fresh |= (members["s"] != members["s"].shift()) | (members["sort"] != members["sort"].shift())
     members["k"] = 1_000_000 + fresh.cumsum()
-    # a rank takes part once; its further ones belong to nobody
+    # a rank takes part once; its further collectives are unmatched
     double = members.duplicated(["c", "s", "k", "rank"])
     members.loc[double, "k"] = 2_000_000_000 + np.flatnonzero(double)
     made: pd.DataFrame = members[columns]
@@ -117,7 +117,7 @@ def job_warnings(ranks: pd.DataFrame, clocks: pd.DataFrame, tables: JobTables) -
         said.append(f"{unlike} collectives are of different kinds on different ranks and are left out")
     unmatched = tables.unmatched()
     if unmatched:
-        said.append(f"{unmatched} collectives are on one rank only and wait for nobody known")
+        said.append(f"{unmatched} collectives are on one rank only and cannot be matched")
     return said
 
 

@@ -1,4 +1,4 @@
-"""All that is told of a job's ranks, as one answer."""
+"""All tables of a job's ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = "nvprof-kit/ranks"
-"""Name of the answer's json schema."""
+"""Name of the JSON schema."""
 
 VERSION = 1
 """Its version."""
@@ -19,25 +19,28 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class RanksAnswer:
-    """The answer of ``nvprof-kit ranks``.
+    """The result of ``nvprof-kit ranks``.
 
     Attributes:
-        verdict: The verdict.
-        clocks: With `nvprof_kit._analysis.ranks.clocks.COLUMNS`.
-        waits: With `nvprof_kit._analysis.ranks.waits.WAIT_COLUMNS`.
-        charges: With `nvprof_kit._analysis.ranks.waits.CHARGE_COLUMNS`.
-        matrix: Who waited for whom: waiting_rank, late_rank, wait_ns.
-        layers: With `nvprof_kit._analysis.ranks.layers.COLUMNS`.
-        critical_path: With `nvprof_kit._analysis.ranks.replay.PATH_COLUMNS`; empty for a job of too many collectives.
-        what_if: With `nvprof_kit._analysis.ranks.replay.WHAT_IF_COLUMNS`; empty for a job of too many collectives.
-        replay_error: How far a replay of the unchanged graph is from what was measured, as a share of the step.
+        verdict: Which rank the others wait for, if any.
+        clocks: Offset and drift of each clock; columns `nvprof_kit._analysis.ranks.clocks.COLUMNS`.
+        waits: Each wait; columns `nvprof_kit._analysis.ranks.waits.waits.WAIT_COLUMNS`.
+        charges: Total waiting by what caused it; columns `nvprof_kit._analysis.ranks.waits.waits.CHARGE_COLUMNS`.
+        matrix: Who waited for whom; columns waiting_rank, late_rank, wait_ns.
+        layers: One row per layer, phase and rank; columns `nvprof_kit._analysis.ranks.layers.COLUMNS`.
+        critical_path: Columns `nvprof_kit._analysis.ranks.replay.PATH_COLUMNS`; empty for a job with too many
+            collectives.
+        what_if: Columns `nvprof_kit._analysis.ranks.replay.WHAT_IF_COLUMNS`; empty for a job with too many collectives.
+        replay_error: Difference between a replay with unchanged durations and the measurement, as a fraction of the
+            step time; None without a replay.
         steps: Number of steps.
-        collectives: Matched collectives.
-        total_wait_ns: All waiting.
-        warnings: What may be missing or distorted.
-        groups: With `nvprof_kit._analysis.ranks.parallel.GROUP_COLUMNS`; None where it was not asked for.
-        bubbles: With `nvprof_kit._analysis.ranks.bubbles.BUBBLE_COLUMNS`; empty without a pipeline.
-        micro_batches: With `nvprof_kit._analysis.ranks.bubbles.MICRO_BATCH_COLUMNS`; empty without a pipeline.
+        collectives: Number of matched collectives.
+        total_wait_ns: Total waiting time of all ranks.
+        warnings: What may be missing or distorted; each sentence says what to do about it.
+        groups: Columns `nvprof_kit._analysis.ranks.parallel.GROUP_COLUMNS`; None if not computed.
+        bubbles: Columns `nvprof_kit._analysis.ranks.bubbles.BUBBLE_COLUMNS`; empty without pipeline parallelism.
+        micro_batches: Columns `nvprof_kit._analysis.ranks.bubbles.MICRO_BATCH_COLUMNS`; empty without pipeline
+            parallelism.
     """
 
     verdict: Verdict

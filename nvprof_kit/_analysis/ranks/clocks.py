@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 COLUMNS = {
     "rank": "rank",
-    "offset_ns": "what is added to the rank's times, at `at_ns`; missing where the rank could not be aligned",
+    "offset_ns": "what is added to the rank's times, at `at_ns`; missing if the rank could not be aligned",
     "drift_ppm": "how much more is added for each million nanoseconds after `at_ns`",
     "residual_ns": "scaled median absolute deviation of the collectives' ends from it",
     "matched": "collectives it was found from",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 GROUP_COLUMNS = {
     "group": "the communicator",
-    "name": "what the program calls it, '' where the capture does not tell",
+    "name": "what the program calls it, '' if unknown",
     "parallel": "data, tensor, pipeline, context, expert, or unknown",
     "told_by": "name, or use: what its collectives are and where they run",
     "size": "its ranks",

@@ -41,15 +41,15 @@ class Verdict:
     """Which rank the others wait for, if any.
 
     Attributes:
-        rank: The rank, None where there is none.
-        layer: The layer in which it loses the time, None where it is no one layer.
-        phase: The phase of that.
+        rank: The late rank; None if there is none.
+        layer: The layer in which it loses the time; None if it is not a single layer.
+        phase: The phase of that layer.
         cause: ``slow_gpu``, ``slow_layer``, ``more_work``, ``slow_host``, ``data_loading``, ``slow_link``, ``copy``,
             ``rotating``, ``one_bad_step``, ``garbage_collection``, ``warm_up``, ``uneven_stages``, ``start_up``,
             ``none``, …
         severity: ``none``, ``warning`` or ``critical``.
-        cost_ns_per_step: What it costs each waiting rank, the median over steps.
-        sentence: All this in words.
+        cost_ns_per_step: Waiting time that it costs each other rank, the median over steps, in ns.
+        sentence: The verdict as a sentence.
     """
 
     rank: int | None
@@ -61,7 +61,7 @@ class Verdict:
     sentence: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The contract's object."""
+        """The verdict as a JSON object."""
         return asdict(self)
 
 
@@ -70,7 +70,7 @@ class Evidence:
     """What a verdict is made from.
 
     Attributes:
-        charges: See `nvprof_kit._analysis.ranks.waits.Waits.charges`.
+        charges: See `nvprof_kit._analysis.ranks.waits.waits.Waits.charges`.
         steps: Steps with their median length over ranks, and whether they are warm-up: step, median_ns, warm_up.
         layers: See `nvprof_kit._analysis.ranks.layers.layer_table`.
         transfers: See `nvprof_kit._trace.jobs.tables.JobTables.transfers`.
@@ -91,7 +91,7 @@ class Evidence:
 def judge(found: Evidence) -> Verdict:
     """The verdict."""
     if found.ranks < 2:
-        return _none("no verdict: one rank has nobody to be compared with")
+        return _none("no verdict: a single rank cannot be compared")
     charges, steps = _counted_steps(found)
     length = float(np.median(steps["median_ns"])) if len(steps) else _without_steps(found)
     if not len(charges) or not length:
@@ -186,11 +186,11 @@ _WHY = {
     "copy": "it copies for longer{where}",
     "slow_link": "its collectives move their bytes more slowly{where}",
     "allocation": "its host allocates and frees memory{where}",
-    "profiler": "the profiler holds its host up",
+    "profiler": "the profiler delays its host",
     "garbage_collection": "its host collects Python's garbage; collect on all ranks in the same step, or gc.freeze()",
     "warm_up": "its host loads or compiles code{where}",
-    "not_profiled": "it was not profiled, so nothing tells why",
-    "collective": "it is held up by other collectives",
+    "not_profiled": "it was not profiled, so the reason is unknown",
+    "collective": "it is delayed by other collectives",
 }
 _REST = {
     "work": "in more GPU work elsewhere",
@@ -302,7 +302,7 @@ def _one_place(by_kind: pd.Series[float], cost: float, length: float) -> str | N
 
 
 def _mostly(faults: pd.DataFrame) -> str:
-    """The cause of most of the costs, in words; '' where there is none."""
+    """The cause of most of the costs, in words; '' if none."""
     sums = faults.groupby(np.where(faults["cause"].isin(_WORK), "work", faults["cause"]))["cost_ns"].sum()
     told = {"work": "in more GPU work", "host": "because its host launches late"} | {
         key: text for key, text in _REST.items() if key not in ("work", "host")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.attribution.lanes import Line
 from nvprof_kit._analysis.attribution.launches import Launches
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations
@@ -255,12 +256,10 @@ def _of_groups(group: Int64Array, values: Int64Array, calls: Int64Array) -> dict
     """
     if not len(values):
         return {name: values for name in ("total", "avg", "max", "min", *_QUANTILES)}
-    span = int(values.max()) + 1
-    if len(calls) * span < np.iinfo(np.int64).max:  # one sort of plain numbers, by group and value
-        ordered = np.sort(group * span + values)
-        ordered -= np.repeat(np.arange(len(calls)) * span, calls)
-    else:
-        ordered = values[np.lexsort((values, group))]
+    line = Line.over((values,), (values,))
+    # one sort of plain numbers, by group and value, is the quicker way
+    in_one = line.fits(group)
+    ordered = line.moment(np.sort(line.at(group, values))) if in_one else values[np.lexsort((values, group))]
     begin = np.cumsum(calls) - calls
     total = np.add.reduceat(ordered, begin)
     found = {

@@ -74,12 +74,13 @@ class SummaryResult:
     """The views of a capture.
 
     Attributes:
-        views: Tables by the name of the view. Columns ``cpu_*`` and ``gpu_*`` are ns: total, avg, max, min, p50, p95;
-            ``cpu_ratio`` and ``gpu_ratio`` are shares of the capture's whole, with ``step`` and ``instance`` as well.
-        notes: By view, what the reader must know: why it is empty, what its ratios are of.
+        views: Tables by view. Columns ``cpu_*`` and ``gpu_*`` are total, avg, max, min, p50 and p95 in ns;
+            ``cpu_ratio`` and ``gpu_ratio`` are fractions of the whole capture. By step, there are also ``step`` and
+            ``instance``.
+        notes: Notes by view: why it is empty, or what its ratios refer to.
         steps: Number of steps.
-        warnings: Sentences on what may be missing or distorted.
-        info: What the capture says of itself.
+        warnings: What may be missing or distorted.
+        info: Recording tool, GPUs and processes of the capture.
     """
 
     views: Mapping[str, pd.DataFrame]
@@ -220,11 +221,11 @@ _NOTES = {
     "device": "a GPU is busy while anything runs on it; the CPU's utilisation counts cores: 200 % are two all the time",
     "overview": "overlapping time counts once in a row; ratios are of the wall time of all GPUs",
     "model": "overlapping time counts once in a row; ratios are of the wall time of all GPUs",
-    "distributed": "overlap is communication beside which something computes",
-    "operator": "GPU time of an operator holds that of the operators it calls; its kernels are nested below it",
+    "distributed": "overlap is the part of communication hidden by compute",
+    "operator": "GPU time of an operator includes the operators it calls; its kernels are nested below it",
     "kernel": "CPU is the launching call; ratios are of all GPU time",
     "memory": "CPU is the call that copied; ratios are of all GPU time",
-    "user": "GPU time of a range holds that of the ranges in it",
+    "user": "GPU time of a range includes nested ranges",
 }
 _EMPTY = {
     "operator": "no operators in this capture: run under torch.autograd.profiler.emit_nvtx(), or nsys with "

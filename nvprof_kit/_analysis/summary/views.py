@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 NO_CPU = (
-    "how busy the CPU is was not recorded: nsys watches it with --cpuctxsw=process-tree (which needs the right to use "
-    "perf events; nsys status -e tells)"
+    "CPU utilization was not recorded: nsys records it with --cpuctxsw=process-tree (which needs the right to use "
+    "perf events; check with nsys status -e)"
 )
 """What to do where a capture does not tell of the CPU."""
 
@@ -78,7 +78,7 @@ def _cpus(facts: Facts) -> pd.DataFrame:
 
 
 def _threads(facts: Facts, pid: int) -> _Stretches | None:
-    """Starts and ends of the stretches that a process's threads ran, None where nobody watched."""
+    """Starts and ends of the stretches that a process's threads ran, None without recorded context switches."""
     scheduled = facts.trace.scheduled
     if scheduled is None or not len(scheduled):
         return None

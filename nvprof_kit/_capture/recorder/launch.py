@@ -56,7 +56,7 @@ def parse_python(command: Sequence[str]) -> PythonCommand:
         raise UsageError("no program to record; needed: nvprof-kit record -- python train.py")
     if not _PYTHON.fullmatch(Path(command[0]).name):
         raise UsageError(
-            f"{command[0]} is no Python interpreter and only Python programs can be recorded: write `python …`, "
+            f"{command[0]} is not a Python interpreter, and only Python programs can be recorded: use `python …`, "
             "`torchrun …` or `accelerate launch …`, or put `with nvprof_kit.record('run.json.gz'):` into the program"
         )
     rest = list(command[1:])
@@ -150,7 +150,7 @@ def _refuse_existing(path: Path) -> None:
     own = re.compile(rf"{re.escape(stem)}(\.rank\d+)?(\.\d+)?{re.escape(dot + suffix)}")
     there = sorted(one.name for one in path.parent.iterdir() if own.fullmatch(one.name))
     if there:
-        raise UsageError(f"{path.with_name(there[0])} exists; give another name by -o, or --force to replace it")
+        raise UsageError(f"{path.with_name(there[0])} exists; choose another name with -o, or replace it with --force")
 
 
 def _check_interpreter(interpreter: Sequence[str]) -> None:

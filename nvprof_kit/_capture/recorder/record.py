@@ -1,7 +1,7 @@
-"""The embedded recorder: PyTorch's own profiler (Kineto), for where no Nsight is installed.
+"""The embedded recorder: PyTorch's profiler (Kineto), for machines without Nsight Systems.
 
-The trace it writes opens in Perfetto, TensorBoard and Holistic Trace Analysis as it is, and `nvprof-kit layers` reads
-it. Annotated models are silent until a recording starts and fall silent again when it ends.
+The trace opens in Perfetto, TensorBoard and Holistic Trace Analysis unchanged, and `nvprof-kit layers` reads it.
+Annotated models emit ranges only while a recording runs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ _running: record | None = None
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """What a recording holds besides operators, kernels and ranges; each makes it larger and the program slower.
+    """What to record besides operators, kernels and ranges. Each option makes the trace larger and the program slower.
+
+    The options are ``with_stack``, ``record_shapes`` and ``profile_memory`` of `torch.profiler.profile`.
 
     Attributes:
-        stacks: The Python source line of every operator.
-        shapes: The shapes of every operator's inputs.
-        memory: Every allocation and release.
+        stacks: The Python call stack of each operator.
+        shapes: The input shapes of each operator.
+        memory: Each allocation and release.
     """
 
     stacks: bool = False
@@ -41,22 +43,22 @@ class RecordOptions:
 
 
 class record(ContextDecorator):
-    """Record a stretch of the program into a Kineto trace; a context manager and a decorator.
+    """Record part of the program into a Kineto trace; a context manager and a decorator.
 
-    The trace is written when the stretch ends, by an exception too, and appears under its name only when it is
-    complete. Where it cannot be written then (a full disk) that is a warning, and `written` stays False. Signals that
-    end a program (SIGINT, SIGTERM, SIGHUP) wait while it is written. A decorated function writes it anew at each call.
+    The trace is written when the block ends, also after an exception, and appears only when it is complete. If it
+    cannot be written (a full disk), a warning says so and `written` stays False. SIGINT, SIGTERM and SIGHUP are delayed
+    while it is written. A decorated function rewrites the trace at each call.
 
     Args:
-        path: File to write, ``.json`` or ``.json.gz``; one that exists is replaced.
+        path: File to write, ``.json`` or ``.json.gz``; an existing file is replaced.
         options: What to record besides the defaults.
 
     Attributes:
         written: Whether the trace has been written.
 
     Raises:
-        UsageError: On entry: the path cannot be written, or a recording is running already.
-        ToolError: On entry: there is no PyTorch.
+        UsageError: On entry: the path cannot be written, or a recording is already running.
+        ToolError: On entry: PyTorch is not installed.
     """
 
     def __init__(self, path: str | Path, options: RecordOptions = RecordOptions()) -> None:
@@ -69,11 +71,12 @@ class record(ContextDecorator):
         self._listener: Backend | None = None
 
     def warm_up(self) -> None:
-        """Set the profiler up some steps before the recording, whose first step it would slow down.
+        """Set up the profiler some steps before the recording, so that the setup does not slow down the first recorded
+        step.
 
         Raises:
-            UsageError: The path cannot be written, or a recording is running already.
-            ToolError: There is no PyTorch.
+            UsageError: The path cannot be written, or a recording is already running.
+            ToolError: PyTorch is not installed.
         """
         global _running
         check_path(self.path)
@@ -84,7 +87,7 @@ class record(ContextDecorator):
         _running, self._profiler, self._process = self, profiler, os.getpid()
 
     def cancel(self) -> None:
-        """End a warm-up that no recording followed, or a recording; nothing is written."""
+        """Discard a warm-up or a recording; nothing is written."""
         global _running
         if self._profiler is None:
             return
@@ -99,14 +102,14 @@ class record(ContextDecorator):
         profiler.stop_trace()
 
     def _fall_silent(self) -> None:
-        """Ranges go nowhere again, or to a memory profiler around the recording."""
+        """Stop emitting ranges, or hand them back to a memory profiler around the recording."""
         state.deactivate()
         listener, self._listener = self._listener, None
         if isinstance(listener, Watch) and listener.attached:
             state.activate(listener)
 
     def __enter__(self) -> record:
-        """Start recording, unless a profiler from outside is attached: then warn, and record nothing."""
+        """Start recording. If nsys or ncu is attached, warn and record nothing."""
         if tool_attached():
             warnings.warn(
                 f"nsys or ncu is attached and CUDA serves one profiler at a time: {self.path.name} is not recorded; "
@@ -145,7 +148,7 @@ class record(ContextDecorator):
             profiler.stop_trace()
             try:
                 _export(profiler, self.path)
-            except OSError as failure:  # the program does not die of its recording
+            except OSError as failure:  # a failed write must not end the program
                 warnings.warn(f"{self.path} is not written: {failure.strerror or failure}", stacklevel=2)
                 return
             self.written = True
@@ -176,7 +179,7 @@ def check_path(path: Path) -> None:
     if not path.name.endswith((".json", ".json.gz")):
         raise UsageError(f"{path}: a recording is a Kineto trace; name it .json or .json.gz")
     if path.is_dir():
-        raise UsageError(f"{path}: a directory; name a file to record into")
+        raise UsageError(f"{path}: a directory; needed a file name")
     if not os.access(path.parent, os.W_OK):
         found = "no permission to write there" if path.parent.exists() else f"no directory {path.parent}; make it first"
         raise UsageError(f"{path}: {found}")
@@ -189,7 +192,7 @@ def _new_profiler(options: RecordOptions) -> Any:
     except ImportError as error:
         raise ToolError(f"recording needs PyTorch, which cannot be imported ({error}); pip install torch") from None
     if _is_enabled():
-        raise UsageError("PyTorch's profiler is running already and there can be one only; end it first")
+        raise UsageError("PyTorch's profiler is already running, and only one can run at a time; stop it first")
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)

@@ -187,7 +187,7 @@ class Recording:
     def _end_early(self, why: str) -> None:
         if self._recorder is None:
             return
-        say(f"the recording ended {why}; the program goes on")
+        say(f"the recording ended {why}; the program continues")
         self.end()
 
     def _seconds_are_over(self) -> None:

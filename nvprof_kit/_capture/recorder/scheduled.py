@@ -1,4 +1,4 @@
-"""A loop of which some steps are recorded, by whatever profiler is there: nsys, ncu, or the embedded recorder."""
+"""Record some steps of a loop with the attached profiler: nsys, ncu, or the embedded recorder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEFAULTS = RecordOptions()
 
 
 class scheduled(Windows):
-    """Record the windows of a schedule; a context manager around a loop.
+    """Record some steps of a loop; a context manager around the loop.
 
     ```python
     with nvprof_kit.scheduled("stable") as profiling:
@@ -34,23 +34,24 @@ class scheduled(Windows):
             profiling.step()
     ```
 
-    Under nsys or ncu it tells the tool when a window begins and ends, in both ways that they understand: by
-    cudaProfilerStart and cudaProfilerStop, and by an NVTX range ``window`` of our domain. The recipes' ``--windows``
-    listens to it. Without a tool the embedded recorder writes each window's trace.
+    Consecutive recorded steps are a window. Under nsys or ncu, each window calls cudaProfilerStart and
+    cudaProfilerStop, and is an NVTX range ``window`` in the domain ``nvprof_kit``; the tool can capture either (nsys:
+    ``--capture-range``). The recipes do so with ``--windows``. Without a tool, the embedded recorder writes a trace per
+    window.
+
+    If a recording is already running, as under ``nvprof-kit record``, a warning says that the windows get no traces of
+    their own. If a handler fails, a warning says so and the loop continues.
 
     Args:
-        schedule: Which steps; None takes it from ``NVPROF_KIT_SCHEDULE``, and records nothing where that is not set.
-        path: Trace of the embedded recorder, by default ``run.json.gz``, and ``run.rank3.json.gz`` of one rank among
-            several; with more windows than one, ``run.1.json.gz``, ``run.2.json.gz``, ….
-        options: What the embedded recorder keeps.
-        on_trace_ready: Called with each trace that the embedded recorder wrote, and its window.
-
-    Where a recording runs already, as under ``nvprof-kit record``, the windows are not recorded apart, and a warning
-    says so. A handler that fails is a warning too; the loop goes on.
+        schedule: Which steps. None reads ``NVPROF_KIT_SCHEDULE``, and records nothing if it is not set.
+        path: Trace file of the embedded recorder; by default ``run.json.gz``, or ``run.rank3.json.gz`` in a multi-rank
+            program. With several windows, ``run.1.json.gz``, ``run.2.json.gz``, ….
+        options: What the embedded recorder records besides the defaults.
+        on_trace_ready: Called with each trace of the embedded recorder and its window.
 
     Raises:
-        UsageError: The schedule is none, or, in the loop, a trace cannot be written.
-        ToolError: In the loop: there is no PyTorch to record with.
+        UsageError: The schedule is invalid; or, in the loop, a trace cannot be written.
+        ToolError: In the loop: PyTorch is not installed.
     """
 
     def __init__(
@@ -86,14 +87,14 @@ class Nothing:
 
 
 class Tool(Nothing):
-    """Tells nsys and ncu when a window begins and ends."""
+    """Starts and stops the capture of nsys and ncu at each window."""
 
     def __init__(self) -> None:
         self._range = Range(WINDOW, Category.USER)
         self._started: Any = None
 
     def start(self, _window: Window) -> None:
-        """Begin: what the GPU still has to do belongs to the steps before."""
+        """Begin a window after the GPU has completed the work of earlier steps."""
         cuda = _cuda()
         if cuda is not None:
             cuda.synchronize()
@@ -103,7 +104,7 @@ class Tool(Nothing):
             mark_rank(again=True)
 
     def stop(self, _window: Window) -> None:
-        """End, when the GPU has done what the window's steps launched."""
+        """End a window after the GPU has completed its work."""
         cuda = _cuda()
         if cuda is not None:
             cuda.synchronize()
@@ -114,13 +115,13 @@ class Tool(Nothing):
         self._started = None
 
     def cancel(self) -> None:
-        """End a window in which no step ran; the tool was told of its begin."""
+        """End a window in which no step ran."""
         if self._started is not None:
             self.stop(Window(0, 0))
 
 
 class Traces(Nothing):
-    """The embedded recorder: a trace for each window."""
+    """The embedded recorder, with one trace per window."""
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class Traces(Nothing):
         self._recorder: record | None = None
 
     def warm_up(self, window: Window) -> None:
-        """Set the profiler up."""
+        """Set up the profiler."""
         outer = running()
         if outer is not None:
             warnings.warn(
@@ -149,41 +150,41 @@ class Traces(Nothing):
         self._recorder.warm_up()
 
     def start(self, window: Window) -> None:
-        """Record."""
+        """Start recording."""
         if self._recorder is None:
             self.warm_up(window)
         if self._recorder is not None:
             self._recorder.__enter__()
 
     def stop(self, window: Window) -> None:
-        """Write the trace and hand it on."""
+        """Write the trace and call the handler."""
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.__exit__(None, None, None)
             if recorder.written and self._on_trace_ready is not None:
                 try:
                     self._on_trace_ready(recorder.path, window)
-                except Exception as error:  # the program does not die of what is done with its trace
+                except Exception as error:  # a failing handler must not end the program
                     warnings.warn(f"on_trace_ready failed: {type(error).__name__}: {error}", stacklevel=4)
 
     def cancel(self) -> None:
-        """End the warm-up, or the window in which no step ran."""
+        """Discard the warm-up, or a window in which no step ran."""
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.cancel()
 
     def _path_of(self, window: Window) -> Path:
-        """``run.json.gz``, or numbered from 1 as nsys numbers the reports of its windows."""
+        """``run.json.gz``, or numbered from 1 like the reports of nsys."""
         path = Path(self._path or of_rank(Path("run.json.gz")))
         return part_of(path, str(window.number + 1)) if self._several else path
 
 
 def of_rank(path: Path) -> Path:
-    """The trace of this process: ``run.rank3.json.gz`` where a launcher started several, else as it was named."""
+    """The trace of this process: ``run.rank3.json.gz`` in a multi-rank program, else the path itself."""
     return part_of(path, f"rank{rank()}") if world_size() > 1 else path
 
 
 def _cuda() -> Any:
-    """``torch.cuda`` where the program uses it, else None."""
+    """``torch.cuda`` if the program uses it, else None."""
     torch = sys.modules.get("torch")
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from nvprof_kit._report.selection import Selection
 
 
-@click.command(short_help="What costs time and could be changed, with the evidence.")
+@click.command(short_help="Find what could be made faster, with evidence and fixes.")
 @reading()
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Findings for reading.")
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Findings to print.")
 @selecting()
 @steps_options
 @rules_option
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 def advise(
     asked: Reading, *, top: int, select: Selection, steps: StepOptions, rules: str | None, rules_path: Path | None
 ) -> None:
-    """Findings ranked by what they could save: the numbers, the layer, where to look in Nsight, and what to try.
+    """Find what could be made faster, ranked by the time it could save: evidence, layer, place in Nsight, and fix.
 
-    A rule that finds nothing in the capture says nothing. Of captures that are the ranks of one run the slowest rank is
-    named first.
+    With the captures of all ranks of a run, the slowest rank comes first.
     """
     job = _job(asked, rules)
     results = each(asked.captures, lambda one: asked.open(one, rules, rules_path).advise(top=top, steps=steps, job=job))

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 VIEWS = ("steps", "idle", "communication", "copies", "launches", "queue", "critical-path")
 
 
-@click.command(short_help="Where the time of a step goes, and why the GPU is idle.")
+@click.command(short_help="Split the time of each step: compute, communication, copies, idle and its causes.")
 @reading()
-@click.option("--view", type=click.Choice(VIEWS), help="One table alone; in csv, json, md and parquet default: steps.")
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Lines of a table for reading.")
+@click.option("--view", type=click.Choice(VIEWS), help="One table only; csv, json, md and parquet default to steps.")
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to print per table.")
 @selecting()
 @steps_options
 @rules_option
@@ -37,10 +37,11 @@ def breakdown(
     rules: str | None,
     rules_path: Path | None,
 ) -> None:
-    """Where the time of each step goes on each GPU: compute, exposed communication, exposed copies, idle, and why idle.
+    """Split the time of each step on each GPU into compute, exposed communication, exposed copies, and idle time by
+    cause.
 
-    The parts add up to the wall time exactly. Further tables hold idle time by cause and place, communication, copies,
-    launches, the queue of launched operations through a step, and the critical path of a step.
+    The parts add up to the wall time exactly. Further tables show idle time by cause and place, communication, copies,
+    launches, the queue of launched operations during a step, and the critical path of a step.
     """
     results = each(asked.captures, lambda one: asked.open(one, rules, rules_path).breakdown(view, top=top, steps=steps))
     asked.output.write_results(results, select)

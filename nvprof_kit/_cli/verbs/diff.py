@@ -48,23 +48,27 @@ def _sides(captures: tuple[str, ...], bases: tuple[str, ...], news: tuple[str, .
 
 @click.command(cls=_Sides, short_help="What became slower or faster between two captures.")
 @click.argument("captures", metavar="BASE NEW", nargs=-1)
-@click.option("--base", "bases", multiple=True, metavar="FILE...", help="Runs of the program before.")
-@click.option("--new", "news", multiple=True, metavar="FILE...", help="Runs of the program now.")
+@click.option("--base", "bases", multiple=True, metavar="FILE...", help="Captures of the old program.")
+@click.option("--new", "news", multiple=True, metavar="FILE...", help="Captures of the new program.")
 @writing(plot=False)
-@click.option("--fail-on", "limits", multiple=True, metavar="TARGET:+N%", help="Exit 1 if this became slower by N %.")
-@click.option("--allow-undecided", is_flag=True, help="A gate holds that the captures cannot decide.")
+@click.option("--fail-on", "limits", multiple=True, metavar="TARGET:+N%", help="Exit 1 if TARGET became slower by N %.")
+@click.option("--allow-undecided", is_flag=True, help="Pass gates that are too noisy to decide.")
 @click.option(
     "--run-noise",
     type=click.FloatRange(min=0),
     default=0.75,
     show_default=True,
-    help="Least noise from run to run, in %.",
+    help="Lower bound of the noise between runs, in %.",
 )
-@click.option("--with-communication", is_flag=True, help="Count communication in layers and phases.")
-@click.option("--min-steps", type=click.IntRange(min=2), default=2, show_default=True, help="Fewest steps to compare.")
-@click.option("--view", type=click.Choice(["rows", "kernels"]), default="rows", help="Table for csv, json and parquet.")
-@click.option("--top", type=click.IntRange(min=1), default=15, show_default=True, help="Lines of a table for reading.")
-@click.option("--anyway", is_flag=True, help="Compare captures that should not be compared.")
+@click.option("--with-communication", is_flag=True, help="Include communication in layers and phases.")
+@click.option(
+    "--min-steps", type=click.IntRange(min=2), default=2, show_default=True, help="Minimum steps per capture."
+)
+@click.option(
+    "--view", type=click.Choice(["rows", "kernels"]), default="rows", help="Table to write to csv, json and parquet."
+)
+@click.option("--top", type=click.IntRange(min=1), default=15, show_default=True, help="Rows to print per table.")
+@click.option("--anyway", is_flag=True, help="Compare captures that would be refused, with a warning.")
 @selecting(sort=False)
 @domain_option
 @steps_options
@@ -90,12 +94,13 @@ def diff(
     rules: str | None,
     rules_path: Path | None,
 ) -> None:
-    """Compare two captures, or several runs of each program, by layer, phase and kernel class; the noise of steps and
-    runs decides what is a change.
+    """Compare two captures, or several runs of each program, by layer, phase and kernel class.
 
-    TARGET is step, phase:NAME, class:NAME, or a layer, in which * stands for anything, with or without its phase:
-    'model.layers.* backward'. Exit 1 if a gate fails or cannot be decided, 2 if the captures cannot be compared. With
-    --format md the answer is fit for a pull request.
+    A difference counts as a change only if it exceeds the noise between steps and runs.
+
+    TARGET is step, phase:NAME, class:NAME, or a layer, in which * matches any text, with or without a phase:
+    'model.layers.* backward'. Exit 1 if a gate fails or cannot be decided, 2 if the captures cannot be compared.
+    --format md writes a report for a pull request.
     """
     (base, *more), (new, *others) = _sides(captures, bases, news)
     asked = Reading((base, *more, new, *others), named_domain(domain), output)

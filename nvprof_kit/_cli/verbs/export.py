@@ -25,16 +25,18 @@ _FORMS = {
 _STACKS = ("pprof", "folded")
 
 
-@click.command(short_help="The capture for another viewer: Perfetto, chrome://tracing, pprof.")
+@click.command(short_help="Export for another viewer: Perfetto, chrome://tracing, pprof.")
 @reading_into(_FORMS, named=True)
-@click.option("--to", type=click.Choice(["perfetto", "pprof"]), help="Which program, where no format says so.")
-@click.option("--step", type=int, help="Only what ran in this step; default: the whole capture.")
+@click.option(
+    "--to", type=click.Choice(["perfetto", "pprof"]), help="Target viewer, unless the suffix or format says it."
+)
+@click.option("--step", type=int, help="Only this step; default: the whole capture.")
 @rules_option
 def export(asked: Reading, to: str | None, step: int | None, rules: str | None) -> None:
-    """A trace with layers, phases, streams and idle gaps as tracks, for the Perfetto UI and chrome://tracing; or GPU
-    time as stacks of modules, phase and kernel, for pprof and other viewers of flame graphs.
+    """Export a trace with layers, phases, streams and idle gaps as tracks, for the Perfetto UI and chrome://tracing; or
+    GPU time as stacks of modules, phase and kernel, for pprof and other flame graph viewers.
 
-    Several CAPTUREs are ranks of one job: they stand beside each other in the trace, on one clock.
+    Several CAPTUREs must be ranks of one job; the trace shows them side by side on one clock.
 
     FILE ends in .pftrace, .perfetto-trace, .json.gz or .json; or in .pb.gz or .folded.
     """

@@ -27,7 +27,7 @@ def _peaks(_context: click.Context, _option: click.Parameter, named: tuple[str, 
     "--with",
     "counts",
     metavar="FILE",
-    help="What nvprof_kit.count_flops wrote; by default NAME.flops.json beside the capture NAME.sqlite.",
+    help="File written by nvprof_kit.count_flops; default: NAME.flops.json next to the capture NAME.sqlite.",
 )
 @click.option(
     "--peak",
@@ -35,10 +35,10 @@ def _peaks(_context: click.Context, _option: click.Parameter, named: tuple[str, 
     metavar="TYPE=FLOPS",
     multiple=True,
     callback=_peaks,
-    help="Peak of the GPU for a type of number, in operations a second, as in bf16=989e12; may be given again.",
+    help="Peak of the GPU for a data type, in operations per second, such as bf16=989e12. Repeatable.",
 )
-@click.option("--depth", type=click.IntRange(min=1), help="Levels of the model in the table; default: all.")
-@selecting(top=LINES)
+@click.option("--depth", type=click.IntRange(min=1), help="Levels of the model to print; default: all.")
+@selecting(top=LINES, fold=True)
 @steps_options
 @rules_option
 def flops(
@@ -51,12 +51,11 @@ def flops(
     steps: StepOptions,
     rules: str | None,
 ) -> None:
-    """Floating point operations of each layer, what it gets out of the GPU, and what part of the peak that is (MFU).
+    """Floating point operations, achieved TFLOP/s and model FLOPs utilization (MFU) of each layer.
 
     A CAPTURE is an nsys .sqlite or .nsys-rep, or a PyTorch trace (.json, .json.gz), each also packed as .xz; the
-    operations were counted by nvprof_kit.count_flops in a step of the same program, or are told by the shapes in a
-    PyTorch trace. FILE ends in .csv, .json, .md,
-    .parquet or .txt.
+    operations are counted by nvprof_kit.count_flops in a step of the same program, or derived from the shapes in a
+    PyTorch trace. FILE ends in .csv, .json, .md, .parquet or .txt.
     """
     results = each(
         asked.captures, lambda one: asked.open(one, rules).flops(counts, peaks=peaks, depth=depth, steps=steps)

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from nvprof_kit._report.selection import Selection
 
 
-@click.command(short_help="What each layer costs.")
+@click.command(short_help="GPU and CPU time of each layer.")
 @reading(plot=True)
-@click.option("--by", type=click.Choice(["step"]), help="A row, in the table a column, for each step.")
+@click.option("--by", type=click.Choice(["step"]), help="One row per step (in the printed table, one column).")
+@click.option("--depth", type=click.IntRange(min=1), help="Levels of the model to print and plot; default: all.")
 @click.option(
-    "--depth", type=click.IntRange(min=1), help="Levels of the model in the table and the plot; default: all."
+    "--memory", is_flag=True, help="Add the memory of each layer; needs a capture with memory marks or events."
 )
-@click.option("--memory", is_flag=True, help="The memory of each layer beside its time, where the capture tells it.")
 @selecting(top=LINES, fold=True)
 @click.option(
     "--columns",
     "splits",
     multiple=True,
     type=click.Choice(["class", "phase"]),
-    help="Split the time in columns: by kernel class, or by phase of the loop (prefill, decode). May be given again.",
+    help="Add columns that split the time by kernel class or by phase of the loop (prefill, decode). Repeatable.",
 )
 @steps_options
 @rules_option
@@ -45,7 +45,7 @@ def layers(
     steps: StepOptions,
     rules: str | None,
 ) -> None:
-    """What each layer costs, forward and backward, and what lies outside every layer.
+    """GPU and CPU time of each layer by phase, and the time outside all layers.
 
     A CAPTURE is an nsys .sqlite or .nsys-rep, or a PyTorch trace (.json, .json.gz), each also packed as .xz. FILE ends
     in .csv, .json, .md, .parquet or .txt for the table, in .png, .svg or .pdf for a plot.

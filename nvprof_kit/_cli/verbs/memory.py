@@ -10,7 +10,7 @@ import click
 from nvprof_kit._cli.inputs import selecting, steps_options
 from nvprof_kit._cli.output import Output, writing
 from nvprof_kit._cli.progress import progress
-from nvprof_kit._trace.kinds import PICKLE, expect
+from nvprof_kit._trace.files.kinds import PICKLE, expect
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _VIEWS = ("layer", "stack", "size", "allocation", "step", "segment", "leak")
 
 
-@click.command(short_help="Who held the GPU's memory, from a memory snapshot.")
+@click.command(short_help="Which layers held GPU memory, from a memory snapshot.")
 @click.argument("snapshot", metavar="SNAPSHOT", type=click.Path(path_type=Path))
 @writing("html")
 @click.option(
@@ -29,13 +29,15 @@ _VIEWS = ("layer", "stack", "size", "allocation", "step", "segment", "leak")
     help="The table to give: holders of the peak by layer, stack or size; all allocations by layer; growth by step; "
     "segments; leaks. By default the terminal gets all, a file the first.",
 )
-@click.option("--device", type=click.IntRange(min=0), help="Device ordinal; default: the one with the most reserved.")
+@click.option(
+    "--device", type=click.IntRange(min=0), help="Device ordinal; default: the device with the most reserved memory."
+)
 @selecting(top="Rows of each table for reading; default: 20.")
 @steps_options
 def memory(
     output: Output, *, snapshot: Path, by: MemoryView | None, device: int | None, select: Selection, steps: StepOptions
 ) -> None:
-    """Who held the GPU's memory at the peak, how it grew from step to step, what was left behind, how it lies.
+    """Which layers held GPU memory at the peak, how memory grew between steps, leaks, and fragmentation.
 
     A SNAPSHOT is a pickle by nvprof_kit.memory_snapshot or torch.cuda.memory._dump_snapshot. FILE ends in .csv, .json,
     .md, .parquet or .txt for a table, in .html for a page with everything, in .svg, .png or .pdf for the timeline (with

@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from nvprof_kit._report.selection import Selection
 
 
-@click.command(short_help="GPU metrics of each layer, as nsys sampled them.")
+@click.command(short_help="GPU Metrics of each layer, sampled by nsys.")
 @reading(nsys=True)
 @click.option(
     "--floor",
     type=click.FloatRange(min=1),
     default=20.0,
     show_default=True,
-    help="Samples below which a layer has no figures.",
+    help="Minimum samples; a layer with fewer has no figures.",
 )
-@click.option("--depth", type=click.IntRange(min=1), help="Levels of the model in the table; default: all.")
-@selecting(top=LINES)
+@click.option("--depth", type=click.IntRange(min=1), help="Levels of the model to print; default: all.")
+@selecting(top=LINES, fold=True)
 @steps_options
 @rules_option
 def metrics(
     asked: Reading, *, floor: float, depth: int | None, select: Selection, steps: StepOptions, rules: str | None
 ) -> None:
-    """How busy each layer keeps SMs, tensor cores, DRAM, NVLink and PCIe, from the GPU metrics that nsys sampled.
+    """How busy each layer keeps SMs, Tensor Cores, DRAM, NVLink and PCIe, from nsys GPU Metrics samples.
 
     A CAPTURE is an nsys .sqlite or .nsys-rep recorded with --gpu-metrics-device, also packed as .xz. FILE ends in .csv,
     .json, .md, .parquet or .txt.

@@ -15,7 +15,7 @@ from nvprof_kit._cli.progress import each, progress
 from nvprof_kit._report.plots import plots
 from nvprof_kit._report.selection import Selection
 from nvprof_kit._results.base import TABLE
-from nvprof_kit._trace.kinds import NCU, NSYS, expect
+from nvprof_kit._trace.files.kinds import NCU, NSYS, expect
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import DOMAIN
 
@@ -28,60 +28,64 @@ _DOMAIN = click.option(
 )
 
 
-@click.group(short_help="Hardware counters of each layer, from Nsight Compute.")
+@click.group(short_help="Hardware counters of each layer, from Nsight Compute (ncu).")
 def ncu() -> None:
     """Hardware counters of each layer, from Nsight Compute (ncu).
 
-    `plan` chooses the kernels to measure, from an nsys capture; `layers` tells what was measured, layer by layer;
-    `kernels` gives every metric of every measured kernel.
+    `plan` chooses kernels to measure from an nsys capture; `layers` shows the results per layer; `kernels` shows all
+    metrics of all measured kernels.
     """
 
 
-@ncu.command(short_help="Which kernels to measure.")
+@ncu.command(short_help="Choose the kernels to measure.")
 @reading(nsys=True)
 @click.option(
     "--share",
     type=click.FloatRange(0, 1, min_open=True),
     default=0.9,
     show_default=True,
-    help="How much of the GPU time the measured kernels are to stand for.",
+    help="Fraction of the GPU time that the measured kernels represent.",
 )
-@click.option("--layer", default="", metavar="PATH", help="Only this layer and those in it: model.layers.3.")
-@click.option("--phase", default="", help="Only this phase: forward, backward, optimizer.")
-@click.option("--every-layer", is_flag=True, help="Reach the share in every block of the model, not only over all.")
+@click.option(
+    "--layer", default="", metavar="PATH", help="Only this layer and the layers inside it, such as model.layers.3."
+)
+@click.option("--phase", default="", help="Only this phase, such as forward, backward or optimizer.")
+@click.option("--every-layer", is_flag=True, help="Reach the share in each block of the model, not only overall.")
 @click.option(
     "--set",
     "section_set",
     type=click.Choice(SETS),
     default="basic",
     show_default=True,
-    help="ncu's set of sections.",
+    help="Section set of ncu.",
 )
 @click.option(
     "--rank",
     type=click.IntRange(min=0),
-    help="Of a program of several ranks measure this one: the launcher starts the script on each rank.",
+    help="In a multi-rank program, the rank to measure; the launcher starts the script on each rank.",
 )
 @click.option(
     "--memory-gb",
     type=click.FloatRange(min=0),
     default=1.0,
     show_default=True,
-    help="GPU memory of the program, which ncu saves and restores; for the prediction of time.",
+    help="GPU memory of the program, which ncu saves and restores; used to predict the run time.",
 )
-@click.option("--script", type=click.Path(path_type=Path), metavar="FILE", help="Write the script that measures them.")
+@click.option(
+    "--script", type=click.Path(path_type=Path), metavar="FILE", help="Write the script that measures the kernels."
+)
 @selecting(where=False, top=LINES)
 @rules_option
 def plan(asked: Reading, select: Selection, script: Path | None, rules: str | None, **options: Any) -> None:
-    """Choose the fewest kernels that stand for most of the GPU time of a CAPTURE, and write the script that measures
-    just those with ncu, one launch of each.
+    """Choose the fewest kernel launches that represent most of the GPU time of a CAPTURE, and write a script that
+    measures only those with ncu.
 
-    Then: bash FILE -- python train.py, and nvprof-kit ncu layers plan.csv --with CAPTURE. Of several ranks one is
-    measured: --rank 0, then torchrun --nproc-per-node 8 --no-python bash FILE -- python train.py. Kernels of
-    collectives are left out, since ncu cannot replay them on one rank alone.
+    Then: bash FILE -- python train.py, and nvprof-kit ncu layers plan.csv --with CAPTURE. In a multi-rank program one
+        rank is measured: --rank 0, then torchrun --nproc-per-node 8 --no-python bash FILE -- python train.py. Kernels
+        of collectives are left out, because ncu cannot replay them on a single rank.
     """
     if len(asked.captures) > 1:
-        raise UsageError(f"a plan is for one capture, not {len(asked.captures)}")
+        raise UsageError(f"a plan needs one capture, not {len(asked.captures)}")
     if script is not None:
         Output(TABLE, script).spare(asked.captures)
     (made,) = each(asked.captures, lambda one: asked.open(one, rules).ncu_plan(**options))
@@ -90,20 +94,25 @@ def plan(asked: Reading, select: Selection, script: Path | None, rules: str | No
     asked.output.write_results([made], select)
 
 
-@ncu.command(short_help="What each layer did to the GPU.")
+@ncu.command(short_help="Hardware utilization of each layer.")
 @click.argument("reports", metavar="REPORT...", nargs=-1, required=True)
-@click.option("--with", "capture", metavar="CAPTURE", help="nsys capture of the same program to spread it over.")
+@click.option(
+    "--with",
+    "capture",
+    metavar="CAPTURE",
+    help="nsys capture of the same program; measured kernels then represent all their launches.",
+)
 @_DOMAIN
-@click.option("--depth", type=click.IntRange(min=1), help="Levels of the model in the table; default: all.")
-@selecting(top=LINES)
+@click.option("--depth", type=click.IntRange(min=1), help="Levels of the model to print; default: all.")
+@selecting(top=LINES, fold=True)
 @rules_option
 @writing()
 def layers(
     output: Output, reports: tuple[str, ...], depth: int | None, select: Selection, rules: str | None, **source: Any
 ) -> None:
-    """What each layer did to the GPU: how busy it kept compute, memory and tensor cores, and what bound it.
+    """Hardware utilization of each layer: compute, memory and Tensor Core throughput, and what limits it.
 
-    A REPORT is ncu's raw or details page as .csv, or an .ncu-rep, each also packed as .xz; several are taken together.
+    A REPORT is an .ncu-rep, or ncu's raw or details page as .csv, each also packed as .xz; several are combined.
     FILE ends in .csv, .json, .md, .parquet or .txt for the table, in .png, .svg or .pdf for a roofline.
     """
     from nvprof_kit._api.sources import open_ncu
@@ -120,13 +129,13 @@ def layers(
     output.write_results([result], select)
 
 
-@ncu.command(short_help="What each measured kernel did.")
+@ncu.command(short_help="All metrics of each measured kernel.")
 @click.argument("report", metavar="REPORT")
 @_DOMAIN
 @selecting()
 @writing()
 def kernels(output: Output, report: str, domain: str, select: Selection) -> None:
-    """Every metric of every measured kernel, a row each, with its layer and phase; in base units: ns, byte, hz, %.
+    """All metrics of all measured kernels, one row per kernel, with layer and phase, in base units: ns, byte, hz, %.
 
     A REPORT is ncu's raw or details page as .csv, or an .ncu-rep, each also packed as .xz.
     """

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 VIEWS = ("layers", "timeline", "steps", "tree", "queue")
 
 
-@click.command(short_help="A picture: layers, timeline, steps, tree or queue, as png, svg or pdf.")
+@click.command(short_help="Plot layers, timeline, steps, tree or queue, as png, svg or pdf.")
 @reading_into({f".{name}": name for name in plots.FORMATS})
 @click.option("--view", type=click.Choice(VIEWS), default="layers", show_default=True, help="What to draw.")
-@click.option("--depth", type=click.IntRange(min=1), help="Levels of the model; default: as many as can be read.")
-@click.option("--step", type=int, help="Step of the timeline; default: the one of median length.")
+@click.option("--depth", type=click.IntRange(min=1), help="Levels of the model; default: as many as fit.")
+@click.option("--step", type=int, help="Step of the timeline; default: the step of median length.")
 @steps_options
 @rules_option
 def plot(
     asked: Reading, *, view: PlotView, depth: int | None, step: int | None, steps: StepOptions, rules: str | None
 ) -> None:
-    """A picture of a capture, labelled and in colours that colour-blind readers tell apart.
+    """Plot a capture, in colors that readers with color blindness can tell apart.
 
-    layers: a bar per layer, by phase. timeline: a step in time, layers over the GPU's streams, idle gaps in sight.
-    steps: a bar per step. tree: the model, each layer as wide as its time. queue: how many launched operations wait for
-    the GPU through the step of median length. FILE ends in .png, .svg or .pdf.
+    layers: a bar per layer, by phase. timeline: one step over time, layers above the GPU's streams, with idle gaps.
+    steps: a bar per step. tree: the model, each layer as wide as its time. queue: the number of launched operations
+        that wait for the GPU, during the step of median length. FILE ends in .png, .svg or .pdf.
     """
     if len(asked.captures) > 1:
         raise UsageError(f"a plot shows one capture, not {len(asked.captures)}; plot them one by one")

@@ -10,7 +10,7 @@ import click
 from nvprof_kit._cli.inputs import rules_option, selecting
 from nvprof_kit._cli.output import NEEDED, Output, domain_option, named_domain, writing
 from nvprof_kit._cli.progress import progress
-from nvprof_kit._trace.kinds import CAPTURES, FLIGHT, INSPECTOR, expect
+from nvprof_kit._trace.files.kinds import CAPTURES, FLIGHT, INSPECTOR, expect
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class _Group(click.Group):
 
 @click.group(cls=_Group, short_help="Across ranks: who is late, in which layer, and what it costs.")
 def ranks() -> None:
-    """Across the ranks of a job: who is late, in which layer, and what it costs.
+    """Compare the ranks of a job: which rank is late, in which layer, and what the waiting costs.
 
     nvprof-kit ranks [OPTIONS] CAPTURE|FOLDER...
 
@@ -45,22 +45,28 @@ def ranks() -> None:
 
 _captures = click.argument("captures", metavar="CAPTURE|FOLDER...", nargs=-1, required=True)
 _ranks = click.option(
-    "--rank", "given", metavar="FILE=N", multiple=True, help="Rank of a capture that does not tell it."
+    "--rank",
+    "given",
+    metavar="FILE=N",
+    multiple=True,
+    help="Rank of a capture that does not contain its rank. Repeatable.",
 )
-_workers = click.option("--workers", type=click.IntRange(min=1), help="Processes that map; default: one a processor.")
+_workers = click.option(
+    "--workers", type=click.IntRange(min=1), help="Processes that read captures; default: one per processor."
+)
 
 
 @ranks.command()
 @_captures
-@click.option(
-    "--view", type=click.Choice(VIEWS), help="One table alone, also for csv, md and parquet; default there: waits."
-)
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Lines of each table.")
-@click.option("--maps", metavar="MAPS", help="Folder where maps are kept and reused while their capture is unchanged.")
+@click.option("--view", type=click.Choice(VIEWS), help="One table only; csv, md and parquet default to waits.")
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to print per table.")
+@click.option("--maps", metavar="MAPS", help="Folder in which to keep maps, and reuse those of unchanged captures.")
 @_ranks
 @_workers
 @selecting()
-@click.option("--timeline", "shown", metavar="RANKS", default="", help="Ranks that a page shows in time, by commas.")
+@click.option(
+    "--timeline", "shown", metavar="RANKS", default="", help="Ranks on the timeline of the page, separated by commas."
+)
 @domain_option
 @rules_option
 @writing("html", plot=True)
@@ -78,11 +84,12 @@ def compare(
     domain: str,
     rules: str | None,
 ) -> None:
-    """Across the ranks of a job: who is late, in which layer, and what it costs.
+    """Compare the ranks of a job: which rank is late, in which layer, and what the waiting costs.
 
-    Takes the captures of one run, a rank or more each, folders of them, or a folder of maps that
-    `nvprof-kit ranks map -o MAPS CAPTURE|FOLDER...` made (see `nvprof-kit ranks map --help`). A rank that was not
-    profiled may be there as a dump of PyTorch's Flight Recorder or a log of NCCL's inspector.
+    Takes the captures of one run (each with one or more ranks), folders of them, or a folder of maps written by
+    `nvprof-kit ranks map -o MAPS CAPTURE|FOLDER...` (see `nvprof-kit ranks map --help`). For ranks that were not
+    profiled,
+    it also takes dumps of PyTorch's Flight Recorder and logs of the NCCL Inspector.
 
     FILE ends in .html for a page to open in a browser, in .json for everything, in .csv, .md or .parquet for one table,
     in .txt for the report.
@@ -142,12 +149,12 @@ def _check_told(answer: Ranks, view: str | None) -> None:
 @click.option(
     "--dask",
     metavar="SCHEDULER",
-    help="Map on the workers of a Dask cluster, which see the captures and MAPS under the same paths.",
+    help="Map on the workers of a Dask cluster that see the captures and MAPS under the same paths.",
 )
 @click.option(
     "--part",
     metavar="I/N",
-    help="Map only every N-th capture, from the I-th on (from 0): tasks that see the same captures share them so.",
+    help="Map only every N-th capture, beginning with the I-th (from 0), to share the work between tasks.",
 )
 @domain_option
 @rules_option
@@ -162,11 +169,11 @@ def map_(
     domain: str,
     rules: str | None,
 ) -> None:
-    """Condense captures to maps: a few megabytes of Parquet each, all that comparing ranks needs.
+    """Condense captures to maps: what the comparison of ranks needs, a few megabytes of Parquet each.
 
-    A map is reused while its capture is unchanged. On a cluster each node maps its own:
-    srun nvprof-kit ranks map -o /shared/maps /local/captures; then nvprof-kit ranks /shared/maps. Tasks that see the
-    same captures share them: --part $SLURM_PROCID/$SLURM_NTASKS.
+    A map is reused while its capture is unchanged. On a cluster each node maps its own: srun nvprof-kit ranks map -o
+    /shared/maps /local/captures; then nvprof-kit ranks /shared/maps. Tasks that see the same captures can share the
+    work: --part $SLURM_PROCID/$SLURM_NTASKS.
     """
     from nvprof_kit._api.capture import domain_of, read_rules
     from nvprof_kit._api.job_maps import map_captures

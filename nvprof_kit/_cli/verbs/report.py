@@ -11,19 +11,19 @@ from nvprof_kit._api.capture import MANY_OPERATIONS
 from nvprof_kit._cli.inputs import kernel_rules, rules_option, steps_options
 from nvprof_kit._cli.output import NEEDED, Reading, reading_into
 from nvprof_kit._cli.progress import progress
-from nvprof_kit._trace.kinds import CAPTURES, expect
+from nvprof_kit._trace.files.kinds import CAPTURES, expect
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
 
 
-@click.command(short_help="One page with everything, to open in a browser.")
+@click.command(short_help="Write one HTML page with everything.")
 @reading_into({".html": "html", ".htm": "html"})
-@click.option("--step", type=int, help="The one step to show in time; default: all, to choose from.")
+@click.option("--step", type=int, help="The only step on the timeline; default: all, with a selector.")
 @click.option(
     "--findings/--no-findings",
     default=None,
-    help=f"What to do, and where each step's time goes; default: of up to {MANY_OPERATIONS:,} operations.",
+    help=f"Include findings and the breakdown of steps; default: for up to {MANY_OPERATIONS:,} operations.",
 )
 @steps_options
 @rules_option
@@ -37,10 +37,10 @@ def report(
     rules: str | None,
     rules_path: Path | None,
 ) -> None:
-    """One self-contained page, to open in a browser: what to do, layers, every step in time, kernels, idle causes.
+    """Write one self-contained HTML page: findings, layers, timeline of the steps, kernels, idle causes.
 
-    With several CAPTUREs the page holds the first of them and compares all with the first; it stays below 8 MB. FILE
-    ends in .html. The page loads nothing from any network.
+    With several CAPTUREs, the page shows the details of the first ones and compares all with the first. It stays below
+    8 MB and loads nothing from the network. FILE ends in .html.
     """
     first, *others = asked.captures
     for capture in others:

@@ -23,12 +23,10 @@ VIEWS = ("device", "overview", "model", "distributed", "operator", "kernel", "me
 
 @click.command(short_help="Eight views: device, overview, model, distributed, operator, kernel, memory, user.")
 @reading()
-@click.option(
-    "--view", "views", multiple=True, type=click.Choice(VIEWS), help="A view; may be given again. [default: all]"
-)
-@click.option("--by", type=click.Choice(["step"]), help="Rows for each step instead of over all.")
-@click.option("--sort", default="", metavar="COLUMN", help="Column to sort by, as csv names it: gpu_p95_ns, calls, ...")
-@click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows of a view for reading.")
+@click.option("--view", "views", multiple=True, type=click.Choice(VIEWS), help="A view. Repeatable. [default: all]")
+@click.option("--by", type=click.Choice(["step"]), help="One set of rows per step.")
+@click.option("--sort", default="", metavar="COLUMN", help="Column to sort by, named as in csv: gpu_p95_ns, calls, ...")
+@click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows to print per view.")
 @selecting(where=False, sort=False)
 @steps_options
 @rules_option
@@ -45,7 +43,7 @@ def summary(
     rules: str | None,
     rules_path: Path | None,
 ) -> None:
-    """Eight views of a capture, with calls, and of CPU and GPU time total, avg, max, min, p50, p95 and ratio.
+    """Summarize a capture in eight views: calls, and total, avg, max, min, p50, p95 and ratio of CPU and GPU time.
 
     csv, json, md and parquet hold one view: name it with --view.
     """

@@ -10,7 +10,7 @@ import click
 from nvprof_kit._cli.inputs import LINES, selecting, steps_options
 from nvprof_kit._cli.output import Output, writing
 from nvprof_kit._cli.progress import progress
-from nvprof_kit._trace.kinds import TIMERS, expect
+from nvprof_kit._trace.files.kinds import TIMERS, expect
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.attribution.steps import StepOptions
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 @click.option(
     "--by",
     type=click.Choice(["rank", "call"]),
-    help="A row for each stage and rank, or for each single call, instead of one for each stage.",
+    help="One row per stage and rank, or per call, instead of one per stage.",
 )
 @click.option(
     "--collective",
     multiple=True,
     metavar="STAGE",
-    help="A stage that ends with a collective, for the verdict; may be given again. [default: stages named after one, "
+    help="A stage that ends with a collective, for the verdict. Repeatable. [default: stages named after one, "
     "else backward]",
 )
 @click.option(
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=0),
     default=1,
     show_default=True,
-    help="First calls of each stage left out of the verdict.",
+    help="First calls of each stage to leave out of the verdict.",
 )
 @selecting(where=False, top=LINES)
 @steps_options
@@ -51,9 +51,9 @@ def timers(
     steps: StepOptions,
     select: Selection,
 ) -> None:
-    """How long the timed stages take on every rank, how far the ranks are apart, and which one the others wait for.
+    """How long the timed stages take on each rank, how much the ranks differ, and which rank the others wait for.
 
-    A LOG is a timer_rank*.log or the folder that holds them. FILE ends in .csv, .json, .md, .parquet or .txt for the
+    A LOG is a timer_rank*.log or a folder that contains them. FILE ends in .csv, .json, .md, .parquet or .txt for the
     table, in .png, .svg or .pdf for the timeline over the ranks.
     """
     from nvprof_kit._api.sources import open_timers

@@ -125,8 +125,8 @@ def _before(first: Callable[..., None], method: Callable[..., Any]) -> Callable[
 
 
 def _where(nodes: Sequence[Any], in_backward: bool) -> tuple[str, bool]:
-    """Module of a kernel, and whether it is recompute; the compiled module's where the compiler says it in another way,
-    for nobody's program shall fail to compile because of a range.
+    """Module of a kernel, and whether it is recompute. If the compiler's metadata has an unexpected form, the compiled
+    module, because compilation must not fail because of a range.
     """
     try:
         results = [_Result(node.node) for node in nodes if node.node is not None]

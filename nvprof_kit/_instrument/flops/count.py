@@ -1,7 +1,7 @@
-"""`count_flops`: the floating point operations of a step, by layer and phase, in a file to lie beside the capture.
+"""`count_flops`: count the floating point operations of a step by layer and phase.
 
-Read it with ``nvprof-kit flops``. What counts is what PyTorch's own counter counts: matrix products, convolutions and
-attention; work that it does not know is listed as unknown.
+Read the file with ``nvprof-kit flops``. Counted are the operators that PyTorch's ``FlopCounterMode`` counts: matrix
+products, convolutions and attention. Other operators that could do floating point work are listed as unknown.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ _running: count_flops | None = None
 
 
 class count_flops(ContextDecorator):
-    """Count the floating point operations of a stretch of the program; a context manager and a decorator.
+    """Count the floating point operations of part of the program; a context manager and a decorator.
 
     ```python
-    with nvprof_kit.count_flops("run.flops.json"):  # around one step, before those that are captured
+    with nvprof_kit.count_flops("run.flops.json"):  # around one step, before the captured steps
         train(batch)
     ```
 
-    Layers are those of `annotate_model` and `layer_range`, in the forward, the backward and the recompute that ranges
-    tell apart. Results stay what they are and no tensor is kept, but each operator passes through Python meanwhile:
-    count a step whose time does not matter. What torch.compile compiled runs as it was written meanwhile; a replay of
-    a CUDA graph shows no operator. The threads of the program's own are not counted and listed as unknown. After an
-    exception nothing is written. Under ``NVPROF_KIT=off`` it does nothing.
+    Layers and phases (forward, backward, recompute) are those of the ranges of `annotate_model` and `layer_range`. The
+    formulas are those of ``torch.utils.flop_counter``; a multiply-add counts as two operations. Results do not change
+    and no tensor is kept alive, but each operator is dispatched through Python, so count a step whose duration does not
+    matter. Code compiled by torch.compile runs uncompiled while counting. The replay of a CUDA graph runs no operators,
+    so it counts as nothing. Operators on threads that the program started are listed as unknown. After an exception,
+    nothing is written. With ``NVPROF_KIT=off`` it does nothing.
 
     Args:
-        path: File to write, by custom ``NAME.flops.json`` beside the capture ``NAME.sqlite``; one that exists is
-            replaced. Where there are several ranks each has its own, ``NAME.rank3.flops.json``.
-        at_step: Count only the step of this number (`nvprof_kit.step`), wherever in the stretch it runs; the file is
-            written when it ends.
+        path: File to write, usually ``NAME.flops.json`` next to the capture ``NAME.sqlite``; an existing file is
+            replaced. In a multi-rank program each rank writes its own file, ``NAME.rank3.flops.json``.
+        at_step: Count only the step with this number (`nvprof_kit.step`); the file is written when that step ends.
 
     Attributes:
-        path: As given, made absolute.
-        written: The file, once it is written.
+        path: The absolute path.
+        written: The file, or None before it is written.
 
     Raises:
-        UsageError: On entry: the file cannot be written, or operations are being counted already.
-        ToolError: On entry: there is no PyTorch, or none with this counter.
+        UsageError: On entry: the file cannot be written, or another count is running.
+        ToolError: On entry: PyTorch is not installed, or older than 2.4.
     """
 
     def __init__(self, path: str | Path = "run.flops.json", *, at_step: int | None = None) -> None:
@@ -70,12 +70,12 @@ class count_flops(ContextDecorator):
         self._process = 0
 
     def __enter__(self) -> count_flops:
-        """Begin to count, or to wait for the step."""
+        """Start counting, or wait for the step."""
         global _running  # noqa: PLW0603
         if state.mode == "off":
             return self
         if _running is not None and _running._process == os.getpid():
-            raise UsageError(f"{self.path}: operations are counted already, into {_running.path}; end that count first")
+            raise UsageError(f"{self.path}: already counting into {_running.path}; end that count first")
         _check_path(self.path)
         _require_counter()
         self.written = None
@@ -99,14 +99,14 @@ class count_flops(ContextDecorator):
         self._finish(write=kind is None and self._at_step is None)
 
     def entered(self, range_: Range) -> None:
-        """A range has opened: as the listener of a `Watch`."""
+        """Listener of a `Watch`: a range has opened."""
         if self._at_step is not None and range_.category is Category.STEP and range_.payload == self._at_step:
             self._begin()
         if self._counter is not None:
             self._counter.entered(range_)
 
     def left(self, range_: Range) -> None:
-        """It has closed."""
+        """Listener of a `Watch`: a range has closed."""
         if self._counter is not None:
             self._counter.left(range_)
         if self._at_step is not None and range_.category is Category.STEP and range_.payload == self._at_step:
@@ -130,7 +130,7 @@ class count_flops(ContextDecorator):
         if write and counter is not None and self._process == os.getpid():  # else forked meanwhile
             try:
                 self.written = _write(counter, self.path)
-            except OSError as error:  # a training run does not die of its counter
+            except OSError as error:  # a failed write must not end the training
                 warnings.warn(f"{self.path}: cannot write it ({error.strerror}); count again", stacklevel=3)
 
 
@@ -143,13 +143,13 @@ def _require_counter() -> None:
 
 def _check_path(path: Path) -> None:
     if path.suffix != ".json":
-        raise UsageError(f"{path}: the counts are json; name the file NAME.flops.json, for the capture NAME.sqlite")
+        raise UsageError(f"{path}: counts are json; name the file NAME.flops.json for the capture NAME.sqlite")
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise UsageError(f"{path}: cannot be written; name a file in a folder that can")
 
 
 def _write(counter: FlopCounter, path: Path) -> Path:
-    """Write beside the final name, then rename: a reader never meets half a file."""
+    """Write to a temporary name, then rename, so that no reader sees a partial file."""
     if world_size() > 1:
         path = _of_rank(path, rank())
     found = document(counter)

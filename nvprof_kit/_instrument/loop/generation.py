@@ -1,4 +1,4 @@
-"""Inference as steps: each outermost call of a model is one, and is prefill or decode."""
+"""Inference as steps: each outermost call of the model is one step, prefill or decode."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_em
 """Arguments that hold a call's tokens, by the names of transformers."""
 
 PhaseOf = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
-"""Tells the phase of a call from its positional and keyword arguments."""
+"""Returns the phase of a call from its positional and keyword arguments."""
 
 
 class generation:
-    """Range the calls that a generation loop makes of a model as steps, each with its phase.
+    """Range each model call of a generation loop as a step with a phase.
 
     ```python
     with nvprof_kit.generation(model):
         model.generate(prompt, max_new_tokens=64)
     ```
 
-    A step lasts from one call of the model to the next, so that sampling and scheduling belong to the step they follow;
-    the last one lasts to the end of the block. Enter the block on the thread that calls the model, and after
-    `nvprof_kit.record` where that is used.
+    A step lasts from one model call to the next, so sampling and scheduling belong to the step before them. The last
+    step ends with the block. Enter the block on the thread that calls the model, and after `nvprof_kit.record` if you
+    use it.
 
     Args:
-        model: The module that the loop calls, the same that `nvprof_kit.annotate_model` ranges.
+        model: The module that the loop calls, the one passed to `nvprof_kit.annotate_model`.
         first: Number of the first step.
-        phase_of: Tells the phase of a call; by default a call with more than one token a sequence is ``prefill``, any
-            other ``decode``.
+        phase_of: Returns the phase of a call from its positional and keyword arguments. By default, a call with more
+            than one token per sequence is ``prefill``, any other ``decode``.
     """
 
     def __init__(self, model: nn.Module, *, first: int = 0, phase_of: PhaseOf | None = None) -> None:
@@ -72,14 +72,14 @@ class generation:
             kept.remove()
 
     def pause(self) -> bool:
-        """Take the hook out while torch.compile traces; says whether it was there."""
+        """Remove the hook while torch.compile traces; returns whether it was installed."""
         hook, self._hook = self._hook, None
         if hook is not None:
             hook.remove()
         return hook is not None
 
     def resume(self) -> None:
-        """Put the hook back."""
+        """Install the hook again."""
         if not self._over:
             self._hook = self._model.register_forward_pre_hook(Hook(self._begin).call, prepend=True, with_kwargs=True)
 
@@ -98,8 +98,9 @@ class generation:
 
 
 def prefill_or_decode(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """``prefill`` for a call with more than one token a sequence (``(batch, tokens, …)``), ``decode`` for any other; of
-    an encoder-decoder, the decoder's tokens count.
+    """``prefill`` for a call with more than one token per sequence (shape ``(batch, tokens, …)``), else ``decode``.
+
+    For an encoder-decoder model, the decoder's tokens count.
     """
     given = (kwargs.get(name) for name in _TOKENS)
     tokens = next((value for value in given if value is not None), args[0] if args else None)

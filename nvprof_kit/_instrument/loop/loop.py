@@ -21,10 +21,10 @@ Batch = TypeVar("Batch")
 
 
 class step(Scope):
-    """Range one step: ``with step(12):``, or ``@step()`` on the function that does one.
+    """Range one step: ``with step(12):``, or ``@step()`` on a function that runs one step.
 
     Args:
-        number: The step's number; left out, the process's steps are counted from 0 on.
+        number: Step number. By default, the steps of the process are counted from 0.
     """
 
     __slots__ = ("_number",)
@@ -45,12 +45,12 @@ class step(Scope):
         return self
 
     def __call__(self, function: F) -> F:
-        """Decorate a function that does one step."""
+        """Decorate a function that runs one step."""
         return wrap(function, lambda *_args, **_kwargs: self)
 
 
 began: Callable[[], None] | None = None
-"""Told of each step's begin, before its range opens."""
+"""Called at the begin of each step, before its range opens."""
 
 
 def _step_range(number: int) -> Range:
@@ -63,10 +63,10 @@ def _range(text: str, category: Category) -> Range:
 
 
 def phase(name: str) -> Scope:
-    """Range a stretch of the loop, such as ``forward``, ``backward``, ``generate``: a context manager and a decorator.
+    """Range a phase of the loop, such as ``forward``, ``backward`` or ``generate``; a context manager and a decorator.
 
     Args:
-        name: The phase's name.
+        name: Name of the phase.
     """
     try:
         return _phases[name]
@@ -78,23 +78,27 @@ _phases: dict[str, Scope] = {}
 
 
 def mark(text: str) -> None:
-    """Mark a moment: it shows up in the tools' time lines."""
+    """Emit an NVTX mark, an instant on the timelines of nsys and ncu.
+
+    Args:
+        text: Text of the mark.
+    """
     backend = state.backend
     if backend is not None:
         backend.mark(_range(text, Category.USER))
 
 
 class annotate_dataloader(Generic[Batch]):
-    """Wrap a dataloader, or any iterable of batches, so that each fetch is ranged as phase ``data``.
+    """Wrap a data loader, or any iterable of batches, to range each fetch as phase ``data``.
 
     ```python
     for batch in annotate_dataloader(loader): ...
     ```
 
-    Everything else of the loader is reached through the wrapper: ``len()``, ``dataset``, ``sampler``, …
+    The wrapper passes all other attributes through: ``len()``, ``dataset``, ``sampler``, …
 
     Args:
-        loader: What gives the batches.
+        loader: The data loader or iterable.
     """
 
     def __init__(self, loader: Iterable[Batch]) -> None:
@@ -122,14 +126,14 @@ class annotate_dataloader(Generic[Batch]):
 
 
 class annotate_optimizer(Annotation):
-    """Range an optimizer's ``step`` as ``optimizer``, while ranges are emitted.
+    """Range each ``step()`` of an optimizer as phase ``optimizer``.
 
     Args:
-        optimizer: A ``torch.optim.Optimizer``, or a wrapper of one or several, as accelerate, DeepSpeed and Megatron
-            make them.
+        optimizer: A ``torch.optim.Optimizer``, or a wrapper around one or several, as in Accelerate, DeepSpeed and
+            Megatron.
 
     Raises:
-        UsageError: The optimizer is annotated already. In a notebook its annotation is replaced instead.
+        UsageError: The optimizer is already annotated. In a notebook, the annotation is replaced instead.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -143,18 +147,18 @@ class annotate_optimizer(Annotation):
 
 
 class _Handle:
-    """A removable handle, as PyTorch's hooks have them."""
+    """A removable handle like that of a PyTorch hook."""
 
     def __init__(self, undo: Undo) -> None:
         self._undo = undo
 
     def remove(self) -> None:
-        """Take the hook out."""
+        """Remove the hook."""
         self._undo()
 
 
 class _Open:
-    """Hook before an optimizer's step; what an earlier step left open by raising is closed first."""
+    """Hook before an optimizer's step; first closes the range of an earlier step that raised."""
 
     def __init__(self, range_: Range) -> None:
         self._range = range_

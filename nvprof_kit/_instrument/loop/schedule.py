@@ -1,7 +1,7 @@
 """Which steps of a loop are recorded: one schedule for nsys, ncu and the embedded recorder.
 
-A schedule is plain numbers and says of each step what to do; `Windows` walks a loop by it and tells a sink (whatever
-records) when to warm up, start and stop. Neither knows a profiler.
+A schedule says what to do in each step. `Windows` follows it through a loop and calls a sink (the recorder) to warm up,
+start and stop. Neither depends on a particular profiler.
 """
 
 from __future__ import annotations
@@ -32,21 +32,23 @@ class Action(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Skip some steps, then `repeat` times: wait, warm up, record a window.
+    """Which steps of a loop to record, as in `torch.profiler.schedule`.
+
+    Skip some steps, then `repeat` times: wait, warm up, record a window.
 
     ```
     skip_first | wait | warmup | active | wait | warmup | active | …
     ```
 
     Attributes:
-        skip_first: Steps left out once, at the beginning.
-        wait: Steps left out before each window.
-        warmup: Steps before each window in which the recorder is ready but keeps nothing.
-        active: Steps of a window.
-        repeat: Windows; 0 goes on until the loop ends.
+        skip_first: Number of steps to skip once, at the start.
+        wait: Number of steps to skip before each window.
+        warmup: Number of steps before each window in which the recorder is set up but records nothing.
+        active: Number of steps in a window, at least 1.
+        repeat: Number of windows; 0 continues until the loop ends.
 
     Raises:
-        UsageError: A number is negative, or a window would have no step.
+        UsageError: A number is negative, or `active` is 0.
     """
 
     skip_first: int = 0
@@ -59,7 +61,7 @@ class Schedule:
         for name, value in vars(self).items():
             least = 1 if name == "active" else 0
             if not isinstance(value, int) or value < least:
-                raise UsageError(f"schedule: {name}={value!r} is no whole number from {least} on")
+                raise UsageError(f"schedule: {name}={value!r} is not an integer >= {least}")
 
     def __call__(self, step: int) -> Action:
         """What to do during a step, counted from 0."""
@@ -76,16 +78,16 @@ class Schedule:
 
     @property
     def last_step(self) -> int | None:
-        """The last step that is recorded, None where windows repeat until the loop ends."""
+        """The last recorded step, or None if windows repeat until the loop ends."""
         cycle = self.wait + self.warmup + self.active
         return self.skip_first + cycle * self.repeat - 1 if self.repeat else None
 
     @classmethod
     def between(cls, first: int, end: int) -> Schedule:
-        """Record the steps from `first` up to but not including `end`, with a step of warm-up where there is one.
+        """Record the steps from `first` to `end` (exclusive), with one warm-up step before them unless `first` is 0.
 
         Raises:
-            UsageError: There is no step between them.
+            UsageError: The range is empty or negative.
         """
         if not 0 <= first < end:
             raise UsageError(f"schedule: no step lies from {first} up to {end}; needed 0 <= first < end")
@@ -94,11 +96,11 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """A schedule from text: ``stable`` (one of `PRESETS`), ``4:10`` (as `between`), or
-        ``skip_first=5,warmup=1,active=3`` (what is left out keeps its default).
+        """Parse a schedule: a preset (``early``, ``stable``, ``periodic``), ``4:10`` (as `between`), or
+        ``skip_first=5,warmup=1,active=3`` (omitted fields keep their defaults).
 
         Raises:
-            UsageError: The text is none of these.
+            UsageError: The text has another form.
         """
         text = text.strip()
         if text in PRESETS:
@@ -132,17 +134,17 @@ PRESETS = {
     "stable": Schedule(skip_first=50, wait=5, warmup=2, active=10, repeat=2),
     "periodic": Schedule(skip_first=10, wait=5, warmup=2, active=3, repeat=5),
 }
-"""Schedules by name: the first steps, the steady state, a few steps again and again."""
+"""Schedules by name: the first steps, the steady state, a few steps periodically."""
 
 AnySchedule = Schedule | str | tuple[int, int]
-"""What is taken for a schedule: one, its text, or a pair ``(first, end)``."""
+"""What is accepted as a schedule: a `Schedule`, its text, or a pair ``(first, end)``."""
 
 
 def schedule_of(asked: AnySchedule) -> Schedule:
-    """The schedule that is meant by a schedule, a text (`Schedule.parse`) or a pair (`Schedule.between`).
+    """The schedule of a `Schedule`, a text (`Schedule.parse`) or a pair (`Schedule.between`).
 
     Raises:
-        UsageError: The text or the pair is no schedule.
+        UsageError: The text or the pair is not a schedule.
     """
     if isinstance(asked, Schedule):
         return asked
@@ -151,12 +153,12 @@ def schedule_of(asked: AnySchedule) -> Schedule:
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of steps that is recorded in one piece.
+    """Consecutive steps that are recorded together.
 
     Attributes:
-        number: Which of the schedule's windows it is, from 0.
+        number: Number of the window in the schedule, from 0.
         first_step: Its first step.
-        last_step: Its last step; -1 until it is over.
+        last_step: Its last step; -1 until it ends.
     """
 
     number: int
@@ -165,7 +167,7 @@ class Window:
 
 
 class Sink(Protocol):
-    """Whatever records."""
+    """A recorder."""
 
     def warm_up(self, window: Window) -> None:
         """Get ready: the window starts in a few steps."""
@@ -177,21 +179,21 @@ class Sink(Protocol):
         """End the window that was started."""
 
     def cancel(self) -> None:
-        """End a warm-up that no window follows, or a window in which no step ran: the loop is over."""
+        """Discard a warm-up without a window, or a window without a step: the loop has ended."""
 
 
 class Windows:
-    """Walks a loop by a schedule: a context manager around the loop, with `step` at the end of each step.
+    """Follows a schedule through a loop: a context manager around the loop; call `step` at the end of each step.
 
-    A window that the loop's end, or an exception, cuts short is stopped like any other.
+    A window cut short by the end of the loop or by an exception is stopped like any other.
 
     Args:
         schedule: Which steps to record.
-        sink: What records them.
+        sink: The recorder.
 
     Attributes:
-        step_number: The step that runs now, counted from 0.
-        action: What is done during it.
+        step_number: The current step, counted from 0.
+        action: The action of the current step.
     """
 
     def __init__(self, schedule: AnySchedule, sink: Sink) -> None:
@@ -215,21 +217,19 @@ class Windows:
         return self
 
     def step(self) -> None:
-        """A step is over and the next begins."""
+        """End the current step and begin the next."""
         if self._process != os.getpid():
             return
         self.step_number += 1
         self._move(self.schedule(self.step_number))
 
     def __exit__(self, *exception: object) -> None:
-        """The loop is over: a window that runs ends with the step that ran last. A process forked meanwhile leaves that
-        to its parent.
-        """
+        """End the loop; a running window ends with the last step. A forked child leaves this to its parent."""
         if self._process != os.getpid():
             return
         error = exception[0] if exception else None
         if self._window is not None and self._window.first_step == self.step_number > 0 and error is None:
-            self._window = None  # the loop ended where the window began
+            self._window = None  # the loop ended before the window's first step
             self._sink.cancel()
         elif self._window is not None:
             self._stop(max(self._window.first_step, self.step_number - 1))

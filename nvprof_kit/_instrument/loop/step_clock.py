@@ -11,10 +11,9 @@ _KEPT = 64
 
 
 class StepClock:
-    """Takes the begin and end of steps: as CUDA events where the program uses CUDA, else on the CPU clock.
+    """Times the steps: with CUDA events if the program uses CUDA, else on the CPU clock.
 
-    Between two events of one stream lies the whole step as the GPU saw it, idle time and all, so nobody has to wait for
-    the GPU to time a step.
+    The time between two events on one stream is the whole step on the GPU, including idle time, without synchronizing.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether a program profiles itself, and which steps: told by an argument, by the environment, or not at all."""
+"""Whether a program profiles itself, and which steps: set by an argument or by the environment."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ from nvprof_kit._instrument.loop.schedule import AnySchedule, Schedule, schedule
 VARIABLE = "NVPROF_KIT_PROFILING"
 
 USUAL = Schedule(skip_first=5, warmup=1, active=3)
-"""The steps that ``--profiling`` means where it names none: three, when the loop has warmed up."""
+"""The default of ``--profiling`` without steps: three steps after warm-up."""
 
 _ON, _OFF = ("1", "on", "true", "yes"), ("", "0", "off", "false", "no")
 
 Switch = AnySchedule | bool | None
-"""What is taken for a switch: a schedule in any form, ``on`` or ``off``, True or False, or None for the environment."""
+"""What is accepted as a switch: a schedule in any form, ``on`` or ``off``, True or False, or None for the environment.
+"""
 
 
 def profiling_schedule(asked: Switch = None) -> Schedule | None:
-    """The schedule to profile by, None where nothing is to be profiled.
+    """Resolve a profiling switch to a schedule.
 
     Args:
-        asked: A schedule (`Schedule.parse` says in which forms), ``on`` or True for `USUAL`, ``off`` or False for
-            nothing; None takes it from the environment's ``NVPROF_KIT_PROFILING``, which is off where it is not set.
+        asked: A schedule in any form of `Schedule.parse`; ``on`` or True for steps 6 to 8; ``off`` or False for none.
+            None reads the environment variable ``NVPROF_KIT_PROFILING``, which defaults to off.
+
+    Returns:
+        The schedule, or None if nothing is to be profiled.
 
     Raises:
-        UsageError: A text is neither a switch nor a schedule.
+        UsageError: The text is neither a switch nor a schedule.
     """
     if asked is None:
         asked = os.environ.get(VARIABLE, "off")
@@ -39,10 +43,13 @@ def profiling_schedule(asked: Switch = None) -> Schedule | None:
 
 
 def add_profiling_argument(parser: argparse.ArgumentParser) -> None:
-    """Give a program's parser the option ``--profiling [STEPS]``.
+    """Add the option ``--profiling [STEPS]`` to a parser.
 
-    Its value, ``args.profiling``, is what `nvprof_kit.LayerProfiler` takes: None where the option was not given, which
-    leaves it to ``NVPROF_KIT_PROFILING``.
+    Pass its value, ``args.profiling``, to `nvprof_kit.LayerProfiler`. It is None if the option is absent; then
+    ``NVPROF_KIT_PROFILING`` decides.
+
+    Args:
+        parser: The program's parser.
     """
     parser.add_argument(
         "--profiling",
@@ -56,7 +63,7 @@ def add_profiling_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def _checked(text: str) -> str:
-    """The text, if it says which steps; argparse prints the message otherwise."""
+    """The text, if it is valid; otherwise argparse prints the message."""
     from nvprof_kit.errors import UsageError
 
     try:

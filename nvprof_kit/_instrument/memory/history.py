@@ -14,7 +14,7 @@ _EVENTS = 200_000
 class History:
     """The history of one CUDA device's allocator, recorded without stacks, each event labelled by a call's number.
 
-    PyTorch records one history at a time: where somebody else records already, or where it takes no labels (before
+    PyTorch records one history at a time: if another recording is active, or where it takes no labels (before
     2.9), this records nothing.
 
     Args:

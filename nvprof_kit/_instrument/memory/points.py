@@ -1,4 +1,4 @@
-"""What `MemoryProfiler` is told, and what it knows of the memory at one moment."""
+"""The options of `MemoryProfiler`, and the memory at one time point."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from nvprof_kit._instrument.memory.boundaries import Counts
 from nvprof_kit._instrument.memory.tensors import KINDS, Held
 
 ROUNDING = "rounding"
-"""Kind of what the allocator's blocks hold more than was asked for."""
+"""Kind of the bytes that allocator blocks have beyond the requested size."""
 
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """Where to write, and what.
+    """Options of `MemoryProfiler`: where and what to write.
 
     Attributes:
-        folder: Holds a folder for each rank, ``rank0_dp0_tp0_pp0``.
-        mesh: The ``DeviceMesh`` with dimensions ``dp``, ``tp``, ``pp`` that names the rank's folder; found by itself
-            where the model's parameters have one.
-        layouts: Write every module's bytes into ``memory.log`` at each time point, not only the sums.
-        parquet: Write ``memory.parquet`` beside ``memory.csv``.
+        folder: Output folder; each rank writes to its own subfolder, ``rank0_dp0_tp0_pp0``.
+        mesh: The ``DeviceMesh`` with dimensions ``dp``, ``tp``, ``pp`` that names the subfolder. By default that of the
+            model's parameters, if they have one.
+        layouts: Write the bytes of each module to ``memory.log`` at each time point, not only the sums.
+        parquet: Also write ``memory.parquet``, next to ``memory.csv``.
         pages: Write the sunburst pages and the line chart at the end.
     """
 
@@ -39,12 +39,11 @@ class TimePoint:
 
     Attributes:
         number: Counted from 0.
-        name: ``step 0 forward``, or what `MemoryProfiler.point` was given.
-        seconds: Since the profiler began.
-        device: Where the model computes: rows on other devices are offloaded.
-        rows: Every byte accounted for; where there is an allocator, with `ROUNDING` and what `memory_blocks` tells
-            apart, `UNEXPLAINED` last.
-        allocator: Its counts, None without CUDA.
+        name: ``step 0 forward``, or the name passed to `MemoryProfiler.point`.
+        seconds: Time since the profiler started.
+        device: The device on which the model computes; rows on other devices are offloaded.
+        rows: The bytes by kind and module; with CUDA also `ROUNDING`, and `UNEXPLAINED` last.
+        allocator: Counters of the CUDA caching allocator; None without CUDA.
     """
 
     number: int

@@ -1,5 +1,5 @@
-"""`MemoryProfiler`: what holds the memory of a training step, by module: parameters, gradients, the optimizer's copies
-and state, and what autograd keeps; reconciled with the allocator.
+"""`MemoryProfiler`: memory of a training step by module: parameters, gradients, optimizer state, and tensors saved for
+backward; reconciled with the CUDA caching allocator.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nvprof_kit.names import encodable
 
 
 class MemoryProfiler:
-    """Account for the memory of some training steps; a context manager.
+    """Account for the memory of some training steps by module; a context manager.
 
     ```python
     with MemoryProfiler(model, optimizer):
@@ -42,24 +42,25 @@ class MemoryProfiler:
             train(batch)
     ```
 
-    A time point is taken when the model's forward ends, before and after each step of the optimizer, and where `point`
-    is called. Nothing is kept alive and results stay what they are; each time point costs a walk over the parameters.
-    Under ``NVPROF_KIT=off`` it does nothing. What cannot be seen is a warning: no forward of the model ran, or other
-    hooks, such as those of ``save_on_cpu``, or another thread kept autograd's tensors out of sight.
+    It records parameters, gradients, the optimizer's copies and state, and the tensors that autograd saves for
+    backward, in bytes. A time point is taken when the model's forward ends, before and after each optimizer step, and
+    when `point` is called. No tensor is kept alive and results do not change; each time point walks over the
+    parameters. With ``NVPROF_KIT=off`` it does nothing. A warning says if activations are missing: the model's forward
+    never ran, or other saved-tensor hooks (such as ``save_on_cpu``) or another thread hid them.
 
     Args:
         model: The model; held weakly.
-        optimizer: Its optimizer, a wrapper of one or several, or a list; held weakly. A step is over when the last of
-            them has stepped.
-        options: Where to write, and what.
+        optimizer: The optimizer, a wrapper around one or several, or a list; held weakly. A step ends when the last
+            optimizer has stepped.
+        options: Where and what to write.
 
     Attributes:
         points: The time points so far.
-        boundaries: The allocator at each layer's begin and end, with CUDA.
+        boundaries: Allocator counters at the begin and end of each layer call, with CUDA.
         folder: The rank's folder.
 
     Raises:
-        UsageError: On entry: another one is running, or the folder cannot be made.
+        UsageError: On entry: another profiler is running, or the folder cannot be created.
     """
 
     _running: MemoryProfiler | None = None
@@ -86,16 +87,16 @@ class MemoryProfiler:
 
     @property
     def boundaries(self) -> list[Boundary]:
-        """The allocator at each end of a layer's call; none without CUDA."""
+        """Allocator counters at the begin and end of each layer call; empty without CUDA."""
         return [] if self._boundaries is None else self._boundaries.seen
 
     def __enter__(self) -> MemoryProfiler:
-        """Begin; the first time point is what is there already."""
+        """Start; the first time point shows the memory that is already allocated."""
         model = self._model()
         if state.mode == "off" or model is None:
             return self
         if MemoryProfiler._running is not None and MemoryProfiler._running._process == os.getpid():
-            raise UsageError("a MemoryProfiler is running already; end that one first")
+            raise UsageError("a MemoryProfiler is already running; end it first")
         self._process = os.getpid()
         self._files = MemoryFiles(self.folder, self.options)
         self.folder = self._files.folder
@@ -121,9 +122,7 @@ class MemoryProfiler:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        """End, and write the pages; after an exception, of what was seen before it. A process forked meanwhile leaves
-        that to its parent.
-        """
+        """Stop and write the pages, also after an exception. A forked child leaves this to its parent."""
         if self._files is not None and self._process != os.getpid():
             self._files = self._saved = None
             return
@@ -145,7 +144,7 @@ class MemoryProfiler:
         """Undo whatever `__enter__` did."""
         undo, self._undo = self._undo, []
         for one in reversed(undo):
-            with suppress(Exception):  # what cannot be undone keeps nothing else from being undone
+            with suppress(Exception):  # one failure must not prevent the others from being undone
                 one()
 
     def _warn_of_what_was_not_seen(self) -> None:
@@ -165,7 +164,11 @@ class MemoryProfiler:
             )
 
     def point(self, name: str) -> None:
-        """Take a time point now."""
+        """Take a time point now.
+
+        Args:
+            name: Name of the time point.
+        """
         self._take(encodable(name))
 
     def _take(self, name: str, outputs: Any = (), inputs: Any = ()) -> None:
@@ -189,14 +192,14 @@ class MemoryProfiler:
             self._cannot_write(error)
 
     def _cannot_write(self, error: OSError) -> None:
-        """The disk is full, say: a training run does not die of it, and nothing more is accounted for."""
+        """Warn and stop recording: a full disk must not end the training."""
         warnings.warn(f"{self.folder}: cannot write there ({error.strerror}); the memory profile ends", stacklevel=3)
         if self._files is not None:
             self._files.abandon()
             self._files = MemoryProfiler._running = None
 
     def _unexplained(self, ledger: Ledger, count: int) -> Iterable[Held]:
-        """Rows for what nothing accounts for: by what it can be, where the allocator lists its blocks."""
+        """Rows for bytes without a known owner; split by likely kind if the allocator lists its blocks."""
         model = self._model()
         if self._unknown is None or model is None:
             return [Held(UNEXPLAINED, "", count, str(self._device))]

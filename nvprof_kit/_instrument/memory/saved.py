@@ -15,10 +15,61 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nvprof_kit._instrument.memory.tensors import ACTIVATION, NONE, Held, Ledger, parts
-from nvprof_kit._instrument.patches import Hook
+from nvprof_kit._instrument.patches import Hook, Patch
 from nvprof_kit.names import strip_wrappers
 
-_top_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+
+class _Innermost:
+    """The innermost hooks on saved tensors of each thread, the one that packs; older PyTorch does not tell them, so
+    there they are noted as they are pushed.
+    """
+
+    def __init__(self) -> None:
+        autograd = torch._C._autograd
+        self._ask = getattr(autograd, "_top_saved_tensors_default_hooks", None)
+        self._here = threading.local()
+        self._patches: list[Patch] = []
+        if self._ask is None:
+            self._patches = [
+                Patch(autograd, "_push_saved_tensors_default_hooks", self._pushing),
+                Patch(autograd, "_pop_saved_tensors_default_hooks", self._popping),
+            ]
+
+    def remove(self) -> None:
+        """Note no more."""
+        for patch in self._patches:
+            patch.remove()
+
+    def pack(self) -> Any:
+        """What packs a saved tensor here, None where there are no hooks."""
+        if self._ask is not None:
+            hooks = self._ask(False)
+            return None if hooks is None else hooks[0]
+        noted = self._noted()
+        return noted[-1] if noted else None
+
+    def _pushing(self, push: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(pack: Any, unpack: Any) -> Any:
+            pushed = push(pack, unpack)
+            self._noted().append(pack)
+            return pushed
+
+        return noting
+
+    def _popping(self, pop: Callable[..., Any]) -> Callable[..., Any]:
+        def noting() -> Any:
+            popped = pop()
+            if noted := self._noted():
+                noted.pop()
+            return popped
+
+        return noting
+
+    def _noted(self) -> list[Any]:
+        if not hasattr(self._here, "noted"):
+            self._here.noted = []
+        noted: list[Any] = self._here.noted
+        return noted
 
 
 class _Storage:
@@ -76,11 +127,13 @@ class SavedTensors:
             if id(module) not in seen and not isinstance(module, torch.jit.ScriptModule):
                 seen.add(id(module))
                 self._follow(strip_wrappers(path) or type(module).__name__, module)
+        self._tops = _Innermost()
         self._hooks.__enter__()
 
     def remove(self) -> None:
         """Take the hooks out; what is kept stays known until autograd lets go of it."""
         self._hooks.__exit__(None, None, None)
+        self._tops.remove()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -144,10 +197,10 @@ class SavedTensors:
 
     def _innermost(self) -> bool:
         """Whether autograd asks these hooks on this thread; under a checkpoint there is nothing to see for anyone."""
-        hooks = _top_hooks(False)
-        if hooks is None:
+        pack = self._tops.pack()
+        if pack is None:
             return False
-        return getattr(hooks[0], "__self__", None) is self or hooks[0].__module__ == "torch.utils.checkpoint"
+        return getattr(pack, "__self__", None) is self or pack.__module__ == "torch.utils.checkpoint"
 
     def _note_weights(self, module: nn.Module) -> None:
         for weight in (*module._parameters.values(), *module._buffers.values()):

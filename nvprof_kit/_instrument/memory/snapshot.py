@@ -1,6 +1,6 @@
-"""`memory_snapshot`: the history of PyTorch's CUDA allocator, each allocation labelled by layer, phase and step.
+"""`memory_snapshot`: the history of PyTorch's CUDA caching allocator, labelled by layer, phase and step.
 
-Read the file with ``nvprof-kit memory``; PyTorch's own viewer opens it too.
+Read the file with ``nvprof-kit memory``, or open it at https://pytorch.org/memory_viz.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nvprof_kit.names import LAYER_CATEGORIES, MEMORY_STRETCHES, PHASE_CATEGORIE
 _LABELLING = (*LAYER_CATEGORIES, *PHASE_CATEGORIES)
 _NATIVE = "native"
 _STRETCHES = 100_000
-"""So many of the latest begins and ends of steps and phases are kept."""
+"""Maximum number of kept begins and ends of steps and phases."""
 
 _running: memory_snapshot | None = None
 _observed = False
@@ -32,13 +32,14 @@ _observed = False
 
 @dataclass(frozen=True)
 class SnapshotOptions:
-    """What is recorded, and when it is written.
+    """What to record, and when to write.
 
     Attributes:
-        at_step: Write when the step of this number (`nvprof_kit.step`) ends, and record no further; None: at the end.
-        on_oom: Write when memory runs out too, at that moment, to ``NAME_oom.pickle``.
-        max_entries: Events kept; of more, the latest.
-        stacks: Call stacks: ``python``, or ``all`` with the C++ frames, which is slower and several times larger.
+        at_step: Write the snapshot when the step with this number (`nvprof_kit.step`) ends, and stop recording. None
+            writes at the end of the block.
+        on_oom: On an out-of-memory error, also write ``NAME_oom.pickle``.
+        max_entries: Maximum number of allocator events to keep; older ones are dropped.
+        stacks: ``python`` for Python call stacks; ``all`` adds C++ frames, which is slower and several times larger.
     """
 
     at_step: int | None = None
@@ -48,17 +49,17 @@ class SnapshotOptions:
 
 
 class Labels:
-    """Labels what is allocated by where the program is: the innermost layer or phase, and the step.
+    """Labels allocations with the innermost layer or phase, and the step.
 
-    PyTorch keeps a label for each thread. What a thread allocates outside every layer and phase, as autograd's does
-    before it comes to the first layer, is left without one, and told by the time of what the others were in.
+    PyTorch keeps one label per thread. A thread outside all layers and phases, such as autograd's before its first
+    layer, has no label; the reader then uses `stretches` to find what the other threads were doing at that time.
 
     Args:
-        set_label: Takes the label of what the calling thread allocates from now on.
-        step_ended: Is called with a step's number when the step ends.
+        set_label: Sets the label of later allocations of the calling thread.
+        step_ended: Called with the step number when a step ends.
 
     Attributes:
-        stretches: When each step and phase began and ended, in µs since 1970, and the label from then on.
+        stretches: ``(µs since 1970, label from then on)`` for each begin and end of a step or phase.
     """
 
     def __init__(self, set_label: Any, step_ended: Any) -> None:
@@ -70,7 +71,7 @@ class Labels:
         self._names: dict[int, list[str]] = {}
 
     def entered(self, range_: Range) -> None:
-        """Label by this range, if it is a layer or a phase."""
+        """Label with this range, if it is a layer or a phase."""
         if range_.category is Category.STEP:
             self._step, self._step_thread = range_.payload, threading.get_ident()
         elif range_.category in _LABELLING:
@@ -81,7 +82,7 @@ class Labels:
         self._label(range_)
 
     def left(self, range_: Range) -> None:
-        """Label by what is around it."""
+        """Label with the enclosing range."""
         if range_.category is Category.STEP:
             self._step = None
             self._step_ended(range_.payload)
@@ -105,22 +106,22 @@ class Labels:
 
 
 class memory_snapshot(ContextDecorator):
-    """Record what the CUDA allocator does in a stretch of the program; a context manager and a decorator.
+    """Record the history of the CUDA caching allocator; a context manager and a decorator.
 
-    The file is written when the stretch ends, by an exception too, or when `SnapshotOptions` says. Without CUDA, or
-    with another allocator than PyTorch's own, warn and do nothing. Layers are those of `annotate_model` and
-    `layer_range`, steps those of `step`.
+    The snapshot (that of ``torch.cuda.memory._dump_snapshot``) is written when the block ends, also after an exception,
+    or when `SnapshotOptions` says. Without CUDA, or with ``cudaMallocAsync``, it warns and does nothing. Layers are
+    those of `annotate_model` and `layer_range`, steps those of `step`.
 
     Args:
-        path: File to write, by custom ``.pickle``; one that exists is replaced.
-        options: When to write, and what.
+        path: File to write, usually ``.pickle``; an existing file is replaced.
+        options: What to record, and when to write.
 
     Attributes:
-        written: The files written.
+        written: The files written so far.
 
     Raises:
-        UsageError: On entry: a snapshot is being recorded already, or the path cannot be written.
-        ToolError: On entry: there is no PyTorch.
+        UsageError: On entry: another snapshot is being recorded, or the path cannot be written.
+        ToolError: On entry: PyTorch is not installed.
     """
 
     def __init__(self, path: str | Path, options: SnapshotOptions = SnapshotOptions()) -> None:
@@ -167,12 +168,12 @@ class memory_snapshot(ContextDecorator):
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        """Write, unless that is done, and stop."""
+        """Write the snapshot, if not yet written, and stop."""
         if self._watch is not None:
             self._finish(self.path)
 
     def _record(self, enabled: str | None) -> None:
-        """Switch the history on, or off with None."""
+        """Turn the history on, or off with None."""
         if enabled is None:
             self._memory._record_memory_history(enabled=None)
             return
@@ -194,14 +195,14 @@ class memory_snapshot(ContextDecorator):
             return
         try:
             self._write(path)
-        except OSError as error:  # the program does not die of it
+        except OSError as error:  # a failed write must not end the program
             warnings.warn(f"{path} is not written: {error.strerror}", stacklevel=3)
         finally:
             self._record(None)
             getattr(self._memory, "_set_memory_metadata", _ignore)("")
 
     def _write(self, path: Path) -> None:
-        """Write beside the final name, then rename: a reader never meets half a file."""
+        """Write to a temporary name, then rename, so that no reader sees a partial file."""
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with partial.open("wb") as file:
@@ -218,11 +219,11 @@ class memory_snapshot(ContextDecorator):
 
 
 def _ignore(_label: str) -> None:
-    """In place of what PyTorch before 2.9 lacks: allocations stay without labels."""
+    """Fallback for PyTorch before 2.9, which has no labels."""
 
 
 def _observe_oom(torch: Any) -> None:
-    """Have the running snapshot told when memory runs out; PyTorch takes an observer once and for all."""
+    """Register an out-of-memory observer; PyTorch cannot unregister one, so it is registered once."""
     global _observed  # noqa: PLW0603
     if not _observed:
         torch._C._cuda_attach_out_of_memory_observer(_out_of_memory)
@@ -233,7 +234,7 @@ def _out_of_memory(*_sizes: object) -> None:
     if _running is not None:
         try:
             _running._out_of_memory()
-        except Exception as error:  # the program is to see its own error, not this one
+        except Exception as error:  # the program must see its own error, not this one
             warnings.warn(f"out of memory, and the snapshot of it could not be written: {error}", stacklevel=2)
 
 

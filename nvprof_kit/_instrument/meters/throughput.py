@@ -1,7 +1,7 @@
-"""`Throughput`: how fast a training loop runs, and how much of it is waiting for data; by the CPU clock alone.
+"""`Throughput`: how fast a training loop runs, and how much of the time it waits for data, by the CPU clock.
 
-The figures and their names are those of Paddle's profiler: reader cost, batch cost, ips, reader ratio. Nothing waits
-for the GPU; over many steps the CPU can be ahead of it by no more than what a stream holds.
+The figures and their names are those of PaddlePaddle's profiler: reader cost, batch cost, ips, reader ratio. The GPU is
+not synchronized; over many steps the CPU is ahead of it by no more than the launch queue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nvprof_kit._instrument.ranges import state
 Batch = TypeVar("Batch")
 
 KEPT = 100_000
-"""Steps that the statistics are of: the last so many."""
+"""Maximum number of steps in the statistics; older steps are dropped."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Statistic:
     """A figure over the steps.
 
     Attributes:
-        avg: Its mean; of a rate, the sum of what was done over the sum of the time.
-        max: The largest.
-        min: The smallest.
-        p95: What 95 % of the steps stay at or below.
+        avg: Mean; for a rate, total count divided by total time.
+        max: Maximum.
+        min: Minimum.
+        p95: 95th percentile.
     """
 
     avg: float
@@ -43,12 +43,12 @@ class ThroughputSummary:
     """How fast the loop ran.
 
     Attributes:
-        steps: Steps that count.
-        reader_cost: Seconds a step waits for its batch.
-        batch_cost: Seconds of a whole step, the waiting among them.
-        ips: Samples a second; steps a second where no samples were told.
-        tokens: Tokens a second, None where none were told.
-        reader_ratio: Waiting over the whole, 0 to 1.
+        steps: Number of steps in the figures.
+        reader_cost: Seconds per step spent waiting for the batch.
+        batch_cost: Seconds per step, including the wait.
+        ips: Samples per second; steps per second if no samples were given.
+        tokens: Tokens per second; None if no tokens were given.
+        reader_ratio: Waiting time divided by total time, 0 to 1.
         unit: What `ips` counts: ``samples`` or ``steps``.
     """
 
@@ -61,7 +61,7 @@ class ThroughputSummary:
     unit: str
 
     def __str__(self) -> str:
-        """The figures as Paddle's profiler prints them, with p95 and tokens beside."""
+        """The figures in the format of PaddlePaddle's profiler, with p95 and tokens added."""
         if not self.steps:
             return "Throughput: no step was timed"
         rows = {"reader_cost": self.reader_cost, "batch_cost": self.batch_cost, "ips": self.ips}
@@ -79,11 +79,11 @@ class ThroughputSummary:
 
 
 class TimedReader(annotate_dataloader[Batch]):
-    """A loader of which each fetch is timed; everything else of the loader is reached through it.
+    """A data loader with timed fetches; all other attributes are passed through.
 
     Args:
-        loader: What gives the batches.
-        meter: What times the fetches.
+        loader: The data loader or iterable.
+        meter: The meter that times the fetches.
     """
 
     def __init__(self, loader: Iterable[Batch], meter: Throughput[Batch]) -> None:
@@ -104,7 +104,7 @@ class TimedReader(annotate_dataloader[Batch]):
 
 
 class Throughput(Generic[Batch]):
-    """Times the steps of a loop.
+    """Measure the throughput of a loop.
 
     ```python
     meter = Throughput(samples=8, tokens=8 * 4096)
@@ -114,15 +114,15 @@ class Throughput(Generic[Batch]):
     print(meter.summary())
     ```
 
-    A step costs about a microsecond. Under ``NVPROF_KIT=off`` nothing is timed.
+    The overhead is about a microsecond per step. With ``NVPROF_KIT=off`` nothing is timed.
 
     Args:
-        samples: Samples of a step; `step` may tell each step's own.
-        tokens: Tokens of a step, likewise.
-        warm_up: First steps that do not count.
+        samples: Samples per step; `step` can override it.
+        tokens: Tokens per step; `step` can override it.
+        warm_up: Number of first steps to leave out.
 
     Attributes:
-        enabled: Whether anything is timed.
+        enabled: Whether steps are timed.
     """
 
     def __init__(self, samples: int = 0, tokens: int = 0, warm_up: int = 1) -> None:
@@ -135,25 +135,25 @@ class Throughput(Generic[Batch]):
         self._reading = 0
 
     def reader(self, loader: Iterable[Batch]) -> TimedReader[Batch]:
-        """A loader, or any iterable of batches, of which each fetch is timed, and ranged as phase ``data``."""
+        """Wrap a data loader, or any iterable of batches, to time each fetch and range it as phase ``data``."""
         return TimedReader(loader, self)
 
     def begin_read(self) -> None:
-        """The step begins to wait for data."""
+        """Begin waiting for data, if you do not use `reader`."""
         self._reading = time.perf_counter_ns()
 
     def end_read(self) -> None:
-        """It has them; without a begin, nothing happens."""
+        """End waiting for data; does nothing without `begin_read`."""
         if self._reading:
             self._read += time.perf_counter_ns() - self._reading
             self._reading = 0
 
     def step(self, samples: int | None = None, tokens: int | None = None) -> None:
-        """A step is over.
+        """End the current step and begin the next.
 
         Args:
-            samples: Its samples, where they are other than usual.
-            tokens: Its tokens, likewise.
+            samples: Samples of this step; None for the number given to the constructor.
+            tokens: Tokens of this step; None for the number given to the constructor.
         """
         if not self.enabled:
             return
@@ -172,18 +172,22 @@ class Throughput(Generic[Batch]):
         self._began, self._read = now, 0
 
     def restart(self) -> None:
-        """A step begins now: what ran since the last one (validation, a checkpoint) does not count."""
+        """Begin a step now; time since the last step (validation, a checkpoint) is not counted."""
         self._began, self._read = time.perf_counter_ns(), 0
 
     def leave_out(self, duration_ns: int) -> None:
-        """So much of the running step was not the program's, as a profiler that writes its files: it does not count."""
+        """Exclude some time, such as a profiler's own work, from the current step.
+
+        Args:
+            duration_ns: The time to exclude, in ns.
+        """
         self._began += duration_ns
 
     def summary(self, last: int = 0) -> ThroughputSummary:
-        """The figures of the steps so far, of the last `KEPT` at most.
+        """The figures of the last steps, at most 100,000.
 
         Args:
-            last: Only so many last steps; 0 for all.
+            last: Number of last steps to include; 0 for all.
         """
         steps = list(self._steps)[-last:]
         batch = [one[0] / 1e9 for one in steps]

@@ -1,7 +1,7 @@
-"""`global_timer`: how long the named stages of a training loop take, on the CPU clock and on the GPU, rank by rank.
+"""`global_timer`: how long the named stages of a training loop take on the CPU and the GPU, per rank.
 
-The GPU's time is taken by CUDA events that are read when they are done, at some later stage or in `dump`: a stage never
-waits for the GPU. A finished stage is a line in the rank's log at once, so a rank that is killed leaves what it had.
+GPU time is measured with CUDA events, which are read later, when they have completed, so a stage does not synchronize
+with the GPU. Each completed stage is written to the rank's log immediately, so a killed rank leaves its log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nvprof_kit.names import Category
 
 
 class _Call:
-    """One stage from its start to its line in the log."""
+    """One call of a stage, until it is written to the log."""
 
     __slots__ = ("began_ns", "begin", "end", "ended_ns", "range", "start_s")
 
@@ -39,14 +39,14 @@ class _Call:
 
 
 class _Open(threading.local):
-    """The stages that run on a thread, by name, the latest last."""
+    """The running stages of a thread by name, the latest last."""
 
     def __init__(self) -> None:
         self.calls: dict[str, list[_Call]] = {}
 
 
 class Stage(ContextDecorator):
-    """A stage as a context manager and as a decorator; reusable, and nestable in itself."""
+    """A stage as a context manager and decorator; reusable and reentrant."""
 
     def __init__(self, timer: GlobalTimer, name: str) -> None:
         self._timer = timer
@@ -61,15 +61,19 @@ class Stage(ContextDecorator):
 
 
 class GlobalTimer:
-    """Times named stages; each is a phase of the tools' ranges too.
+    """Time named stages of a program. Each stage is also emitted as a phase range.
+
+    CPU time is in seconds; GPU time is between two CUDA events on the current stream, in milliseconds
+    (``torch.cuda.Event.elapsed_time``). Data loader workers, and processes forked after the log is opened, time
+    nothing.
 
     Args:
-        folder: Where the log goes: ``timer_rank0.log`` of rank 0, made at the first finished stage. A log of an earlier
-            run is replaced. A worker of a DataLoader, and whatever is forked once the log is open, times nothing.
+        folder: Folder of the log. Rank 0 writes ``timer_rank0.log`` when its first stage ends, and replaces a log of an
+            earlier run.
 
     Attributes:
-        enabled: Whether anything is timed; False from the beginning under ``NVPROF_KIT=off``.
-        folder: As given; to be changed before the first stage.
+        enabled: Whether stages are timed; initially False with ``NVPROF_KIT=off``.
+        folder: Folder of the log; change it before the first stage.
     """
 
     def __init__(self, folder: str | Path = "time_log") -> None:
@@ -85,7 +89,7 @@ class GlobalTimer:
         self._lock = threading.RLock()
 
     def start(self, name: str) -> None:
-        """Start a stage on this thread. Stages nest, and one may run again inside itself."""
+        """Start a stage on this thread. Stages can be nested, also in themselves."""
         if not self.enabled or self._is_not_ours():
             return
         range_ = self._ranges.get(name)
@@ -100,7 +104,7 @@ class GlobalTimer:
         call.began_ns = time.perf_counter_ns()
 
     def stop(self, name: str) -> None:
-        """Stop the stage of this name that started last on this thread; without one, warn and do nothing."""
+        """Stop the last started stage of this name on this thread; warns if there is none."""
         if not self.enabled or self._is_not_ours():
             return
         ended_ns = time.perf_counter_ns()
@@ -120,13 +124,13 @@ class GlobalTimer:
                 self._write_done()
 
     def stage(self, name: str) -> Stage:
-        """A stage around a block or around each call of a function: ``with global_timer.stage("forward"):``."""
+        """Time a block or each call of a function: ``with global_timer.stage("forward"):`` or as a decorator."""
         return Stage(self, name)
 
     def dump(self) -> Path:
-        """Wait for the GPU to finish what was timed and write it; returns the log's path.
+        """Wait for the GPU to complete the timed stages and write them; returns the path of the log.
 
-        Called at the program's end by itself. Timing may go on afterwards.
+        This is called automatically at exit. Timing may continue afterwards.
         """
         if self._is_not_ours():
             return self._path()
@@ -139,7 +143,7 @@ class GlobalTimer:
         return self._path()
 
     def _is_not_ours(self) -> bool:
-        """Whether this process was forked from the one that writes the log, or fetches data for it."""
+        """Whether this process is a fork of the one that writes the log, or its data loader worker."""
         if self._owner not in (0, os.getpid()):
             return True
         workers = sys.modules.get("torch.utils.data")
@@ -165,7 +169,7 @@ class GlobalTimer:
             self._give_up(error)
 
     def _mark_gpu(self) -> Any:
-        """An event on the current stream; None without CUDA, and while a CUDA graph is captured."""
+        """Record an event on the current stream; None without CUDA or during CUDA graph capture."""
         torch = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized() or _capturing():
             return None
@@ -174,7 +178,7 @@ class GlobalTimer:
         return event
 
     def _gpu_ms(self, call: _Call) -> float:
-        """Milliseconds between a call's events, NaN where there are none or they lie on two devices."""
+        """Milliseconds between the events of a call; NaN without events or if they are on two devices."""
         elapsed = float("nan")
         if call.end is not None:
             with suppress(RuntimeError, ValueError):
@@ -187,11 +191,11 @@ class GlobalTimer:
         return self._rank
 
     def _give_up(self, error: OSError) -> None:
-        """The log cannot be written, and a training run does not die of its timers."""
+        """Warn and stop timing: a log that cannot be written must not end the training."""
         warnings.warn(f"{self._path()}: cannot write it ({error.strerror}); nothing more is timed", stacklevel=2)
         self.enabled = False
         if self._file is not None:
-            with suppress(OSError):  # what it still holds cannot be written either
+            with suppress(OSError):  # its buffer cannot be written either
                 self._file.close()
             self._file = _nowhere()
 
@@ -209,7 +213,7 @@ class GlobalTimer:
         return self._file
 
     def _close(self) -> None:
-        """The program ends: write what is left, and time nothing any more."""
+        """Write the remaining stages and stop timing, at exit."""
         if self._is_not_ours():
             return
         self.dump()
@@ -219,7 +223,7 @@ class GlobalTimer:
                 self._file.close()
 
     def _path(self) -> Path:
-        """The log, where it is open; else what it would be."""
+        """The path of the log, whether open or not."""
         if self._file is not None and self.enabled:
             return Path(self._file.name)
         return self.folder / f"timer_rank{rank()}.log"
@@ -235,4 +239,4 @@ def _capturing() -> bool:
 
 
 global_timer = GlobalTimer()
-"""The process's timer; what a training script imports."""
+"""The timer of this process, for training scripts to import."""

@@ -1,8 +1,7 @@
-"""`Utilisation`: what CPU and GPU are busy with while a program runs, sampled by a thread of the process.
+"""`Utilisation`: CPU and GPU utilization while a program runs, sampled by a thread of the process.
 
-CPU figures come from psutil, GPU figures from NVIDIA's management library through nvidia-ml-py. The library's GPU
-utilisation is the share of its own last sample period (up to a second) in which a kernel ran; over a shorter window,
-the trace's ``GPU busy`` is the figure to trust.
+CPU figures come from psutil, GPU figures from NVML through nvidia-ml-py. NVML's GPU utilization is the percentage of
+its own last sample period (up to one second) in which a kernel ran. For shorter windows, use ``GPU busy`` of the trace.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ from nvprof_kit._instrument.ranks import rank_folder
 from nvprof_kit.errors import ToolError
 
 COLUMNS = {
-    "seconds": "since sampling began",
-    "device": "GPU as the process sees it; none for the CPU's sample",
-    "cpu_process_percent": "CPU time of the process over elapsed time: 100 for each core that it keeps busy",
-    "cpu_system_percent": "busy time of all cores over all their time",
+    "seconds": "seconds since sampling began",
+    "device": "device ordinal in the process; empty for a CPU sample",
+    "cpu_process_percent": "CPU time of the process divided by elapsed time; 100 per busy core",
+    "cpu_system_percent": "busy time of all cores divided by their total time",
     "process_bytes": "resident memory of the process",
-    "gpu_percent": "share of the library's last sample period in which a kernel ran",
-    "gpu_memory_bytes": "memory in use on the GPU, by every process",
+    "gpu_percent": "percentage of NVML's last sample period in which a kernel ran",
+    "gpu_memory_bytes": "memory in use on the GPU by all processes",
     "power_watts": "power draw of the board",
     "temperature_celsius": "temperature of the GPU",
-    "sm_clock_mhz": "clock of the multiprocessors",
+    "sm_clock_mhz": "SM clock",
 }
-"""The columns of the csv; a row for the CPU and one for each GPU at each sample."""
+"""The columns of the csv; each sample has one row for the CPU and one per GPU."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The values of one row, by the names of `COLUMNS`."""
+    """The values of one row by column of `COLUMNS`."""
 
     seconds: float
     device: int | None
@@ -51,25 +50,26 @@ class Sample:
 
 
 class Utilisation:
-    """Sample CPU and GPU; a context manager, or `start` and `stop`, as often as wanted.
+    """Sample CPU and GPU utilization; a context manager, or call `start` and `stop`.
 
     ```python
     with Utilisation(folder="traces"):
         train()
     ```
 
-    leaves ``traces/rank0_dp0_tp0_pp0/utilisation.csv``. Under ``NVPROF_KIT=off`` nothing is sampled.
+    This writes ``traces/rank0_dp0_tp0_pp0/utilisation.csv``. CPU figures are psutil's, GPU figures NVML's. Without a
+    GPU, only the CPU is sampled. With ``NVPROF_KIT=off`` nothing is sampled.
 
     Args:
         interval_s: Seconds between samples.
-        folder: Holds a folder for each rank; None writes nothing.
-        mesh: As for `nvprof_kit._instrument.ranks.rank_folder`.
+        folder: Output folder; each rank writes to its own subfolder. None writes nothing.
+        mesh: The ``DeviceMesh`` with dimensions ``dp``, ``tp``, ``pp`` that names the subfolder.
 
     Attributes:
         samples: The samples since the last start.
 
     Raises:
-        ToolError: psutil or nvidia-ml-py is not installed. A machine without a GPU gives the CPU alone.
+        ToolError: psutil or nvidia-ml-py is not installed.
     """
 
     def __init__(self, interval_s: float = 0.1, folder: str | Path | None = None, mesh: Any = None) -> None:
@@ -97,11 +97,11 @@ class Utilisation:
             folder = Path(self._folder) / rank_folder(self._mesh)
             try:
                 self.write(claim(folder) / "utilisation.csv")
-            except OSError as error:  # the program does not die of it
+            except OSError as error:  # a failed write must not end the program
                 warnings.warn(f"{folder}: cannot write utilisation.csv there ({error.strerror})", stacklevel=2)
 
     def start(self) -> None:
-        """Forget earlier samples and begin."""
+        """Discard earlier samples and start sampling."""
         if state.mode == "off" or (self._thread is not None and self._process == os.getpid()):
             return
         self._process = os.getpid()
@@ -112,7 +112,7 @@ class Utilisation:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take a last sample and end."""
+        """Take a last sample and stop sampling."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._stopping.set()
@@ -120,7 +120,7 @@ class Utilisation:
             self._gpus = {}
 
     def write(self, path: Path) -> None:
-        """Write the samples as csv."""
+        """Write the samples as CSV."""
         with path.open("w", encoding="utf-8", newline="") as file:
             rows = csv.DictWriter(file, COLUMNS, lineterminator="\n", restval="")
             rows.writeheader()
@@ -129,21 +129,21 @@ class Utilisation:
                 rows.writerow({"seconds": f"{one.seconds:.3f}", "device": device, **one.values})
 
     def lines(self) -> list[str]:
-        """The means in a line for the CPU and one for each GPU."""
+        """The means as text: one line for the CPU and one per GPU."""
         devices = dict.fromkeys(one.device for one in self.samples)
         return [_line(device, [one.values for one in self.samples if one.device == device]) for device in devices]
 
     def _run(self) -> None:
         process = self._psutil.Process(os.getpid())
-        process.cpu_percent(), self._psutil.cpu_percent()  # the first answers are of no stretch of time
+        process.cpu_percent(), self._psutil.cpu_percent()  # the first call has no interval to measure
         began, latest, ended = time.perf_counter(), 0.0, False
         while not ended:
             ended = self._stopping.wait(self._interval)
             seconds = time.perf_counter() - began
             if ended and latest and seconds - latest < self._interval / 2:
-                return  # too short for a share of it to mean anything
+                return  # too short for a meaningful percentage
             latest = seconds
-            with suppress(Exception):  # a process that ends, a counter that is not served: no reason to die
+            with suppress(Exception):  # one missing counter is no reason to stop
                 cpu = {
                     "cpu_process_percent": process.cpu_percent(),
                     "cpu_system_percent": self._psutil.cpu_percent(),
@@ -169,7 +169,7 @@ def _libraries() -> tuple[Any, ModuleType]:
 
 
 def _gpus(nvml: Any) -> dict[int, Any]:
-    """Handles of the GPU that the process computes on, or of all that it may, by ordinal; none without a driver."""
+    """Handles by ordinal: the current device, or all visible ones without CUDA context; none without a driver."""
     try:
         nvml.nvmlInit()
         names = _visible(nvml)
@@ -178,7 +178,9 @@ def _gpus(nvml: Any) -> dict[int, Any]:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         own = torch.cuda.current_device()
-        uuid = getattr(torch.cuda.get_device_properties(own), "uuid", None)  # CUDA may count in another order
+        uuid = getattr(
+            torch.cuda.get_device_properties(own), "uuid", None
+        )  # CUDA's device order may differ from NVML's
         names = {own: f"GPU-{uuid}" if uuid else names.get(own, own)}
     handles = {}
     for device, name in names.items():
@@ -189,7 +191,7 @@ def _gpus(nvml: Any) -> dict[int, Any]:
 
 
 def _visible(nvml: Any) -> dict[int, int | str]:
-    """The library's index or UUID of each GPU, by the ordinal that the process sees."""
+    """The NVML index or UUID of each visible GPU by device ordinal."""
     asked = os.environ.get("CUDA_VISIBLE_DEVICES")
     if asked is None:
         return {device: device for device in range(nvml.nvmlDeviceGetCount())}
@@ -198,7 +200,7 @@ def _visible(nvml: Any) -> dict[int, int | str]:
 
 
 def _gpu_values(nvml: Any, handle: Any) -> dict[str, float]:
-    """What the library tells of a GPU; what it does not serve is left out."""
+    """The NVML values of a GPU; unsupported ones are left out."""
     asked: dict[str, Callable[[], float]] = {
         "gpu_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         "gpu_memory_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,

@@ -33,20 +33,20 @@ _LEAVES = 1_000_000
 
 
 class Pipeline(Protocol):
-    """What is no module and has some, as the pipelines of diffusers."""
+    """An object with modules as components, such as a Diffusers pipeline."""
 
     @property
     def components(self) -> Mapping[str, Any]:
-        """Its parts by name; those that are modules are annotated."""
+        """Its components by name; those that are modules are annotated."""
 
 
 class ModelAnnotation(Annotation):
     """The handle of an annotated model.
 
     Attributes:
-        paths: The paths of the ranged modules, in the model's order; the root's is its class name.
-        aliases: Other paths of modules that the model holds more than once, with the path under which they are ranged.
-        skipped: Paths of modules that were to be ranged and cannot be, with the reason.
+        paths: Paths of the ranged modules in model order; the root's is its class name.
+        aliases: Further paths of modules that occur more than once, with the path used for their ranges.
+        skipped: Paths of modules that cannot be ranged, with the reason.
     """
 
     def __init__(
@@ -89,9 +89,7 @@ class ModelAnnotation(Annotation):
                 self.aliases[name] = chosen[id(module)]
             elif isinstance(module, torch.jit.ScriptModule):
                 self.skipped[name] = "TorchScript modules take no hooks"
-            elif (
-                name not in self._ranged
-            ):  # the module inside a wrapper bears the wrapper's name: the wrapper is ranged
+            elif name not in self._ranged:  # a wrapper and its inner module share one name; range the wrapper
                 chosen[id(module)] = name
                 self._ranged[name] = Ranged(name, module, Calls(Layer(name, backward=backward)))
 
@@ -115,7 +113,7 @@ class ModelAnnotation(Annotation):
             module = ranged.module()
             if module in annotated:
                 raise UsageError(
-                    f"{path} is ranged already, as {annotated[module].path} of another annotated model; annotate the "
+                    f"{path} is already ranged, as {annotated[module].path} of another annotated model; annotate the "
                     "outer model alone, or call remove() on the handle of the other annotation first"
                 )
 
@@ -137,7 +135,7 @@ class ModelAnnotation(Annotation):
             yield from ranged.install(compiled)
 
     def remove(self) -> None:
-        """Take the annotation back; a second call does nothing. It may be annotated again afterwards."""
+        """Remove the annotation; a second call does nothing. The model can be annotated again."""
         super().remove()
         self._let_go()
         self._close()
@@ -147,18 +145,18 @@ class ModelAnnotation(Annotation):
                 del annotated[module]
 
     def owner_gone(self) -> None:
-        """The model is no more."""
+        """The model was garbage-collected."""
         super().owner_gone()
         self._let_go()
 
     def _let_go(self) -> None:
-        """End what lasts as long as the annotation, whether ranges are emitted or not."""
+        """Remove what is installed for the lifetime of the annotation, even while no ranges are emitted."""
         lasting, self._lasting = self._lasting, []
         for one in lasting:
             one.remove()
 
     def _close(self) -> None:
-        """Close the ranges of the calls that run on this thread while the annotation is taken back."""
+        """Close the ranges of calls that are running on this thread during removal."""
         backend = state.backend
         if backend is None:
             return
@@ -169,9 +167,10 @@ class ModelAnnotation(Annotation):
 
     @property
     def inside_compiled(self) -> tuple[str, ...]:
-        """Paths of the modules inside what torch.compile compiles as a whole: they have ranges only where its graph
-        breaks, and their kernels belong to the compiled module around them. A compiled function that calls the model
-        is not seen; `never_entered` tells of the modules that it swallows.
+        """Paths of modules inside a module compiled by torch.compile.
+
+        They have ranges only at graph breaks; their kernels are attributed to the compiled module. A compiled function
+        that calls the model is not detected here; see `never_entered`.
         """
         owner = self._owner()
         return () if owner is None else self._inside(Compiled(self._holder or owner))
@@ -180,7 +179,7 @@ class ModelAnnotation(Annotation):
         return tuple(path for path, ranged in self._ranged.items() if ranged.module() in compiled.inside)
 
     def _warn_of_lost(self, compiled: Compiled) -> None:
-        """Warn, once, where whole blocks are inside a compiled module."""
+        """Warn once if whole blocks are inside a compiled module."""
         layers = {layer_index(path) for path in self._inside(compiled)} - {-1}
         regions = {ranged.path for ranged in self._ranged.values() if ranged.module() in compiled.regions}
         if self._parts_ranged or self._warned or len(layers) < 2 or any(layer_index(path) != -1 for path in regions):
@@ -195,7 +194,7 @@ class ModelAnnotation(Annotation):
         )
 
     def never_entered(self) -> list[str]:
-        """Paths of the modules not called while ranges were emitted: dead, compiled, or called past ``__call__``."""
+        """Paths of modules not called while ranges were emitted: unused, compiled, or called without ``__call__``."""
         return [path for path, ranged in self._ranged.items() if not ranged.calls.entered]
 
 
@@ -209,34 +208,34 @@ def annotate_model(
     memory: bool | Read = False,
     compiled_parts: bool = False,
 ) -> ModelAnnotation:
-    """Range the layers of a model: each call's forward, its backward, and its recompute under activation checkpointing.
+    """Range the layers of a model: forward, backward, and recompute under activation checkpointing.
 
-    By default the model's repeated blocks are found by structure, and ranged are the blocks and their direct children,
-    and everything beside and around the blocks: embeddings, final norm, head, the modules that hold them, and the model
-    itself. A model without repeated blocks has its direct children ranged. No hook is installed while nobody listens,
-    neither an attached tool nor the embedded recorder; outputs, gradients and memory stay what they are.
+    By default, the repeated blocks of the model are detected. Ranged are the blocks, their direct children, and all
+    modules outside the blocks: embeddings, final norm, head, their containers, and the model itself. In a model without
+    repeated blocks, the direct children are ranged. Hooks are installed only while ranges are emitted, that is, while
+    nsys, ncu or the embedded recorder is attached. Outputs, gradients and memory do not change.
 
     Args:
-        model: The model, or a pipeline of diffusers, whose modules have the names of their components before their
-            paths (``unet.down_blocks.0``); held weakly.
-        select: Range these modules and no others: a class or a tuple of classes, a pattern or several
-            (``layers.*.mlp``, matched against whole paths as by `fnmatch`), or a predicate of a module's path and the
-            module.
-        depth: Range the model and so many levels below it, lists not counted; ``"leaf"`` for all levels.
+        model: The model; held weakly. Or a Diffusers pipeline; the paths of its modules then begin with the component's
+            name (``unet.down_blocks.0``).
+        select: Range only these modules: a class or a tuple of classes; one or several glob patterns (``layers.*.mlp``,
+            matched against whole paths as by `fnmatch`); or a predicate ``(path, module) -> bool``.
+        depth: Range the model and this many levels below it, not counting ``ModuleList``; ``"leaf"`` for all levels.
         backward: Range the backward pass.
-        root: The name of the model itself, which has no path; by default its class.
-        compiled_parts: Range also the modules inside what torch.compile compiles while the annotation stands: the
-            compiler writes ranges between the kernels that it launches, and its caches keep such code apart.
-        memory: Have the ranges of layers carry what PyTorch's CUDA allocator holds at each begin and end, to an
-            attached tool; or what a function reads, as `memory_marks.Read`. It holds for the whole process and stays.
+        root: Name of the model itself, which has no path; by default its class name.
+        compiled_parts: Also range modules inside code that torch.compile compiles while the annotation exists. The
+            generated code then emits ranges around its kernel launches, and is cached separately.
+        memory: Emit marks with the bytes allocated by PyTorch's CUDA allocator at the begin and end of each layer, to
+            an attached tool; or with what a given function reads. The setting applies to the whole process,
+            permanently.
 
     Returns:
-        The handle. As a context manager it takes the annotation back at the end.
+        A handle with ``remove()``. As a context manager, it removes the annotation at the end.
 
     Raises:
-        UsageError: It is neither a module nor a pipeline, it or a module of it is annotated already, nothing matches
-            ``select``, or the options contradict each other. In a notebook the annotation of the same model is replaced
-            instead, so that a cell can be run again.
+        UsageError: ``model`` is neither a module nor a pipeline, it or one of its modules is already annotated, nothing
+            matches ``select``, or the options contradict each other. In a notebook, the annotation of the same model is
+            replaced instead, so that a cell can be rerun.
     """
     if select is not None and depth is not None:
         raise UsageError("annotate_model takes select= or depth=, not both")
@@ -258,7 +257,7 @@ def annotate_model(
 
 
 def _components(pipeline: Any) -> nn.ModuleDict:
-    """The modules of a pipeline, as those of diffusers have them, by their names."""
+    """The modules of a Diffusers-like pipeline by name."""
     components = getattr(pipeline, "components", None)
     named = components.items() if isinstance(components, Mapping) else ()
     modules = {name: part for name, part in named if isinstance(part, nn.Module)}

@@ -33,7 +33,7 @@ class Annotation(ABC):
     def __init__(self, owner: Any) -> None:
         if owner in state.annotated:
             raise UsageError(
-                f"this {type(owner).__name__} is annotated already; call remove() on the handle of the first annotation"
+                f"this {type(owner).__name__} is already annotated; call remove() on the handle of the first annotation"
             )
         self._owner = weakref.ref(owner, _sleeping(self))
         self._hooks: list[Removable] = []
@@ -71,7 +71,7 @@ class Annotation(ABC):
             raise
 
     def sleep(self) -> None:
-        """Take everything out: nobody listens."""
+        """Remove all hooks, because ranges are no longer emitted."""
         self.pause()
         held, self._held = self._held, []
         for one in held:

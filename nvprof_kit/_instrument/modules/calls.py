@@ -45,8 +45,11 @@ class Calls(RangesCalls):
         return SimpleNamespace, (), {"enter": nothing, "leave": nothing}
 
     @uncompiled
-    def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin a call on this thread: open its range and, where gradients are wanted, follow it."""
+    def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        """Begin a call on this thread: open its range and, where gradients are wanted, follow it.
+
+        What torch.compile of PyTorch 2.4 makes of a module's call leaves ``kwargs`` out.
+        """
         if _compiling():  # torch.compile traces the hook; it leaves nothing in the graph
             return
         scope = self.scope
@@ -54,7 +57,7 @@ class Calls(RangesCalls):
             return
         if self.running:
             self._close_interrupted(module)
-        if scope.begin(args, kwargs):
+        if scope.begin(args, kwargs or {}):
             self.entered = True
             self.running += 1
 

@@ -25,10 +25,10 @@ from nvprof_kit.names import Category
 
 
 def range_recomputes(user: object) -> Hold:
-    """Range what PyTorch's checkpoints run again, as long as someone needs it; while nobody listens it runs as it is.
+    """Range the recomputes of PyTorch's checkpoints while a user needs it and ranges are emitted.
 
     Args:
-        user: Who needs it; held weakly.
+        user: The object that needs it; held weakly.
     """
     return _shared.hold(user)
 
@@ -77,14 +77,14 @@ class Recomputes:
             self._hold = range_recomputes(self)
 
     def sleep(self) -> None:
-        """Nobody listens."""
+        """Ranges are no longer emitted."""
         hold, self._hold = self._hold, None
         if hold is not None:
             hold.remove()
 
 
 decorated = Recomputes()
-"""For decorated functions and blocks of code, which nobody takes back."""
+"""For decorated functions and blocks of code, which cannot be removed."""
 
 
 @uncompiled

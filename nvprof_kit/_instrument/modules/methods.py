@@ -21,14 +21,14 @@ from nvprof_kit.errors import UsageError
 
 
 class InstrumentedMethod:
-    """The handle of an instrumented method; as a context manager it takes the ranges back at the end."""
+    """The handle of an instrumented method; as a context manager, it removes the ranges at the end."""
 
     def __init__(self, method: _Method, instance: nn.Module | None) -> None:
         self._method = method
         self._instance = None if instance is None else weakref.ref(instance)
 
     def remove(self) -> None:
-        """Range the method no more; a second call does nothing."""
+        """Stop ranging the method; a second call does nothing."""
         instance = self._instance() if self._instance else None
         if instance is not None:
             self._method.instances.discard(instance)
@@ -45,31 +45,32 @@ class InstrumentedMethod:
 
 
 def instrument_method(target: nn.Module | type[nn.Module], name: str = "forward") -> InstrumentedMethod:
-    """Range a method of a module, or of all modules of a class, forward and backward.
+    """Range a method of one module, or of all modules of a class, in forward and backward.
 
-    `annotate_model` ranges what goes through ``module(...)``. This is for the rest, such as ``block.forward(x)`` called
-    by hand and ``vae.encode(x)``. The range of ``forward`` has the module's path, and a call that the annotation ranges
-    already is not ranged again; that of another method has the method's name behind the path (``vae.encode``). A module
-    that no annotation ranges is called by its class.
+    `annotate_model` ranges calls of ``module(...)``. Use this function for other calls, such as ``block.forward(x)`` or
+    ``vae.encode(x)``. The range of ``forward`` is named after the module's path; a call that is already ranged is not
+    ranged twice. The range of another method is the path and the method's name (``vae.encode``). A module that is not
+    annotated is named after its class.
 
-    The method is replaced on the class, so copies and pickles of a module carry nothing; other instances are passed by.
+    The method is replaced on the class, so copies and pickles of a module are unaffected. Other instances are not
+    ranged.
 
     Args:
         target: A module, or a class of modules.
-        name: The method.
+        name: Name of the method.
 
     Returns:
-        The handle, whose ``remove()`` takes the ranges back.
+        A handle; its ``remove()`` restores the method.
 
     Raises:
-        UsageError: There is no such method, or it is no plain method of a module.
+        UsageError: The method does not exist, or is not a plain method of a module class.
     """
     instance = target if isinstance(target, nn.Module) else None
     cls = type(target) if isinstance(target, nn.Module) else target
     if not (inspect.isclass(cls) and issubclass(cls, nn.Module)):
         raise UsageError(f"instrument_method takes a module or a class of modules, not {target!r}")
     if not inspect.isfunction(inspect.getattr_static(cls, name, None)) or (instance and name in vars(instance)):
-        raise UsageError(f"{cls.__name__}.{name} is no method of the class that could be ranged")
+        raise UsageError(f"{cls.__name__}.{name} is not a method of the class that can be ranged")
     method = _methods.get((cls, name))
     if method is None:
         method = _methods[cls, name] = _Method(cls, name)
@@ -81,11 +82,11 @@ def instrument_method(target: nn.Module | type[nn.Module], name: str = "forward"
 
 
 class _Method:
-    """A method of a class, replaced by one that ranges its calls on some or all instances.
+    """A replaced method of a class, which ranges calls on some or all instances.
 
     Attributes:
         every: Whether all instances are ranged.
-        instances: Those that are ranged by themselves.
+        instances: The individually ranged instances.
     """
 
     def __init__(self, cls: type[nn.Module], name: str) -> None:
@@ -100,7 +101,7 @@ class _Method:
         setattr(cls, name, self._wrapper)
 
     def uninstall(self) -> None:
-        """Give the class its method back, unless someone has replaced it since."""
+        """Restore the method, unless other code has replaced it since."""
         _methods.pop((self._cls, self._name), None)
         self._recomputes.stop()
         if vars(self._cls).get(self._name) is not self._wrapper:
@@ -124,13 +125,13 @@ _methods: dict[tuple[type[nn.Module], str], _Method] = {}
 
 
 class _ForwardScope:
-    """The forward of an annotated module: its hooks' range where they have just opened one, else one like it."""
+    """The forward of an annotated module: uses the range that its hooks have just opened, else opens the same range."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the forward, ranged once."""
+        """Call the forward with exactly one range."""
         backend = state.backend
         owners = backend.thread.here.owners if backend is not None else []
         if owners and owners[-1] is self._calls.layer:

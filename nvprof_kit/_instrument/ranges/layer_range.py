@@ -1,4 +1,4 @@
-"""`layer_range`: one name for ranging functions, coroutines, generators, module classes and blocks of code."""
+"""`layer_range`: range functions, coroutines, generators, module classes and blocks of code."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from nvprof_kit._instrument.ranges.wrapping import Always, ScopeOf, wrap
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import Category
 
-_FORWARD = Category.FORWARD  # a look into an enum costs as much as all else that happens to a name
+_FORWARD = Category.FORWARD  # an enum lookup would double the cost of a call
 
 
 class LayerScope(Scope):
-    """A layer's range around a ``with`` block or around calls; a recompute inside a running backward pass.
+    """A layer's range around a ``with`` block or around calls; inside a backward pass it is a recompute.
 
-    What a call returns leads the backward pass into the layer.
+    The outputs of a call carry the hooks that range the layer's backward.
     """
 
     __slots__ = ()
@@ -44,7 +44,7 @@ class LayerScope(Scope):
 
 
 class LayerRange(Protocol):
-    """What `layer_range` takes."""
+    """The signatures of `layer_range`."""
 
     @overload
     def __call__(self, target: F, /, *, backward: bool = True) -> F: ...
@@ -65,10 +65,12 @@ class LayerRange(Protocol):
     ) -> Callable[[F], F]: ...
 
     def start(self, name: str, *, category: Category | str = Category.FORWARD) -> Started:
-        """Start a range that may end on another thread: tools show it, but it belongs to no thread and owns no work."""
+        """Start a range that may end on another thread (``nvtxRangeStartEx``). Tools show it, but no work is attributed
+        to it.
+        """
 
     def end(self, started: Started) -> None:
-        """End a range that was started, on any thread; ending it again does nothing."""
+        """End a started range, on any thread; a second call does nothing."""
 
 
 def _layer_range(
@@ -77,34 +79,34 @@ def _layer_range(
     category: Category | str = Category.FORWARD,
     backward: bool = True,
 ) -> Any:
-    """Range a layer: its calls and the backward pass of what they return.
+    """Range a layer: its calls, and the backward pass of their outputs.
 
     ```python
     @layer_range                                    # named after the function: "Block.forward", "attend"
     @layer_range("decoder.attention")               # named
     @layer_range(name=lambda self, x: self.path)    # named by the arguments of each call
     @layer_range
-    class Block(nn.Module): ...                     # instances are "Block.0", "Block.1", … as they are created
+    class Block(nn.Module): ...                     # instances are "Block.0", "Block.1", … in order of creation
 
-    with layer_range("decoder.mlp"): ...            # a block of code; may be kept and reused; forward only
+    with layer_range("decoder.mlp"): ...            # a block of code, forward only; the object can be reused
     started = layer_range.start("prefetch")
     layer_range.end(started)                        # on any thread
     ```
 
-    Functions, methods (also below ``staticmethod`` and ``classmethod``), coroutines, generators and asynchronous
-    generators can be decorated, and stay what they are to `inspect` and `pickle`. Of a coroutine or generator each
-    resume is a range, so other work that runs between resumes stays outside. An exception closes the range. While
-    nobody listens a decorated call costs what the bare call costs; with ``NVPROF_KIT=off`` the decorator returns the
-    function itself.
+    You can decorate functions, methods (also below ``staticmethod`` and ``classmethod``), coroutines, generators and
+    asynchronous generators; `inspect` and `pickle` treat them as before. Each resume of a coroutine or generator is one
+    range, so work between resumes is outside. An exception closes the range. If no tool is attached, no range is
+    emitted. With ``NVPROF_KIT=off`` the decorator returns the function itself.
 
     Args:
         target: What to decorate, or the name.
-        name: The name, or a callable that gives it from the arguments of each call; by default the function's.
-        category: The NVTX category; a layer's (``forward``) unless it is something else, such as ``comm``.
-        backward: Range the backward pass of what a decorated call returns, too.
+        name: The name, or a callable that returns it from the arguments of each call; by default the function's name.
+        category: The NVTX category, one of `nvprof_kit.names.Category`, such as ``comm``; by default ``forward``, that
+            of a layer.
+        backward: Also range the backward pass of the outputs of a decorated call.
 
     Raises:
-        UsageError: The category is none of ours, or a class is decorated that is no ``nn.Module``.
+        UsageError: The category is unknown, or a decorated class is not an ``nn.Module``.
     """
     if type(target) is str:
         if category is not _FORWARD or not backward:
@@ -126,7 +128,7 @@ def _end(started: Started) -> None:
     started.end()
 
 
-layer_range = cast(LayerRange, _layer_range)  # a function, which is called in a third of an instance's time
+layer_range = cast(LayerRange, _layer_range)  # a function: calling an instance takes three times as long
 layer_range.start = _start  # type: ignore[method-assign]
 layer_range.end = _end  # type: ignore[method-assign]
 layer_range.__name__ = layer_range.__qualname__ = "layer_range"  # type: ignore[attr-defined]
@@ -139,7 +141,7 @@ def _named_scope(name: str, category: Category | str, backward: bool) -> LayerSc
         return LayerScope(layer_of(name, Category(category), backward))
     except ValueError:
         known = ", ".join(known.value for known in Category)
-        raise UsageError(f"{category!r} is no category of a range; use one of {known}") from None
+        raise UsageError(f"{category!r} is not a category; use one of {known}") from None
 
 
 _scopes: dict[str, LayerScope] = {}
@@ -148,7 +150,7 @@ _scopes: dict[str, LayerScope] = {}
 def _scope_of(
     target: Any, name: str | Callable[..., str] | None, category: Category | str, backward: bool
 ) -> ScopeOf | None:
-    """Gives the scope of a call from its arguments; None for a class without a name: its instances are numbered."""
+    """The function that returns the scope of a call; None for a class without a name, which numbers its instances."""
     if callable(name):
         naming = name
         return lambda *args, **kwargs: _named_scope(naming(*args, **kwargs), category, backward)

@@ -1,7 +1,7 @@
 """Whether ranges are emitted, and to where: decided once from the environment, changed only by the embedded recorder.
 
-Everything that emits reads `backend`: None means quiet. What is installed only while somebody listens (hooks on modules
-and optimizers) is listed in `annotated` and is woken and put to sleep as the backend changes.
+Code that emits ranges reads `backend`; None means that no ranges are emitted. Hooks on modules and optimizers are
+listed in `annotated`, and installed or removed when the backend changes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read_mode(environ: Mapping[str, str]) -> str:
     mode = environ.get("NVPROF_KIT", "auto").strip().lower() or "auto"
     if mode in _MODES:
         return mode
-    warnings.warn(f"NVPROF_KIT={mode!r} is none of {', '.join(_MODES)}; taken for auto", stacklevel=2)
+    warnings.warn(f"NVPROF_KIT={mode!r} is not one of {', '.join(_MODES)}; using auto", stacklevel=2)
     return "auto"
 
 
@@ -60,14 +60,14 @@ def tool_attached(environ: Mapping[str, str]) -> bool:
 
 mode = read_mode(os.environ)
 backend: Backend | None = None
-"""Where ranges go now; None while nobody listens."""
+"""The receiver of ranges; None while no ranges are emitted."""
 
 
 class _Live(list[None], Enum):  # type: ignore[misc]  # the hash is the enumeration's
-    """Whether ranges are emitted: something in the list, or nothing.
+    """Whether ranges are emitted: the list is not empty.
 
-    torch.compile takes a member of an enumeration for a constant. So what it compiled while nobody listened stays
-    compiled when somebody does; of a plain variable it would keep a guard, and compile anew.
+    torch.compile treats a member of an enumeration as a constant, so code compiled while no ranges were emitted is not
+    recompiled when they are. A plain variable would be guarded and cause a recompilation.
     """
 
     SWITCH = ()

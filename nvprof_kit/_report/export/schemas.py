@@ -24,8 +24,9 @@ from nvprof_kit._analysis.memory import steps as memory_steps
 from nvprof_kit._analysis.metrics import COLUMNS as METRICS
 from nvprof_kit._analysis.ncu import layers as ncu_layers
 from nvprof_kit._analysis.ncu import plan as ncu_plan
-from nvprof_kit._analysis.ranks import bubbles, clocks, parallel, replay, waits
+from nvprof_kit._analysis.ranks import bubbles, clocks, parallel, replay
 from nvprof_kit._analysis.ranks import layers as ranks_layers
+from nvprof_kit._analysis.ranks.waits import waits
 from nvprof_kit._analysis.timers import COLUMNS as TIMERS
 from nvprof_kit._report.text.doctor import COLUMNS as DOCTOR
 
@@ -70,19 +71,19 @@ _GPU: Columns = {
 SUMMARIES: Mapping[str, Columns] = MappingProxyType(
     {
         "device": {**_BY_STEP, **_GPU, "name": "the GPU, or `CPU`", "busy_ns": "time in which it ran something, in ns; "
-                   "missing where nobody watched the CPU", "utilisation": "`busy_ns` over `wall_ns`; of a CPU above 1 "
-                   "where several threads ran"},
+                   "missing without context switches", "utilisation": "`busy_ns` over `wall_ns`; above 1 for "
+                   "several threads on a CPU"},
         "overview": {**_BY_STEP, "event": "what ran, each moment counted once", **_STATISTICS},
         "model": {**_BY_STEP, "part": "part of the loop", "gpu_ops": "operations on the GPU", **_STATISTICS},
         "distributed": {**_BY_STEP, **_GPU, "compute_ns": "time in which it computed, in ns",
                         "comm_ns": "time in which it communicated, in ns", "overlap_ns": "time of both, in ns",
-                        "exposed_comm_ns": "communication beside which nothing computed, in ns",
+                        "exposed_comm_ns": "exposed communication, in ns",
                         "comm_ratio": "`comm_ns` over `wall_ns`", "overlap_ratio": "`overlap_ns` over `comm_ns`"},
         "operator": {**_BY_STEP, "operator": "the operator", "kernel": "a kernel of its, '' for the operator itself",
                      **_STATISTICS},
         "kernel": {**_BY_STEP, "name": "the kernel", "kernel_class": "its class", "family": "the rule that told it",
                    **_STATISTICS},
-        "memory": {**_BY_STEP, "copy": "direction, or memset", "memory": "the host's end, '' where there is none",
+        "memory": {**_BY_STEP, "copy": "direction, or memset", "memory": "the host's end, '' if none",
                    **_STATISTICS, "bytes": "sum of their bytes", "gb_per_s": "10^9 bytes per second"},
         "user": {**_BY_STEP, "range": "the range's text", "category": "its category", **_STATISTICS},
     }
@@ -93,7 +94,7 @@ FOLD: Columns = {
     "folded_into": "the equal blocks that it is one of, `model.layers.0-79`; '' where in none (only with `--fold`)",
     "unlike": "in what it differs from its equals, '' where in nothing (only with `--fold`)",
 }
-"""What `--fold` gives the rows of ``layers``."""
+"""What `--fold` gives the rows of layers."""
 
 TABLES: Mapping[str, Columns] = MappingProxyType(
     {
@@ -109,10 +110,10 @@ TABLES: Mapping[str, Columns] = MappingProxyType(
         "advise": advise.COLUMNS,
         "diff": diff.COLUMNS,
         "diff-kernels": kernels.KERNEL_COLUMNS,
-        "flops": flops.COLUMNS,
-        "metrics": METRICS,
+        "flops": {**flops.COLUMNS, **FOLD},
+        "metrics": {**METRICS, **FOLD},
         "ncu-plan": ncu_plan.COLUMNS,
-        "ncu-layers": ncu_layers.COLUMNS,
+        "ncu-layers": {**ncu_layers.COLUMNS, **FOLD},
         "ncu-kernels": {"layer": "module path, or `(none)`", "phase": "its phase"},
         "timers": TIMERS,
         "timers-calls": {"rank": "the rank", "stage": "the stage's name", "call": "which of its calls",
@@ -253,7 +254,7 @@ def _head(table: str) -> dict[str, Any]:
     reasons_of = {"type": "object", "additionalProperties": {"type": "string"}}
     left_out = {
         "type": ["object", "null"],
-        "description": "what a bound on the answer left out; null where nothing",
+        "description": "what a limit left out; null if nothing",
         "required": ["rows_left_out", "rows", "bound", "kept"],
         "properties": {
             "rows_left_out": {"type": "integer"},
@@ -272,7 +273,7 @@ def _head(table: str) -> dict[str, Any]:
             "schema": {"const": name},
             "version": {"const": version},
             "sources": {**texts, "description": "files that the answer was made of"},
-            "warnings": {**texts, "description": "what may be missing or distorted, the weightiest first"},
+            "warnings": {**texts, "description": "what may be missing or distorted, the most severe first"},
             "unknown": {**reasons_of, "description": "columns with null in some row, each with the reason"},
             "truncated": left_out,
         },

@@ -85,7 +85,7 @@ def refuse_input(path: str | Path, inputs: Iterable[str | Path]) -> None:
         for source in belongings(Path(one)):
             if _same(Path(path), source):
                 what = "is the input" if source == Path(one) else f"is {source}, which belongs to the input"
-                raise UsageError(f"{path}: {what} {one}: an answer is never written over it; choose another file")
+                raise UsageError(f"{path}: {what} {one}: the output must not overwrite it; choose another file")
 
 
 def belongings(source: Path) -> list[Path]:

@@ -14,17 +14,24 @@ from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations
-from nvprof_kit._analysis.attribution.step_times import instance_of, slowest_step, step_times, typical_step
+from nvprof_kit._analysis.attribution.step_times import (
+    instance_of,
+    median_place,
+    slowest_step,
+    step_times,
+    typical_step,
+)
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.kernels.classes import CLASSES, Rule
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._analysis.layers.memory import layer_memory, memory_tree, tells_memory
 from nvprof_kit._analysis.timeline import StepWindows, idle_by_step, timeline
+from nvprof_kit._findings import Finding
 from nvprof_kit._report.page.kernels import KernelTable, kernel_table
 from nvprof_kit._report.page.tables import PageTable, breakdown_tables, short_text
 from nvprof_kit._report.page.timeline import Moments, ShownStep, idle_sentence
 from nvprof_kit._report.text.layers import heading, time_name
-from nvprof_kit._report.text.units import Milliseconds, percent
+from nvprof_kit._report.text.table.units import Milliseconds, percent
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
@@ -105,7 +112,7 @@ class Sheet:
         moments: What is shown in time; None for nothing.
         idle: Idle time of the devices in the step that is shown first, and their time; None where it is not known.
         classes: Time by class of kernel; None where there is none.
-        findings: What to do about it, the weightiest first.
+        findings: What to do about it, the most severe first.
         memory: The memory of each row of the tree (`nvprof_kit._analysis.layers.memory.memory_tree`); None where the
             capture tells nothing of it.
         flops: What the operations counted beside the capture get out of the GPU; None where none were counted.
@@ -119,7 +126,7 @@ class Sheet:
     moments: Moments | None = None
     idle: tuple[int, int] | None = None
     classes: ClassTimes | None = None
-    findings: Sequence[Finding] = ()
+    findings: Sequence[Linked] = ()
     memory: pd.DataFrame | None = None
     flops: FlopsResult | None = None
     kernels: KernelTable | None = None
@@ -128,21 +135,17 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Something to do, and where it shows.
+class Linked:
+    """A finding, and where it shows on the page.
 
     Attributes:
-        title: What was found, in a line.
-        detail: Its evidence, the numbers from the capture.
-        advice: The change to try.
+        finding: The finding.
         saving: The most it could save, as text.
         layer: The layer to jump to, '' for none.
-        window: The time to jump to, in ns since the capture's zero, None for none.
+        window: The time to jump to, in ns since the start of the capture, None for none.
     """
 
-    title: str
-    detail: str = ""
-    advice: str = ""
+    finding: Finding
     saving: str = ""
     layer: str = ""
     window: tuple[int, int] | None = None
@@ -168,7 +171,7 @@ def headlines(sheet: Sheet) -> list[Headline]:
     if len(sheet.steps):
         lengths = sheet.steps["wall_ns"].to_numpy()[result.steps.shown]
         shortest, longest = (Milliseconds.for_total(int(lengths.max()))(int(value)) for value in _ends(lengths))
-        middle = Milliseconds.for_total(int(lengths.max()))(int(np.sort(lengths)[(len(lengths) - 1) // 2]))
+        middle = Milliseconds.for_total(int(lengths.max()))(int(lengths[median_place(lengths)]))
         made.append(Headline("Median step", f"{middle} ms", f"{shortest} to {longest} ms"))
     if sheet.moments is not None and sheet.idle is not None and result.info.on_gpu:
         made.append(_idle_headline(sheet.moments, *sheet.idle))
@@ -278,11 +281,11 @@ def sheet_of(
         trace: The capture, with the columns of `nvprof_kit._analysis.timeline.OPTIONAL`, and the tables of
             `nvprof_kit._trace.schema.MEMORY_TABLES` if the memory is to be shown.
         step: The one step to show in time, None for all.
-        found: What to do about it, None where nobody looked.
+        found: The findings; None if not computed.
         own_rules: Rules for kernel classes, asked before the package's.
         steps: Which steps the figures per step are of, by default all but warm-up.
         known: The same operations, where owners and classes are known already.
-        broken_down: Where the time of each step goes, None where nobody looked.
+        broken_down: The breakdown of each step; None if not computed.
         left_out: What was not looked for, a sentence each.
 
     Raises:
@@ -312,7 +315,7 @@ def sheet_of(
 
 
 def _steps_of(found: AdviseResult, times: pd.DataFrame) -> list[int]:
-    """Instances of steps that findings point to, the weightiest first."""
+    """Instances of steps that findings point to, the most severe first."""
     chosen: list[int] = []
     for finding in found.findings:
         here = (times["start_ns"] <= finding.start_ns) & (finding.start_ns < times["end_ns"])
@@ -367,7 +370,7 @@ def _idle_sum(idle: dict[int, tuple[int, int, int]]) -> tuple[int, int]:
     return sum(one[0] for one in idle.values()), sum(one[1] for one in idle.values())
 
 
-def _findings(found: AdviseResult, result: LayersResult, moments: Moments) -> list[Finding]:
+def _findings(found: AdviseResult, result: LayersResult, moments: Moments) -> list[Linked]:
     """The findings as the page shows them, each with a link to where it can be seen on it."""
     rows, parts = set(row_names(result.tree)), max(found.steps, 1) * found.gpus
     of = " and ".join(name for name, number in (("step", found.steps), ("GPU", found.gpus)) if number > 1)
@@ -378,10 +381,8 @@ def _findings(found: AdviseResult, result: LayersResult, moments: Moments) -> li
         saves = Milliseconds.for_total(one.saves_ns, parts)(one.saves_ns)
         share = percent(one.saves_ns / max(found.wall_ns, 1))
         made.append(
-            Finding(
-                title=one.title,
-                detail=one.evidence,
-                advice=one.advice,
+            Linked(
+                one,
                 saving=f"at most {saves} ms{f' per {of}' if of else ''}, {share}",
                 layer=layer if layer in rows else "",
                 window=(one.start_ns, one.end_ns) if seen else None,

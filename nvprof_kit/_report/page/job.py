@@ -128,7 +128,7 @@ def _left_out(view: JobView) -> list[str]:
         return []
     return [
         f"the critical path and what-if: {found.collectives:,} matched collectives are too many to be replayed; name "
-        "the captures of fewer ranks, those of one pipeline for instance"
+        "the captures of fewer ranks, for example those of one pipeline"
     ]
 
 
@@ -328,7 +328,7 @@ def _timeline(view: JobView, held: Sequence[int], texts: Texts, block: Block) ->
     drawing = _Drawing(origin, texts, block)
     drawn = [drawing.group(*one) for one in groups]
     whole = _windows(groups, steps, origin, max(ends))
-    note = f"{left_out} more steps are not held" if left_out else ""
+    note = f"{left_out} more steps are not on the page" if left_out else ""
     return {"start": origin, "steps": whole, "groups": [one for one in drawn if one["rows"]], "note": note}, note
 
 

@@ -27,8 +27,8 @@ from nvprof_kit._report.page.folding import Folds, folds_of
 from nvprof_kit._report.page.tables import short_text
 from nvprof_kit._report.page.template import render
 from nvprof_kit._report.text.layers import MEMORY_COLUMNS, LayersView, Line, apart, layers_lines, time_name, total_line
-from nvprof_kit._report.text.terminal import capture_facts
-from nvprof_kit._report.text.units import Milliseconds, mib, percent
+from nvprof_kit._report.text.table.terminal import capture_facts
+from nvprof_kit._report.text.table.units import Milliseconds, mib, percent
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.layers.layers import LayersResult

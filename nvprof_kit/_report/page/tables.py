@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._report.text.units import Milliseconds, mib, percent
+from nvprof_kit._report.text.table.units import Milliseconds, mib, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,11 +21,11 @@ MAX_TEXT = 1000
 
 _SHARES = ("share", "hidden", "of_link", "saved_share")
 _TITLES = {
-    "idle": ("Idle time by its cause", "why the GPU ran nothing, and where the host was then"),
-    "communication": ("Communication", "collectives by layer, and how much of them nothing was computed beside"),
+    "idle": ("Idle time by its cause", "why the GPU was idle, and where the host was"),
+    "communication": ("Communication", "collectives by layer, and their exposed part"),
     "copies": ("Copies", "copies and memsets by layer"),
     "launches": ("Launches", "where the host cannot launch as fast as the GPU works"),
-    "critical-path": ("Critical path", "what made the median step as long as it is"),
+    "critical-path": ("Critical path", "what determines the length of the median step"),
 }
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._report.page.packing import Block, Column
-from nvprof_kit._report.text.units import Milliseconds, percent
+from nvprof_kit._report.text.table.units import Milliseconds, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,7 +130,7 @@ def drawn_timeline(moments: Moments, texts: Texts, block: Block, limit: int = MA
         }
         for step in moments.steps
     ]
-    note = f"{'; '.join(left_out)}. Every number and table holds them." if left_out else ""
+    note = f"{'; '.join(left_out)}. All numbers and tables include them." if left_out else ""
     return {"start": drawing.start, "steps": steps, "groups": [one for one in groups if one["rows"]], "note": note}
 
 

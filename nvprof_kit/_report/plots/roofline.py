@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvprof_kit._report.text.units import short_kernel
+from nvprof_kit._report.text.table.units import short_kernel
 
 if TYPE_CHECKING:
     import pandas as pd

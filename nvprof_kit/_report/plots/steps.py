@@ -8,7 +8,7 @@ import numpy as np
 
 from nvprof_kit._report.plots.plots import PHASE_COLOURS
 from nvprof_kit._report.text.layers import heading, time_name
-from nvprof_kit._report.text.units import counted
+from nvprof_kit._report.text.table.units import counted
 
 if TYPE_CHECKING:
     import pandas as pd

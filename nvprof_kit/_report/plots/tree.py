@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nvprof_kit._report.plots.plots import PHASE_COLOURS
 from nvprof_kit._report.plots.timeline import last_words
 from nvprof_kit._report.text.layers import heading, time_name
-from nvprof_kit._report.text.units import counted
+from nvprof_kit._report.text.table.units import counted
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:

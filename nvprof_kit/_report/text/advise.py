@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._report.text.terminal import capture_line, warning_lines
-from nvprof_kit._report.text.units import Milliseconds, percent
+from nvprof_kit._report.text.table.terminal import capture_line, warning_lines
+from nvprof_kit._report.text.table.units import Milliseconds, percent
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.advise.advise import AdviseResult
-    from nvprof_kit._analysis.advise.evidence import Finding
+    from nvprof_kit._findings import Finding
 
 _MS = Milliseconds(1, 3)
 
@@ -46,6 +46,6 @@ def _paragraph(rank: int, finding: Finding, wall_ns: int) -> list[Text]:
         Text(f"{rank}. {finding.title}", "bold").append(f"  ({saves})", "not bold"),
         Text(f"   {finding.evidence}"),
         Text(f"   look at {f'{place}, ' if place else ''}{where}"),
-        Text(f"   try: {finding.advice}", "cyan"),
+        Text(f"   try: {finding.fix}", "cyan"),
         Text(f"   {finding.confidence} confidence; wrong if {finding.refuted_by}", "dim"),
     ]

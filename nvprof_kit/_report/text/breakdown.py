@@ -12,8 +12,8 @@ from rich.text import Text
 
 from nvprof_kit._analysis.breakdown.causes import CAUSES
 from nvprof_kit._report.selection import EVERYTHING, Selection
-from nvprof_kit._report.text.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.units import Cells, percent
+from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
+from nvprof_kit._report.text.table.units import Cells, percent
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from nvprof_kit._analysis.diff.diff import LEVELS
 from nvprof_kit._analysis.diff.gates import named
-from nvprof_kit._report.text.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.units import Cells
+from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
+from nvprof_kit._report.text.table.units import Cells
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._findings import LEVELS, Finding
+from nvprof_kit._findings import SEVERITIES, Finding
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +31,11 @@ def findings_table(found: Mapping[str, Iterable[Finding]]) -> pd.DataFrame:
     """A row for each finding, with the columns `COLUMNS`."""
     import pandas as pd
 
-    rows = [{"subject": subject, **vars(finding)} for subject, findings in found.items() for finding in findings]
+    rows = [
+        (subject, one.severity, one.title, one.evidence, one.why, one.fix)
+        for subject, findings in found.items()
+        for one in findings
+    ]
     table: pd.DataFrame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(str)
     return table
 
@@ -43,12 +47,14 @@ def findings_report(found: Mapping[str, Sequence[Finding]]) -> list[RenderableTy
         parts += [Text(subject, "bold")] if len(found) > 1 else []
         for finding in findings:
             parts += _lines(finding)
-    counted = Counter(finding.level for findings in found.values() for finding in findings)
-    named = [f"{counted[level]} {level if level == 'ok' or counted[level] == 1 else level + 's'}" for level in LEVELS]
-    return [*parts, "", ", ".join(text for text, level in zip(named, LEVELS, strict=True) if counted[level])]
+    counted = Counter(finding.severity for findings in found.values() for finding in findings)
+    named = [
+        f"{counted[level]} {level if level == 'ok' or counted[level] == 1 else level + 's'}" for level in SEVERITIES
+    ]
+    return [*parts, "", ", ".join(text for text, level in zip(named, SEVERITIES, strict=True) if counted[level])]
 
 
 def _lines(finding: Finding) -> list[RenderableType]:
-    head = Text.assemble((f"{finding.level:8}", _STYLES[finding.level]), f"{finding.check}: {finding.seen}")
+    head = Text.assemble((f"{finding.severity:8}", _STYLES[finding.severity]), f"{finding.title}: {finding.evidence}")
     more = [("why", finding.why), ("fix", finding.fix)]
     return [head, *(Text(f"{'':8}{name:5}{text}", "dim" if name == "why" else "") for name, text in more if text)]

@@ -9,9 +9,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.flops.flops import NOTES_APART
-from nvprof_kit._report.text.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.units import Cells, Milliseconds, count_per_step
-from nvprof_kit.names import NO_LAYER
+from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes, path_label
+from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
+from nvprof_kit._report.text.table.units import Cells, Milliseconds, count_per_step
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.flops.flops import FlopsResult
@@ -20,17 +20,19 @@ _TERA = 1e12
 _RANKS = {"phase": 0, "busy ms": 0, "MFU": 0, "type": 2, "": 2, "calls": 3}
 
 
-def flops_report(result: FlopsResult, depth: int | None = None, most: int | None = None) -> list[RenderableType]:
+def flops_report(result: FlopsResult, most: int | None = None) -> list[RenderableType]:
     """The whole report: a step altogether, the table, what its marks mean, and every warning."""
     again = result.whole.model_flops < result.whole.flops
     names = ["layer", "phase", "calls", "busy ms", "GFLOP", "TFLOP/s"]
     names += (["MFU", "HFU"] if again else ["MFU"]) if result.peaks else []
-    kinds = {"layer": "path", "phase": "left", "type": "left"}
-    made = table([(name, kinds.get(name, "right")) for name in (*names, "type", "")], _RANKS)
-    made.most, made.way = most, "--top N or -o FILE.csv shows them"
     notes: dict[str, str] = {}
-    for cells in flops_lines(result, notes, depth):
-        made.add_row(*(cells[name] for name in (*names, "type", "")), cost=float(cells["cost"]))
+    lines = flops_lines(result, notes)
+    names += ["type", *fold_columns(lines), ""]
+    kinds = {"layer": "path", "phase": "left", "type": "left", **KINDS}
+    made = table([(name, kinds.get(name, "right")) for name in names], _RANKS | RANKS)
+    made.most, made.way = most, "--top N or -o FILE.csv shows them"
+    for cells in lines:
+        made.add_row(*(cells.get(name, "") for name in names), cost=float(cells["cost"]))
     return [
         capture_line(result.info, result.whole.steps),
         *_header(result, again),
@@ -39,29 +41,26 @@ def flops_report(result: FlopsResult, depth: int | None = None, most: int | None
         "",
         *(Text(f"[{mark}] {note}", "dim") for note, mark in notes.items()),
         Text(_what(result, again), "dim"),
+        *fold_notes(names, "their sums and rates", "busy ms of one of them"),
         *warning_lines(result.warnings),
     ]
 
 
-def flops_lines(result: FlopsResult, notes: dict[str, str], depth: int | None = None) -> list[dict[str, str]]:
-    """The table's cells by column, of the first levels of the model only where a depth is given.
+def flops_lines(result: FlopsResult, notes: dict[str, str]) -> list[dict[str, str]]:
+    """The table's cells by column.
 
     Args:
         result: What is reported.
         notes: Takes the notes of the rows, each with the mark that stands for it in the last column.
-        depth: Levels of the model, None for all.
     """
     steps = max(result.whole.steps, 1)
     ms = Cells.for_total(max(int(result.rows["gpu_busy_ns"].max() if len(result.rows) else 1), 1), steps)
-    known = set(result.rows["layer"]) - {NO_LAYER}
     lines = []
     for row in result.rows.to_dict("records"):
-        if depth is not None and _level(row["layer"], known) >= depth:
-            continue
         marks = [notes.setdefault(note, str(len(notes) + 1)) for note in _sentences(row)]
         lines.append(
             {
-                "layer": row["layer"],
+                "layer": path_label(row),
                 "phase": row["phase"],
                 "calls": count_per_step(row["calls"], steps),
                 "busy ms": ms(row["gpu_busy_ns"]),
@@ -72,15 +71,10 @@ def flops_lines(result: FlopsResult, notes: dict[str, str], depth: int | None = 
                 "type": row["dtype"],
                 "cost": str(row["gpu_busy_ns"]),
                 "": " ".join(f"[{mark}]" for mark in marks),
+                **fold_cells(row, ms),
             }
         )
     return lines
-
-
-def _level(layer: str, known: set[str]) -> int:
-    """How many of the known layers a layer's path extends."""
-    parts = layer.split(".")
-    return sum(".".join(parts[:length]) in known for length in range(1, len(parts)))
 
 
 def _sentences(row: dict[Any, Any]) -> list[str]:
@@ -117,7 +111,7 @@ def _both(mfu: float, hfu: float, again: bool) -> str:
 
 def _what(result: FlopsResult, again: bool) -> str:
     unit = "a step" if result.whole.steps else "the capture"
-    told = f"Of {unit}, each with the layers it holds; operations counted in {result.counts}."
+    told = f"Of {unit}, including nested layers; operations counted in {result.counts}."
     if result.peaks is None:
         return told
     told += " MFU: the time its operations take at the peak of their type, over the busy time"

@@ -13,8 +13,8 @@ from nvprof_kit._analysis.layers.layers import LAYER_PHASES
 from nvprof_kit._report.plots.plots import PALETTE
 from nvprof_kit._report.text.layers import LayersView, heading, layers_report, time_name
 from nvprof_kit._report.text.layers_by_step import steps_table
-from nvprof_kit._report.text.terminal import table
-from nvprof_kit._report.text.units import Milliseconds, count_per_step, counted, mib
+from nvprof_kit._report.text.table.terminal import table
+from nvprof_kit._report.text.table.units import Milliseconds, count_per_step, counted, mib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

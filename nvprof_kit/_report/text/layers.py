@@ -13,8 +13,9 @@ from nvprof_kit._analysis.layers.fold import LEAST, MANY, fold, most_equal
 from nvprof_kit._analysis.layers.memory import memory_tree
 from nvprof_kit._analysis.layers.split import SPLITS
 from nvprof_kit._report.selection import UNFOLDED, Selection
-from nvprof_kit._report.text.terminal import Bar, capture_line, table, warning_lines
-from nvprof_kit._report.text.units import Cells, Milliseconds, count_per_step, mib, mib_cell, percent, percents
+from nvprof_kit._report.text.table.folded import fold_cells, fold_columns, fold_notes
+from nvprof_kit._report.text.table.terminal import Bar, capture_line, table, warning_lines
+from nvprof_kit._report.text.table.units import Cells, Milliseconds, count_per_step, mib, mib_cell, percent, percents
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ Row = dict[Any, Any]
 
 _PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 _RANKS = {"total": 0, "share": 0, "calls": 3, "CPU": 4, "kept MiB": 2, "peak MiB": 2, "CUDA MiB": 2, "unlike": 2}
-_EACH = ("median", "min", "max")
 MEMORY_COLUMNS = {"kept_bytes": "kept MiB", "peak_bytes": "peak MiB", "cuda_bytes": "CUDA MiB"}
 """Heads of the columns of `nvprof_kit._analysis.layers.memory.memory_tree`."""
 
@@ -150,7 +150,7 @@ def _columns(result: LayersResult, lines: Sequence[Line], total: Line) -> list[s
     phases = [phase for phase in _PHASES if used.get(phase, True)] if not parts else []
     rest = [name for name in ("total", "comm", "share", "", "CPU") if used.get(name, True)]
     memory = [name for name in MEMORY_COLUMNS.values() if any(line.memory.get(name) for line in lines)]
-    more = [name for name in (*_EACH, "unlike") if any(line.more.get(name) for line in lines)]
+    more = fold_columns(line.more for line in lines)
     return ["layer", "calls", *phases, *parts, *rest, *memory, *more]
 
 
@@ -189,7 +189,7 @@ def layers_lines(result: LayersResult, view: LayersView) -> list[Line]:
                 comm=ms(row["comm_ns"]),
                 outside=row["layer"] == NO_LAYER,
                 memory=_memory(row),
-                more={**_of_each(row, ms), **{head: ms(row[name]) for name, head in heads.items() if row[name]}},
+                more={**fold_cells(row, ms), **{head: ms(row[name]) for name, head in heads.items() if row[name]}},
             )
         )
     return lines
@@ -199,12 +199,6 @@ def line_label(row: Row, flat: bool) -> str:
     """A line's label: `tree_label`, or the whole path where lines stand alone, and for how many blocks it stands."""
     label = str(row["layer"]) if flat and row["layer"] != NO_LAYER else tree_label(row)
     return f"{label} x{row['count']}" if row["count"] > 1 else label
-
-
-def _of_each(row: Row, ms: Milliseconds) -> dict[str, str]:
-    """Of equal blocks what one of them takes, and of a block unlike its equals in what."""
-    each = {name: ms(row[f"{name}_ns"]) for name in _EACH} if row["count"] > 1 else {}
-    return each | ({"unlike": row["unlike"]} if row["unlike"] else {})
 
 
 def total_line(result: LayersResult) -> Line:
@@ -252,7 +246,7 @@ def header(result: LayersResult) -> list[RenderableType]:
         lines.append(Text("Operations are CPU operators: this capture has no GPU"))
     if set(summary.by_how) - {"launch"}:
         told = (f"{how} {percent(ns / max(summary.total_ns, 1))}" for how, ns in summary.by_how.items())
-        lines.append(Text(f"Owner told by: {', '.join(told)}"))
+        lines.append(Text(f"Attributed by: {', '.join(told)}"))
     return list(lines)
 
 
@@ -266,7 +260,7 @@ def apart(result: LayersResult) -> list[str]:
     if summary.outside_ns and not result.steps.asked:
         outside = Milliseconds.for_total(summary.total_ns)(summary.outside_ns)
         lines.append(f"Outside steps: {outside} ms in the whole capture, in no figure per step")
-    lines += [f"Warm-up, in no figure per step: {said}" for said in result.steps.left_out]
+    lines += [f"Warm-up, not in figures per step: {said}" for said in result.steps.left_out]
     return lines
 
 
@@ -329,18 +323,11 @@ def _cells(line: Line, columns: Sequence[str], longest: float) -> list[Renderabl
 
 def _notes(result: LayersResult, columns: Sequence[str]) -> list[Text]:
     unit = "Milliseconds per step" if result.summary.steps > 1 else "Milliseconds"
-    what = f"{unit} of {time_name(result)}; a layer's hold its children's."
+    what = f"{unit} of {time_name(result)}; a layer's include its children's."
     notes = [Text(f"{what} CPU is the time its ranges were open on the CPU.", "dim")]
     if result.summary.comm_ns:
         notes.append(Text("comm is the part of total in communication, which may be waiting for other ranks.", "dim"))
-    if "median" in columns:
-        notes.append(
-            Text(
-                "x80: equal blocks in one line, whose figures are their sums; median, min and max are of one of them, "
-                "without communication. --no-fold gives each its line.",
-                "dim",
-            )
-        )
+    notes += fold_notes(columns, "their sums", "of one of them, without communication")
     if result.memory is not None:
         notes.append(
             Text(

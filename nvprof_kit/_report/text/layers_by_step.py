@@ -8,8 +8,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._report.text.layers import LayersView, header, line_label, time_name
-from nvprof_kit._report.text.terminal import table, warning_lines
-from nvprof_kit._report.text.units import Cells
+from nvprof_kit._report.text.table.terminal import table, warning_lines
+from nvprof_kit._report.text.table.units import Cells
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ def steps_table(result: LayersResult, view: LayersView) -> list[RenderableType]:
         made.add_row(line_label(row, view.flat), *cells, style=style, cost=row["total_ns"])
     made.add_section()
     made.add_row("total", *map(ms, times[columns].to_numpy()[-1].tolist()), style="bold")
-    what = f"Milliseconds of {time_name(result)} in each step, all phases together; a layer's hold its children's."
+    what = f"Milliseconds of {time_name(result)} in each step, all phases together; a layer's include its children's."
     if (left_out := len(times.columns) - MAX_STEPS) > 0:
-        what += f" {left_out} more columns are left out here; -o FILE.csv holds every step."
+        what += f" {left_out} more columns are left out here; -o FILE.csv has all steps."
     return [made, "", Text(what, "dim")]
 
 

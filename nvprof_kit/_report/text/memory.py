@@ -10,8 +10,8 @@ from rich.text import Text
 from nvprof_kit._report.page.plain import Section, page
 from nvprof_kit._report.page.template import svg_of
 from nvprof_kit._report.selection import EVERYTHING, Selection
-from nvprof_kit._report.text.terminal import Bar, table, warning_lines
-from nvprof_kit._report.text.units import mib, mib_cell, percent
+from nvprof_kit._report.text.table.terminal import Bar, table, warning_lines
+from nvprof_kit._report.text.table.units import mib, mib_cell, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +59,7 @@ def memory_report(result: MemoryResult, views: tuple[str, ...], select: Selectio
         if len(rows):
             parts += ["", Text(VIEWS[name], "bold"), _table(rows, most)]
             if len(rows) > most:
-                more = f"{len(rows) - most} more; --top shows them, --by {name} -o FILE.csv holds every one"
+                more = f"{len(rows) - most} more; --top shows them, --by {name} -o FILE.csv has all"
                 parts.append(Text(more, "dim"))
     return [*parts, "", Text("MiB of 1,048,576 bytes.", "dim"), *warning_lines(result.warnings)]
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.layers.order import with_holders
-from nvprof_kit._report.text.terminal import capture_line, table, warning_lines
-from nvprof_kit._report.text.units import Cells
+from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes, path_label
+from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
+from nvprof_kit._report.text.table.units import Cells, Milliseconds
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.metrics import MetricsResult
@@ -31,14 +31,19 @@ TOO_FEW = "too few"
 _RANKS = {"phase": 0, "busy ms": 0, "SM active": 0, "samples": 3}
 
 
-def metrics_report(result: MetricsResult, depth: int | None = None, most: int | None = None) -> list[RenderableType]:
+def metrics_report(result: MetricsResult, most: int | None = None) -> list[RenderableType]:
     """The whole report: what was sampled, the table, and every warning."""
     columns = [name for name in _TITLES if not math.isnan(result.whole[name])]
+    ms = _milliseconds(result)
+    rows = result.rows.to_dict("records")
+    folds = [fold_cells(row, ms) for row in rows]
+    more = fold_columns(folds)
     made = table([("layer", "path"), ("phase", "left"), ("busy ms", "right"), ("samples", "right")]
-                 + [(_TITLES[name], "right") for name in columns], _RANKS)  # fmt: skip
+                 + [(_TITLES[name], "right") for name in columns]
+                 + [(name, KINDS.get(name, "right")) for name in more], _RANKS | RANKS)  # fmt: skip
     made.most, made.way = most, "--top N or -o FILE.csv shows them"
-    for cells, cost in zip(metrics_lines(result, columns, depth), _costs(result, depth), strict=True):
-        made.add_row(*cells, cost=cost)
+    for row, cells, fold in zip(rows, metrics_lines(result, columns), folds, strict=True):
+        made.add_row(*cells, *(fold.get(name, "") for name in more), cost=float(row["busy_ns"]))
     every = f"{result.interval_ns / 1000:g} µs"
     lines = [
         capture_line(result.info, result.steps),
@@ -48,27 +53,21 @@ def metrics_report(result: MetricsResult, depth: int | None = None, most: int | 
         f"Means over the time in which the layer's operations ran, in percent of the peak. {TOO_FEW}: fewer than "
         f"{result.options.floor:g} samples."
     )
-    return [*lines, "", made, "", Text(note, "dim"), *warning_lines(result.info.warnings)]
+    folded = fold_notes(more, "those of all of them", "busy ms of one of them")
+    return [*lines, "", made, "", Text(note, "dim"), *folded, *warning_lines(result.info.warnings)]
 
 
-def metrics_lines(result: MetricsResult, columns: list[str], depth: int | None = None) -> list[list[str]]:
-    """The table's cells, of the first levels of the model only where a depth is given."""
-    ms = Cells.for_total(max(int(result.rows["busy_ns"].max() if len(result.rows) else 1), 1))
-    lines = []
-    for row in _shown(result, depth):
-        lines.append(
-            [row["layer"], row["phase"], ms(row["busy_ns"]), f"{row['samples']:,.0f}", *_figures(row, columns)]
-        )
-    return lines
+def metrics_lines(result: MetricsResult, columns: list[str]) -> list[list[str]]:
+    """The table's cells."""
+    ms = _milliseconds(result)
+    return [
+        [path_label(row), row["phase"], ms(row["busy_ns"]), f"{row['samples']:,.0f}", *_figures(row, columns)]
+        for row in result.rows.to_dict("records")
+    ]
 
 
-def _shown(result: MetricsResult, depth: int | None) -> list[dict[Any, Any]]:
-    rows = result.rows.to_dict("records")
-    return [row for row in rows if depth is None or len(with_holders(row["layer"], result.parents)) <= depth]
-
-
-def _costs(result: MetricsResult, depth: int | None) -> list[float]:
-    return [float(row["busy_ns"]) for row in _shown(result, depth)]
+def _milliseconds(result: MetricsResult) -> Milliseconds:
+    return Cells.for_total(max(int(result.rows["busy_ns"].max() if len(result.rows) else 1), 1))
 
 
 def _figures(row: dict[Any, Any], columns: list[str]) -> list[str]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.layers.order import with_holders
 from nvprof_kit._analysis.ncu.plan import predicted_seconds
-from nvprof_kit._report.text.terminal import table, warning_lines
-from nvprof_kit._report.text.units import Cells, Milliseconds, percent, short_kernel
+from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes, path_label
+from nvprof_kit._report.text.table.terminal import table, warning_lines
+from nvprof_kit._report.text.table.units import Cells, Milliseconds, percent, short_kernel
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.ncu.layers import NcuLayersResult
@@ -49,20 +49,20 @@ class Line:
     cost: float = field(default=0.0, compare=False)
 
 
-def ncu_layers_report(
-    result: NcuLayersResult, depth: int | None = None, most: int | None = None
-) -> list[RenderableType]:
+def ncu_layers_report(result: NcuLayersResult, most: int | None = None) -> list[RenderableType]:
     """The whole report: what was measured and what it covers, the table, and every warning."""
-    lines = ncu_layers_lines(result, depth)
-    columns = [name for name in lines[0].cells if any(line.cells[name] for line in lines)] if lines else []
-    kinds = {"bound": "left", "why": "left", "stall": "left"}
+    lines = ncu_layers_lines(result)
+    columns = [name for name in lines[0].cells if any(line.cells.get(name) for line in lines)] if lines else []
+    columns += fold_columns(line.cells for line in lines)
+    kinds = {"bound": "left", "why": "left", "stall": "left", **KINDS}
     made = table(
-        [("layer", "path"), ("phase", "left"), *((name, kinds.get(name, "right")) for name in columns)], _RANKS
+        [("layer", "path"), ("phase", "left"), *((name, kinds.get(name, "right")) for name in columns)], _RANKS | RANKS
     )
     made.most, made.way = most, "--top N or -o FILE.csv shows them"
     for line in lines:
-        made.add_row(line.label, line.phase, *(line.cells[name] for name in columns), cost=line.cost)
-    return [*(Text(line) for line in header(result)), "", made, "", *_notes(), *warning_lines(result.warnings)]
+        made.add_row(line.label, line.phase, *(line.cells.get(name, "") for name in columns), cost=line.cost)
+    notes = [*_notes(), *fold_notes(columns, "those of all of them", "ms of one of them")]
+    return [*(Text(line) for line in header(result)), "", made, "", *notes, *warning_lines(result.warnings)]
 
 
 def header(result: NcuLayersResult) -> list[str]:
@@ -79,20 +79,18 @@ def header(result: NcuLayersResult) -> list[str]:
     return lines
 
 
-def ncu_layers_lines(result: NcuLayersResult, depth: int | None = None) -> list[Line]:
-    """The table's lines, of the first levels of the model only where a depth is given."""
+def ncu_layers_lines(result: NcuLayersResult) -> list[Line]:
+    """The table's lines."""
     ms = Cells.for_total(max(result.gpu_ns, 1))
-    levels = _levels(result)
     return [
-        Line(row["layer"], row["phase"], _cells(row, ms, bool(result.capture)), float(row["gpu_ns"]))
+        Line(
+            path_label(row),
+            row["phase"],
+            _cells(row, ms, bool(result.capture)) | fold_cells(row, ms),
+            float(row["gpu_ns"]),
+        )
         for row in result.rows.to_dict("records")
-        if depth is None or levels[row["layer"]] < depth
     ]
-
-
-def _levels(result: NcuLayersResult) -> dict[str, int]:
-    """How many of the table's layers each layer is nested in."""
-    return {layer: len(with_holders(layer, result.parents)) - 1 for layer in result.rows["layer"]}
 
 
 def _cells(row: dict[Any, Any], ms: Milliseconds, spread: bool) -> dict[str, str]:
@@ -121,7 +119,7 @@ def scaled(value: float) -> str:
 
 
 def _notes() -> list[RenderableType]:
-    what = "Percentages are of the GPU's peak, means over GPU time; a layer's figures hold its children's."
+    what = "Percentages are of the GPU's peak, means over GPU time; a layer's figures include its children's."
     return [Text(what, "dim")]
 
 

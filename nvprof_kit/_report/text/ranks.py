@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._report.text.grid import Grid
-from nvprof_kit._report.text.terminal import table, warning_lines
-from nvprof_kit._report.text.units import Cells, percent
+from nvprof_kit._report.text.table.grid import Grid
+from nvprof_kit._report.text.table.terminal import table, warning_lines
+from nvprof_kit._report.text.table.units import Cells, percent
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,8 +11,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._report.plots.plots import PALETTE
-from nvprof_kit._report.text.terminal import Bar, table, warning_lines
-from nvprof_kit._report.text.units import Cells, Milliseconds, percent
+from nvprof_kit._report.text.table.terminal import Bar, table, warning_lines
+from nvprof_kit._report.text.table.units import Cells, Milliseconds, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,8 +10,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.open import nsys_sqlite
-from nvprof_kit._trace.sqlite import Database
 from nvprof_kit.errors import UsageError
 
 SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")

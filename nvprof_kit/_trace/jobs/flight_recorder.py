@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._trace.plain_pickle import load_plain, one_line
+from nvprof_kit._trace.files.plain_pickle import load_plain, one_line
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ COLLECTIVES: Mapping[str, str] = MappingProxyType(
     {
         "rank": "rank of the process in the job, -1 where neither the name of the file nor the caller tells (int64)",
         "communicator": "process group or communicator, the same on all its ranks (category)",
-        "description": "what it is for, '' where nobody said (category)",
-        "ranks": "number of its ranks, -1 where unknown (int64)",
+        "description": "what it is for, '' if unknown (category)",
+        "ranks": "number of its ranks, -1 if unknown (int64)",
         "sequence": "which of its operations of this sort it is, counted alike on all its ranks; -1 unknown (int64)",
         "kind": "all_reduce, all_gather, reduce_scatter, broadcast, send, recv, barrier, … (category)",
         "peer": "the other rank, in the communicator, of a send or recv; -1 of a collective (int64)",
-        "bytes": "bytes of the larger buffer of one rank, -1 where unknown (int64)",
+        "bytes": "bytes of the larger buffer of one rank, -1 if unknown (int64)",
         "enqueued_ns": "when the host enqueued it, ns since 1970; -1 unknown (int64)",
         "start_ns": "when it was seen to have started, ns since 1970; -1 unknown (int64)",
         "end_ns": "when it was seen to have ended, ns since 1970; -1 where it has not, or unknown (int64)",
@@ -99,7 +99,7 @@ def read_flight_recorder(path: str | Path, rank: int | None = None) -> FlightDum
         table = _table(rows)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
         why = f"{type(error).__name__} {one_line(error)}"
-        raise CaptureError(f"{path}: a Flight Recorder dump with entries that cannot be understood ({why})") from None
+        raise CaptureError(f"{path}: a Flight Recorder dump with invalid entries ({why})") from None
     return FlightDump(str(path), str(dump.get("version", "")), rank, table)
 
 
@@ -114,7 +114,7 @@ def _load(path: Path) -> dict[str, Any]:
         raise CaptureError(f"{path}: damaged JSON ({one_line(error)}); dump it again") from None
     if not isinstance(dump, dict) or not {"entries", "version"} <= dump.keys() or not _are_dicts(dump["entries"]):
         raise CaptureError(
-            f"{path}: no dump of PyTorch's Flight Recorder: needed version and entries, as _dump_nccl_trace writes "
+            f"{path}: not a dump of PyTorch's Flight Recorder: needed version and entries, as _dump_nccl_trace writes "
             "them (with includeCollectives=True)"
         )
     return dump

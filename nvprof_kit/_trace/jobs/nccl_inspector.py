@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvprof_kit._trace.files.plain_pickle import one_line
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.jobs.flight_recorder import COLLECTIVES
-from nvprof_kit._trace.plain_pickle import one_line
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ def read_nccl_inspector(path: str | Path) -> pd.DataFrame:
     whole = said[: said.rfind(b"\n") + 1]
     if not whole.strip():
         raise CaptureError(
-            f"{path}: {'no whole line' if said else 'an empty file'}; needed a log of the NCCL inspector"
+            f"{path}: {'no whole line' if said else 'an empty file'}; needed a log of the NCCL Inspector"
         )
     options = pyarrow.json.ParseOptions(explicit_schema=_schema(), unexpected_field_behavior="ignore")
     try:
         read = pyarrow.json.read_json(io.BytesIO(whole), parse_options=options)
     except pa.ArrowInvalid as error:
         raise CaptureError(
-            f"{path}: no log of the NCCL inspector, or a damaged one ({one_line(error)}); needed a JSON object a line "
+            f"{path}: not a log of the NCCL Inspector, or damaged ({one_line(error)}); needed a JSON object a line "
             "with header and coll_perf or p2p_perf"
         ) from None
     return _table(path, read.combine_chunks())
@@ -115,7 +115,7 @@ def _table(path: Path, read: pa.Table) -> pd.DataFrame:
     if call.null_count or id_.null_count:
         line = 1 + int(np.argmax(pc.or_(pc.is_null(call), pc.is_null(id_)).to_numpy(zero_copy_only=False)))
         raise CaptureError(
-            f"{path}: line {line} is none of the NCCL inspector's: needed header and coll_perf or p2p_perf"
+            f"{path}: line {line} is not from the NCCL Inspector: needed header and coll_perf or p2p_perf"
         )
     start, end = _kernel_times(column("coll_perf", "event_trace_ts", "kernel_events"), len(read))
     p2p_start, p2p_end = _kernel_times(column("p2p_perf", "event_trace_ts", "kernel_events"), len(read))

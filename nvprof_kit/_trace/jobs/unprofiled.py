@@ -69,6 +69,6 @@ def read_unprofiled(path: Path, source: str, rank: int | None = None) -> Unprofi
         named = rank_of_name(path).rank
         number = rank if rank is not None else named if named >= 0 else int(largest["rank"].iloc[0])
     if number < 0:
-        raise CaptureError(f"{path}: its rank is not in its name; call it …rank3… or say --rank {path.name}=3")
+        raise CaptureError(f"{path}: its rank is not in its name; rename it to …rank3… or pass --rank {path.name}=3")
     size = int(found["ranks"].max()) if len(found) else -1
     return Unprofiled(source, _TOOLS[source], number, size, found.assign(rank=number))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.checks import check_spans, whole_ns
+from nvprof_kit._trace.files.checks import check_spans, whole_ns
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.kineto.stream import UNREADABLE, Args, Row
 from nvprof_kit._trace.schema import KINETO_SOURCES

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.checks import check_moments, check_operations
 from nvprof_kit._trace.domains import named_domains
+from nvprof_kit._trace.files.checks import check_moments, check_operations
 from nvprof_kit._trace.frames import empty_frame, make_frame
 from nvprof_kit._trace.kineto.calls import host_memory, read_calls, read_collectives, read_loads, read_shapes
 from nvprof_kit._trace.kineto.events import MISSING, Events, Int64Array, Rows, joined, number

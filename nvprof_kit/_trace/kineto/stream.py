@@ -18,7 +18,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from nvprof_kit._trace.packed import Bounded, room_for
+from nvprof_kit._trace.files.packed import Bounded, room_for
 from nvprof_kit.errors import CaptureError
 
 _WINDOW = 4 << 20

@@ -324,7 +324,7 @@ def _without_prefix(kernel: str, state: NvtxState) -> str:
 
 
 def _nvtx_warnings(page: _Page, results: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Results of which nobody knows the ranges: without the column, and with cells that hold no state."""
+    """Results with unknown ranges: without the column, or with cells that contain no state."""
     place = page.column(_PUSH_POP)
     if place is None:
         return (f"no column {_PUSH_POP}: no kernel's ranges are known; measure with ncu --nvtx",)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nvprof_kit._trace.domains import DEFAULT
+from nvprof_kit._trace.files.packed import read_packed
 from nvprof_kit._trace.ncu.schema import NcuReport
-from nvprof_kit._trace.packed import read_packed
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
 

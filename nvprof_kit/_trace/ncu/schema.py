@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 KERNELS: Mapping[str, Column] = MappingProxyType(
     {
         "id": Column("int64", "ncu's number of the result, counted from 0 in each report"),
-        "pid": Column("int64", "process id, -1 where the report does not say"),
+        "pid": Column("int64", "process id, -1 if unknown"),
         "tid": Column("int64", "thread that launched it, -1 where the report has no NVTX state"),
         "kernel": Column("object", "the kernel's name, without a prefix of `--print-nvtx-rename`"),
-        "grid": Column("object", "blocks of the launch as `(64, 1, 1)`, '' where the report does not say"),
+        "grid": Column("object", "blocks of the launch as `(64, 1, 1)`, '' if unknown"),
         "block": Column("object", "threads of a block, the same"),
-        "device": Column("int64", "device ordinal, -1 where the report does not say"),
-        "cc": Column("object", "compute capability: `9.0`, '' where the report does not say"),
+        "device": Column("int64", "device ordinal, -1 if unknown"),
+        "cc": Column("object", "compute capability: `9.0`, '' if unknown"),
         "stack": Column("object", "tuple of the texts of the domain's ranges open on that thread, outermost first"),
     }
 )

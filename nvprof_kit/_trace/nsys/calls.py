@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.checks import check_spans
+from nvprof_kit._trace.files.checks import check_spans
+from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
 from nvprof_kit._trace.frames import distinct, labels
 from nvprof_kit._trace.nsys.sources import check_rows
 from nvprof_kit._trace.nsys.tables import launches_among, read_launches
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
-from nvprof_kit._trace.sqlite import Database, Int64Array, integer_list
 
 _TABLES = {
     "api": ("CUPTI_ACTIVITY_KIND_RUNTIME", "correlationId"),
@@ -137,7 +137,7 @@ def _plain(name: str) -> str:
 
 
 def host_memory_item(db: Database, table: str) -> str:
-    """One item of a SELECT: the host's end of a copy as a code of `host_memory_names`, -1 where it has none."""
+    """One item of a SELECT: the host's end of a copy as a code of `host_memory_names`, -1 if none."""
     if not table.endswith("MEMCPY"):
         return "-1 AS host_memory"
     codes = integer_list(_HOST_MEMORY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nvprof_kit._trace.sqlite import Database, Int64Array, integer_list
+from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
 
 
 def null_safe(db: Database, table: str, column: str, name: str, default: str = "-1") -> str:

@@ -11,7 +11,7 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from nvprof_kit._trace.sqlite import Database
+from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit.errors import CaptureError, ToolError
 
 

@@ -7,11 +7,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.nsys.scrub import environment_names, home_folders
 from nvprof_kit._trace.nsys.sources import ALWAYS, check_columns, check_rows
 from nvprof_kit._trace.nsys.warnings import lost_launches
 from nvprof_kit._trace.open import nsys_sqlite
-from nvprof_kit._trace.sqlite import Database
 
 _OPS = ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
 _COUNTED = (*_OPS, "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "GPU_METRICS", "CUDA_GPU_MEMORY_USAGE_EVENTS")

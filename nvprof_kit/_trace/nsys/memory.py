@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.checks import check_sizes
+from nvprof_kit._trace.files.checks import check_sizes
+from nvprof_kit._trace.files.sqlite import Database, Int64Array
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.nsys.sources import check_rows
 from nvprof_kit._trace.nsys.tables import RUNTIME, Domains, process_of, read_nvtx
-from nvprof_kit._trace.sqlite import Database, Int64Array
 
 Columns = dict[str, Any]
 

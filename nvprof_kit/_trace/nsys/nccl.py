@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
 from nvprof_kit._trace.frames import labels
-from nvprof_kit._trace.sqlite import Database, Int64Array, integer_list
 
 Columns = dict[str, Any]
 

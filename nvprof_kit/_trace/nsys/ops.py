@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.checks import check_sizes
+from nvprof_kit._trace.files.checks import check_sizes
+from nvprof_kit._trace.files.sqlite import Database, Int64Array
 from nvprof_kit._trace.frames import distinct, labels
 from nvprof_kit._trace.nsys.calls import host_memory_item, host_memory_names
 from nvprof_kit._trace.nsys.columns import null_safe, strings_of, zero_is_missing
 from nvprof_kit._trace.nsys.sources import check_rows
 from nvprof_kit._trace.schema import OP_KINDS, OPS
-from nvprof_kit._trace.sqlite import Database, Int64Array
 
 Columns = dict[str, Any]
 
@@ -115,7 +115,7 @@ def _op_select(db: Database, table: str, optional: Collection[str]) -> str:
 
 
 def _names_of(db: Database, ids: Int64Array) -> Any:
-    """Strings of the file by their ids, '' where there is none."""
+    """Strings of the file by their ids, '' if none."""
     distinct, index = np.unique(ids, return_inverse=True)
     strings = strings_of(db, distinct)
     return labels(index, [strings.get(id_, "") for id_ in distinct.tolist()])

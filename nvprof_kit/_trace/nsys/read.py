@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.checks import DAY_NS, check_moments, check_operations, repeated
 from nvprof_kit._trace.domains import named_domains
+from nvprof_kit._trace.files.checks import DAY_NS, check_moments, check_operations, repeated
+from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.frames import make_frame
 from nvprof_kit._trace.nsys import tables
 from nvprof_kit._trace.nsys.calls import busy_calls, fetch_calls, launches_of, read_calls, read_loads
@@ -29,7 +30,6 @@ from nvprof_kit._trace.nsys.scheduled import read_scheduled
 from nvprof_kit._trace.nsys.sources import check_columns, check_rows, node_table, tables_for
 from nvprof_kit._trace.nsys.warnings import capture_warnings, handed_over_warnings
 from nvprof_kit._trace.schema import BUSY_CALLS, OPS, SHAPES, CaptureInfo, Trace
-from nvprof_kit._trace.sqlite import Database
 from nvprof_kit.errors import CaptureError
 
 _EXPORT_METADATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")
@@ -156,7 +156,7 @@ def _lacking_operations(db: Database) -> str:
         return ""
     if tables.RUNTIME in db.tables:
         return (
-            "CUDA calls but no kernel, copy or memset in the collected window; let the window hold GPU work (a later "
+            "CUDA calls but no kernel, copy or memset in the collected window; include GPU work in the window (a later "
             "--delay, a longer --duration, cudaProfilerStop after a synchronize)"
         )
     return (
@@ -184,8 +184,8 @@ def _check_has_ranges(ranges: dict[str, Any], domain: str, named: Path) -> None:
     if len(ranges["start_ns"]):
         return
     raise CaptureError(
-        f"{named}: the NVTX domain {domain or 'default'!r} is there but no range of it is; "
-        "let the window hold a step, and with nvtx 0.2.12 or newer under nsys 2024.2 or older make the ranges "
+        f"{named}: the NVTX domain {domain or 'default'!r} has no ranges in this capture; "
+        "include a step in the window, and with nvtx 0.2.12 or newer under nsys 2024.2 or older make the ranges "
         "with nvprof_kit"
     )
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.checks import check_sizes
+from nvprof_kit._trace.files.checks import check_sizes
+from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.nsys.sources import check_rows
-from nvprof_kit._trace.sqlite import Database
 
 Columns = dict[str, Any]
 
@@ -93,7 +93,7 @@ def _sample(db: Database, when: Any, type_: Any, data: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):
-        raise db.refuse("GENERIC_EVENTS.data is no JSON object where a sample is")
+        raise db.refuse("GENERIC_EVENTS.data is not a JSON object where a sample is")
     return said
 
 

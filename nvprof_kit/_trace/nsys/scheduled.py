@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.nsys.sources import check_rows
 from nvprof_kit._trace.nsys.tables import process_of
-from nvprof_kit._trace.sqlite import Database
 
 _TABLE = "SCHED_EVENTS"
 

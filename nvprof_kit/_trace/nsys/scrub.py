@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import current_thread, main_thread
 
-from nvprof_kit._trace.packed import unpack
-from nvprof_kit._trace.sqlite import Database, integer_list
+from nvprof_kit._trace.files.packed import unpack
+from nvprof_kit._trace.files.sqlite import Database, integer_list
 from nvprof_kit.errors import CaptureError, UsageError
 
 GONE = "(scrubbed)"
@@ -121,7 +121,7 @@ def scrub(source: Path, target: Path, options: ScrubOptions = ScrubOptions()) ->
     try:
         pattern = None if options.also is None else re.compile(options.also)
     except re.error as error:
-        raise UsageError(f"--also {options.also!r} is no regular expression: {error}") from None
+        raise UsageError(f"--also {options.also!r} is not a regular expression: {error}") from None
     _refuse_journal(source)
     try:
         with _partial(source, target) as partial:

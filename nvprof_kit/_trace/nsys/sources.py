@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.schema import NSYS_SOURCES
-from nvprof_kit._trace.sqlite import Database
 
 ALWAYS = (
     "StringIds",

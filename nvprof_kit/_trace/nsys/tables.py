@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._trace.domains import named_domains
+from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, labels
 from nvprof_kit._trace.nsys.columns import strings_of, zero_is_missing
 from nvprof_kit._trace.nsys.sources import check_rows, node_table
-from nvprof_kit._trace.sqlite import Database, Int64Array, integer_list
 
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 Columns = dict[str, Any]
@@ -77,7 +77,7 @@ def _check_registration(db: Database, kind: int, domain: Any, category: Any, tex
     if kind == _CATEGORY and not isinstance(category, int):
         raise db.refuse(f"NVTX_EVENTS.category is {category!r} where a category is registered")
     if not isinstance(text, str):
-        raise db.refuse(f"NVTX_EVENTS.text is no text where a {what} is registered")
+        raise db.refuse(f"NVTX_EVENTS.text is not text where a {what} is registered")
     if not text:
         raise db.refuse(f"NVTX_EVENTS.text and textId give no name where a {what} is registered")
 

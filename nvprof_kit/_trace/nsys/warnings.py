@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from nvprof_kit._trace.files.sqlite import Database, integer_list
 from nvprof_kit._trace.schema import OP_KINDS
-from nvprof_kit._trace.sqlite import Database, integer_list
 
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _PID_MASK = ~0xFFFFFF
@@ -67,7 +67,7 @@ def _lost(launches: int, lost: int) -> list[str]:
 
 
 def handed_over_warnings(count: int) -> tuple[str, ...]:
-    """Ranges that end on another thread than they began on: what they hold on the other threads, nobody told."""
+    """Ranges that end on another thread than they began on: their work on other threads is unknown."""
     if not count:
         return ()
     return (

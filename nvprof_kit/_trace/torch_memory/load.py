@@ -1,5 +1,5 @@
 """Loads a pickle of plain data in a process of its own and hands it over, a snapshot as its columns:
-``python -I load.py FILE WHAT [STRETCHES]`` (`nvprof_kit._trace.plain_pickle` starts it).
+``python -I load.py FILE WHAT [STRETCHES]`` (`nvprof_kit._trace.files.plain_pickle` starts it).
 
 A pickle from somewhere else can run anything when it is loaded, and a small one can ask for any memory and any time.
 So it is loaded by an unpickler that knows no classes and no functions, in a process whose memory is limited, which
@@ -136,7 +136,7 @@ def _apart(lists: list[Any], name: str) -> list[Any]:
 
 
 def _not(name: str, needed: str) -> str:
-    return f"a snapshot whose {name} is not {needed}; it is damaged: take the snapshot again"
+    return f"a snapshot in which {name} is not {needed}; it is damaged: take the snapshot again"
 
 
 def _integers(rows: list[dict[str, Any]], name: str, what: str, missing: int | None = None) -> bytes:

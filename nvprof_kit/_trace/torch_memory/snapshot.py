@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._trace.annotations import loop_annotation
-from nvprof_kit._trace.checks import check_moments, check_sizes
-from nvprof_kit._trace.kinds import told_by
-from nvprof_kit._trace.plain_pickle import handed_over
+from nvprof_kit._trace.files.checks import check_moments, check_sizes
+from nvprof_kit._trace.files.kinds import told_by
+from nvprof_kit._trace.files.plain_pickle import handed_over
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import (
     MEMORY_STRETCHES,
@@ -77,7 +77,7 @@ class Stacks(Mapping[int, Frames]):
     """The call stack of each event that has one, by its row; a stack is made when it is asked for.
 
     Args:
-        of_event: Number of each event's stack, -1 where it has none.
+        of_event: Number of each event's stack, -1 if none.
         codes: Numbers of the frames of all stacks, one stack behind the other.
         lengths: Length of each stack.
         frames: The frames.
@@ -151,7 +151,7 @@ def _snapshot(said: dict[str, Any], path: Path) -> Snapshot:
         wrong = np.abs(_integers(history["time_us"])) > _LATEST_US
         if wrong.any():
             raise CaptureError(
-                f"{path}: device_traces.time_us is no time in {wrong.sum()} rows; take the snapshot again"
+                f"{path}: device_traces.time_us is not a time in {wrong.sum()} rows; take the snapshot again"
             )
         if len(stack):
             numbers.append(stack)

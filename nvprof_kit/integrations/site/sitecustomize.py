@@ -1,6 +1,6 @@
-"""Started by every Python that has this folder on ``PYTHONPATH``: annotates models where NVPROF_KIT_ANNOTATE asks.
+"""Run by each Python process with this folder on ``PYTHONPATH``: annotates models if NVPROF_KIT_ANNOTATE is set.
 
-It raises nothing, and runs the ``sitecustomize`` that it stands before, if there is one.
+It does not raise, and runs the next ``sitecustomize`` on the path, if any.
 """
 
 import importlib.machinery
@@ -31,6 +31,6 @@ def _annotate() -> None:
 if os.environ.get("NVPROF_KIT_ANNOTATE", "") not in ("", "0"):
     try:
         _annotate()
-    except Exception as error:  # the program comes first
+    except Exception as error:  # the program must run without annotation
         print(f"nvprof-kit annotate: nothing is annotated: {error}", file=sys.stderr)
 _run_next()

@@ -32,7 +32,7 @@ WELL = CaptureHealth(
 def found(*captures: CaptureHealth) -> dict[str, str]:
     """What is not well in the first capture, by check."""
     first = examine_captures(captures)[captures[0].path]
-    return {finding.check: finding.level for finding in first if finding.level != "ok"}
+    return {finding.title: finding.severity for finding in first if finding.severity != "ok"}
 
 
 def test_all_is_well() -> None:
@@ -69,7 +69,7 @@ def test_a_finding_has_a_reason(change: dict[str, object], check: str, level: st
     capture = replace(WELL, **change)
     assert found(capture) == {check: level}
     findings = examine_captures([capture])["run.sqlite"]
-    assert all(finding.why and finding.fix for finding in findings if finding.level != "ok")
+    assert all(finding.why and finding.fix for finding in findings if finding.severity != "ok")
 
 
 def test_what_nsys_merely_says_is_told_apart_from_what_is_missing() -> None:
@@ -109,10 +109,10 @@ def test_a_rank_without_kernels_is_judged_beside_the_others() -> None:
 
 
 def test_what_was_not_recorded_is_said() -> None:
-    (tables,) = (one for one in examine_captures([WELL])["run.sqlite"] if one.check == "tables")
-    assert tables.level == "ok" and "allocations (profile.sh --preset memory), GPU metrics" in tables.seen
+    (tables,) = (one for one in examine_captures([WELL])["run.sqlite"] if one.title == "tables")
+    assert tables.severity == "ok" and "allocations (profile.sh --preset memory), GPU metrics" in tables.evidence
     everything = {**WELL.rows, "GPU_METRICS": 1, "CUDA_GPU_MEMORY_USAGE_EVENTS": 1}
-    assert "tables" not in {one.check for one in examine_captures([replace(WELL, rows=everything)])["run.sqlite"]}
+    assert "tables" not in {one.title for one in examine_captures([replace(WELL, rows=everything)])["run.sqlite"]}
 
 
 def test_the_others_domain_is_named() -> None:
@@ -162,7 +162,7 @@ def test_real_captures(capture: str) -> None:
     assert health.rows[KERNELS] > 0 and health.domains and health.domains["nvprof_kit"] > 0
     assert health.whole_graphs == 0 and health.environment == ()
     findings = examine_captures([health])[str(path)]
-    assert [finding.seen for finding in findings if finding.level == "error"] == []
+    assert [finding.evidence for finding in findings if finding.severity == "error"] == []
 
 
 def ask(*argv: str) -> tuple[int, str]:
@@ -190,7 +190,7 @@ def test_options_behind_a_capture_and_of_a_command(tmp_path: Path) -> None:
 
 def test_a_command_to_paste_has_its_path_quoted() -> None:
     health = replace(WELL, path="my run.sqlite", environment={"USER": "me"})
-    (finding,) = (one for one in examine_captures([health])[health.path] if one.check == "privacy")
+    (finding,) = (one for one in examine_captures([health])[health.path] if one.title == "privacy")
     assert finding.fix == "nvprof-kit scrub 'my run.sqlite'"
 
 

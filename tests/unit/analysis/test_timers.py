@@ -179,7 +179,7 @@ def test_fsdp_is_a_warning_at_most(tmp_path: Path) -> None:
 
 def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
     log(tmp_path, 0, [("work", 0, 10, None), ("work", 20, 10, None)])
-    assert timers(read_timer_logs([tmp_path])).verdict.reason == "one rank has nobody to be compared with"
+    assert timers(read_timer_logs([tmp_path])).verdict.reason == "a single rank cannot be compared"
     log(tmp_path, 1, [("work", 0, 10, None)])
     result = timers(read_timer_logs([tmp_path]))
     assert result.verdict.severity == "unknown"
@@ -208,7 +208,7 @@ def test_a_line_cut_off_is_counted(tmp_path: Path) -> None:
     [
         (None, "", "no such file or folder"),
         ("other.log", "x", "no timer_rank"),
-        ("timer_rank0.log", "nothing\n", "no line of a timer"),
+        ("timer_rank0.log", "nothing\n", "no timer line"),
     ],
 )
 def test_bad_input_is_one_line(name: str | None, text: str, complaint: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from nvprof_kit._capture import nsight_releases
 from nvprof_kit._capture.doctor import examine_machine
 from nvprof_kit._capture.machine import Gpu, Machine, Program, read_machine
-from nvprof_kit._findings import LEVELS
+from nvprof_kit._findings import SEVERITIES
 
 H200 = Gpu("NVIDIA H200", "580.65.06", "9.0", mig=False, clock=1980, max_clock=1980)
 WELL = Machine(
@@ -30,11 +30,13 @@ ADMIN = 1 << 21
 
 def found(machine: Machine) -> dict[str, str]:
     """What is not well, by check."""
-    return {finding.check: finding.level for finding in examine_machine(machine) if finding.level != "ok"}
+    return {finding.title: finding.severity for finding in examine_machine(machine) if finding.severity != "ok"}
 
 
 def seen(machine: Machine, check: str) -> str:
-    return next(finding.seen + " | " + finding.fix for finding in examine_machine(machine) if finding.check == check)
+    return next(
+        finding.evidence + " | " + finding.fix for finding in examine_machine(machine) if finding.title == check
+    )
 
 
 def test_all_is_well() -> None:
@@ -71,7 +73,7 @@ def test_all_is_well() -> None:
 def test_a_finding_has_a_reason_and_a_remedy(change: dict[str, object], check: str, level: str) -> None:
     machine = replace(WELL, **change)
     assert found(machine) == {check: level}
-    assert all(finding.why and finding.fix for finding in examine_machine(machine) if finding.level != "ok")
+    assert all(finding.why and finding.fix for finding in examine_machine(machine) if finding.severity != "ok")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_permission_is_a_matter_of_capabilities_and_of_where_one_is() -> None:
 
 def test_a_container_s_note_leaves_counters_that_are_known_alone() -> None:
     def why(machine: Machine) -> str:
-        return next(finding.why for finding in examine_machine(machine) if finding.check == "container")
+        return next(finding.why for finding in examine_machine(machine) if finding.title == "container")
 
     inside = replace(WELL, container="podman")
     assert "counters" not in why(inside)  # open to everyone, as another finding says
@@ -121,8 +123,8 @@ def test_a_container_s_note_leaves_counters_that_are_known_alone() -> None:
 
 
 def test_most_severe_first() -> None:
-    levels = [finding.level for finding in examine_machine(Machine(nsys="2023.4", driver_cuda="13.0", wsl=True))]
-    assert levels == sorted(levels, key=LEVELS.index) and levels[0] == "error"
+    levels = [finding.severity for finding in examine_machine(Machine(nsys="2023.4", driver_cuda="13.0", wsl=True))]
+    assert levels == sorted(levels, key=SEVERITIES.index) and levels[0] == "error"
 
 
 def test_a_tool_older_than_the_driver() -> None:
@@ -139,12 +141,12 @@ def test_an_nsys_that_is_named_wrongly_is_named() -> None:
 
 
 def test_what_is_known_of_an_old_nsys_is_said() -> None:
-    finding = next(one for one in examine_machine(replace(WELL, nsys="2023.4.4")) if one.check == "nsys")
+    finding = next(one for one in examine_machine(replace(WELL, nsys="2023.4.4")) if one.title == "nsys")
     assert "of a whole run it then loses nearly all kernels" in finding.why and "profile.sh --step N" in finding.fix
-    newer = next(one for one in examine_machine(replace(WELL, nsys="2024.2.3")) if one.check == "nsys")
+    newer = next(one for one in examine_machine(replace(WELL, nsys="2024.2.3")) if one.title == "nsys")
     assert "nearly all" not in newer.why
     older_driver = replace(WELL, nsys="2022.4.2", driver_cuda="12.4")
-    assert "nearly all" not in next(one for one in examine_machine(older_driver) if one.check == "nsys").why
+    assert "nearly all" not in next(one for one in examine_machine(older_driver) if one.title == "nsys").why
 
 
 def test_a_driver_without_its_smi() -> None:

@@ -137,7 +137,7 @@ def test_an_answer_fits_its_budget(line: str, place: dict[str, str]) -> None:
 
 def test_a_budget_is_for_json() -> None:
     done = CliRunner().invoke(group, ["layers", str(DATA / "gpt2-2023.4.sqlite.xz"), "--budget", "99"])
-    assert "--budget bounds a json answer" in str(done.exception)
+    assert "--budget limits json output" in str(done.exception)
 
 
 def test_csv_says_on_stderr_what_is_left_out(place: dict[str, str]) -> None:

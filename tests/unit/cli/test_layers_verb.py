@@ -236,7 +236,7 @@ def test_rules_of_a_file(foreign: str, tmp_path: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [(None, "no such file, and no preset; there are deepspeed, emit-nvtx"), ("match = 'x'", "unknown key 'match'")],
+    [(None, "no such file, and no preset; available: deepspeed, emit-nvtx"), ("match = 'x'", "unknown key 'match'")],
 )
 def test_rules_that_cannot_be_used(
     foreign: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, complaint: str

@@ -62,7 +62,9 @@ def test_a_capture_without_launches(capsys: pytest.CaptureFixture[str], tmp_path
          "args": {"correlation": 5, "device": 0, "stream": 7}}]"""
     )
     assert run("plan", trace) == 2
-    assert "a PyTorch trace: `nvprof-kit layers` and its like read it; needed an nsys" in capsys.readouterr().err
+    assert (
+        "a PyTorch trace: `nvprof-kit layers` and similar commands read it; needed an nsys" in capsys.readouterr().err
+    )
 
 
 def test_plan_writes_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -80,10 +82,10 @@ def test_plan_writes_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     [
         (["layers", PLAN, "-o", "a.png"], "no kernel with both operations and bytes of DRAM counted"),
         (["layers", PLAN, "--with", PLAN], "a page of ncu: `nvprof-kit ncu layers` reads it"),
-        (["layers", RUN], "an SQLite file, as nsys exports: `nvprof-kit layers` and its like read it"),
+        (["layers", RUN], "an SQLite file, as nsys exports: `nvprof-kit layers` and similar commands read it"),
         (["layers", "none.csv"], "no such file"),
         (["plan", RUN, "-o", "a.png"], "ncu plan has no plot; needed a table format"),
-        (["plan", RUN, RUN], "a plan is for one capture, not 2"),
+        (["plan", RUN, RUN], "a plan needs one capture, not 2"),
         (["plan", RUN, "--share", "1"], "--share 1 cannot be reached"),
         (["plan", RUN, "--script", "/no/folder/plan.sh"], "cannot write it"),
         (["kernels", PLAN, "-o", "a.svg"], "nvprof-kit ncu layers REPORT -o roofline.png"),

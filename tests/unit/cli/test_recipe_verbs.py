@@ -15,7 +15,7 @@ from support.nsys_file import NsysFile
 
 from nvprof_kit._capture.recipe_options import program_name, recipe_options, report_name
 from nvprof_kit._cli import group
-from nvprof_kit._cli.verbs import profile_ncu, profile_ranks
+from nvprof_kit._cli.verbs.capture import profile_ncu, profile_ranks
 
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "recipes"

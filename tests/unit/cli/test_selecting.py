@@ -90,8 +90,8 @@ def test_where_sort_and_top(capture: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--where", "model.*"), "--where model.*: no layer matches; there are layers.0, layers.0.mlp"),
-        (("--sort", "colour", "--format", "csv"), "--sort colour: no such column; there are layer, phase"),
+        (("--where", "model.*"), "--where model.*: no layer matches; available: layers.0, layers.0.mlp"),
+        (("--sort", "colour", "--format", "csv"), "--sort colour: no such column; available: layer, phase"),
         (("--columns", "class", "--by", "step"), "--columns splits the time of all steps"),
     ],
 )
@@ -141,7 +141,7 @@ def test_metrics_of_some_steps() -> None:
         if one["layer"] == other["layer"]
     )
     done = CliRunner().invoke(group, ["metrics", path, "--steps", "900:"])
-    assert "none of the steps asked for is in it" in str(done.exception)
+    assert "none of the requested steps is in it" in str(done.exception)
 
 
 def test_plots_of_some_steps(capture: str, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_memory_of_some_steps(tmp_path: Path) -> None:
 def test_warnings_come_once_and_the_weightiest_first() -> None:
     given = [
         "3 ranges were still open",
-        "42 of 1,713 operations lie in no step",
+        "42 of 1,713 operations are in no step",
         "900 of 1713 operations were launched where no layer was open",
         "nsys dropped 3 events; record less at once",
         "3 ranges were still open",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import lzma
 import re
 from collections import Counter
@@ -11,11 +12,13 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
+from rich.text import Text
 
 import nvprof_kit
 from nvprof_kit._api.sources import open_ncu, open_snapshot, open_timers
-from nvprof_kit._report.text.grid import Grid
-from nvprof_kit._report.text.terminal import print_to
+from nvprof_kit._report.text.table.grid import Grid
+from nvprof_kit._report.text.table.terminal import print_to
+from nvprof_kit._report.warnings import in_order
 from nvprof_kit._results.base import Result
 
 DATA = Path(__file__).parents[2] / "data"
@@ -56,9 +59,12 @@ ANSWERS: dict[str, Callable[[Path], Result]] = {
     "flops": lambda _: opened("flops/llama12-2024.2").flops(),
     "breakdown": lambda _: opened("hooks-ddp-2024.2").breakdown(),
     "summary": lambda _: opened("slow-operators-2024.2").summary(),
+    "flops unfolded": lambda _: opened("flops/llama12-2024.2").flops().selected(fold=False),
     "metrics": lambda _: opened("metrics/llama-2023.4").metrics(),
+    "metrics folded": lambda _: opened("metrics/llama-2023.4").metrics().selected(fold=True),
     "ncu layers": _ncu,
     "ncu plan": lambda _: nvprof_kit.open(DATA / "ncu" / "run-2023.4.sqlite.xz").ncu_plan(),
+    "ranks": lambda _: nvprof_kit.open_job(sorted((DATA / "ranks").glob("ddp-layer*.sqlite.xz"))).answer(),
     "diff": lambda _: opened("eager-2024.2").diff(opened("slow-2024.2"), anyway=True),
     "advise": lambda _: opened("slow-2024.2").advise(),
     "timers": _timers,
@@ -115,6 +121,35 @@ def test_every_figure_that_is_shown_is_whole(
         for row in grid.rows:  # every figure of a column that is not named as left out
             assert not numbers("\n".join(str(row.cells[place]) for place in shown if row.cells)) - numbers(table)
         assert gone <= heads
+
+
+@pytest.mark.parametrize("width", (60, 80, 120))
+@pytest.mark.parametrize("name", ANSWERS)
+def test_no_line_is_longer_than_the_terminal(
+    name: str, width: int, answers: dict[str, Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("LINES", "40")
+    print_to(terminal := Terminal(), answers[name].parts())
+    shown = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
+    assert max(map(cell_len, shown)) <= width
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_warnings_come_once_behind_the_table_and_are_the_same_in_every_form(
+    name: str, answers: dict[str, Result]
+) -> None:
+    result, said = answers[name], list(in_order(answers[name].warnings))
+    parts = list(result.parts())
+    printed = [str(part) for part in parts if isinstance(part, Text) and str(part).startswith("! ")]
+    assert printed == [f"! {one}" for one in said]
+    last = max((place for place, part in enumerate(parts) if isinstance(part, Grid)), default=0)
+    assert all(str(part) not in printed for part in parts[:last])
+    told = json.loads(result.encode("json"))
+    assert told["warnings"] == said
+    text = result.encode("csv").decode()
+    assert not [line for line in text.splitlines() if line.startswith(("#", "!"))]
+    assert list(result.warnings_beside("csv")) == said
 
 
 def test_rows_stack_where_no_column_may_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from nvprof_kit._cli import group
-from nvprof_kit._trace.kinds import recognised
+from nvprof_kit._trace.files.kinds import recognised
 from nvprof_kit.errors import CaptureError
 
 DATA = Path(__file__).parents[2] / "data"
-NSYS = "an SQLite file, as nsys exports: `nvprof-kit layers` and its like read it"
-TRACE = "a PyTorch trace: `nvprof-kit layers` and its like read it"
+NSYS = "an SQLite file, as nsys exports: `nvprof-kit layers` and similar commands read it"
+TRACE = "a PyTorch trace: `nvprof-kit layers` and similar commands read it"
 SAID = {
     "run.sqlite": NSYS,
     "run.sqlite.xz": NSYS,

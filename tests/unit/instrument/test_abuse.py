@@ -241,11 +241,11 @@ def test_replicas_on_many_threads(sink) -> None:
 def test_no_module_is_ranged_by_two_annotations(sink) -> None:
     model = Tied()
     outer = annotate_model(model)
-    with pytest.raises(UsageError, match=r"TransformerEncoderLayer is ranged already, as layers\.0 of another"):
+    with pytest.raises(UsageError, match=r"TransformerEncoderLayer is already ranged, as layers\.0 of another"):
         annotate_model(model.layers[0])
     outer.remove()
     inner = annotate_model(model.layers[0])
-    with pytest.raises(UsageError, match=r"layers\.0 is ranged already, as TransformerEncoderLayer of another"):
+    with pytest.raises(UsageError, match=r"layers\.0 is already ranged, as TransformerEncoderLayer of another"):
         annotate_model(model)
     assert model not in state.annotated
     beside = annotate_model(model, select=["embed", "head"])

@@ -90,7 +90,7 @@ def test_lightning(heard: Outline) -> None:
 
 
 def test_fabric(heard: Outline) -> None:
-    from nvprof_kit.integrations.loop import _end_running
+    from nvprof_kit.integrations._host.loop import _end_running
 
     run("fabric_loop")
     _end_running()  # as the process's end does

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, dataloader
 
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit.errors import UsageError
-from nvprof_kit.integrations.loop import HostLoop, listens
+from nvprof_kit.integrations._host.loop import HostLoop, listens
 
 
 def small() -> nn.Sequential:
@@ -144,9 +144,9 @@ def test_what_fails_inside_is_one_warning(heard: Outline, monkeypatch: pytest.Mo
     model = small()
     loop = begun(model)
     monkeypatch.setattr(HostLoop, "_ensure_step", lambda _self: 1 / 0)
-    with pytest.warns(UserWarning, match="gives up, the run goes on.*ZeroDivisionError") as caught:
+    with pytest.warns(UserWarning, match="stops, the run continues.*ZeroDivisionError") as caught:
         train(model, loop, steps=3)
-    assert len([one for one in caught if "gives up" in str(one.message)]) == 1
+    assert len([one for one in caught if "stops, the run" in str(one.message)]) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(model, loop)
@@ -155,7 +155,7 @@ def test_what_fails_inside_is_one_warning(heard: Outline, monkeypatch: pytest.Mo
 def test_hooks_that_cannot_be_installed_are_one_warning(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(dataloader._BaseDataLoaderIter, "__next__")
     model = small()
-    with pytest.warns(UserWarning, match="gives up, the run goes on"):
+    with pytest.warns(UserWarning, match="stops, the run continues"):
         loop = begun(model)
     model(torch.randn(2, 4)).sum().backward()
     loop.end()

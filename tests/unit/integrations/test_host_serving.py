@@ -17,7 +17,8 @@ import torch
 from support.outline import Outline
 from torch import nn
 
-from nvprof_kit.integrations import megatron, serving, sglang, vllm
+from nvprof_kit.integrations import megatron, sglang, vllm
+from nvprof_kit.integrations._host import serving
 from nvprof_kit.integrations.factory import fabric_callbacks, lightning_callbacks
 
 

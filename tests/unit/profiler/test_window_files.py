@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from nvprof_kit._profiler.files import WindowFiles
-from nvprof_kit._report.text import layer_profile, terminal
+from nvprof_kit._report.text import layer_profile
+from nvprof_kit._report.text.table import terminal
 
 
 def test_a_log_that_ends_half_way_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from support.nsys_file import NsysFile
 
 from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._report.plain import csv_cell, plain
-from nvprof_kit._trace import packed
+from nvprof_kit._trace.files import packed
 from nvprof_kit._trace.ncu.open import open_ncu
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import NSYS_SOURCES, OPS
@@ -143,7 +143,7 @@ def test_reader_threads_import_nothing(tmp_path: Path) -> None:
     path = capture(tmp_path / "a.sqlite")
     program = (
         "import sys\nfrom pathlib import Path\nfrom nvprof_kit._trace.nsys import ops, tables\n"
-        "from nvprof_kit._trace.sqlite import Database\n"
+        "from nvprof_kit._trace.files.sqlite import Database\n"
         f"db = Database(Path({str(path)!r}))\nbefore = set(sys.modules)\n"
         "ops.read_ops(db, ('name', 'mangled', 'host_memory', 'bytes', 'grid_x'))\ntables.read_launches(db)\n"
         "print(sorted(one for one in set(sys.modules) - before if not one.startswith('encodings')))"

@@ -1,4 +1,4 @@
-/* Errors that are kept, and questions about the calling thread. */
+/* Saving errors, and state of the calling thread. */
 #include "ranges.h"
 
 struct Answers answers;

@@ -1,4 +1,4 @@
-/* A range around a with block or around calls; reusable, and nestable in itself. */
+/* A range around a with block or around calls; reusable and reentrant. */
 #include "ranges.h"
 
 static PyObject *owner_of(Block *self) { return self->owner == NULL ? (PyObject *)self : self->owner; }
@@ -39,7 +39,7 @@ static void Block_dealloc(Block *self) {
     Py_TYPE(self)->tp_free(self);
 }
 
-/* Open the block's range; 1 if this is inside a running backward pass and makes a difference. */
+/* Open the block's range; returns 1 if a running backward pass makes it a recompute. */
 static int open_block(const Place *place, Block *self) {
     long long task = -1;
     if (self->recompute != self->range && ask_task(&task) < 0) {
@@ -103,7 +103,7 @@ static int follow_call(Here *here, Block *self, PyObject *const *values, Py_ssiz
         Frame *outer = frame_at(here, here->count - 1);
         if (outer == NULL) {
             done = -1;
-        } else if (!(recomputes && outer == outside)) { /* else they are of the graph that is run backward */
+        } else if (!(recomputes && outer == outside)) { /* else they belong to the graph that is run backward */
             done = mark(outer, nodes, false);
         }
         if (done == 0 && outer == outside && (given = by_identity(nodes)) == NULL) {
@@ -122,7 +122,7 @@ static int follow_call(Here *here, Block *self, PyObject *const *values, Py_ssiz
             open->follows = true;
             open->backward = Py_NewRef(self->backward);
             open->given = Py_XNewRef(given);
-            Py_XDECREF(before[0]); /* whose end may run Python, and move what is open */
+            Py_XDECREF(before[0]); /* its destructor may run Python and change the open ranges */
             Py_XDECREF(before[1]);
         }
     }
@@ -130,7 +130,7 @@ static int follow_call(Here *here, Block *self, PyObject *const *values, Py_ssiz
     return done;
 }
 
-/* The owner's innermost range, if that is a followed call's. */
+/* The owner's innermost range, if it belongs to a followed call. */
 static Open *followed(Here *here, PyObject *owner) {
     Py_ssize_t index = find(here, owner);
     return index < 0 || !here->open[index].follows ? NULL : &here->open[index];
@@ -144,8 +144,8 @@ static int end_call(Here *here, Block *self, PyObject *outputs) {
     if (ask_sequence(&sequence) < 0) {
         return -1;
     }
-    Open *open = followed(here, owner_of(self)); /* looked at anew, as Python may have answered */
-    if (open == NULL || (open->frame == NULL && open->begin == sequence)) { /* nothing was made in it */
+    Open *open = followed(here, owner_of(self)); /* looked up again: Python code may have run */
+    if (open == NULL || (open->frame == NULL && open->begin == sequence)) { /* no autograd node was created in it */
         return 0;
     }
     Frame *frame = frame_at(here, open - here->open);
@@ -162,7 +162,7 @@ static int end_call(Here *here, Block *self, PyObject *outputs) {
     return done;
 }
 
-/* End the block's innermost call, and close its range whatever happens. */
+/* End the block's innermost call; closes its range even on error. */
 static int end_at(const Place *place, Block *self, PyObject *outputs) {
     Raised raised = {NULL, NULL, NULL};
     int done = end_call(place->here, self, outputs);

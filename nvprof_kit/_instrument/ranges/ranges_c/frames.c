@@ -1,4 +1,4 @@
-/* One call of a layer, as the backward pass needs it. */
+/* One call of a layer, for the backward pass. */
 #include "ranges.h"
 
 Frame *outside;

@@ -1,8 +1,8 @@
-/* Where a thread is: its open ranges, and its place in the backward pass. */
+/* State of a thread: its open ranges, and its position in the backward pass. */
 #include "ranges.h"
 
-/* The thread's last answer to `here_now`, borrowed: good for the same thread state and the same switch, as long as no
- * Here whatever has been freed since. */
+/* The thread's last result of `here_now`, borrowed: valid for the same thread state and receiver, while no Here has
+ * been freed since. */
 static _Thread_local struct {
     uint64_t serial, freed, id;
     PyThreadState *thread;
@@ -115,7 +115,7 @@ static PyObject *Here_close_all(Here *self, PyObject *pop) {
 }
 
 static PyObject *Here_owners(Here *self, void *Py_UNUSED(closure)) {
-    PyObject *owners = PyList_New(0); /* not as long as it will be: a collection of garbage may close ranges */
+    PyObject *owners = PyList_New(0); /* not preallocated: a garbage collection may close ranges */
     for (Py_ssize_t index = 0; owners != NULL && index < self->count; index++) {
         PyObject *owner = Py_NewRef(self->open[index].owner);
         if (PyList_Append(owners, owner) < 0) {
@@ -226,7 +226,7 @@ int open_range(const Place *place, PyObject *object, PyObject *owner) {
     return called(call_held(range->push)) < 0 ? -1 : add(place->here, owner);
 }
 
-/* The call at a place among the open ranges becomes a frame now that it matters; so do those around it. */
+/* Create the frame of a call among the open ranges, and those of the enclosing calls. */
 Frame *frame_at(Here *here, Py_ssize_t index) {
     while (index >= 0 && !here->open[index].follows) {
         index--;
@@ -238,7 +238,7 @@ Frame *frame_at(Here *here, Py_ssize_t index) {
     if (call.frame != NULL) {
         return (Frame *)Py_NewRef(call.frame);
     }
-    Py_INCREF(call.owner); /* what is made may set off a collection of garbage, and that close the call */
+    Py_INCREF(call.owner); /* an allocation may trigger a garbage collection that closes the call */
     Py_INCREF(call.backward);
     Py_XINCREF(call.given);
     Frame *outer = frame_at(here, index - 1);
@@ -259,7 +259,7 @@ Frame *frame_at(Here *here, Py_ssize_t index) {
 
 static void move(Here *here, Frame *to) { Py_SETREF(here->at, (Frame *)Py_NewRef(to)); }
 
-/* Close the ranges of the call where the thread is, and go to the one around it. */
+/* Close the ranges of the thread's current call, and move to the enclosing call. */
 static int go_out(const Place *place) {
     Frame *at = (Frame *)Py_NewRef(place->here->at);
     int done = close_owner(place, (PyObject *)at);
@@ -270,7 +270,7 @@ static int go_out(const Place *place) {
     return done;
 }
 
-/* Close the ranges of the calls that are done and open those that begin, up to the target. */
+/* Close the ranges of completed calls and open those of beginning calls, up to the target. */
 static int go(const Place *place, Frame *target) {
     Here *here = place->here;
     while (here->at != target && here->at->depth >= target->depth && here->at->parent != NULL) {

@@ -3,7 +3,7 @@
 
 static const uint64_t GATHERS = UINT64_MAX;
 
-/* The stretch of the call in which a node was made: how many edges are not beyond it. */
+/* The section of the call in which a node was created: the number of edges up to it. */
 static Py_ssize_t stretch_of(const Frame *self, uint64_t number) {
     Py_ssize_t low = 0, high = self->count;
     while (low < high) {
@@ -27,7 +27,7 @@ static int number_of(PyObject *node, uint64_t *number) {
     return *number == UINT64_MAX && PyErr_Occurred() ? -1 : 0;
 }
 
-/* Whether a node made what the thread's outermost call was given; see frames_python.py. */
+/* Whether a node created an argument of the thread's outermost call; see frames_python.py. */
 static int is_given(const Frame *self, PyObject *node) {
     PyObject *key = self->given == NULL ? NULL : PyLong_FromVoidPtr(node);
     if (key == NULL) {
@@ -40,7 +40,7 @@ static int is_given(const Frame *self, PyObject *node) {
     return given;
 }
 
-/* Nodes, which may be of any Python class, by what is always theirs alone; they are held, so that it stays so. */
+/* Nodes by identity, as a Python node class may define any equality; held, so that identities stay unique. */
 PyObject *by_identity(PyObject *nodes) {
     PyObject *found = PyDict_New();
     for (Py_ssize_t index = 0; found != NULL && index < PyList_GET_SIZE(nodes); index++) {
@@ -64,7 +64,7 @@ static int mark_node(Frame *self, PyObject *node) {
     return done;
 }
 
-/* Add a number to a set that may be NULL still; 1 if it was new. */
+/* Add a number to a set, which may be NULL; returns 1 if it was new. */
 static int is_new(PyObject **set, uint64_t number) {
     PyObject *key = PyLong_FromUnsignedLongLong(number), *made = *set == NULL ? PySet_New(NULL) : NULL;
     if (key == NULL || (*set == NULL && made == NULL)) {
@@ -72,7 +72,7 @@ static int is_new(PyObject **set, uint64_t number) {
         Py_XDECREF(made);
         return -1;
     }
-    if (*set == NULL) { /* and the collection of garbage that making one may set off has made none either */
+    if (*set == NULL) { /* a garbage collection triggered by the allocation may have created it */
         *set = made;
     } else {
         Py_XDECREF(made);
@@ -143,7 +143,7 @@ static int search_node(Frame *self, Search *search, PyObject *node, Py_ssize_t o
     if (stretch != origin && ((fresh = is_new(&self->marked, number)) < 0 || (fresh && mark_node(self, node) < 0))) {
         return -1;
     }
-    if (stretch == 1) { /* behind the first stretch there is no other */
+    if (stretch == 1) { /* no section follows the first one */
         return 0;
     }
     fresh = is_new(&self->seen, number);
@@ -164,7 +164,7 @@ static int search_from(Frame *self, PyObject *node) {
     return done;
 }
 
-/* Whether a node's tensor left a call that no other call was around; with `leaves`, from now on. */
+/* Whether a node's tensor left an outermost call; with `leaves`, record that it has. */
 int has_left(PyObject *node, bool leaves) {
     PyObject *metadata = PyObject_GetAttr(node, names.metadata);
     if (metadata == NULL) {
@@ -191,7 +191,7 @@ static int mark_one(Frame *self, PyObject *node, bool ends) {
     return direct ? mark_node(self, node) : search_from(self, node);
 }
 
-/* Mark where the backward pass, coming to these nodes, enters the call's own ones. */
+/* Mark where the backward pass, arriving at these nodes, enters the call's own nodes. */
 int mark(Frame *self, PyObject *nodes, bool ends) {
     int done = 0;
     for (Py_ssize_t index = 0; done == 0 && nodes != NULL && index < PyList_GET_SIZE(nodes); index++) {

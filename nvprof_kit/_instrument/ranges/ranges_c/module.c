@@ -72,7 +72,7 @@ static PyMethodDef functions[] = {
     {NULL},
 };
 
-/* Fill the module. What it keeps is the process's: other interpreters of the process have Python emit their ranges. */
+/* Initialize the module. Its state is per process: subinterpreters use the Python implementation. */
 static int fill(PyObject *module) {
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
         PyErr_SetString(PyExc_ImportError, "only the main interpreter emits ranges from C");

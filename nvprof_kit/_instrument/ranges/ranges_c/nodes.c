@@ -1,4 +1,4 @@
-/* Which autograd nodes made the tensors in a value; tensors.py does it for what is no tensor and no short tuple. */
+/* The autograd nodes of the tensors in a value; tensors.py handles values other than tensors and short tuples. */
 #include "ranges.h"
 
 static int add_node(PyObject *tensor, PyObject **nodes) {
@@ -31,7 +31,7 @@ static int add_tensor(PyObject *tensor, PyObject **nodes) {
     return done;
 }
 
-/* Tuples in tuples are looked through as deep as this; deeper ones, which may share parts, are left to tensors.py. */
+/* Maximum nesting depth of tuples handled here; deeper ones, which may share parts, are left to tensors.py. */
 #define DEEPEST 3
 
 static int add_nodes_in(PyObject *value, PyObject **nodes, int depth) {

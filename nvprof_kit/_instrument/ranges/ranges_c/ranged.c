@@ -1,4 +1,4 @@
-/* A function that is called inside a block. */
+/* A function that is called inside a range. */
 #include "ranges.h"
 
 typedef struct {

@@ -1,7 +1,7 @@
-/* One name that a program can be in, built once and opened many times. */
+/* One range: its attributes are built once, and it can be opened many times. */
 #include "ranges.h"
 
-/* A text as it can be written: see names.encodable. */
+/* A text that can be encoded: see names.encodable. */
 static PyObject *encodable(PyObject *text) {
     if (!PyUnicode_Check(text) || PyUnicode_IS_ASCII(text)) {
         return Py_NewRef(text);

@@ -1,8 +1,8 @@
-/* Beginning and ending ranges, calls of layers and their backward pass: ranges_python.py and frames_python.py in C.
+/* Ranges, calls of layers and their backward pass: ranges_python.py and frames_python.py in C.
  *
- * Those modules say what all of this is for; names are the same, and so is what happens, in the same order. What is rare
- * stays in Python. Whatever calls Python may come back in here, so objects in use are held, and lists looked at anew.
- * Functions that return int return -1 with an error set.
+ * Those modules explain the design; names and order of operations are the same. Rare cases stay in Python. A call into
+ * Python may reenter this code, so objects in use are referenced, and lists are read again afterwards. Functions that
+ * return int return -1 with an error set.
  */
 #ifndef NVPROF_KIT_RANGES_H
 #define NVPROF_KIT_RANGES_H
@@ -20,8 +20,8 @@
 #define INTERFACE 3 /* as in ranges_python.py */
 #define MEMBER(type, name, flags) {#name, T_OBJECT, offsetof(type, name), flags, NULL}
 
-/* module.c: where ranges go now, NULL: nowhere; `local` says that each thread alone sets its `thread.here`, and `serial`
- * tells one switch from another. And names of attributes. */
+/* module.c: the current receiver of ranges, or NULL; `local`: each thread sets its own `thread.here`; `serial`: counts
+ * the changes of the receiver. And names of attributes. */
 extern struct Now {
     PyObject *backend, *thread, *pop;
     bool local;
@@ -33,7 +33,7 @@ extern struct Names {
         *next_functions, *left;
 } names;
 
-/* answers.c: what answers questions about the calling thread, and what following the backward pass needs, which is NULL
+/* answers.c: functions about the calling thread, and what following the backward pass needs, which is NULL
  * until there is a torch. */
 extern struct Answers {
     PyObject *task, *grad, *sequence;
@@ -45,31 +45,31 @@ int ask_task(long long *task);
 int ask_sequence(uint64_t *sequence);
 int ask_grad(void);
 
-/* An error that is kept while something else is called. */
+/* An error that is saved during another call. */
 typedef struct {
     PyObject *kind, *error, *traceback;
 } Raised;
 
 Raised put_by(void);
-void put_back(Raised raised); /* in place of an error raised since, if there was one before */
+void put_back(Raised raised); /* replaces an error raised since, if one was saved */
 int called(PyObject *result); /* drop the result of a call */
-PyObject *call_held(PyObject *function); /* call what may be replaced meanwhile */
+PyObject *call_held(PyObject *function); /* call a function that may be replaced during the call */
 PyObject *call_held_with(PyObject *function, PyObject *argument);
 
-/* nodes.c: add the autograd nodes that made the tensors in a value to a list, which is made when needed. */
+/* nodes.c: add the autograd nodes of the tensors in a value to a list, created when needed. */
 int add_nodes(PyObject *value, PyObject **nodes);
 
-/* frames.c: one call of a layer, as the backward pass needs it. */
+/* frames.c: one call of a layer, for the backward pass. */
 #define FEW 8
 
 typedef struct Frame {
     PyObject_HEAD
     PyObject *layer, *backward;
-    struct Frame *parent; /* NULL: the frame around every call */
+    struct Frame *parent; /* NULL: the root frame */
     Py_ssize_t depth;
     uint64_t *edges, few[FEW];
     Py_ssize_t count, room;
-    PyObject *seen, *marked; /* sets, made when needed */
+    PyObject *seen, *marked; /* sets, created when needed */
     PyObject *given;         /* nodes by identity, or NULL */
 } Frame;
 
@@ -81,16 +81,16 @@ PyObject *Frame_reach(Frame *self, PyObject *grads); /* here.c */
 int add_edge(Frame *self, uint64_t number);
 int end_frame(Frame *self, PyObject *nodes, uint64_t sequence);
 
-/* marks.c: mark where the backward pass, coming to these nodes, enters the call's own ones. */
+/* marks.c: mark where the backward pass, arriving at these nodes, enters the call's own nodes. */
 int mark(Frame *self, PyObject *nodes, bool ends);
 PyObject *by_identity(PyObject *nodes);
-int has_left(PyObject *node, bool leaves); /* whether it left a call with none around; with `leaves`, from now on */
+int has_left(PyObject *node, bool leaves); /* whether it left an outermost call; with `leaves`, record that it has */
 
-/* here.c: where a thread is. */
+/* here.c: state of a thread. */
 typedef struct {
     PyObject *owner, *backward;
-    Frame *frame; /* of a call that is followed, made once it matters */
-    PyObject *given; /* of an outermost call: the nodes that made its arguments, by identity, or NULL */
+    Frame *frame; /* of a followed call, created when needed */
+    PyObject *given; /* of an outermost call: the nodes of its arguments, by identity, or NULL */
     uint64_t begin;
     bool follows;
 } Open;
@@ -106,18 +106,18 @@ typedef struct {
 
 extern PyTypeObject HereType;
 
-/* Where ranges go, and where the calling thread is: held, as whatever calls Python may see another switch. */
+/* The receiver of ranges and the state of the calling thread; referenced, as Python code may change the receiver. */
 typedef struct {
     PyObject *backend, *pop;
     Here *here;
 } Place;
 
-int take_place(Place *place); /* only while ranges are emitted */
+int take_place(Place *place); /* valid only while ranges are emitted */
 void leave_place(Place *place);
 int open_range(const Place *place, PyObject *range, PyObject *owner);
 int close_owner(const Place *place, PyObject *owner);
 Py_ssize_t find(const Here *self, PyObject *owner);
-Frame *frame_at(Here *self, Py_ssize_t index); /* of the innermost followed call from there outwards, a new reference */
+Frame *frame_at(Here *self, Py_ssize_t index); /* of the innermost followed call at or outside index, a new reference */
 
 /* blocks.c, ranges.c and module.c */
 typedef struct {

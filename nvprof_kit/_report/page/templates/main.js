@@ -35,7 +35,7 @@ tabs.forEach((tab, index) => tab.addEventListener("click", () => {
   follow();
 }));
 
-// #capture=1&layer=model.layers.3&step=12&time=1200-1500&search=mlp; times are ns since the capture's zero
+// #capture=1&layer=model.layers.3&step=12&time=1200-1500&search=mlp; times are ns since the start of the capture
 async function follow() {
   const asked = address.read();
   const index = Math.min(Math.max(Number(asked.get("capture")) || 0, 0), sheets.length - 1);

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 from support.nsys_file import NsysFile
 
-from nvprof_kit._analysis.advise.advise import OPTIONAL, RULES, AdviseResult, advise
-from nvprof_kit._analysis.advise.evidence import Finding
+from nvprof_kit._analysis.advise.advise import FINDERS, OPTIONAL, AdviseResult, advise
+from nvprof_kit._findings import RULES, Finding
 from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
@@ -170,7 +170,8 @@ def findings(tmp_path: Path, rule: str, bad: bool) -> list[Finding]:
 
 
 def test_every_rule_has_its_captures() -> None:
-    assert [*SCENES, "gpu-metrics"] == [*RULES]
+    assert [*SCENES, "gpu-metrics"] == [*FINDERS]
+    assert {*FINDERS} < {*RULES}
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_a_capture_that_triggers_it(tmp_path: Path, rule: str) -> None:
     assert 0 < finding.saves_ns <= 2_000_000 or rule == "rank-wait"
     assert finding.confidence in {"high", "medium", "low"} and finding.refuted_by
     assert 0 <= finding.start_ns < finding.end_ns
-    assert finding.advice and finding.title
+    assert finding.fix and finding.title
 
 
 @pytest.mark.parametrize("rule", SCENES)
@@ -342,7 +343,7 @@ def test_unequal_steps_of_several_gpus_are_one_finding(tmp_path: Path) -> None:
 def test_every_finding_has_a_real_capture() -> None:
     (mark,) = [one for one in test_real_captures.pytestmark if one.name == "parametrize"]
     # slow steps of the real captures are warm-up, or come from loading; none of them noted Python's garbage
-    assert set(RULES) - {"unstable-step", "gc"} == set().union(*(has for _, has, _ in mark.args[1]))
+    assert set(FINDERS) - {"unstable-step", "gc"} == set().union(*(has for _, has, _ in mark.args[1]))
 
 
 def test_the_slow_layer_is_named() -> None:

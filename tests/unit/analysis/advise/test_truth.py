@@ -45,7 +45,7 @@ def test_nothing_is_per_step_or_for_training_where_there_is_none(tmp_path: Path)
     for number in range(100):
         file.kernel(20_000 * number, 20_000 * number + 2_000, launched=(19_000 * number, 19_000 * number + 1_000))
     findings = advise(open_capture(file.write(), optional=OPTIONAL)).findings
-    text = " ".join(f"{one.evidence} {one.advice}" for one in findings)
+    text = " ".join(f"{one.evidence} {one.fix}" for one in findings)
     assert text and "per step" not in text and "optimizer" not in text
 
 

@@ -94,7 +94,7 @@ def test_what_is_no_range_of_steps(text: str) -> None:
 
 
 def test_steps_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="none of the steps asked for is in it; it has 2 steps, 0 to 1"):
+    with pytest.raises(UsageError, match="none of the requested steps is in it; it has 2 steps, 0 to 1"):
         layers(steps_of(tmp_path, (100, 100)), LayersOptions(steps=StepOptions.parse("7:9")))
 
 

@@ -165,7 +165,7 @@ def test_first_steps_can_be_left_out(tmp_path: Path) -> None:
     # of two steps both are needed
     two = opened(capture(tmp_path / "two.sqlite", (100, 101)))
     assert diff(two, two).base_steps == 2
-    with pytest.raises(UsageError, match="none of the steps asked for is in it; it has 7 steps, 0 to 6"):
+    with pytest.raises(UsageError, match="none of the requested steps is in it; it has 7 steps, 0 to 6"):
         diff(base, base, options=DiffOptions(StepOptions(skip=9), anyway=True))
 
 

@@ -62,7 +62,7 @@ def test_a_block_unlike_its_equals_keeps_its_row_and_those_of_its_parts() -> Non
         ("model.layers.3", 1, 150, "forward +50 %"),
         ("model.layers.3.mlp", 1, 50, ""),
     ]
-    names = dict(zip(tree["layer"], fold(tree).names, strict=True))
+    names = {layer: fold(tree).folding(tree).into.get(layer, "") for layer in tree["layer"]}
     assert names["model"] == names["model.layers.3"] == ""
     assert names["model.layers.4.mlp"] == "model.layers.0-2,4-9.mlp"
 
@@ -182,7 +182,7 @@ def test_no_row_and_no_nanosecond_is_lost(times: list[tuple[int, int, bool]], le
     tree = made(*rows)
     folded = fold(tree, least)
     assert folded.tree["count"].sum() == len(tree)
-    assert len(folded.names) == len(tree)
+    assert set(folded.folding(tree).unlike) == set(tree["layer"]) - {NO_LAYER}
     for column in ("calls", "forward_ns", "backward_ns", "total_ns"):
         for depth in (0, 1):
             kept, all_of_it = (one[one["depth"] == depth][column].sum() for one in (folded.tree, tree))

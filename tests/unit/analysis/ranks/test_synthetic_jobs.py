@@ -9,7 +9,7 @@ import pytest
 from support.synthetic_job import KINDS, Fault, SyntheticJob, misjudged, play, random_job, write_maps
 
 from nvprof_kit import open_job
-from nvprof_kit._analysis.ranks import waits
+from nvprof_kit._analysis.ranks.waits import waits
 from nvprof_kit._api.job import Job
 
 

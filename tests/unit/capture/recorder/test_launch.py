@@ -35,8 +35,8 @@ def test_parse_python(line: str, interpreter: str, target: str, arguments: str) 
     ("line", "message"),
     [
         ("", "no program to record"),
-        ("torchrun train.py", "torchrun is no Python interpreter"),
-        ("./train.py", "./train.py is no Python interpreter"),
+        ("torchrun train.py", "torchrun is not a Python interpreter"),
+        ("./train.py", "./train.py is not a Python interpreter"),
         ("python", "`python` names no program"),
         ("python -u", "`python -u` names no program"),
         ("python -", "`python -` names no program"),

@@ -110,7 +110,7 @@ def test_one_recording_at_a_time(tmp_path: Path) -> None:
 
 def test_not_inside_pytorchs_own_profiler(tmp_path: Path) -> None:
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-    with profiler, pytest.raises(UsageError, match="PyTorch's profiler is running already"):
+    with profiler, pytest.raises(UsageError, match="PyTorch's profiler is already running"):
         nvprof_kit.record(tmp_path / "a.json").__enter__()
 
 

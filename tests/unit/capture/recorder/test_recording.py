@@ -87,7 +87,7 @@ def test_a_trace_that_exists_is_replaced_only_by_force(tmp_path: Path) -> None:
     done = recorded(tmp_path, STEPS)
     assert (done.returncode, told(done)[0]) == (
         2,
-        f"nvprof-kit: {tmp_path}/run.json exists; give another name by -o, or --force to replace it",
+        f"nvprof-kit: {tmp_path}/run.json exists; choose another name with -o, or replace it with --force",
     )
     assert (tmp_path / "run.json").read_text() == "mine"
     assert recorded(tmp_path, STEPS, "--force").returncode == 0
@@ -117,7 +117,7 @@ def test_a_limit_of_time_ends_a_program_without_steps(tmp_path: Path) -> None:
     program = "import time, torch\nfor _ in range(150): torch.ones(2) + 1; time.sleep(0.01)\nprint('done')"
     done = recorded(tmp_path, program, "--limit", "0.3")
     assert done.stdout == "done\n"
-    assert told(done)[0] == "nvprof-kit record: the recording ended after 0.3 s, as --limit says; the program goes on"
+    assert told(done)[0] == "nvprof-kit record: the recording ended after 0.3 s, as --limit says; the program continues"
     names = [event.get("name") for event in json.loads((tmp_path / "run.json").read_text())["traceEvents"]]
     assert 0 < names.count("aten::ones") < 150
 

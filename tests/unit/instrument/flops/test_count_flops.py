@@ -348,7 +348,7 @@ def test_what_cannot_be_counted_is_refused_before_it_runs(tmp_path: Path) -> Non
         pass
     with (
         nvprof_kit.count_flops(tmp_path / "a.json"),
-        pytest.raises(UsageError, match="counted already"),
+        pytest.raises(UsageError, match="already counting"),
         nvprof_kit.count_flops(tmp_path / "b.json"),
     ):
         pass

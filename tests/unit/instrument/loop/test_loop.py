@@ -76,7 +76,7 @@ def test_optimizer(sink) -> None:
     optimizer.step()
     assert sink.lines == ["optimizer"]
     assert sink.ranges[0].category is Category.PHASE
-    with pytest.raises(UsageError, match="SGD is annotated already"):
+    with pytest.raises(UsageError, match="SGD is already annotated"):
         annotate_optimizer(optimizer)
     state.deactivate()
     assert len(optimizer._optimizer_step_pre_hooks) == 0

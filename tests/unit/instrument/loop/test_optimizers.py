@@ -177,9 +177,9 @@ def test_a_pipeline_of_modules(sink) -> None:
     unet(encoder(torch.ones(1, 2))).sum().backward()
     assert sink.lines[:4] == ["text_encoder", "  text_encoder.0", "  text_encoder.1", "unet"]
     assert "unet backward" in sink.lines
-    with pytest.raises(UsageError, match="annotated already"):
+    with pytest.raises(UsageError, match="already annotated"):
         annotate_model(pipeline)
-    with pytest.raises(UsageError, match="ranged already, as unet"):
+    with pytest.raises(UsageError, match="already ranged, as unet"):
         annotate_model(unet)
     handle.remove()
     with annotate_model(pipeline, select="unet.*") as handle:

@@ -136,5 +136,5 @@ def test_what_is_no_schedule_is_refused_in_one_line(asked: str) -> None:
 
 
 def test_negative_numbers_are_refused() -> None:
-    with pytest.raises(UsageError, match="wait=-1 is no whole number from 0 on"):
+    with pytest.raises(UsageError, match="wait=-1 is not an integer >= 0"):
         Schedule(wait=-1)

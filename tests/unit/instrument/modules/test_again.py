@@ -63,5 +63,5 @@ def test_options_that_fail_leave_the_model_annotated(notebook) -> None:
 
 def test_a_program(sink) -> None:
     net = model()
-    with annotate_model(net), pytest.raises(UsageError, match="annotated already"):
+    with annotate_model(net), pytest.raises(UsageError, match="already annotated"):
         annotate_model(net)

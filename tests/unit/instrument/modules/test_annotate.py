@@ -110,7 +110,7 @@ def test_usage_errors() -> None:
         with pytest.raises(UsageError):
             annotate_model(net, **options)
     handle = annotate_model(net)
-    with pytest.raises(UsageError, match="annotated already"):
+    with pytest.raises(UsageError, match="already annotated"):
         annotate_model(net)
     handle.remove()
     handle.remove()

@@ -290,7 +290,7 @@ def test_category(sink):
     with layer_range("all_reduce", category="comm"):
         pass
     assert sink.ranges[0].category is Category.COMM
-    with pytest.raises(UsageError, match="'colour' is no category"):
+    with pytest.raises(UsageError, match="'colour' is not a category"):
         layer_range("x", category="colour")
 
 

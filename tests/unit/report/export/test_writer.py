@@ -164,4 +164,4 @@ def test_a_full_stdout_is_one_line(run: Path, form: str) -> None:
         words = [sys.executable, "-m", "nvprof_kit", "layers", str(run), "--format", form]
         done = subprocess.run(words, check=False, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
-    assert done.stderr == "nvprof-kit: stdout: cannot write it: No space left on device; the answer is not whole\n"
+    assert done.stderr == "nvprof-kit: stdout: cannot write it: No space left on device; the output is incomplete\n"

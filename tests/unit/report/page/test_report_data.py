@@ -16,15 +16,15 @@ import pytest
 from support.layers_result import MS, layers_result
 from support.nsys_file import NsysFile
 
-from nvprof_kit._analysis.advise import evidence as analysed
 from nvprof_kit._analysis.advise.advise import OPTIONAL, AdviseResult, advise
 from nvprof_kit._analysis.attribution.attribution import attribute
 from nvprof_kit._analysis.timeline import Timeline, timeline
 from nvprof_kit._cli import main
+from nvprof_kit._findings import Finding
 from nvprof_kit._report.page.data import (
     ClassTimes,
-    Finding,
     Headline,
+    Linked,
     Sheet,
     changes,
     headlines,
@@ -204,7 +204,7 @@ def test_findings_link_to_what_the_page_shows(tmp_path: Path) -> None:
     trace = open_capture(file.write(), optional=("name", "stream"))
     kinds = [("a", "forward", 10_100, 10_200), ("(none)", "data", 40_010, 40_020), ("gone", "", 90_000, 90_001)]
     findings = tuple(
-        analysed.Finding("rule", f"title {layer}", "numbers", layer, phase, start, end, 5_000_000, "do it")
+        Finding("copies", f"title {layer}", "numbers", layer, phase, start, end, 5_000_000, "do it")
         for layer, phase, start, end in kinds
     )
     found = AdviseResult(findings, 50_000_000, 5, 1, (), trace.info)
@@ -223,7 +223,11 @@ def test_findings_link_to_what_the_page_shows(tmp_path: Path) -> None:
         ("", None),
     ]
     first = sheet.findings[0]
-    assert (first.saving, first.detail, first.advice) == ("at most 1.000 ms per step, 10.0 %", "numbers", "do it")
+    assert (first.saving, first.finding.evidence, first.finding.fix) == (
+        "at most 1.000 ms per step, 10.0 %",
+        "numbers",
+        "do it",
+    )
     # over two GPUs the same is half of it for each
     of_two = sheet_of(trace, None, replace(found, gpus=2)).findings[0]
     assert of_two.saving == "at most 0.500 ms per step and GPU, 10.0 %"
@@ -246,7 +250,7 @@ def test_long_names_say_how_long_they_were() -> None:
 
 def test_the_page_is_one_file_whose_own_script_alone_may_run(sheet: Sheet) -> None:
     evil = "</script><script>alert(1)</script>"
-    finding = Finding(evil, detail='"><img>', saving="3 ms", layer="model.layers.0", window=(12, 34))
+    finding = Linked(Finding("copies", evil, '"><img>'), saving="3 ms", layer="model.layers.0", window=(12, 34))
     page = report_page([replace(sheet, findings=[finding], classes=ClassTimes({evil: 5}, (evil,)))])
     text = page.decode()
     assert re.findall("<script[^>]*>", text) == ['<script type="application/json" id="data">', "<script>"]

@@ -9,7 +9,7 @@ from support.layers_result import MS, layers_result, rows_by_step
 
 from nvprof_kit._report.text.layers import LayersView
 from nvprof_kit._report.text.layers_by_step import MAX_STEPS, layers_by_step, layers_by_step_report
-from nvprof_kit._report.text.terminal import print_to
+from nvprof_kit._report.text.table.terminal import print_to
 
 
 def test_children_are_in_their_parents_and_the_steps_in_order() -> None:
@@ -44,7 +44,7 @@ def test_report() -> None:
         "\n"
         "total              20.00   19.00     1.00\n"
         "\n"
-        "Milliseconds of GPU time in each step, all phases together; a layer's hold its children's.\n"
+        "Milliseconds of GPU time in each step, all phases together; a layer's include its children's.\n"
         "! nsys dropped 3 events; record less at once\n"
     )
 
@@ -55,4 +55,4 @@ def test_many_steps_say_how_many_are_left_out() -> None:
     text = printed(rows=rows.reset_index(drop=True))
     assert "step 7" in text
     assert "step 8" not in text
-    assert "3 more columns are left out here; -o FILE.csv holds every step." in text
+    assert "3 more columns are left out here; -o FILE.csv has all steps." in text

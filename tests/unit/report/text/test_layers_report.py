@@ -9,7 +9,7 @@ import pytest
 from support.layers_result import MS, layers_result, tree
 
 from nvprof_kit._report.text.layers import LayersView, Line, layers_lines, layers_report, total_line
-from nvprof_kit._report.text.terminal import print_to
+from nvprof_kit._report.text.table.terminal import print_to
 
 
 def times(forward: str = "", backward: str = "", recompute: str = "") -> dict[str, str]:
@@ -92,7 +92,7 @@ def test_how_the_owner_was_told_where_it_was_not_always_the_launch() -> None:
     result = layers_result()
     by_how = {"launch": 10 * MS, "graph node": 30 * MS - 1, "none": 1}
     text = printed(replace(result, summary=replace(result.summary, by_how=by_how)))
-    assert "Owner told by: launch 25.0 %, graph node 75.0 %, none <0.001 %" in text
+    assert "Attributed by: launch 25.0 %, graph node 75.0 %, none <0.001 %" in text
 
 
 def test_an_empty_capture() -> None:
@@ -128,6 +128,6 @@ model                 1     6.00      9.00  15.00   75.0 %  ██████�
 
 total                       7.00      9.00  20.00  100.0 %
 
-Milliseconds per step of GPU time; a layer's hold its children's. CPU is the time its ranges were open on the CPU.
+Milliseconds per step of GPU time; a layer's include its children's. CPU is the time its ranges were open on the CPU.
 ! nsys dropped 3 events; record less at once
 """

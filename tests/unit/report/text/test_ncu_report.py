@@ -12,8 +12,8 @@ from nvprof_kit._analysis.ncu.layers import COLUMNS, NcuLayersResult
 from nvprof_kit._analysis.ncu.roofline import Roofline
 from nvprof_kit._report.plots.roofline import roofline_figure
 from nvprof_kit._report.text.ncu import header, ncu_layers_lines, ncu_layers_report, scaled
-from nvprof_kit._report.text.terminal import print_to
-from nvprof_kit._report.text.units import short_kernel
+from nvprof_kit._report.text.table.terminal import print_to
+from nvprof_kit._report.text.table.units import short_kernel
 
 NOTHING = dict.fromkeys(COLUMNS, np.nan) | {"stall": None, "launches": 1, "covered": 0.5}
 
@@ -35,7 +35,6 @@ def result(capture: str = "run.sqlite", **more: object) -> NcuLayersResult:
         warnings=("look out",),
         path="plan.csv",
         capture=capture,
-        parents={"m.0": "", "m.0.mlp": "m.0"},
     )
 
 
@@ -53,10 +52,6 @@ def test_lines() -> None:
         "why": "because",
     }
     assert second.cells["compute"] == ""
-
-
-def test_depth_hides_what_is_nested() -> None:
-    assert [line.label for line in ncu_layers_lines(result(), depth=1)] == ["m.0", "(none)"]
 
 
 def test_header_states_the_covered_share() -> None:

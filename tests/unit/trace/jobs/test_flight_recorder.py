@@ -171,14 +171,14 @@ class Nasty:
     ("content", "message"),
     [
         (pickle.dumps({"version": "2.10", "entries": [Nasty()]}), "nothing in it was run"),
-        (pickle.dumps({"segments": [], "device_traces": []}), "no dump of PyTorch's Flight Recorder"),
-        (pickle.dumps({"version": "2.10", "entries": [1]}), "no dump of PyTorch's Flight Recorder"),
+        (pickle.dumps({"segments": [], "device_traces": []}), "not a dump of PyTorch's Flight Recorder"),
+        (pickle.dumps({"version": "2.10", "entries": [1]}), "not a dump of PyTorch's Flight Recorder"),
         (pickle.dumps({"version": "2.10", "entries": [{}]}), "KeyError 'profiling_name'"),
-        (pickle.dumps({"version": "2.10", "entries": [entry(time_created_ns=1 << 70)]}), "cannot be understood"),
+        (pickle.dumps({"version": "2.10", "entries": [entry(time_created_ns=1 << 70)]}), "invalid entries"),
         (pickle.dumps({"version": "2.10", "entries": []})[:-9], "pickle data was truncated"),
         (b"", "not a pickle, or a damaged one"),
         (b'{"version": "2.10", "entr', "damaged JSON"),
-        (json.dumps({"version": "2.10"}).encode(), "no dump of PyTorch's Flight Recorder"),
+        (json.dumps({"version": "2.10"}).encode(), "not a dump of PyTorch's Flight Recorder"),
     ],
 )
 def test_what_is_no_dump(content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,9 +115,9 @@ def test_tensor_parallel_of_a_newer_plug_in(tmp_path: Path) -> None:
     [
         ("", "an empty file"),
         (line()[:40], "no whole line"),
-        ("no json\n", "no log of the NCCL inspector"),
-        (line() + '{"a": 1}\n', "line 2 is none"),
-        (line(coll_sn="four"), "no log of the NCCL inspector"),
+        ("no json\n", "not a log of the NCCL Inspector"),
+        (line() + '{"a": 1}\n', "line 2 is not from"),
+        (line(coll_sn="four"), "not a log of the NCCL Inspector"),
     ],
 )
 def test_what_is_no_log(text: str, message: str, tmp_path: Path) -> None:

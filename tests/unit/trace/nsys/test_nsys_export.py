@@ -11,8 +11,8 @@ from typing import NoReturn
 import pytest
 from support.nsys_file import NsysFile
 
+from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.open import open_capture
-from nvprof_kit._trace.sqlite import Database
 from nvprof_kit.errors import CaptureError, ToolError
 
 REPORT = b"NVIDIA Tegra Profiler Report 2023@4@4@54-1v0.\n" + b"\x00" * 100

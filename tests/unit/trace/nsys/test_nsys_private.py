@@ -15,10 +15,10 @@ from support.nsys_file import NsysFile, thread
 
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._cli import group
+from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.nsys.health import read_health
 from nvprof_kit._trace.nsys.scrub import ScrubOptions, environment_names, scrub, secret_names
 from nvprof_kit._trace.open import open_capture
-from nvprof_kit._trace.sqlite import Database
 from nvprof_kit.errors import CaptureError, UsageError
 
 TOLD = [
@@ -112,7 +112,7 @@ def test_the_table_is_the_same(capture: Path, tmp_path: Path) -> None:
 def test_a_text_of_choice_goes_too(capture: Path, tmp_path: Path) -> None:
     scrub(capture, tmp_path / "clean.sqlite", ScrubOptions(also="^layers"))
     assert b"layers.0" not in (tmp_path / "clean.sqlite").read_bytes()
-    with pytest.raises(UsageError, match="no regular expression"):
+    with pytest.raises(UsageError, match="not a regular expression"):
         scrub(capture, tmp_path / "x.sqlite", ScrubOptions(also="("))
 
 

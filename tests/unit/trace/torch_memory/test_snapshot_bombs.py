@@ -13,7 +13,7 @@ import pytest
 from support.snapshot_file import SnapshotFile
 
 from nvprof_kit._cli import main
-from nvprof_kit._trace import plain_pickle
+from nvprof_kit._trace.files import plain_pickle
 from nvprof_kit._trace.torch_memory.snapshot import read_snapshot
 from nvprof_kit.errors import CaptureError
 

@@ -1,0 +1,1 @@
+"""The map of one rank: what its device and its host did between collectives."""

@@ -1,0 +1,334 @@
+"""Where the rank that came last lost its time: its device's time since the last common point, against a waiting rank's.
+
+The last common point of two ranks is the end of the last collective both took part in for which both devices had
+stopped computing: from there on both had the same start. Up to the collective's arrival each device's time is told
+without gap: computing in a layer, copying, idle for the host in a layer, waiting in another collective. What the late
+rank has more of than the waiting one is what made it late. Where that is another collective, in which the late rank
+itself waited, its causes are taken over: a chain leads to its first cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit.names import NO_LAYER, NO_PHASE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CAUSES: Mapping[str, str] = {
+    "more_kernels": "the late rank ran more kernels there",
+    "slower_kernels": "the late rank ran as many kernels there, and they took longer",
+    "host": "the late rank's device was idle: its host had not launched on",
+    "data_loading": "it was idle while its data loader worked",
+    "allocation": "it was idle while memory was allocated or freed",
+    "profiler": "it was idle while the profiler delayed the program",
+    "garbage_collection": "its host collected Python's garbage, and had not launched on",
+    "warm_up": "it was idle while its host loaded or compiled code",
+    "copy": "it copied for longer",
+    "transfer": "another collective of its moved its bytes more slowly",
+    "collective": "it was delayed by another collective of unknown cause",
+    "pipeline": "it is another pipeline stage and had its own work to do, no more than its equals",
+    "not_profiled": "there is no profile of it, only of its collectives: the reason is unknown",
+    "start_up": "its profiler had started later, or was ahead less: there is no common point before",
+    "unresolved": "less than the clock uncertainty, or no cause was found",
+}
+"""The causes of waiting."""
+
+_OF_DOING = {
+    "launch": "host",
+    "sync": "host",
+    "after_sync": "host",
+    "off_cpu": "host",
+    "unknown": "host",
+    "graph": "host",
+    "queued": "host",
+    "other": "host",
+    "dataloader": "data_loading",
+    "allocation": "allocation",
+    "profiler": "profiler",
+    "gc": "garbage_collection",
+    "warm_up": "warm_up",
+    "loading": "warm_up",
+    "copy": "copy",
+}
+TOGETHER_NS = 200_000
+"""A collective is a common point of two ranks where it ended on both within so much: a sender may be done long before
+its receiver comes."""
+
+_SHARES = ("instance", "late_rank", "cause", "layer", "phase", "share")
+
+
+class Pair(NamedTuple):
+    """Collectives with the rank that came last and one that waited, shape ``(i,)`` each.
+
+    Attributes:
+        instance: Number of the collective, ascending by arrival.
+        late, peer: The ranks.
+        late_index, peer_index: Which of the ranks' collectives it is.
+    """
+
+    instance: Int64Array
+    late: Int64Array
+    peer: Int64Array
+    late_index: Int64Array
+    peer_index: Int64Array
+
+    def among(self, instances: npt.NDArray[np.bool_]) -> Pair:
+        """Those of some instances, shape ``(m,)``."""
+        return self.where(instances[self.instance])
+
+    def where(self, mine: npt.NDArray[np.bool_]) -> Pair:
+        """Some of them, shape ``(i,)``."""
+        return Pair(*(column[mine] for column in self))
+
+
+class _Rank(NamedTuple):
+    """A rank's collectives by index, and its segments' rows."""
+
+    instance: Int64Array
+    ready: Int64Array
+    ended: Int64Array
+    gates: npt.NDArray[np.bool_]
+    a: Int64Array
+    e: Int64Array
+    queued: Int64Array
+    layer: npt.NDArray[np.object_]
+    phase: npt.NDArray[np.object_]
+    segment: Int64Array
+    rows: pd.DataFrame
+
+
+class Causes:
+    """Tells the causes of collectives.
+
+    Args:
+        points: The collectives of the ranks that are compared, with a column ``instance`` (number of the matched
+            collective, `NONE` for none).
+        segments: Their segments.
+        arrival: Aligned last arrival of each instance, shape ``(m,)``.
+        late_rank: The rank that came last in each, shape ``(m,)``.
+    """
+
+    def __init__(
+        self, points: pd.DataFrame, segments: pd.DataFrame, arrival: Int64Array, late_rank: Int64Array
+    ) -> None:
+        self._arrival, self._late = arrival, late_rank
+        groups = {rank: mine for rank, mine in segments.groupby("rank", sort=False)}
+        empty = segments.iloc[:0]
+        self._ranks = {
+            int(str(rank)): _rank(mine, groups.get(rank, empty)) for rank, mine in points.groupby("rank", sort=False)
+        }
+        self._gates: dict[tuple[int, int], tuple[Int64Array, Int64Array]] = {}
+
+    def shares(self, pairs: Pair) -> pd.DataFrame:
+        """Cause, layer and phase of each collective's waiting, with the shares, which add up to 1 for each.
+
+        Returns:
+            instance, late_rank (the one the chain leads to), cause, layer, phase, share.
+        """
+        import pandas as pd
+
+        late, since = self._windows(pairs.late, pairs.peer, pairs.late_index, pairs.peer_index)
+        peer = (since[1], self._ready(pairs.peer, pairs.peer_index))
+        known = since[0] != NONE
+        started = np.flatnonzero(known)
+        late_rows = self._rows(pairs.late[started], since[0][started], late[started], started)
+        peer_rows = self._rows(pairs.peer[started], peer[0][started], peer[1][started], started)
+        late_rows = pd.concat([late_rows, self._queued(pairs.late, pairs.late_index, started)], ignore_index=True)
+        peer_rows = pd.concat([peer_rows, self._queued(pairs.peer, pairs.peer_index, started)], ignore_index=True)
+        peer_rows[["ns", "ops"]] *= -1
+        both = pd.concat([late_rows, peer_rows], ignore_index=True)
+        both["kind"] = np.where(
+            both["doing"] == "compute", "compute", both["doing"].map(_OF_DOING).fillna("communication")
+        )
+        more = _excess(both)
+        direct, chained = self._told(more, pairs)
+        lacking = np.flatnonzero(~known)
+        unknown = np.setdiff1d(started, more["pair"].to_numpy())
+        direct = pd.concat(
+            [direct, _all_of(pairs, lacking, "start_up"), _all_of(pairs, unknown, "unresolved")], ignore_index=True
+        )
+        return _resolved(direct, chained, self._late)
+
+    def _ready(self, ranks: Int64Array, index: Int64Array) -> Int64Array:
+        return np.array(
+            [self._ranks[r].ready[i] for r, i in zip(ranks.tolist(), index.tolist(), strict=True)], dtype=np.int64
+        )
+
+    def _windows(
+        self, late: Int64Array, peer: Int64Array, late_index: Int64Array, peer_index: Int64Array
+    ) -> tuple[Int64Array, tuple[Int64Array, Int64Array]]:
+        """The segment that ends with each late rank's readiness, and those that end with the last common point."""
+        ready = self._ready(late, late_index)
+        since = np.full((2, len(late)), NONE, dtype=np.int64)
+        for place, (one, other, i, j) in enumerate(
+            zip(late.tolist(), peer.tolist(), late_index.tolist(), peer_index.tolist(), strict=True)
+        ):
+            mine, its = self._common(one, other)
+            at = int(np.searchsorted(mine, i)) - 1
+            while at >= 0 and its[at] >= j:
+                at -= 1
+            if at >= 0:
+                since[0, place] = self._ranks[one].ended[mine[at]]
+                since[1, place] = self._ranks[other].ended[its[at]]
+        return ready, (since[0], since[1])
+
+    def _common(self, one: int, other: int) -> tuple[Int64Array, Int64Array]:
+        """The collectives of two ranks that are common points, as places among each rank's, ascending."""
+        if (one, other) not in self._gates:
+            a, b = self._ranks[one], self._ranks[other]
+            _, mine, its = np.intersect1d(
+                np.where(a.instance >= 0, a.instance, -1 - np.arange(len(a.instance)) * 2),
+                np.where(b.instance >= 0, b.instance, -2 - np.arange(len(b.instance)) * 2),
+                return_indices=True,
+            )
+            together = np.abs(a.e[mine] - b.e[its]) <= TOGETHER_NS
+            if together.any():
+                mine, its = mine[together], its[together]
+            gating = a.gates[mine] & b.gates[its]
+            if gating.any():
+                mine, its = mine[gating], its[gating]
+            order = np.argsort(mine)
+            self._gates[one, other] = (mine[order], its[order])
+        return self._gates[one, other]
+
+    def _rows(self, ranks: Int64Array, since: Int64Array, until: Int64Array, pair: Int64Array) -> pd.DataFrame:
+        """What the devices did in their windows: pair, doing, layer, phase, instance (of a collective), ns, ops."""
+        import pandas as pd
+
+        parts = []
+        for rank in np.unique(ranks).tolist():
+            mine, at = np.flatnonzero(ranks == rank), self._ranks[rank]
+            low = np.searchsorted(at.segment, since[mine], side="right")
+            high = np.maximum(np.searchsorted(at.segment, until[mine], side="right"), low)
+            count = high - low
+            rows = np.repeat(low - np.concatenate(([0], np.cumsum(count)[:-1])), count) + np.arange(count.sum())
+            found = at.rows.iloc[rows]
+            collective = found["collective"].to_numpy()
+            of = np.append(at.instance, NONE)[collective]
+            waits = collective >= 0
+            parts.append(
+                pd.DataFrame(
+                    {
+                        "pair": np.repeat(pair[mine], count),
+                        "doing": found["doing"].to_numpy(),
+                        "layer": np.where(waits & (of >= 0), "", found["layer"].to_numpy()),
+                        "phase": np.where(waits & (of >= 0), "", found["phase"].to_numpy()),
+                        "instance": np.where(waits, of, NONE),
+                        "ns": found["ns"].to_numpy(),
+                        "ops": found["ops"].to_numpy(),
+                    }
+                )
+            )
+        columns = ["pair", "doing", "layer", "phase", "instance", "ns", "ops"]
+        made: pd.DataFrame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+        return made
+
+    def _queued(self, ranks: Int64Array, index: Int64Array, pairs: Int64Array) -> pd.DataFrame:
+        """From readiness to arrival: behind another collective of its stream, else on the way to the device."""
+        import pandas as pd
+
+        rows = []
+        for place in pairs.tolist():
+            at, i = self._ranks[int(ranks[place])], int(index[place])
+            ns = int(at.queued[i])
+            behind = i > 0 and int(at.e[i - 1]) > int(at.a[i]) - ns and int(at.instance[i - 1]) >= 0
+            doing, of = ("communication", int(at.instance[i - 1])) if behind else ("queued", NONE)
+            layer, phase = ("", "") if behind else (at.layer[i], at.phase[i])
+            rows.append((place, doing, layer, phase, of, ns, 0))
+        made: pd.DataFrame = pd.DataFrame.from_records(
+            rows, columns=["pair", "doing", "layer", "phase", "instance", "ns", "ops"]
+        )
+        return made
+
+    def _told(self, more: pd.DataFrame, pairs: Pair) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """The excesses as shares: those told at once, and those that another collective's causes tell."""
+        share = more["share"].to_numpy()
+        pair, doing, of = (more[name].to_numpy() for name in ("pair", "doing", "instance"))
+        pair, of = pair.astype(np.int64), of.astype(np.int64)  # without a row they are of no type
+        late = pairs.late[pair]
+        waits = doing == "communication"
+        cause = np.where(waits, "collective", more["kind"]).astype(object)
+        compute = doing == "compute"
+        cause[compute] = np.where(more["ops"].to_numpy()[compute] > 0, "more_kernels", "slower_kernels")
+        chain = waits & (of >= 0) & (of < pairs.instance[pair])
+        # where it came last itself, its own transfer took longer
+        chain &= self._late[np.where(chain, of, 0)] != late
+        cause[waits & ~chain & (of >= 0)] = "transfer"
+        frame = more.assign(
+            instance=pairs.instance[pair],
+            late_rank=late,
+            cause=cause,
+            share=share,
+            of=of,
+            layer=np.where(more["layer"] == "", NO_LAYER, more["layer"]),
+            phase=np.where(more["phase"] == "", NO_PHASE, more["phase"]),
+        )
+        return frame.loc[~chain, list(_SHARES)], frame.loc[chain, ["instance", "of", "share"]]
+
+
+def _excess(both: pd.DataFrame) -> pd.DataFrame:
+    """What the late ranks have more of, with its share: first by kind, then by place within a kind, so that what only
+    moved from one layer to the next, as gaps do, counts for nothing.
+    """
+    kinds = ["pair", "kind", "instance"]
+    net = both.groupby(kinds, sort=False)["ns"].sum().clip(lower=0).rename("net")
+    net = net[net > 0].reset_index()
+    net["of_pair"] = net["net"] / net.groupby("pair")["net"].transform("sum")
+    more = both.groupby([*kinds, "doing", "layer", "phase"], sort=False)[["ns", "ops"]].sum().reset_index()
+    more = more[more["ns"] > 0].merge(net, on=kinds)
+    more["share"] = more["of_pair"] * more["ns"] / more.groupby(kinds)["ns"].transform("sum")
+    made: pd.DataFrame = more
+    return made
+
+
+def _rank(points: pd.DataFrame, segments: pd.DataFrame) -> _Rank:
+    names = ("instance", "ready_segment", "end_segment", "gates", "a", "e", "queued_ns", "layer", "phase")
+    columns: list[Any] = [*(points[name].to_numpy() for name in names), segments["segment"].to_numpy(), segments]
+    return _Rank(*columns)
+
+
+def unresolved(pairs: Pair, cause: str = "unresolved") -> pd.DataFrame:
+    """The shares of collectives of which nothing more is told than one cause."""
+    return _all_of(pairs, np.arange(len(pairs.instance)), cause)
+
+
+def _all_of(pairs: Pair, which: Int64Array, cause: str) -> pd.DataFrame:
+    import pandas as pd
+
+    made: pd.DataFrame = pd.DataFrame(
+        {
+            "instance": pairs.instance[which],
+            "late_rank": pairs.late[which],
+            "cause": cause,
+            "layer": NO_LAYER,
+            "phase": NO_PHASE,
+            "share": 1.0,
+        }
+    )
+    return made
+
+
+def _resolved(direct: pd.DataFrame, chained: pd.DataFrame, late: Int64Array) -> pd.DataFrame:
+    """Every chain replaced by the causes of the collective it leads to, which began earlier and is told before."""
+    import pandas as pd
+
+    if not len(chained):
+        return direct
+    told: dict[int, list[tuple[int, str, str, str, float]]] = {}
+    for row in direct.itertuples(index=False):
+        told.setdefault(int(row[0]), []).append((int(row[1]), *row[2:]))
+    for instance, of, share in chained.sort_values("instance", kind="stable").itertuples(index=False):
+        before = told.get(int(of)) or [(int(late[int(of)]), "collective", NO_LAYER, NO_PHASE, 1.0)]
+        whole = sum(one[4] for one in before)
+        told.setdefault(int(instance), []).extend((*one[:4], one[4] / whole * share) for one in before)
+    rows = [(instance, *one) for instance, found in told.items() for one in found]
+    frame = pd.DataFrame.from_records(rows, columns=list(_SHARES))
+    made: pd.DataFrame = frame.groupby(list(_SHARES[:-1]), sort=False)["share"].sum().reset_index()
+    return made

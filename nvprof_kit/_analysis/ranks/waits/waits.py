@@ -1,0 +1,276 @@
+"""Who waited for whom, for how long, and why: every nanosecond of waiting has one late rank and one cause.
+
+A rank waits in a collective from its own arrival (its kernel's start, on the common clock) to the last rank's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvprof_kit._analysis.attribution.nesting import Int64Array
+from nvprof_kit._analysis.ranks.waits.causes import Causes, Pair, unresolved
+from nvprof_kit._analysis.ranks.waits.coarse import coarse_charges
+from nvprof_kit._analysis.ranks.waits.reasons import host_reasons, stage_work
+from nvprof_kit._trace.jobs.tables import SYMMETRIC, JobTables
+from nvprof_kit.names import NO_LAYER, NO_PHASE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WAIT_COLUMNS = {
+    "step": "step of the collective, -1 outside steps",
+    "collective": "its communicator, kind and number",
+    "waiting_rank": "the rank that waited",
+    "late_rank": "the rank that came last",
+    "wait_ns": "from the waiting rank's arrival to the last one's",
+    "cause": "what made the late rank late, where most of it was lost",
+    "layer": "layer in which that was",
+    "phase": "phase in which that was",
+    "cause_rank": "the rank at the end of the chain, where the late rank was itself held up by another collective",
+}
+"""The columns of the table of waits."""
+
+CHARGE_COLUMNS = {
+    "step": "step, -1 outside steps",
+    "rank": "the rank that the waiting is charged to",
+    "cause": "why",
+    "layer": "layer in which that rank lost the time",
+    "phase": "phase there",
+    "wait_ns": "time that other ranks waited for it; all rows add up to all waiting",
+    "cost_ns": "the same for one waiting rank, as far as its device did nothing else meanwhile: in the communicator "
+    "that waits most, the mean over its ranks",
+}
+"""The columns of the table of charges."""
+
+MOST = 40_000
+"""Collectives whose causes are told one by one at most; of more they are told step by step."""
+
+SHOWN = 20_000
+"""Collectives of a larger job whose waits are in the table: those that wait longest."""
+
+SHOWN_WAITS = 300_000
+"""And so many waits at most."""
+
+NO_FAULT = ("start_up", "unresolved", "pipeline")
+"""Causes for which no rank is responsible."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """The waiting of a job.
+
+    Attributes:
+        waits: A row for each wait with `WAIT_COLUMNS`, of those collectives whose causes were told.
+        charges: With `CHARGE_COLUMNS`; of all collectives.
+        total_ns: All waiting; the charges add up to it.
+        floor_ns: A shorter mean wait is not told further.
+    """
+
+    waits: pd.DataFrame
+    charges: pd.DataFrame
+    total_ns: int
+    floor_ns: int
+
+
+def find_waits(tables: JobTables, floor_ns: int) -> Waits:
+    """The waiting of a job, its collectives matched and its clocks aligned.
+
+    Args:
+        tables: The job's maps.
+        floor_ns: What the clocks tell apart.
+
+    Raises:
+        AssertionError: The charges do not add up to the waiting: a defect of this package.
+    """
+    total, few = tables.total_wait(), tables.count() <= MOST
+    found = tables.instances(-1, 0 if few else SHOWN)
+    if not few:
+        found = found[found["n"].cumsum() <= SHOWN_WAITS]
+    found = found.sort_values("arrival", kind="stable", ignore_index=True)
+    if not len(found):
+        nothing = _summed(_costed(coarse_charges(tables)))
+        return _checked(Waits(_waits(found, None), nothing, total, floor_ns))
+    found["instance"] = np.arange(len(found))
+    members = tables.members_of(found).merge(found, on=["c", "s", "k"])
+    members["wait_ns"] = _exact(members)
+    found["exposed_ns"] = _exposed(members, len(found))
+    if few:
+        shares = _told_further(_shares(tables, found, members, floor_ns), found, tables)
+        charges = _charges(shares, found)
+    else:
+        charges = coarse_charges(tables)
+        charges = host_reasons(charges.assign(cost=charges["wait_ns"] / (charges["n"] - 1).clip(lower=1)), tables)
+        shares = _of_steps(charges, found)
+    return _checked(Waits(_waits(members, shares), _summed(_costed(charges)), total, floor_ns))
+
+
+def _shares(tables: JobTables, found: pd.DataFrame, members: pd.DataFrame, floor_ns: int) -> pd.DataFrame:
+    """The causes of every collective, one by one."""
+    import pandas as pd
+
+    known = np.array(tables.profiled_ranks(), dtype=np.int64)
+    every = _pairs(members, known)
+    late, peer = (np.isin(ranks, known) for ranks in (every.late, every.peer))
+    pairs = every.where(late & peer)
+    told = found["wait_ns"].to_numpy() > floor_ns * (found["n"].to_numpy() - 1)
+    parts = [
+        _in_detail(tables, pairs.among(told), found),
+        unresolved(pairs.among(~told)),
+        unresolved(every.where(~late), "not_profiled"),
+        unresolved(every.where(late & ~peer)),
+    ]
+    made: pd.DataFrame = pd.concat([part for part in parts if len(part)], ignore_index=True)
+    return made
+
+
+def _in_detail(tables: JobTables, pairs: Pair, found: pd.DataFrame) -> pd.DataFrame:
+    """The causes of collectives of which both the late rank and one that waits have a profile."""
+    if not len(pairs.instance):
+        return unresolved(pairs)
+    ranks = np.union1d(pairs.late, pairs.peer).tolist()
+    points = tables.points(ranks).merge(found[["c", "s", "k", "instance"]], on=["c", "s", "k"], how="left")
+    points = _numbered(points.sort_values(["rank", "index"], kind="stable", ignore_index=True), len(found))
+    causes = Causes(points, tables.segments(ranks), found["arrival"].to_numpy(), found["late_rank"].to_numpy())
+    return causes.shares(pairs)
+
+
+def _told_further(shares: pd.DataFrame, found: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
+    """The shares with the reasons behind a late host, and a pipeline stage's own work apart."""
+    shares = stage_work(shares, (found["sort"] == "SendRecv").to_numpy(), tables)
+    of = shares["instance"].to_numpy()
+    cost = (found["wait_ns"] / (found["n"] - 1)).to_numpy()[of] * shares["share"].to_numpy()
+    causes = shares.assign(step=found["step"].to_numpy()[of], rank=shares["late_rank"], cost=cost)
+    told = host_reasons(causes, tables)[list(shares)]
+    keys = [name for name in shares if name != "share"]
+    made: pd.DataFrame = told.groupby(keys, sort=False)["share"].sum().reset_index()
+    return made
+
+
+def _of_steps(charges: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
+    """The causes of collectives from those of their steps: the late rank's own, else that it was itself held up."""
+    top = charges.sort_values("wait_ns", ascending=False, kind="stable").drop_duplicates(["step", "rank"])
+    keys = {"left_on": ["step", "late_rank"], "right_on": ["step", "rank"], "how": "left"}
+    told = found[["instance", "step", "late_rank"]].merge(top[["step", "rank", "cause", "layer", "phase"]], **keys)
+    filled = told.fillna({"cause": "collective", "layer": NO_LAYER, "phase": NO_PHASE})
+    made: pd.DataFrame = filled.assign(share=1.0)[["instance", "late_rank", "cause", "layer", "phase", "share"]]
+    return made
+
+
+def _numbered(points: pd.DataFrame, told: int) -> pd.DataFrame:
+    """A number for every matched collective, those told further first, so that all can be common points."""
+    import pandas as pd
+
+    key = pd.MultiIndex.from_frame(points[["c", "s", "k"]])
+    code, _ = pd.factorize(key)
+    of = points["instance"]
+    points["instance"] = np.where(of.notna(), of.fillna(0), told + code).astype(np.int64)
+    return points
+
+
+def _exact(members: pd.DataFrame) -> Int64Array:
+    """Each rank's wait: not beyond its own end where it may be done before the others come, and among two."""
+    wait = (members["arrival"] - members["a"]).to_numpy()
+    ends = ((members["n"] == 2) | ~members["sort"].isin(SYMMETRIC)).to_numpy()
+    exact: Int64Array = np.where(ends, np.minimum(wait, np.maximum((members["e"] - members["a"]).to_numpy(), 0)), wait)
+    return exact
+
+
+def _exposed(members: pd.DataFrame, count: int) -> Int64Array:
+    """What the ranks of each collective wait while their devices do nothing else."""
+    bare = np.minimum(members["wait_ns"].to_numpy(), members["alone"].to_numpy())
+    sums: Int64Array = np.bincount(members["instance"].to_numpy(), weights=bare, minlength=count).astype(np.int64)
+    return sums
+
+
+def _pairs(members: pd.DataFrame, profiled: Int64Array) -> Pair:
+    """The late rank of each collective, and of those that waited the one in the middle; one with a profile, if any."""
+    late = members[(members["rank"] == members["late_rank"]) & (members["index"] == members["late_index"])]
+    late = late.drop_duplicates("instance").sort_values("instance", kind="stable")
+    others = members[members["rank"] != members["late_rank"]].sort_values(
+        ["instance", "wait_ns", "rank"], kind="stable"
+    )
+    seen = others["rank"].isin(profiled)
+    others = others[seen | ~seen.groupby(others["instance"]).transform("any")]
+    place = others.groupby("instance", sort=False).cumcount()
+    count = others.groupby("instance", sort=False)["rank"].transform("size")
+    peer = others[place == count // 2].drop_duplicates("instance")
+    both = late[["instance", "rank", "index"]].merge(
+        peer[["instance", "rank", "index"]], on="instance", suffixes=("", "_peer")
+    )
+    return Pair(*(both[name].to_numpy() for name in ("instance", "rank", "rank_peer", "index", "index_peer")))
+
+
+def _charges(shares: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
+    """The shares in whole nanoseconds: what rounding leaves goes to the largest."""
+    shares = shares.sort_values(["instance", "share"], ascending=[True, False], kind="stable", ignore_index=True)
+    instance = shares["instance"].to_numpy()
+    wait = found["wait_ns"].to_numpy()
+    ns = np.floor(shares["share"].to_numpy() * wait[instance]).astype(np.int64)
+    first = np.flatnonzero(np.diff(instance, prepend=-1))
+    ns[first] += wait[instance[first]] - np.add.reduceat(ns, first)
+    made: pd.DataFrame = shares.assign(rank=shares["late_rank"], wait_ns=ns)
+    for name in ("step", "c", "n"):
+        made[name] = found[name].to_numpy()[instance]
+    made["bare"] = (found["exposed_ns"] / found["wait_ns"].clip(lower=1)).to_numpy()[instance]
+    return made
+
+
+def _costed(charges: pd.DataFrame) -> pd.DataFrame:
+    """The charges with what they cost a waiting rank: in the communicator that waits most for the rank, since the
+    others wait for the same delay as it spreads through the job.
+    """
+    cost = charges["bare"] * charges["wait_ns"] / (charges["n"] - 1).clip(lower=1)
+    real = ~charges["cause"].isin(NO_FAULT)
+    keys = [charges["step"], charges["rank"]]
+    of_group = cost.where(real, 0).groupby([*keys, charges["c"]]).transform("sum")
+    most = of_group.groupby(keys).transform("max")
+    first = charges["c"].where(of_group == most).groupby(keys).transform("first")
+    made: pd.DataFrame = charges.assign(cost_ns=cost.where(charges["c"] == first, 0.0))
+    return made
+
+
+def _summed(charges: pd.DataFrame) -> pd.DataFrame:
+    keys = list(CHARGE_COLUMNS)[:-2]
+    made: pd.DataFrame = charges.groupby(keys, sort=True)[["wait_ns", "cost_ns"]].sum().reset_index()
+    return made
+
+
+def _waits(members: pd.DataFrame, shares: pd.DataFrame | None) -> pd.DataFrame:
+    import pandas as pd
+
+    if shares is None:
+        nothing: pd.DataFrame = pd.DataFrame({name: [] for name in WAIT_COLUMNS})
+        return nothing
+    top = shares.sort_values("share", ascending=False, kind="stable").drop_duplicates("instance").set_index("instance")
+    rows = members[members["rank"] != members["late_rank"]].sort_values(["instance", "rank"], kind="stable")
+    top = top.reindex(rows["instance"])
+    number = rows["k"].astype(str)
+    made: pd.DataFrame = pd.DataFrame(
+        {
+            "step": rows["step"].to_numpy(),
+            "collective": (rows["comm"].astype(str) + " " + rows["sort"].astype(str) + " " + number).to_numpy(),
+            "waiting_rank": rows["rank"].to_numpy(),
+            "late_rank": rows["late_rank"].to_numpy(),
+            "wait_ns": rows["wait_ns"].to_numpy(),
+            "cause": top["cause"].to_numpy(),
+            "layer": top["layer"].to_numpy(),
+            "phase": top["phase"].to_numpy(),
+            "cause_rank": top["late_rank"].to_numpy(),
+        }
+    )
+    return made
+
+
+def _checked(made: Waits) -> Waits:
+    """The result, its charges added up.
+
+    Raises:
+        AssertionError: They are not the waiting.
+    """
+    charged = int(made.charges["wait_ns"].sum()) if len(made.charges) else 0
+    if charged != made.total_ns:
+        raise AssertionError(f"{charged} ns charged, {made.total_ns} ns waited: please report this")
+    return made

@@ -1,0 +1,56 @@
+"""``nvprof-kit doctor``: why a run would fail, and whether a capture can be trusted."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from nvprof_kit._api.checks import CAPTURES
+from nvprof_kit._cli.output import NEEDED_NSYS, Output, writing
+from nvprof_kit._trace.files.kinds import NSYS, expect
+
+_COMMAND = "nvprof_kit.command"
+"""Whether the words stand behind ``--``."""
+
+
+class _Doctor(click.Command):
+    """Options may stand behind captures too; behind a command's name they are the command's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_COMMAND] = "--" in args
+        ctx.allow_interspersed_args = "--" in args or any(word.endswith(CAPTURES) for word in args)
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    cls=_Doctor,
+    short_help="Check a machine before a run, or a capture after it.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@writing(plot=False)
+@click.argument("words", metavar="[CAPTURE]... | [-- COMMAND]", nargs=-1, type=click.UNPROCESSED)
+def doctor(output: Output, words: tuple[str, ...]) -> None:
+    """Check this machine before profiling, or a capture after it, for problems that make a profile fail or mislead.
+
+    Without a CAPTURE, doctor checks this machine: GPU, driver, nsys, ncu, permissions, container, other profilers,
+        disk;
+    with a COMMAND also the Python, torch and script that the command runs. It starts no profile and changes nothing.
+
+    A CAPTURE is an nsys .sqlite or .nsys-rep. Each finding says what was seen, why it matters and how to fix it. The
+    exit status is 1 if a finding is an error.
+    """
+    from nvprof_kit._api.checks import doctor as examine
+
+    told = click.get_current_context().meta[_COMMAND]
+    if words and not told and Path(words[0]).is_file():  # a program that is to run is none of the known kinds
+        expect(words[0], NSYS, NEEDED_NSYS)
+    of_captures = bool(words) and words[0].endswith(CAPTURES)
+    if of_captures:
+        output.spare(words)
+    found = examine(*words) if of_captures else examine(command=words)
+    output.write_results([found])
+    if not found.ok:
+        sys.stdout.flush()
+        raise click.exceptions.Exit(1)

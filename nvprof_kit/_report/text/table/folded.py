@@ -1,0 +1,51 @@
+"""How a table for reading shows equal blocks: one line with its count, and what one of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.text import Text
+
+from nvprof_kit._report.text.table.units import Milliseconds
+
+EACH = ("median", "min", "max")
+COLUMNS = (*EACH, "unlike")
+RANKS = dict.fromkeys(EACH, 1) | {"unlike": 2}
+KINDS = {"unlike": "left"}
+
+
+def path_label(row: Mapping[Any, Any]) -> str:
+    """A layer's path, and for how many blocks it stands."""
+    return f"{row['layer']} x{row['count']}" if row.get("count", 1) > 1 else str(row["layer"])
+
+
+def fold_cells(row: Mapping[Any, Any], ms: Milliseconds) -> dict[str, str]:
+    """Of equal blocks what one of them takes, and of a block unlike its equals in what."""
+    each = {name: ms(row[f"{name}_ns"]) for name in EACH} if row.get("count", 1) > 1 else {}
+    return each | ({"unlike": row["unlike"]} if row.get("unlike") else {})
+
+
+def fold_columns(lines: Iterable[Mapping[str, str]]) -> list[str]:
+    """The columns of `fold_cells` that hold anything."""
+    used = {name for line in lines for name in COLUMNS if line.get(name)}
+    return [name for name in COLUMNS if name in used]
+
+
+def fold_notes(columns: Iterable[str], figures: str, each: str) -> list[Text]:
+    """What a folded line is, where there is one.
+
+    Args:
+        columns: The table's columns.
+        figures: What its figures are.
+        each: What median, min and max are.
+    """
+    if "median" not in columns:
+        return []
+    return [
+        Text(
+            f"x80: equal blocks in one line, whose figures are {figures}; median, min and max are {each}. --no-fold "
+            "gives each its line.",
+            "dim",
+        )
+    ]

@@ -1,0 +1,157 @@
+"""The one check of times, durations and sizes that every reader asks, whatever the format.
+
+A number that no profiler writes is refused by the name that it has in the file, or warned of by it; none becomes a
+time, a duration or a size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit.errors import CaptureError
+
+Int64Array = npt.NDArray[np.int64]
+
+DAY_NS = 86_400 * 10**9
+_LONGEST_DAYS = 100
+"""No capture is as long; sums of nanoseconds are exact up to there."""
+_CLOCKS_NS = 100_000
+_BLOCK = 1 << 16
+_MOST_BYTES = 1 << 50
+"""No machine has as many."""
+_AGAIN = "the file is damaged: copy it again, export it again or record it again"
+
+
+def check_spans(named: str | Path, what: str, start: Int64Array, end: Int64Array) -> None:
+    """Refuse spans that end before they begin.
+
+    Args:
+        named: The file.
+        what: What the spans are in the file: ``rows of PROFILER_OVERHEAD``.
+        start: Their begins in ns, shape ``(n,)``.
+        end: Their ends, the same.
+
+    Raises:
+        CaptureError: A span ends before it begins.
+    """
+    backwards = int(np.count_nonzero(end < start))
+    if backwards:
+        raise CaptureError(f"{named}: {backwards} {what} end before they begin; {_AGAIN}")
+
+
+def check_moments(named: str | Path, moments: Iterable[Int64Array]) -> None:
+    """Refuse a file whose moments are so far apart that no sum of them would be exact.
+
+    Raises:
+        CaptureError: They are more than 100 days apart.
+    """
+    edges = [(int(some.min()), int(some.max())) for some in moments if len(some)]
+    if not edges:
+        return
+    first, last = min(low for low, _ in edges), max(high for _, high in edges)
+    if last - first > _LONGEST_DAYS * DAY_NS:
+        raise CaptureError(f"{named}: times from {first} to {last} ns, more than {_LONGEST_DAYS} days apart; {_AGAIN}")
+
+
+def check_sizes(named: str | Path, what: str, sizes: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> None:
+    """Refuse sizes, counts and shares that are negative, no numbers, or beyond any machine.
+
+    Args:
+        named: The file.
+        what: Their name in the file: ``CUPTI_ACTIVITY_KIND_MEMCPY.bytes``.
+        sizes: The values that are there, shape ``(n,)``.
+
+    Raises:
+        CaptureError: One of them is negative, NaN, or above 2**50.
+    """
+    wrong = sizes[~((sizes >= 0) & (sizes <= _MOST_BYTES))]
+    if len(wrong):
+        raise CaptureError(f"{named}: {what} is {wrong[0]} in {len(wrong)} rows; {_AGAIN}")
+
+
+def whole_ns(named: str | Path, what: str, microseconds: npt.NDArray[np.float64], origin_us: float = 0.0) -> Int64Array:
+    """Microseconds as whole nanoseconds.
+
+    Args:
+        named: The file.
+        what: Their name in the file: ``dur of kernel``.
+        microseconds: The values, shape ``(n,)``.
+        origin_us: What to count from.
+
+    Raises:
+        CaptureError: A value is no number or beyond int64.
+    """
+    nanoseconds = np.rint((microseconds - origin_us) * 1000)
+    wrong = microseconds[~(np.abs(nanoseconds) < 2**62)]
+    if len(wrong):
+        raise CaptureError(f"{named}: {what} is {wrong[0]} in {len(wrong)} events; {_AGAIN}")
+    return nanoseconds.astype(np.int64)
+
+
+def repeated(*keys: Int64Array) -> int:
+    """How many rows stand in a table more than once, by what tells them apart; the first key is the row's time."""
+    times = keys[0]
+    if len(times) < 2:
+        return 0
+    order = np.argsort(times, kind="stable")
+    tied = times[order[1:]] == times[order[:-1]]
+    some = order[np.append(tied, False) | np.append(False, tied)]
+    some = some[np.lexsort([key[some] for key in keys])]
+    same = np.ones(max(len(some) - 1, 0), dtype=bool)
+    for key in keys:
+        same &= key[some[1:]] == key[some[:-1]]
+    return int(np.count_nonzero(same))
+
+
+def check_operations(named: str | Path, ops: Mapping[str, Any], api: Mapping[str, Any]) -> tuple[str, ...]:
+    """Refuse operations that no profiler writes, and say what is odd about the others.
+
+    Args:
+        named: The file.
+        ops: Columns of the schema's ``ops``.
+        api: Columns of the schema's ``api``.
+
+    Returns:
+        Sentences on rows that stand twice and on operations that begin before their launch.
+
+    Raises:
+        CaptureError: An operation ends before it begins, moves fewer than 0 bytes, or runs on no device.
+    """
+    check_spans(named, "operations", ops["start_ns"], ops["end_ns"])
+    check_sizes(named, "the device of operations", ops["device"])
+    if "bytes" in ops:
+        check_sizes(named, "the size of copies and memsets", ops["bytes"][ops["bytes"] != -1])
+    twice = repeated(*(ops[key] for key in ("start_ns", "end_ns", "device", "pid", "correlation", "graph_node")))
+    before = early(ops, api)
+    return (
+        *([f"{twice} operations stand in the file twice, and count twice; export or record it again"] * bool(twice)),
+        *([f"{before} operations begin before the call that launched them; the clocks of CPU and GPU, or the "
+           "correlation ids, are wrong: do not trust idle and queue times"] * bool(before)),
+    )  # fmt: skip
+
+
+def early(ops: Mapping[str, Any], api: Mapping[str, Any]) -> int:
+    """How many operations begin before every call with their correlation id; clocks of CPU and GPU are aligned to some
+    microseconds, so less than that is not counted.
+    """
+    count = 0
+    for process in np.unique(api["pid"]).tolist():
+        calls, mine = api["pid"] == process, (ops["pid"] == process) & (ops["correlation"] >= 0)
+        ids, start = api["correlation"][calls], api["start_ns"][calls]
+        order = np.argsort(ids, kind="stable")  # nearly sorted as it is: the counter gave them
+        ids = ids[order]
+        fresh = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
+        known, first = ids[fresh], np.minimum.reduceat(start[order], fresh)
+        del ids, start, order
+        wanted, begun = ops["correlation"][mine], ops["start_ns"][mine]
+        for block in range(0, len(wanted), _BLOCK):
+            some = wanted[block : block + _BLOCK]
+            found = np.minimum(np.searchsorted(known, some), len(known) - 1)
+            late = begun[block : block + _BLOCK] < first[found] - _CLOCKS_NS
+            count += int(np.count_nonzero(late & (known[found] == some)))
+    return count

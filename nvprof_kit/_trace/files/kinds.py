@@ -1,0 +1,137 @@
+"""What a file is, by its first bytes, packed or not, and which verb reads it."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+from nvprof_kit.errors import CaptureError
+
+_READERS = "`nvprof-kit layers` and similar commands read it"
+_XZ, _GZIP = b"\xfd7zXZ\x00", b"\x1f\x8b"
+_HEAD = 4096
+
+
+class Kind(NamedTuple):
+    """A kind of file: what it is, and which verb reads it."""
+
+    what: str
+    read_by: str
+
+    @property
+    def sentence(self) -> str:
+        """Both."""
+        return f"{self.what}: {self.read_by}"
+
+
+SQLITE = Kind("an SQLite file, as nsys exports", _READERS)
+NSYS_REPORT = Kind("an nsys report", _READERS)
+TRACE = Kind("a PyTorch trace", _READERS)
+JSON = Kind("JSON, but no trace that is known", f"of a PyTorch trace {_READERS}")
+NCU_REPORT = Kind("an ncu report", "`nvprof-kit ncu layers` reads it")
+NCU_PAGE = Kind("a page of ncu", "`nvprof-kit ncu layers` reads it")
+TIMERS = Kind("a log of global_timer", "`nvprof-kit timers` reads it")
+PICKLE = Kind("a pickle", "`nvprof-kit memory` reads snapshots of PyTorch's allocator")
+FLIGHT = Kind("a flight recorder's file", "`nvprof-kit ranks` reads it with the captures of the job")
+INSPECTOR = Kind("a log of NCCL's inspector", "`nvprof-kit ranks` reads it with the captures of the job")
+FLOPS = Kind("counted operations", "`nvprof-kit flops CAPTURE --with FILE` reads them")
+ANSWER = Kind("an answer of nvprof-kit", "it is the end of the way; name the capture that it was made of")
+HTML = Kind("a page of HTML", "a browser shows it")
+PICTURE = Kind("a picture", "no verb reads it")
+PARQUET = Kind("a parquet file", "no verb reads it")
+CSV = Kind("a table of ours as csv", "it is the end of the way; name the capture that it was made of")
+
+CAPTURES = (SQLITE, NSYS_REPORT, TRACE, JSON)
+"""What is a capture."""
+NSYS = (SQLITE, NSYS_REPORT)
+"""What is a capture of nsys."""
+NCU = (NCU_REPORT, NCU_PAGE)
+"""What ncu measured."""
+
+_BEGINS = (
+    (b"SQLite format 3\x00", SQLITE),
+    (b"NVR\x00", NCU_REPORT),
+    (b'"ID",', NCU_PAGE),
+    (b"==PROF==", NCU_PAGE),
+    (b"[RANK ", TIMERS),
+    (b"\x89PNG", PICTURE),
+    (b"%PDF", PICTURE),
+    (b"PAR1", PARQUET),
+    (b"<!DOCTYPE html", HTML),
+)
+_INSIDE = (
+    (b'"traceEvents"', TRACE),
+    (b'"deviceProperties"', TRACE),
+    (b'"schemaVersion"', TRACE),
+    (b'"ph":', TRACE),
+    (b'"nvprof_kit flops"', FLOPS),
+    (b'"schema": "nvprof-kit/', ANSWER),
+    (b'"comm_lib_version"', FLIGHT),
+    (b'"inspector', INSPECTOR),
+)
+
+
+def kind_of(head: bytes) -> Kind | None:
+    """What a file that begins so is; None where that is not known."""
+    if b"NVIDIA" in head[:64] and b"Report" in head[:64]:
+        return NSYS_REPORT
+    for begin, kind in _BEGINS:
+        if head.startswith(begin):
+            return kind
+    if head.startswith(b"\x80"):
+        return FLIGHT if b"pg_config" in head else PICKLE
+    if head.startswith(b"==") and b'"ID",' in head:
+        return NCU_PAGE
+    if head.lstrip()[:1] in (b"{", b"["):
+        return next((kind for word, kind in _INSIDE if word in head), JSON)
+    first = head.split(b"\n", 1)[0]
+    return CSV if b"," in first and b"_ns" in first else None
+
+
+def told_by(head: bytes) -> str:
+    """What a file that begins so is and which verb reads it, '' where that is not known."""
+    kind = TRACE if head.startswith(_GZIP) else kind_of(head)
+    return kind.sentence if kind else ""
+
+
+def recognised(path: Path) -> Kind | None:
+    """What a file is; None where that is not known, or nothing can be read of it."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+        return kind_of(_unpacked_head(path, head))
+    except (OSError, EOFError, lzma.LZMAError, zlib.error):
+        return None
+
+
+def _unpacked_head(path: Path, head: bytes) -> bytes:
+    if head.startswith(_XZ):
+        with lzma.open(path) as file:
+            return _unpacked_gzip(file.read(_HEAD))
+    if head.startswith(_GZIP):
+        with gzip.open(path) as file:
+            return file.read(_HEAD)
+    return head
+
+
+def _unpacked_gzip(head: bytes) -> bytes:
+    return zlib.decompressobj(31).decompress(head, _HEAD) if head.startswith(_GZIP) else head
+
+
+def expect(path: str | Path, kinds: tuple[Kind, ...], needed: str) -> None:
+    """Refuse a file that is known to be of another kind than a verb reads.
+
+    Args:
+        path: The file; one that is missing, damaged or not known is left to whoever reads it.
+        kinds: What it may be.
+        needed: The same in words.
+
+    Raises:
+        CaptureError: It is of another kind.
+    """
+    kind = recognised(Path(path))
+    if kind is not None and kind not in kinds:
+        raise CaptureError(f"{path}: {kind.sentence}; needed {needed}")

@@ -1,0 +1,1 @@
+"""What every integration shares: the loop of a host, its models, and what goes wrong in them."""

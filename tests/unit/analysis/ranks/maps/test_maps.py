@@ -1,0 +1,131 @@
+"""Maps of captures: which rank they are, when they are reused, and that every nanosecond of the device is in them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from support.tiny_ranks import MS, capture
+
+from nvprof_kit import open_job
+from nvprof_kit._api.job_maps import map_captures
+from nvprof_kit._cli import group
+from nvprof_kit._trace.jobs.finding import rank_of_capture, rank_of_environment, rank_of_marks, rank_of_name
+from nvprof_kit._trace.jobs.schema import VERSION
+from nvprof_kit.errors import CaptureError, UsageError
+
+
+def test_the_waits_of_two_tiny_ranks(tmp_path: Path) -> None:
+    # rank 1 computes 3 ms longer in layers.0: rank 0 arrives at 6 ms, rank 1 at 9 ms: 3 ms of waiting a step
+    captures = [capture(tmp_path, 0), capture(tmp_path, 1, slower=3 * MS, shift=70 * MS)]
+    job = open_job(captures, workers=1)
+    waits = job.waits().to_frame()
+    assert waits["wait_ns"].tolist() == [3 * MS, 3 * MS]
+    assert waits["late_rank"].tolist() == [1, 1] and waits["waiting_rank"].tolist() == [0, 0]
+    # nothing is known of the time before the first; after it both had the same start
+    assert waits["cause"].tolist() == ["start_up", "slower_kernels"]
+    assert waits["layer"].tolist() == ["(none)", "layers.0"]
+    assert job.clocks().to_frame()["offset_ns"].tolist() == [0, -70 * MS]
+    assert (job.verdict.rank, job.verdict.layer) == (1, "layers.0")
+
+
+def test_the_segments_hold_all_of_the_device_s_time(tmp_path: Path) -> None:
+    map_captures([capture(tmp_path, 0)], tmp_path / "maps", workers=1)
+    segments = pd.concat(map(pd.read_parquet, (tmp_path / "maps" / "segments").iterdir()))
+    assert segments["ns"].sum() == (20 + 18 - 2) * MS  # from the first kernel's start to the last one's end
+    assert segments.groupby("doing")["ns"].sum()["compute"] == 8 * MS
+
+
+def test_a_map_is_reused_while_its_capture_is_unchanged(tmp_path: Path) -> None:
+    file, maps = capture(tmp_path, 0), tmp_path / "maps"
+    (name,) = map_captures([file], maps, workers=1)
+    first = (maps / "ranks" / name).stat().st_mtime_ns
+    assert map_captures([file], maps, workers=1) == [name]
+    assert (maps / "ranks" / name).stat().st_mtime_ns == first
+    os.utime(file, ns=(1, 1))
+    map_captures([file], maps, workers=1)
+    assert (maps / "ranks" / name).stat().st_mtime_ns != first
+    (maps / "segments" / name).unlink()  # one that is not whole is made again
+    map_captures([file], maps, workers=1)
+    assert (maps / "segments" / name).is_file()
+
+
+def test_ranks_are_added_without_redoing_others(tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    map_captures([capture(tmp_path, 0)], maps, workers=1)
+    map_captures([capture(tmp_path, 1, slower=3 * MS)], maps, workers=1)
+    assert open_job(maps).ranks["rank"].tolist() == [0, 1]
+
+
+def test_the_small_tables_of_maps_are_read_once(tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    map_captures([capture(tmp_path, 0), capture(tmp_path, 1, slower=3 * MS)], maps, workers=1)
+    job, again = open_job(maps), open_job(maps)
+    said = (job.verdict.sentence, len(job.ranks))
+    assert job.layers().to_frame()["rank"].nunique() == 2
+    for table in ("ranks", "layers", "steps"):
+        for file in (maps / table).iterdir():
+            file.unlink()
+    assert job.layers().to_frame()["rank"].nunique() == 2
+    assert (job.verdict.sentence, len(job.ranks)) == said
+    assert len(again.ranks) == 2
+
+
+def test_maps_of_another_release_are_refused_in_one_line(tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    (name,) = map_captures([capture(tmp_path, 0)], maps, workers=1)
+    file = maps / "ranks" / name
+    whole = pd.read_parquet(file)
+    whole.assign(version=VERSION - 1).to_parquet(file)
+    with pytest.raises(CaptureError, match=f"maps of version {VERSION - 1}, this release reads {VERSION}; map again"):
+        open_job(maps)
+    whole.assign(version=VERSION - 1).drop(columns="epoch_ns").to_parquet(file)
+    with pytest.raises(CaptureError, match=r"maps of another release, or damaged .*epoch_ns.*; map again"):
+        open_job(maps)
+
+
+def test_a_rank_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
+    file = capture(tmp_path, 0, name="run.sqlite")
+    with pytest.raises(CaptureError, match=r"--rank run\.sqlite=3"):
+        open_job([file], workers=1)
+    assert open_job([file], ranks={"run.sqlite": 3}, workers=1).ranks["rank"].tolist() == [3]
+
+
+def test_a_rank_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    files = [capture(tmp_path, 0), capture(tmp_path, 0, name="again.rank0.sqlite")]
+    with pytest.raises(UsageError, match="rank 0 is there 2 times"):
+        open_job(files, workers=1)
+
+
+def test_a_folder_without_captures_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(group, ["ranks", str(tmp_path)])
+    assert isinstance(done.exception, UsageError) and "no capture in it" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("run.rank3.sqlite", 3),
+        ("rank_0012-2024.2.json.gz", 12),
+        ("host7_rank-5.nsys-rep", 5),
+        ("run.sqlite", -1),
+        ("frank3.sqlite", -1),
+    ],
+)
+def test_ranks_in_names(name: str, rank: int) -> None:
+    assert rank_of_name(Path(name)).rank == rank
+
+
+def test_ranks_in_marks_and_environments() -> None:
+    found = rank_of_marks(["other", "rank 3 of 8 run a1b2"])
+    assert (found.rank, found.world_size, found.run) == (3, 8, "a1b2")
+    assert rank_of_environment("LOCAL_RANK=1\nRANK=9\n").rank == 9
+    assert rank_of_environment("LOCAL_RANK=1").rank == -1
+
+
+def test_the_rank_of_a_pytorch_trace_is_in_it() -> None:
+    found = rank_of_capture(Path(__file__).parents[4] / "data" / "kineto" / "ddp.rank0.json.xz")
+    assert (found.rank, found.world_size, found.told_by) == (0, 2, "capture")
