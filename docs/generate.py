@@ -182,7 +182,7 @@ def texts() -> Mapping[str, str]:
 API = {
     "opening": ("_api", "_analysis"),
     "programs": ("_agents",),
-    "answers": ("_results",),
+    "answers": ("_results", "_findings"),
     "errors": ("errors",),
     "instrumentation": ("_instrument",),
     "recording": ("_capture", "_profiler"),

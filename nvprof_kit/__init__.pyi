@@ -19,6 +19,7 @@ from ._capture.recipes import recipes_folder as recipes_folder
 from ._capture.recorder.record import RecordOptions as RecordOptions
 from ._capture.recorder.record import record as record
 from ._capture.recorder.scheduled import scheduled as scheduled
+from ._findings import Finding as Finding
 from ._instrument.flops.count import count_flops as count_flops
 from ._instrument.loop.generation import generation as generation
 from ._instrument.loop.loop import annotate_dataloader as annotate_dataloader

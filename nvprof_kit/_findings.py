@@ -68,21 +68,21 @@ RULES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a rule found.
+    """Something that a rule of `advise` or `doctor` found.
 
     Attributes:
-        rule: Name of the rule, one of `RULES`.
+        rule: Name of the rule.
         title: What it is, in a few words.
         evidence: What was seen: the numbers from the capture, or the facts of the machine.
         layer, phase: Where, '' for no one place.
-        start_ns, end_ns: The stretch to look at in Nsight, since the capture's zero; both 0 where there is none.
-        saves_ns: The most that the fix could save, over the whole capture and all GPUs.
+        start_ns, end_ns: The stretch to look at in Nsight, in ns since the start of the capture; both 0 for none.
+        saves_ns: The most that the fix could save, in ns over the whole capture and all GPUs.
         fix: The change or command to try; empty where there is nothing to fix.
         confidence: How sure it is: `high` where the capture shows it directly, `medium` where it follows if the usual
             holds, `low` where another explanation is as good.
         refuted_by: What would show it wrong.
         symptom_of: Name of the rule for its cause: where that found something, it is a part of that finding.
-        severity: One of `SEVERITIES`.
+        severity: `error` (the run or the capture is of no use), `warning`, `note`, or `ok`.
         why: Why it matters; empty where all is well, and where what it saves says so.
     """
 

@@ -26,23 +26,18 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 GLOO = "a process of PyTorch's gloo aborts as it ends: terminate called without an active exception"
 MOMENT = "it acts on nsys at a moment; on a loaded machine nsys may not be that far, or may hold ranges back"
-START = "nsys itself fails to start now and then on a loaded machine, and here every test needs its report"
 RERUN = {
-    "test_the_export_is_made_once_and_kept_beside": START,
-    "test_a_report_without_a_gpu_says_what_was_missing": START,
-    "test_a_cut_off_report": START,
-    "test_a_folder_that_cannot_be_written_to": START,
-    "test_packed_reports": START,
-    "test_two_ranks": GLOO,
-    "test_each_rank_counts_its_own_work": GLOO,
-    "test_torchrun": GLOO,
-    "test_a_rank_that_is_killed": MOMENT,
-    "test_a_run_that_is_interrupted": MOMENT,
-    "test_a_program_that_ends_while_it_is_captured": MOMENT,
-    "test_duration_ends_the_capture_and_the_program": MOMENT,
-    "test_ranges_are_there_when_a_capture_starts_later": MOMENT,
-    "test_two_captures_of_one_program": MOMENT,
-    "test_windows_of_a_schedule": MOMENT,
+    "test_profiler_ranks.py::test_two_ranks": GLOO,
+    "test_ranks_inside.py::test_two_ranks": GLOO,
+    "test_flops_inside.py::test_each_rank_counts_its_own_work": GLOO,
+    "test_recipes_ranks.py::test_torchrun": GLOO,
+    "test_recipes_ranks.py::test_a_rank_that_is_killed": MOMENT,
+    "test_recipes_signals.py::test_a_run_that_is_interrupted": MOMENT,
+    "test_recipes_signals.py::test_windows_of_a_schedule": MOMENT,
+    "test_recipes_sessions.py::test_a_program_that_ends_while_it_is_captured": MOMENT,
+    "test_recipes_sessions.py::test_two_captures_of_one_program": MOMENT,
+    "test_recipe_profile.py::test_duration_ends_the_capture_and_the_program": MOMENT,
+    "test_nsys_ranges.py::test_ranges_are_there_when_a_capture_starts_later": MOMENT,
 }
 """Tests that run again, once, where they failed, and why."""
 
@@ -90,7 +85,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("nsys")
         with_nsys = item.get_closest_marker("nsys")
         item.add_marker(pytest.mark.xdist_group("nsys" if with_nsys else item.nodeid.partition("::")[0]))
-        if getattr(item, "originalname", item.name) in RERUN:
+        if f"{item.path.name}::{getattr(item, 'originalname', item.name)}" in RERUN:
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=3))
         elif "nsys" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=3, only_rerun=NSYS_ITSELF))

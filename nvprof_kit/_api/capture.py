@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.foreign.rules import Rules
     from nvprof_kit._analysis.kernels.classes import Rule
     from nvprof_kit._analysis.layers.layers import LayersResult
+    from nvprof_kit._analysis.ranks.verdict import Judged
     from nvprof_kit._analysis.timeline import Timeline
-    from nvprof_kit._api.job import Job
     from nvprof_kit._report.page.data import Sheet
     from nvprof_kit._results.advice import Advice
     from nvprof_kit._results.breakdown import Breakdown
@@ -239,7 +239,7 @@ class Capture:
             raise UsageError(f"--sort {sort}: no such column; available: {', '.join(columns)}")
         return Summary(**vars(result), sources=self.sources, top=top)
 
-    def advise(self, *, top: int = 10, steps: StepOptions | None = None, job: Job | None = None) -> Advice:
+    def advise(self, *, top: int = 10, steps: StepOptions | None = None, job: Judged | None = None) -> Advice:
         """List what could be made faster, each with its evidence and a fix, ranked by the time it could save.
 
         Args:

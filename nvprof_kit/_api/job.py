@@ -13,8 +13,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from nvprof_kit._analysis.ranks.words import many
 from nvprof_kit._api.job_maps import map_captures
 from nvprof_kit._trace.jobs.store import is_maps
 from nvprof_kit.errors import UsageError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.ranks.replay import Graph
     from nvprof_kit._analysis.ranks.verdict import Verdict
     from nvprof_kit._analysis.ranks.waits.waits import Waits
+    from nvprof_kit._api.capture import TraceForm
     from nvprof_kit._results.document import Document
     from nvprof_kit._results.ranks import Ranks, RankTable
     from nvprof_kit._trace.jobs.tables import JobTables
@@ -39,8 +41,11 @@ class Job:
     Open one with `open_job`. Tables are computed on first use and kept.
     """
 
-    def __init__(self, tables: JobTables, keep: object = None) -> None:
+    def __init__(
+        self, tables: JobTables, keep: object = None, *, domain: str = DOMAIN, rules: Rules | None = None
+    ) -> None:
         self._tables, self._keep = tables, keep
+        self._domain, self._rules = domain, rules
         self.ranks: pd.DataFrame = tables.table("ranks").sort_values("rank", ignore_index=True)
         _check_ranks(self.ranks)
 
@@ -130,7 +135,7 @@ class Job:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What may be missing or distorted; each sentence says what to do about it."""
-        from nvprof_kit._analysis.ranks.aligning import job_warnings
+        from nvprof_kit._analysis.ranks.words import job_warnings
 
         said = job_warnings(self.ranks, self._aligned.clocks, self._tables)
         return (*said, *self._aligned.warnings, *self._of_captures())
@@ -228,6 +233,7 @@ class Job:
             micro_batches=self.micro_batches().rows if replayed else None,
             top=top,
             sources=self._sources,
+            make_page=self.page,
         )
 
     def page(self, *, timeline: Sequence[int] = (), title: str = "", command: str = "") -> Document:
@@ -247,9 +253,7 @@ class Job:
         from nvprof_kit._report.page.job import JobView, job_page
         from nvprof_kit._results.document import Document
 
-        absent = sorted(set(timeline) - set(self.ranks["rank"].tolist()))
-        if absent:
-            raise UsageError(f"no rank {absent[0]} in the job; it has {len(self.ranks)} ranks")
+        self._check_there(timeline)
         captures = list(dict.fromkeys(self.ranks["capture"].astype(str)))
         named = title or (captures[0] if len(captures) == 1 else str(Path(captures[0]).parent))
         view = JobView(self.answer(), self._tables, named, command or f"nvprof-kit ranks {named}", tuple(timeline))
@@ -266,6 +270,52 @@ class Job:
                 job.
         """
         return self.page(timeline=timeline).save(path)
+
+    def perfetto(self, *, ranks: Sequence[int] = (), step: int | None = None, form: TraceForm = "json.gz") -> Document:
+        """A trace of the ranks beside each other on one clock, for the Perfetto UI and chrome://tracing.
+
+        Args:
+            ranks: Only these; all by default.
+            step: Only what ran in this step; None for the whole captures.
+            form: ``pftrace`` is Perfetto's own, the smallest; ``json`` and ``json.gz`` open in chrome://tracing too.
+
+        Raises:
+            UsageError: The job has no such rank or step, its captures are gone, or one holds several ranks.
+        """
+        from nvprof_kit._api.capture import _among
+        from nvprof_kit._api.capture import open as open_capture
+        from nvprof_kit._api.job_trace import trace_of_ranks
+        from nvprof_kit._report.export.forms import TRACES
+
+        self._check_there(ranks)
+        shown = self.ranks[self.ranks["source"] == "profile"]
+        shown = shown[shown["rank"].isin(ranks)] if ranks else shown
+        captures = []
+        for path in dict.fromkeys(shown["capture"].tolist()):
+            if not Path(path).exists():
+                raise UsageError(f"{path}: the map's capture is not here; a trace is made of the captures themselves")
+            captures.append(open_capture(path, domain=self._domain))
+            captures[-1]._rules = self._rules
+        _among(form, TRACES, "form of a trace")
+        return trace_of_ranks(captures, self.ranks, self._aligned.clocks, step, form)
+
+    def export(self, path: str | Path, *, ranks: Sequence[int] = (), step: int | None = None) -> Path:
+        """Write `perfetto` to a file, as its suffix says: .pftrace, .perfetto-trace, .json.gz, .json.
+
+        Raises:
+            UsageError: The file has another suffix, or as of `perfetto`.
+        """
+        from nvprof_kit._report.export.forms import TRACES, form_of
+
+        form: Any = form_of(Path(path))
+        if form not in TRACES:
+            raise UsageError(f"{path}: stacks are of one capture, not of a job; nvprof_kit.open(CAPTURE).export(…)")
+        return self.perfetto(ranks=ranks, step=step, form=form).save(path)
+
+    def _check_there(self, ranks: Sequence[int]) -> None:
+        absent = sorted(set(ranks) - set(self.ranks["rank"].tolist()))
+        if absent:
+            raise UsageError(f"no rank {absent[0]} in the job; it has {many(len(self.ranks), 'rank')}")
 
     def _table(self, name: str, rows: pd.DataFrame) -> RankTable:
         from nvprof_kit._results.ranks import RankTable, columns_of
@@ -307,8 +357,8 @@ def open_job(
     captures: str | Path | Iterable[str | Path],
     *,
     maps: str | Path | None = None,
-    domain: str = DOMAIN,
-    rules: Rules | None = None,
+    domain: str | None = None,
+    rules: str | Path | Rules | None = None,
     ranks: Mapping[str, int] | None = None,
     workers: int | None = None,
     done: Callable[[str], None] = lambda _: None,
@@ -320,8 +370,8 @@ def open_job(
     Args:
         captures: Capture files, folders of captures, or one folder of maps.
         maps: Folder in which to keep maps and reuse existing ones; None uses a temporary folder.
-        domain: NVTX domain of the ranges.
-        rules: How the program names its ranges.
+        domain: NVTX domain of the ranges, several by commas; None for that of the rules, else nvprof_kit's own.
+        rules: How the program names its ranges: the name of a preset or a TOML file; None for our own names.
         ranks: Rank by file name, for captures that do not contain their rank.
         workers: Number of processes that read captures; None for one per processor.
         done: Called with the path of each capture when it is mapped.
@@ -330,12 +380,15 @@ def open_job(
         UsageError: A path does not exist, or two captures have the same rank.
         CaptureError: A capture cannot be read, or its rank is unknown.
     """
+    from nvprof_kit._api.capture import domain_of, read_rules
     from nvprof_kit._trace.jobs.tables import JobTables
 
+    known = read_rules(rules) if rules is None or isinstance(rules, (str, Path)) else rules
+    domain = domain_of(known, domain)
     named = [captures] if isinstance(captures, (str, Path)) else list(captures)
     if len(named) == 1 and is_maps(Path(named[0])):
-        return Job(JobTables(Path(named[0])))
+        return Job(JobTables(Path(named[0])), domain=domain, rules=known)
     keep = None if maps is not None else tempfile.TemporaryDirectory(prefix="nvprof-kit-maps-")
     folder = Path(maps) if maps is not None else Path(keep.name if keep else "")
-    names = map_captures(named, folder, domain=domain, rules=rules, ranks=ranks, workers=workers, done=done)
-    return Job(JobTables(folder, names), keep)
+    names = map_captures(named, folder, domain=domain, rules=known, ranks=ranks, workers=workers, done=done)
+    return Job(JobTables(folder, names), keep, domain=domain, rules=known)

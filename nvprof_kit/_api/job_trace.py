@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Literal
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from nvprof_kit._analysis.timeline import Timeline
     from nvprof_kit._api.capture import Capture
-    from nvprof_kit._api.job import Job
     from nvprof_kit._report.export.job_trace import RankClock
     from nvprof_kit._results.document import Document
     from nvprof_kit._trace.schema import CaptureInfo
@@ -19,13 +20,18 @@ if TYPE_CHECKING:
 
 
 def trace_of_ranks(
-    captures: Sequence[Capture], job: Job, step: int | None, form: Literal["pftrace", "json.gz", "json"]
+    captures: Sequence[Capture],
+    ranks: pd.DataFrame,
+    clocks: pd.DataFrame,
+    step: int | None,
+    form: Literal["pftrace", "json.gz", "json"],
 ) -> Document:
     """One trace with the captures of several ranks, aligned on the job's clock.
 
     Args:
         captures: The captures, one per rank.
-        job: The job they belong to.
+        ranks: Ranks of the job and their captures.
+        clocks: Their clocks.
         step: Include only this step; None for the whole captures.
         form: Format of the trace.
 
@@ -36,13 +42,13 @@ def trace_of_ranks(
     from nvprof_kit._report.export.job_trace import job_trace
     from nvprof_kit._results.document import Document
 
-    clocks = _clocks(job)
+    by_rank = _clocks(clocks)
     placed: list[tuple[RankClock, Reader]] = []
     for capture in captures:
-        ranks = job.ranks[job.ranks["capture"] == str(capture.path)]["rank"].tolist()
-        if len(ranks) != 1:
-            raise UsageError(f"{capture.path}: holds {len(ranks)} ranks; a trace of several captures needs one of each")
-        placed.append((clocks[ranks[0]], _reader(capture, step)))
+        its = ranks[ranks["capture"] == str(capture.path)]["rank"].tolist()
+        if len(its) != 1:
+            raise UsageError(f"{capture.path}: holds {len(its)} ranks; a trace of several captures needs one of each")
+        placed.append((by_rank[its[0]], _reader(capture, step)))
     placed.sort(key=lambda one: one[0].rank)
     origin = min((clock.offset_ns or 0) - round(clock.drift * clock.at_ns) for clock, _ in placed)
     lost = [clock.rank for clock, _ in placed if clock.offset_ns is None]
@@ -60,11 +66,11 @@ def _reader(capture: Capture, step: int | None) -> Reader:
     return read
 
 
-def _clocks(job: Job) -> dict[int, RankClock]:
+def _clocks(clocks: pd.DataFrame) -> dict[int, RankClock]:
     from nvprof_kit._report.export.job_trace import RankClock
 
     made = {}
-    for row in job.clocks().to_frame().to_dict("records"):
+    for row in clocks.to_dict("records"):
         known = str(row["offset_ns"]) not in ("nan", "<NA>", "None")
         told = (int(row["offset_ns"]), float(row["drift_ppm"]) * 1e-6, int(row["at_ns"])) if known else (None,)
         made[int(row["rank"])] = RankClock(int(row["rank"]), *told)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem, shell_complete
+from click.shell_completion import CompletionItem, shell_complete, split_arg_string
 
 _VARIABLE = "_NVPROF_KIT_COMPLETE"
 _CAPTURES = (".sqlite", ".sqlite.xz", ".nsys-rep", ".nsys-rep.xz", ".json", ".json.gz", ".json.xz")
@@ -63,7 +63,7 @@ def _values_of(command: click.Command, param: click.Parameter) -> Values | None:
     choices: tuple[tuple[bool, Values], ...] = (
         ("--preset" in options, _files_of("nsys/presets", "")),
         ("--set" in options and command.name == "profile", _files_of("ncu/sets", ".txt")),
-        ("--layer" in options, _layers),
+        ("--layer" in options or "--where" in options, _layers),
         ("--capture" in options or "CAPTURE" in metavar, _paths(_CAPTURES)),
         (metavar.startswith("REPORT"), _paths(_REPORTS)),
         ("PROGRAM" in metavar or metavar == "FILE", _paths(())),
@@ -107,12 +107,13 @@ def _files_of(folder: str, suffix: str) -> Values:
     return values
 
 
-def _layers(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+def _layers(_: click.Context, incomplete: str) -> list[CompletionItem]:
     """The layers of the captures on the command line, else of the newest in this folder."""
     from nvprof_kit._trace.layer_names import layer_names
 
-    given = [value for values in ctx.params.values() for value in (values if isinstance(values, tuple) else (values,))]
-    captures = [Path(str(value)) for value in given if str(value).endswith(".sqlite")]
+    # click gives no arguments of a line that ends in an option without its value
+    words = split_arg_string(os.environ.get("COMP_WORDS", ""))
+    captures = [Path(word).expanduser() for word in words if word.endswith(_CAPTURES)]
     if not captures:
         newest = sorted(Path().glob("*.sqlite"), key=lambda path: path.stat().st_mtime)
         captures = newest[-1:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from nvprof_kit._report.export.bounds import Bounded
+    from nvprof_kit._results.document import Document
 
 VIEWS = ("waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-batches", "critical-path", "what-if")
 """The tables of a job, by name."""
@@ -94,9 +95,11 @@ class Ranks(Result, RanksAnswer):
 
     Attributes:
         top: Maximum number of rows to print per table.
+        make_page: Makes the page of the job; `save` writes it as ``.html``.
     """
 
     top: int = field(default=10, kw_only=True)
+    make_page: Callable[[], Document] | None = field(default=None, kw_only=True)
 
     has_plot: ClassVar[bool] = True
 
@@ -126,7 +129,9 @@ class Ranks(Result, RanksAnswer):
         return "ranks-waits"
 
     def encode(self, form: str) -> bytes:
-        """As in `Result`; ``json`` contains all tables, each shortened to the limit on rows."""
+        """As in `Result`; ``html`` is the page of the job, ``json`` all tables, each shortened to the limit on rows."""
+        if form == "html" and self.make_page is not None:
+            return self.make_page().data
         if form != "json":
             return super().encode(form)
         from nvprof_kit._report.export.bounds import bounded

@@ -1,11 +1,17 @@
-"""The layers that an nsys export names, without opening it as a capture: for shell completion."""
+"""The layers that a capture names, without opening it as one: for shell completion."""
 
 from __future__ import annotations
 
+import gzip
+import lzma
+import re
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import IO, cast
 from urllib.parse import quote
 
 from nvprof_kit.names import DOMAIN, KNOWN_PHASES, LAYER_CATEGORIES, WINDOW, parse_range
@@ -21,8 +27,51 @@ WHERE eventType = 59 AND domainId IN (SELECT domainId FROM event WHERE eventType
 """
 
 
+_KINETO = re.compile(rb'"' + DOMAIN.encode() + rb':(?:forward|backward|recompute):([^"\\]+)"')
+_PIECE, _MOST = 1 << 20, 1 << 26
+"""Bytes of a PyTorch trace that are read at once, and at most: nobody waits long for a completion."""
+
+
 def layer_names(path: Path) -> list[str]:
-    """Module paths of the layers in an export, sorted; none where it is no export that can be read."""
+    """Module paths of the layers in a capture, sorted; none where it is none that can be read, or a report that was
+    not exported yet.
+
+    Args:
+        path: An nsys ``.sqlite``, ``.nsys-rep`` or PyTorch trace, each also packed.
+    """
+    name = path.name.removesuffix(".xz")
+    try:
+        if name.endswith((".json", ".json.gz")):
+            return sorted(_kineto_layers(path))
+        if name.endswith(".nsys-rep"):
+            return _exported_layers(path.with_name(name).with_suffix(".sqlite"))
+        if path.suffix != ".xz":
+            return _exported_layers(path)
+        with tempfile.NamedTemporaryFile(suffix=".sqlite") as unpacked, lzma.open(path) as packed:
+            shutil.copyfileobj(packed, unpacked)
+            unpacked.flush()
+            return _exported_layers(Path(unpacked.name))
+    except (OSError, EOFError, lzma.LZMAError):
+        return []
+
+
+def _kineto_layers(path: Path) -> set[str]:
+    found: set[str] = set()
+    rest, read = b"", 0
+    with ExitStack() as files:
+        stream: IO[bytes] = files.enter_context(path.open("rb"))
+        for suffix in path.suffixes[::-1]:
+            if suffix in (".xz", ".gz"):
+                stream = files.enter_context(cast("IO[bytes]", (lzma if suffix == ".xz" else gzip).open(stream)))
+        while read < _MOST and (piece := stream.read(_PIECE)):
+            read += len(piece)
+            text = rest + piece
+            found.update(name.decode("utf-8", "replace") for name in _KINETO.findall(text))
+            rest = text[text.rfind(b"\n") + 1 :][-4096:]
+    return found
+
+
+def _exported_layers(path: Path) -> list[str]:
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as db:
             return sorted(set(_layers(text for (text,) in db.execute(_QUERY, (DOMAIN,)))))

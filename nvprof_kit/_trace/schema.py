@@ -190,6 +190,7 @@ COLLECTIVES: Mapping[str, Column] = MappingProxyType(
         "description": Column("category", "what the program calls the communicator, '' if unknown", optional=True),
         "sequence": Column("int64", "sequence number within the communicator, -1: unknown", optional=True),
         "peers": Column("category", "ranks of the group, or the other rank of a send or receive; ''", optional=True),
+        "operation": Column("int64", "id that the operation has on every rank, -1: unknown", optional=True),
     }
 )
 """Calls of a communication library (NCCL), where the capture tells what they moved."""

@@ -30,9 +30,9 @@ common_help() {
                       waits for another GPU hangs when it is run again alone)
       --rank N        of a program of several ranks measure rank N alone, since under one ncu they would wait for each other;
                       its launcher has to start rank.sh on each (see rank.sh --help)
-  -x, --ncu OPTION    one more word for ncu, as it stands: -x --devices -x 0; may be given again
-      --annotate      annotate the model without a line in the program: nvprof_kit does it as the model is first called
-  -q, --quiet         say nothing but what went wrong
+  -x, --ncu OPTION    additional word for ncu, passed unchanged: -x --devices -x 0; may be given again
+      --annotate      annotate the model without changing the program, at the model's first call
+  -q, --quiet         print only errors
   -n, --dry-run       print the commands of ncu that do the same, and run nothing
   -h, --help          print this and exit
 

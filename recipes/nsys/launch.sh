@@ -20,9 +20,9 @@ Options:
   -p, --preset NAME   settings: train (default), infer, graphs, memory, metrics, light, or a file like those in presets/;
                       give start.sh the same
   -t, --trace LIST    what nsys traces instead of the preset's list
-  -x, --nsys OPTION   one more option for nsys launch, as it stands; may be given again
-      --annotate      annotate the model without a line in the program: nvprof_kit does it as the model is first called
-  -q, --quiet         say nothing but what went wrong
+  -x, --nsys OPTION   additional option for nsys launch, passed unchanged; may be given again
+      --annotate      annotate the model without changing the program, at the model's first call
+  -q, --quiet         print only errors
   -n, --dry-run       print the command and run nothing
   -h, --help          print this and exit
 

@@ -19,25 +19,25 @@ Options:
                       %h is the host, %p this process, %q{VARIABLE} a variable
   -f, --force         overwrite NAME.nsys-rep and NAME.sqlite
   -p, --preset NAME   settings: train (default), infer, graphs, memory, metrics, light, or a file like those in presets/
-  -t, --trace LIST    what nsys traces instead of the preset's list; what is left out is not in the table
-  -x, --nsys OPTION   one more option for nsys profile, as it stands: -x --stats=true; may be given again
-      --annotate      annotate the model without a line in the program: nvprof_kit does it as the model is first called
+  -t, --trace LIST    what nsys traces instead of the preset's list; the table shows only what is traced
+  -x, --nsys OPTION   additional option for nsys profile, passed unchanged: -x --stats=true; may be given again
+      --annotate      annotate the model without changing the program, at the model's first call
       --min-free MB   refuse to start with less disk left (default: 1024)
-  -q, --quiet         say nothing but what went wrong: for the logs of batch jobs
-  -n, --dry-run       print the command of nsys that does the same, and run nothing
+  -q, --quiet         print only errors, for the logs of batch jobs
+  -n, --dry-run       print the equivalent nsys command and run nothing
   -h, --help          print this and exit
 
 What to capture, one of (default: all of the run):
-      --step N        step N alone, the stretch inside nvprof_kit.step(N)
-      --range TEXT    the first range TEXT of our domain; TEXT@DOMAIN for another's, TEXT@ for no domain
+      --step N        only step N, the range of nvprof_kit.step(N)
+      --range TEXT    the first range TEXT in domain nvprof_kit; TEXT@DOMAIN for another domain, TEXT@ for no domain
       --schedule S    the windows of nvprof_kit.scheduled() in the program, with the schedule S: early, stable,
                       periodic, 50:60, or skip_first=50,active=10,repeat=2; of several windows each has
                       its report: NAME.1, NAME.2, ...
-      --windows N     N windows of nvprof_kit.scheduled() as the program itself schedules them; 0: all
+      --windows N     N windows of the program's own nvprof_kit.scheduled(); 0: all
       --cuda-profiler from cudaProfilerStart to cudaProfilerStop
       --delay S       begin S seconds after the program's start
       --duration S    end after S seconds, and the program with it (SIGTERM); goes with --delay
-      --keep-running  with --duration: let the program run on; this script then returns at once, with 0
+      --keep-running  with --duration: let the program continue; this script then returns immediately with 0
 
 Environment:
   NSYS                the nsys to run (default: nsys on PATH)

@@ -15,9 +15,9 @@ Options:
   -o, --output NAME   name of the report without its suffix (default: SESSION.1, or the next number that is free)
   -f, --force         overwrite NAME.nsys-rep and NAME.sqlite
   -p, --preset NAME   the preset that launch.sh was given (default: train)
-  -x, --nsys OPTION   one more option for nsys start, as it stands; may be given again
+  -x, --nsys OPTION   additional option for nsys start, passed unchanged; may be given again
       --min-free MB   refuse to start with less disk left, there and in TMPDIR (default: 1024)
-  -q, --quiet         say nothing but what went wrong
+  -q, --quiet         print only errors
   -n, --dry-run       print the command and run nothing
   -h, --help          print this and exit
 

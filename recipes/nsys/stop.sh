@@ -13,7 +13,7 @@ End the capture that start.sh began, and write its report. The program runs on, 
 Options:
   -s, --session NAME  name of the session (default: nvprof_kit)
       --shutdown      end the session too, and the program with it (SIGTERM)
-  -q, --quiet         say nothing but what went wrong
+  -q, --quiet         print only errors
   -n, --dry-run       print the commands and run nothing
   -h, --help          print this and exit
 

@@ -6,15 +6,18 @@
 # Leaves in FOLDER/nsys, FOLDER/kineto, FOLDER/flight and FOLDER/inspector what a run of ranks.sh, of the embedded recorder, of
 # the Flight Recorder and of the NCCL inspector wrote, packed. INSPECTOR names the inspector's library, else it is left out.
 # Nothing is scrubbed here: see nvprof-kit scrub.
+# FAULTS names other faults, by blanks; those of rank_faults.py are also written down as they happen, in FOLDER/truth:
+#   FAULTS="optimizer copy gc rotating none" tests/gpu/take_ranks.sh FOLDER ddp
+#   xz -dk FOLDER/nsys/*.xz && python3 tests/gpu/programs/rank_truth.py FOLDER/nsys FOLDER/truth
 set -euo pipefail
 out=$(realpath -m "${1:?usage: take_ranks.sh FOLDER [KIND...]}")
 kinds=("${@:2}")
 [ ${#kinds[@]} -gt 0 ] || kinds=(ddp fsdp tensor pipeline)
-faults=(layer host loader none)
+read -ra faults <<<"${FAULTS:-layer host loader none}"
 version=$(nsys --version | grep -oE '[0-9]+\.[0-9]+' | head -1)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$out"/{nsys,kineto,flight,inspector} "$work"/{nsys,kineto,inspector}
+mkdir -p "$out"/{nsys,kineto,flight,inspector,truth} "$work"/{nsys,kineto,inspector}
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 torchrun=(python3 -m torch.distributed.run --nproc-per-node 2 --max-restarts 0)
 window=(-x --capture-range=cudaProfilerApi -x "--capture-range-end=repeat:${#faults[@]}")
@@ -26,7 +29,8 @@ say() { printf '%4d s  %s\n' "$SECONDS" "$*"; }
 under_nsys() { # KIND; a report of each rank and fault: KIND-FAULT.rankR-VERSION.sqlite
   local file name rank place
   timeout 150 "${torchrun[@]}" --no-python recipes/nsys/ranks.sh --ranks all -o "$work/nsys/$1" "${window[@]}" -- \
-    python3 tests/gpu/programs/ranks.py "$1" --faults "$all" >"$work/$1-nsys.log" 2>&1 || { tail -30 "$work/$1-nsys.log"; return 1; }
+    python3 tests/gpu/programs/ranks.py "$1" --faults "$all" --truth "$out/truth/$1" \
+    >"$work/$1-nsys.log" 2>&1 || { tail -30 "$work/$1-nsys.log"; return 1; }
   for file in "$work/nsys/$1"-*.sqlite; do
     name=${file##*/} rank=${name##*-rank} place=1
     case $name in *.[0-9].sqlite) place=${name%.sqlite} place=${place##*.} ;; esac

@@ -120,6 +120,17 @@ def test_no_import_cycle() -> None:
         pytest.fail(" <- ".join(error.args[1]))
 
 
+def test_what_runs_again_is_a_test_that_exists() -> None:
+    """A name in ``RERUN`` of tests/conftest.py stands for one test."""
+    tests = PACKAGE.parent / "tests"
+    listed = (tests / "conftest.py").read_text(encoding="utf-8")
+    named = re.findall(r'^    "(\S+\.py)::(test_\w+)": [A-Z]+,$', listed, re.M)
+    assert named
+    for file, name in named:
+        (page,) = (tests / "integration").rglob(file)
+        assert f"def {name}(" in page.read_text(encoding="utf-8"), (file, name)
+
+
 MOST_FILES = 16
 """Of Python in one folder: who has the word for a thing then finds its file at a glance."""
 

@@ -8,7 +8,11 @@ import numpy as np
 
 from nvprof_kit._analysis.ranks.clocks import align
 from nvprof_kit._analysis.ranks.groups import groups_of
+from nvprof_kit._analysis.ranks.lost import shifted_steps, voted
 from nvprof_kit._analysis.ranks.maps.unprofiled import place
+from nvprof_kit._analysis.ranks.passing import pair_messages
+from nvprof_kit._analysis.ranks.stages import spans_of, stages_of
+from nvprof_kit._analysis.ranks.words import COARSE_NS
 from nvprof_kit._trace.jobs.tables import JobTables
 
 if TYPE_CHECKING:
@@ -48,27 +52,65 @@ def align_job(tables: JobTables, ranks: list[int]) -> Alignment:
         tables: The job's maps.
         ranks: Its profiled ranks.
     """
+    import pandas as pd
+
     rows, most = tables.rows()
     if 2 < len(ranks) <= TOLD_APART:
         parts = groups_of(tables.stream_ends())
         if len(parts):
             tables.split(parts)
+    said = _tell_messages(tables, ranks)
     every = 1 if rows <= FEW else max(most // SAMPLES, 1)
     odd = tables.odd_steps()
     ends = tables.ends(every)
-    if len(odd):
-        known = ends.merge(odd.assign(odd=True), on=["c", "s"], how="left")["odd"].isna().to_numpy()
-        whole = ends[known]
-        ends = whole if len(whole) else ends
-    clocks = align(ends, sorted(ranks))
-    aligned = clocks[clocks["offset_ns"].notna()]
-    residual = float(np.nanmedian(clocks["residual_ns"])) if len(aligned) else 0.0
-    floor = max(round(2 * residual), LEAST_FLOOR_NS)
+    clocks = _clocks(ends, odd, sorted(ranks))
+    if every == 1:
+        shifted = shifted_steps(ends, clocks, _floor(clocks))
+        if len(shifted):
+            odd = pd.concat([odd, shifted]).drop_duplicates(ignore_index=True)
+            clocks = _clocks(ends, odd, sorted(ranks))
+    floor, aligned = _floor(clocks), clocks[clocks["offset_ns"].notna()]
     frame = aligned.assign(drift=aligned["drift_ppm"] / 1e6)[["rank", "at_ns", "offset_ns", "drift"]]
     frame = frame.astype({"offset_ns": "int64"})
     placed = place(tables, frame) if tables.has_unprofiled else None
     tables.match(frame, _by_time(tables, odd, aligned, floor), placed.members if placed else None)
-    return Alignment(clocks, floor, placed.warnings if placed else ())
+    return Alignment(clocks, floor, (*said, *(placed.warnings if placed else ())))
+
+
+def _tell_messages(tables: JobTables, ranks: list[int]) -> tuple[str, ...]:
+    """Match the sends and receives of a pipeline of more than two ranks whose communicators have no names."""
+    if max(max(ranks, default=0) + 1, tables.world_size()) < 3 or not 1 < len(ranks) <= TOLD_APART:
+        return ()
+    messages = tables.messages()
+    layers = tables.layer_medians()
+    stages = stages_of(layers)
+    # within a stage, messages go round a ring in which all ranks take part at once
+    if not len(messages) or (len(set(stages.values())) < 2 and (messages["kind"] == "SendRecv").any()):
+        return ()
+    found = pair_messages(messages, stages, spans_of(layers))
+    tables.renumber(found.numbers)
+    return found.warnings
+
+
+def _clocks(ends: pd.DataFrame, odd: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
+    """The clocks from the steps in which no rank lacks collectives; where these do not tell them, from what ends
+    together most often in the others.
+    """
+    if not len(odd):
+        return align(ends, ranks)
+    known = ends.merge(odd.assign(odd=True), on=["c", "s"], how="left")["odd"].isna().to_numpy()
+    clocks = align(ends[known] if known.any() else ends, ranks)
+    poor = clocks[clocks["offset_ns"].isna() | (clocks["residual_ns"] > COARSE_NS)]["rank"].tolist()
+    if not poor or len(ranks) > TOLD_APART:
+        return clocks
+    again = align(voted(ends, poor), ranks)
+    return again if again["residual_ns"].sum() < clocks["residual_ns"].sum() or not known.any() else clocks
+
+
+def _floor(clocks: pd.DataFrame) -> int:
+    """The time below which clocks tell nothing apart."""
+    known = clocks["residual_ns"].dropna()
+    return max(round(2 * float(known.median())), LEAST_FLOOR_NS) if len(known) else LEAST_FLOOR_NS
 
 
 def _by_time(tables: JobTables, odd: pd.DataFrame, clocks: pd.DataFrame, floor: int) -> pd.DataFrame:
@@ -91,35 +133,3 @@ def _by_time(tables: JobTables, odd: pd.DataFrame, clocks: pd.DataFrame, floor: 
     members.loc[double, "k"] = 2_000_000_000 + np.flatnonzero(double)
     made: pd.DataFrame = members[columns]
     return made
-
-
-def job_warnings(ranks: pd.DataFrame, clocks: pd.DataFrame, tables: JobTables) -> list[str]:
-    """What may be missing in a job: ranks, clocks, collectives."""
-    there = set(ranks["rank"].tolist())
-    world = max(int(ranks["world_size"].max()), max(there) + 1)
-    said = []
-    missing = sorted(set(range(world)) - there)
-    if missing:
-        said.append(
-            f"{len(missing)} of {world} ranks are missing ({_some(missing)}): who came last may be one of them; "
-            "profile them too, or read the waits as lower bounds"
-        )
-    lost = clocks[clocks["offset_ns"].isna()]["rank"].tolist()
-    if lost:
-        said.append(f"{len(lost)} ranks share no collective with the others and are not aligned ({_some(lost)})")
-    drifting = clocks[clocks["residual_ns"] > 200_000]
-    if len(drifting):
-        said.append(
-            f"{len(drifting)} clocks are aligned to no better than 0.2 ms ({_some(drifting['rank'].tolist())}): "
-            "shorter waits between them mean nothing"
-        )
-    if unlike := tables.unlike():
-        said.append(f"{unlike} collectives are of different kinds on different ranks and are left out")
-    unmatched = tables.unmatched()
-    if unmatched:
-        said.append(f"{unmatched} collectives are on one rank only and cannot be matched")
-    return said
-
-
-def _some(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")

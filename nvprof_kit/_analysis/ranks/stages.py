@@ -49,6 +49,18 @@ def _first_number(layers: frozenset[str]) -> float:
     return float(np.median(found)) if found else -1.0
 
 
+def spans_of(medians: pd.DataFrame) -> dict[int, tuple[int, int]]:
+    """First and last number of each rank's layers, where these follow one another; empty where some rank's do not."""
+    named = medians[(medians["layer"] != NO_LAYER) & (medians["median_ns"] > 0)]
+    spans = {}
+    for rank, mine in named.groupby("rank", sort=True):
+        numbers = {int(part) for layer in mine["layer"].unique() for part in str(layer).split(".") if part.isdecimal()}
+        if not numbers or max(numbers) - min(numbers) >= len(numbers):
+            return {}
+        spans[int(str(rank))] = (min(numbers), max(numbers))
+    return spans
+
+
 def with_equals(medians: pd.DataFrame) -> pd.DataFrame:
     """The medians with stage, group (a number for each set of equals), equals (how many it has), peers_ns and
     peers_idle_ns (their medians of computing and of being idle).

@@ -7,10 +7,11 @@ start is left out.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from nvprof_kit._analysis.ranks.words import many
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
@@ -65,13 +66,22 @@ class Verdict:
         return asdict(self)
 
 
+class Judged(Protocol):
+    """What has a verdict: a job."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Which rank the others wait for, if any."""
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What a verdict is made from.
 
     Attributes:
         charges: See `nvprof_kit._analysis.ranks.waits.waits.Waits.charges`.
-        steps: Steps with their median length over ranks, and whether they are warm-up: step, median_ns, warm_up.
+        steps: Steps with their median length over ranks, how many ranks have them, and whether they are warm-up: step,
+            median_ns, ranks, warm_up.
         layers: See `nvprof_kit._analysis.ranks.layers.layer_table`.
         transfers: See `nvprof_kit._trace.jobs.tables.JobTables.transfers`.
         groups: Ranks of each communicator.
@@ -126,6 +136,9 @@ def _counted_steps(found: Evidence) -> tuple[pd.DataFrame, pd.DataFrame]:
     """
     charges, steps = found.charges, found.steps
     if len(steps):
+        # one that few of the profiled ranks have tells nobody's lateness
+        most = int(steps["ranks"].max())
+        steps = steps[steps["ranks"] >= max(min(most, 2), most / 2)]
         steps = steps[~steps["warm_up"]] if not steps["warm_up"].all() else steps
         charges = charges[charges["step"].isin(steps["step"])]
     cold = charges[charges["cause"] == "start_up"]["step"].unique()
@@ -171,7 +184,7 @@ def _of_rank(
         f"rank {rank} is the straggler: {why}; it holds the others up for {_ms(cost)} of "
         + (f"a step of {_ms(length)}" if len(found.steps) else f"the {_ms(length)} that are recorded")
         + rest
-        + (f", in {often} of {len(steps)} steps" if len(found.steps) else "")
+        + (f", in {often} of {many(len(steps), 'step')}" if len(found.steps) else "")
     )
     return Verdict(rank, layer, phase, cause, severity, round(cost), sentence)
 
@@ -339,7 +352,8 @@ def _quiet(costs: pd.DataFrame, length: float, ranks: int) -> Verdict:
     cost = float(costs.median().max()) if costs.shape[1] else 0.0
     return Verdict(
         None, None, None, "none", "none", 0,
-        f"no straggler: none of {ranks} ranks makes the others wait more than {_ms(cost)} of a step of {_ms(length)}",
+        f"no straggler: none of {many(ranks, 'rank')} makes the others wait more than {_ms(cost)} of a step of "
+        f"{_ms(length)}",
     )  # fmt: skip
 
 

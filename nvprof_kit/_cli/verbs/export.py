@@ -58,19 +58,17 @@ def _ranks(asked: Reading, form: Any, step: int | None, rules: str | None) -> No
         UsageError: The form holds stacks, or the captures are not those of one job.
     """
     from nvprof_kit._api.job import open_job
-    from nvprof_kit._api.job_trace import trace_of_ranks
 
     if form in _STACKS:
         raise UsageError(
             f"{form} holds the stacks of one capture, not of {len(asked.captures)}; export them one by one"
         )
-    captures = [asked.open(capture, rules) for capture in asked.captures]
+    first = asked.open(asked.captures[0], rules)
     with progress() as say:
         say("aligning the ranks' clocks")
-        first = captures[0]
         job = open_job(asked.captures, domain=first.domain, rules=first._rules)
-        say(f"reading {len(captures)} captures and writing them as {form}")
-        asked.output.write_document(trace_of_ranks(captures, job, step, form))
+        say(f"reading {len(asked.captures)} captures and writing them as {form}")
+        asked.output.write_document(job.perfetto(step=step, form=form))
 
 
 def _form(asked: Reading, to: str | None) -> str:

@@ -72,6 +72,7 @@ def begin_task() -> None:
     Variable._execution_engine.queue_callback(_End(task, backend))
 
 
+@uncompiled
 def begin_following() -> None:
     """Have `ranges` follow calls into their backward passes from now on: before, there was no torch."""
     follow(begin_task, grad_nodes, plain, torch.Tensor, torch.nn.Parameter)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
+from nvprof_kit._analysis.ranks.words import many, of_job
 from nvprof_kit._report.text.table.grid import Grid
 from nvprof_kit._report.text.table.terminal import table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, percent
@@ -31,7 +32,7 @@ def ranks_report(found: RanksAnswer, top: int = 10) -> list[RenderableType]:
     """
     verdict = found.verdict
     style = {"critical": "bold red", "warning": "bold yellow"}.get(verdict.severity, "bold green")
-    facts = f"{len(found.clocks)} ranks · {found.steps} steps · {found.collectives:,} matched collectives"
+    facts = " · ".join(of_job(len(found.clocks), found.steps, found.collectives))
     parts: list[RenderableType] = [Text(facts), "", Text(verdict.sentence, style), ""]
     parts += _charges(found.charges, found.steps, found.total_wait_ns, top)
     parts += _who_waits(found.matrix, top)
@@ -72,7 +73,7 @@ def _charges(charges: pd.DataFrame, steps: int, total: int, top: int) -> list[Re
     made.add_section()
     made.add_row("", "all", "", "", _MS(total), "100.0 %" if total else "", style="bold")
     return [
-        Text(f"Waiting in collectives, over {steps} steps and all ranks, by what it is charged to", "bold"),
+        Text(f"Waiting in collectives, over {many(steps, 'step')} and all ranks, by what it is charged to", "bold"),
         made,
         "",
     ]
@@ -188,8 +189,7 @@ def _clocks(clocks: pd.DataFrame) -> list[RenderableType]:
         [("rank", "right"), ("offset", "right"), ("drift", "right"), ("residual", "right"), ("collectives", "right")]
     )
     for row in shown.to_dict("records"):
-        known = row["offset_ns"] == row["offset_ns"] and str(row["offset_ns"]) != "<NA>"
-        if known:
+        if row["residual_ns"] == row["residual_ns"]:  # a rank that is not aligned has neither offset nor residual
             made.add_row(
                 str(row["rank"]),
                 f"{row['offset_ns'] / 1e6:,.3f} ms",

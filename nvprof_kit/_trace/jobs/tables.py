@@ -26,9 +26,9 @@ _PEER = "('Send', 'Recv', 'SendRecv')"
 
 _MEMBERS = """
     SELECT rank, index, kind, bytes, size, start_ns, end_ns, step, alone_ns, {comm} AS comm,
-        CASE WHEN operation >= 0 THEN 0 ELSE {c} END AS c,
-        CASE WHEN operation >= 0 OR {sequence} >= 0 THEN -2 ELSE step END AS s,
-        CASE WHEN operation >= 0 THEN operation WHEN {sequence} >= 0 THEN sequence ELSE number END AS k,
+        CASE WHEN {operation} >= 0 AND comm LIKE 'stream %' THEN 0 ELSE {c} END AS c,
+        CASE WHEN {operation} >= 0 OR {sequence} >= 0 THEN -2 ELSE step END AS s,
+        CASE WHEN {operation} >= 0 THEN {operation} WHEN {sequence} >= 0 THEN sequence ELSE number END AS k,
         CASE WHEN kind IN {peer} THEN 'SendRecv' ELSE kind END AS sort
     FROM collectives {join}
 """
@@ -104,7 +104,23 @@ class JobTables:
         # where some ranks tell ids and others do not, only streams are told alike by all
         self._comm = "comm" if told[0] in (True, None) or not told[1] else "'stream ' || stream"
         self._sequence = "sequence" if told[2] else "-1"
-        self._db.execute(f"CREATE VIEW members AS {self._members(f'hash({self._comm})')}")
+        every = self._one(
+            "SELECT bool_and(told) FROM (SELECT rank, bool_or(operation >= 0) AS told FROM collectives "
+            f"WHERE rank IN ({_PROFILED}) GROUP BY rank)"
+        )
+        self._operation = "operation" if every[0] else "-1"
+        self._show(self._members(f"hash({self._comm})"))
+
+    @property
+    def _ids(self) -> dict[str, str]:
+        """Operations' ids and collectives' numbers, in queries; -1 where not every rank has them."""
+        return {"operation": self._operation, "sequence": self._sequence}
+
+    def _show(self, members: str) -> None:
+        """Take a query for the job's collectives."""
+        self._queried = members
+        self._db.execute(f"CREATE OR REPLACE VIEW members AS {members}")
+        self._gathered.discard("tallies")
 
     def _read(self, table: str) -> str:
         """A query over a table's files."""
@@ -136,7 +152,7 @@ class JobTables:
         return "tallies"
 
     def _members(self, c: str, join: str = "") -> str:
-        made = _MEMBERS.format(c=c, join=join, comm=self._comm, sequence=self._sequence, peer=_PEER)
+        made = _MEMBERS.format(c=c, join=join, comm=self._comm, peer=_PEER, **self._ids)
         return made + f" WHERE {'x.' if join else ''}rank IN ({_PROFILED})" if self.has_unprofiled else made
 
     def close(self) -> None:
@@ -153,6 +169,10 @@ class JobTables:
     def profiled_ranks(self) -> list[int]:
         """The ranks of which there is a profile."""
         return [int(row[0]) for row in self._db.execute(f"{_PROFILED} ORDER BY rank").fetchall()]
+
+    def world_size(self) -> int:
+        """Ranks of the job as captures tell it, -1 where none does."""
+        return int(self._one("SELECT coalesce(max(world_size), -1) FROM ranks")[0])
 
     def rows(self) -> tuple[int, int]:
         """Collectives of all profiled ranks, and of one rank at most."""
@@ -184,8 +204,25 @@ class JobTables:
         self._db.execute("CREATE OR REPLACE TABLE parts AS SELECT * FROM given")
         join = f"LEFT JOIN (SELECT comm AS of, rank, part FROM parts) AS p ON p.of = {self._comm} AND p.rank = x.rank"
         members = self._members(f"hash({self._comm}, coalesce(part, 0))", f"AS x {join}")
-        self._db.execute("CREATE OR REPLACE VIEW members AS " + members.replace("SELECT rank,", "SELECT x.rank,", 1))
-        self._gathered.discard("tallies")
+        self._show(members.replace("SELECT rank,", "SELECT x.rank,", 1))
+
+    def messages(self) -> pd.DataFrame:
+        """Sends and receives that are told by streams and order alone: rank, index, kind, step, bytes, end_ns."""
+        return self._frame(
+            "SELECT rank, index, kind, step, bytes, end_ns FROM members "
+            "WHERE sort = 'SendRecv' AND s <> -2 AND comm LIKE 'stream %' ORDER BY rank, index"
+        )
+
+    def renumber(self, messages: pd.DataFrame) -> None:
+        """Give sends and receives other communicators and numbers: rank, index, label, k."""
+        self._db.register("given", messages)
+        self._db.execute("CREATE OR REPLACE TABLE messages AS SELECT * FROM given")
+        self._show(
+            "SELECT m.* REPLACE (CASE WHEN t.label IS NULL THEN m.c ELSE hash(t.label) END AS c, "
+            "CASE WHEN t.label IS NULL THEN m.s ELSE -2 END AS s, coalesce(t.k, m.k) AS k) "
+            f"FROM ({self._queried}) AS m "
+            "LEFT JOIN messages AS t ON t.rank = m.rank AND t.index = m.index"
+        )
 
     def odd_steps(self) -> pd.DataFrame:
         """Communicator and step in which ranks differ in the number of collectives matched by order: c, s."""
@@ -443,6 +480,15 @@ class JobTables:
             f"SELECT step, rank, {spent} - usual AS excess_ns FROM steps JOIN "
             f"(SELECT step, quantile_disc({spent}, 0.5) AS usual FROM steps GROUP BY step) USING (step) "
             f"WHERE {spent} - usual > {least_ns}"
+        )
+
+    def step_ranges(self) -> pd.DataFrame:
+        """The steps that each rank has: rank, first, last, steps, and shared, how many of them another rank has too."""
+        return self._frame(
+            "WITH had AS (SELECT DISTINCT rank, step FROM steps), "
+            "every AS (SELECT step, count(*) AS n FROM had GROUP BY step) "
+            "SELECT rank, min(step) AS first, max(step) AS last, count(*) AS steps, "
+            "count(*) FILTER (WHERE n > 1) AS shared FROM had JOIN every USING (step) GROUP BY rank ORDER BY rank"
         )
 
     def step_lengths(self) -> pd.DataFrame:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
 from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.nsys.nccl_operations import has_operations, read_operations
 
 Columns = dict[str, Any]
 
@@ -28,7 +29,11 @@ _OF_ALL_RANKS = ("AllGather", "ReduceScatter", "AlltoAll", "Gather", "Scatter")
 
 
 def read_collectives(db: Database) -> Columns:
-    """Columns of the schema's ``collectives``; only calls' names and times where the export has no payloads."""
+    """Columns of the schema's ``collectives``: what ran, where the export tells that, else what was called; only
+    calls' names and times where it has no payloads.
+    """
+    if has_operations(db):
+        return read_operations(db)
     rows = _calls(db)
     if not rows:
         return _columns([], np.empty((0, 3), dtype=np.int64))

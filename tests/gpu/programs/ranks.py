@@ -1,6 +1,7 @@
 """A Llama-shaped model trained over several ranks, a fault planted on the last one; one process a rank, for torchrun.
 
-    torchrun --nproc-per-node 2 ranks.py ddp|fsdp|tensor|pipeline [--faults layer,host,loader,none] [--record FOLDER]
+    torchrun --nproc-per-node 2 ranks.py ddp|fsdp|tensor|pipeline [--faults layer,host,loader,none]
+        [--record FOLDER] [--truth FOLDER]
 
 Each fault is a window of its own of six steps, in the order asked for:
 
@@ -8,6 +9,9 @@ Each fault is a window of its own of six steps, in the order asked for:
 - ``host``: its Python is busy for 30 ms in the forward of one layer's attention
 - ``loader``: its data loader takes 30 ms longer for a batch
 - ``none``: nothing is planted
+
+and those of rank_faults.py, each on a rank and in a place of its own, which are also written down as they happen:
+``--truth FOLDER``.
 
 nsys collects the windows by cudaProfilerStart and cudaProfilerStop (``--capture-range-end=repeat:4``), so each is a
 report. With ``--record`` the embedded recorder writes them instead, FOLDER/KIND-FAULT.rankR.json.gz, and beside each
@@ -28,6 +32,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from parallel import wrap
+from rank_faults import PLACES, Faults, plant_all, slow_optimizer
 from torch import nn
 from train import Size, llama
 from variants import collected
@@ -116,14 +121,15 @@ class Stage(nn.Module):
         return hidden if self.norm is None else self.lm_head(self.norm(hidden))
 
 
-def data_parallel(kind: str, device: torch.device) -> Callable[[torch.Tensor], None]:
+def data_parallel(kind: str, device: torch.device, faults: Faults) -> Callable[[torch.Tensor], None]:
     """A step of DDP, FSDP2 or tensor parallel training."""
     model = llama(SIZE).to(device, torch.bfloat16 if CUDA else torch.float32)
     plant(model.model.layers[late_layer(kind)], device)
+    plant_all(dict(model.named_modules()), faults)
     wrapped = wrap(kind, model)
     nvprof_kit.annotate_model(wrapped)
     # a foreach step does not take sharded and plain parameters together
-    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-4, foreach=kind != "tensor")
+    optimizer = slow_optimizer(torch.optim.AdamW, faults)(wrapped.parameters(), lr=1e-4, foreach=kind != "tensor")
     nvprof_kit.annotate_optimizer(optimizer)
 
     def step(tokens: torch.Tensor) -> None:
@@ -137,7 +143,7 @@ def data_parallel(kind: str, device: torch.device) -> Callable[[torch.Tensor], N
     return step
 
 
-def pipeline(device: torch.device) -> Callable[[torch.Tensor], None]:
+def pipeline(device: torch.device, faults: Faults) -> Callable[[torch.Tensor], None]:
     """A step of a pipeline of as many stages as ranks, four micro-batches."""
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
@@ -145,6 +151,7 @@ def pipeline(device: torch.device) -> Callable[[torch.Tensor], None]:
     module = Stage(llama(SIZE), rank, stages).to(device, torch.bfloat16 if CUDA else torch.float32)
     if rank == stages - 1:
         plant(module.layers[str(late_layer("pipeline"))], device)
+    plant_all(dict(module.named_modules()), faults)
     nvprof_kit.annotate_model(module, root=f"stage{rank}")
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
     nvprof_kit.annotate_optimizer(optimizer)
@@ -178,6 +185,7 @@ def main() -> None:
     parser.add_argument("kind", choices=("ddp", "fsdp", "tensor", "pipeline"))
     parser.add_argument("--faults", default="layer,host,loader,none")
     parser.add_argument("--record", type=Path)
+    parser.add_argument("--truth", type=Path)
     asked = parser.parse_args()
 
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if CUDA else torch.device("cpu")
@@ -185,7 +193,8 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if CUDA else "gloo", device_id=device if CUDA else None)
     torch.manual_seed(0)
-    step = pipeline(device) if asked.kind == "pipeline" else data_parallel(asked.kind, device)
+    faults = Faults(asked.truth, dist.get_rank(), device)
+    step = pipeline(device, faults) if asked.kind == "pipeline" else data_parallel(asked.kind, device, faults)
     loader = iter(nvprof_kit.annotate_dataloader(batches()))
 
     numbers = itertools.count()
@@ -193,7 +202,13 @@ def main() -> None:
     def train(steps: int) -> None:
         for number in itertools.islice(numbers, steps):
             with nvprof_kit.step(number):
-                step(next(loader).to(device, non_blocking=True))
+                faults.begin_step(number)
+                tokens = next(loader)
+                if faults.now("copy"):
+                    faults.copy(device)
+                if faults.now("head"):
+                    faults.sleep(0.025)
+                step(tokens.to(device, non_blocking=True))
 
     def window(name: str) -> AbstractContextManager[object]:
         if asked.record is not None:
@@ -203,6 +218,7 @@ def main() -> None:
     train(WARM_UP)
     for fault in asked.faults.split(","):
         planted["fault"] = fault
+        faults.fault = fault if fault in PLACES else "none"
         train(1)
         dist.barrier()
         name = f"{asked.kind}-{fault}"
@@ -210,6 +226,7 @@ def main() -> None:
             train(STEPS)
         if asked.record is not None:
             dump_flight_recorder(asked.record / f"{name}.rank{dist.get_rank()}.flight")
+        faults.write()
     dist.destroy_process_group()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import lzma
 import os
 import subprocess
 import sys
@@ -170,8 +173,9 @@ def test_a_report_is_called_as_its_program(command: str, name: str) -> None:
 
 def completed(folder: Path, words: str, shell: str = "bash") -> list[str]:
     """What a shell is offered for the last word."""
-    count = len(words.split(" ")) - 1
-    asked = {"_NVPROF_KIT_COMPLETE": f"{shell}_complete", "COMP_WORDS": words, "COMP_CWORD": str(count)}
+    *_, last = split = words.split(" ")
+    place = last if shell == "fish" else str(len(split) - 1)
+    asked = {"_NVPROF_KIT_COMPLETE": f"{shell}_complete", "COMP_WORDS": words, "COMP_CWORD": place}
     done = subprocess.run(
         [sys.executable, "-m", "nvprof_kit"],
         cwd=folder,
@@ -181,7 +185,10 @@ def completed(folder: Path, words: str, shell: str = "bash") -> list[str]:
         check=False,
     )
     assert done.stderr == ""
-    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+    lines = done.stdout.splitlines()
+    if shell == "zsh":  # kind, value and help, a line each
+        return lines[1::3]
+    return [line.partition(",")[2] for line in lines]
 
 
 def test_the_shell_completes_captures_presets_sets_and_layers(tmp_path: Path) -> None:
@@ -198,6 +205,27 @@ def test_the_shell_completes_captures_presets_sets_and_layers(tmp_path: Path) ->
     assert completed(tmp_path, "nvprof-kit ncu profile --set s") == ["speed-of-light", "stalls"]
     assert completed(tmp_path, "nvprof-kit ncu profile --layer model.l") == ["model.layers.0", "model.layers.1"]
     assert "--step" in completed(tmp_path, "nvprof-kit profile --st")
+    assert completed(tmp_path, "nvprof-kit flops --where model.l") == ["model.layers.0", "model.layers.1"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    "capture", ["mine.sqlite", "mine.sqlite.xz", "mine.nsys-rep", "mine.json", "mine.json.gz", "mine.json.xz"]
+)
+def test_layers_come_from_the_capture_that_is_named(shell: str, capture: str, tmp_path: Path) -> None:
+    newest = NsysFile(tmp_path / "newest.sqlite")
+    newest.range_("other", 100, 200, category="forward")
+    mine = NsysFile(tmp_path / "mine.sqlite")
+    mine.range_("model.layers.0", 100, 200, category="forward")
+    mine.write()
+    newest.write()
+    trace = json.dumps({"traceEvents": [{"ph": "X", "name": "nvprof_kit:forward:model.layers.0", "ts": 1, "dur": 2}]})
+    pack = {".xz": lzma.compress, ".gz": gzip.compress}.get(Path(capture).suffix, bytes)
+    held = trace.encode() if ".json" in capture else (tmp_path / "mine.sqlite").read_bytes()
+    (tmp_path / capture).write_bytes(b"a report" if capture.endswith("-rep") else pack(held))
+    words = f"nvprof-kit layers {capture} --where model"
+    given = completed(tmp_path, words, shell)
+    assert given == ["model.layers.0"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

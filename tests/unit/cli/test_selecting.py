@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from nvprof_kit._results.by_layer import ByLayer
 from support.nsys_file import NsysFile
 
+import nvprof_kit
+from nvprof_kit._analysis.flops.flops import joined
 from nvprof_kit._cli import group
 from nvprof_kit._report.warnings import in_order
 from nvprof_kit.errors import UsageError
@@ -118,6 +121,64 @@ def test_prefill_and_decode_are_columns(capture: str) -> None:
 
 def test_by_step_folds_too(capture: str) -> None:
     assert labels(table("layers", capture, "--by", "step")) == ["layers.0-2,4-9 x9", "mlp x9", "layers.3", "mlp"]
+
+
+FOLDING = {
+    "flops": ["flops", str(DATA / "flops" / "llama12-2024.2.sqlite.xz")],
+    "metrics": ["metrics", str(DATA / "metrics" / "llama-2023.4.sqlite.xz")],
+    "ncu layers": [
+        *("ncu", "layers", str(DATA / "ncu" / "encoder-full-2025.3.csv.xz")),
+        *("--with", str(DATA / "ncu" / "encoder-2024.2.sqlite.xz")),
+    ],
+}
+"""Verbs whose rows are of layers and phases, but `layers`; with 12, 4 and 28 equal blocks."""
+
+
+def first_words(text: str) -> list[str]:
+    """The first two columns of a table by layer and phase."""
+    lines = text.splitlines()
+    rule = next(place for place, line in enumerate(lines) if line.startswith("──"))
+    body = lines[rule + 1 : lines.index("", rule)]
+    return [" ".join(line.split()[: 3 if " x" in line else 2]) for line in body]
+
+
+@pytest.mark.parametrize(
+    ("verb", "block", "parts", "by_default"),
+    [
+        ("flops", "model.layers.0-11 x12", "….layers.0-11.self_attn x12", True),
+        ("metrics", "model.layers.0-3 x4", "….layers.0-3.self_attn x4", False),
+        ("ncu layers", "encoder.layers.0-27 x28", "….layers.0-27.self_attn x28", True),
+    ],
+)
+def test_every_table_of_layers_folds(verb: str, block: str, parts: str, by_default: bool) -> None:
+    words = FOLDING[verb]
+    text = table(*words, "--fold")
+    folded, whole = first_words(text), first_words(table(*words))
+    assert f"{block} forward" in folded and f"{block} backward" in folded
+    assert any(line.split(".")[-1] == f"{parts.rsplit('.', maxsplit=1)[-1]} forward" for line in folded)
+    assert "of one of them. --no-fold gives each its line." in text
+    assert whole == folded if by_default else not any(" x" in line for line in whole)
+    if by_default:
+        whole = first_words(table(*words, "--no-fold"))
+    assert len(folded) < len(whole) and not any(" x" in line for line in whole)
+    name, _, count = block.partition(" x")
+    marked = rows(*words, "--fold")
+    assert len(marked) == len(whole) and sum(row["folded_into"] == name for row in marked) == 2 * int(count)
+
+
+def test_folded_figures_are_those_of_all_the_blocks() -> None:
+    result = nvprof_kit.open(FOLDING["flops"][1]).flops().selected(fold=True)
+    told = ByLayer(result.rows, result.blocks, result.select).read(
+        None, "gpu_busy_ns", lambda _path, _phase, rows: joined(rows)
+    )
+    (row,) = told[(told["layer"] == "model.layers.0-11") & (told["phase"] == "backward")].to_dict("records")
+    blocks = result.rows["layer"].str.fullmatch(r"model\.layers\.\d+") & (result.rows["phase"] == "backward")
+    each, busy = result.rows[blocks], result.rows[blocks]["gpu_busy_ns"]
+    assert row["flops"] == pytest.approx(each["flops"].sum())
+    assert row["tflops_per_s"] == pytest.approx(each["flops"].sum() / busy.sum() / 1000)
+    assert each["mfu"].min() <= row["mfu"] <= each["mfu"].max()
+    assert (row["count"], row["gpu_busy_ns"]) == (12, busy.sum())
+    assert (row["min_ns"], row["max_ns"]) == (busy.min(), busy.max())
 
 
 @pytest.mark.parametrize("verb", ["breakdown", "advise", "summary --view kernel"])

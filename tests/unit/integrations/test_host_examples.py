@@ -1,6 +1,7 @@
 """The examples of the hosts, run with the real packages: each at most 25 lines, each with its ranges in their places.
 
-A package that is not installed skips its example. CI has transformers, accelerate, lightning and diffusers.
+A package that is not installed skips its example. CI has transformers, TRL, accelerate, lightning
+and diffusers.
 """
 
 from __future__ import annotations

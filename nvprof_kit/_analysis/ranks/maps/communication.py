@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,7 +80,7 @@ def communications(
             "comm": comm,
             "stream": stream,
             "group": calls.group,
-            "operation": NONE,
+            "operation": calls.operation,
             "sequence": _unique(comm, calls.sequence),
             "step": step[place],
             "kind": kind,
@@ -98,11 +99,13 @@ class _Calls(NamedTuple):
     communicator: npt.NDArray[Any]
     group: npt.NDArray[Any]
     sequence: Int64Array
+    operation: Int64Array
 
 
 def _calls(trace: Trace, ops: Int64Array, owner: Int64Array) -> _Calls:
     nothing = np.full(len(ops), "", dtype=object)
-    said = _Calls(nothing.copy(), nothing.copy(), nothing.copy(), np.full(len(ops), NONE, dtype=np.int64))
+    unknown = np.full(len(ops), NONE, dtype=np.int64)
+    said = _Calls(nothing.copy(), nothing.copy(), nothing.copy(), unknown.copy(), unknown)
     calls = trace.collectives
     if calls is None or not len(calls) or not len(ops):
         return said
@@ -118,7 +121,21 @@ def _calls(trace: Trace, ops: Int64Array, owner: Int64Array) -> _Calls:
         said.sequence[owner[rows]] = calls["sequence"].to_numpy()[rows]
     if "description" in calls:
         said.group[owner[rows]] = np.asarray(calls["description"].astype(str), dtype=object)[rows]
+    if "operation" in calls:
+        _put_operations(said.operation, owner[rows], calls["operation"].to_numpy()[rows])
     return said
+
+
+def _put_operations(ids: Int64Array, kernel: Int64Array, operation: Int64Array) -> None:
+    """The id of each kernel: its operation's, or of several one that stands for just these, on whichever rank."""
+    told = operation >= 0
+    order = np.lexsort((operation[told], kernel[told]))
+    kernel, operation = kernel[told][order], operation[told][order]
+    first = np.flatnonzero(np.diff(kernel, prepend=-1))
+    for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(kernel)], strict=True):
+        mine = np.unique(operation[begin:end])
+        digest = hashlib.blake2b(mine.astype("<i8").tobytes(), digest_size=8).digest()
+        ids[kernel[begin]] = mine[0] if len(mine) == 1 else int.from_bytes(digest, "little") >> 1
 
 
 def _unique(comm: npt.NDArray[Any], sequence: Int64Array) -> Int64Array:

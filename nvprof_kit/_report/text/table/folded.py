@@ -33,19 +33,19 @@ def fold_columns(lines: Iterable[Mapping[str, str]]) -> list[str]:
 
 
 def fold_notes(columns: Iterable[str], figures: str, each: str) -> list[Text]:
-    """What a folded line is, where there is one.
+    """A note about folded lines, if there are any.
 
     Args:
         columns: The table's columns.
-        figures: What its figures are.
-        each: What median, min and max are.
+        figures: The meaning of the figures of a folded line.
+        each: The meaning of median, min and max.
     """
     if "median" not in columns:
         return []
     return [
         Text(
-            f"x80: equal blocks in one line, whose figures are {figures}; median, min and max are {each}. --no-fold "
-            "gives each its line.",
+            f"x80: equal blocks in one line; figures are {figures}; median, min and max are {each}. --no-fold prints "
+            "one line per block.",
             "dim",
         )
     ]

@@ -375,7 +375,7 @@ def test_the_file_beside_a_capture(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"gone\.sqlite: no such file"):
         flops_beside(tmp_path / "gone.sqlite")
     (tmp_path / "other.sqlite").touch()
-    with pytest.raises(CaptureError, match=r"no other\.flops\.json beside it.*count_flops.*--with"):
+    with pytest.raises(CaptureError, match=r"no other\.flops\.json next to it.*count_flops.*--with"):
         flops_beside(tmp_path / "other.sqlite")
     named = flops_of_rank(tmp_path / "train.flops.json", "run-host-rank3-x.sqlite")
     assert named.name == "train.rank3.flops.json"

@@ -58,7 +58,7 @@ def test_many_collectives_are_told_step_by_step(kind: str, tmp_path: Path, monke
 
 def test_missing_ranks_are_named(tmp_path: Path) -> None:
     job = SyntheticJob(3, 3, 4, 10, missing=(5,), seed=2)
-    assert any("1 of 9 ranks are missing (5)" in line for line in opened(job, tmp_path).warnings)
+    assert any("1 of 9 ranks is missing (5)" in line for line in opened(job, tmp_path).warnings)
 
 
 def test_ranks_that_share_nothing_are_not_aligned(tmp_path: Path) -> None:

@@ -160,6 +160,8 @@ def test_signals_wait_while_a_trace_is_written() -> None:
     ],
 )
 def test_what_a_launcher_starts(line: str, launcher: object, options: str, program: str) -> None:
+    if launcher is ACCELERATE:
+        pytest.importorskip("accelerate")
     python = sys.executable
     found = parse_launch([python, *line.split()])
     assert found == Launch(python, launcher, tuple(options.split()), (python, *program.split()))  # type: ignore[arg-type]

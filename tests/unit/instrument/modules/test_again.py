@@ -65,3 +65,11 @@ def test_a_program(sink) -> None:
     net = model()
     with annotate_model(net), pytest.raises(UsageError, match="already annotated"):
         annotate_model(net)
+
+
+def test_a_cell_of_ipython_run_twice(sink) -> None:
+    shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell()
+    made = "import torch\nfrom nvprof_kit import annotate_model\nnet = torch.nn.Sequential(torch.nn.Linear(2, 2))"
+    for cell in (made, "handle = annotate_model(net)", "handle = annotate_model(net)", "out = net(torch.zeros(1, 2))"):
+        shell.run_cell(cell).raise_error()
+    assert sink.lines == ["Sequential", "  0"]

@@ -68,7 +68,7 @@ assert state.backend is None and not net._forward_hooks
 
 def test_a_bad_value_warns_once() -> None:
     said = python(BACKEND, NVPROF_KIT="yes")
-    assert "NVPROF_KIT='yes' is none of auto, on, off; taken for auto" in said
+    assert "NVPROF_KIT='yes' is not one of auto, on, off; using auto" in said
     assert "NoneType" in said
 
 

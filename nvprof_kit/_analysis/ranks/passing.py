@@ -1,0 +1,187 @@
+"""Sends and receives without ids, in jobs of more than two ranks: which rank each message came from.
+
+The place in a stream tells the partner only where a stream has one partner, and nothing says whether it has. So two
+ranks of neighbouring stages are partners where, by one offset of their clocks, most of their messages end together:
+a send of one with a receive of the other, of the same size and in the same step. Where another rank, or another offset,
+does nearly as well, nobody can tell, and the messages are left out and counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.ranks.words import many, some
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TOGETHER_NS = 50_000
+"""Ends within this are together."""
+
+MARGIN = 0.8
+"""What comes second may have at most this share of the votes of the first."""
+
+LEAST = 3
+"""Votes that make a pair."""
+
+COLUMNS = ["rank", "index", "label", "k"]
+
+Ints = npt.NDArray[np.int64]
+
+
+class Passing(NamedTuple):
+    """The messages of a job, numbered so that both sides of each have the same number.
+
+    Attributes:
+        numbers: rank, index, label (of the pair of ranks) and k of every message; those without a partner are alone.
+        warnings: How many those are.
+    """
+
+    numbers: pd.DataFrame
+    warnings: tuple[str, ...]
+
+
+class _Pair(NamedTuple):
+    """Two ranks by one offset: the rows of their messages that end together, one against one."""
+
+    first: int
+    second: int
+    votes: int
+    rival: int
+    rows: Ints
+    partners: Ints
+
+
+def pair_messages(
+    rows: pd.DataFrame, stages: Mapping[int, int], spans: Mapping[int, tuple[int, int]] = MappingProxyType({})
+) -> Passing:
+    """Who sent what to whom.
+
+    Args:
+        rows: Sends and receives: rank, index, kind (Send, Recv, or SendRecv where that is not told), step, bytes (-1:
+            unknown), end_ns on each rank's own clock.
+        stages: The pipeline stage of each rank.
+        spans: First and last number of each rank's layers, where they are known.
+    """
+    import pandas as pd
+
+    rows = rows.sort_values(["rank", "end_ns"], kind="stable", ignore_index=True)
+    pairs = _partners([_vote(rows, *two) for two in _neighbours(rows, stages, spans)])
+    label, k = np.full(len(rows), "", dtype=object), np.arange(len(rows))
+    times = np.zeros(len(rows), dtype=np.int64)
+    for one in pairs:
+        np.add.at(times, np.concatenate((one.rows, one.partners)), 1)
+    for one in pairs:
+        sure = (times[one.rows] == 1) & (times[one.partners] == 1)
+        mine, other = one.rows[sure], one.partners[sure]
+        label[mine] = label[other] = f"ranks {one.first} and {one.second}"
+        k[other] = k[mine]
+    for one in pairs:
+        _match_rest(rows, one, label, k)
+    lone = label == ""
+    label[lone] = "alone"
+    numbers = pd.DataFrame({"rank": rows["rank"], "index": rows["index"], "label": label, "k": k})[COLUMNS]
+    said: tuple[str, ...] = ()
+    if lone.any():
+        ranks = sorted(set(rows["rank"][lone].tolist()))
+        said = (
+            f"{many(int(lone.sum()), 'message', 'cannot be matched and is/cannot be matched and are')} left out (sends "
+            f"and receives of ranks {some(ranks)}): the captures do not name their communicators, and by time they fit "
+            "no rank or several; waiting for them is not told",
+        )
+    return Passing(numbers, said)
+
+
+def _neighbours(
+    rows: pd.DataFrame, stages: Mapping[int, int], spans: Mapping[int, tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Pairs of ranks that may pass messages on: of stages that follow one another, the last and the first too."""
+    ranks = sorted(set(rows["rank"].tolist()))
+    of = {rank: stages.get(rank, 0) for rank in ranks}
+    last = max(stages.values(), default=0)
+    apart = {1, last} if last else {0}
+    return [
+        (a, b) for a in ranks for b in ranks if a < b and abs(of[a] - of[b]) in apart and _follow(a, b, stages, spans)
+    ]
+
+
+def _follow(one: int, other: int, stages: Mapping[int, int], spans: Mapping[int, tuple[int, int]]) -> bool:
+    """Whether no layer is missing between two ranks, as one of a stage that is not there would be."""
+    if one not in spans or other not in spans:
+        return True
+    last = max(stages.values())
+    closes_ring = last > 1 and {stages[one], stages[other]} == {0, last}
+    return closes_ring or _close(spans[one], spans[other])
+
+
+def _close(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    low, high = sorted((one, other))
+    return high[0] <= low[1] + 1
+
+
+def _vote(rows: pd.DataFrame, first: int, second: int) -> _Pair:
+    """The offset by which the most messages of two ranks end together."""
+    one, other = (rows[rows["rank"] == rank] for rank in (first, second))
+    keys = ["row", "kind", "step", "bytes", "end_ns"]
+    both = one.assign(row=one.index)[keys].merge(other.assign(row=other.index)[keys], on="step", suffixes=("", "_o"))
+    fits = (both["kind"] != both["kind_o"]) | (both["kind"] == "SendRecv")
+    fits &= (both["bytes"] == both["bytes_o"]) | (both["bytes"] < 0) | (both["bytes_o"] < 0)
+    both = both[fits]
+    apart = (both["end_ns"] - both["end_ns_o"]).to_numpy()
+    order = np.argsort(apart, kind="stable")
+    apart, mine, others = apart[order], both["row"].to_numpy()[order], both["row_o"].to_numpy()[order]
+    until = np.searchsorted(apart, apart + TOGETHER_NS, side="right")
+    count = until - np.arange(len(apart))
+    if not len(apart):
+        return _Pair(first, second, 0, 0, mine, others)
+    best = int(count.argmax())
+    elsewhere = (apart > apart[until[best] - 1]) | (apart < apart[best] - TOGETHER_NS)
+    rival = int(count[elsewhere].max()) if elsewhere.any() else 0
+    chosen = slice(best, int(until[best]))
+    unlike = np.isin(mine[chosen], _twice(mine[chosen])) | np.isin(others[chosen], _twice(others[chosen]))
+    return _Pair(first, second, int((~unlike).sum()), rival, mine[chosen][~unlike], others[chosen][~unlike])
+
+
+def _twice(values: Ints) -> Ints:
+    found, times = np.unique(values, return_counts=True)
+    made: Ints = found[times > 1]
+    return made
+
+
+def _partners(pairs: list[_Pair]) -> list[_Pair]:
+    """The pairs that no other offset comes near to, and no other pair that claims the same messages."""
+    clear = [one for one in pairs if one.votes >= LEAST and one.rival <= MARGIN * one.votes]
+    claims: dict[int, list[int]] = {}
+    for place, one in enumerate(pairs):
+        for row in (*one.rows.tolist(), *one.partners.tolist()):
+            claims.setdefault(row, []).append(place)
+    kept = []
+    for one in clear:
+        disputed = Counter(place for row in (*one.rows.tolist(), *one.partners.tolist()) for place in claims[row])
+        if all(count <= MARGIN * one.votes for place, count in disputed.items() if pairs[place] is not one):
+            kept.append(one)
+    return kept
+
+
+def _match_rest(rows: pd.DataFrame, pair: _Pair, label: npt.NDArray[np.object_], k: Ints) -> None:
+    """Match by order what ended apart, since its sender was done early: in steps that leave as many on both sides."""
+    end, kind, step, rank = (rows[name].to_numpy() for name in ("end_ns", "kind", "step", "rank"))
+    if not len(pair.rows):
+        return
+    offset = int(np.median(end[pair.rows] - end[pair.partners]))
+    free = label == ""
+    for sender, receiver, shift in ((pair.first, pair.second, offset), (pair.second, pair.first, -offset)):
+        sends = np.flatnonzero(free & (rank == sender) & (kind == "Send"))
+        gets = np.flatnonzero(free & (rank == receiver) & (kind == "Recv"))
+        for one in np.unique(step[sends]).tolist():
+            mine, other = sends[step[sends] == one], gets[step[gets] == one]
+            # a receive ends no earlier than its send
+            if len(mine) == len(other) and (end[other] + shift >= end[mine] - TOGETHER_NS).all():
+                label[mine] = label[other] = f"ranks {pair.first} and {pair.second}"
+                k[other] = k[mine]

@@ -1,0 +1,89 @@
+"""Sentences on a job: what may be missing in it, and numbers of things."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nvprof_kit._trace.jobs.tables import JobTables
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+COARSE_NS = 200_000
+"""A clock that is aligned to no better than this is said."""
+
+
+def many(number: int, noun: str, verb: str = "") -> str:
+    """``1 rank``, ``2,000 ranks``; with a verb, given for one and for several, ``1 rank is``, ``2 ranks are``."""
+    one, _, several = verb.partition("/")
+    return f"{number:,} {noun}" + "s" * (number != 1) + (f" {one if number == 1 else several}" if verb else "")
+
+
+def some(numbers: Sequence[int]) -> str:
+    """The first eight, by commas."""
+    return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
+
+
+def of_job(ranks: int, steps: int, collectives: int) -> list[str]:
+    """How large a job is."""
+    return [many(ranks, "rank"), many(steps, "step"), many(collectives, "matched collective")]
+
+
+def job_warnings(ranks: pd.DataFrame, clocks: pd.DataFrame, tables: JobTables) -> list[str]:
+    """What may be missing in a job: ranks, clocks, steps, collectives."""
+    there = set(ranks["rank"].tolist())
+    world = max(int(ranks["world_size"].max()), max(there) + 1)
+    said = []
+    missing = sorted(set(range(world)) - there)
+    if missing:
+        said.append(
+            f"{len(missing)} of {many(world, 'rank')} {'is' if len(missing) == 1 else 'are'} missing "
+            f"({some(missing)}): who came last may be one of them; profile them too, or read the waits as lower bounds"
+        )
+    lost = clocks[clocks["offset_ns"].isna()]["rank"].tolist()
+    if lost:
+        verbs = "shares no collective with the others and is/share no collective with the others and are"
+        said.append(f"{many(len(lost), 'rank', verbs)} not aligned ({some(lost)})")
+    drifting = clocks[clocks["residual_ns"] > COARSE_NS]
+    if len(drifting):
+        said.append(
+            f"{many(len(drifting), 'clock', 'is/are')} aligned to no better than {COARSE_NS / 1e6} ms "
+            f"({some(drifting['rank'].tolist())}): shorter waits between them mean nothing"
+        )
+    said += _of_steps(tables.step_ranges())
+    if unlike := tables.unlike():
+        said.append(f"{many(unlike, 'collective', 'is/are')} of different kinds on different ranks and left out")
+    if unmatched := tables.unmatched():
+        verbs = "is on one rank only and/are on one rank only and"
+        said.append(f"{many(unmatched, 'collective', verbs)} cannot be matched")
+    return said
+
+
+def _of_steps(steps: pd.DataFrame) -> list[str]:
+    """Ranks that lack steps which others have: they began later, ended early, or their window is another one.
+
+    Args:
+        steps: See `nvprof_kit._trace.jobs.tables.JobTables.step_ranges`.
+    """
+    if len(steps) < 2:
+        return []
+    said, most = [], int(steps["steps"].max())
+    apart = steps[steps["shared"] == 0]
+    if len(apart):
+        first = apart.iloc[0]
+        said.append(
+            f"{many(len(apart), 'rank', 'has/have')} no step in common with another one "
+            f"({some(apart['rank'].tolist())}; rank {first['rank']} has steps {first['first']} to {first['last']}): "
+            "capture the same window of one run on every rank"
+        )
+    fewer = steps[(steps["steps"] < most) & (steps["shared"] > 0)]
+    if len(fewer):
+        first = fewer.iloc[0]
+        said.append(
+            f"{many(len(fewer), 'rank', 'has/have')} fewer steps than the others ({some(fewer['rank'].tolist())}; "
+            f"rank {first['rank']} has steps {first['first']} to {first['last']}, {first['steps']} of {most}): its "
+            "window began later or it ended early; the verdict is on the steps that most ranks have"
+        )
+    return said
