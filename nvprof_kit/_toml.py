@@ -19,5 +19,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     Raises:
         TomlError: It is no TOML; the message names line and column.
     """
-    document: dict[str, Any] = tomllib.loads(text)
+    try:
+        document: dict[str, Any] = tomllib.loads(text)
+    except RecursionError:
+        raise TomlError("lists or tables inside each other too deep to be read") from None
     return document

@@ -26,6 +26,9 @@ WINDOW = "window"
 MEMORY_BEGIN, MEMORY_END, MEMORY_PEAK = "allocated at begin", "allocated at end", "peak inside"
 """Texts of the marks of category ``memory`` inside a layer's range; the payload is a number of bytes."""
 
+GARBAGE = "gc"
+"""Text of the ranges of category ``user`` around Python's full garbage collections."""
+
 RANK_MARK = "NVPROF_KIT_RANK_MARK"
 """Environment variable; with the value ``step``, the `rank_text` is marked in each step instead of once."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nvprof_kit._api.capture import Capture
+from nvprof_kit._api.sources import read_beside
 from nvprof_kit.errors import UsageError
 
 SUFFIXES = (".sqlite", ".sqlite.xz", ".json", ".json.gz", ".json.xz", ".nsys-rep")
@@ -41,7 +42,14 @@ class Captures:
             raise UsageError(f"{named}: no such file in {self.folder}; the tool captures lists those that there are")
         if not path.name.lower().endswith(SUFFIXES):
             raise UsageError(f"{named}: no capture; needed one of {' '.join(SUFFIXES)}")
-        return _exported(path, named) if path.name.lower().endswith(".nsys-rep") else path
+        if path.name.lower().endswith(".nsys-rep"):
+            path = _exported(path, named)
+        for one in (path, *read_beside(path)):
+            if not one.resolve().is_relative_to(self.folder):
+                raise UsageError(
+                    f"{named}: {one.name} is a link that leads outside {self.folder}; nothing there is read"
+                )
+        return path.resolve()
 
     def open(self, named: str) -> Capture:
         """Open a capture; an unchanged capture that is still open is reused.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.operations import Operations, op_owners
@@ -18,12 +19,12 @@ OPTIONAL = ("name",)
 """Optional columns of the operations that stacks need."""
 
 
-def stacks(operations: Operations, instance: int | None = None) -> pd.DataFrame:
+def stacks(operations: Operations, chosen: npt.NDArray[np.bool_] | None = None) -> pd.DataFrame:
     """The operations of each kernel in each layer and phase, summed.
 
     Args:
         operations: The operations and who owns them, with the columns of `OPTIONAL`.
-        instance: Which instance of a step, None for the whole capture.
+        chosen: Which instances of steps, None for the whole capture.
 
     Returns:
         Columns layer, phase, kernel, kernel_class, gpu_ops, gpu_self_ns, in the order of the layers' names, the
@@ -35,7 +36,7 @@ def stacks(operations: Operations, instance: int | None = None) -> pd.DataFrame:
     layer, phase = op_owners(attribution)
     kernel, kernel_class = ops["name"].cat, operations.classes.code.astype(np.int64)
     spans = (len(layer.categories), len(phase.categories), len(kernel.categories), len(CLASSES))
-    rows = slice(None) if instance is None else attribution.step == instance
+    rows = slice(None) if chosen is None else np.append(chosen, False)[attribution.step]
     codes = (layer.codes, phase.codes, kernel.codes.to_numpy(), kernel_class)
     key = np.ravel_multi_index(tuple(one[rows].astype(np.int64) for one in codes), tuple(max(one, 1) for one in spans))
     distinct, which = np.unique(key, return_inverse=True)

@@ -141,80 +141,122 @@ def _idle_until(begins: Int64Array, ends: Int64Array, moment: Int64Array) -> Int
 
 
 def timeline(
-    trace: Trace, attribution: Attribution, instance: int | None = None, *, steps_idle: bool = False
+    trace: Trace,
+    attribution: Attribution,
+    instance: int | None = None,
+    *,
+    steps_idle: bool = False,
+    chosen: npt.NDArray[np.bool_] | None = None,
 ) -> Timeline:
-    """What ran in one step, or in the whole capture.
+    """What ran in one step, in some steps, or in the whole capture.
 
     Args:
         trace: The capture, with the columns of `OPTIONAL`.
         attribution: Who owns each operation.
         instance: Which instance of a step, None for the whole capture.
         steps_idle: Whether the gaps of a whole capture reach to where its first step begins and its last one ends.
+        chosen: Which instances, where `instance` is None; None for the whole capture. What runs between two of them
+            that follow each other is in it.
 
     Raises:
         KeyError: The capture has no such instance.
     """
-    begin, end = _window(trace, attribution, instance)
+    if instance is not None:
+        chosen = np.arange(len(attribution.ranges.steps)) == instance
+    runs = _runs(chosen)
+    begin, end = _windows(trace, attribution, runs, instance)
     starts, ends = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    rows = np.flatnonzero((starts < end) & (ends > begin) | (starts >= begin) & (starts < end))
+    rows = np.flatnonzero(_touch(begin, end, starts, ends))
     lanes, lane = _lanes(trace, rows)
-    windows = _by_device(trace, attribution, instance, rows)
+    by_device = _by_device(trace, attribution, runs, rows)
+    windows = {one: (int(edges.min()), int(edges.max())) for one, edges in by_device.items()}
     order = np.lexsort((starts[rows], lane))
     rows, lane = rows[order], lane[order]
     return Timeline(
         step=None if instance is None else int(attribution.ranges.steps[instance]),
         instance=instance,
-        start_ns=begin,
-        end_ns=end,
+        start_ns=int(begin.min()),
+        end_ns=int(end.max()),
         lanes=lanes,
         ops=_ops(trace, attribution, rows, lane),
         spans=_spans(attribution, rows, lane, starts[rows], ends[rows]),
         ranges=_cpu_ranges(attribution.ranges, begin, end),
-        idle=_idle(trace, attribution, rows, _of_all_steps(trace, attribution, windows) if steps_idle else windows),
+        idle=_idle(trace, attribution, rows, _of_all_steps(trace, attribution, by_device) if steps_idle else by_device),
         windows=windows,
     )
 
 
-def _window(trace: Trace, attribution: Attribution, instance: int | None) -> tuple[int, int]:
-    """From the first to the last moment of an instance, or of the capture."""
-    if instance is not None:
-        times = step_times(trace, attribution)
-        if instance not in times.index:
-            raise KeyError(instance)
-        return int(times["start_ns"][instance]), int(times["end_ns"][instance])
-    starts = np.concatenate([trace.ops["start_ns"].to_numpy(), attribution.ranges.start])
-    ends = np.concatenate([trace.ops["end_ns"].to_numpy(), attribution.ranges.end])
-    return (int(starts.min()), int(ends.max())) if len(starts) else (0, 0)
+def _runs(chosen: npt.NDArray[np.bool_] | None) -> Int64Array | None:
+    """The first and the last of the instances that follow each other, shape ``(runs, 2)``; None for the capture."""
+    if chosen is None:
+        return None
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], chosen.astype(np.int8), [0]))))
+    found: Int64Array = edges.reshape(-1, 2) - np.array([0, 1])
+    return found
+
+
+def _windows(
+    trace: Trace, attribution: Attribution, runs: Int64Array | None, instance: int | None
+) -> tuple[Int64Array, Int64Array]:
+    """From the first to the last moment of each run of instances, or of the capture; apart and in order."""
+    if runs is None:
+        starts = np.concatenate([trace.ops["start_ns"].to_numpy(), attribution.ranges.start])
+        ends = np.concatenate([trace.ops["end_ns"].to_numpy(), attribution.ranges.end])
+        return (starts.min(keepdims=True), ends.max(keepdims=True)) if len(starts) else (np.zeros(1, np.int64),) * 2
+    times = step_times(trace, attribution)
+    if instance is not None and instance not in times.index:
+        raise KeyError(instance)
+    known = times.reindex(np.arange(len(attribution.ranges.steps)))
+    told = [known.iloc[first : last + 1].dropna(subset=["start_ns"]) for first, last in runs.tolist()]
+    begin, end = (
+        np.array([int(one[name].agg(how)) for one in told if len(one)], dtype=np.int64)
+        for name, how in (("start_ns", "min"), ("end_ns", "max"))
+    )
+    return begin, np.maximum.accumulate(end)
+
+
+def _touch(begin: Int64Array, end: Int64Array, starts: Int64Array, ends: Int64Array) -> npt.NDArray[np.bool_]:
+    """Which intervals touch one of some windows, which are in order; one without a length lies in it."""
+    place = np.minimum(np.searchsorted(end, starts, side="right"), len(end) - 1)
+    begin, end = begin[place], end[place]
+    touched: npt.NDArray[np.bool_] = (starts < end) & ((ends > begin) | (starts >= begin))
+    return touched
 
 
 def _by_device(
-    trace: Trace, attribution: Attribution, instance: int | None, rows: Int64Array
-) -> dict[int, tuple[int, int]]:
-    """When the instance ran on each device that some operations ran on; of the whole capture from the first operation
-    to the last.
+    trace: Trace, attribution: Attribution, runs: Int64Array | None, rows: Int64Array
+) -> dict[int, Int64Array]:
+    """When each run of instances ran on each device that some operations ran on, shape ``(r, 2)``, in order; of the
+    whole capture from the first operation to the last.
     """
     device, start, end = (trace.ops[name].to_numpy()[rows] for name in ("device", "start_ns", "end_ns"))
-    found: dict[int, tuple[int, int]] = {}
-    if instance is None:
+    if runs is None:
         here = {one: device == one for one in np.unique(device).tolist()}
-        return {one: (int(start[mine].min()), int(end[mine].max())) for one, mine in here.items()}
+        return {one: np.array([[start[mine].min(), end[mine].max()]]) for one, mine in here.items()}
     cut = step_windows(trace, attribution)
-    for place in np.flatnonzero(cut.instance == instance).tolist():
-        one, begin, finish = cut.devices[cut.device[place]].device, int(cut.start[place]), int(cut.end[place])
-        first, last = found.get(one, (begin, finish))
-        found[one] = (min(first, begin), max(last, finish))
+    ordinal = np.array([one.device for one in cut.devices], dtype=np.int64)[cut.device]
+    run = np.searchsorted(runs[:, 0], cut.instance, side="right") - 1
+    inside = (run >= 0) & (cut.instance <= runs[run, 1])
+    found: dict[int, Int64Array] = {}
+    for one in np.unique(ordinal[inside]).tolist():
+        mine = np.flatnonzero(inside & (ordinal == one))
+        mine = mine[np.argsort(run[mine], kind="stable")]
+        first = np.flatnonzero(np.diff(run[mine], prepend=-1))
+        edges = np.minimum.reduceat(cut.start[mine], first), np.maximum.reduceat(cut.end[mine], first)
+        found[one] = np.stack(edges, axis=1)
     return found
 
 
 def _of_all_steps(
-    trace: Trace, attribution: Attribution, windows: Mapping[int, tuple[int, int]]
-) -> Mapping[int, tuple[int, int]]:
+    trace: Trace, attribution: Attribution, windows: Mapping[int, Int64Array]
+) -> Mapping[int, Int64Array]:
     """From where the first step begins on each device to where the last one ends, or further."""
     cut, found = step_windows(trace, attribution), dict(windows)
-    for place in np.flatnonzero(cut.in_step).tolist():
-        one = cut.devices[cut.device[place]].device
-        first, last = found[one]
-        found[one] = min(first, int(cut.start[place])), max(last, int(cut.end[place]))
+    ordinal = np.array([one.device for one in cut.devices], dtype=np.int64)[cut.device]
+    for one in np.unique(ordinal[cut.in_step]).tolist():
+        mine = np.flatnonzero(cut.in_step & (ordinal == one))
+        edges = found[one]
+        found[one] = np.array([[min(edges.min(), cut.start[mine].min()), max(edges.max(), cut.end[mine].max())]])
     return found
 
 
@@ -342,10 +384,11 @@ def _levels(ranges: Ranges, outer: Int64Array) -> Int64Array:
     return level
 
 
-def _cpu_ranges(ranges: Ranges, begin: int, end: int) -> pd.DataFrame:
+def _cpu_ranges(ranges: Ranges, begin: Int64Array, end: Int64Array) -> pd.DataFrame:
     import pandas as pd
 
-    rows = np.flatnonzero((ranges.start < end) & (ranges.end > begin))
+    place = np.minimum(np.searchsorted(end, ranges.start, side="right"), len(end) - 1)
+    rows = np.flatnonzero((ranges.start < end[place]) & (ranges.end > begin[place]))
     rows = rows[np.lexsort((ranges.nesting.depth[rows], ranges.start[rows], ranges.tid[rows]))]
     named = [ranges.names[name] for name in ranges.name[rows].tolist()]
     made: pd.DataFrame = pd.DataFrame(
@@ -362,25 +405,26 @@ def _cpu_ranges(ranges: Ranges, begin: int, end: int) -> pd.DataFrame:
     return made
 
 
-def _idle(
-    trace: Trace, attribution: Attribution, rows: Int64Array, windows: Mapping[int, tuple[int, int]]
-) -> pd.DataFrame:
-    """Gaps between the operations of each device, whatever their stream or process, and at the edges of its window."""
+def _idle(trace: Trace, attribution: Attribution, rows: Int64Array, windows: Mapping[int, Int64Array]) -> pd.DataFrame:
+    """Gaps between the operations of each device, whatever their stream or process, and at the edges of its windows;
+    what lies between two windows is none.
+    """
     import pandas as pd
 
     device, start, end = (trace.ops[name].to_numpy()[rows] for name in ("device", "start_ns", "end_ns"))
     found: list[pd.DataFrame] = []
     for one in np.unique(device).tolist():
         mine = np.flatnonzero(device == one)
-        edges = (*windows.get(one, ()), int(start[mine].min()), int(end[mine].max()))
-        edge = np.array([min(edges), max(edges)])  # as operations without length of no layer
+        known = windows.get(one, np.zeros((0, 2), dtype=np.int64))
+        edge = np.append(known.ravel(), (start[mine].min(), end[mine].max()))  # operations without length of no layer
         starts, ends = np.append(start[mine], edge), np.append(end[mine], edge)
-        layer = np.append(attribution.layer_range[rows[mine]], [NONE, NONE])
+        layer = np.append(attribution.layer_range[rows[mine]], np.full(len(edge), NONE))
         order = np.argsort(starts, kind="stable")
         reach = np.maximum.accumulate(ends[order])
         # the operation that was the last to end before each
         latest = order[np.maximum.accumulate(np.where(ends[order] == reach, np.arange(len(order)), 0))]
-        gap = np.flatnonzero(starts[order][1:] > reach[:-1])
+        between = np.isin(reach[:-1], known[:-1, 1]) & np.isin(starts[order][1:], known[1:, 0])
+        gap = np.flatnonzero((starts[order][1:] > reach[:-1]) & ~between)
         before, after = order[gap + 1], latest[gap]
         columns = {"device": np.full(len(gap), one), "start_ns": reach[gap], "end_ns": starts[before]}
         found.append(

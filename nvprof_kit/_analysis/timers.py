@@ -44,6 +44,8 @@ _COLLECTIVE = re.compile(
     re.IGNORECASE,
 )
 """Whole words of a stage's name: `grad_sync` is a collective's stage, `async_log` and `commit_metrics` are not."""
+_NAMED = 10
+"""So many ranks without a log are named."""
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _STEP = ("step", "iteration", "iter", "train_step", "training_step")
 
@@ -355,7 +357,8 @@ def _warnings(calls: pd.DataFrame) -> list[str]:
     ]
     ranks = set(calls["rank"].tolist())
     if missing := sorted(set(range(max(ranks))) - ranks):
-        warnings.append(f"no log of rank {', '.join(map(str, missing))}: it is in none of the figures")
+        named = ", ".join(map(str, missing[:_NAMED])) + (f" and {len(missing) - _NAMED} more" * (len(missing) > _NAMED))
+        warnings.append(f"no log of rank {named}: it is in none of the figures")
     warnings += _clock_warnings(calls)
     if calls["cuda_ns"].isna().any() and calls["cuda_ns"].notna().any():
         warnings.append("some calls have no GPU time; ranks are compared by the CPU clock")
@@ -369,12 +372,19 @@ def _clock_warnings(calls: pd.DataFrame) -> list[str]:
     ends = calls.assign(stage=calls["stage"].astype(str)).pivot_table("end_ns", ["stage", "call"], "rank").dropna()
     if ends.shape[1] < 2 or ends.empty:
         return []
-    offsets = ends.sub(ends.median(axis=1), axis=0).median()
-    steps = ends.median(axis=1).groupby(level="stage").diff().median()
+    middle = ends.median(axis=1)
+    offsets = ends.sub(middle, axis=0).loc[middle.sort_values(kind="stable").index]
+    steps = middle.groupby(level="stage").diff().median()
     apart = max(50e6, 0.0 if pd.isna(steps) else float(steps) / 2)
-    return [
-        f"the clock of rank {rank} is {abs(offset) / 1e9:.2f} s {'ahead of' if offset > 0 else 'behind'} the others': "
-        "skew_start_ns and the timeline compare different clocks; durations and the verdict do not depend on it"
-        for rank, offset in offsets.items()
-        if abs(offset) > apart
-    ]
+    quarter = max(len(offsets) // 4, 1)
+    went = offsets.iloc[-quarter:].median() - offsets.iloc[:quarter].median()
+    compared = "skew_start_ns and the timeline compare different clocks; durations and the verdict do not depend on it"
+    said = []
+    for rank, offset in offsets.median().items():
+        if abs(went[rank]) > apart:
+            gone = f"went {abs(went[rank]) / 1e9:.2f} s {'forward' if went[rank] > 0 else 'back'} against the others'"
+            said.append(f"the clock of rank {rank} {gone} during the run; it was set: {compared}")
+        elif abs(offset) > apart:
+            ahead = "ahead of" if offset > 0 else "behind"
+            said.append(f"the clock of rank {rank} is {abs(offset) / 1e9:.2f} s {ahead} the others': {compared}")
+    return said

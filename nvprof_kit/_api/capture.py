@@ -16,6 +16,8 @@ from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.names import DOMAIN
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
     from matplotlib.figure import Figure
 
@@ -190,7 +192,7 @@ class Capture:
             view: The table to print and to return from `Breakdown.to_frame`. None prints all tables and returns
                 ``steps``.
             top: Maximum number of rows to print per table.
-            steps: Which steps to include; None for the whole capture.
+            steps: Which steps to include; None for all but warm-up, and then ``steps`` has every step.
 
         Raises:
             UsageError: None of the requested steps is in the capture.
@@ -473,41 +475,48 @@ class Capture:
         """
         return self.page(*others, step=step, findings=findings, steps=steps).save(path)
 
-    def perfetto(self, *, step: int | None = None, form: TraceForm = "json.gz") -> Document:
+    def perfetto(
+        self, *, step: int | None = None, form: TraceForm = "json.gz", steps: StepOptions | None = None
+    ) -> Document:
         """Make a trace for the Perfetto UI and chrome://tracing, with layers, phases, streams and idle gaps as tracks.
 
         Args:
             step: Include only this step; None for the whole capture.
             form: ``pftrace`` is Perfetto's protobuf format and the smallest; ``json`` and ``json.gz`` also open in
                 chrome://tracing.
+            steps: Include only these steps, and what ran between consecutive ones; None for the whole capture.
 
         Raises:
-            UsageError: The capture does not contain the step.
+            UsageError: The capture does not contain the step, or both step and steps are given.
         """
         from nvprof_kit._report.export.forms import TRACES, suffixes_of
         from nvprof_kit._results.document import Document
 
-        shown, info = self._timeline(step)
+        shown, info = self._timeline(step, steps)
         pieces = _among(form, TRACES, "form of a trace")
         return Document(lambda: pieces(shown, info), suffixes_of(form), self.sources)
 
-    def _timeline(self, step: int | None) -> tuple[Timeline, CaptureInfo]:
-        """What ran in a step, or in the whole capture."""
+    def _timeline(self, step: int | None, steps: StepOptions | None = None) -> tuple[Timeline, CaptureInfo]:
+        """What ran in a step, in some steps, or in the whole capture."""
         from nvprof_kit._analysis.timeline import OPTIONAL, timeline
 
         known = self._operations(OPTIONAL)
-        return timeline(known.trace, known.attribution, self._instance(step)), known.trace.info
+        instance, chosen = self._instance(step), self._chosen(step, steps)
+        return timeline(known.trace, known.attribution, instance, chosen=chosen), known.trace.info
 
-    def pprof(self, *, step: int | None = None, form: StacksForm = "pprof") -> Document:
+    def pprof(
+        self, *, step: int | None = None, form: StacksForm = "pprof", steps: StepOptions | None = None
+    ) -> Document:
         """Make a GPU time profile for flame graph viewers. A stack is the module path, the phase and the kernel.
 
         Args:
             step: Include only this step; None for the whole capture.
             form: ``pprof`` for ``go tool pprof``, Pyroscope and Speedscope; ``folded`` for the text format of
                 FlameGraph.
+            steps: Include only these steps; None for the whole capture.
 
         Raises:
-            UsageError: The capture does not contain the step.
+            UsageError: The capture does not contain the step, or both step and steps are given.
         """
         from nvprof_kit._analysis.stacks import OPTIONAL, stacks
         from nvprof_kit._report.export.flame import folded, pprof
@@ -516,12 +525,12 @@ class Capture:
 
         _among(form, dict.fromkeys(STACKS), "form of stacks")
         known = self._operations(OPTIONAL)
-        rows, ops = stacks(known, self._instance(step)), known.trace.ops
+        rows, ops = stacks(known, self._chosen(step, steps)), known.trace.ops
         length = int(ops["end_ns"].max() - ops["start_ns"].min()) if len(ops) else 0
         made = pprof(rows, known.trace.info, length) if form == "pprof" else folded(rows)
         return Document(made, suffixes_of(form), self.sources)
 
-    def export(self, path: str | Path, *, step: int | None = None) -> Path:
+    def export(self, path: str | Path, *, step: int | None = None, steps: StepOptions | None = None) -> Path:
         """Write the output of `perfetto` or `pprof` to a file.
 
         The suffix selects the format: ``.pftrace``, ``.perfetto-trace``, ``.json.gz`` or ``.json`` for `perfetto`,
@@ -533,8 +542,24 @@ class Capture:
         from nvprof_kit._report.export.forms import TRACES, form_of
 
         form: Any = form_of(Path(path))
-        made = self.perfetto(step=step, form=form) if form in TRACES else self.pprof(step=step, form=form)
-        return made.save(path)
+        make: Any = self.perfetto if form in TRACES else self.pprof
+        written: Path = make(step=step, form=form, steps=steps).save(path)
+        return written
+
+    def _chosen(self, step: int | None, steps: StepOptions | None) -> npt.NDArray[np.bool_] | None:
+        """Which instances of steps are asked for, None for the whole capture."""
+        import numpy as np
+
+        from nvprof_kit._analysis.attribution.steps import chosen_steps
+
+        numbers = self._operations().attribution.ranges.steps
+        if steps is None or not steps.selects:
+            return None if step is None else np.arange(len(numbers)) == self._instance(step)
+        if step is not None:
+            raise UsageError(
+                "one step (--step) and several (--steps, --skip-steps) are asked for; needed is one of them"
+            )
+        return chosen_steps(steps, numbers, str(self.path))
 
     def _instance(self, step: int | None) -> int | None:
         """The step instance that a step number selects."""
@@ -840,11 +865,12 @@ def read_rules(named: str | Path | None) -> Rules | None:
     if named is None:
         return None
     from nvprof_kit._analysis.foreign.rules import parse_rules, preset, presets
+    from nvprof_kit._trace.files.packed import read_packed
 
     if str(named) in presets():
         return preset(str(named))
     try:
-        text = Path(named).read_text(encoding="utf-8")
+        text = read_packed(Path(named)).decode("utf-8")
     except FileNotFoundError:
         raise UsageError(f"--rules {named}: no such file, and no preset; available: {', '.join(presets())}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -861,8 +887,9 @@ def read_kernel_rules(path: str | Path | None) -> tuple[Rule, ...]:
     if path is None:
         return ()
     from nvprof_kit._analysis.kernels.classes import parse_rules
+    from nvprof_kit._trace.files.packed import read_packed
 
     try:
-        return parse_rules(Path(path).read_text(encoding="utf-8"), str(path))
+        return parse_rules(read_packed(Path(path)).decode("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot read it: {getattr(error, 'strerror', None) or error}") from None

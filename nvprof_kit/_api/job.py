@@ -24,6 +24,7 @@ from nvprof_kit.names import DOMAIN
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._analysis.foreign.rules import Rules
     from nvprof_kit._analysis.ranks.aligning import Alignment
     from nvprof_kit._analysis.ranks.replay import Graph
@@ -271,13 +272,21 @@ class Job:
         """
         return self.page(timeline=timeline).save(path)
 
-    def perfetto(self, *, ranks: Sequence[int] = (), step: int | None = None, form: TraceForm = "json.gz") -> Document:
+    def perfetto(
+        self,
+        *,
+        ranks: Sequence[int] = (),
+        step: int | None = None,
+        form: TraceForm = "json.gz",
+        steps: StepOptions | None = None,
+    ) -> Document:
         """A trace of the ranks beside each other on one clock, for the Perfetto UI and chrome://tracing.
 
         Args:
             ranks: Only these; all by default.
             step: Only what ran in this step; None for the whole captures.
             form: ``pftrace`` is Perfetto's own, the smallest; ``json`` and ``json.gz`` open in chrome://tracing too.
+            steps: Only what ran in these steps; None for the whole captures.
 
         Raises:
             UsageError: The job has no such rank or step, its captures are gone, or one holds several ranks.
@@ -297,7 +306,7 @@ class Job:
             captures.append(open_capture(path, domain=self._domain))
             captures[-1]._rules = self._rules
         _among(form, TRACES, "form of a trace")
-        return trace_of_ranks(captures, self.ranks, self._aligned.clocks, step, form)
+        return trace_of_ranks(captures, self.ranks, self._aligned.clocks, step, form, steps=steps)
 
     def export(self, path: str | Path, *, ranks: Sequence[int] = (), step: int | None = None) -> Path:
         """Write `perfetto` to a file, as its suffix says: .pftrace, .perfetto-trace, .json.gz, .json.

@@ -10,6 +10,7 @@ from nvprof_kit.errors import UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nvprof_kit._analysis.attribution.steps import StepOptions
     from nvprof_kit._analysis.timeline import Timeline
     from nvprof_kit._api.capture import Capture
     from nvprof_kit._report.export.job_trace import RankClock
@@ -25,6 +26,8 @@ def trace_of_ranks(
     clocks: pd.DataFrame,
     step: int | None,
     form: Literal["pftrace", "json.gz", "json"],
+    *,
+    steps: StepOptions | None = None,
 ) -> Document:
     """One trace with the captures of several ranks, aligned on the job's clock.
 
@@ -34,6 +37,7 @@ def trace_of_ranks(
         clocks: Their clocks.
         step: Include only this step; None for the whole captures.
         form: Format of the trace.
+        steps: Include only these steps; None for the whole captures.
 
     Raises:
         UsageError: A capture does not belong to exactly one rank of the job.
@@ -48,7 +52,7 @@ def trace_of_ranks(
         its = ranks[ranks["capture"] == str(capture.path)]["rank"].tolist()
         if len(its) != 1:
             raise UsageError(f"{capture.path}: holds {len(its)} ranks; a trace of several captures needs one of each")
-        placed.append((by_rank[its[0]], _reader(capture, step)))
+        placed.append((by_rank[its[0]], _reader(capture, step, steps)))
     placed.sort(key=lambda one: one[0].rank)
     origin = min((clock.offset_ns or 0) - round(clock.drift * clock.at_ns) for clock, _ in placed)
     lost = [clock.rank for clock, _ in placed if clock.offset_ns is None]
@@ -57,9 +61,9 @@ def trace_of_ranks(
     return Document(lambda: job_trace(placed, origin, form), suffixes_of(form), sources, tuple(warnings))
 
 
-def _reader(capture: Capture, step: int | None) -> Reader:
+def _reader(capture: Capture, step: int | None, steps: StepOptions | None) -> Reader:
     def read() -> tuple[Timeline, CaptureInfo]:
-        shown = capture._timeline(step)
+        shown = capture._timeline(step, steps)
         capture._forget()  # keep only one capture in memory at a time
         return shown
 

@@ -101,6 +101,14 @@ class NcuReports:
         return NcuKernels(tidy(self.report), self.report.warnings, sources=self.paths)
 
 
+def read_beside(capture: Path) -> list[Path]:
+    """What else is read where it lies beside a capture: SQLite's journals, a file of counts."""
+    from nvprof_kit._trace.flops_file import find_flops
+
+    counts = find_flops(capture)
+    return [capture.with_name(f"{capture.name}{end}") for end in ("-wal", "-journal")] + ([counts] if counts else [])
+
+
 def open_snapshot(path: str | Path) -> MemorySnapshot:
     """Open a snapshot of PyTorch's CUDA caching allocator.
 
@@ -142,11 +150,11 @@ class MemorySnapshot:
             CaptureError: The file cannot be read, or has no data for the device.
             UsageError: None of the requested steps is in the snapshot.
         """
+        snapshot = self.snapshot  # another process reads it while this one imports
         from nvprof_kit._analysis.attribution.steps import chosen_steps
         from nvprof_kit._analysis.memory.memory import memory
         from nvprof_kit._results.memory import Memory
 
-        snapshot = self.snapshot
         result = memory(snapshot, device)
         if steps is not None and steps.selects:
             kept = chosen_steps(steps, result.steps["step"].to_numpy(), str(self.path))

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from nvprof_kit._trace.files.packed import read_packed
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def flops_of_rank(named: str | Path, capture: str | Path) -> Path:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_packed(path))
     except FileNotFoundError:
         raise CaptureError(f"{path}: no such file") from None
     except OSError as error:

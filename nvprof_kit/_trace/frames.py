@@ -81,3 +81,23 @@ def distinct(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDA
     place = np.zeros(len(there), dtype=np.int32)
     place[known] = np.arange(len(known), dtype=np.int32)
     return known + low, place[ids - low]
+
+
+def spared(parts: Sequence[npt.NDArray[np.int64]], spare: int) -> npt.NDArray[np.int64]:
+    """Columns one behind the other, in front of one more value: `with_spare` then copies nothing."""
+    return np.concatenate([*parts, np.array([spare], dtype=np.int64)])[:-1]
+
+
+def with_spare(column: npt.NDArray[np.int64], spare: int) -> npt.NDArray[np.int64]:
+    """A column with one more value behind it, for the index -1; the same memory where it came from `spared`."""
+    whole = column.base
+    if (
+        isinstance(whole, np.ndarray)
+        and whole.shape == (len(column) + 1,)
+        and whole.dtype == column.dtype
+        and whole.ctypes.data == column.ctypes.data
+        and whole.strides == column.strides
+        and whole[-1] == spare
+    ):
+        return whole
+    return np.append(column, spare)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._trace.files.kinds import told_by
-from nvprof_kit._trace.files.packed import unpack
+from nvprof_kit._trace.files.packed import check_file, unpack
 from nvprof_kit._trace.schema import TABLES
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
@@ -140,6 +140,7 @@ def _unpacked(path: Path) -> Iterator[Path]:
 
 
 def _head(path: Path) -> bytes:
+    check_file(path)
     with path.open("rb") as file:
         head = file.read(64)
     if not head:

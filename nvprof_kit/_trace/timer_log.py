@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from nvprof_kit._trace.files.packed import read_packed
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -80,6 +81,15 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
         if unread:
             warnings.append(f"{file}: {unread} of its lines {'is' if unread == 1 else 'are'} no timer's and left out")
         found = [line for line in found if line not in backwards] if backwards else found
+        once = list(dict.fromkeys(found))
+        if again := len(found) - len(once):
+            warnings.append(f"{file}: {again} of its lines stand in it twice, and count once")
+        found = once
+        if odd := sum(map(_contradicts, found)):
+            warnings.append(
+                f"{file}: cpu_dur is not the time from start to end in {odd} of its lines; the clock was set while the "
+                "stage ran, or the log is damaged: do not trust its CPU times"
+            )
         if found:
             tables.append(_table(found))
         warnings += [
@@ -96,6 +106,13 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
     return TimerLogs(where, stages, tuple(warnings))
 
 
+def _contradicts(line: tuple[str, ...]) -> bool:
+    """Whether a stage's time by one clock is far from that by the other: by more than a tenth and 50 ms."""
+    _, _, start_s, start_us, end_s, end_us, cpu_s, _ = line
+    lasted, cpu = int(end_s) - int(start_s) + (int(end_us) - int(start_us)) / 1e6, float(cpu_s)
+    return abs(lasted - cpu) > 0.05 + 0.1 * max(lasted, cpu)
+
+
 def _files(path: Path) -> list[Path]:
     if not path.exists():
         raise CaptureError(f"{path}: no such file or folder")
@@ -109,7 +126,7 @@ def _files(path: Path) -> list[Path]:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8", errors="replace")
+        return read_packed(file).decode("utf-8", errors="replace").replace("\r\n", "\n")
     except OSError as error:
         raise CaptureError(f"{file}: {error.strerror}") from None
 

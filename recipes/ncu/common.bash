@@ -126,7 +126,7 @@ probe() {
     done
     sections=("${kept[@]}")
   fi
-  case $arch in sm_80) chip=ga100 ;; sm_90) chip=gh100 ;; *) chip=gb100 ;; esac
+  case $arch in sm_80) chip=ga100 ;; sm_89) chip=ad102 ;; sm_90) chip=gh100 ;; sm_120) chip=gb202 ;; *) chip=gb100 ;; esac
   known=$("$ncu" --query-metrics --chip "$chip" 2>/dev/null | awk '{ print $1 }') || :
   grep -q '^gpu__time_duration' <<<"$known" || return 0
   kept=()

@@ -31,4 +31,8 @@ done
 python3 "$programs/snapshot.py" "$work/snapshot"
 mkdir -p "$out/snapshot"
 cp "$work/snapshot/expected.json" "$out/snapshot/"
+python3 "$programs/snapshot_stacks.py" "$work/snapshot/stacks-python.pickle" python
+for mode in fast dladdr addr2line; do
+  TORCH_SYMBOLIZE_MODE=$mode python3 "$programs/snapshot_stacks.py" "$work/snapshot/stacks-$mode.pickle" all
+done
 for file in "$work"/snapshot/*.pickle; do xz -9e -c "$file" > "$out/snapshot/$(basename "$file").xz"; done

@@ -330,6 +330,16 @@ def test_every_set_is_commented_and_well_formed(path: Path) -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.parametrize("arch", CHIPS)
+def test_metrics_are_asked_of_the_chip_that_measures(arch: str, tmp_path: Path) -> None:
+    """An Ada was asked for the metrics of a Blackwell, and left out what only it has."""
+    ncu = tmp_path / "ncu"
+    ncu.write_text('#!/bin/bash\n[ "$1" != --query-metrics ] || echo "$3" >>asked\n')
+    ncu.chmod(0o755)
+    run("kernels.sh", "-n", "-k", "x", "--arch", arch, "-s", "tensor", "--", "x", cwd=tmp_path, NCU=str(ncu))
+    assert (tmp_path / "asked").read_text().split() == [CHIPS[arch]]
+
+
 REFUSING = """#!/bin/bash
 # What ncu 2025.3.1 did on an H200 in a virtual machine, whose NVLink counters cannot be read.
 for word in "$@"; do

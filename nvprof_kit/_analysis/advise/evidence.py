@@ -63,7 +63,7 @@ class Evidence(Operations):
     @cached_property
     def times(self) -> BreakdownResult:
         """Where the time goes."""
-        return breakdown_of(self.trace, self.attribution, self.classes, self.choice, in_steps=True)
+        return breakdown_of(self.trace, self.attribution, self.classes, self.choice)
 
     @cached_property
     def steps(self) -> pd.DataFrame:

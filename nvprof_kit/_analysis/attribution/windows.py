@@ -2,7 +2,9 @@
 
 A step on a device lasts from the end of the step before it, but not from before its range began on the CPU, to the
 end of its last operation or of its range, whichever is later. So waiting for a step's first kernel belongs to that
-step. What lies between two steps, before the first and after the last is a stretch outside steps.
+step. Kernels that no step launched, as of an evaluation, may still run after its range began, since the host is ahead:
+then it lasts from their end on. What lies between two steps, before the first and after the last is a stretch outside
+steps.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers
 from nvprof_kit._analysis.attribution.ranges import Ranges
-from nvprof_kit._trace.schema import Trace
+from nvprof_kit._trace.schema import OP_KINDS, Trace
 
 
 class Device(NamedTuple):
@@ -60,10 +62,12 @@ def step_windows(trace: Trace, attribution: Attribution) -> Windows:
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     devices, of_op = devices_of(trace)
     runs, instance = _runs(attribution.ranges), attribution.step
+    kernel = trace.ops["kind"].to_numpy() == OP_KINDS.index("kernel")
     parts = []
     for number, lane in enumerate(devices):
         mine = np.flatnonzero(of_op == number) if len(devices) > 1 else slice(None)
-        parts.append(_tile(runs, lane.pid, attribution.ranges, _Ops(start[mine], end[mine], instance[mine]), number))
+        ops = _Ops(start[mine], end[mine], instance[mine], kernel[mine])
+        parts.append(_tile(runs, lane.pid, attribution.ranges, ops, number))
     columns = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Windows(devices, of_op, *columns)
 
@@ -90,6 +94,7 @@ class _Ops(NamedTuple):
     start: Int64Array
     end: Int64Array
     instance: Integers
+    kernel: npt.NDArray[np.bool_]
 
 
 class _Runs(NamedTuple):
@@ -111,6 +116,22 @@ def _runs(ranges: Ranges) -> _Runs:
     return _Runs(instance[fresh], ranges.start[rows[fresh]], end, pid[fresh])
 
 
+def _others_end(ops: _Ops, steps: int) -> Int64Array:
+    """When the kernels of no step end that began before the first operation of each step, but no later than that."""
+    least = np.iinfo(np.int64).min
+    others = np.flatnonzero((ops.instance < 0) & ops.kernel)
+    if not len(others) or not steps:
+        return np.full(steps, least)
+    earliest = np.full(steps, np.iinfo(np.int64).max)
+    told = ops.instance >= 0
+    np.minimum.at(earliest, ops.instance[told], ops.start[told])
+    others = others[np.argsort(ops.start[others], kind="stable")]
+    reach = np.concatenate(([least], np.maximum.accumulate(ops.end[others])))
+    before = np.searchsorted(ops.start[others], earliest, side="left")
+    found: Int64Array = np.where(earliest < np.iinfo(np.int64).max, np.minimum(reach[before], earliest), least)
+    return found
+
+
 def _tile(runs: _Runs, pid: int, ranges: Ranges, ops: _Ops, device: int) -> tuple[np.ndarray, ...]:
     """Device, step, instance, start and end of one device's stretches."""
     first, last = int(ops.start.min()), int(ops.end.max())
@@ -122,6 +143,7 @@ def _tile(runs: _Runs, pid: int, ranges: Ranges, ops: _Ops, device: int) -> tupl
     finish = np.maximum.accumulate(np.maximum(runs.end[mine], latest[instance])) if len(mine) else mine
     begins = runs.start[mine]
     start = np.maximum(begins, np.concatenate((begins[:1], finish[:-1])))
+    start = np.maximum(start, np.minimum(_others_end(ops, len(ranges.steps))[instance], finish))
     # between them, before the first and after the last
     gap_start = np.concatenate(([min(first, int(start[0]))] if len(mine) else [first], finish))
     gap_end = np.concatenate((start, [max(last, int(finish[-1]))] if len(mine) else [last]))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
@@ -122,8 +123,8 @@ def breakdown(
     Args:
         trace: The capture, opened with `OPTIONAL`.
         own_rules: Rules for kernel classes, asked before the package's.
-        options: Which steps to look at, by default the whole capture; what is of one step alone is of the one of median
-            length among all but warm-up.
+        options: Which steps to look at, by default all but warm-up; `steps` then has the others too, and the time
+            outside steps. What is of one step alone is of the one of median length.
         known: The same operations, where owners and classes are known already.
 
     Raises:
@@ -132,7 +133,7 @@ def breakdown(
     """
     operations = Operations(trace, own_rules, known)
     choice = choose_steps(trace, operations.attribution, options)
-    made = breakdown_of(trace, operations.attribution, operations.classes, choice, in_steps=choice.asked)
+    made = breakdown_of(trace, operations.attribution, operations.classes, choice)
     if made.communication["bytes"].notna().all():
         return made
     unattributed = (
@@ -142,18 +143,16 @@ def breakdown(
     return replace(made, warnings=(*made.warnings, unattributed))
 
 
-def breakdown_of(
-    trace: Trace, attribution: Attribution, classes: KernelClasses, choice: StepChoice, *, in_steps: bool = False
-) -> BreakdownResult:
+def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses, choice: StepChoice) -> BreakdownResult:
     """The same of a capture of which owners and classes are known already.
 
     Args:
         trace: The capture, opened with `OPTIONAL`.
         attribution: Who owns each operation.
         classes: The class of each operation.
-        choice: Which steps are looked at; where the user chose them, `steps` has no others.
-        in_steps: Whether the tables of idle time, communication, copies and launches leave out what lies outside these
-            steps where the capture has steps; waiting for data outside steps is in them, unless the user chose steps.
+        choice: Which steps the tables of idle time, communication, copies and launches are of; where the capture has
+            none, they are of the whole. Waiting for data between steps is in them, unless the user chose steps; then
+            `steps` has no others either.
     """
     windows = step_windows(trace, attribution)
     active = activity(trace, classes, windows)
@@ -167,7 +166,7 @@ def breakdown_of(
         listed = np.append(choice.shown, False)[instances]
         steps, instances = steps[listed].reset_index(drop=True), instances[listed]
     counted = np.ones(len(trace.ops), dtype=bool)
-    if in_steps and windows.in_step.any():
+    if windows.in_step.any():
         counted, idling = choice.of_ops(attribution), _in_steps(idling, windows, choice)
     middle = median_window(windows, choice.shown)
     shown_as = int(np.count_nonzero(listed[:middle]))
@@ -189,7 +188,7 @@ def breakdown_of(
             *trace.info.warnings,
             *classes.warnings(total),
             *_warnings(trace, steps),
-            *first_collective(trace, classes),
+            *first_collective(trace, classes, counted),
         ),
         info=trace.info,
     )
@@ -233,21 +232,33 @@ def _in_steps(idling: Idle, windows: Windows, choice: StepChoice) -> Idle:
     kept = np.append(choice.shown, False)[instance]
     if not choice.asked:
         kept |= (instance < 0) & (parts["cause"] == "dataloader").to_numpy()
+    parts = parts if kept.all() else parts[kept]
     of_wait = windows.instance[idling.gaps["window"].to_numpy()][idling.waits["gap"].to_numpy()]
-    return replace(idling, parts=parts[kept], waits=idling.waits[np.append(choice.shown, False)[of_wait]])
+    return replace(idling, parts=parts, waits=idling.waits[np.append(choice.shown, False)[of_wait]])
 
 
 def _idle_table(idling: Idle) -> pd.DataFrame:
     """Idle time by cause, layer, phase, operator and call."""
-    parts = idling.parts.sort_values("idle_ns", ascending=False, kind="stable")
-    groups = parts.groupby(["cause", *PLACE], observed=True, sort=False, dropna=False)
-    sums = groups.agg(
-        gaps=("idle_ns", "size"), idle_ns=("idle_ns", "sum"),
-        longest_ns=("idle_ns", "first"), longest_at_ns=("start_ns", "first"),
-    )  # fmt: skip
-    named = sums.reset_index().astype(dict.fromkeys(("cause", *PLACE), object)).fillna(dict.fromkeys(PLACE, ""))
-    ordered = named.sort_values("idle_ns", ascending=False, kind="stable", ignore_index=True)
-    table: pd.DataFrame = ordered[list(IDLE_COLUMNS)]
+    import pandas as pd
+
+    names, spent = ("cause", *PLACE), idling.parts["idle_ns"].to_numpy()
+    columns = [idling.parts[name].cat for name in names]
+    spans = tuple(len(one.categories) + 1 for one in columns)  # one more for those that have none
+    key = np.ravel_multi_index(tuple(one.codes.to_numpy().astype(np.int64) + 1 for one in columns), spans)
+    found, group = np.unique(key, return_inverse=True)
+    rows = np.lexsort((-spent, group))
+    longest = rows[np.searchsorted(group[rows], np.arange(len(found)))]
+    idle_ns = exact_sums(group, spent, len(found))
+    order = np.lexsort((longest, -spent[longest], -idle_ns))
+    places = zip(names, columns, np.unravel_index(found[order], spans), strict=True)
+    made = {name: np.array(["", *one.categories], dtype=object)[code] for name, one, code in places}
+    figures = {
+        "gaps": np.bincount(group, minlength=len(found))[order],
+        "idle_ns": idle_ns[order],
+        "longest_ns": spent[longest][order],
+        "longest_at_ns": idling.parts["start_ns"].to_numpy()[longest][order],
+    }
+    table: pd.DataFrame = pd.DataFrame({**made, **figures})[list(IDLE_COLUMNS)]
     return table
 
 

@@ -56,6 +56,9 @@ FIRST_NS, FIRST_TIMES, OTHERS = 1_000_000, 10, 2
 """An operator's first call that took so long by itself, and so many times the median of its other calls, of which there
 are so many, prepared what the others found ready: a library, a plan for the shape."""
 
+_BLOCK = 1 << 18
+"""Calls that are looked at at once, which bounds the memory."""
+
 _LOADS = re.compile(
     r"^cu(da)?(Module|Library)Load|^cuLink|^nvrtc|^nvJitLink|^nvPTXCompiler|^cu(blas|blasLt|dnn|sparse|solver\w*|fft)Create"
     r"|\(dynamo_timed\)$|CachingAutotuner|autotun",
@@ -181,8 +184,11 @@ def doing(
 def _touches(gaps: tuple[Int64Array, Int64Array], start: Int64Array, end: Int64Array) -> npt.NDArray[np.bool_]:
     """Which intervals overlap some gap, whichever device it is of."""
     begins, ends = union(*gaps)
-    after, before = np.searchsorted(ends, start, side="right"), np.searchsorted(begins, end, side="left")
-    touched: npt.NDArray[np.bool_] = before > after
+    touched = np.zeros(len(start), dtype=bool)
+    for low in range(0, len(start), _BLOCK):
+        block = slice(low, low + _BLOCK)
+        after = np.searchsorted(ends, start[block], side="right")
+        touched[block] = np.searchsorted(begins, end[block], side="left") > after
     return touched
 
 

@@ -25,9 +25,14 @@ _DIRECT = ("broadcast", "reduce", "sendrecv", "send", "recv")
 _MUCH_LONGER, _NOTABLE_NS = 5, 1_000_000
 
 
-def first_collective(trace: Trace, classes: KernelClasses) -> list[str]:
+def first_collective(trace: Trace, classes: KernelClasses, counted: npt.NDArray[np.bool_]) -> list[str]:
     """That a capture's first collective may have waited for the other ranks' profilers, which began later: where the
     first of a name took a multiple of the median of the others. One rank alone does not tell for whom it waited.
+
+    Args:
+        trace: The capture.
+        classes: The class of each operation.
+        counted: Which operations figures are of; a collective in none needs no warning.
     """
     rows = np.flatnonzero(classes.is_a("comm"))
     if not len(rows) or "name" not in trace.ops:
@@ -39,7 +44,7 @@ def first_collective(trace: Trace, classes: KernelClasses) -> list[str]:
         mine = mine[np.argsort(start[mine], kind="stable")]
         usual = float(np.median(took[mine[1:]])) if len(mine) > 1 else np.inf
         first = int(took[mine[0]])
-        if first - usual >= _NOTABLE_NS and first >= _MUCH_LONGER * usual:
+        if counted[rows[mine[0]]] and first - usual >= _NOTABLE_NS and first >= _MUCH_LONGER * usual:
             found.append((first, usual))
     if not found:
         return []

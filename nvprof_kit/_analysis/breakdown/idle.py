@@ -81,6 +81,16 @@ class _Parts(NamedTuple):
     start_ns: Int64Array
 
 
+class _Told(NamedTuple):
+    """The columns of `Idle.waits`; the name of the call as a code."""
+
+    gap: Int64Array
+    layer: Any
+    phase: Any
+    call: npt.NDArray[np.int32]
+    lost_ns: Int64Array
+
+
 def idle(trace: Trace, attribution: Attribution, windows: Windows, active: Activity, host: HostCalls) -> Idle:
     """Tell what the host did in every idle gap; without the table `calls` every cause is `other`.
 
@@ -89,8 +99,12 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, active: Activ
     """
     start, end = active.gap_start, active.gap_end
     splitter = _Splitter(trace, attribution, windows, active, host)
-    blocks = [splitter.parts(slice(low, low + _BLOCK)) for low in range(0, max(len(start), 1), _BLOCK)]
-    parts = _Parts(*(np.concatenate(columns) for columns in zip(*blocks, strict=True)))
+    columns: list[list[Any]] = [[] for _ in _Parts._fields]
+    for low in range(0, max(len(start), 1), _BLOCK):
+        for column, values in zip(columns, splitter.parts(slice(low, low + _BLOCK)), strict=True):
+            column.append(values)
+    splitter.done()
+    parts = _Parts(*(np.concatenate(columns.pop(0)) for _ in _Parts._fields))  # each column's blocks go as it is made
     if not np.array_equal(exact_sums(parts.gap, parts.idle_ns, len(start)), end - start):
         raise AssertionError("the causes of idle time do not add up to it: please report this")
     return splitter.named(parts)
@@ -190,6 +204,13 @@ class _Splitter:
         is_call = (pieces.done != NONE) & ~host.operator[event]
         return np.where(operator == NONE, NONE, host.name[operator]), np.where(is_call, host.name[event], NONE)
 
+    def done(self) -> None:
+        """All gaps were split: what that alone needed takes no more memory."""
+        gap, call, lost = (np.concatenate(columns) for columns in zip(*self._waited, strict=True))
+        around = self._doing.ranges.nesting.innermost(self._host.tid[call], self._host.start[call])
+        self._told = _Told(gap, self._layers[around], self._phases[around], self._host.name[call], lost)
+        del self._doing, self._callers, self._following, self._waited
+
     def named(self, parts: _Parts) -> Idle:
         """The parts and gaps as tables."""
         import pandas as pd
@@ -216,15 +237,13 @@ class _Splitter:
     def _named_waits(self) -> pd.DataFrame:
         import pandas as pd
 
-        gap, call, lost = (np.concatenate(columns) for columns in zip(*self._waited, strict=True))
-        host = self._host
-        around = self._doing.ranges.nesting.innermost(host.tid[call], host.start[call])
+        told = self._told
         columns = {
-            "gap": gap,
-            "layer": self._layers[around],
-            "phase": self._phases[around],
-            "call": labels(host.name[call], host.names),
-            "lost_ns": lost,
+            "gap": told.gap,
+            "layer": told.layer,
+            "phase": told.phase,
+            "call": labels(told.call, self._host.names),
+            "lost_ns": told.lost_ns,
         }
         made: pd.DataFrame = pd.DataFrame(columns, copy=False)
         return made

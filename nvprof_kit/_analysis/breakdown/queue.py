@@ -130,16 +130,18 @@ def _depths(
         windows: The windows.
     """
     line = Line.over((windows.start, waiting.begin), (windows.end, waiting.end))
-    begins, ends = (line.at(lane, moment) for moment in (waiting.begin, waiting.end))
     opens, closes = (line.at(windows.lane, edge) for edge in (windows.start, windows.end))
-    moment = np.concatenate((begins, ends, opens, closes))
-    change = np.repeat([1, -1, 0], [len(lane), len(lane), 2 * len(opens)])
+    moment = np.concatenate((line.at(lane, waiting.begin), line.at(lane, waiting.end), opens, closes))
+    change = np.repeat(np.array([1, -1, 0], dtype=np.int8), [len(lane), len(lane), 2 * len(opens)])
     order = np.argsort(moment, kind="stable")
     moment = moment[order]
-    depth, length = np.cumsum(change[order])[:-1], np.diff(moment)
-    window = np.searchsorted(opens, moment[:-1], side="right") - 1
-    keep = (length > 0) & (window >= 0)
-    keep[keep] = moment[:-1][keep] < closes[window[keep]]
+    change = change[order]
+    del order
+    rows = np.flatnonzero(moment[1:] > moment[:-1])  # stretches with a length
+    depth, length, moment = np.cumsum(change, dtype=np.int64)[rows], moment[rows + 1] - moment[rows], moment[rows]
+    window = np.searchsorted(opens, moment, side="right") - 1
+    keep = window >= 0
+    keep[keep] = moment[keep] < closes[window[keep]]
     depth, length, window = depth[keep], length[keep], window[keep]
     count, whole = len(opens), np.maximum(windows.end - windows.start, 1)
     most = np.zeros(count, dtype=np.int64)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from string import Formatter
 from typing import Any, NamedTuple
 
 from nvprof_kit._toml import TomlError, parse_toml
@@ -23,6 +24,8 @@ _LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 _TEMPLATES = ("layer", "phase", "step", "plain")
 _KEYS = frozenset({"match", "category", "operator", *_TEMPLATES})
 _HEAD = frozenset({"title", "sources", "domain", "include", "otherwise", "rule"})
+_DIGITS = 18
+"""A sequence number with more of them fits no int64, and is none."""
 _OTHERWISE = ("nothing", "layer")
 _PRESETS = files("nvprof_kit._analysis.foreign") / "presets"
 
@@ -77,7 +80,8 @@ class Rule:
         if self.operator:
             sequence = groups.get("sequence", "")
             name = RangeName(layer if layer is not None else text, Category.USER)
-            return Meaning(name, self.operator, int(sequence) if sequence.isdecimal() else -1)
+            known = sequence.isdecimal() and len(sequence) <= _DIGITS
+            return Meaning(name, self.operator, int(sequence) if known else -1)
         if self.plain is not None:
             return Meaning(parse_range(self.plain.format_map(groups), category), ruled=False)
         if step is not None:
@@ -192,10 +196,8 @@ def _rule(entry: Mapping[str, Any], named: str) -> Rule:
     # a group that is called like a key needs no template
     said = {key: entry.get(key, f"{{{key}}}" if key in groups else None) for key in _TEMPLATES}
     for key, template in said.items():
-        try:
-            (template or "").format_map(groups)
-        except (KeyError, ValueError, IndexError, AttributeError) as error:
-            raise UsageError(f"{named}: {key} = {template!r} names an unknown group ({error})") from None
+        if odd := _odd_field(template or "", groups):
+            raise UsageError(f"{named}: {key} = {template!r} names an unknown group ({odd})")
     if entry.get("layer") and "phase" in entry and "{" not in entry["phase"] and entry["phase"] not in _LAYER_PHASES:
         raise UsageError(f"{named}: phase = {entry['phase']!r}; a layer's is one of {', '.join(_LAYER_PHASES)}")
     operator = entry.get("operator", "")
@@ -203,6 +205,17 @@ def _rule(entry: Mapping[str, Any], named: str) -> Rule:
         raise UsageError(f"{named}: operator = {operator!r}; needed one of {', '.join(OPERATORS)}")
     category = _pattern(entry["category"], named) if "category" in entry else None
     return Rule(match, category, **said, operator=operator)
+
+
+def _odd_field(template: str, groups: Mapping[str, str]) -> str:
+    """What in a template is not a group's plain name in braces, '' for nothing: a width of a billion, or a path into
+    Python's objects, is no part of a layer's name.
+    """
+    try:
+        fields = [(name, spec, how) for _, name, spec, how in Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        return str(error)
+    return next((repr(name) for name, spec, how in fields if name not in groups or spec or how), "")
 
 
 def _pattern(expression: str, named: str) -> re.Pattern[str]:

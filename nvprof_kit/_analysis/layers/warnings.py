@@ -94,7 +94,7 @@ def _steps(trace: Trace, attribution: Attribution) -> list[str]:
     outside = int(np.count_nonzero(attribution.step == NONE))
     if len(attribution.ranges.steps) and outside > _NOTABLE * len(attribution.step):
         warnings.append(
-            f"{outside} of {len(attribution.step)} operations are in no step; averages per step hold them, --by step "
+            f"{outside} of {len(attribution.step)} operations are in no step and in no figure per step; --by step "
             "tells them apart"
         )
     unattributed = int(np.count_nonzero(attribution.how == HOW.index("none")))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from nvprof_kit._cli.inputs import rules_option
+from nvprof_kit._cli.inputs import rules_option, steps_options
 from nvprof_kit._cli.output import Reading, reading_into
 from nvprof_kit._cli.progress import progress
 from nvprof_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.attribution.steps import StepOptions
 
 _FORMS = {
     ".json.gz": "json.gz",
@@ -31,8 +34,9 @@ _STACKS = ("pprof", "folded")
     "--to", type=click.Choice(["perfetto", "pprof"]), help="Target viewer, unless the suffix or format says it."
 )
 @click.option("--step", type=int, help="Only this step; default: the whole capture.")
+@steps_options
 @rules_option
-def export(asked: Reading, to: str | None, step: int | None, rules: str | None) -> None:
+def export(asked: Reading, to: str | None, step: int | None, steps: StepOptions, rules: str | None) -> None:
     """Export a trace with layers, phases, streams and idle gaps as tracks, for the Perfetto UI and chrome://tracing; or
     GPU time as stacks of modules, phase and kernel, for pprof and other flame graph viewers.
 
@@ -42,16 +46,16 @@ def export(asked: Reading, to: str | None, step: int | None, rules: str | None) 
     """
     form: Any = _form(asked, to)
     if len(asked.captures) > 1:
-        return _ranks(asked, form, step, rules)
+        return _ranks(asked, form, step, steps, rules)
     (capture,) = asked.captures
     with progress() as say:
         say(f"reading {capture} and writing it as {form}")
         opened = asked.open(capture, rules)
-        made = opened.pprof(step=step, form=form) if form in _STACKS else opened.perfetto(step=step, form=form)
-        asked.output.write_document(made)
+        make: Any = opened.pprof if form in _STACKS else opened.perfetto
+        asked.output.write_document(make(step=step, form=form, steps=steps))
 
 
-def _ranks(asked: Reading, form: Any, step: int | None, rules: str | None) -> None:
+def _ranks(asked: Reading, form: Any, step: int | None, steps: StepOptions, rules: str | None) -> None:
     """Write the trace of several ranks.
 
     Raises:
@@ -68,7 +72,7 @@ def _ranks(asked: Reading, form: Any, step: int | None, rules: str | None) -> No
         say("aligning the ranks' clocks")
         job = open_job(asked.captures, domain=first.domain, rules=first._rules)
         say(f"reading {len(asked.captures)} captures and writing them as {form}")
-        asked.output.write_document(job.perfetto(step=step, form=form))
+        asked.output.write_document(job.perfetto(step=step, form=form, steps=steps))
 
 
 def _form(asked: Reading, to: str | None) -> str:

@@ -219,6 +219,10 @@ def _part(text: str | None) -> tuple[int, int]:
     return int(number), int(of)
 
 
+_DIGITS = 9
+"""No job has more ranks."""
+
+
 def _given(pairs: tuple[str, ...]) -> dict[str, int]:
     """The ranks of ``--rank FILE=N``.
 
@@ -228,7 +232,7 @@ def _given(pairs: tuple[str, ...]) -> dict[str, int]:
     told = {}
     for pair in pairs:
         name, found, number = pair.rpartition("=")
-        if not found or not number.isdecimal():
+        if not found or not number.isdecimal() or len(number) > _DIGITS:
             raise UsageError(f"--rank {pair}: needed FILE=N, as in --rank run.sqlite=3")
         told[name] = int(number)
     return told

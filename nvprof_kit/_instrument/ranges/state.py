@@ -18,6 +18,7 @@ from nvprof_kit._instrument.compile.uncompiled import leave_to_python
 from nvprof_kit._instrument.memory.marks import NvtxWithMemory, Read, read_cuda
 from nvprof_kit._instrument.ranges import ranges
 from nvprof_kit._instrument.ranges.backends import Backend, Nvtx
+from nvprof_kit._instrument.ranges.garbage import Collections
 
 _MODES = ("auto", "on", "off")
 _INJECTED = ("NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH")
@@ -173,3 +174,5 @@ gate["__compiling"] = meet_torch
 ranges.ask(_find_graph_task, lambda: False, lambda: 0)
 _tool = _tool_backend()
 _switch(_tool)
+if _tool is not None:
+    Collections().begin()

@@ -62,7 +62,7 @@ def breakdown_report(
         parts += [
             _steps(result, tables["steps"] if select.sort else None, top),
             *_warm_up(result),
-            *_causes(result.steps),
+            *_causes(result.idle),
             "",
         ]
     for name, title in _TITLES.items():
@@ -78,7 +78,7 @@ def breakdown_report(
 
 def _steps(result: BreakdownResult, in_order: pd.DataFrame | None, top: int) -> RenderableType:
     """A line per step and device, the longest first where there are many, the median of those that are no warm-up, and
-    a line for all steps and one for the time outside.
+    a line for all of these, one for warm-up and one for the time outside steps.
     """
     steps = result.steps
     several = steps[["process", "device"]].drop_duplicates().shape[0] > 1
@@ -97,13 +97,21 @@ def _steps(result: BreakdownResult, in_order: pd.DataFrame | None, top: int) -> 
     if result.choice.count > 1:
         middle = steady.select_dtypes("number").iloc[[_middle(steady["wall_ns"])]].sum()
         made.add_row(f"median of {result.choice.count}", *gpu, *_parts(middle))
-    if len(inside):
-        count = len(set(result.instances[result.instances >= 0].tolist()))
-        made.add_row(f"all {count} steps", *gpu, *_parts(inside.select_dtypes("number").sum()), style="bold")
-    if len(inside) < len(steps):
-        outside = steps[result.instances < 0].select_dtypes("number").sum()
-        made.add_row(_OUTSIDE, *gpu, *_parts(outside))
+    warm_up = inside.drop(index=steady.index)
+    many = _count(result, steady)
+    for name, rows, style in (
+        (f"{many} steady steps" if len(warm_up) else f"all {many} steps", steady, "bold"),
+        (f"warm-up, {_count(result, warm_up)} more", warm_up, ""),
+        (_OUTSIDE, steps[result.instances < 0], ""),
+    ):
+        if len(rows):
+            made.add_row(name, *gpu, *_parts(rows.select_dtypes("number").sum()), style=style)
     return made
+
+
+def _count(result: BreakdownResult, rows: pd.DataFrame) -> int:
+    """How many steps some rows are of."""
+    return len(set(result.instances[rows.index].tolist()))
 
 
 def _middle(wall: pd.Series[int]) -> int:
@@ -113,7 +121,7 @@ def _middle(wall: pd.Series[int]) -> int:
 
 
 def _warm_up(result: BreakdownResult) -> list[RenderableType]:
-    return [Text(f"Warm-up, not in the median: {said}") for said in result.choice.left_out]
+    return [Text(f"Warm-up, in no figure below: {said}") for said in result.choice.left_out]
 
 
 def _step_name(row: Any) -> str:
@@ -133,11 +141,11 @@ def _parts(row: Any) -> list[str]:
     return cells
 
 
-def _causes(steps: pd.DataFrame) -> list[RenderableType]:
+def _causes(idle: pd.DataFrame) -> list[RenderableType]:
     """What the idle time is, a line for each cause that there is."""
-    idle = int(steps["idle_ns"].sum())
-    found = sorted(((int(steps[f"idle_{cause}_ns"].sum()), cause) for cause in CAUSES), reverse=True)
-    lines = [Text(f"  {percent(ns / idle):>7}  {cause}: {CAUSES[cause]}") for ns, cause in found if ns and idle]
+    spent = idle.groupby("cause", sort=False)["idle_ns"].sum().sort_values(ascending=False, kind="stable")
+    whole = int(spent.sum())
+    lines = [Text(f"  {percent(ns / whole):>7}  {cause}: {CAUSES[str(cause)]}") for cause, ns in spent.items() if ns]
     return ["", Text("Idle:", "bold"), *lines] if lines else []
 
 

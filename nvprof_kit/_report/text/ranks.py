@@ -177,6 +177,8 @@ def _bubbles(bubbles: pd.DataFrame | None) -> list[RenderableType]:
 
 def _clocks(clocks: pd.DataFrame) -> list[RenderableType]:
     """The clocks; of many ranks how well they are aligned, and the worst."""
+    import pandas as pd
+
     if len(clocks) <= FOLD:
         shown = clocks
         title = "Clocks"
@@ -189,7 +191,7 @@ def _clocks(clocks: pd.DataFrame) -> list[RenderableType]:
         [("rank", "right"), ("offset", "right"), ("drift", "right"), ("residual", "right"), ("collectives", "right")]
     )
     for row in shown.to_dict("records"):
-        if row["residual_ns"] == row["residual_ns"]:  # a rank that is not aligned has neither offset nor residual
+        if pd.notna(row["offset_ns"]):
             made.add_row(
                 str(row["rank"]),
                 f"{row['offset_ns'] / 1e6:,.3f} ms",

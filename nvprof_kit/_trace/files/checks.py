@@ -24,7 +24,7 @@ _CLOCKS_NS = 100_000
 _BLOCK = 1 << 16
 _MOST_BYTES = 1 << 50
 """No machine has as many."""
-_AGAIN = "the file is damaged: copy it again, export it again or record it again"
+AGAIN = "the file is damaged: copy it again, export it again or record it again"
 
 
 def check_spans(named: str | Path, what: str, start: Int64Array, end: Int64Array) -> None:
@@ -41,7 +41,7 @@ def check_spans(named: str | Path, what: str, start: Int64Array, end: Int64Array
     """
     backwards = int(np.count_nonzero(end < start))
     if backwards:
-        raise CaptureError(f"{named}: {backwards} {what} end before they begin; {_AGAIN}")
+        raise CaptureError(f"{named}: {backwards} {what} end before they begin; {AGAIN}")
 
 
 def check_moments(named: str | Path, moments: Iterable[Int64Array]) -> None:
@@ -55,7 +55,7 @@ def check_moments(named: str | Path, moments: Iterable[Int64Array]) -> None:
         return
     first, last = min(low for low, _ in edges), max(high for _, high in edges)
     if last - first > _LONGEST_DAYS * DAY_NS:
-        raise CaptureError(f"{named}: times from {first} to {last} ns, more than {_LONGEST_DAYS} days apart; {_AGAIN}")
+        raise CaptureError(f"{named}: times from {first} to {last} ns, more than {_LONGEST_DAYS} days apart; {AGAIN}")
 
 
 def check_sizes(named: str | Path, what: str, sizes: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> None:
@@ -71,7 +71,7 @@ def check_sizes(named: str | Path, what: str, sizes: npt.NDArray[np.int64] | npt
     """
     wrong = sizes[~((sizes >= 0) & (sizes <= _MOST_BYTES))]
     if len(wrong):
-        raise CaptureError(f"{named}: {what} is {wrong[0]} in {len(wrong)} rows; {_AGAIN}")
+        raise CaptureError(f"{named}: {what} is {wrong[0]} in {len(wrong)} rows; {AGAIN}")
 
 
 def whole_ns(named: str | Path, what: str, microseconds: npt.NDArray[np.float64], origin_us: float = 0.0) -> Int64Array:
@@ -89,7 +89,7 @@ def whole_ns(named: str | Path, what: str, microseconds: npt.NDArray[np.float64]
     nanoseconds = np.rint((microseconds - origin_us) * 1000)
     wrong = microseconds[~(np.abs(nanoseconds) < 2**62)]
     if len(wrong):
-        raise CaptureError(f"{named}: {what} is {wrong[0]} in {len(wrong)} events; {_AGAIN}")
+        raise CaptureError(f"{named}: {what} is {wrong[0]} in {len(wrong)} events; {AGAIN}")
     return nanoseconds.astype(np.int64)
 
 

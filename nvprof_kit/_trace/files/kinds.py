@@ -99,6 +99,8 @@ def told_by(head: bytes) -> str:
 
 def recognised(path: Path) -> Kind | None:
     """What a file is; None where that is not known, or nothing can be read of it."""
+    if not path.is_file():
+        return None
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)

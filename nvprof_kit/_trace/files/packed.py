@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import io
 import lzma
+import os
 import shutil
+import stat
 from pathlib import Path
 from typing import IO
 
@@ -30,6 +32,29 @@ def free_memory() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 1 << 40
+
+
+_OTHERS = (
+    (stat.S_ISFIFO, "a pipe, which is read once"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is no file: a pipe waits for a writer for ever, and a device may give bytes without end.
+
+    Raises:
+        CaptureError: It is one of these; a directory, and what is not there, is left to whoever opens it.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    what = next((name for is_one, name in _OTHERS if is_one(mode)), None)
+    if what:
+        raise CaptureError(f"{path}: {what}; needed a file: write it to one first")
 
 
 class Bounded(io.RawIOBase):
@@ -83,9 +108,11 @@ def read_packed(path: Path) -> bytes:
     """The bytes of a file, unpacked where it is packed.
 
     Raises:
-        CaptureError: It is cut off or damaged, or becomes larger than half of the free memory or than a capture does.
+        CaptureError: It is no file, is cut off or damaged, or becomes larger than half of the free memory or than a
+            capture does.
         OSError: It cannot be read.
     """
+    check_file(path)
     with path.open("rb") as file:
         if not file.read(len(_XZ)).startswith(_XZ):
             file.seek(0)

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nvprof_kit._trace.files.packed import check_file
 from nvprof_kit.errors import CaptureError
 
 LOADER = Path(__file__).parents[1] / "torch_memory" / "load.py"
@@ -51,6 +52,7 @@ def handed_over(path: Path, what: str, *arguments: str) -> dict[str, Any]:
     Raises:
         CaptureError: As in `load_plain`.
     """
+    check_file(path)
     try:
         path.open("rb").close()
     except OSError as error:
@@ -60,6 +62,8 @@ def handed_over(path: Path, what: str, *arguments: str) -> dict[str, Any]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
         assert child.stdout is not None
         try:
+            import pandas  # noqa: F401 - what is loaded becomes tables; importing takes its time beside the loading
+
             said: dict[str, Any] = _Handed(child.stdout).load()
         except (EOFError, pickle.UnpicklingError):
             said = {"error": f"refused as a {what}: loading it takes more time or memory than its size accounts for"}

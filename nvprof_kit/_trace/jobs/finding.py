@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from nvprof_kit._trace.files.packed import check_file
 from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.open import nsys_sqlite
 from nvprof_kit.errors import UsageError
@@ -124,6 +125,7 @@ def rank_of_capture(path: Path) -> RankName:
 
 def head_of(path: Path) -> bytes:
     """The first bytes of a capture, unpacked."""
+    check_file(path)
     with path.open("rb") as file:
         start = file.read(6)
     opened = lzma.open if start.startswith(b"\xfd7zXZ") else gzip.open if start.startswith(b"\x1f\x8b") else open

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from nvprof_kit._trace.files.checks import AGAIN, DAY_NS, check_sizes, check_spans
+from nvprof_kit._trace.files.packed import check_file, read_packed
 from nvprof_kit._trace.files.plain_pickle import load_plain, one_line
 from nvprof_kit.errors import CaptureError
 
@@ -62,6 +64,7 @@ _WIDTHS = {
 _NAME = re.compile(r"(?:\w+:)?_?(\w+?)(?:_base)?(?: \d+(?:->|<-)(\d+))?")
 _RANK_OF_FILE = re.compile(r"(?:rank[_.-]?|_)(\d+)(?:\.\w+)*$|^(\d+)$")
 _COALESCED = "coalesced"
+_MOST = {"rank": 1 << 30, "ranks": 1 << 30, "peer": 1 << 30, "duration_ns": 100 * DAY_NS}
 
 
 @dataclass(frozen=True)
@@ -97,17 +100,38 @@ def read_flight_recorder(path: str | Path, rank: int | None = None) -> FlightDum
     try:
         rows = _rows(dump, -1 if rank is None else rank)
         table = _table(rows)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError, RecursionError) as error:
         why = f"{type(error).__name__} {one_line(error)}"
         raise CaptureError(f"{path}: a Flight Recorder dump with invalid entries ({why})") from None
+    check_collectives(path, table)
     return FlightDump(str(path), str(dump.get("version", "")), rank, table)
 
 
+def check_collectives(named: Path, table: pd.DataFrame) -> None:
+    """Refuse times, sizes and numbers that no tool writes; -1 is what is not known.
+
+    Raises:
+        CaptureError: One of them is negative or absurd, or a collective ends before it starts.
+    """
+    for name in ("enqueued_ns", "start_ns", "end_ns", "duration_ns", "rank", "ranks", "sequence", "peer"):
+        values = table[name].to_numpy()
+        least = 1 if name == "ranks" else 0
+        wrong = values[(values != -1) & ((values < least) | (values > _MOST.get(name, 1 << 62)))]
+        if len(wrong):
+            raise CaptureError(f"{named}: {name} of collectives is {wrong[0]} in {len(wrong)} rows; {AGAIN}")
+    sizes = table["bytes"].to_numpy()
+    check_sizes(named, "the size of collectives", sizes[sizes != -1])
+    start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+    both = (start != -1) & (end != -1)
+    check_spans(named, "collectives", start[both], end[both])
+
+
 def _load(path: Path) -> dict[str, Any]:
+    check_file(path)
     try:
         with path.open("rb") as file:
             is_json = file.read(64).lstrip()[:1] == b"{"
-        dump = json.loads(path.read_bytes()) if is_json else load_plain(path, "Flight Recorder dump")
+        dump = json.loads(read_packed(path)) if is_json else load_plain(path, "Flight Recorder dump")
     except OSError as error:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     except (ValueError, RecursionError) as error:
@@ -164,16 +188,22 @@ def _row(entry: Mapping[str, Any], rank: int, sizes: Mapping[str, int]) -> dict[
         "communicator": group,
         "description": str(description),
         "ranks": sizes.get(group, -1),
-        "sequence": entry.get("p2p_seq_id" if is_p2p else "collective_seq_id", entry.get("seq_id", -1)),
+        "sequence": _whole(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id", entry.get("seq_id", -1))),
         "kind": str(kind),
         "peer": -1 if peer is None else int(peer),
         "bytes": max(_bytes(entry, "input"), _bytes(entry, "output")),
-        "enqueued_ns": entry.get("time_created_ns") or -1,
-        "start_ns": entry.get("time_discovered_started_ns") or -1,
-        "end_ns": entry.get("time_discovered_completed_ns") or -1,
+        "enqueued_ns": _whole(entry.get("time_created_ns") or -1),
+        "start_ns": _whole(entry.get("time_discovered_started_ns") or -1),
+        "end_ns": _whole(entry.get("time_discovered_completed_ns") or -1),
         "duration_ns": -1 if duration is None else round(duration * 1e6),
         "state": str(entry.get("state", "")),
     }
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not -(2**63) <= value < 2**63:
+        raise ValueError(f"{value!r} is no whole number of 64 bits")
+    return value
 
 
 def _bytes(entry: Mapping[str, Any], side: str) -> int:
@@ -182,6 +212,8 @@ def _bytes(entry: Mapping[str, Any], side: str) -> int:
     widths = [_width(str(one)) for one in types] if isinstance(types, Iterable) else []
     if len(widths) != len(shapes) or not all(widths):
         return -1
+    if any(_whole(length) < 0 for shape in shapes for length in shape):
+        raise ValueError(f"{side}_sizes has a negative length")
     return sum(width * math.prod(shape) for width, shape in zip(widths, shapes, strict=True))
 
 

@@ -13,15 +13,16 @@ What its times mean: it is a thread of the host that sees the kernel's channels 
 from __future__ import annotations
 
 import io
-import lzma
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvprof_kit._trace.files.checks import AGAIN
+from nvprof_kit._trace.files.packed import read_packed
 from nvprof_kit._trace.files.plain_pickle import one_line
 from nvprof_kit._trace.frames import labels
-from nvprof_kit._trace.jobs.flight_recorder import COLLECTIVES
+from nvprof_kit._trace.jobs.flight_recorder import COLLECTIVES, check_collectives
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _KINDS = {
     "Recv": "recv",
     "AlltoAll": "all_to_all",
 }
-_XZ = b"\xfd7zXZ\x00"
+_ABSURD = (1 << 62) + 1
 _OF_ALL_RANKS = ("all_gather", "reduce_scatter")
 """Kinds whose message is one rank's part of the larger buffer."""
 
@@ -55,12 +56,9 @@ def read_nccl_inspector(path: str | Path) -> pd.DataFrame:
     """
     path = Path(path)
     try:
-        packed = path.read_bytes()
-        said = lzma.decompress(packed) if packed.startswith(_XZ) else packed
+        said = read_packed(path)
     except OSError as error:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    except lzma.LZMAError as error:
-        raise CaptureError(f"{path}: a damaged .xz ({one_line(error)})") from None
     import pyarrow as pa
     import pyarrow.json
 
@@ -138,7 +136,7 @@ def _table(path: Path, read: pa.Table) -> pd.DataFrame:
             "sequence": numbers(of_either("_sn")),
             "kind": kind,
             "peer": numbers(column("p2p_perf", "p2p_peer")),
-            "bytes": np.where(whole, size * ranks, size),
+            "bytes": np.where(whole, _of_all(size, ranks), size),
             "enqueued_ns": _in_ns(numbers(enqueued)),
             "start_ns": _in_ns(np.maximum(start, p2p_start)),
             "end_ns": _in_ns(np.maximum(end, p2p_end)),
@@ -147,11 +145,22 @@ def _table(path: Path, read: pa.Table) -> pd.DataFrame:
         },
         columns=list(COLLECTIVES),
     )
+    check_collectives(path, table)
+    if (beyond := (table["rank"] >= table["ranks"]) & (table["ranks"] > 0)).any():
+        raise CaptureError(f"{path}: header.rank is no rank of header.n_ranks in {beyond.sum()} rows; {AGAIN}")
     return table
 
 
+def _of_all(size: Any, ranks: Any) -> Any:
+    """One rank's part times the ranks: -1 where these are not told, and what is absurd stays so, and is refused."""
+    absurd = size.astype(np.float64) * ranks > _ABSURD
+    return np.where(ranks <= 0, -1, np.where(absurd, _ABSURD, np.where(absurd, 0, size) * ranks))
+
+
 def _in_ns(micros: Any) -> Any:
-    return np.where(micros > 0, micros * 1000, -1)
+    """Microseconds as ns: -1 for 0, which is what is not told; one that is absurd stays so, and is refused."""
+    small = np.clip(micros, -(1 << 52), 1 << 52)
+    return np.where((micros == 0) | (micros == -1), -1, np.where(small == micros, small * 1000, _ABSURD))
 
 
 def _labels(texts: Any, renamed: dict[str, str]) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._trace.jobs.schema import TABLES, VERSION, RankMap
 from nvprof_kit.errors import CaptureError, UsageError
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 
 _ARROW = {"object": "string"}
+_TYPES = {"int64": "INT64", "bool": "BOOLEAN", "object": "BYTE_ARRAY"}
+"""What a column is in a Parquet file."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +65,71 @@ def map_name(capture: Path, rank: int) -> str:
 
 def current(folder: Path, name: str, wanted: Fingerprint) -> bool:
     """Whether the folder holds a whole map of this capture as it is now, made by this version."""
-    import pyarrow.parquet as pq
-
-    file = folder / "ranks" / name
-    try:
-        rows = pq.read_table(file).to_pylist()
-    except (OSError, ValueError):
+    if fault_of(folder, [name]):
         return False
     fields = ("capture", "size_bytes", "changed_ns", "reading")
-    return (
-        bool(rows)
-        and all(row.get("version") == VERSION for row in rows)
-        and all(row.get(field) == getattr(wanted, field) for row in rows for field in fields)
-        and all((folder / table / name).is_file() for table in TABLES)
-    )
+    rows = _asked(f"SELECT {', '.join(fields)} FROM read_parquet(?)", [folder / "ranks" / name])
+    return bool(rows) and all(row == tuple(getattr(wanted, field) for field in fields) for row in rows)
+
+
+def fault_of(folder: Path, names: Sequence[str] | None = None) -> str:
+    """What is wrong with maps: a table, a column or a value is missing, or another release made them; '' for nothing.
+
+    Only the ends of the files are read.
+
+    Args:
+        folder: The folder of maps.
+        names: The maps that are needed; None for all that any table has.
+    """
+    if names is None:
+        names = sorted({path.name for table in TABLES for path in (folder / table).glob("*.parquet")})
+    files = {table: [folder / table / name for name in names] for table in TABLES}
+    lacking = next((file for some in files.values() for file in some if not file.is_file()), None)
+    if lacking is not None:
+        return f"{lacking}: no such file, and the map is not whole without it; map again"
+    try:
+        for table, some in files.items():
+            if found := _fault(table, some):
+                return found
+        versions = [row[0] for row in _asked("SELECT DISTINCT version FROM read_parquet(?)", files["ranks"])]
+    except CaptureError as error:
+        return f"{folder}: {error}; map again"
+    others = [version for version in versions if version != VERSION]
+    return f"{folder}: maps of version {max(others)}, this release reads {VERSION}; map again" if others else ""
+
+
+def _fault(table: str, files: Sequence[Path]) -> str:
+    told = {(file, name): kind for file, name, kind in _asked(
+        "SELECT file_name, name, type FROM parquet_schema(?)", files)}  # fmt: skip
+    nulls = {(file, name): int(count) for file, name, count in _asked(
+        "SELECT file_name, path_in_schema, sum(stats_null_count) FROM parquet_metadata(?) "
+        "WHERE stats_null_count > 0 GROUP BY ALL", files)}  # fmt: skip
+    for file in map(str, files):
+        for name, column in TABLES[table].items():
+            kind = told.get((file, name))
+            if kind is None:
+                return f"{file}: no column {table}.{name}; map again"
+            if kind != _TYPES[column.dtype]:
+                return f"{file}: {table}.{name} is {kind}, not {column.dtype}; map again"
+            if (file, name) in nulls:
+                return f"{file}: {table}.{name} lacks {nulls[file, name]} values; map again"
+    return ""
+
+
+def _asked(query: str, files: Sequence[Path]) -> list[tuple[Any, ...]]:
+    """The rows of a query over Parquet files, by DuckDB: of damaged ones pyarrow may end the process.
+
+    Raises:
+        CaptureError: A file is damaged.
+    """
+    import duckdb
+
+    with duckdb.connect(":memory:") as database:
+        try:
+            rows: list[tuple[Any, ...]] = database.execute(query, [[str(file) for file in files]]).fetchall()
+            return rows
+        except duckdb.Error as error:
+            raise CaptureError(f"a damaged map ({str(error).partition(chr(10))[0]})") from None
 
 
 def write_map(folder: Path, name: str, made: RankMap) -> None:
@@ -100,6 +155,10 @@ def _write(frame: pd.DataFrame, table: str, file: Path) -> None:
     # the types are said: those of an empty column would be guessed
     fields = [(name, _ARROW.get(column.dtype, column.dtype)) for name, column in TABLES[table].items()]
     arrow = pa.Table.from_pandas(frame, schema=pa.schema(fields), preserve_index=False)
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    pq.write_table(arrow, beside, compression="zstd")
-    beside.replace(file)
+    beside = file.with_name(f".{secrets.token_hex(8)}.tmp")  # nobody can have laid a link there
+    try:
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as opened:
+            pq.write_table(arrow, opened, compression="zstd")
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)

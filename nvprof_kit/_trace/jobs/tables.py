@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvprof_kit._trace.jobs.schema import TABLES, VERSION
+from nvprof_kit._trace.jobs.schema import TABLES
+from nvprof_kit._trace.jobs.store import fault_of
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class JobTables:
         names: The map files that belong to the job; None for all.
 
     Raises:
-        CaptureError: There is no map, or one of another version.
+        CaptureError: There is no map, one of another version, or one that is not whole.
     """
 
     def __init__(self, folder: Path, names: Sequence[str] | None = None) -> None:
@@ -81,21 +82,17 @@ class JobTables:
 
         if names is None and not any((folder / "ranks").glob("*.parquet")):
             raise CaptureError(f"{folder}: no map in it; make some with nvprof-kit ranks map -o {folder} CAPTURE...")
+        if fault := fault_of(folder, names):
+            raise CaptureError(fault)
+        self._folder = folder
         self._spill = tempfile.TemporaryDirectory(prefix="nvprof-kit-ranks-")
         config = {"memory_limit": MEMORY, "temp_directory": self._spill.name, "preserve_insertion_order": False}
         self._db: Any = duckdb.connect(config=config)
-        self._folder, self._names = folder, names
+        self._names = names
         self._gathered: set[str] = set()
-        try:
-            self._once("ranks")
-            for table in TABLES:
-                self._db.execute(f"CREATE VIEW IF NOT EXISTS {table} AS {self._read(table)}")
-        except duckdb.Error as error:
-            found = str(error).partition("\n")[0]
-            raise CaptureError(f"{folder}: maps of another release, or damaged ({found}); map again") from None
-        versions = {row[0] for row in self._db.execute("SELECT DISTINCT version FROM ranks").fetchall()}
-        if versions - {VERSION}:
-            raise CaptureError(f"{folder}: maps of version {max(versions)}, this release reads {VERSION}; map again")
+        self._once("ranks")
+        for table in TABLES:
+            self._asked(f"CREATE VIEW IF NOT EXISTS {table} AS {self._read(table)}")
         told = self._one(
             "SELECT bool_and(named), bool_or(named), bool_and(numbered) FROM ranks WHERE source = 'profile'"
         )
@@ -119,7 +116,7 @@ class JobTables:
     def _show(self, members: str) -> None:
         """Take a query for the job's collectives."""
         self._queried = members
-        self._db.execute(f"CREATE OR REPLACE VIEW members AS {members}")
+        self._asked(f"CREATE OR REPLACE VIEW members AS {members}")
         self._gathered.discard("tallies")
 
     def _read(self, table: str) -> str:
@@ -137,14 +134,14 @@ class JobTables:
         for table in tables:
             if table not in self._gathered:
                 file = str(Path(self._spill.name) / f"{table}.parquet").replace("'", "''")
-                self._db.execute(f"COPY ({self._read(table)}) TO '{file}' (FORMAT parquet)")
-                self._db.execute(f"CREATE OR REPLACE VIEW {table} AS SELECT * FROM read_parquet('{file}')")
+                self._asked(f"COPY ({self._read(table)}) TO '{file}' (FORMAT parquet)")
+                self._asked(f"CREATE OR REPLACE VIEW {table} AS SELECT * FROM read_parquet('{file}')")
                 self._gathered.add(table)
 
     def _tallies(self) -> str:
         """The name of a table of how many collectives each rank has: c, comm, s, rank, n."""
         if "tallies" not in self._gathered:
-            self._db.execute(
+            self._asked(
                 "CREATE OR REPLACE TABLE tallies AS "
                 "SELECT c, comm, s, rank, count(*) AS n FROM members GROUP BY c, comm, s, rank"
             )
@@ -168,7 +165,7 @@ class JobTables:
 
     def profiled_ranks(self) -> list[int]:
         """The ranks of which there is a profile."""
-        return [int(row[0]) for row in self._db.execute(f"{_PROFILED} ORDER BY rank").fetchall()]
+        return [int(row[0]) for row in self._asked(f"{_PROFILED} ORDER BY rank").fetchall()]
 
     def world_size(self) -> int:
         """Ranks of the job as captures tell it, -1 where none does."""
@@ -201,7 +198,7 @@ class JobTables:
             parts: comm, rank, and which part of it the rank is in.
         """
         self._db.register("given", parts)
-        self._db.execute("CREATE OR REPLACE TABLE parts AS SELECT * FROM given")
+        self._asked("CREATE OR REPLACE TABLE parts AS SELECT * FROM given")
         join = f"LEFT JOIN (SELECT comm AS of, rank, part FROM parts) AS p ON p.of = {self._comm} AND p.rank = x.rank"
         members = self._members(f"hash({self._comm}, coalesce(part, 0))", f"AS x {join}")
         self._show(members.replace("SELECT rank,", "SELECT x.rank,", 1))
@@ -216,7 +213,7 @@ class JobTables:
     def renumber(self, messages: pd.DataFrame) -> None:
         """Give sends and receives other communicators and numbers: rank, index, label, k."""
         self._db.register("given", messages)
-        self._db.execute("CREATE OR REPLACE TABLE messages AS SELECT * FROM given")
+        self._asked("CREATE OR REPLACE TABLE messages AS SELECT * FROM given")
         self._show(
             "SELECT m.* REPLACE (CASE WHEN t.label IS NULL THEN m.c ELSE hash(t.label) END AS c, "
             "CASE WHEN t.label IS NULL THEN m.s ELSE -2 END AS s, coalesce(t.k, m.k) AS k) "
@@ -268,7 +265,7 @@ class JobTables:
         """
         for name, frame in (("clocks", clocks), ("renumbered", renumbered)):
             self._db.register("given", frame)
-            self._db.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM given")
+            self._asked(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM given")
         number, join = "m.k", ""
         if len(renumbered):
             number, join = "coalesce(r.k, m.k)", "LEFT JOIN renumbered AS r USING (rank, index, c, s)"
@@ -280,16 +277,16 @@ class JobTables:
         )
         # where members keep their number, some can be chosen before all are put on one clock
         self._chosen_first = not join and (placed is None or not len(placed))
-        self._db.execute(f"CREATE OR REPLACE VIEW matched AS {self._matched.format('members')}")
-        self._db.execute(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES}")
-        self._db.execute(f"CREATE OR REPLACE TABLE clipped AS {_CLIPPED}")
+        self._asked(f"CREATE OR REPLACE VIEW matched AS {self._matched.format('members')}")
+        self._asked(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES}")
+        self._asked(f"CREATE OR REPLACE TABLE clipped AS {_CLIPPED}")
 
     def _with(self, placed: pd.DataFrame | None) -> str:
         """Members of ranks without a profile, as a part of a query."""
         if placed is None or not len(placed):
             return ""
         self._db.register("given", placed)
-        self._db.execute("CREATE OR REPLACE TABLE placed AS SELECT * FROM given")
+        self._asked("CREATE OR REPLACE TABLE placed AS SELECT * FROM given")
         return "UNION ALL SELECT rank, index, c::UBIGINT, s, k, step, sort, bytes, size, comm, alone, a, e FROM placed"
 
     def instances(self, least_ns: int = -1, most: int = 0) -> pd.DataFrame:
@@ -532,9 +529,20 @@ class JobTables:
         self._db.register("wanted_ranks", pd.DataFrame({"rank": np.asarray(ranks, dtype=np.int64)}))
 
     def _one(self, query: str) -> tuple[Any, ...]:
-        row: tuple[Any, ...] = self._db.execute(query).fetchall()[0]
+        row: tuple[Any, ...] = self._asked(query).fetchall()[0]
         return row
 
     def _frame(self, query: str) -> pd.DataFrame:
-        made: pd.DataFrame = self._db.execute(query).df()
+        made: pd.DataFrame = self._asked(query).df()
         return made
+
+    def _asked(self, query: str) -> Any:
+        import duckdb
+
+        try:
+            return self._db.execute(query)
+        except duckdb.Error as error:
+            if type(error) not in (duckdb.Error, duckdb.IOException, duckdb.InvalidInputException):
+                raise
+            said = str(error).partition("\n")[0]
+            raise CaptureError(f"{self._folder}: a damaged map ({said}); map again") from None

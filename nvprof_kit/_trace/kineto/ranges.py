@@ -46,6 +46,11 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
     rows, named = found.take(kept), [one for one in said if one is not None]
     if not has_ours(events):
         calls, paths = _modules(events.modules)
+        if paths:
+            events.warnings.append(
+                f"modules are told by class and number, as PyTorch records them ({paths[-1].rpartition('.')[2]}), and "
+                "not by their names in the model; nvprof-kit record --annotate, or annotate_model(model), gives these"
+            )
         rows = joined([rows, calls])
         named += [(path, Category.FORWARD.value) for path in paths]
     return {

@@ -164,6 +164,54 @@ def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple
     """The stretches in which each operator is the innermost one on its thread: operator, begin and end, shape
     ``(n,)`` each. An operator that is never the innermost has one of no length at its begin, so that it is counted.
     """
+    found = _nested_stretches(start, end, tid)
+    operator, begin, finish = _crossing_stretches(start, end, tid) if found is None else found
+    never = np.ones(len(start), dtype=bool)
+    never[operator] = False
+    without = np.flatnonzero(never)
+    return (
+        np.concatenate([operator, without]),
+        np.concatenate([begin, start[without]]),
+        np.concatenate([finish, start[without]]),
+    )
+
+
+def _nested_stretches(
+    start: Int64Array, end: Int64Array, tid: Int64Array
+) -> tuple[Int64Array, Int64Array, Int64Array] | None:
+    """The stretches where operators nest, as those of one thread do; None where some cross.
+
+    Of the operators that are open, the innermost is the latest that began at the depth which is reached.
+    """
+    if not (end > start).any():
+        return start[:0], start[:0], start[:0]
+    lasting = np.lexsort((-end, start, tid))
+    lasting = lasting[(end > start)[lasting]]
+    count = len(lasting)
+    moment, rank = np.concatenate([start[lasting], end[lasting]]), np.arange(count)
+    # at one moment ends from the inside out, then begins from the outside in
+    tie = np.concatenate([rank + count, -rank])
+    events = np.lexsort((tie, moment, np.tile(tid[lasting], 2)))
+    begins = events < count
+    depth = np.cumsum(np.where(begins, 1, -1))
+    by_depth = np.argsort(depth, kind="stable")
+    latest = np.empty(2 * count, dtype=np.int64)
+    shift = depth[by_depth] * 2 * count  # what stands first of a depth is a begin
+    latest[by_depth] = np.maximum.accumulate(np.where(begins, np.arange(2 * count), -1)[by_depth] + shift) - shift
+    ends = np.flatnonzero(~begins)
+    before = latest[ends - 1]
+    if (events[before] != events[ends] - count).any():
+        return None
+    open_after = depth[:-1] > 0
+    owner, moments = lasting[events[latest[:-1]] % count], moment[events]
+    kept = open_after & (moments[1:] > moments[:-1])
+    return owner[kept], moments[:-1][kept], moments[1:][kept]
+
+
+def _crossing_stretches(
+    start: Int64Array, end: Int64Array, tid: Int64Array
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """The same one by one, where an operator outlasts the one that it began in."""
     found = array("q")
     open_operators: list[int] = []
     now = 0
@@ -186,14 +234,7 @@ def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple
         open_operators.append(operator)
     run_until(math.inf)
     columns = np.frombuffer(found, dtype=np.int64).reshape(-1, 3)
-    never = np.ones(len(start), dtype=bool)
-    never[columns[:, 0]] = False
-    without = np.flatnonzero(never)
-    return (
-        np.concatenate([columns[:, 0], without]),
-        np.concatenate([columns[:, 1], start[without]]),
-        np.concatenate([columns[:, 2], start[without]]),
-    )
+    return columns[:, 0], columns[:, 1], columns[:, 2]
 
 
 def _gpu_names(properties: Any, devices: npt.NDArray[np.int64]) -> tuple[str, ...]:

@@ -120,6 +120,10 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
         )
     if not page.rows:
         raise CaptureError(_nothing(page.said, named, page=True))
+    if again := sorted({name for name in page.header if page.header.count(name) > 1}):
+        raise CaptureError(
+            f"{named}: the column {again[0]} stands there twice, and either could be meant; print it again"
+        )
     results, cells, units = _details(page) if details else _raw(page)
     style = number_style(cell for cell in {cell for row in cells.values() for cell in row})
     metrics, texts, unread = _values(cells, units, style)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from nvprof_kit._trace.domains import DEFAULT
+from nvprof_kit._trace.files.checks import AGAIN, DAY_NS
 from nvprof_kit._trace.files.packed import read_packed
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
 
 _REPORT = b"NVR\x00"
+_DURATION = "gpu__time_duration"
+_MOST = 1e24
+"""No GPU counts as many of anything; its peak of one-bit operations is 1e16 a second."""
 
 
 def open_ncu(path: str | Path, *, domain: str = DOMAIN) -> NcuReport:
@@ -42,10 +47,33 @@ def open_ncu(path: str | Path, *, domain: str = DOMAIN) -> NcuReport:
             plain = Path(folder) / "report.ncu-rep"
             plain.write_bytes(data)
             report: NcuReport = read_rep(plain, domain, str(path))
-            return report
+            return _checked(report)
     from nvprof_kit._trace.ncu.csv import read_csv
 
-    return read_csv(data.decode("utf-8-sig", errors="replace"), domain, str(path))
+    return _checked(read_csv(data.decode("utf-8-sig", errors="replace"), domain, str(path)))
+
+
+def _checked(report: NcuReport) -> NcuReport:
+    """Refuse values and units that ncu does not write, and say what stands twice.
+
+    Raises:
+        CaptureError: A value is negative, absurd or, of a duration, no time; the message names the metric.
+    """
+    for name in map(str, report.metrics):
+        values = report.metrics[name].to_numpy()
+        is_time = name.startswith(_DURATION)
+        if is_time and report.units.get(name, "") not in ("ns", ""):
+            raise CaptureError(f"{report.path}: {name} is in {report.units[name]!r}, which is no time; {AGAIN}")
+        wrong = values[(values < 0) | (values > (DAY_NS if is_time else _MOST))]
+        if len(wrong):
+            raise CaptureError(f"{report.path}: {name} is {wrong[0]:g} in {len(wrong)} results; {AGAIN}")
+    return replace(report, warnings=(*report.warnings, *_repeated(report)))
+
+
+def _repeated(report: NcuReport) -> list[str]:
+    again = int(report.kernels.duplicated(["id", "pid", "kernel"]).sum())
+    what = f"{again} of {len(report.kernels)} results stand there twice (ID and Process ID), and count twice"
+    return [f"{what}; name each report once"] if again else []
 
 
 def together(reports: Sequence[NcuReport]) -> NcuReport:
@@ -63,7 +91,7 @@ def together(reports: Sequence[NcuReport]) -> NcuReport:
         for name, unit in report.units.items():
             if units.setdefault(name, unit) != unit:
                 raise CaptureError(f"{report.path}: {name} is in {unit or 'no unit'}, elsewhere in {units[name]}")
-    return NcuReport(
+    whole = NcuReport(
         path=", ".join(report.path for report in reports),
         kernels=pd.concat([report.kernels for report in reports], ignore_index=True),
         metrics=pd.concat([report.metrics for report in reports], ignore_index=True),
@@ -71,3 +99,5 @@ def together(reports: Sequence[NcuReport]) -> NcuReport:
         units=units,
         warnings=tuple(warning for report in reports for warning in report.warnings),
     )
+    told = any(report.kernels.duplicated(["id", "pid", "kernel"]).any() for report in reports)
+    return whole if told else replace(whole, warnings=(*whole.warnings, *_repeated(whole)))

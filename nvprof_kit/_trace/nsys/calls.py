@@ -9,7 +9,7 @@ import numpy as np
 
 from nvprof_kit._trace.files.checks import check_spans
 from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
-from nvprof_kit._trace.frames import distinct, labels
+from nvprof_kit._trace.frames import distinct, labels, spared
 from nvprof_kit._trace.nsys.sources import check_rows
 from nvprof_kit._trace.nsys.tables import launches_among, read_launches
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
@@ -25,6 +25,9 @@ _BUSY = (
 _PID_MASK = ~0xFFFFFF
 _HOST_MEMORY = {0: "pageable", 1: "pinned", 4: "managed"}  # ENUM_CUDA_MEM_KIND; the others are on a device
 
+
+_SPARE = {"start_ns": 0, "end_ns": 0, "tid": -1}
+"""What stands for no call, behind the last."""
 
 Fetched = dict[str, dict[str, Any]]
 """Plain columns of calls by their kind, as the file has them."""
@@ -73,8 +76,11 @@ def read_calls(db: Database, fetched: Fetched | None = None, *, operators: bool 
     """
     fetched = fetch_calls(db) if fetched is None else fetched
     parts = [_named(db, kind, read) for kind, read in fetched.items()] + (_operators(db) if operators else [])
-    names = ("start_ns", "end_ns", "tid", "correlation", "kind")
-    columns = {name: np.concatenate([part[name] for part in parts] or [np.empty(0, dtype=np.int64)]) for name in names}
+    columns = {
+        name: np.concatenate([part[name] for part in parts] or [np.empty(0, dtype=np.int64)])
+        for name in ("correlation", "kind")
+    }
+    columns |= {name: spared([part[name] for part in parts], spare) for name, spare in _SPARE.items()}
     return {
         **columns,
         "pid": columns["tid"] & _PID_MASK,

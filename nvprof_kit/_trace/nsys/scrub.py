@@ -192,7 +192,7 @@ def _remove_left(folder: Path) -> None:
     """Remove what a scrub left that was killed: it is not scrubbed yet. One that runs holds a lock on its own."""
     for left in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
         with suppress(OSError):
-            if left.is_symlink() or time.time() - left.stat().st_mtime < _YOUNG_S:
+            if left.is_symlink() or not left.is_file() or time.time() - left.stat().st_mtime < _YOUNG_S:
                 continue
             with left.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nvprof_kit._trace.annotations import loop_annotation
 from nvprof_kit._trace.files.checks import check_moments, check_sizes
 from nvprof_kit._trace.files.kinds import told_by
+from nvprof_kit._trace.files.packed import check_file
 from nvprof_kit._trace.files.plain_pickle import handed_over
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import (
@@ -131,6 +132,7 @@ def read_snapshot(path: str | Path) -> Snapshot:
         CaptureError: The file cannot be read, is no pickle, holds anything but plain data, or is no snapshot.
     """
     path = Path(path)
+    check_file(path)
     try:
         with path.open("rb") as file:
             head = file.read(64)

@@ -90,6 +90,8 @@ def test_a_client_over_stdio(folder: Path) -> None:
         ("/etc/passwd", "outside"),
         ("link.sqlite", "outside"),
         ("up/secret.sqlite", "outside"),
+        ("away.nsys-rep", "away.sqlite is a link that leads outside"),
+        ("counted.sqlite", "counted.flops.json is a link that leads outside"),
         ("gone.sqlite", "no such file"),
         ("notes.txt", "no capture"),
         (".", "no such file"),
@@ -101,6 +103,12 @@ def test_what_is_not_opened(folder: Path, named: str, complaint: str) -> None:
     (folder.parent / "secret.sqlite").write_bytes((folder / "tiny.sqlite").read_bytes())
     (folder / "link.sqlite").symlink_to(folder.parent / "secret.sqlite")
     (folder / "up").symlink_to(folder.parent)
+    (folder / "away.nsys-rep").write_text("text")
+    (folder / "away.sqlite").symlink_to(folder.parent / "secret.sqlite")
+    (folder.parent / "secret.sqlite").touch()
+    (folder / "counted.sqlite").write_bytes((folder / "tiny.sqlite").read_bytes())
+    (folder.parent / "secret.json").write_text("{}")
+    (folder / "counted.flops.json").symlink_to(folder.parent / "secret.json")
     for name in ("notes.txt", "run.nsys-rep"):
         (folder / name).write_text("text")
     with pytest.raises(nvprof_kit.UsageError, match=complaint):

@@ -144,6 +144,24 @@ def test_words_of_collectives(name: str, tmp_path: Path) -> None:
     assert timers(read_timer_logs([tmp_path])).verdict.collective == (name,)
 
 
+def test_a_clock_that_is_set_during_the_run_is_named(tmp_path: Path) -> None:
+    for rank in range(3):
+        log(
+            tmp_path,
+            rank,
+            [("forward", 100 * step + 3_600_000 * (rank == 1 and step > 3), 50, 50) for step in range(8)],
+        )
+    (warning,) = timers(read_timer_logs([tmp_path])).warnings
+    assert warning.startswith("the clock of rank 1 went 3600.00 s forward against the others' during the run")
+
+
+def test_many_ranks_without_a_log_are_counted(tmp_path: Path) -> None:
+    log(tmp_path, 0, [("forward", 0, 50, 50)])
+    log(tmp_path, 999_999, [("forward", 0, 50, 50)])
+    (warning,) = timers(read_timer_logs([tmp_path])).warnings
+    assert warning == "no log of rank 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999988 more: it is in none of the figures"
+
+
 def test_a_clock_that_differs_is_named(tmp_path: Path) -> None:
     for rank, ahead in enumerate([0, 0, 3000]):
         log(tmp_path, rank, [("backward", 100 * s + ahead, 50, 50) for s in range(25)])

@@ -45,6 +45,9 @@ def test_the_suffix_decides_whether_it_is_packed(capture: str, tmp_path: Path) -
         (["--step", "7", "-o", "t.pftrace"], b"\x0a"),
         (["-o", "t.pb.gz"], b"\x1f\x8b"),
         (["--format", "pprof", "-o", "t.profile"], b"\x1f\x8b"),
+        (["--steps", "7", "-o", "t.pftrace"], b"\x0a"),
+        (["--skip-steps", "0", "--step", "7", "-o", "t.pftrace"], b"\x0a"),
+        (["--to", "pprof", "--steps", "5:8", "-o", "t.folded"], b"layers;layers.0;forward;gemm 30\n"),
         (["--to", "pprof", "--step", "7", "-o", "t.folded"], b"layers;layers.0;forward;gemm 30\n"),
     ],
 )
@@ -66,6 +69,8 @@ def test_to_a_pipe(capture: str, capfdbinary: pytest.CaptureFixture[bytes]) -> N
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
+        (["--step", "7", "--steps", "7", "-o", "t.json"], "one step (--step) and several (--steps, --skip-steps)"),
+        (["--skip-steps", "1", "-o", "t.json"], "none of the steps asked for is in it"),
         (["--step", "3", "-o", "t.json"], "no step 3; it has steps 7 to 7"),
         (["-o", "t.csv"], "t.csv: no format has this suffix; needed one of .json.gz .pb.gz .gz .json .pftrace"),
         (["other.sqlite", "-o", "t.json"], "other.sqlite: no such file"),

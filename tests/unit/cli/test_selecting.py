@@ -16,6 +16,7 @@ from support.nsys_file import NsysFile
 import nvprof_kit
 from nvprof_kit._analysis.flops.flops import joined
 from nvprof_kit._cli import group
+from nvprof_kit._report.by_layer import ByLayer
 from nvprof_kit._report.warnings import in_order
 from nvprof_kit.errors import UsageError
 

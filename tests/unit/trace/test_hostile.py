@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import os
 import pickle
 import sqlite3
 import subprocess
@@ -17,8 +18,13 @@ import pytest
 from support.nsys_file import NsysFile
 
 from nvprof_kit._analysis.kernels.classes import family_of
+from nvprof_kit._api.capture import read_rules
 from nvprof_kit._report.plain import csv_cell, plain
 from nvprof_kit._trace.files import packed
+from nvprof_kit._trace.flops_file import read_flops
+from nvprof_kit._trace.jobs.finding import head_of
+from nvprof_kit._trace.jobs.flight_recorder import read_flight_recorder
+from nvprof_kit._trace.jobs.nccl_inspector import read_nccl_inspector
 from nvprof_kit._trace.ncu.open import open_ncu
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import NSYS_SOURCES, OPS
@@ -233,6 +239,8 @@ def test_what_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest
     (path := tmp_path / "a.csv.xz").write_bytes(lzma.compress(bytes(5 << 20)))
     with pytest.raises(CaptureError, match="unpacks to more than 1 MB"):
         open_ncu(path)
+    with pytest.raises(CaptureError, match="unpacks to more than 1 MB"):
+        read_nccl_inspector(path)
 
 
 # ---------------------------------------------------------------- snapshots, timers, ncu
@@ -301,6 +309,30 @@ def test_timer_lines_with_a_wrong_digit_are_left_out(tmp_path: Path) -> None:
     ]
 
 
+def test_timer_lines_that_stand_twice_count_once_and_clocks_that_disagree_are_named(tmp_path: Path) -> None:
+    good = "[RANK 0] forward, start=10.000000, end=11.000000, cpu_dur=1.0s, cuda_dur=900.0ms\n"
+    later = (
+        good.replace("10.", "12.").replace("11.", "13.").replace("cpu_dur=1.0s", "cpu_dur=1000.0s")
+    )  # 1000 ms it was
+    (path := tmp_path / "timer_rank0.log").write_text((good + later) * 2)
+    logs = read_timer_logs([path])
+    assert len(logs.stages) == 2
+    assert [warning.partition(": ")[2].partition(";")[0] for warning in logs.warnings] == [
+        "2 of its lines stand in it twice, and count once",
+        "cpu_dur is not the time from start to end in 1 of its lines",
+    ]
+
+
+@pytest.mark.parametrize("read", [open_capture, open_ncu, read_snapshot, read_flops, read_nccl_inspector, head_of,
+                                  read_flight_recorder, lambda path: read_timer_logs([path]), read_rules])  # fmt: skip
+def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path: Path, read: Any) -> None:
+    os.mkfifo(pipe := tmp_path / "run.sqlite")
+    (device := tmp_path / "run.json").symlink_to("/dev/zero")
+    for path, what in ((pipe, "a pipe, which is read once"), (device, "a device")):
+        with pytest.raises(CaptureError, match=f"{what}; needed a file"):
+            read(path)
+
+
 def test_the_reader_of_ncu_reports_imports_nothing_of_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,3 +354,32 @@ def test_no_text_steers_a_terminal_or_is_a_formula() -> None:
     assert csv_cell("=HYPERLINK(1)") == "'=HYPERLINK(1)"
     assert csv_cell("@a") == "'@a"
     assert csv_cell("layers.0") == "layers.0"
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "complaint"),
+    [
+        ("ns", "-5", "gpu__time_duration.sum is -5 in 1 results"),
+        ("ns", "1e300", r"gpu__time_duration.sum is 1e\+300"),
+        ("s", "281600", r"gpu__time_duration.sum is 2.816e\+14"),  # three days
+        ("%", "2816", "gpu__time_duration.sum is in '%', which is no time"),
+        ("cycle", "2816", "gpu__time_duration.sum is in 'cycle', which is no time"),
+    ],
+)
+def test_a_page_of_ncu_with_a_duration_that_is_none_is_refused(
+    tmp_path: Path, unit: str, value: str, complaint: str
+) -> None:
+    header = '"ID","Process ID","Kernel Name","gpu__time_duration.sum"'
+    (path := tmp_path / "a.csv").write_text(f'{header}\n"","","","{unit}"\n"0","7","gemm","{value}"\n')
+    with pytest.raises(CaptureError, match=complaint):
+        open_ncu(path)
+
+
+def test_a_page_of_ncu_with_a_column_or_results_twice(tmp_path: Path) -> None:
+    header = '"ID","Process ID","Kernel Name","gpu__time_duration.sum"'
+    row = '"0","7","gemm","5"\n'
+    (path := tmp_path / "a.csv").write_text(f'{header}\n"","","","ns"\n{row}{row}')
+    assert "1 of 2 results stand there twice (ID and Process ID), and count twice" in open_ncu(path).warnings[-1]
+    path.write_text(f'{header},"gpu__time_duration.sum"\n"","","","ns","ns"\n"0","7","gemm","5","6"\n')
+    with pytest.raises(CaptureError, match=r"the column gpu__time_duration.sum stands there twice"):
+        open_ncu(path)

@@ -78,6 +78,9 @@ def map_unprofiled(found: pd.DataFrame, facts: dict[str, Any]) -> RankMap:
 def dump_warnings(found: pd.DataFrame, tool: str) -> list[str]:
     """What a dump lacks, in sentences."""
     said = [f"known by the {tool} alone: when it came to a collective is told, not what it did before"]
+    again = int((found.duplicated() & (found["enqueued_ns"] > 0)).sum())
+    if again:
+        said.append(f"{again} of {len(found)} collectives stand in the file twice, and count twice; take it again")
     open_ = found[found["state"] != "completed"]
     if len(open_):
         first = open_.iloc[0]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import isnan
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,9 @@ from support.golden import Golden
 from support.lane import examples
 from support.nsys_file import START_END, NsysFile
 
+import nvprof_kit
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, BreakdownResult, breakdown
+from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.hardware import UNKNOWN, link_of
 from nvprof_kit._trace.open import open_capture
 
@@ -321,8 +324,54 @@ def test_parts_always_add_up(tmp_path: Path, ops: list[tuple[int, int, str, int]
         for row in ordered.to_dict("records"):
             found = brute.states(mine, row["start_ns"], row["start_ns"] + row["wall_ns"])
             assert [row[part] for part in PARTS] == [found[one] for one in ("compute", "comm", "copy", "idle")]
-    assert result.idle["idle_ns"].sum() == steps["idle_ns"].sum()
+    counted = steps[np.append(result.choice.shown, False)[result.instances]]
+    loader = steps["idle_dataloader_ns"][result.instances < 0].sum()
+    assert result.idle["idle_ns"].sum() == counted["idle_ns"].sum() + loader
     assert result.critical_path["share"].sum() == pytest.approx(1)
+
+
+def test_calls_are_not_copied_to_be_looked_at(file: NsysFile) -> None:
+    """Of a large capture the copies were a tenth of all memory."""
+    file.range_("step 1", 0, 20, category="step", payload=1)
+    file.kernel(100, 400, launched=(5, 10))
+    trace = open_capture(file.write(), optional=OPTIONAL)
+    host = HostCalls(trace)
+    assert trace.calls is not None
+    for mine, name in ((host.start, "start_ns"), (host.end, "end_ns"), (host.tid, "tid")):
+        assert np.shares_memory(mine, trace.calls[name].to_numpy())
+    assert (host.start[-1], host.end[-1], host.tid[-1]) == (0, 0, -1)
+
+
+def test_an_evaluation_that_nobody_waits_for_is_no_part_of_the_next_step(file: NsysFile) -> None:
+    """The host launches all at once; the device runs step 1 to 400, the evaluation to 700, step 2 to 1000."""
+    file.range_("step 1", 0, 20, category="step", payload=1)
+    file.kernel(100, 400, launched=(5, 10))
+    file.kernel(400, 700, launched=(22, 24), name="evaluation")
+    file.range_("step 2", 30, 50, category="step", payload=2)
+    file.kernel(700, 1000, launched=(35, 40))
+    steps = analysed(file).steps
+    assert steps[["start_ns", "wall_ns"]].values.tolist() == [[0, 400], [400, 300], [700, 300]]
+    assert steps["step"].isna().tolist() == [False, True, False]
+
+
+def test_warm_up_and_the_time_outside_steps_are_lines_of_their_own(tmp_path: Path) -> None:
+    """Four steps of 1000 ns with a gap of 100 in each, but the first has one of 5000; and one of 300 outside."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    at = 0
+    for number in range(4):
+        gap = 5000 if number == 0 else 100
+        file.range_(f"step {number}", at, at + 900 + gap, category="step", payload=number)
+        file.kernel(at, at + 400, launched=(at, at))
+        file.kernel(at + 400 + gap, at + 900 + gap, launched=(at + 390 + gap, at + 400 + gap))
+        at += 900 + gap
+    file.kernel(at + 300, at + 400, launched=(at + 290, at + 300))
+    result = analysed(file)
+    assert result.idle["idle_ns"].sum() == 300  # three steady steps
+    assert result.launches["ops"].sum() == 6
+    assert result.steps["idle_ns"].tolist() == [5000, 100, 100, 100, 300]
+    shown = str(nvprof_kit.open(tmp_path / "run.sqlite").breakdown("steps"))
+    for line in ("3 steady steps", "warm-up, 1 more", "outside steps", "Warm-up, in no figure below: step 0 took"):
+        assert line in shown
 
 
 REAL = [

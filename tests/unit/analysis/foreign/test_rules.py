@@ -97,6 +97,10 @@ def test_what_is_no_number_is_no_sequence_number() -> None:
         ("sources = 5\n[[rule]]\nmatch = '.'", "sources = 5; needed a list of texts"),
         ("domain = 5\n[[rule]]\nmatch = '.'", "domain = 5; needed a text in quotes"),
         ("[[rule]]\nmatch = '(?P<a>.)'\nlayer = '{a.b}'", "rule 1: layer = '{a.b}' names an unknown group"),
+        ("[[rule]]\nmatch = '(?P<a>.)'\nlayer = '{a.__class__}'", "names an unknown group"),
+        ("[[rule]]\nmatch = '(?P<a>.)'\nlayer = '{a:>999999999}'", "names an unknown group"),
+        ("[[rule]]\nmatch = '(?P<a>.)'\nlayer = '{a!r}'", "names an unknown group"),
+        ("a = " + "[" * 5000, "not TOML: lists or tables inside each other too deep"),
     ],
 )
 def test_a_wrong_file_is_told_in_one_line(text: str, complaint: str) -> None:

@@ -67,6 +67,15 @@ def test_one_step(capture: nvprof_kit.Capture) -> None:
         capture.pprof(step=5)
 
 
+def test_some_steps(capture: nvprof_kit.Capture) -> None:
+    later = nvprof_kit.StepOptions(skip=1)
+    assert [values for _, values, _ in samples(capture.pprof(steps=later).data)] == [(210, 2), (20, 1)]
+    with pytest.raises(nvprof_kit.UsageError, match=r"one step \(--step\) and several"):
+        capture.pprof(step=1, steps=later)
+    with pytest.raises(nvprof_kit.UsageError, match="none of the steps asked for"):
+        capture.perfetto(steps=nvprof_kit.StepOptions(first=7))
+
+
 def test_folded_lines(capture: nvprof_kit.Capture, tmp_path: Path) -> None:
     lines = capture.export(tmp_path / "run.folded").read_text().splitlines()
     assert lines[0] == "model;layers;layers.0;mlp;forward;gemm<a: b> 420"

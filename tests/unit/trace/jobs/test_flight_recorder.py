@@ -194,3 +194,36 @@ def test_what_is_no_dump(content: bytes, message: str, tmp_path: Path, monkeypat
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="no such file"):
         read_flight_recorder(tmp_path / "none_0")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("duration_ms", -3.0, "duration_ns of collectives is -3000000"),
+        ("time_created_ns", -5, "enqueued_ns of collectives is -5"),
+        ("time_created_ns", "12", "'12' is no whole number"),
+        ("time_created_ns", 2**63 + 5, "is no whole number of 64 bits"),
+        ("time_discovered_completed_ns", 1000, "end before they begin"),
+        ("collective_seq_id", -7, "sequence of collectives is -7"),
+        ("output_sizes", [[-5]], "output_sizes has a negative length"),
+    ],
+)
+def test_what_no_recorder_writes_is_refused_by_name(tmp_path: Path, key: str, value: object, complaint: str) -> None:
+    entry = {
+        "profiling_name": "nccl:all_reduce",
+        "process_group": ["0", ""],
+        "collective_seq_id": 1,
+        "state": "completed",
+        "time_created_ns": 1000,
+        "time_discovered_started_ns": 2000,
+        "time_discovered_completed_ns": 3000,
+        "output_sizes": [[4]],
+        "output_dtypes": ["Float"],
+        "input_sizes": [[4]],
+        "input_dtypes": ["Float"],
+    }
+    (path := tmp_path / "nccl_trace_rank_0.json").write_text(json.dumps({"version": "2.4", "entries": [entry]}))
+    assert read_flight_recorder(path).collectives["bytes"].tolist() == [16]
+    path.write_text(json.dumps({"version": "2.4", "entries": [entry | {key: value}]}))
+    with pytest.raises(CaptureError, match=complaint):
+        read_flight_recorder(path)

@@ -129,3 +129,25 @@ def test_what_is_no_log(text: str, message: str, tmp_path: Path) -> None:
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="no such file"):
         read_nccl_inspector(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value", "complaint"),
+    [
+        ("coll_perf", "coll_exec_time_us", -5, "duration_ns of collectives is -5000"),
+        ("coll_perf", "coll_exec_time_us", 2**62, "duration_ns of collectives is"),
+        ("coll_perf", "coll_msg_size_bytes", 2**62, "the size of collectives is"),
+        ("coll_perf", "coll_sn", -3, "sequence of collectives is -3"),
+        ("header", "n_ranks", -4, "ranks of collectives is -4"),
+        ("header", "rank", 77, "header.rank is no rank of header.n_ranks"),
+    ],
+)
+def test_what_no_inspector_writes_is_refused_by_name(
+    tmp_path: Path, part: str, key: str, value: int, complaint: str
+) -> None:
+    packed = Path(__file__).parents[3] / "data" / "ranks" / "inspector" / "ddp.rank0.log.xz"
+    line = json.loads(lzma.decompress(packed.read_bytes()).splitlines()[0])
+    line[part][key] = value
+    (path := tmp_path / "a.log").write_text(json.dumps(line) + "\n")
+    with pytest.raises(CaptureError, match=complaint):
+        read_nccl_inspector(path)

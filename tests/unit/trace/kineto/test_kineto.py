@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nvprof_kit._analysis.foreign.rules import parse_rules
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
 from nvprof_kit._trace.kineto import stream
+from nvprof_kit._trace.kineto.read import _crossing_stretches, _nested_stretches, _own_stretches
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
 
@@ -233,3 +235,45 @@ def test_a_nested_object_between_braces_is_no_end_of_an_event(tmp_path: Path) ->
     nested = {"args": {"list": [{"a": 1}, {"b": 2}]}, "more": [{"c": 3}, {"d": [{}, {}]}]}
     path = write(tmp_path / "a.json", *(event("cpu_op", "aten::mm", 10 * one, 5) | nested for one in range(30)))
     assert len(open_capture(path).ops) == 30
+
+
+def test_own_stretches_of_operators_that_nest_are_found_at_once() -> None:
+    """All columns at once, with what the walk from operator to operator finds; what crosses is left to the walk."""
+    # linear 0..20 calls addmm 2..12, which calls expand 4..6 and an operator of no length at 8; relu on thread 2
+    start, end, tid = (np.array(one) for one in ((0, 2, 4, 8, 4), (20, 12, 6, 8, 9), (1, 1, 1, 1, 2)))
+    found = _nested_stretches(start, end, tid)
+    assert found is not None
+    assert sorted(zip(*(one.tolist() for one in found), strict=True)) == [
+        (0, 0, 2), (0, 12, 20), (1, 2, 4), (1, 6, 12), (2, 4, 6), (4, 4, 9),
+    ]  # fmt: skip
+    assert _nested_stretches(np.array([0, 5]), np.array([10, 15]), np.array([1, 1])) is None
+    operator, begin, finish = _own_stretches(np.array([0, 5]), np.array([10, 15]), np.array([1, 1]))
+    assert (operator.tolist(), begin.tolist(), finish.tolist()) == ([0, 1], [0, 5], [5, 15])
+    assert [len(one) for one in _own_stretches(*3 * (np.zeros(0, dtype=np.int64),))] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_own_stretches_agree_with_the_walk(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    start = np.sort(chance.integers(0, 60, 12))
+    end = start + chance.integers(0, 30, 12)
+    tid = chance.integers(0, 4, 12)
+    found = _nested_stretches(start, end, tid)
+    if found is not None:
+        own, walked = (
+            np.bincount(operator, finish - begin, minlength=12).tolist()
+            for operator, begin, finish in (found, _crossing_stretches(start, end, tid))
+        )
+        assert own == walked
+
+
+def test_modules_without_names_are_told_of(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.json",
+        event("python_function", "nn.Module: Block_1", 0, 30),
+        event("python_function", "nn.Module: Linear_7", 5, 20),
+        event("cpu_op", "aten::mm", 10, 5),
+    )
+    trace = open_capture(path)
+    assert trace.ranges["text"].tolist() == ["Block_1", "Block_1.Linear_7"]
+    assert any("(Linear_7), and not by their names in the model" in warning for warning in trace.info.warnings)

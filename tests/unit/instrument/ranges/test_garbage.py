@@ -1,0 +1,58 @@
+"""Ranges around full garbage collections: only while a tool listens, in order with all other ranges."""
+
+from __future__ import annotations
+
+from unit.instrument.ranges.test_state import python
+
+RECORDED = """
+import gc
+from nvtx._lib import lib
+gc.disable()
+seen = []
+lib.push_range = lambda attributes, _handle: seen.append(attributes.message)
+lib.pop_range = lambda _handle: seen.append("end")
+"""
+
+
+def test_a_full_collection_is_a_range_inside_what_is_open() -> None:
+    program = (
+        RECORDED
+        + """
+from nvprof_kit import phase
+with phase("backward"):
+    gc.collect(0)
+    gc.collect()
+print([getattr(one, "string", one) for one in seen])
+"""
+    )
+    assert python(program, NVPROF_KIT="on") == "['backward', 'gc', 'end', 'end']"
+
+
+def test_what_ranges_inside_a_collection_leaves_the_order_as_it_was() -> None:
+    program = (
+        RECORDED
+        + """
+from nvprof_kit import phase
+class Dies:
+    def __del__(self):
+        with phase("finalizer"): pass
+with phase("backward"):
+    one = Dies(); one.itself = one; del one
+    gc.collect()
+print([getattr(one, "string", one) for one in seen])
+"""
+    )
+    expected = "['backward', 'gc', 'finalizer', 'end', 'end', 'end']"
+    assert python(program, NVPROF_KIT="on") == expected
+
+
+def test_without_a_tool_python_is_left_as_it_is() -> None:
+    program = """
+import gc
+before = list(gc.callbacks)
+from nvprof_kit import phase, step
+with step(1), phase("x"): gc.collect()
+print(gc.callbacks == before)
+"""
+    assert python(program) == "True"
+    assert python(program, NVPROF_KIT="off", NVTX_INJECTION64_PATH="/nowhere/lib.so") == "True"

@@ -1,0 +1,70 @@
+"""Maps of ranks that were damaged after they were made: refused by name, and made anew where the capture is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.tiny_ranks import capture
+
+from nvprof_kit._api.job import open_job
+from nvprof_kit._cli.verbs.ranks import _given
+from nvprof_kit._trace.jobs.schema import TABLES
+from nvprof_kit.errors import CaptureError, UsageError
+
+
+@pytest.fixture
+def maps(tmp_path: Path) -> Path:
+    """The maps of two ranks."""
+    captures = [capture(tmp_path, rank) for rank in (0, 1)]
+    open_job(captures, maps=tmp_path / "maps", workers=1)
+    return tmp_path / "maps"
+
+
+def of_rank_0(maps: Path, table: str) -> Path:
+    (file,) = (maps / table).glob("*rank00000.parquet")
+    return file
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_map_that_is_not_whole_is_refused_by_name(maps: Path, table: str) -> None:
+    file = of_rank_0(maps, table)
+    raw = file.read_bytes()
+    told = pq.ParquetFile(file).read()
+    empty = told.set_column(0, "rank", pa.array([None] * len(told), pa.int64()))
+    text = told.set_column(0, "rank", pa.array(["0"] * len(told)))
+
+    def refused(what: str) -> None:
+        with pytest.raises(CaptureError, match=what):
+            open_job([maps], workers=1)
+
+    pq.write_table(told.drop_columns(["rank"]), file)
+    refused(f"no column {table}.rank; map again")
+    pq.write_table(text, file)
+    refused(f"{table}.rank is BYTE_ARRAY, not int64; map again")
+    if len(told):
+        pq.write_table(empty, file)
+        refused(f"{table}.rank lacks {len(told)} values; map again")
+    file.write_bytes(raw[: len(raw) // 2])
+    refused("a damaged map .*map again")
+    file.write_bytes(b"")
+    refused("a damaged map .*map again")
+    file.unlink()
+    refused(f"{table}/.*: no such file, and the map is not whole without it; map again")
+
+
+def test_a_damaged_map_is_made_anew_from_its_capture(maps: Path) -> None:
+    file = of_rank_0(maps, "collectives")
+    raw = file.read_bytes()
+    file.write_bytes(raw[:100])
+    open_job([maps.parent / f"run.rank{rank}.sqlite" for rank in (0, 1)], maps=maps, workers=1)
+    assert file.read_bytes() == raw
+    assert not list(maps.rglob("*.tmp"))
+
+
+def test_no_job_has_as_many_ranks() -> None:
+    assert _given(("run.sqlite=3",)) == {"run.sqlite": 3}
+    with pytest.raises(UsageError, match="needed FILE=N"):
+        _given(("run.sqlite=99999999999999999999",))
