@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -44,6 +47,38 @@ def union_lengths(start: Int64Array, end: Int64Array, lane: Int64Array, group: I
 def exact_sums(group: Integers, values: Int64Array, groups: int) -> Int64Array:
     """Sums of whole numbers by group, exact up to 2**53 for each group (104 days of nanoseconds)."""
     return np.bincount(group, weights=values, minlength=groups).astype(np.int64)
+
+
+def sums_by(keys: Sequence[Int64Array], values: Iterable[Int64Array]) -> tuple[list[Int64Array], list[Int64Array]]:
+    """Sums of whole numbers by several keys at once: the combinations that are there, in their order, and the sums.
+
+    As `groupby` of pandas, which is several times slower for a million rows.
+
+    Args:
+        keys: Whole numbers, shape ``(n,)`` each.
+        values: Whole numbers too, shape ``(n,)`` each.
+    """
+    code = _joined(keys)
+    order = np.lexsort(keys[::-1]) if code is None else np.argsort(code, kind="stable")
+    told = [key[order] for key in (keys if code is None else [code])]
+    fresh = np.ones(len(order), dtype=bool)
+    fresh[1:] = np.any([key[1:] != key[:-1] for key in told], axis=0)
+    first = np.flatnonzero(fresh)
+    sums = [np.add.reduceat(value[order], first) if len(first) else value[:0] for value in values]
+    return [key[order[first]] for key in keys], sums
+
+
+def _joined(keys: Sequence[Int64Array]) -> Int64Array | None:
+    """One number for each row, in the order of the keys; None where they are too far apart."""
+    lows = [int(key.min(initial=0)) for key in keys]
+    sizes = [int(key.max(initial=0)) - low + 1 for key, low in zip(keys, lows, strict=True)]
+    if math.prod(sizes) > np.iinfo(np.int64).max:
+        return None
+    code = np.zeros(len(keys[0]), dtype=np.int64)
+    for key, low, size in zip(keys, lows, sizes, strict=True):
+        code *= size
+        code += key - low
+    return code
 
 
 def _in_lanes(start: Int64Array, end: Int64Array, lane: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:

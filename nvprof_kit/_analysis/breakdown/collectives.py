@@ -7,7 +7,7 @@ compared with the link whatever the collective and the number of ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -127,8 +127,9 @@ def _by_time(trace: Trace, rows: Int64Array, calls: dict[str, Int64Array]) -> In
     owner = np.full(len(calls["start_ns"]), NONE, dtype=np.int64)
     if not len(owner):
         return owner
-    launches = Launches(trace)
     pid, correlation, start = (trace.ops[name].to_numpy()[rows] for name in ("pid", "correlation", "start_ns"))
+    asked = np.isin(trace.api["correlation"].to_numpy(), correlation)  # few of the calls
+    launches = Launches(replace(trace, api=trace.api[asked]))
     call = launches.that_launched(pid, correlation, start)
     tid, moment = launches.tid[call], launches.time[call]
     inside = nest(calls["start_ns"], calls["end_ns"], calls["tid"]).innermost(tid, moment)

@@ -38,14 +38,17 @@ _MEMBERS = """
 _PROFILED = "SELECT rank FROM ranks WHERE source = 'profile'"
 
 _INSTANCES = """
-    SELECT c, s, k, count(*)::INTEGER AS n, max(a) AS arrival, arg_max(rank, a)::INTEGER AS late_rank,
-        arg_max(index, a)::INTEGER AS late_index, min(a) AS first, sum(a) AS sum_a, max(e) AS ended,
-        arg_min(e, a) AS first_end, coalesce(min(step) FILTER (WHERE step >= 0), -1) AS step,
-        min(sort) AS sort, min(sort) <> max(sort) AS unlike,
-        max(bytes) AS bytes, max(size)::INTEGER AS size,
-        (sum(alone) - arg_max(alone, a))::BIGINT AS alone_ns
-    FROM matched GROUP BY c, s, k HAVING count(*) > 1
+    SELECT * EXCLUDE (late), (late >> 32)::INTEGER AS late_rank, (late & 4294967295)::INTEGER AS late_index FROM (
+        SELECT c, s, k, count(*)::INTEGER AS n, max(a) AS arrival, arg_max((rank << 32) | index, a) AS late,
+            min(a) AS first, sum(a) AS sum_a, max(e) AS ended,
+            arg_min(e, a) AS first_end, coalesce(min(step) FILTER (WHERE step >= 0), -1) AS step,
+            any_value(sort) AS sort, min(hash(sort)) <> max(hash(sort)) AS unlike,
+            max(bytes) AS bytes, max(size)::INTEGER AS size,
+            (sum(alone) - arg_max(alone, a))::BIGINT AS alone_ns
+        FROM matched GROUP BY c, s, k HAVING count(*) > 1
+    )
 """
+"""The collectives as a whole. Numbers instead of texts, and rank and index as one: there are millions of ranks'."""
 
 _CLIPPED = f"""
     SELECT c, s, k, sum(least(i.arrival - m.a, greatest(m.e - m.a, 0)))::BIGINT AS clipped_ns
@@ -85,12 +88,11 @@ class JobTables:
         self._spill = tempfile.TemporaryDirectory(prefix="nvprof-kit-ranks-")
         config = {"memory_limit": MEMORY, "temp_directory": self._spill.name, "preserve_insertion_order": False}
         self._db: Any = duckdb.connect(config=config)
-        for table, columns in TABLES.items():
-            place = folder / table
-            files = [place / name for name in names] if names is not None else [place / "*.parquet"]
-            listed = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
-            wanted = ", ".join(f'"{name}"' for name in columns)
-            self._asked(f"CREATE VIEW {table} AS SELECT {wanted} FROM read_parquet([{listed}])")
+        self._names = names
+        self._gathered: set[str] = set()
+        self._once("ranks")
+        for table in TABLES:
+            self._asked(f"CREATE VIEW IF NOT EXISTS {table} AS {self._read(table)}")
         told = self._one(
             "SELECT bool_and(named), bool_or(named), bool_and(numbered) FROM ranks WHERE source = 'profile'"
         )
@@ -115,6 +117,36 @@ class JobTables:
         """Take a query for the job's collectives."""
         self._queried = members
         self._asked(f"CREATE OR REPLACE VIEW members AS {members}")
+        self._gathered.discard("tallies")
+
+    def _read(self, table: str) -> str:
+        """A query over a table's files."""
+        place = self._folder / table
+        files = [place / "*.parquet"] if self._names is None else [place / name for name in self._names]
+        listed = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
+        wanted = ", ".join(f'"{name}"' for name in TABLES[table])
+        return f"SELECT {wanted} FROM read_parquet([{listed}])"
+
+    def _once(self, *tables: str) -> None:
+        """Read small tables from the ranks' files once, into a file of their own: to open 10,000 files takes seconds
+        whatever is read from them.
+        """
+        for table in tables:
+            if table not in self._gathered:
+                file = str(Path(self._spill.name) / f"{table}.parquet").replace("'", "''")
+                self._asked(f"COPY ({self._read(table)}) TO '{file}' (FORMAT parquet)")
+                self._asked(f"CREATE OR REPLACE VIEW {table} AS SELECT * FROM read_parquet('{file}')")
+                self._gathered.add(table)
+
+    def _tallies(self) -> str:
+        """The name of a table of how many collectives each rank has: c, comm, s, rank, n."""
+        if "tallies" not in self._gathered:
+            self._asked(
+                "CREATE OR REPLACE TABLE tallies AS "
+                "SELECT c, comm, s, rank, count(*) AS n FROM members GROUP BY c, comm, s, rank"
+            )
+            self._gathered.add("tallies")
+        return "tallies"
 
     def _members(self, c: str, join: str = "") -> str:
         made = _MEMBERS.format(c=c, join=join, comm=self._comm, peer=_PEER, **self._ids)
@@ -127,6 +159,8 @@ class JobTables:
 
     def table(self, name: str) -> pd.DataFrame:
         """A whole table of the maps."""
+        if name not in {"collectives", "segments"}:
+            self._once(name)
         return self._frame(f"SELECT * FROM {name}")
 
     def profiled_ranks(self) -> list[int]:
@@ -138,10 +172,10 @@ class JobTables:
         return int(self._one("SELECT coalesce(max(world_size), -1) FROM ranks")[0])
 
     def rows(self) -> tuple[int, int]:
-        """Collectives of all ranks, and of one rank at most."""
+        """Collectives of all profiled ranks, and of one rank at most."""
         found = self._one(
             "SELECT coalesce(sum(n), 0), coalesce(max(n), 0) FROM "
-            "(SELECT rank, count(*) AS n FROM collectives GROUP BY rank)"
+            f"(SELECT rank, sum(n) AS n FROM {self._tallies()} GROUP BY rank)"
         )
         return int(found[0]), int(found[1])
 
@@ -190,8 +224,8 @@ class JobTables:
     def odd_steps(self) -> pd.DataFrame:
         """Communicator and step in which ranks differ in the number of collectives matched by order: c, s."""
         return self._frame(
-            "SELECT c, s FROM (SELECT c, s, rank, count(*) AS n FROM members WHERE s <> -2 GROUP BY c, s, rank) "
-            "GROUP BY c, s HAVING min(n) <> max(n)"
+            f"SELECT c, s FROM (SELECT c, s, rank, sum(n) AS n FROM {self._tallies()} WHERE s <> -2 "
+            "GROUP BY c, s, rank) GROUP BY c, s HAVING min(n) <> max(n)"
         )
 
     def members_of_steps(self, steps: pd.DataFrame) -> pd.DataFrame:
@@ -236,12 +270,14 @@ class JobTables:
         if len(renumbered):
             number, join = "coalesce(r.k, m.k)", "LEFT JOIN renumbered AS r USING (rank, index, c, s)"
         aligned = "m.{0} + t.offset_ns + CAST(round(t.drift * (m.{0} - t.at_ns)) AS BIGINT)"
-        self._asked(
-            f"CREATE OR REPLACE VIEW matched AS SELECT m.rank, m.index, m.c, m.s, {number} AS k, m.step, m.sort, "
+        self._matched = (
+            f"SELECT m.rank, m.index, m.c, m.s, {number} AS k, m.step, m.sort, "
             f"m.bytes, m.size, m.comm, m.alone_ns AS alone, {aligned.format('start_ns')} AS a, "
-            f"{aligned.format('end_ns')} AS e "
-            f"FROM members AS m JOIN clocks AS t USING (rank) {join} {self._with(placed)}"
+            f"{aligned.format('end_ns')} AS e FROM {{}} AS m JOIN clocks AS t USING (rank) {join} {self._with(placed)}"
         )
+        # where members keep their number, some can be chosen before all are put on one clock
+        self._chosen_first = not join and (placed is None or not len(placed))
+        self._asked(f"CREATE OR REPLACE VIEW matched AS {self._matched.format('members')}")
         self._asked(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES}")
         self._asked(f"CREATE OR REPLACE TABLE clipped AS {_CLIPPED}")
 
@@ -285,8 +321,9 @@ class JobTables:
 
     def unmatched(self) -> int:
         """Collectives that no other rank's matches."""
-        among = "matched" if self.has_unprofiled else "members"  # the same where no clock is lost, and quicker
-        return int(self._one(f"SELECT (SELECT count(*) FROM {among}) - (SELECT coalesce(sum(n), 0) FROM instances)")[0])
+        # the same where no clock is lost, and quicker
+        among = "count(*) FROM matched" if self.has_unprofiled else f"coalesce(sum(n), 0) FROM {self._tallies()}"
+        return int(self._one(f"SELECT (SELECT {among}) - (SELECT coalesce(sum(n), 0) FROM instances)")[0])
 
     def span(self) -> int:
         """From the first arrival to the last end of the matched collectives, in ns."""
@@ -318,7 +355,7 @@ class JobTables:
 
     def communicators(self) -> pd.DataFrame:
         """Communicators and their ranks: c, comm, rank."""
-        return self._frame("SELECT DISTINCT c, comm, rank FROM members ORDER BY c, rank")
+        return self._frame(f"SELECT DISTINCT c, comm, rank FROM {self._tallies()} ORDER BY c, rank")
 
     def uses(self) -> pd.DataFrame:
         """What communicators do: c, comm, group, kind, phase, size, ranks (a list), collectives."""
@@ -349,9 +386,12 @@ class JobTables:
     def members_of(self, instances: pd.DataFrame) -> pd.DataFrame:
         """The members of some instances: c, s, k, rank, index, comm, a and e (its aligned start and end), alone."""
         self._db.register("wanted_instances", instances[["c", "s", "k"]])
-        return self._frame(
-            "SELECT c, s, k, rank, index, comm, a, e, alone FROM matched SEMI JOIN wanted_instances USING (c, s, k)"
-        )
+        chosen = "SELECT * FROM {} SEMI JOIN wanted_instances USING (c, s, k)"
+        if self._chosen_first:
+            of = self._matched.format("(" + chosen.format("members") + ")")
+        else:
+            of = chosen.format("matched")
+        return self._frame(f"SELECT c, s, k, rank, index, comm, a, e, alone FROM ({of})")
 
     def points(self, ranks: Sequence[int]) -> pd.DataFrame:
         """The collectives of some ranks: rank, index, c, s, k, a, e, ready_segment, end_segment, gates, queued_ns
@@ -373,6 +413,7 @@ class JobTables:
         """Layer x phase x rank, medians over the rank's steps: rank, layer, phase, median_ns, idle_ns, comm_ns, ops,
         steps; of the whole capture where there are no steps.
         """
+        self._once("layers")
         medians = ", ".join(
             f"quantile_disc({name}, 0.5) AS {made}"
             for name, made in (
@@ -398,6 +439,7 @@ class JobTables:
         Returns:
             step, rank, kind (compute, copy, host, data_loading), layer, phase, excess_ns, more_ops.
         """
+        self._once("layers")
         kinds = {
             "compute": "compute_ns",
             "copy": "copy_ns",
@@ -430,6 +472,7 @@ class JobTables:
             spent: On what: loading_ns or gc_ns.
             least_ns: A smaller excess is left out.
         """
+        self._once("steps")
         return self._frame(
             f"SELECT step, rank, {spent} - usual AS excess_ns FROM steps JOIN "
             f"(SELECT step, quantile_disc({spent}, 0.5) AS usual FROM steps GROUP BY step) USING (step) "
@@ -447,6 +490,7 @@ class JobTables:
 
     def step_lengths(self) -> pd.DataFrame:
         """Steps: step, median_ns over ranks, ranks, and warm_up, whether it is for any of them."""
+        self._once("steps")
         return self._frame(
             "SELECT step, quantile_disc(end_ns - start_ns, 0.5) AS median_ns, count(*) AS ranks, "
             "bool_or(warm_up) AS warm_up FROM steps "
@@ -467,6 +511,7 @@ class JobTables:
 
     def rank_steps(self) -> pd.DataFrame:
         """Step by rank: step, rank, length_ns, compute_ns, idle_ns, and wait_ns in matched collectives."""
+        self._once("layers", "steps")
         clips = f"i.n = 2 OR i.sort NOT IN {_SYMMETRIC}"
         return self._frame(
             "WITH spent AS (SELECT rank, step, sum(compute_ns)::BIGINT AS compute_ns, sum(idle_ns)::BIGINT AS idle_ns "

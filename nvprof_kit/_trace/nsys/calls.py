@@ -11,6 +11,7 @@ from nvprof_kit._trace.files.checks import check_spans
 from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
 from nvprof_kit._trace.frames import distinct, labels, spared
 from nvprof_kit._trace.nsys.sources import check_rows
+from nvprof_kit._trace.nsys.tables import launches_among, read_launches
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
 
 _TABLES = {
@@ -57,6 +58,11 @@ def fetch_calls(db: Database, only: str = "") -> Fetched:
                 diagnose=partial(check_rows, db, (table,)),
             )
     return found
+
+
+def launches_of(db: Database, fetched: Fetched, timed: bool) -> dict[str, Any]:
+    """Columns of the schema's ``api``, from calls that were read; see `tables.read_launches`."""
+    return launches_among(db, fetched["api"], timed) if "api" in fetched else read_launches(db, timed)
 
 
 def read_calls(db: Database, fetched: Fetched | None = None, *, operators: bool = True) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from nvprof_kit._trace.files.checks import DAY_NS, check_moments, check_operatio
 from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.frames import make_frame
 from nvprof_kit._trace.nsys import tables
-from nvprof_kit._trace.nsys.calls import busy_calls, fetch_calls, read_calls, read_loads
+from nvprof_kit._trace.nsys.calls import busy_calls, fetch_calls, launches_of, read_calls, read_loads
 from nvprof_kit._trace.nsys.memory import read_allocations, read_marks
 from nvprof_kit._trace.nsys.nccl import read_collectives
 from nvprof_kit._trace.nsys.ops import named_ops, op_tables, read_no_ops, read_ops
@@ -57,18 +57,21 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
             raise CaptureError(f"{named}: {lacks}")
         domains = tables.nvtx_domains(db)
         _check_has_domain(db, domains, domain, named)
-        only = busy_calls(db) if BUSY_CALLS in optional else ""
+        only, lengths = busy_calls(db) if BUSY_CALLS in optional else "", "duration_ns" in optional
         with ThreadPoolExecutor(max_workers=3) as pool:
             ops_job = pool.submit(read_no_ops if lacks else read_ops, db, optional)
-            api_job = pool.submit(tables.read_launches, db, "duration_ns" in optional)
             calls_job = pool.submit(fetch_calls, db, only) if "calls" in optional else None
+            # the calls hold the launches: they are read once
+            api_job = None if calls_job else pool.submit(tables.read_launches, db, lengths)
             # here, while the threads read; they import nothing themselves: an interrupted import may keep its lock
             import pandas  # noqa: F401
 
             ranges = tables.read_ranges(db, domains, domain)
             nodes = tables.read_graph_nodes(db)
-            ops, api = named_ops(db, ops_job.result(), optional), api_job.result()
-            calls = read_calls(db, calls_job.result(), operators=not only) if calls_job else None
+            ops = named_ops(db, ops_job.result(), optional)
+            fetched = calls_job.result() if calls_job else {}
+            api = api_job.result() if api_job else launches_of(db, fetched, lengths)
+            calls = read_calls(db, fetched, operators=not only) if calls_job else None
         api = tables.with_missed_launches(db, api, ops)
         _check_has_ranges(ranges, domain, named)
         tables.close_open_ranges(db, ranges, api, ops)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from nvprof_kit._trace.domains import named_domains
 from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
-from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels
+from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, labels
 from nvprof_kit._trace.nsys.columns import strings_of, zero_is_missing
 from nvprof_kit._trace.nsys.sources import check_rows, node_table
 
@@ -22,6 +22,7 @@ _PID_MASK = ~0xFFFFFF  # globalTid holds hardware id, VM, process and, in its lo
 _LAUNCHING = ("%Launch%", "%Memcpy%", "%Memset%", "%GraphUpload%", "%MemPrefetch%")
 _NESTED, _START_END = (59, 70), (60, 71)
 _BLOCK = 1 << 16
+_NAMELESS = -1  # what the reader gives where nameId is NULL
 _CATEGORY, _DOMAIN_CREATE = 33, 75
 _DEFAULT_DOMAIN = 0
 
@@ -214,6 +215,17 @@ def read_launches(db: Database, timed: bool = False) -> Columns:
         timed: Whether how long each took is wanted.
     """
     return _read_api(db, timed, f"nameId IN ({integer_list(_launching_names(db))}) OR {_no_number('nameId')}")
+
+
+def launches_among(db: Database, calls: Columns, timed: bool = False) -> Columns:
+    """The same from calls that were read already, with start_ns, end_ns, tid, correlation and name."""
+    name = calls["name"]
+    known, which = distinct(name)
+    launching = np.isin(known, np.array([*_launching_names(db), _NAMELESS], dtype=np.int64))
+    rows = np.flatnonzero(launching[which])
+    start, tid = calls["start_ns"][rows], calls["tid"][rows]
+    took = {"duration_ns": _lengths(db, calls["end_ns"][rows] - start)} if timed else {}
+    return {"start_ns": start, "tid": tid, "pid": process_of(tid), "correlation": calls["correlation"][rows], **took}
 
 
 def _launching_names(db: Database) -> list[int]:

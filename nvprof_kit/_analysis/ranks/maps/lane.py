@@ -50,6 +50,16 @@ def lane_of(start: Int64Array, end: Int64Array, sort: npt.NDArray[np.int8], cuts
     return Lane(begin, moments[1:], state, op)
 
 
+def latest(marks: Int64Array, moments: Int64Array) -> Int64Array:
+    """The last mark at or before each moment, `NONE` before them all; both ascend.
+
+    As `np.searchsorted` from the right, less one, and quicker where there are fewer marks than moments.
+    """
+    first = np.searchsorted(moments, marks, side="left")
+    found: Int64Array = np.cumsum(np.bincount(first, minlength=len(moments) + 1)[: len(moments)]) - 1
+    return found
+
+
 def _running(start: Int64Array, end: Int64Array, rows: Int64Array, moment: Int64Array) -> Int64Array:
     """Which of some operations runs at each moment: of several the one that began first; else `NONE`."""
     rows = rows[end[rows] > start[rows]]
@@ -61,6 +71,6 @@ def _running(start: Int64Array, end: Int64Array, rows: Int64Array, moment: Int64
     before = np.concatenate((start[rows][:1], reach[:-1]))
     shown = rows[end[rows] > before]
     begins = np.maximum(start[shown], before[end[rows] > before])
-    place = np.searchsorted(begins, moment, side="right") - 1
+    place = latest(begins, moment)
     found = shown[np.maximum(place, 0)]
     return np.where((place >= 0) & (end[found] > moment), found, NONE)

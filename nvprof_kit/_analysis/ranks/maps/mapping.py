@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
+from nvprof_kit._analysis.attribution.intervals import exact_sums, sums_by
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.attribution.operations import op_owners
 from nvprof_kit._analysis.attribution.warm_up import choose_steps
@@ -19,8 +21,7 @@ from nvprof_kit._analysis.breakdown.idle import idle
 from nvprof_kit._analysis.kernels.classes import classify
 from nvprof_kit._analysis.ranks.maps.communication import communications
 from nvprof_kit._analysis.ranks.maps.hosts import collecting, host_times, loading_code, with_host_causes
-from nvprof_kit._analysis.ranks.maps.lane import Lane, lane_of
-from nvprof_kit._trace.frames import labels
+from nvprof_kit._analysis.ranks.maps.lane import Lane, lane_of, latest
 from nvprof_kit._trace.jobs.schema import TABLES, RankMap
 from nvprof_kit._trace.schema import BUSY_CALLS, Trace
 from nvprof_kit.errors import CaptureError
@@ -56,6 +57,30 @@ class _Parts:
         mine = (self.windows.device == self.device) & self.windows.in_step
         found: Int64Array = self.windows.instance[mine]
         return found
+
+
+class _Named(NamedTuple):
+    """A column of names as codes into the distinct ones, which are in the order of the alphabet."""
+
+    code: Int64Array
+    names: npt.NDArray[Any]
+
+    def of(self, rows: Int64Array) -> _Named:
+        """Some of its rows."""
+        return _Named(self.code[rows], self.names)
+
+
+class _Pieces(NamedTuple):
+    """The pieces of a device's time, as columns of the table ``segments``; millions of them, so no names but codes."""
+
+    segment: Int64Array
+    step: Int64Array
+    doing: _Named
+    layer: _Named
+    phase: _Named
+    collective: Int64Array
+    ns: Int64Array
+    ops: Int64Array
 
 
 def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = None) -> RankMap:
@@ -164,82 +189,89 @@ def _gates(parts: _Parts, place: Int64Array, start: Int64Array, end: Int64Array)
 
 def _pieces(
     parts: _Parts, lane: Lane, gaps: pd.DataFrame, *, place: Int64Array, cuts: Int64Array, start: Int64Array
-) -> pd.DataFrame:
+) -> _Pieces:
     """The device's pieces with their names."""
     import pandas as pd
 
     gaps = gaps.sort_values("start_ns", kind="stable")
-    at = np.searchsorted(gaps["start_ns"].to_numpy(), lane.start, side="right") - 1
-    idle_piece = lane.op == NONE
-    named = {}
-    for name, of_op, nothing in (("layer", parts.layer, NO_LAYER), ("phase", parts.phase, "other")):
-        # as codes: millions of names would be slow
-        of_gap = gaps[name].cat
-        names = [*of_op.categories, *of_gap.categories, nothing]
-        gap = np.append(of_gap.codes.to_numpy().astype(np.int64) + len(of_op.categories), len(names) - 1)[at]
-        named[name] = labels(np.where(idle_piece, gap, of_op.codes[lane.op]), names)
-    causes = gaps["cause"].cat
-    states = [*DOING.values(), *causes.categories, "other"]
-    gap_code = np.append(causes.codes.to_numpy().astype(np.int64) + 3, len(states) - 1)[at]
-    state_code = np.array([-1, 0, 1, 2])[lane.state]
-    doing = labels(np.where(idle_piece, gap_code, state_code), states)
+    idle = np.flatnonzero(lane.op == NONE)
+    gap = latest(gaps["start_ns"].to_numpy(), lane.start[idle])
+    owners = {
+        name: _named(of_op, gaps[name].cat, nothing, lane.op, (idle, gap))
+        for name, of_op, nothing in (("layer", parts.layer, NO_LAYER), ("phase", parts.phase, "other"))
+    }
+    doing = pd.Categorical.from_codes(np.array([-1, 0, 1, 2])[lane.state], categories=pd.Index(list(DOING.values())))
     collective = np.full(len(start) + 1, NONE, dtype=np.int64)
     collective[place] = np.arange(len(place))
     windows = parts.windows
     mine = np.flatnonzero((windows.device == parts.device) & windows.in_step)
-    inside = np.searchsorted(windows.start[mine], lane.start, side="right") - 1
-    within = (inside >= 0) & (lane.start < np.append(windows.end[mine], 0)[np.maximum(inside, 0)])
-    step = np.where(within, np.append(windows.step[mine], NONE)[np.where(within, inside, -1)], NONE)
-    pieces: pd.DataFrame = pd.DataFrame(
-        {
-            "segment": np.searchsorted(cuts, lane.start, side="right"),
-            "step": step,
-            "doing": doing,
-            **named,
-            "collective": np.where(lane.state == COMM, collective[lane.op], NONE),
-            "ns": lane.end - lane.start,
-            "ops": (lane.start == np.append(start, -1)[lane.op]) & ~idle_piece,
-        }
+    inside = latest(windows.start[mine], lane.start)
+    within = lane.start < np.append(windows.end[mine], np.iinfo(np.int64).min)[inside]
+    return _Pieces(
+        segment=latest(cuts, lane.start) + 1,
+        step=np.where(within, np.append(windows.step[mine], NONE)[inside], NONE),
+        doing=_named(doing, gaps["cause"].cat, "other", np.arange(len(lane.op)), (idle, gap)),
+        **owners,
+        collective=np.where(lane.state == COMM, collective[lane.op], NONE),
+        ns=lane.end - lane.start,
+        ops=((lane.start == np.append(start, -1)[lane.op]) & (lane.op != NONE)).astype(np.int64),
     )
-    return pieces
 
 
-def _alone(pieces: pd.DataFrame, count: int) -> Int64Array:
+def _named(
+    of_op: pd.Categorical, of_gap: Any, nothing: str, op: Int64Array, idle: tuple[Int64Array, Int64Array]
+) -> _Named:
+    """The names of pieces: those of their operations `op`, of idle ones those of their gaps, or `nothing` without."""
+    names = [*of_op.categories, *of_gap.categories, nothing]
+    distinct, place = np.unique(np.array(names, dtype=object), return_inverse=True)
+    codes = np.append(place[of_op.codes], NONE)[op]
+    rows, gap = idle
+    codes[rows] = np.append(place[len(of_op.categories) + of_gap.codes.to_numpy().astype(np.int64)], place[-1])[gap]
+    return _Named(codes, distinct)
+
+
+def _alone(pieces: _Pieces, count: int) -> Int64Array:
     """How long each collective ran while the device did nothing else."""
-    of = pieces["collective"].to_numpy()
-    mine = of >= 0
-    spent: Int64Array = np.bincount(of[mine], weights=pieces["ns"].to_numpy()[mine], minlength=count).astype(np.int64)
-    return spent
+    mine = pieces.collective >= 0
+    return exact_sums(pieces.collective[mine], pieces.ns[mine], count)
 
 
-def _segments(pieces: pd.DataFrame, rank: int) -> pd.DataFrame:
-    keys = ["segment", "step", "doing", "layer", "phase", "collective"]
-    table = pieces.groupby(keys, sort=True, observed=True)[["ns", "ops"]].sum().reset_index()
-    return _ordered("segments", table.assign(rank=rank))
+def _segments(pieces: _Pieces, rank: int) -> pd.DataFrame:
+    keys = {name: getattr(pieces, name) for name in ("segment", "step", "doing", "layer", "phase", "collective")}
+    return _ordered("segments", _summed(keys, {"ns": pieces.ns, "ops": pieces.ops}).assign(rank=rank))
 
 
-def _layers(parts: _Parts, pieces: pd.DataFrame, start: Int64Array, end: Int64Array, rank: int) -> pd.DataFrame:
-    import pandas as pd
-
-    took = end - start
-    frame = pd.DataFrame({"step": parts.step, "layer": parts.layer, "phase": parts.phase})
-    for name, sort in (("compute_ns", COMPUTE), ("comm_ns", COMM), ("copy_ns", COPY)):
-        frame[name] = np.where(parts.sort == sort, took, 0)
-    frame["ops"] = (parts.sort == COMPUTE).astype(np.int64)
+def _layers(parts: _Parts, pieces: _Pieces, start: Int64Array, end: Int64Array, rank: int) -> pd.DataFrame:
     keys = ["step", "layer", "phase"]
-    table = frame.groupby(keys, sort=True, observed=True)[["compute_ns", "comm_ns", "copy_ns", "ops"]].sum()
-    table = _plain(table)
-    idling = pieces[~pieces["doing"].isin(list(DOING.values()))]
-    idle_ns = _plain(idling.groupby(keys, observed=True)[["ns"]].sum())["ns"].rename("idle_ns")
-    loads = idling[idling["doing"] == "dataloader"]
-    loading_ns = _plain(loads.groupby(keys, observed=True)[["ns"]].sum())["ns"].rename("loading_ns")
-    table = table.join(idle_ns, how="outer").join(loading_ns, how="left").fillna(0).astype("int64").reset_index()
+    own: dict[str, Int64Array | _Named] = {
+        "step": parts.step,
+        "layer": _Named(parts.layer.codes.astype(np.int64), np.asarray(parts.layer.categories)),
+        "phase": _Named(parts.phase.codes.astype(np.int64), np.asarray(parts.phase.categories)),
+    }
+    sorts = {"compute_ns": COMPUTE, "comm_ns": COMM, "copy_ns": COPY}
+    spent = {name: np.where(parts.sort == sort, end - start, 0) for name, sort in sorts.items()}
+    table = _summed(own, {**spent, "ops": (parts.sort == COMPUTE).astype(np.int64)}).set_index(keys)
+    idle = np.flatnonzero(~np.isin(pieces.doing.names, list(DOING.values()))[pieces.doing.code])
+    of: dict[str, Int64Array | _Named] = {
+        "step": pieces.step[idle],
+        "layer": pieces.layer.of(idle),
+        "phase": pieces.phase.of(idle),
+    }
+    ns, loads = pieces.ns[idle], (pieces.doing.names == "dataloader")[pieces.doing.code[idle]]
+    idling = _summed(of, {"idle_ns": ns, "loading_ns": np.where(loads, ns, 0)}).set_index(keys)
+    table = table.join(idling, how="outer").fillna(0).astype("int64").reset_index()
     return _ordered("layers", table.assign(rank=rank))
 
 
-def _plain(sums: pd.DataFrame) -> pd.DataFrame:
-    """Sums by step, layer and phase whose names are text, so that those of several tables are the same."""
-    made: pd.DataFrame = sums.reset_index().astype({"layer": object, "phase": object}).set_index(list(sums.index.names))
+def _summed(keys: Mapping[str, Int64Array | _Named], values: Mapping[str, Int64Array]) -> pd.DataFrame:
+    """Sums by several keys, in the order of the keys."""
+    import pandas as pd
+
+    found, sums = sums_by([one.code if isinstance(one, _Named) else one for one in keys.values()], values.values())
+    columns: dict[str, Any] = {}
+    for (name, key), codes in zip(keys.items(), found, strict=True):
+        columns[name] = key.names[codes] if isinstance(key, _Named) else codes
+    made: pd.DataFrame = pd.DataFrame({**columns, **dict(zip(values, sums, strict=True))}, copy=False)
     return made
 
 
@@ -268,6 +300,8 @@ def _one_row(rank: int, facts: dict[str, Any]) -> pd.DataFrame:
 
 def _ordered(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     """The columns of the schema with their types, and no others."""
-    schema = TABLES[table]
-    made: pd.DataFrame = frame[list(schema)].astype({name: column.dtype for name, column in schema.items()})
+    import pandas as pd
+
+    columns = {name: frame[name].to_numpy(column.dtype) for name, column in TABLES[table].items()}
+    made: pd.DataFrame = pd.DataFrame(columns, copy=False)
     return made

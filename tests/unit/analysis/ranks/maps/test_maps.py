@@ -14,6 +14,7 @@ from nvprof_kit import open_job
 from nvprof_kit._api.job_maps import map_captures
 from nvprof_kit._cli import group
 from nvprof_kit._trace.jobs.finding import rank_of_capture, rank_of_environment, rank_of_marks, rank_of_name
+from nvprof_kit._trace.jobs.schema import VERSION
 from nvprof_kit.errors import CaptureError, UsageError
 
 
@@ -57,6 +58,33 @@ def test_ranks_are_added_without_redoing_others(tmp_path: Path) -> None:
     map_captures([capture(tmp_path, 0)], maps, workers=1)
     map_captures([capture(tmp_path, 1, slower=3 * MS)], maps, workers=1)
     assert open_job(maps).ranks["rank"].tolist() == [0, 1]
+
+
+def test_the_small_tables_of_maps_are_read_once(tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    map_captures([capture(tmp_path, 0), capture(tmp_path, 1, slower=3 * MS)], maps, workers=1)
+    job, again = open_job(maps), open_job(maps)
+    said = (job.verdict.sentence, len(job.ranks))
+    assert job.layers().to_frame()["rank"].nunique() == 2
+    for table in ("ranks", "layers", "steps"):
+        for file in (maps / table).iterdir():
+            file.unlink()
+    assert job.layers().to_frame()["rank"].nunique() == 2
+    assert (job.verdict.sentence, len(job.ranks)) == said
+    assert len(again.ranks) == 2
+
+
+def test_maps_of_another_release_are_refused_in_one_line(tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    (name,) = map_captures([capture(tmp_path, 0)], maps, workers=1)
+    file = maps / "ranks" / name
+    whole = pd.read_parquet(file)
+    whole.assign(version=VERSION - 1).to_parquet(file)
+    with pytest.raises(CaptureError, match=f"maps of version {VERSION - 1}, this release reads {VERSION}; map again"):
+        open_job(maps)
+    whole.assign(version=VERSION - 1).drop(columns="epoch_ns").to_parquet(file)
+    with pytest.raises(CaptureError, match=r"no column ranks\.epoch_ns; map again"):
+        open_job(maps)
 
 
 def test_a_rank_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
