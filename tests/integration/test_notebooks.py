@@ -16,6 +16,8 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 MEASURED = {"train-and-read"}
 """Notebooks that measure this machine: their figures differ from run to run."""
 
+READ = [pytest.param(path, marks=[pytest.mark.full] if path.stem in MEASURED else []) for path in NOTEBOOKS]
+
 
 def code(path: Path) -> list[Any]:
     return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
@@ -46,8 +48,7 @@ def test_outputs_are_those_of_one_whole_run(path: Path) -> None:
     assert path.stat().st_size < 300_000
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", READ, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

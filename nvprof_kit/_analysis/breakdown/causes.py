@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CAUSES: Mapping[str, str] = {
-    "launch": "the host had not launched the next operation yet: it was in the call, operator, layer or phase named",
-    "sync": "the host waited in a synchronising call",
-    "after_sync": "the host was as late as it had waited for the device before: without the wait it had launched ahead",
+    "launch": "the host had not yet launched the next operation; it was in the named call, operator, layer or phase",
+    "sync": "the host waited in a synchronizing call",
+    "after_sync": "the host launched late because it had waited for the device before; at most as long as it had waited",
     "dataloader": "the host was fetching data",
     "allocation": "the host was in a call that allocates or frees memory",
-    "loading": "the host loaded a library or a module, compiled, or tuned for a shape",
-    "copy": "the host was in a copying call that did not return at once",
-    "gc": "Python collected garbage",
+    "loading": "the host loaded a library or module, compiled code, or autotuned for a shape",
+    "copy": "the host was in a copy call that blocked",
+    "gc": "Python's garbage collector ran",
     "off_cpu": "the launching thread was not on a CPU: it waited for a thread, a lock or a file, or was preempted",
-    "profiler": "the profiler delayed the host; absent without it",
+    "profiler": "the profiler delayed the host; a run without a profiler lacks this time",
     "graph": "between two replays of CUDA graphs",
-    "queued": "the next operation was launched already: the device's own gap between operations",
-    "unknown": "the host had not launched the next operation yet; its work is unknown: Python, or another thread",
-    "other": "no operation follows, or its launch is not in the capture",
+    "queued": "the next operation was already launched: the device's own gap between operations",
+    "unknown": "the host had not yet launched the next operation; what it did is unknown: Python, or another thread",
+    "other": "no operation follows, or the capture lacks its launch",
 }
 """The causes and what they mean."""
 

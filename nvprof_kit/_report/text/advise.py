@@ -32,7 +32,7 @@ def advise_report(result: AdviseResult, top: int) -> list[RenderableType]:
     if len(result.findings) > top:
         parts += [Text(f"… and {len(result.findings) - top} more; --top shows them", "dim"), ""]
     whole = f"the whole capture{f' and its {result.gpus} GPUs' if result.gpus > 1 else ''}"
-    note = f"What a finding saves is at most that, over {whole}; findings overlap and do not add up."
+    note = f"Savings are upper bounds, over {whole}. Findings overlap, so savings do not add up."
     return [*parts, Text(note, "dim"), *warning_lines(result.warnings)]
 
 
