@@ -119,7 +119,8 @@ def lay_kernels(path: Path) -> dict[str, int]:
     db = sqlite3.connect(path)
     ranges = db.execute(
         'SELECT coalesce(s.value, n.text), n.start, n."end", n.globalTid FROM NVTX_EVENTS AS n '
-        "LEFT JOIN StringIds AS s ON s.id = n.textId WHERE n.eventType IN (59, 60) ORDER BY n.start"
+        "LEFT JOIN StringIds AS s ON s.id = n.textId "
+        "WHERE n.eventType IN (59, 60) AND coalesce(s.value, n.text) <> 'gc' ORDER BY n.start"
     ).fetchall()
     last = max(end or start for _, start, end, _ in ranges)
     db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start, end, globalTid, correlationId, nameId)")

@@ -104,7 +104,9 @@ def run(*command: str, **environ: str) -> None:
 
 
 def read(path: Path) -> list[Recorded]:
-    """The ranges and marks of our domain in order of their begin."""
+    """The ranges and marks of our domain in order of their begin; those of Python's garbage collections come when they
+    will, and are left out.
+    """
     with sqlite3.connect(path) as connection:
         rows = connection.execute(
             """
@@ -121,7 +123,7 @@ def read(path: Path) -> list[Recorded]:
             """,
             (DOMAIN,),
         ).fetchall()
-    return [Recorded(*row) for row in rows]
+    return [Recorded(*row) for row in rows if row[0] != "gc"]
 
 
 def nesting(ranges: list[Recorded]) -> str:

@@ -25,7 +25,7 @@ for number in range(2):
 RANGES = """
 SELECT coalesce(e.text, s.value), c.text FROM NVTX_EVENTS e LEFT JOIN StringIds s ON s.id = e.textId
 LEFT JOIN NVTX_EVENTS c ON c.eventType = 33 AND c.domainId = e.domainId AND c.category = e.category
-WHERE e.eventType = 59 ORDER BY e.start
+WHERE e.eventType = 59 AND coalesce(e.text, s.value) <> 'gc' ORDER BY e.start
 """
 
 

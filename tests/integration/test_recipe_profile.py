@@ -174,6 +174,7 @@ def ranges(path: Path) -> list[str]:
                 "SELECT coalesce(event.text, string.value) FROM NVTX_EVENTS event "
                 "LEFT JOIN StringIds string ON string.id = event.textId WHERE event.eventType = 59 ORDER BY event.start"
             )
+            if text != "gc"
         ]
 
 
