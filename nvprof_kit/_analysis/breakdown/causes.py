@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CAUSES: Mapping[str, str] = {
     "launch": "the host had not yet launched the next operation; it was in the named call, operator, layer or phase",
     "sync": "the host waited in a synchronizing call",
-    "after_sync": "the host launched late because it had waited for the device before; at most as long as it had waited",
+    "after_sync": "the host launched late because it had waited for the device; at most as long as it had waited",
     "dataloader": "the host was fetching data",
     "allocation": "the host was in a call that allocates or frees memory",
     "loading": "the host loaded a library or module, compiled code, or autotuned for a shape",
