@@ -59,7 +59,8 @@ serve: $(VENV)/.installed-test  ## show the documentation while it is written, a
 	$(bin)/mkdocs serve
 
 notebooks: $(VENV)/.installed-test  ## run the notebooks of docs/ anew and keep their outputs
-	cd docs/notebooks && KINETO_LOG_LEVEL=6 $(abspath $(bin))/jupyter execute --inplace --timeout=120 --NotebookClient.record_timing=False *.ipynb
+	cd docs/notebooks && KINETO_LOG_LEVEL=6 $(abspath $(bin))/jupyter nbconvert --to notebook --inplace --execute \
+	  --ExecutePreprocessor.timeout=120 --ExecutePreprocessor.record_timing=False *.ipynb
 
 docs: $(VENV)/.installed  ## write the help of the verbs and the meaning of the columns into docs/
 	$(bin)/python docs/generate.py
