@@ -308,18 +308,27 @@ class Job:
         _among(form, TRACES, "form of a trace")
         return trace_of_ranks(captures, self.ranks, self._aligned.clocks, step, form, steps=steps)
 
-    def export(self, path: str | Path, *, ranks: Sequence[int] = (), step: int | None = None) -> Path:
-        """Write `perfetto` to a file, as its suffix says: .pftrace, .perfetto-trace, .json.gz, .json.
+    def export(
+        self,
+        path: str | Path,
+        *,
+        ranks: Sequence[int] = (),
+        step: int | None = None,
+        steps: StepOptions | None = None,
+    ) -> Path:
+        """Write the output of `perfetto` to a file.
+
+        The suffix selects the format: ``.pftrace``, ``.perfetto-trace``, ``.json.gz`` or ``.json``.
 
         Raises:
-            UsageError: The file has another suffix, or as of `perfetto`.
+            UsageError: The suffix is unknown, or a case of `perfetto`.
         """
         from nvprof_kit._report.export.forms import TRACES, form_of
 
         form: Any = form_of(Path(path))
         if form not in TRACES:
             raise UsageError(f"{path}: stacks are of one capture, not of a job; nvprof_kit.open(CAPTURE).export(…)")
-        return self.perfetto(ranks=ranks, step=step, form=form).save(path)
+        return self.perfetto(ranks=ranks, step=step, form=form, steps=steps).save(path)
 
     def _check_there(self, ranks: Sequence[int]) -> None:
         absent = sorted(set(ranks) - set(self.ranks["rank"].tolist()))
