@@ -30,9 +30,11 @@ class Backend(ABC):
     Attributes:
         thread: Holds ``here``, where the calling thread is.
         pop: Closes the innermost range of the calling thread.
+        before_first: Called once, before the first range is opened.
     """
 
     pop: Callable[[], None]
+    before_first: Callable[[], None] | None = None
 
     def __init__(self) -> None:
         self.thread = _Thread()
@@ -57,6 +59,9 @@ class Backend(ABC):
     @uncompiled
     def prepare(self, range_: Range) -> None:
         """Make the range's `push`."""
+        if self.before_first is not None:
+            before, self.before_first = self.before_first, None
+            before()
         range_.push = self.pusher(range_)
         range_.backend = self
         leave_to_python(range_.push)

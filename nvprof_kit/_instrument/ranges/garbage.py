@@ -1,4 +1,4 @@
-"""Ranges around Python's full garbage collections, while a tool listens.
+"""Ranges around Python's full garbage collections, while a tool listens, from the first other range on.
 
 A collection stops the thread that it falls on, wherever the program is then, and a full one of a program with many
 objects lasts long enough for the GPU to run dry. Nothing else in a capture by nsys tells of it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
+from sys import is_finalizing
 from typing import Literal
 
 from nvprof_kit._instrument.compile.uncompiled import uncompiled
@@ -37,7 +38,7 @@ class Collections:
     @uncompiled
     def __call__(self, phase: Phase, info: dict[str, int]) -> None:
         """What Python calls as it begins to collect and when it has."""
-        if info["generation"] < LEAST:
+        if info["generation"] < LEAST or is_finalizing():  # Python collects as it ends
             return
         if phase == "start":
             self._push()

@@ -109,6 +109,7 @@ def carry_memory(read: Read = read_cuda) -> None:
     if _tool is None:
         return
     before, _tool = _tool, NvtxWithMemory(read, _tool)
+    _tool.before_first = before.before_first
     if backend is before:
         _switch(_tool)
 
@@ -173,6 +174,6 @@ graph_task: Callable[[], int] = _find_graph_task
 gate["__compiling"] = meet_torch
 ranges.ask(_find_graph_task, lambda: False, lambda: 0)
 _tool = _tool_backend()
-_switch(_tool)
 if _tool is not None:
-    Collections().begin()
+    _tool.before_first = lambda: Collections().begin()  # a program without ranges is left as it is
+_switch(_tool)

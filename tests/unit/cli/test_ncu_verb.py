@@ -29,7 +29,7 @@ def answer(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
 
 
 def test_layers_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    out = answer(capsys, "layers", PLAN, "--with", RUN, "--depth", 3)
+    out = answer(capsys, "layers", PLAN, "--with", RUN, "--depth", 3, "--no-fold")
     assert "71 measured kernels" in out
     assert "they stand for 80.8 % of its 28.06 ms of GPU time" in out
     assert "model.layers.11" in out

@@ -448,9 +448,9 @@ RANGE = {"layer": "m", "phase": "forward", "inside": None, "calls": 1}
                     "operators": [{"range": 0, "name": "x", "dtype": "bf16", "runs": 1, "flops": 1.5}],
                 }
             ),
-            "whole number",
+            "is not an integer >= 0",
         ),
-        (json.dumps(GOOD | {"steps": True}), "whole number"),
+        (json.dumps(GOOD | {"steps": True}), "is not an integer >= 0"),
         (json.dumps(GOOD | {"ranges": [RANGE] + [RANGE | {"inside": n} for n in range(600)]}), "more than 500"),
     ],
 )

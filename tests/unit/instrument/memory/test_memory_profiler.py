@@ -288,7 +288,7 @@ def test_the_hooks_are_gone_afterwards_also_after_an_exception(options: MemoryOp
 
 def test_one_at_a_time_and_off(options: MemoryOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp()
-    with MemoryProfiler(model, None, options), pytest.raises(UsageError, match="end that one first"):
+    with MemoryProfiler(model, None, options), pytest.raises(UsageError, match="end it first"):
         MemoryProfiler(model, None, options).__enter__()
     monkeypatch.setattr(state, "mode", "off")
     with MemoryProfiler(model, None, MemoryOptions(options.folder / "none")) as profiler:

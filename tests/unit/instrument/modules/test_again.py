@@ -67,7 +67,9 @@ def test_a_program(sink) -> None:
         annotate_model(net)
 
 
-def test_a_cell_of_ipython_run_twice(sink) -> None:
+def test_a_cell_of_ipython_run_twice(sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)  # which the shell sets, and leaves
+    monkeypatch.setattr(builtins, "get_ipython", None, raising=False)
     shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell()
     made = "import torch\nfrom nvprof_kit import annotate_model\nnet = torch.nn.Sequential(torch.nn.Linear(2, 2))"
     for cell in (made, "handle = annotate_model(net)", "handle = annotate_model(net)", "out = net(torch.zeros(1, 2))"):

@@ -46,6 +46,35 @@ print([getattr(one, "string", one) for one in seen])
     assert python(program, NVPROF_KIT="on") == expected
 
 
+def test_a_program_without_ranges_has_none_of_collections() -> None:
+    program = (
+        RECORDED
+        + """
+from nvprof_kit import phase
+print(gc.callbacks)
+gc.collect()
+print(seen)
+"""
+    )
+    assert python(program, NVPROF_KIT="on") == "[]\n[]"
+
+
+def test_the_collection_as_python_ends_is_no_range() -> None:
+    program = """
+import sys
+from nvtx._lib import lib
+lib.push_range = lambda attributes, _handle: print(getattr(attributes.message, "string", attributes.message))
+lib.pop_range = lambda _handle: None
+from nvprof_kit import phase
+import gc
+gc.disable()
+with phase("backward"):
+    pass
+gc.enable()
+"""
+    assert python(program, NVPROF_KIT="on") == "backward"
+
+
 def test_without_a_tool_python_is_left_as_it_is() -> None:
     program = """
 import gc
