@@ -1,5 +1,5 @@
-"""Inside the training process: ranges of layers, steps and phases, to NVTX under a tool or to the embedded recorder.
+"""Code that runs in the training process: ranges of layers, steps and phases, sent to NVTX or the embedded recorder.
 
-`backends` and `state` say where ranges go and whether; `layer_range`, `annotate` and `loop` are what a user calls;
-`frames` leads the backward pass through the layers. Only what touches modules or autograd imports torch.
+`state` decides whether ranges are emitted, `backends` where they go; `layer_range`, `annotate` and `loop` are the user
+API; `frames` follows the backward pass through the layers. Only modules that use nn.Module or autograd import torch.
 """

@@ -1,1 +1,1 @@
-"""torch.compile: what to keep out of the compiler's sight, and ranges inside what it compiled."""
+"""torch.compile: keep hooks out of compiled graphs, and emit ranges inside compiled code."""

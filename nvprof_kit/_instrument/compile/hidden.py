@@ -1,9 +1,9 @@
-"""Keeps hooks out of the compiler's sight.
+"""Keeps hooks out of torch.compile traces.
 
-A hook that torch.compile traces leaves nothing in the graph but guards, by which every layer would be compiled anew and
-all of them once more when the hooks go. So while the compiler traces, the hooks are out. Afterwards they are back: what
-it compiled does not look at them, what it left to Python does. There it would compile the hooks themselves, to nothing;
-it is told to leave them be.
+A traced hook adds nothing to the graph except guards. These guards would compile every layer separately, and recompile
+all layers when the hooks are removed. So the hooks are removed while the compiler traces, and installed again
+afterwards: compiled code does not check for hooks, and code that runs in Python calls them. Dynamo would also compile
+the hooks themselves, to empty graphs, so they are marked as skipped.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from nvprof_kit._instrument.patches import Shared
 
 
 class Pausable(Protocol):
-    """What has hooks on modules that can be taken out for a while."""
+    """An object with hooks on modules that can be removed temporarily."""
 
     def pause(self) -> bool:
-        """Take the hooks out; says whether there were any."""
+        """Remove the hooks; returns whether there were any."""
 
     def resume(self) -> None:
-        """Put them back, if ranges are emitted still."""
+        """Install the hooks again, if ranges are still emitted."""
 
 
 _watched: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
@@ -31,7 +31,7 @@ _paused: list[Pausable] = []
 
 
 class Kept:
-    """What keeps hooks out of the compiler's sight; it ends with `remove`, or with what has the hooks."""
+    """Keeps hooks out of traces until `remove` is called or the owner of the hooks is garbage-collected."""
 
     def __init__(self, annotation: Pausable) -> None:
         self._annotation = weakref.ref(annotation)
@@ -39,7 +39,7 @@ class Kept:
         self._hold = _callbacks.hold(annotation)
 
     def remove(self) -> None:
-        """Leave the hooks where they are while the compiler traces."""
+        """Stop removing the hooks while the compiler traces."""
         annotation = self._annotation()
         if annotation is not None:
             _watched.pop(annotation, None)
@@ -49,12 +49,12 @@ class Kept:
 
 
 def keep_out(annotation: Pausable) -> Kept:
-    """Take the hooks out whenever torch.compile traces, until what is returned is removed.
+    """Remove the hooks whenever torch.compile traces, until the returned handle is removed.
 
-    Every optimizer imports the compiler, so a program that has not loaded it by now is the exception.
+    Every optimizer imports the compiler, so most programs have loaded it already.
 
     Args:
-        annotation: What has the hooks; held weakly.
+        annotation: The owner of the hooks; held weakly.
     """
     return Kept(annotation)
 
@@ -62,7 +62,7 @@ def keep_out(annotation: Pausable) -> Kept:
 def _install() -> None:
     import torch._dynamo as dynamo
 
-    if _begin not in dynamo.callback_handler.start_callbacks:  # `torch._dynamo.reset` forgets them
+    if _begin not in dynamo.callback_handler.start_callbacks:  # # `torch._dynamo.reset` clears the callbacks
         dynamo.on_compile_start(_begin)
         dynamo.on_compile_end(_end)
         leave_ranges_to_python()

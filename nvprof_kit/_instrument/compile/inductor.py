@@ -1,12 +1,12 @@
-"""Ranges between the kernels of what torch.compile compiles.
+"""Ranges around the kernel launches in code that torch.compile generates.
 
-Inductor fuses a graph into kernels and writes a Python function that launches them one behind the other. From
-`range_kernels` on, lines between the launches say of which module the kernels are (`inside`): so in forward and
-backward, in a graph over the whole model. Kernels, their order and their memory stay what they are.
+Inductor fuses a graph into kernels and generates a Python function that launches them. After `range_kernels`, the
+generated code calls `inside.enter` with the kernel's module before each launch, in forward and backward, also in a
+graph of the whole model. The kernels, their order and their memory use do not change.
 
-A kernel is of the module whose results it writes; what it computes on its way to them, such as what a backward pass
-needs of the forward once more, does not count. If it writes results of several modules, it is of the innermost one that
-holds these. In a backward pass, a kernel that computes nothing but the forward once more is recompute.
+A kernel belongs to the module whose results it writes. Intermediate values, such as forward values recomputed in the
+backward pass, do not count. If a kernel writes results of several modules, it belongs to the innermost module that
+contains them all. A kernel of the backward graph that only recomputes forward values is recompute.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _PART = re.compile(r"\._modules\['([^']*)'\]|\['?([^'\]]*)'?\]")
 
 
 def range_kernels(user: object) -> Hold:
-    """Have inductor write ranges into what it generates, as long as someone needs it.
+    """Make Inductor emit ranges in generated code while at least one user holds the result.
 
     Args:
-        user: Who needs it; held weakly.
+        user: The object that needs the ranges; held weakly.
 
     Raises:
-        ImportError, AttributeError: This PyTorch's inductor is built in another way.
+        ImportError, AttributeError: The internals of Inductor in this PyTorch version are different.
     """
     return _kernels.hold(user)
 
@@ -67,7 +67,7 @@ def _patches() -> list[Patch]:
 
     def mark(nodes: Sequence[Any]) -> None:
         code = V.graph.wrapper_code
-        if type(code) not in kinds:  # C++, or a device of its own
+        if type(code) not in kinds:  # # C++ wrapper, or the wrapper of a custom device
             return
         code.writeline(f"nvprof_kit_enter{_where(nodes, getattr(V.graph, 'is_backward', False))!r}")
         code.nvprof_kit = True
@@ -92,7 +92,7 @@ def _patches() -> list[Patch]:
 
     return _run_before(
         (scheduler.Scheduler, "enter_context", of_node),
-        # the CPU's kernels are written when a group of them is full, long after the scheduler came by
+        # Inductor writes CPU kernels when a group is complete, long after the scheduler has visited their nodes
         (scheduler.Scheduler, "codegen_extern_call", of_call),
         (cpp.CppScheduling, "codegen_comment", of_group),
         (wrapper.PythonWrapperCodegen, "generate_return", at_end),
@@ -109,7 +109,7 @@ def _on_cpu(node: Any) -> bool:
 
 
 def _run_before(*places: tuple[type, str, Callable[..., None]]) -> list[Patch]:
-    """Run functions before methods, from their classes on: before all of them or, where one is missing, none."""
+    """Patch methods of classes to call a function first; if one method is missing, none is patched."""
     for owner, name, _ in places:
         getattr(owner, name)
     return [Patch(owner, name, functools.partial(_before, first)) for owner, name, first in places]
@@ -125,8 +125,9 @@ def _before(first: Callable[..., None], method: Callable[..., Any]) -> Callable[
 
 
 def _where(nodes: Sequence[Any], in_backward: bool) -> tuple[str, bool]:
-    """Module of a kernel, and whether it is recompute. If the compiler's metadata has an unexpected form, the compiled
-    module, because compilation must not fail because of a range.
+    """Path of the kernel's module, and whether the kernel is recompute.
+
+    If the compiler's metadata has an unexpected form, returns the compiled module: a range must not fail a compilation.
     """
     try:
         results = [_Result(node.node) for node in nodes if node.node is not None]
@@ -136,7 +137,7 @@ def _where(nodes: Sequence[Any], in_backward: bool) -> tuple[str, bool]:
 
 
 class _Result:
-    """What a kernel writes: the node of the graph that it is the value of, and all nodes that it was made of."""
+    """One result of a kernel: the FX node that it is the value of, and all FX nodes that it was computed from."""
 
     def __init__(self, buffer: Any) -> None:
         self.node = getattr(buffer, "origin_node", None)
@@ -144,29 +145,29 @@ class _Result:
 
 
 def module_of(results: Iterable[Any]) -> str:
-    """Path of the innermost module, below the compiled one, that holds all results of a kernel; '' for itself."""
+    """Path, relative to the compiled module, of the innermost module that contains all results; '' for that module."""
     paths = [path for result in results if (path := _path_of(result)) is not None]
     return ".".join(_common(paths))
 
 
 def is_forward(results: Iterable[Any]) -> bool:
-    """Whether a kernel of a backward graph computes nothing but the forward once more, as its nodes' tags say."""
+    """Whether a kernel of a backward graph only recomputes forward values, according to the partitioner's tags."""
     tags = {node.meta.get("partitioner_tag") for result in results for node in _computing(result.origins)}
     return tags == {"is_forward"}
 
 
 def _computing(nodes: Iterable[Any]) -> list[Any]:
-    """Those of a graph's nodes that compute something of something; constants, which modules share, do not."""
+    """The FX nodes that compute something from inputs; excludes constants, which modules share."""
     return [node for node in nodes if node.op == "call_function" and node.all_input_nodes]
 
 
 def _path_of(result: Any) -> list[str] | None:
-    """Path of the module that a result is of, in parts; None where nothing tells.
+    """Path of the module that a result belongs to, as a list of names; None if unknown.
 
-    A node of no module is one of the compiled one's own operators. In the backward pass it is a sum of gradients, which
-    autograd adds on its own; then, as for a result that is the value of no node, the nodes that it was made of tell.
-    Of these do not count: constants, which the compiler shares among modules, views, and in the backward pass what is
-    computed again of the forward.
+    A node without a module is an operator of the compiled module itself. In the backward graph it is a sum of gradients,
+    which autograd adds on its own. In that case, and if the result has no node of its own, the nodes that it was computed
+    from decide, except for constants (the compiler shares them among modules), views and, in the backward graph, recomputed
+    forward nodes.
     """
     if result.node is not None and (path := _path(result.node)) is not None:
         return path
@@ -183,7 +184,7 @@ def _is_view(node: Any) -> bool:
 
 
 def _common(paths: list[list[str]]) -> list[str]:
-    """What several paths begin with."""
+    """The common prefix of the paths."""
     if not paths:
         return []
     first, last = min(paths), max(paths)
@@ -192,13 +193,13 @@ def _common(paths: list[list[str]]) -> list[str]:
 
 
 def _path(node: Any) -> list[str] | None:
-    """Path of the module that a node comes from, in parts; None where the graph does not tell."""
+    """Path of the module that a node comes from, as a list of names; None if the graph has no module stack for it."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return None
     source = str(list(stack.values())[-1][0])
     root = _ROOT.match(source)
     if root is None:
-        return []  # of a module that is no part of the compiled one
+        return []  # # from a module outside the compiled one
     path = _PART.sub(lambda found: f".{found[1] or found[2]}", source[root.end() :])
     return [part for part in strip_wrappers(path).split(".") if part]

@@ -1,7 +1,7 @@
-"""Stretches of layers inside what torch.compile compiled: called by the code that inductor generates (`inductor`).
+"""Ranges of layers inside compiled code, called by the code that Inductor generates (`inductor`).
 
-The code says of each kernel which module it is of, by the module's path below the one that is compiled. The same code
-serves all blocks of a kind, so what that is called in the model depends on the layer around.
+The generated code gives the path of each kernel's module relative to the compiled module. All blocks with the same code
+share one compiled function, so the full path depends on the enclosing layer.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from nvprof_kit._instrument.ranges.ranges import Frame
 
 
 def enter(path: str, again: bool = False) -> None:
-    """Go on in the module at a path below the compiled one: end the ranges that do not hold it, begin those that do.
+    """Move to the module at a path below the compiled module: close the ranges of other modules and open the missing ones.
 
-    A stretch's range is its own owner.
+    Each range is its own owner.
 
     Args:
         path: The path; '' for the compiled module itself.
-        again: Whether the backward pass computes the module's forward once more.
+        again: Whether the backward pass recomputes the module's forward.
     """
     backend = state.backend
     if backend is None:
@@ -41,12 +41,12 @@ def enter(path: str, again: bool = False) -> None:
 
 
 def leave() -> None:
-    """The compiled code ends, and every stretch with it."""
+    """Close all ranges opened by `enter`, at the end of the compiled code."""
     enter("")
 
 
 def _ranges_below(holder: object, path: str, again: bool) -> tuple[Range, ...]:
-    """The ranges of the layers on the way from the layer that is open to a path below it."""
+    """The ranges of the layers from the open layer (exclusive) down to a path below it."""
     layer = holder.layer if isinstance(holder, Frame) else holder
     if not isinstance(layer, Layer) or layer.family is None:
         return ()

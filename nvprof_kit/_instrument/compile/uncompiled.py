@@ -1,7 +1,7 @@
-"""Tells torch.compile which functions to leave to Python.
+"""Marks functions that torch.compile must not compile.
 
-What is decorated may be what a program compiles. Its forwarder then runs as it is and ranges from outside what the
-compiler makes of the function itself; where the compiler traces a caller, it looks through the forwarder instead.
+A program may compile a decorated function. Its forwarder then runs in Python and emits the range around the compiled
+function. If the compiler traces a caller, it inlines the function without the forwarder.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _told = False
 
 
 def leave_to_python(function: Callable[..., Any], *, callees: bool = True) -> None:
-    """Tell the compiler never to compile a function that Python calls, nor (with ``callees``) what that calls.
+    """Make torch.compile skip a function called from Python and, with ``callees``, everything that it calls.
 
-    Does nothing for what is no Python function, and while torch is not loaded.
+    Does nothing if the object is not a Python function, or if torch is not loaded.
     """
     while isinstance(function, functools.partial):
         function = function.func
     code = getattr(function, "__code__", None)
     if code is None or not hasattr(sys.modules.get("torch"), "compiler"):
         return
-    import torch._C._dynamo  # does not load the compiler
+    import torch._C._dynamo  # # does not import the compiler
 
     eval_frame: Any = torch._C._dynamo.eval_frame
     if hasattr(eval_frame, "set_code_exec_strategy"):
@@ -42,17 +42,17 @@ def leave_to_python(function: Callable[..., Any], *, callees: bool = True) -> No
 
 
 def uncompiled(function: F) -> F:
-    """Decorates what runs in Python where a range begins or ends: it is left to Python, and so is what it calls."""
+    """Decorator: torch.compile skips the function and its callees. For functions that open or close ranges."""
     return _note(function, True)
 
 
 def uncompiled_itself(function: F) -> F:
-    """Decorates what calls the program inside a range: it is left to Python, what it calls is not."""
+    """Decorator: torch.compile skips the function but not its callees. For functions that call the program in a range."""
     return _note(function, False)
 
 
 def leave_ranges_to_python() -> None:
-    """Tell the compiler of all that is decorated so, now and from now on."""
+    """Make torch.compile skip all decorated functions, including functions decorated later."""
     global _told  # noqa: PLW0603
     _told = hasattr(sys.modules.get("torch"), "compiler")
     for function, callees in _noted:

@@ -1,1 +1,1 @@
-"""`count_flops`: floating point operations counted where operators run."""
+"""`count_flops`: counts floating point operations of operators as they run."""

@@ -99,14 +99,14 @@ class count_flops(ContextDecorator):
         self._finish(write=kind is None and self._at_step is None)
 
     def entered(self, range_: Range) -> None:
-        """Listener of a `Watch`: a range has opened."""
+        """A range has opened; called by `Watch`."""
         if self._at_step is not None and range_.category is Category.STEP and range_.payload == self._at_step:
             self._begin()
         if self._counter is not None:
             self._counter.entered(range_)
 
     def left(self, range_: Range) -> None:
-        """Listener of a `Watch`: a range has closed."""
+        """A range has closed; called by `Watch`."""
         if self._counter is not None:
             self._counter.left(range_)
         if self._at_step is not None and range_.category is Category.STEP and range_.payload == self._at_step:
@@ -127,7 +127,7 @@ class count_flops(ContextDecorator):
         _running = None
         self._counting.close()
         watch.detach()
-        if write and counter is not None and self._process == os.getpid():  # else forked meanwhile
+        if write and counter is not None and self._process == os.getpid():  # # else the process has forked since
             try:
                 self.written = _write(counter, self.path)
             except OSError as error:  # a failed write must not end the training
@@ -175,7 +175,7 @@ def _of_rank(path: Path, number: int) -> Path:
 
 
 def document(counter: FlopCounter) -> dict[str, Any]:
-    """What was counted, as the file has it: see docs/flops.md."""
+    """The counts in the format of the file: see docs/flops.md."""
     import torch
 
     places = counter.places()

@@ -1,8 +1,8 @@
-"""Counts operators where they run: by the layer, phase and thread that the open ranges say.
+"""Counts operators by the layer, phase and thread of the open ranges.
 
-A dispatch mode sees every operator that reaches a kernel, in the backward pass too: autograd runs its nodes under the
-modes of the thread that asked for the pass, on whichever thread. Where that is, the ranges tell, as they will in the
-capture. The results of the operators are handed on untouched, and nothing of them is kept.
+A dispatch mode sees every operator, also in the backward pass: autograd runs its nodes under the modes of the thread
+that started the pass, on any thread. The open ranges give the layer and phase, as in a capture. The mode returns the
+results unchanged and keeps no reference to them.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ inside an operator."""
 
 
 class Place:
-    """A range that was open, inside those around it: what ran directly in it.
+    """A layer or phase in the tree of ranges, with the operators that ran directly in it.
 
     Attributes:
-        layer: The layer's path, or `NO_LAYER`.
-        phase: Its phase; outside layers the phase range's text or `NO_PHASE`.
-        around: The place around it, None at the top.
-        calls: How often it was opened.
-        work: Runs and floating point operations by operator and type of number.
-        unknown: Runs of operators whose work is not known.
-        inside: The places inside it, by layer and phase.
+        layer: Path of the layer, or `NO_LAYER`.
+        phase: Phase of the layer; outside layers, the text of the phase range or `NO_PHASE`.
+        around: The enclosing place; None at the top.
+        calls: Number of times its range was opened.
+        work: Runs and floating point operations by operator and dtype.
+        unknown: Runs of operators without a known FLOP count.
+        inside: The nested places by layer and phase.
     """
 
     __slots__ = ("around", "calls", "inside", "layer", "phase", "unknown", "work")
@@ -51,7 +51,7 @@ class Place:
 
 
 class _Open(NamedTuple):
-    """What an open range makes of its thread's position: the innermost layer, and the innermost phase outside."""
+    """An open range: the thread's innermost layer, and the innermost phase outside layers."""
 
     layer: Place | None
     phase: Place | None
@@ -61,10 +61,10 @@ _NOWHERE = _Open(None, None)
 
 
 class FlopCounter:
-    """A tree of places, and what ran in each; as the listener of a `Watch` it follows the ranges.
+    """A tree of places with operator counts; follows the ranges as the listener of a `Watch`.
 
     Attributes:
-        steps: Number of steps' ranges that ended.
+        steps: Number of completed steps.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class FlopCounter:
             stack.append(self._into(at, range_))
 
     def left(self, range_: Range) -> None:
-        """It has closed."""
+        """A range has closed on the calling thread."""
         with self._lock:
             thread = threading.get_ident()
             stack = self._threads.get(thread)
@@ -93,7 +93,7 @@ class FlopCounter:
                 self.steps += 1
 
     def add(self, operator: str, dtype: str, flops: int | None) -> None:
-        """An operator has run on the calling thread; None: its work is not known."""
+        """Count an operator that ran on the calling thread; with ``flops`` None, its FLOP count is unknown."""
         with self._lock:
             place = self._here()
             if flops is None:
@@ -104,10 +104,10 @@ class FlopCounter:
                 runs[1] += flops
 
     def places(self) -> list[Place]:
-        """Every place, those around others first."""
+        """All places, parents before children."""
         with self._lock:
             found = list(self._top.values())
-            for place in found:  # which grows
+            for place in found:  # # the list grows during the loop
                 found += place.inside.values()
             return found
 
@@ -127,7 +127,7 @@ class FlopCounter:
         return at
 
     def _here(self) -> Place:
-        """The calling thread's innermost layer; else its phase; else that of the one other thread that has one."""
+        """The thread's innermost layer, else its phase, else the phase of another thread if exactly one thread has one."""
         stack = self._threads.get(threading.get_ident())
         at = stack[-1] if stack else _NOWHERE
         if at.layer is not None:
@@ -146,7 +146,7 @@ def _found(places: dict[tuple[str, str], Place], layer: str, phase: str, around:
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[misc]
-    """Sees every operator on the threads where it is in force, and hands on what each returns."""
+    """Counts every operator on the threads where the mode is active, and returns its result unchanged."""
 
     supports_higher_order_operators = True
 
@@ -158,9 +158,9 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(map(_wraps, types)):
-            return NotImplemented  # what it wraps comes here next: a DTensor's shard, not its whole
+            return NotImplemented  # # the subclass dispatches again, with its inner tensors (a DTensor's local shard)
         if FakeTensor in types:
-            return func(*args, **kwargs)  # asked for a shape, it computes nothing
+            return func(*args, **kwargs)  # # a call for a shape computes nothing
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = kind_of(func)
@@ -176,18 +176,18 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _wraps(kind: type) -> bool:
-    """Whether tensors of a class hold others, and do their work by those."""
+    """Whether tensors of a class wrap other tensors and compute with them."""
     return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
 
 
 def counting(counter: FlopCounter) -> ExitStack:
-    """Begin to count on this thread and those of its backward passes; closing what is returned ends it.
+    """Start counting on this thread and in its backward passes; close the returned stack to stop.
 
-    Meanwhile what torch.compile has compiled runs as it was written, so that its operators are seen.
+    Meanwhile, compiled functions run eagerly, so that the mode sees their operators.
     """
     with ExitStack() as stack:
         set_stance = getattr(torch.compiler, "set_stance", None)
-        if set_stance is not None:  # PyTorch 2.6 and newer
+        if set_stance is not None:  # # PyTorch 2.6 or later
             stack.enter_context(set_stance("force_eager"))
         stack.enter_context(_seen_triton(counter))
         stack.enter_context(_Mode(counter))
@@ -195,7 +195,7 @@ def counting(counter: FlopCounter) -> ExitStack:
 
 
 def _seen_triton(counter: FlopCounter) -> ExitStack:
-    """Note every launch of a Triton kernel, which PyTorch's dispatcher never sees, as unknown."""
+    """Count each launch of a Triton kernel as unknown; launches bypass PyTorch's dispatcher."""
     jit = getattr(sys.modules.get("triton.runtime.jit"), "JITFunction", None)
     undo = ExitStack()
     if jit is None:

@@ -1,8 +1,8 @@
-"""What one operator costs: floating point operations by the formulas of PyTorch's own counter, and the type of number.
+"""FLOPs and dtype of one operator.
 
-The formulas are those of `torch.utils.flop_counter`, with whatever the program registered there itself
-(``register_flop_formula``), and a few that it lacks: a multiply-add is two operations, a causal mask halves nothing,
-and what multiplies no matrices counts nothing. Work that no formula knows is unknown, which is not nothing.
+The formulas are those of `torch.utils.flop_counter`, those that the program registered there
+(``register_flop_formula``), and a few additions. A multiply-add is two operations, a causal mask does not reduce the
+count, and operators without matrix multiplication count as 0. Without a formula, the count is unknown, not 0.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Work(NamedTuple):
     """One run of an operator.
 
     Attributes:
-        operator: Its name, ``aten::mm``.
-        dtype: Type of the numbers it multiplies: ``bf16``, ``fp16``, ``fp32``, ``tf32``, ``fp8``, ``fp4``, ``int8``,
-            ``fp64``, or PyTorch's own name of another; '' where it has no tensors.
-        flops: Floating point operations, None where they are unknown.
+        operator: Name of the operator, such as ``aten::mm``.
+        dtype: Type of the multiplied numbers: ``bf16``, ``fp16``, ``fp32``, ``tf32``, ``fp8``, ``fp4``, ``int8``,
+            ``fp64``, or PyTorch's name for other types; '' if the operator has no tensors.
+        flops: Floating point operations; None if unknown.
     """
 
     operator: str
@@ -63,16 +63,16 @@ class Work(NamedTuple):
 
 
 class Kind(Enum):
-    """How an operator's work is found."""
+    """How the FLOPs of an operator are determined."""
 
     FORMULA = "formula"
-    INSIDE = "inside"  # it is made of other operators, and those are counted
+    INSIDE = "inside"  # # it consists of other operators, which are counted
     NOTHING = "nothing"
     UNKNOWN = "unknown"
 
 
 def kind_of(operator: Any) -> Kind:
-    """How the work of an operator (an ``OpOverload`` or a higher-order operator) is found."""
+    """How the FLOPs of an operator (an ``OpOverload`` or a higher-order operator) are determined."""
     if _formula(operator) is not None:
         return Kind.FORMULA
     if isinstance(operator, torch._ops.HigherOrderOperator):
@@ -83,7 +83,7 @@ def kind_of(operator: Any) -> Kind:
 
 
 def kind_here(operator: Any, args: Iterable[Any]) -> Kind:
-    """How the work of an operator is found that is made of others, unless these tensors have a kernel of their own."""
+    """The same for a composite operator, unless these tensors have a kernel of their own for it."""
     for tensor in _tensors(args):
         key = _BACKENDS.get(tensor.device.type)
         if (
@@ -105,20 +105,20 @@ def _kind_by_name(operator: Any) -> Kind:
 
 
 def work_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
-    """What one run of an operator cost.
+    """FLOPs and dtype of one run of an operator.
 
     Args:
-        operator: One that has a formula, or is unknown.
-        args: What it was called with.
-        kwargs: The same, by name.
-        out: What it returned.
+        operator: An operator with a formula, or an unknown one.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        out: Its result.
     """
     formula = _formula(operator)
     flops = None
     if formula is not None:
         try:
             flops = int(formula(*args, **kwargs, out_val=out))
-        except Exception:  # a formula that does not know this form of the operator
+        except Exception:  # # the formula does not support this form of the operator
             flops = None
     return Work(_name(operator), _dtype([*args, *kwargs.values()], operator), flops)
 
@@ -134,8 +134,8 @@ def _formula(operator: Any) -> Any:
 
 
 def _grouped_mm_flop(a: Any, b: Any, *_args: Any, out_val: Any = None, **_kwargs: Any) -> int:
-    """Groups of matrix products in one, as mixtures of experts have them: ``(rows, k)`` by ``(groups, k, n)``,
-    ``(groups, rows, k)`` by ``(k, n)``, both in groups, or neither, where ``k`` is what is grouped.
+    """Grouped matrix multiplication, as in a mixture of experts: ``(rows, k)`` by ``(groups, k, n)``, ``(groups, rows, k)``
+    by ``(k, n)``, both 3D, or both 2D with the groups along ``k``.
     """
     groups = a.shape[0] if a.dim() == 3 and b.dim() == 3 else 1
     return int(2 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1])
@@ -160,7 +160,7 @@ _OWN = _own_formulas()
 
 
 def _dtype(values: Iterable[Any], operator: Any) -> str:
-    """The narrowest type among the tensors: scales, sums and seeds beside the matrices are wider."""
+    """The narrowest dtype of the tensors: scales, sums and seeds are wider than the matrices."""
     types = {tensor.dtype: tensor for tensor in _tensors(values) if _is_number(tensor.dtype)}
     if not types:
         return NOTHING_KNOWN
@@ -180,18 +180,18 @@ def _is_number(dtype: torch.dtype) -> bool:
 
 
 def _rounds_to_tf32(tensor: torch.Tensor, operator: Any) -> bool:
-    """Whether the GPU multiplies these 32-bit floats by its tensor cores, rounded to TF32."""
+    """Whether the GPU multiplies these fp32 tensors on Tensor Cores in TF32."""
     if not tensor.is_cuda or torch.version.hip or torch.cuda.get_device_capability(tensor.device) < (8, 0):
         return False
     backend: Any = torch.backends.cuda.matmul
     if "conv" in _name(operator):
         backend = getattr(torch.backends.cudnn, "conv", torch.backends.cudnn)
-    precision = getattr(backend, "fp32_precision", None)  # PyTorch 2.9 and newer
+    precision = getattr(backend, "fp32_precision", None)  # # PyTorch 2.9 or later
     return precision == "tf32" if precision not in (None, "none") else bool(_old_flag(backend))
 
 
 def _old_flag(backend: Any) -> bool:
     try:
         return bool(getattr(backend, "allow_tf32", torch.backends.cudnn.allow_tf32))
-    except RuntimeError:  # the program mixes both ways of asking for it
+    except RuntimeError:  # # the program mixes the old and new APIs for TF32
         return False
