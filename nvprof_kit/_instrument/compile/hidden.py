@@ -26,7 +26,7 @@ class Pausable(Protocol):
 
 
 _watched: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
-"""In the order in which their hooks were installed, which is kept."""
+"""The owners of hooks, in installation order; their hooks are reinstalled in this order."""
 _paused: list[Pausable] = []
 
 
@@ -62,7 +62,7 @@ def keep_out(annotation: Pausable) -> Kept:
 def _install() -> None:
     import torch._dynamo as dynamo
 
-    if _begin not in dynamo.callback_handler.start_callbacks:  # # `torch._dynamo.reset` clears the callbacks
+    if _begin not in dynamo.callback_handler.start_callbacks:  # `torch._dynamo.reset` clears the callbacks
         dynamo.on_compile_start(_begin)
         dynamo.on_compile_end(_end)
         leave_ranges_to_python()

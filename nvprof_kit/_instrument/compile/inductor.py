@@ -23,8 +23,8 @@ from nvprof_kit.names import strip_wrappers
 _IMPORT = "from nvprof_kit._instrument.compile.inside import enter as nvprof_kit_enter, leave as nvprof_kit_leave"
 
 CACHE_TAG = f"+nvprof_kit-ranges-3-{zlib.crc32(_IMPORT.encode()):08x}"
-"""Keeps the code with these lines apart from other code in the compiler's caches, which outlive the program and this
-release; counts up as the lines change.
+"""Separates code with these lines from other code in the compiler's caches, which persist across programs and releases.
+The number is incremented when the lines change.
 """
 _ROOT = re.compile(r"L\['self'\]")
 _BACKWARD = ("is_backward", "must_be_in_backward")
@@ -67,7 +67,7 @@ def _patches() -> list[Patch]:
 
     def mark(nodes: Sequence[Any]) -> None:
         code = V.graph.wrapper_code
-        if type(code) not in kinds:  # # C++ wrapper, or the wrapper of a custom device
+        if type(code) not in kinds:  # C++ wrapper, or the wrapper of a custom device
             return
         code.writeline(f"nvprof_kit_enter{_where(nodes, getattr(V.graph, 'is_backward', False))!r}")
         code.nvprof_kit = True
@@ -164,10 +164,10 @@ def _computing(nodes: Iterable[Any]) -> list[Any]:
 def _path_of(result: Any) -> list[str] | None:
     """Path of the module that a result belongs to, as a list of names; None if unknown.
 
-    A node without a module is an operator of the compiled module itself. In the backward graph it is a sum of gradients,
-    which autograd adds on its own. In that case, and if the result has no node of its own, the nodes that it was computed
-    from decide, except for constants (the compiler shares them among modules), views and, in the backward graph, recomputed
-    forward nodes.
+    A node without a module is an operator of the compiled module itself. In the backward graph it is a sum of
+    gradients, which autograd adds on its own. In that case, and if the result has no node of its own, the nodes that it
+    was computed from decide, except for constants (the compiler shares them among modules), views and, in the backward
+    graph, recomputed forward nodes.
     """
     if result.node is not None and (path := _path(result.node)) is not None:
         return path
@@ -200,6 +200,6 @@ def _path(node: Any) -> list[str] | None:
     source = str(list(stack.values())[-1][0])
     root = _ROOT.match(source)
     if root is None:
-        return []  # # from a module outside the compiled one
+        return []  # from a module outside the compiled one
     path = _PART.sub(lambda found: f".{found[1] or found[2]}", source[root.end() :])
     return [part for part in strip_wrappers(path).split(".") if part]

@@ -13,7 +13,7 @@ from nvprof_kit._instrument.ranges.ranges import Frame
 
 
 def enter(path: str, again: bool = False) -> None:
-    """Move to the module at a path below the compiled module: close the ranges of other modules and open the missing ones.
+    """Move to the module at a path below the compiled module: close ranges outside the path, open missing ones.
 
     Each range is its own owner.
 

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 _noted: list[tuple[Callable[..., Any], bool]] = []
-"""What runs in Python where a range begins or ends, and whether what it calls is left to Python too."""
+"""Decorated functions, and whether torch.compile skips their callees too."""
 
 _told = False
-"""Whether the compiler was told of them."""
+"""Whether the compiler knows the decorated functions."""
 
 
 def leave_to_python(function: Callable[..., Any], *, callees: bool = True) -> None:
@@ -30,7 +30,7 @@ def leave_to_python(function: Callable[..., Any], *, callees: bool = True) -> No
     code = getattr(function, "__code__", None)
     if code is None or not hasattr(sys.modules.get("torch"), "compiler"):
         return
-    import torch._C._dynamo  # # does not import the compiler
+    import torch._C._dynamo  # does not import the compiler
 
     eval_frame: Any = torch._C._dynamo.eval_frame
     if hasattr(eval_frame, "set_code_exec_strategy"):
@@ -47,7 +47,7 @@ def uncompiled(function: F) -> F:
 
 
 def uncompiled_itself(function: F) -> F:
-    """Decorator: torch.compile skips the function but not its callees. For functions that call the program in a range."""
+    """Decorator: torch.compile skips the function, not its callees. For functions that call the program in a range."""
     return _note(function, False)
 
 

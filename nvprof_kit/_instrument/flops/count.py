@@ -127,7 +127,7 @@ class count_flops(ContextDecorator):
         _running = None
         self._counting.close()
         watch.detach()
-        if write and counter is not None and self._process == os.getpid():  # # else the process has forked since
+        if write and counter is not None and self._process == os.getpid():  # else the process has forked since
             try:
                 self.written = _write(counter, self.path)
             except OSError as error:  # a failed write must not end the training

@@ -21,8 +21,8 @@ from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES, Category, parse_range
 
 OUT_OF_REACH = "(out of the counter's reach)"
-"""Name of the unknown work of a range that opens where the counter sees nothing: on a thread of the program's own, or
-inside an operator."""
+"""Name of unknown work in a range that opens where the counter cannot see operators: on a thread that the program
+started, or inside an operator."""
 
 
 class Place:
@@ -107,7 +107,7 @@ class FlopCounter:
         """All places, parents before children."""
         with self._lock:
             found = list(self._top.values())
-            for place in found:  # # the list grows during the loop
+            for place in found:  # the list grows during the loop
                 found += place.inside.values()
             return found
 
@@ -127,7 +127,7 @@ class FlopCounter:
         return at
 
     def _here(self) -> Place:
-        """The thread's innermost layer, else its phase, else the phase of another thread if exactly one thread has one."""
+        """The thread's innermost layer, else its phase, else the phase of the only other thread that has one."""
         stack = self._threads.get(threading.get_ident())
         at = stack[-1] if stack else _NOWHERE
         if at.layer is not None:
@@ -158,9 +158,9 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(map(_wraps, types)):
-            return NotImplemented  # # the subclass dispatches again, with its inner tensors (a DTensor's local shard)
+            return NotImplemented  # the subclass dispatches again, with its inner tensors (a DTensor's local shard)
         if FakeTensor in types:
-            return func(*args, **kwargs)  # # a call for a shape computes nothing
+            return func(*args, **kwargs)  # a call for a shape computes nothing
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = kind_of(func)
@@ -187,7 +187,7 @@ def counting(counter: FlopCounter) -> ExitStack:
     """
     with ExitStack() as stack:
         set_stance = getattr(torch.compiler, "set_stance", None)
-        if set_stance is not None:  # # PyTorch 2.6 or later
+        if set_stance is not None:  # PyTorch 2.6 or later
             stack.enter_context(set_stance("force_eager"))
         stack.enter_context(_seen_triton(counter))
         stack.enter_context(_Mode(counter))

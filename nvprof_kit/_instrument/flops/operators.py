@@ -16,7 +16,7 @@ import torch
 from torch.utils.flop_counter import addmm_flop, baddbmm_flop, flop_registry, mm_flop, sdpa_backward_flop, sdpa_flop
 
 NOTHING_KNOWN = ""
-"""Type of number of work without tensors of one."""
+"""Dtype of an operator without numeric tensors."""
 
 _TYPES = {
     torch.float64: "fp64",
@@ -26,25 +26,25 @@ _TYPES = {
     torch.int8: "int8",
     torch.uint8: "int8",
 }
-"""What the tensor cores and their peaks are called by; eight-bit floats are told by their names."""
+"""Dtype names used for Tensor Core peaks; 8-bit floats are recognized by name."""
 
 _COUNTS_NOTHING = frozenset(
     {"prim", "prims", "profiler", "c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp"}
 )
-"""Namespaces of operators that multiply nothing: collectives and copies."""
+"""Namespaces of operators without multiplications: collectives and copies."""
 
 _MULTIPLIES = re.compile(
     r"mm(?![aiy])|matmul|conv(?!ert)|attention|(?<!i)linear(?!1d|_comb)|^_trilinear$|_rnn|lstm_mps|^(add)?mv$|^v?dot$"
     r"|^_fft_|_cdist_|cholesky|triangular_solve|lu_solve|ormqr|geqrf|transformer_encoder"
     r"|^_?linalg_(?!vector_norm|cross|diagonal|check)"
 )
-"""Operators of PyTorch's that multiply matrices, by name; unknown where the counter has no formula for them."""
+"""Names of PyTorch operators that multiply matrices; unknown if the counter has no formula for them."""
 
 _ONLY_MOVES = re.compile(r"prepack$|_pack_|reorder|flatten_weight|_search$")
-"""Of those, the ones that only prepare."""
+"""Exceptions that only reorder or pack weights."""
 
 _BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "xpu": "XPU", "hpu": "HPU", "meta": "Meta"}
-"""What the dispatcher calls the kernels of a device."""
+"""Dispatch key of each device type."""
 
 
 class Work(NamedTuple):
@@ -66,7 +66,7 @@ class Kind(Enum):
     """How the FLOPs of an operator are determined."""
 
     FORMULA = "formula"
-    INSIDE = "inside"  # # it consists of other operators, which are counted
+    INSIDE = "inside"  # it consists of other operators, which are counted
     NOTHING = "nothing"
     UNKNOWN = "unknown"
 
@@ -118,7 +118,7 @@ def work_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
     if formula is not None:
         try:
             flops = int(formula(*args, **kwargs, out_val=out))
-        except Exception:  # # the formula does not support this form of the operator
+        except Exception:  # the formula does not support this form of the operator
             flops = None
     return Work(_name(operator), _dtype([*args, *kwargs.values()], operator), flops)
 
@@ -134,8 +134,10 @@ def _formula(operator: Any) -> Any:
 
 
 def _grouped_mm_flop(a: Any, b: Any, *_args: Any, out_val: Any = None, **_kwargs: Any) -> int:
-    """Grouped matrix multiplication, as in a mixture of experts: ``(rows, k)`` by ``(groups, k, n)``, ``(groups, rows, k)``
-    by ``(k, n)``, both 3D, or both 2D with the groups along ``k``.
+    """Grouped matrix multiplication, as in a mixture of experts.
+
+    The operands are ``(rows, k)`` and ``(groups, k, n)``, ``(groups, rows, k)`` and ``(k, n)``, both 3D, or both 2D
+    with the groups along ``k``.
     """
     groups = a.shape[0] if a.dim() == 3 and b.dim() == 3 else 1
     return int(2 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1])
@@ -156,7 +158,7 @@ def _own_formulas() -> dict[Any, Any]:
 
 
 _OWN = _own_formulas()
-"""Formulas that PyTorch's counter lacks."""
+"""Formulas missing from PyTorch's counter."""
 
 
 def _dtype(values: Iterable[Any], operator: Any) -> str:
@@ -186,12 +188,12 @@ def _rounds_to_tf32(tensor: torch.Tensor, operator: Any) -> bool:
     backend: Any = torch.backends.cuda.matmul
     if "conv" in _name(operator):
         backend = getattr(torch.backends.cudnn, "conv", torch.backends.cudnn)
-    precision = getattr(backend, "fp32_precision", None)  # # PyTorch 2.9 or later
+    precision = getattr(backend, "fp32_precision", None)  # PyTorch 2.9 or later
     return precision == "tf32" if precision not in (None, "none") else bool(_old_flag(backend))
 
 
 def _old_flag(backend: Any) -> bool:
     try:
         return bool(getattr(backend, "allow_tf32", torch.backends.cudnn.allow_tf32))
-    except RuntimeError:  # # the program mixes the old and new APIs for TF32
+    except RuntimeError:  # the program mixes the old and new APIs for TF32
         return False

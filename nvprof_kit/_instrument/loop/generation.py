@@ -16,7 +16,7 @@ from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.scope import Scope
 
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
-"""Arguments that hold a call's tokens, by the names of transformers."""
+"""Names of the arguments with a call's tokens, as in transformers."""
 
 PhaseOf = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
 """Returns the phase of a call from its positional and keyword arguments."""

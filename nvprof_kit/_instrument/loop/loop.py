@@ -50,7 +50,7 @@ class step(Scope):
 
 
 began: Callable[[], None] | None = None
-"""Called at the begin of each step, before its range opens."""
+"""Called at the beginning of each step, before its range opens."""
 
 
 def _step_range(number: int) -> Range:
@@ -120,7 +120,7 @@ class annotate_dataloader(Generic[Batch]):
         return len(self._loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # not yet set: while unpickling
+        if name == "_loader":  # `_loader` is not set while unpickling
             raise AttributeError(name)
         return getattr(self._loader, name)
 

@@ -1,4 +1,4 @@
-"""Optimizers and their wrappers: which optimizer takes the step, and hooks around it."""
+"""Optimizers and their wrappers: find the inner optimizers, and hook their steps."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Hook = Callable[..., Any]
 def innermost(optimizer: Any) -> list[Any]:
     """The optimizers inside a wrapper (of accelerate, DeepSpeed, Megatron, …), or the optimizer itself.
 
-    A wrapper holds its optimizer as ``optimizer``; one that chains several holds them as ``chained_optimizers``, as
-    Megatron's does, or is a list.
+    A wrapper has its optimizer as ``optimizer``. A chained one has several as ``chained_optimizers``, as in Megatron, or
+    is a list.
     """
     if isinstance(optimizer, (list, tuple)):
         return [one for part in optimizer for one in innermost(part)]
     several = getattr(optimizer, "chained_optimizers", None)
-    if isinstance(several, (list, tuple)):  # an empty one of Megatron's: a rank without weights to train
+    if isinstance(several, (list, tuple)):  # empty in Megatron on a rank without trainable weights
         return innermost(several)
     inner = getattr(optimizer, "optimizer", None)
     if inner is None or inner is optimizer or not (hasattr(inner, "param_groups") or hasattr(inner, "step")):
@@ -30,17 +30,17 @@ def innermost(optimizer: Any) -> list[Any]:
 
 
 def hook_steps(optimizers: Iterable[Any], before: Hook, after: Hook) -> list[Undo]:
-    """Have something called before and after each step of some optimizers.
+    """Call functions before and after each step of the optimizers.
 
-    ``torch.optim.Optimizer`` has hooks for it; of any other object the method ``step`` is wrapped.
+    Uses the step hooks of ``torch.optim.Optimizer``; for any other object, wraps its method ``step``.
 
     Args:
-        optimizers: What takes the steps, see `innermost`.
+        optimizers: The optimizers, see `innermost`.
         before: Called with the optimizer before a step.
         after: Called with the optimizer after a step that did not raise.
 
     Returns:
-        What takes the hooks out again.
+        Functions that remove the hooks.
     """
     undo: list[Undo] = []
     try:

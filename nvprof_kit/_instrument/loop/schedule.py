@@ -137,7 +137,7 @@ PRESETS = {
 """Schedules by name: the first steps, the steady state, a few steps periodically."""
 
 AnySchedule = Schedule | str | tuple[int, int]
-"""What is accepted as a schedule: a `Schedule`, its text, or a pair ``(first, end)``."""
+"""A `Schedule`, its text, or a pair ``(first, end)``."""
 
 
 def schedule_of(asked: AnySchedule) -> Schedule:

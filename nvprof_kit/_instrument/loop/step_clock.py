@@ -1,4 +1,4 @@
-"""How long the steps of a loop take, some of them recorded and some not, without waiting for the GPU."""
+"""Times the steps of a loop, recorded or not, without synchronizing with the GPU."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class StepClock:
         self._first = True
 
     def begin(self, *, recorded: bool) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._begin, self._recorded = _now(), recorded
 
     def end(self) -> None:
-        """It ends. The program's first step, in which everything is set up, is kept only where it is recorded."""
+        """End the step. The program's first step includes initialization, so it counts only if it is recorded."""
         begin, self._begin = self._begin, None
         if begin is not None and (self._recorded or not self._first):
             self._steps[self._recorded].append((begin, _now()))
         self._first = False
 
     def skip(self) -> None:
-        """The step that runs is not to be counted."""
+        """Do not count the running step."""
         self._begin = None
 
     def take(self, *, recorded: bool) -> list[int]:
-        """Lengths in ns of the last steps of one sort, which are forgotten; what the GPU has not ended is left out."""
+        """Durations in ns of the recorded or other steps since the last call; omits steps that the GPU has not completed."""
         lengths = [_length(begin, end) for begin, end in self._steps[recorded]]
         self._steps[recorded].clear()
         return [length for length in lengths if length is not None]
@@ -58,5 +58,5 @@ def _length(begin: Any, end: Any) -> int | None:
         return end - begin if isinstance(begin, int) and isinstance(end, int) else None
     try:
         return round(begin.elapsed_time(end) * 1e6) if end.query() else None
-    except (RuntimeError, ValueError):  # on two devices, or after an error of the GPU
+    except (RuntimeError, ValueError):  # events on two devices, or a CUDA error
         return None

@@ -15,8 +15,7 @@ USUAL = Schedule(skip_first=5, warmup=1, active=3)
 _ON, _OFF = ("1", "on", "true", "yes"), ("", "0", "off", "false", "no")
 
 Switch = AnySchedule | bool | None
-"""What is accepted as a switch: a schedule in any form, ``on`` or ``off``, True or False, or None for the environment.
-"""
+"""A schedule in any form, ``on`` or ``off``, True or False, or None to read the environment."""
 
 
 def profiling_schedule(asked: Switch = None) -> Schedule | None:

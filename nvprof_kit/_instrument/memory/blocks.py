@@ -1,8 +1,8 @@
-"""What the allocator holds that lies in no tensor we know of, told by what it can be.
+"""Classifies allocator blocks in use that contain no known tensor.
 
-PyTorch keeps some memory for itself that no Python object refers to. Its allocator lists every block in use; those in
-which no known tensor begins are told by their size: workspaces of cuBLAS have one size for a device, and a weight that
-autocast has cast and keeps until its region ends has the weight's own, in the region's type.
+PyTorch keeps some memory that no Python object refers to. The allocator lists all blocks in use; blocks without a known
+tensor are classified by size: all cuBLAS workspaces of a device have the same size, and autocast's cached copy of a
+weight has the weight's size in autocast's dtype.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from nvprof_kit._instrument.memory.tensors import Held
 from nvprof_kit.names import strip_wrappers
 
 WORKSPACE, AUTOCAST, UNEXPLAINED = "workspace", "autocast", "unexplained"
-"""Kinds of such memory: cuBLAS's, autocast's copies of weights, and all else."""
+"""Kinds of this memory: cuBLAS workspaces, autocast's copies of weights, and the rest."""
 
 _LISTED = 8
-"""So many sizes of unexplained blocks are rows of their own."""
+"""Number of sizes of unexplained blocks with a row of their own."""
 
 
 class Block(NamedTuple):
-    """A block in use: where it begins, its size, and the bytes that were asked for."""
+    """A block in use: its address, its size, and the requested bytes."""
 
     address: int
     size: int
@@ -35,10 +35,10 @@ class Block(NamedTuple):
 
 
 def cuda_blocks(device: int) -> list[Block]:
-    """The blocks of PyTorch's allocator on a CUDA device that are in use."""
+    """The blocks in use of PyTorch's allocator on a CUDA device."""
     try:
         segments = torch.cuda.memory_snapshot(include_traces=False)
-    except TypeError:  # an older PyTorch
+    except TypeError:  # older PyTorch
         segments = torch.cuda.memory_snapshot()
     return [
         Block(block["address"], block["size"], block.get("requested_size", block["size"]))
@@ -50,16 +50,16 @@ def cuda_blocks(device: int) -> list[Block]:
 
 
 def unknown_blocks(blocks: Iterable[Block], known: Iterable[int]) -> list[Block]:
-    """The blocks in which none of the known addresses lies."""
+    """The blocks that contain none of the known addresses."""
     places = sorted(known)
     places.append(1 << 64)
     return [block for block in blocks if places[bisect_left(places, block.address)] >= block.address + block.size]
 
 
 def workspace_bytes(capability: tuple[int, int], environ: Mapping[str, str] = os.environ) -> int:
-    """Size of the workspace that PyTorch gives each handle of cuBLAS on a device, as PyTorch chooses it.
+    """Size of the workspace that PyTorch allocates per cuBLAS handle.
 
-    From ``CUBLAS_WORKSPACE_CONFIG`` (``:KIB:COUNT`` and again), else 32 MiB on Hopper and 8.125 MiB elsewhere
+    From ``CUBLAS_WORKSPACE_CONFIG`` (pairs ``:KIB:COUNT``), else 32 MiB on Hopper and 8.125 MiB elsewhere
     (``parseChosenWorkspaceSize`` in ``aten/src/ATen/cuda/CublasHandlePool.cpp`` of PyTorch 2.11).
     """
     words = environ.get("CUBLAS_WORKSPACE_CONFIG", "").split(":")[1:]
@@ -69,9 +69,7 @@ def workspace_bytes(capability: tuple[int, int], environ: Mapping[str, str] = os
 
 
 def cast_weights(model: nn.Module, device: torch.device) -> Iterator[tuple[str, int]]:
-    """Path of each weight that autocast keeps a copy of once it has cast it, and the copy's bytes; none outside
-    autocast.
-    """
+    """Path of each weight that autocast can cache, and the bytes of the cached copy; empty outside autocast."""
     if not torch.is_autocast_enabled(device.type) or not torch.is_autocast_cache_enabled():
         return
     itemsize = torch.get_autocast_dtype(device.type).itemsize
@@ -81,12 +79,12 @@ def cast_weights(model: nn.Module, device: torch.device) -> Iterator[tuple[str, 
 
 
 class Unknown:
-    """Tells what is in the blocks of a device that no known tensor lies in.
+    """Classifies the blocks of a device that contain no known tensor.
 
     Args:
         device: The device, for the rows.
         blocks: Lists the blocks in use.
-        workspace: Bytes of a workspace of cuBLAS, 0 where there is none.
+        workspace: Bytes of a cuBLAS workspace; 0 if there is none.
     """
 
     def __init__(self, device: torch.device, blocks: Callable[[], list[Block]], workspace: int) -> None:
@@ -96,17 +94,17 @@ class Unknown:
 
     @classmethod
     def of_cuda(cls, device: torch.device) -> Unknown:
-        """Those of PyTorch's CUDA allocator."""
+        """The blocks of PyTorch's CUDA allocator."""
         number = device.index if device.index is not None else torch.cuda.current_device()
         return cls(device, lambda: cuda_blocks(number), workspace_bytes(torch.cuda.get_device_capability(number)))
 
     def rows(self, known: Iterable[int], casts: Iterable[tuple[str, int]], unexplained: int) -> Iterator[Held]:
-        """Rows for the memory that nothing accounts for, which add up to it.
+        """Rows that add up to the unexplained bytes.
 
         Args:
-            known: Addresses of the storages that are accounted for.
-            casts: Weights of which autocast may hold a copy, with its bytes.
-            unexplained: How many bytes are not accounted for.
+            known: Addresses of the storages already counted.
+            casts: Weights that autocast may have cached, with the bytes of the copy.
+            unexplained: Number of unexplained bytes.
         """
         here = str(self._device)
         sizes = Counter(block.requested for block in unknown_blocks(self._blocks(), known))

@@ -1,4 +1,4 @@
-"""The allocator at each begin and end of a layer: what it leaves behind, and what it needs in between."""
+"""Allocator counters at the begin and end of each layer call: retained and transient memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from nvprof_kit.names import LAYER_CATEGORIES, Category
 
 @dataclass(frozen=True)
 class Counts:
-    """The CUDA allocator's own counts, in bytes.
+    """Counters of the CUDA caching allocator, in bytes.
 
     Attributes:
-        allocated: In blocks in use.
-        requested: What was asked for in them.
-        reserved: Taken from CUDA.
-        peak: Most that was allocated since the counts before.
+        allocated: Size of the blocks in use.
+        requested: Requested bytes in these blocks.
+        reserved: Memory reserved from CUDA.
+        peak: Maximum of `allocated` since the last reading.
     """
 
     allocated: int
@@ -32,23 +32,23 @@ class Counts:
 
 
 class Allocator(Protocol):
-    """What counts the memory."""
+    """A memory allocator with counters."""
 
     def read(self) -> Counts:
-        """The counts now; the peak starts anew."""
+        """Read the counters and reset the peak."""
 
 
 class CudaAllocator:
     """PyTorch's allocator of one CUDA device.
 
-    Its ``max_memory_allocated`` starts anew at each reading.
+    Each reading resets ``max_memory_allocated``.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device.index if device.index is not None else torch.cuda.current_device()
 
     def read(self) -> Counts:
-        """The counts now; the peak starts anew."""
+        """Read the counters and reset the peak."""
         stats = torch.cuda.memory_stats_as_nested_dict(self._device)
         allocated = stats["allocated_bytes"]["all"]
         requested = stats.get("requested_bytes", stats["allocated_bytes"])["all"]["current"]
@@ -58,18 +58,18 @@ class CudaAllocator:
 
 @dataclass(frozen=True)
 class Boundary:
-    """The end of one call of a layer in one phase; sizes in bytes.
+    """One call of a layer in one phase; sizes in bytes.
 
     Attributes:
         step: Number of the step.
-        layer: The layer's path.
+        layer: Path of the layer.
         phase: ``forward``, ``backward`` or ``recompute``.
-        seconds: When it ended, since the profiler was made.
-        begin: Allocated when it began.
-        end: Allocated when it ended.
-        peak: Most that was allocated in between.
-        reserved: Reserved from CUDA when it ended.
-        largest: Its largest allocation, or that of a layer in it; None where that is not known.
+        seconds: End of the call, in seconds since the profiler started.
+        begin: Bytes allocated at the begin.
+        end: Bytes allocated at the end.
+        peak: Maximum of the allocated bytes during the call.
+        reserved: Bytes reserved from CUDA at the end.
+        largest: Largest allocation in the call, including nested layers; None if unknown.
     """
 
     step: int
@@ -84,23 +84,23 @@ class Boundary:
 
     @property
     def retained(self) -> int:
-        """What it left allocated; negative where it freed."""
+        """Bytes that the call left allocated; negative if it freed more."""
         return self.end - self.begin
 
     @property
     def transient(self) -> int:
-        """What it needed above that, for a while."""
+        """Bytes that the call needed temporarily, above the larger of `begin` and `end`."""
         return self.peak - max(self.begin, self.end)
 
 
 class Largest(Protocol):
-    """What knows the largest allocation of a call (`memory_history.History`)."""
+    """Reports the largest allocation of each call (`history.History`)."""
 
     def label(self, number: int | None) -> None:
-        """What is allocated from now on belongs to the call of this number."""
+        """Label later allocations with the number of a call."""
 
     def take(self) -> dict[int, int] | None:
-        """Largest allocation of each call since this was asked last; None where that is not known."""
+        """Largest allocation of each call since the last reading; None if unknown."""
 
 
 class _Open:
@@ -113,17 +113,17 @@ class _Open:
 
 
 class Boundaries:
-    """Listens to layers' ranges, and reads the allocator at each.
+    """Reads the allocator at the begin and end of each layer range.
 
-    A peak belongs to every call that is open, and to the time since `counts` was asked last.
+    A peak counts for every open call, and for the time since the last call of `counts`.
 
     Args:
-        allocator: What counts.
-        history: What knows the largest allocations.
+        allocator: The allocator.
+        history: Reports the largest allocations.
 
     Attributes:
-        seen: The calls that have ended.
-        step: The number that calls get.
+        seen: The completed calls.
+        step: Step number to record with calls.
     """
 
     def __init__(self, allocator: Allocator, history: Largest | None = None) -> None:
@@ -132,7 +132,7 @@ class Boundaries:
         self._allocator = allocator
         self._history = history
         self._numbers = count()
-        self._ended: list[tuple[int, int | None]] = []  # number of each call seen, and of the call around it
+        self._ended: list[tuple[int, int | None]] = []  # numbers of each completed call and of its caller
         self._largest: dict[int, int] = {}
         self._settled = 0
         self._open: dict[int, list[_Open]] = {}
@@ -140,7 +140,7 @@ class Boundaries:
         self._began = time.perf_counter()
 
     def entered(self, range_: Range) -> None:
-        """A layer's call begins."""
+        """A range has opened."""
         if range_.category in LAYER_CATEGORIES:
             counts = self._read()
             call = _Open(next(self._numbers), counts.allocated)
@@ -148,7 +148,7 @@ class Boundaries:
             self._label(call.number)
 
     def left(self, range_: Range) -> None:
-        """A layer's call ends."""
+        """A range has closed."""
         calls = self._open.get(threading.get_ident())
         if range_.category not in LAYER_CATEGORIES or not calls:
             return
@@ -165,7 +165,7 @@ class Boundaries:
         )
 
     def settle(self) -> None:
-        """Give the calls that have ended their largest allocations."""
+        """Set the largest allocations of the completed calls."""
         taken = None if self._history is None else self._history.take()
         if taken is None:
             return
@@ -174,13 +174,13 @@ class Boundaries:
         for place in range(self._settled, len(self.seen)):
             number, around = self._ended[place]
             largest = self._largest.pop(number, 0)
-            if around is not None:  # ends later, or has no end yet
+            if around is not None:  # the caller ends later, or has not ended
                 self._largest[around] = max(self._largest.get(around, 0), largest)
             self.seen[place] = replace(self.seen[place], largest=largest)
         self._settled = len(self.seen)
 
     def counts(self) -> Counts:
-        """The counts now, the peak being that since this was asked last."""
+        """The counters now, with the peak since the last call of `counts`."""
         self.settle()
         counts = self._read()
         peak, self._peak = self._peak, 0

@@ -1,4 +1,4 @@
-"""What `MemoryProfiler` writes: the log and the tables as it goes, the pages at the end."""
+"""Output files of `MemoryProfiler`: the log and tables during the run, the pages at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAYOUTS = {
     OS_STATE: ("os_state_layout", "os_state_mem"),
     ACTIVATION: ("activation_base_layout", "activation_base"),
 }
-"""How each kind is headed in the log, and the root of its layers."""
+"""The heading of each kind in the log, and the root of its layers."""
 
 _OTHERS = ("buffers", "inputs", "outputs", "autocast", "workspace", "rounding", "unexplained")
 
@@ -40,14 +40,14 @@ class MemoryFiles:
     """The files of one rank.
 
     Args:
-        folder: The rank's folder; made here, and claimed. Files of an earlier run are replaced.
+        folder: The rank's folder; created and claimed here. Files of an earlier run are replaced.
         options: What to write.
 
     Attributes:
-        folder: Where they are; another folder than the rank's where another process has that one.
+        folder: The folder in use; a different one if another process has claimed the rank's folder.
 
     Raises:
-        UsageError: The folder cannot be made or written to.
+        UsageError: The folder cannot be created or written to.
     """
 
     def __init__(self, folder: Path, options: MemoryOptions) -> None:
@@ -62,14 +62,14 @@ class MemoryFiles:
         self._rows.writerow(COLUMNS)
 
     def write(self, point: TimePoint) -> None:
-        """Write a time point, and flush: a rank that dies leaves what it had."""
+        """Write a time point and flush, so that a killed rank leaves its log."""
         self._log.write(log_text(point, layouts=self._options.layouts))
         self._log.flush()
         self._rows.writerows(_cells(point))
         self._table.flush()
 
     def finish(self, points: Sequence[TimePoint], boundaries: Sequence[Boundary]) -> None:
-        """Close, and write what is made of all time points together."""
+        """Close the files, and write the pages from all time points."""
         self._log.close()
         self._table.close()
         if boundaries:
@@ -85,7 +85,7 @@ class MemoryFiles:
                 write_curve(self.folder / "memory_usage_line_chart.png", boundaries)
 
     def abandon(self) -> None:
-        """Close, after a failure to write: what is not in the files yet is lost."""
+        """Close the files after a failed write; unflushed data is lost."""
         for file in (self._log, self._table):
             with suppress(OSError):
                 file.close()
@@ -100,7 +100,7 @@ class MemoryFiles:
 
 
 def log_text(point: TimePoint, *, layouts: bool) -> str:
-    """A time point as InternLM's memory profiler logs it, in MB of 1,048,576 bytes, with the allocator's line below."""
+    """A time point in the format of InternLM's memory profiler, in MiB, followed by a line for the allocator."""
     names = {OS_PARAMS: "os_params_memory", OS_STATE: "os_state_memory"}
     sums = (f"{names.get(kind, f'{kind}_memory')}: {_mb(point.sum_of(kind))}" for kind in KINDS)
     lines = [
@@ -128,7 +128,7 @@ def _mb(count: int) -> str:
 
 
 def _layout(root: str, rows: Sequence[Held]) -> list[str]:
-    """A line for each module, before its parts: what is its own, and what it and all below it hold."""
+    """One line per module, parents first: its own bytes, and the bytes including its submodules."""
     own: dict[tuple[str, ...], int] = {(): 0}
     total: dict[tuple[str, ...], int] = {(): 0}
     children: dict[tuple[str, ...], list[tuple[str, ...]]] = {(): []}

@@ -1,4 +1,4 @@
-"""The largest allocation of each call of a layer, from the allocator's own history of events."""
+"""The largest allocation of each layer call, from the allocator's event history."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 
 _PREFIX = "nvprof_kit:call:"
 _EVENTS = 200_000
-"""So many of the latest events are kept between two readings."""
+"""Maximum number of events kept between two readings."""
 
 
 class History:
-    """The history of one CUDA device's allocator, recorded without stacks, each event labelled by a call's number.
+    """The allocator history of one CUDA device, recorded without stacks; events are labeled with the number of a call.
 
-    PyTorch records one history at a time: if another recording is active, or where it takes no labels (before
-    2.9), this records nothing.
+    PyTorch records one history at a time. If another recording is active, or before PyTorch 2.9, which added labels, this
+    class records nothing.
 
     Args:
-        device: Ordinal of the device.
-        memory: PyTorch's module of its functions.
+        device: Device ordinal.
+        memory: The module ``torch.cuda.memory``.
     """
 
     def __init__(self, device: int, memory: Any = torch.cuda.memory) -> None:
@@ -28,13 +28,13 @@ class History:
         self._recording = False
 
     def start(self) -> None:
-        """Record from now on."""
+        """Start recording."""
         if hasattr(self._memory, "_set_memory_metadata") and not _recorded_by_others():
             self._record()
             self._recording = True
 
     def stop(self) -> None:
-        """Record no further."""
+        """Stop recording."""
         recording, self._recording = self._recording, False
         if recording:
             self.label(None)
@@ -42,12 +42,12 @@ class History:
                 self._memory._record_memory_history(enabled=None)
 
     def label(self, number: int | None) -> None:
-        """What is allocated from now on belongs to the call of this number."""
+        """Label later allocations with the number of a call."""
         if self._recording:
             self._memory._set_memory_metadata("" if number is None else f"{_PREFIX}{number}")
 
     def take(self) -> dict[int, int] | None:
-        """Largest allocation of each call since this was asked last, in bytes; None where nothing is recorded."""
+        """Largest allocation of each call since the last reading, in bytes; None if not recording."""
         if not self._recording or _snapshot_runs():
             return None
         largest: dict[int, int] = {}
@@ -64,7 +64,7 @@ class History:
             self._memory._record_memory_history(
                 enabled="all", context=None, stacks="python", max_entries=_EVENTS, clear_history=True
             )
-        except TypeError:  # a PyTorch that cannot begin anew: what was read is read again, which changes no maximum
+        except TypeError:  # older PyTorch cannot clear the history; reading events twice does not change a maximum
             self._memory._record_memory_history(enabled="all", context=None, stacks="python", max_entries=_EVENTS)
 
 

@@ -1,7 +1,7 @@
-"""Layers' ranges that carry the memory: at each begin and end a mark with the bytes that are allocated.
+"""Adds memory to layer ranges: a mark with the allocated bytes at the begin and end of each.
 
-A layer's range keeps its payload, the layer's index, so the bytes travel in marks of their own inside it: category
-``memory``, texts and meaning in `names`. Every nsys records the payload of a mark, and marks own no work.
+The payload of a layer range is the layer's index, so the bytes go into marks inside the range: category ``memory``,
+texts in `names`. All versions of nsys record the payload of a mark, and no work is attributed to marks.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from nvprof_kit.names import LAYER_CATEGORIES, MEMORY_BEGIN, MEMORY_END, MEMORY_
 
 
 class Level(NamedTuple):
-    """Memory at one moment, in bytes: what is allocated, and the most that has been since its count began."""
+    """Memory at one moment, in bytes: the allocated bytes and the allocator's peak."""
 
     allocated: int
     peak: int
 
 
 Read = Callable[[], Level | None]
-"""Reads the memory now; None where there is nothing to read."""
+"""Reads the memory; returns None if there is nothing to read."""
 
 
 _UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ
-"""Then PyTorch asks CUDA for each tensor, and its allocator counts nothing."""
+"""Whether caching is disabled: each tensor is then allocated by CUDA, and the allocator's counters stay 0."""
 
 
 def read_cuda() -> Level | None:
-    """PyTorch's CUDA allocator on the calling thread's device; None without CUDA, which no reading starts."""
+    """PyTorch's CUDA allocator on the current device; None if CUDA is not initialized. Does not initialize CUDA."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized() or _UNCACHED:
         return None
@@ -42,13 +42,13 @@ def read_cuda() -> Level | None:
 
 
 class NvtxWithMemory(Nvtx):
-    """NVTX ranges with the memory at both ends of each layer's.
+    """NVTX ranges with the memory at the begin and end of each layer range.
 
-    Where the process's peak rises inside a range, the range's end bears it too: then it is the peak of that stretch.
+    If the process's peak rises inside a range, a mark with the peak precedes the range's end.
 
     Args:
         read: Reads the memory.
-        before: The backend it takes the place of, which may have ranges open.
+        before: The backend to replace, which may have open ranges.
     """
 
     def __init__(self, read: Read, before: Nvtx | None = None) -> None:
@@ -61,7 +61,7 @@ class NvtxWithMemory(Nvtx):
         self.pop = self._pop
 
     def pusher(self, range_: Range) -> Callable[[], None]:
-        """A push that reads the memory after it, if the range is a layer's."""
+        """A push that also emits the memory, if the range belongs to a layer."""
         return partial(self._push, super().pusher(range_), range_.category in LAYER_CATEGORIES)
 
     def _push(self, push: Callable[[], None], layer: bool) -> None:

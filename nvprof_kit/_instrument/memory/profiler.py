@@ -74,7 +74,7 @@ class MemoryProfiler:
         self._device = _device(model)
         self._undo: list[Callable[[], None]] = []
         on_cuda = self._device.type == "cuda"
-        lists = on_cuda and torch.cuda.get_allocator_backend() == "native"  # cudaMallocAsync lists neither
+        lists = on_cuda and torch.cuda.get_allocator_backend() == "native"  # cudaMallocAsync provides neither counters nor blocks
         self._history = History(_ordinal(self._device)) if lists else None
         self._boundaries = Boundaries(CudaAllocator(self._device), self._history) if on_cuda else None
         self._unknown = Unknown.of_cuda(self._device) if lists else None
@@ -127,7 +127,7 @@ class MemoryProfiler:
             self._files = self._saved = None
             return
         if self._boundaries is not None:
-            with suppress(RuntimeError):  # of a CUDA that is no longer there
+            with suppress(RuntimeError):  # CUDA is no longer available
                 self._boundaries.settle()
         self._take_back()
         self._warn_of_what_was_not_seen()
@@ -224,7 +224,7 @@ class MemoryProfiler:
         self._undo += hook_steps(self._known_optimizers(), self._backward_ended, self._step_ended)
 
     def _follow_layers(self, model: nn.Module, boundaries: Boundaries) -> None:
-        with suppress(UsageError):  # a part of it is annotated already
+        with suppress(UsageError):  # a part of the model is already annotated
             if model not in state.annotated:
                 self._undo.append(annotate_model(model).remove)
         watch = Watch(boundaries)
@@ -249,14 +249,14 @@ class MemoryProfiler:
 
 
 def _called(model: nn.Module) -> list[nn.Module]:
-    """The modules that a program calls: the model, or the members of a container that has no forward of its own."""
+    """The modules that the program calls: the model, or the members of a container without a forward."""
     if isinstance(model, (nn.ModuleList, nn.ModuleDict)):
         return [called for child in model.children() for called in _called(child)]
     return [model]
 
 
 def _device(model: nn.Module) -> torch.device:
-    """Where the model computes: CUDA where any parameter is there, or where it is in use."""
+    """The device on which the model computes: CUDA if any parameter is on CUDA or if CUDA is in use."""
     devices = {parameter.device for parameter in model.parameters()}
     on_gpu = sorted((device for device in devices if device.type == "cuda"), key=lambda device: device.index)
     if on_gpu:

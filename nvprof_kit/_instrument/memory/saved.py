@@ -1,7 +1,7 @@
-"""What autograd keeps for the backward pass, by the module that had it kept.
+"""Tensors that autograd saves for the backward pass, by module.
 
-Hooks on saved tensors see every tensor that autograd keeps; what they hand back dies when autograd lets go of it, so at
-each moment it is known which storages are kept. The hooks hold the tensor that autograd would have held, and no other.
+Saved-tensor hooks see every tensor that autograd saves. The object that the pack hook returns is destroyed when
+autograd releases the tensor, so the saved storages are known at any time. The hooks keep no other tensor alive.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from nvprof_kit.names import strip_wrappers
 
 
 class _Innermost:
-    """The innermost hooks on saved tensors of each thread, the one that packs; older PyTorch does not tell them, so
-    there they are noted as they are pushed.
+    """The innermost saved-tensor hooks of each thread, which are the ones that pack.
+
+    Older PyTorch has no function to query them, so there pushes and pops are tracked.
     """
 
     def __init__(self) -> None:
@@ -36,12 +37,12 @@ class _Innermost:
             ]
 
     def remove(self) -> None:
-        """Note no more."""
+        """Stop tracking."""
         for patch in self._patches:
             patch.remove()
 
     def pack(self) -> Any:
-        """What packs a saved tensor here, None where there are no hooks."""
+        """The innermost pack hook of this thread; None without hooks."""
         if self._ask is not None:
             hooks = self._ask(False)
             return None if hooks is None else hooks[0]
@@ -73,7 +74,7 @@ class _Innermost:
 
 
 class _Storage:
-    """A storage that autograd keeps: by whom first, how large, where, and how often."""
+    """A storage saved by autograd: the first module that saved it, its size and device, and how often it is saved."""
 
     __slots__ = ("address", "bytes", "count", "device", "path")
 
@@ -86,10 +87,10 @@ class _Storage:
 
 
 class _Saved:
-    """A tensor that autograd keeps; it is let go of with this.
+    """A tensor saved by autograd; its destruction releases the tensor.
 
-    What the hook is given may be a view of the output of the very node that keeps it, a cycle that would outlive a
-    graph that is dropped; its ``data`` is the same memory without that tie.
+    The hook's argument may be a view of the output of the node that saves it. Keeping it would create a reference cycle and
+    leak a discarded graph; its ``data`` shares the memory without referring to the node.
     """
 
     __slots__ = ("_keeper", "_keys", "tensor")
@@ -104,14 +105,14 @@ class _Saved:
 
 
 class SavedTensors:
-    """Follows what autograd keeps while it is installed; a storage that several modules have kept counts once.
+    """Tracks saved tensors while installed; a storage saved by several modules counts once.
 
     Args:
-        model: Its modules give the paths.
+        model: The model that gives the paths.
 
     Attributes:
-        hidden: Modules whose forward ran with gradients where these hooks are not the innermost: under other hooks on
-            saved tensors, or on another thread, for which autograd has hooks of its own.
+        hidden: Modules whose forward ran with gradients where these hooks were not the innermost: under other saved-tensor
+            hooks, or on another thread, because hooks are per thread.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -119,7 +120,7 @@ class SavedTensors:
         self._storages: dict[int, _Storage] = {}
         self._lock = threading.RLock()
         self._here = threading.local()
-        self._weights: dict[int, StorageWeakRef] = {}  # weak, and as long as it is here its address is not used anew
+        self._weights: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being reused
         self._handles: list[Any] = []
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
         seen: set[int] = set()
@@ -131,7 +132,7 @@ class SavedTensors:
         self._hooks.__enter__()
 
     def remove(self) -> None:
-        """Take the hooks out; what is kept stays known until autograd lets go of it."""
+        """Remove the hooks; saved tensors stay known until autograd releases them."""
         self._hooks.__exit__(None, None, None)
         self._tops.remove()
         for handle in self._handles:
@@ -139,7 +140,7 @@ class SavedTensors:
         self._handles = []
 
     def rows(self, ledger: Ledger) -> Iterator[Held]:
-        """A row for each module: what is kept now and was not counted before, on each device."""
+        """A row for each module and device: the bytes saved now that were not counted before."""
         sums: dict[tuple[str, str], int] = {}
         with self._lock:
             storages = list(self._storages.items())
@@ -151,7 +152,7 @@ class SavedTensors:
             yield Held(ACTIVATION, path, count, device)
 
     def keep(self, tensor: torch.Tensor) -> list[int]:
-        """Note one more holder of a tensor's storages; returns their keys."""
+        """Count another reference to a tensor's storages; returns their keys."""
         path = self._path()
         keys = []
         with self._lock:
@@ -165,7 +166,7 @@ class SavedTensors:
         return keys
 
     def release(self, keys: list[int]) -> None:
-        """Note one holder less."""
+        """Drop a reference to each storage."""
         with self._lock:
             for key in keys:
                 storage = self._storages[key]
@@ -175,12 +176,12 @@ class SavedTensors:
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         if any(part.untyped_storage()._cdata in self._weights for part in parts(tensor)):
-            return tensor.data  # a parameter is no activation
+            return tensor.data  # parameters are not activations
         return _Saved(tensor, self)
 
     def _follow(self, path: str, module: nn.Module) -> None:
         def enter(module: nn.Module, _args: Any) -> None:
-            if not torch.compiler.is_dynamo_compiling():  # a compiled region is one module: that around it
+            if not torch.compiler.is_dynamo_compiling():  # a compiled region counts as the enclosing module
                 self._note_weights(module)
                 if torch.is_grad_enabled() and not self._innermost():
                     self.hidden.add(path)
@@ -196,7 +197,7 @@ class SavedTensors:
         ]
 
     def _innermost(self) -> bool:
-        """Whether autograd asks these hooks on this thread; under a checkpoint there is nothing to see for anyone."""
+        """Whether autograd uses these hooks on this thread, or those of a checkpoint, which saves nothing to count."""
         pack = self._tops.pack()
         if pack is None:
             return False
@@ -221,6 +222,6 @@ class SavedTensors:
 
 
 def _unpack(saved: Any) -> torch.Tensor:
-    """The tensor again."""
+    """Return the original tensor."""
     tensor: torch.Tensor = saved.tensor if isinstance(saved, _Saved) else saved
     return tensor

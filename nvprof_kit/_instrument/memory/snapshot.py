@@ -191,7 +191,7 @@ class memory_snapshot(ContextDecorator):
         if watch is None:
             return
         watch.detach()
-        if self._process != os.getpid():  # forked meanwhile: the history is the parent's
+        if self._process != os.getpid():  # the process has forked: the history belongs to the parent
             return
         try:
             self._write(path)

@@ -1,7 +1,7 @@
-"""What a model and its optimizer hold in memory: parameters, gradients, master copies, optimizer state.
+"""Memory of a model and its optimizer: parameters, gradients, master copies, optimizer state.
 
-Bytes are those of the storages, each byte once: tied weights and views of what was counted before add nothing. A
-``DTensor`` counts by its local part, a tensor made of tensors (quantized, nested) by its parts.
+Bytes are storage bytes, each counted once: tied weights and views add nothing. A ``DTensor`` counts as its local shard,
+a wrapper tensor (quantized, nested) as its inner tensors.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from nvprof_kit.names import strip_wrappers
 
 PARAMS, GRADS, OS_PARAMS, OS_STATE, ACTIVATION = "params", "grads", "os_params", "os_state", "activation"
 KINDS = (PARAMS, GRADS, OS_PARAMS, OS_STATE, ACTIVATION)
-"""Parameters, gradients, the optimizer's own copies of parameters, its state, and what autograd keeps."""
+"""Parameters, gradients, the optimizer's copies of parameters, its state, and tensors saved by autograd."""
 
 NONE = "(none)"
 _MASTER = ("master", "fp32")
-"""Parts of the names by which optimizers keep a master copy in a parameter's state."""
+"""Parts of the keys under which optimizers store a master copy in a parameter's state."""
 
 
 class Held(NamedTuple):
-    """Some bytes: their kind, the path of what they belong to, and where they are."""
+    """Some bytes: their kind, the path of the owner, and their device."""
 
     kind: str
     path: str
@@ -37,7 +37,7 @@ class Ledger:
     """Counts tensors, each byte of a storage once.
 
     Attributes:
-        addresses: Where the storages of all that was counted begin.
+        addresses: Addresses of all counted storages.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Ledger:
         self._covered: dict[int, list[tuple[int, int]]] = {}
 
     def add(self, tensor: torch.Tensor) -> Iterator[tuple[int, str]]:
-        """Bytes of the tensor that were not counted before, and their device, for each of its parts."""
+        """Device and bytes not counted before, for each plain tensor in the tensor."""
         for part in parts(tensor):
             storage = part.untyped_storage()
             self.addresses.add(storage.data_ptr())
@@ -57,7 +57,7 @@ class Ledger:
                 yield new, str(part.device)
 
     def add_storage(self, key: int, size: int, address: int) -> bool:
-        """Count a whole storage, named by its key, unless some of it was counted before; says whether it was not."""
+        """Count a whole storage by its key; returns False if part of it was counted before."""
         self.addresses.add(address)
         new = key not in self._covered
         if new:
@@ -73,7 +73,7 @@ class Ledger:
 
 
 def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors that a tensor is made of on this rank; none without memory."""
+    """The plain tensors in a tensor on this rank, except those without memory."""
     local = getattr(tensor, "_local_tensor", None)
     if isinstance(local, torch.Tensor):
         yield from parts(local)
@@ -90,7 +90,7 @@ _PLAIN = (torch.Tensor, nn.Parameter)
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte of a tensor in its storage, and the one behind its last."""
+    """Begin and end (exclusive) of a tensor in its storage, in bytes."""
     if tensor.numel() == 0:
         return 0, 0
     spread = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -111,7 +111,7 @@ def model_rows(model: nn.Module, ledger: Ledger) -> Iterator[Held]:
 
 
 def optimizer_rows(model: nn.Module, optimizer: Any, ledger: Ledger) -> Iterator[Held]:
-    """A row for each master copy, its gradient, and each tensor of the state of an optimizer, or of those in it."""
+    """A row for each master copy, its gradient, and each state tensor of an optimizer or of its inner optimizers."""
     for one in innermost(optimizer):
         yield from _of_optimizer(model, one, ledger)
 
@@ -136,7 +136,7 @@ def _rows(kind: str, path: str, tensor: torch.Tensor, ledger: Ledger) -> Iterato
 
 
 def _paths(model: nn.Module, own: list[Any]) -> dict[int, str]:
-    """Path of each of an optimizer's parameters: the model's own, or master copies of them in the same order."""
+    """Path of each parameter of an optimizer: the model's parameters, or master copies of them in the same order."""
     named = [(strip_wrappers(path), parameter) for path, parameter in model.named_parameters()]
     paths = {id(parameter): path for path, parameter in named}
     if any(id(parameter) not in paths for parameter in own):
@@ -158,7 +158,7 @@ def _tensors(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def value_rows(kind: str, values: Iterable[Any], ledger: Ledger) -> Iterator[Held]:
-    """A row for each tensor in some values that was not counted before."""
+    """A row for each tensor in the values that was not counted before."""
     for value in values:
         for name, tensor in _tensors(dict(value) if isinstance(value, Mapping) else value):
             yield from _rows(kind, name or NONE, tensor, ledger)

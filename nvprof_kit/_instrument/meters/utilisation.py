@@ -37,7 +37,7 @@ COLUMNS = {
     "temperature_celsius": "temperature of the GPU",
     "sm_clock_mhz": "SM clock",
 }
-"""The columns of the csv; each sample has one row for the CPU and one per GPU."""
+"""The columns of the CSV; each sample has one row for the CPU and one per GPU."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Utilisation:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        if self._process != os.getpid():  # forked meanwhile: the samples are the parent's
+        if self._process != os.getpid():  # the process has forked: the samples belong to the parent
             return
         self.stop()
         if self._folder is not None and self.samples:
@@ -173,7 +173,7 @@ def _gpus(nvml: Any) -> dict[int, Any]:
     try:
         nvml.nvmlInit()
         names = _visible(nvml)
-    except Exception:  # no driver, or one that does not serve
+    except Exception:  # no driver, or the driver does not respond
         return {}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
