@@ -1,7 +1,7 @@
-"""Changes to PyTorch, and to other libraries: what is replaced is put back.
+"""Temporary patches of PyTorch and other libraries.
 
-Importing the package changes nothing. What must be changed in PyTorch is changed once, for the first that needs it, and
-taken back with the last: each such change is a `Shared`, and who needs it holds it (`Shared.hold`).
+Importing the package changes nothing. Each patch of PyTorch is a `Shared`: installed for its first user and removed
+after its last. A user holds it with `Shared.hold`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Patch:
         setattr(holder, name, self._new)
 
     def again(self) -> Patch:
-        """The same patch once more, after `remove`."""
+        """A new patch with the same arguments, after `remove`."""
         return Patch(self._holder, self._name, self._make)
 
     def remove(self) -> None:
@@ -56,8 +56,8 @@ class Patch:
 
 
 def _of_this_alone(holder: Any, original: MethodType, new: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that is new on one object. A copy of the object takes it along, and there it is the original; a pickle
-    loads with the class's own.
+    """Replace a method on one object. On a copy of the object, the replacement calls the original; a pickle loads with
+    the method of the class.
     """
     itself = weakref.ref(holder)
 
@@ -72,9 +72,9 @@ def _of_this_alone(holder: Any, original: MethodType, new: Callable[..., Any]) -
 
 
 class Hook:
-    """A function as a hook on an object of the program; what is registered is `call`.
+    """A function as a hook on an object of the program; register `call`.
 
-    A copied or pickled object takes along a hook that does nothing, and that loads without this package.
+    In a copied or pickled object the hook does nothing, and it can be unpickled without this package.
     """
 
     __slots__ = ("_function",)
@@ -96,37 +96,37 @@ class Hook:
 
 
 nothing = nullcontext().__exit__
-"""Takes anything, does nothing, and can be pickled without this package."""
+"""Accepts any arguments, does nothing, and can be pickled without this package."""
 
 
 class Hold:
-    """One user's need of a `Shared`; it ends with `remove`, or with the user."""
+    """One user of a `Shared`; ends with `remove`, or when the user is garbage-collected."""
 
     def __init__(self, user: object, release: Callable[[], None]) -> None:
         self._finalizer = weakref.finalize(user, release)
         self._finalizer.atexit = False
 
     def remove(self) -> None:
-        """The user needs it no more; a second call does nothing."""
+        """End the use; a second call does nothing."""
         self._finalizer()
 
 
 class Shared:
-    """A change that several may need: installed for the first of them, undone after the last.
+    """A change with several users: installed for the first and undone after the last.
 
     Args:
-        install: Installs it. Called for each user: what is in place stays, what somebody has taken out comes back.
-        undo: Undoes it.
+        install: Installs the change. Called for each user: keeps what is in place and restores what others removed.
+        undo: Undoes the change.
     """
 
     def __init__(self, install: Callable[[], None], undo: Callable[[], None]) -> None:
         self._install = install
         self._undo = undo
         self._count = 0
-        self._lock = threading.RLock()  # a user may die, by a garbage collection, while another one comes
+        self._lock = threading.RLock()  # reentrant: a garbage collection may end one user while another is added
 
     def hold(self, user: object) -> Hold:
-        """Have it installed as long as the user, which is held weakly, lives and the result is not removed."""
+        """Install the change until the result is removed or the user, which is held weakly, is garbage-collected."""
         with self._lock:
             self._count += 1
             try:
@@ -144,10 +144,10 @@ class Shared:
 
 
 class Patches:
-    """Several patches that come and go together, for a `Shared`.
+    """Several patches that are installed together, for a `Shared`.
 
     Args:
-        make: Makes them. Where it raises, it leaves none.
+        make: Makes the patches. If it raises, it must leave none installed.
     """
 
     def __init__(self, make: Callable[[], list[Patch]]) -> None:
@@ -155,12 +155,12 @@ class Patches:
         self._patches: list[Patch] = []
 
     def install(self) -> None:
-        """Make them, if they are not in place."""
+        """Install the patches, if not installed."""
         if not self._patches:
             self._patches = self._make()
 
     def undo(self) -> None:
-        """Put everything back."""
+        """Remove the patches."""
         patches, self._patches = self._patches, []
         for patch in reversed(patches):
             patch.remove()

@@ -1,8 +1,9 @@
-"""Claim a rank's folder or file for one process, also on a file system shared by many machines.
+"""Claims a rank's folder or file for one process, also on a file system shared by many machines.
 
 A process without a known rank is rank 0, and two jobs may use one folder. So the first process locks a file in the
-folder while it runs, and another one uses a folder next to it. The operating system releases the lock when the process
-ends. It works between machines if the file system's locks do (NFS, GPFS, Lustre mounted with ``flock``).
+folder while it runs, and other processes use a folder next to it. The operating system releases the lock when the
+process ends. Across machines, this requires a file system with working locks (NFS, GPFS, Lustre mounted with
+``flock``).
 """
 
 from __future__ import annotations
@@ -19,32 +20,32 @@ from pathlib import Path
 from typing import TextIO
 
 OWNER = ".owner"
-"""File in a claimed folder, locked by its process and removed when that ends."""
+"""Lock file in a claimed folder; removed when the process ends."""
 
 _claimed: dict[tuple[int, Path], Path] = {}
 
 
 def claim(folder: Path) -> Path:
-    """Make a folder and claim it for this process until that ends.
+    """Create a folder and claim it for this process.
 
     Returns:
-        The folder; where another process has it, one beside it, named by machine and process.
+        The folder; if another process has claimed it, one next to it, named after the machine and process.
 
     Raises:
-        OSError: The folder cannot be made or written to.
+        OSError: The folder cannot be created or written to.
     """
     key = (os.getpid(), folder.absolute())
-    if key not in _claimed or not (_claimed[key] / OWNER).exists():  # else the folder was deleted meanwhile
+    if key not in _claimed or not (_claimed[key] / OWNER).exists():  # otherwise the folder was deleted
         _claimed[key] = next(one for one in _names(folder) if _take(one))
         _warn(folder, _claimed[key])
     return _claimed[key]
 
 
 def claim_file(path: Path) -> TextIO:
-    """Open a file to write to, anew, that no other process writes to: this one, or one beside it.
+    """Open and truncate a file for writing that no other process writes to: this one, or one next to it.
 
     Raises:
-        OSError: It cannot be written to.
+        OSError: The file cannot be written to.
     """
     for one in _names(path):
         file = one.open("a", encoding="utf-8")
@@ -62,7 +63,7 @@ def claim_file(path: Path) -> TextIO:
 
 
 def _names(path: Path) -> Iterator[Path]:
-    """The name itself, then ones of this machine and process."""
+    """The path, then alternatives with the names of this machine and process."""
     yield path
     for number in itertools.count(1):
         own = f"{socket.gethostname()}-{os.getpid()}" + f"-{number}" * (number > 1)
@@ -75,20 +76,20 @@ def _warn(asked: Path, given: Path) -> None:
 
 
 def _take(folder: Path) -> bool:
-    """Make a folder and lock the owner's file in it, or say that another process has it."""
+    """Create a folder and lock its lock file; returns False if another process has claimed it."""
     folder.mkdir(parents=True, exist_ok=True)
     owner = folder / OWNER
     while True:
         try:
             fresh, file = _open(owner)
-        except FileNotFoundError:  # its owner ended a moment ago
+        except FileNotFoundError:  # its owner has just ended
             continue
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
             return False
-        except OSError:  # no locks on this file system: whoever made the file has the folder
+        except OSError:  # no locks on this file system: the process that created the file keeps the folder
             if not fresh:
                 file.close()
                 return False
@@ -106,7 +107,7 @@ def _open(owner: Path) -> tuple[bool, TextIO]:
 
 
 def _is(owner: Path, file: TextIO) -> bool:
-    """Whether the open file is still the one that others see."""
+    """Whether the open file is still the one at this path."""
     with suppress(FileNotFoundError):
         return os.path.samestat(owner.stat(), os.fstat(file.fileno()))
     return False
@@ -120,8 +121,8 @@ def _keep(owner: Path, file: TextIO) -> None:
 
 
 def _release(owner: Path, file: TextIO, process: int) -> None:
-    """At the process's end: take the owner's file away while it is locked still, then let go of it."""
-    if os.getpid() == process:  # and not a child that was forked
+    """At exit, delete the lock file while it is locked, then release the lock."""
+    if os.getpid() == process:  # not in a forked child
         with suppress(OSError):
             owner.unlink()
     file.close()

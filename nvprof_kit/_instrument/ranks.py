@@ -1,4 +1,4 @@
-"""Which rank this process is, the mark that says so in a capture, and the folder that no other rank writes to."""
+"""The rank of this process, the mark that identifies it in a capture, and its output folder."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit.names import RANK_MARK, Category, RankName, rank_text
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-"""Set by torchrun, mpirun and srun; Slurm's last, since a batch script has it too, and so what mpirun starts there."""
+"""Set by torchrun, mpirun and srun. Slurm's comes last: batch scripts, and mpirun inside them, also have it."""
 
 _SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
-"""The same of the number of ranks."""
+"""The same for the number of ranks."""
 
 _marked: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The threads of the backends (shared by those that pass on to one another) that were told the rank."""
+"""The per-thread states of backends that have the rank mark; backends in a chain share one."""
 
 
 def rank() -> int:
-    """The rank by torch.distributed where it is initialised, else by the launcher's environment, else 0."""
+    """The rank from torch.distributed if initialized, else from the launcher's environment, else 0."""
     return _found("get_rank", _RANKS, 0)
 
 
 def world_size() -> int:
-    """The number of ranks by torch.distributed where it is initialised, else by the launcher's environment, else 1."""
+    """The number of ranks from torch.distributed if initialized, else from the launcher's environment, else 1."""
     return _found("get_world_size", _SIZES, 1)
 
 
@@ -40,16 +40,16 @@ def _found(question: str, variables: tuple[str, ...], otherwise: int) -> int:
 
 
 def who() -> RankName | None:
-    """Which process of which run this is; None where neither torch.distributed nor a launcher told the rank."""
+    """The rank, world size and run of this process; None if neither torch.distributed nor a launcher gives the rank."""
     number = _found("get_rank", _RANKS, -1)
     world = _found("get_world_size", _SIZES, 0)
     return None if number < 0 else RankName(number, world or None, run_id())
 
 
 def run_id() -> str | None:
-    """What the ranks of one run have in common, by ``ranks.sh``, torchrun, Slurm or mpirun; None if unknown.
+    """Identifier shared by the ranks of one run, from ``ranks.sh``, torchrun, Slurm or mpirun; None if unknown.
 
-    torchrun's ``none`` is what it says where it was given no id.
+    torchrun sets ``none`` if it has no id.
     """
     told = os.environ.get("NVPROF_KIT_RUN_ID") or os.environ.get("TORCHELASTIC_RUN_ID", "none")
     if told and told != "none":
@@ -62,13 +62,13 @@ def run_id() -> str | None:
 
 @uncompiled
 def mark_rank(*, again: bool = False) -> None:
-    """Have a capture say which rank it is of: a mark, once for each tool or recording, where the rank is known.
+    """Emit a mark with the rank, once per tool or recording, if the rank is known.
 
-    A capture that begins later than the program would miss it. So the recipes that know of one set `RANK_MARK`, which
-    marks every step.
+    A capture that starts after the program would miss this mark. So recipes for such captures set `RANK_MARK`, and the
+    mark is then emitted in every step.
 
     Args:
-        again: Mark it anew, as a window of the program begins.
+        again: Emit the mark again, at the start of a window of the program.
     """
     backend = state.backend
     if backend is None or (backend.thread in _marked and not again and os.environ.get(RANK_MARK) != "step"):
@@ -83,8 +83,8 @@ def rank_folder(mesh: Any = None) -> str:
     """Name of this rank's folder: ``rank3_dp1_tp1_pp0``.
 
     Args:
-        mesh: A ``DeviceMesh`` whose dimensions are named: ``tp`` and ``pp`` are themselves, all others are data
-            parallel. Without one the ranks differ in ``dp`` only.
+        mesh: A ``DeviceMesh`` with named dimensions: ``tp`` and ``pp`` are used as such, all others count as data
+            parallel. Without a mesh, ranks differ in ``dp`` only.
     """
     number = rank()
     names = tuple(getattr(mesh, "mesh_dim_names", None) or ())
@@ -99,6 +99,6 @@ def rank_folder(mesh: Any = None) -> str:
 
 
 def mesh_of(model: Any) -> Any:
-    """The ``DeviceMesh`` that some parameter of a model is spread over, None where none is."""
+    """The ``DeviceMesh`` of the first parameter that is distributed over one; None without such a parameter."""
     meshes = (getattr(parameter, "device_mesh", None) for parameter in model.parameters())
     return next((mesh for mesh in meshes if mesh is not None), None)

@@ -15,8 +15,8 @@ Hook = Callable[..., Any]
 def innermost(optimizer: Any) -> list[Any]:
     """The optimizers inside a wrapper (of accelerate, DeepSpeed, Megatron, …), or the optimizer itself.
 
-    A wrapper has its optimizer as ``optimizer``. A chained one has several as ``chained_optimizers``, as in Megatron, or
-    is a list.
+    A wrapper has its optimizer as ``optimizer``. A wrapper of several, as in Megatron, has ``chained_optimizers`` or is
+    a list.
     """
     if isinstance(optimizer, (list, tuple)):
         return [one for part in optimizer for one in innermost(part)]

@@ -38,7 +38,7 @@ class StepClock:
         self._begin = None
 
     def take(self, *, recorded: bool) -> list[int]:
-        """Durations in ns of the recorded or other steps since the last call; omits steps that the GPU has not completed."""
+        """Take the durations in ns of the recorded or the other steps; drops steps that the GPU has not completed."""
         lengths = [_length(begin, end) for begin, end in self._steps[recorded]]
         self._steps[recorded].clear()
         return [length for length in lengths if length is not None]

@@ -64,7 +64,7 @@ class Boundary:
         step: Number of the step.
         layer: Path of the layer.
         phase: ``forward``, ``backward`` or ``recompute``.
-        seconds: End of the call, in seconds since the profiler started.
+        seconds: End of the call, in seconds since the profiler was created.
         begin: Bytes allocated at the begin.
         end: Bytes allocated at the end.
         peak: Maximum of the allocated bytes during the call.

@@ -14,8 +14,8 @@ _EVENTS = 200_000
 class History:
     """The allocator history of one CUDA device, recorded without stacks; events are labeled with the number of a call.
 
-    PyTorch records one history at a time. If another recording is active, or before PyTorch 2.9, which added labels, this
-    class records nothing.
+    PyTorch records one history at a time. If another recording is active, or before PyTorch 2.9, which added labels,
+    this class records nothing.
 
     Args:
         device: Device ordinal.

@@ -74,7 +74,7 @@ class MemoryProfiler:
         self._device = _device(model)
         self._undo: list[Callable[[], None]] = []
         on_cuda = self._device.type == "cuda"
-        lists = on_cuda and torch.cuda.get_allocator_backend() == "native"  # cudaMallocAsync provides neither counters nor blocks
+        lists = on_cuda and torch.cuda.get_allocator_backend() == "native"  # cudaMallocAsync lists neither
         self._history = History(_ordinal(self._device)) if lists else None
         self._boundaries = Boundaries(CudaAllocator(self._device), self._history) if on_cuda else None
         self._unknown = Unknown.of_cuda(self._device) if lists else None

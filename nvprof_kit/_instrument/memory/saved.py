@@ -89,8 +89,8 @@ class _Storage:
 class _Saved:
     """A tensor saved by autograd; its destruction releases the tensor.
 
-    The hook's argument may be a view of the output of the node that saves it. Keeping it would create a reference cycle and
-    leak a discarded graph; its ``data`` shares the memory without referring to the node.
+    The hook's argument may be a view of the output of the node that saves it. Keeping it would create a reference cycle
+    that leaks a discarded graph; its ``data`` shares the memory without referring to the node.
     """
 
     __slots__ = ("_keeper", "_keys", "tensor")
@@ -111,8 +111,8 @@ class SavedTensors:
         model: The model that gives the paths.
 
     Attributes:
-        hidden: Modules whose forward ran with gradients where these hooks were not the innermost: under other saved-tensor
-            hooks, or on another thread, because hooks are per thread.
+        hidden: Modules whose forward ran with gradients where these hooks were not the innermost: under other
+            saved-tensor hooks, or on another thread, because hooks are per thread.
     """
 
     def __init__(self, model: nn.Module) -> None:

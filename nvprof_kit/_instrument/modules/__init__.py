@@ -1,1 +1,1 @@
-"""Layers of a model: which modules they are, and hooks that emit their forward, backward and recompute."""
+"""Layers of a model: selects the modules, and hooks that range their forward, backward and recompute."""

@@ -1,4 +1,4 @@
-"""A cell of a notebook that is run again."""
+"""Notebook cells that are rerun."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from nvprof_kit._instrument.ranges import state
 
 
 def replace_in_notebook(owner: Any) -> None:
-    """Take an earlier annotation of the same object back, in IPython alone.
+    """Remove an earlier annotation of the same object, in IPython only.
 
-    There the same cell is run again and again, perhaps with other options, and the last one counts. A program that
-    annotates twice has two places that each believe that the ranges are theirs, and is told so.
+    In a notebook, a cell is rerun, possibly with other options, and the last run applies. In a program, a second annotation
+    is an error, because two places would each rely on their own ranges.
     """
     earlier = state.annotated.get(owner)
     if isinstance(earlier, Annotation) and hasattr(builtins, "__IPYTHON__"):

@@ -27,7 +27,7 @@ from nvprof_kit.errors import UsageError
 from nvprof_kit.names import layer_index, strip_wrappers
 
 Select = type | tuple[type, ...] | str | Iterable[str] | Callable[[str, nn.Module], bool]
-"""Which modules to range: classes, patterns of paths, or a predicate of path and module."""
+"""Which modules to range: classes, path patterns, or a predicate of path and module."""
 
 _LEAVES = 1_000_000
 
@@ -67,7 +67,7 @@ class ModelAnnotation(Annotation):
         self._parts_ranged = False
         self._lasting: list[Removable] = []
         self._choose(parts, backward, root)
-        if model not in state.annotated:  # else the base class says so
+        if model not in state.annotated:  # otherwise the base class raises
             self._refuse_ranged_twice()
         self.paths = tuple(self._ranged)
         try:

@@ -1,4 +1,4 @@
-"""What `annotate_model` and `annotate_optimizer` return: hooks that are in place only while ranges are emitted."""
+"""Base of the handles of `annotate_model` and `annotate_optimizer`: hooks that exist only while ranges are emitted."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Self = TypeVar("Self", bound="Annotation")
 
 
 class Removable(Protocol):
-    """A handle, as PyTorch's hooks have them."""
+    """A removable handle like that of a PyTorch hook."""
 
     def remove(self) -> None:
-        """Take out what it stands for; a second call does nothing."""
+        """Remove the hook; a second call does nothing."""
 
 
 class Annotation(ABC):
-    """A handle on what is annotated; as a context manager it takes the annotation back at the end.
+    """The handle of an annotated object; as a context manager, it removes the annotation at the end.
 
     Args:
-        owner: What is annotated; held weakly.
+        owner: The annotated object; held weakly.
 
     Raises:
-        UsageError: It is annotated already.
+        UsageError: The object is already annotated.
     """
 
     def __init__(self, owner: Any) -> None:
@@ -48,14 +48,14 @@ class Annotation(ABC):
 
     @abstractmethod
     def _install(self, owner: Any) -> Iterable[Removable]:
-        """Install the hooks, one by one; gives the handle of each."""
+        """Install the hooks; yields the handle of each."""
 
     def _hold(self, owner: Any) -> Iterable[Removable]:
-        """Change in PyTorch what the hooks need besides; gives the handle of each change."""
+        """Apply changes to PyTorch that the hooks need; yields the handle of each."""
         return ()
 
     def wake(self) -> None:
-        """Install the hooks, if not installed: ranges are emitted from now on."""
+        """Install the hooks, unless installed, because ranges are now emitted."""
         owner = self._owner()
         if owner is None or state.mode == "off":
             return
@@ -78,27 +78,27 @@ class Annotation(ABC):
             one.remove()
 
     def pause(self) -> bool:
-        """Take the hooks out while torch.compile traces; says whether there were any."""
+        """Remove the hooks while torch.compile traces; returns whether there were any."""
         hooks, self._hooks = self._hooks, []
         for hook in hooks:
             hook.remove()
         return bool(hooks)
 
     def resume(self) -> None:
-        """Put the hooks back after a `pause`, each where it belongs now that more may be compiled."""
+        """Install the hooks again after `pause`; more modules may be compiled now, so their places may differ."""
         owner = self._owner()
         if owner is not None and state.backend is not None and state.annotated.get(owner) is self:
             self.wake()
 
     def remove(self) -> None:
-        """Take the annotation back; a second call does nothing. It may be annotated again afterwards."""
+        """Remove the annotation; a second call does nothing. The object can be annotated again."""
         self.sleep()
         owner = self._owner()
         if owner is not None and state.annotated.get(owner) is self:
             del state.annotated[owner]
 
     def owner_gone(self) -> None:
-        """What was annotated is no more."""
+        """The annotated object was garbage-collected."""
         self.sleep()
 
     def __enter__(self: Self) -> Self:
@@ -109,7 +109,7 @@ class Annotation(ABC):
 
 
 def _sleeping(annotation: Annotation) -> Callable[[object], None]:
-    """What takes everything out when the owner is gone, even where the handle is kept."""
+    """A callback that removes everything when the owner is garbage-collected, even if the handle is kept."""
     itself = weakref.ref(annotation)
 
     def sleep(_owner: object) -> None:

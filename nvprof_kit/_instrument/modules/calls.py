@@ -1,4 +1,4 @@
-"""What happens before and after each call of a layer; as hooks, before and after a module's forward."""
+"""Hooks before and after each call of a layer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _compiling = torch.compiler.is_dynamo_compiling
 
 
 class Calls(RangesCalls):
-    """The calls of one layer. A copied or pickled module takes hooks along that do nothing.
+    """The hooks of one layer. In a copied or pickled module they do nothing.
 
     Attributes:
-        layer: The layer; None of a copy.
-        scope: Its ranges; None of a copy.
-        entered: Whether it was ever called.
-        running: About how many calls run, on all threads; more than do after one that no hook was told the end of.
+        layer: The layer; None in a copy.
+        scope: The ranges of the layer; None in a copy.
+        entered: Whether the layer was ever called.
+        running: Approximate number of running calls on all threads; too high after a call that ended without its hook.
     """
 
     __slots__ = ("entered", "layer", "running", "scope")
@@ -46,11 +46,11 @@ class Calls(RangesCalls):
 
     @uncompiled
     def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-        """Begin a call on this thread: open its range and, where gradients are wanted, follow it.
+        """Begin a call on this thread: open its range and, if gradients are enabled, follow it into the backward pass.
 
-        What torch.compile of PyTorch 2.4 makes of a module's call leaves ``kwargs`` out.
+        Code compiled by torch.compile of PyTorch 2.4 omits ``kwargs``.
         """
-        if _compiling():  # torch.compile traces the hook; it leaves nothing in the graph
+        if _compiling():  # torch.compile traces the hook; this adds nothing to the graph
             return
         scope = self.scope
         if scope is None:
@@ -63,7 +63,7 @@ class Calls(RangesCalls):
 
     @uncompiled
     def leave(self, _module: Any, _args: Any, outputs: Any) -> None:
-        """End this thread's call and whatever was left open in it; ``outputs`` is None where it raised."""
+        """End this thread's call and close ranges left open in it; ``outputs`` is None if the call raised."""
         if _compiling():
             return
         scope = self.scope
@@ -72,13 +72,14 @@ class Calls(RangesCalls):
             scope.end(outputs)
 
     def _close_interrupted(self, module: Any) -> None:
-        """Close the ranges of earlier calls on this thread that run no more: PyTorch runs no hook after a
-        KeyboardInterrupt, or whatever else is no Exception.
+        """Close ranges of earlier calls on this thread that no longer run.
+
+        PyTorch does not run the hook after an exception that is not an Exception, such as KeyboardInterrupt.
         """
         backend = state.backend
         if backend is None:
             return
-        running = _calls_running(module) - 1  # without the one that begins
+        running = _calls_running(module) - 1  # without the call that is beginning
         opened = backend.thread.here.owners.count(self.layer)
         for _ in range(opened - running):
             backend.close(self.layer)
@@ -86,7 +87,7 @@ class Calls(RangesCalls):
 
 
 def _calls_running(module: nn.Module) -> int:
-    """How many calls of a module run on this thread."""
+    """Number of running calls of a module on this thread."""
     count = 0
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -96,6 +97,6 @@ def _calls_running(module: nn.Module) -> int:
 
 
 def hook_module(module: nn.Module, calls: Calls) -> Iterator[Any]:
-    """Range a module's calls, its other hooks included; gives the removable handles of the hooks."""
+    """Range a module's calls, including its other hooks; yields the handles of the hooks."""
     yield module.register_forward_pre_hook(calls.enter, prepend=True, with_kwargs=True)
     yield module.register_forward_hook(calls.leave, always_call=True)

@@ -1,8 +1,9 @@
-"""Recompute of what a layer checkpoints inside its own forward.
+"""Recompute of checkpoints inside a layer's forward.
 
-A layer whose call is checkpointed is called again by the backward pass, and its hooks range that. A checkpoint inside
-its forward (the blocks of transformers 5, PyTorch's ``CheckpointWrapper``) runs only what it was given again, past the
-hooks. So what PyTorch's checkpoints are to run again is ranged here, as recompute of the layer in whose forward it ran.
+If a layer's call is checkpointed, the backward pass calls the layer again, and its hooks range the recompute. If a
+checkpoint is inside its forward (the blocks of transformers 5, PyTorch's ``CheckpointWrapper``), the backward pass only
+runs the checkpointed function again, without the hooks. So that function is ranged here, as recompute of the layer
+that called the checkpoint.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _shared = Shared(_checkpoints.install, _checkpoints.undo)
 
 
 def _kept(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What keeps a function for the backward pass, as its second argument: it keeps the ranged one."""
+    """Wrap a function that saves its second argument for the backward pass, so that it saves the ranged function."""
 
     @functools.wraps(original)
     def keep(first: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -55,41 +56,41 @@ def _kept(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Recomputes:
-    """Has checkpoints ranged as long as ranges are emitted, for layers that no `annotate_model` ranges."""
+    """Ranges checkpoints while ranges are emitted, for layers without `annotate_model`."""
 
     def __init__(self) -> None:
         self._hold: Hold | None = None
 
     def start(self) -> None:
-        """From now on; a second call does nothing."""
+        """Start; a second call does nothing."""
         state.annotated[self] = self
         if state.backend is not None:
             self.wake()
 
     def stop(self) -> None:
-        """No longer."""
+        """Stop."""
         state.annotated.pop(self, None)
         self.sleep()
 
     def wake(self) -> None:
-        """Ranges are emitted from now on."""
+        """Range checkpoints, because ranges are now emitted."""
         if self._hold is None and state.mode != "off":
             self._hold = range_recomputes(self)
 
     def sleep(self) -> None:
-        """Ranges are no longer emitted."""
+        """Stop ranging checkpoints, because ranges are no longer emitted."""
         hold, self._hold = self._hold, None
         if hold is not None:
             hold.remove()
 
 
 decorated = Recomputes()
-"""For decorated functions and blocks of code, which cannot be removed."""
+"""The instance for decorated functions and blocks of code, which cannot be removed."""
 
 
 @uncompiled
 def _ranged(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that a checkpoint may run again, ranged by the layer whose forward runs on this thread."""
+    """The checkpointed function, ranged as recompute of the layer that runs on this thread."""
     backend = state.backend
     if backend is None or _ranges_itself(function):
         return function
@@ -98,19 +99,19 @@ def _ranged(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _recompute_here(here: Here) -> Range | None:
-    """The recompute of the innermost layer whose forward runs, or runs again, on the thread."""
+    """The recompute range of the innermost layer in forward or recompute on the thread."""
     for owner in reversed(here.owners):
         if isinstance(owner, Layer):
             return None if owner.recompute is owner.forward else owner.recompute
         if isinstance(owner, Block) and owner.range.category is Category.RECOMPUTE:
             return owner.range
-        if isinstance(owner, Frame):  # the backward pass, outside every recompute
+        if isinstance(owner, Frame):  # the backward pass, not inside a recompute
             break
     return None
 
 
 def _ranges_itself(function: Any) -> bool:
-    """Whether it calls a module that is ranged, and nothing else."""
+    """Whether the function only calls a module that is already ranged."""
     code = getattr(function, "__code__", None)
     if code is not None and code.co_name == "recompute_fn" and "fn" in code.co_freevars:
         function = function.__closure__[code.co_freevars.index("fn")].cell_contents
@@ -123,7 +124,7 @@ def _ranges_itself(function: Any) -> bool:
 
 @uncompiled_itself
 def _run(recompute: Range, function: Callable[..., Any], /, *args: Any) -> Any:
-    """Run what is checkpointed: inside a backward pass as recompute, once where checkpoints lie in each other."""
+    """Run the checkpointed function; in a backward pass, as recompute, once for nested checkpoints."""
     backend = state.backend
     if backend is None or torch._C._current_graph_task_id() == -1:
         return function(*args)

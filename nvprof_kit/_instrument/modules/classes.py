@@ -1,4 +1,4 @@
-"""Decorated ``nn.Module`` classes: every instance is a layer, numbered as it is created."""
+"""Decorated ``nn.Module`` classes: each instance is a layer, numbered in the order of creation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from nvprof_kit.errors import UsageError
 
 
 class RangesCalls:
-    """Whatever ranges the calls of a module by hooks; its methods are the hooks."""
+    """Base of the objects with hooks that range a module's calls."""
 
     __slots__ = ()
 
 
 def is_ranged(module: nn.Module) -> bool:
-    """Whether hooks of ours range the module's calls."""
+    """Whether our hooks range the module's calls."""
     hooks = module._forward_pre_hooks.values()
     return any(isinstance(getattr(hook, "__self__", None), RangesCalls) for hook in hooks)
 
@@ -33,11 +33,11 @@ def range_class(cls: type[Any], scope_of: ScopeOf | None, scope: Callable[[Layer
 
     Args:
         cls: A subclass of ``nn.Module``; changed in place.
-        scope_of: Gives the scope of a call; None names each instance ``ClassName.N`` in the order of creation.
-        scope: Makes the scope of a layer.
+        scope_of: Returns the scope of a call; None names each instance ``ClassName.N`` in the order of creation.
+        scope: Returns the scope of a layer.
 
     Raises:
-        UsageError: The class is no ``nn.Module``.
+        UsageError: The class is not an ``nn.Module``.
     """
     if not issubclass(cls, nn.Module):
         raise UsageError(f"layer_range on class {cls.__name__}: only nn.Module classes; decorate its methods instead")
@@ -53,7 +53,7 @@ def range_class(cls: type[Any], scope_of: ScopeOf | None, scope: Callable[[Layer
 
 
 class _Bare:
-    """Stands in for the scope of a module that `annotate_model` ranges already, under its path."""
+    """Scope without a range, for a module that `annotate_model` already ranges."""
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return function(*args, **kwargs)
@@ -63,7 +63,7 @@ BARE = _Bare()
 
 
 def _numbered(cls: type[nn.Module], make: Callable[[Layer], Any]) -> Callable[..., Any]:
-    """Number the instances of a class; one that was not created but copied gets its number when it first runs."""
+    """Number the instances of a class; a copy gets its number in its first call."""
     scopes: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
     numbers = itertools.count()
     create = cls.__init__

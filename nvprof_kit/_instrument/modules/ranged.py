@@ -1,7 +1,7 @@
-"""One module of an annotated model, and where its hooks belong once torch.compile was at the model.
+"""One ranged module of a model, and where its hooks belong after torch.compile.
 
-A module compiled in place, by its ``forward`` or by a wrapper runs its hooks in Python, around what is compiled: its
-own hooks range it from outside. Only the wrapper of a class of ``torch.nn`` compiles the hooks as well.
+A module that is compiled in place, by its ``forward``, or by a wrapper runs its hooks in Python, outside the compiled
+code, so its own hooks range it. Only the wrapper of a class in ``torch.nn`` compiles the hooks too.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from nvprof_kit._instrument.modules.calls import Calls, hook_module
 from nvprof_kit._instrument.patches import Hold, Shared
 
 annotated: weakref.WeakKeyDictionary[nn.Module, Ranged] = weakref.WeakKeyDictionary()
-"""Every module that an annotation ranges now, and how."""
+"""Every module that is ranged by an annotation."""
 
 
 class Ranged:
     """A module to range.
 
     Args:
-        path: Its path, the text of its ranges.
+        path: Path of the module, the text of its ranges.
         module: The module; held weakly.
-        calls: Its calls.
+        calls: The hooks.
 
     Attributes:
-        path: Its path.
-        calls: Its calls.
-        module: A weak reference to it.
+        path: Path of the module.
+        calls: The hooks.
+        module: A weak reference to the module.
     """
 
     def __init__(self, path: str, module: nn.Module, calls: Calls) -> None:
@@ -42,10 +42,10 @@ class Ranged:
         self.module = weakref.ref(module)
 
     def install(self, compiled: Compiled) -> Iterator[Any]:
-        """Range the module's calls; gives the removable handles of the hooks.
+        """Install the hooks; yields their handles.
 
-        Inside what is compiled, a module with hooks of the program's own gets none: the compiler has looked at those,
-        guards on their number, and would compile anew for one more.
+        Inside compiled code, a module with hooks of the program gets none: the compiler guards on the number of its hooks, so
+        another one would cause a recompilation.
         """
         module = self.module()
         if module is None or (module in compiled.inside and _has_hooks(module)):
@@ -55,14 +55,14 @@ class Ranged:
 
 
 class Compiled:
-    """What `torch.compile` has made of the modules of a model so far.
+    """The modules of a model that are compiled so far.
 
     Args:
         model: The model.
 
     Attributes:
-        regions: The modules that are compiled as a whole: wrapped, in place, or by their ``forward``.
-        inside: The modules inside those.
+        regions: Modules that are compiled as a whole: wrapped, in place, or by their ``forward``.
+        inside: Modules inside these.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -84,16 +84,16 @@ class Compiled:
             self.inside.update(inner for inner in wrapped.modules() if inner is not wrapped)
 
     def places(self, module: nn.Module) -> list[nn.Module]:
-        """On which modules the hooks of a module belong: on itself, or on those that wrap it."""
+        """The modules that get the hooks: the module itself, or its wrappers."""
         return self._wrappers.get(module, [module])
 
 
 _wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Wrappers of `torch.compile` known so far: a wrapper knows its module, but no module its wrappers."""
+"""Known wrappers of `torch.compile`; modules have no reference to their wrappers."""
 
 
 class _Registrations:
-    """Notes each wrapper as it is made, by the hook that PyTorch has for modules that become parts of others."""
+    """Tracks new wrappers with PyTorch's hook for the registration of submodules."""
 
     def __init__(self) -> None:
         self._hook: Any = None
@@ -111,7 +111,7 @@ class _Registrations:
 
     @staticmethod
     def _note_earlier() -> None:
-        """Once, as noting begins: the wrappers made before are found by their class."""
+        """Find earlier wrappers by their class, once."""
         compiler = sys.modules.get("torch._dynamo.eval_frame")
         if compiler is not None:
             wrapper = compiler.OptimizedModule
@@ -127,16 +127,16 @@ _registrations = _Registrations()
 
 
 def note_wrappers(user: object) -> Hold:
-    """Note the wrappers that `torch.compile` makes, for `Compiled`, as long as someone needs them.
+    """Track the wrappers that `torch.compile` creates, for `Compiled`, while a user needs them.
 
     Args:
-        user: Who needs them; held weakly.
+        user: The object that needs them; held weakly.
     """
     return _registrations.shared.hold(user)
 
 
 def _runs_hooks(wrapper: Any) -> bool:
-    """Whether a wrapper leaves the call of its module to Python and compiles the module's ``forward`` only."""
+    """Whether a wrapper calls its module in Python and compiles only the module's ``forward``."""
     call = getattr(wrapper.forward, "_torchdynamo_orig_callable", None)
     return getattr(call, "__self__", None) is wrapper._orig_mod
 

@@ -1,4 +1,4 @@
-"""Which autograd nodes made the tensors in a value."""
+"""Finds the autograd nodes that created the tensors in a value."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ plain: set[type] = {type(None), bool, int, float, str}
 """Types known to hold no tensors; grows as others are found."""
 
 _MOST = 10_000
-"""So many values are looked at; it also ends the search of a structure that holds itself."""
+"""Maximum number of values to search; also ends the search of a structure that contains itself."""
 
 _Parts = Callable[[Any], Iterable[Any]]
 
 
 @uncompiled
 def grad_nodes(values: list[Any]) -> list[Any]:
-    """The autograd nodes that made the tensors in values, in nested lists, tuples, mappings and dataclasses.
+    """The autograd nodes that created the tensors in values, in nested lists, tuples, mappings and dataclasses.
 
-    A view comes with the node of its base too: an in-place operation on the view later replaces the view's own node.
+    For a view, this includes the node of its base: an in-place operation on the view later replaces the view's own node.
 
     Args:
-        values: Where to look; the list is used up.
+        values: The values to search; the list is modified.
     """
     nodes = []
-    for value in values:  # which grows
+    for value in values:  # the list grows during the loop
         kind = type(value)
         try:
             parts_of = _kinds[kind]
@@ -63,7 +63,7 @@ def _of_dataclass(record: Any) -> Iterable[Any]:
 
 
 def _learn(kind: type) -> _Parts | None:
-    """What gives the parts of a value of a kind; None where it holds no tensors that can be found."""
+    """A function that returns the parts of a value of this type; None if no tensors can be found in it."""
     parts_of: _Parts | None = None
     if issubclass(kind, torch.Tensor):
         parts_of = _of_tensor
