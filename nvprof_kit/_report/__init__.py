@@ -1,1 +1,1 @@
-"""Tables out of the program: terminal, csv, json, markdown, parquet, plots."""
+"""Output: terminal tables, CSV, JSON, Markdown, Parquet, plots, pages and traces."""

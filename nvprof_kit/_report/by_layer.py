@@ -1,4 +1,4 @@
-"""Rows by layer and phase as they are wanted: of some layers and levels of the model, equal layers as one row."""
+"""Rows by layer and phase, selected by layer and depth, with equal blocks folded."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class ByLayer:
     """Rows by layer and phase.
 
     Attributes:
-        rows: All of them.
-        blocks: The layers as they are compared.
-        select: Which are wanted.
+        rows: All rows.
+        blocks: The layers, for the comparison of blocks.
+        select: The selection.
     """
 
     rows: pd.DataFrame
@@ -27,17 +27,17 @@ class ByLayer:
     select: Selection
 
     def written(self) -> pd.DataFrame:
-        """The wanted rows for a file; where equal layers are to be folded, with what each folds into."""
+        """The selected rows for a file; if equal blocks are to be folded, with the block that each row folds into."""
         rows = self._folding(self.rows).marked(self.rows) if self.select.fold else self.rows
         return self.select.of(rows)
 
     def read(self, depth: int | None, cost: str, join: Join) -> pd.DataFrame:
-        """The wanted rows for reading, with the columns of `nvprof_kit._analysis.layers.fold.COLUMNS`.
+        """The selected rows for display, with the columns of `nvprof_kit._analysis.layers.fold.COLUMNS`.
 
         Args:
-            depth: Levels of the model, None for all.
+            depth: Levels of the model; None for all.
             cost: The column of times.
-            join: Gives the columns of a folded row.
+            join: Computes the columns of a folded row.
         """
         kept = self.select.among(self.rows)
         if depth is not None:

@@ -34,7 +34,7 @@ class Advice(Result, AdviseResult):
         return self.rows
 
     def _shown(self) -> Advice:
-        """The same with the findings of the wanted layers, in the order wanted."""
+        """A copy with the findings of the selected layers, sorted."""
         if not self.select.asked:
             return self
         ranks = self.frame()["rank"].tolist()

@@ -78,7 +78,7 @@ class Result(ABC):
         return bars_figure(frame, values, labels, type(self).__name__)
 
     def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
-        """The columns of `to_frame` that are drawn as bars, and those that name them; none where that says nothing."""
+        """The columns of `to_frame` to draw as bars, and the columns with labels; empty if there is no such plot."""
         return (), ()
 
     def page(self) -> bytes:

@@ -12,8 +12,8 @@ from nvprof_kit._instrument.ranges import state
 def replace_in_notebook(owner: Any) -> None:
     """Remove an earlier annotation of the same object, in IPython only.
 
-    In a notebook, a cell is rerun, possibly with other options, and the last run applies. In a program, a second annotation
-    is an error, because two places would each rely on their own ranges.
+    In a notebook, a cell is rerun, possibly with other options, and the last run applies. In a program, a second
+    annotation is an error, because two places would each rely on their own ranges.
     """
     earlier = state.annotated.get(owner)
     if isinstance(earlier, Annotation) and hasattr(builtins, "__IPYTHON__"):

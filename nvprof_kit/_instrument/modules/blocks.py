@@ -110,8 +110,8 @@ def _repeated(group: _Group, at_least: int) -> list[Part]:
 def _is_composite(module: nn.Module) -> bool:
     """Whether a module is composite.
 
-    It has weights in modules of more than one class, such as a projection and a norm. Norms may have no weights, so several
-    children of different classes with weights in submodules, such as attention and feed-forward, also count.
+    It has weights in modules of more than one class, such as a projection and a norm. Norms may have no weights, so
+    several children of different classes with weights in submodules, such as attention and feed-forward, also count.
     """
     kinds = {type(part) for part in module.modules() if next(part.parameters(recurse=False), None) is not None}
     parts = {type(part) for part in module.children() if any(_weights(inner) for inner in part.children())}

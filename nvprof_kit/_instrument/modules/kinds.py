@@ -14,8 +14,8 @@ from nvprof_kit.names import WRAPPER_PARTS, encodable, strip_wrappers
 def block_kinds(model: nn.Module, rules: Mapping[str, str] | None = None) -> dict[str, str]:
     """The kind of each block, by path.
 
-    A kind is the block's class. If blocks of one class are in several lists, such as the spatial and the temporal blocks of
-    a video transformer, the kind includes the list: ``STDiT3Block in spatial_blocks``.
+    A kind is the block's class. If blocks of one class are in several lists, such as the spatial and the temporal
+    blocks of a video transformer, the kind includes the list: ``STDiT3Block in spatial_blocks``.
 
     Args:
         model: The model.
@@ -64,6 +64,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _holder(path: str) -> str:
-    """Path of a block's container, with a star for every number."""
+    """A block's path with a star for every number, without a final number."""
     parts = ["*" if part.isdecimal() else part for part in path.split(".")]
     return ".".join(parts[:-1] if parts[-1] == "*" else parts)

@@ -44,8 +44,8 @@ class Ranged:
     def install(self, compiled: Compiled) -> Iterator[Any]:
         """Install the hooks; yields their handles.
 
-        Inside compiled code, a module with hooks of the program gets none: the compiler guards on the number of its hooks, so
-        another one would cause a recompilation.
+        Inside compiled code, a module with hooks of the program gets none: the compiler guards on the number of its
+        hooks, so another one would cause a recompilation.
         """
         module = self.module()
         if module is None or (module in compiled.inside and _has_hooks(module)):

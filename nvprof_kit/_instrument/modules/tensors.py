@@ -23,7 +23,8 @@ _Parts = Callable[[Any], Iterable[Any]]
 def grad_nodes(values: list[Any]) -> list[Any]:
     """The autograd nodes that created the tensors in values, in nested lists, tuples, mappings and dataclasses.
 
-    For a view, this includes the node of its base: an in-place operation on the view later replaces the view's own node.
+    For a view, this includes the node of its base: an in-place operation on the view later replaces the view's own
+    node.
 
     Args:
         values: The values to search; the list is modified.

@@ -1,7 +1,7 @@
-"""Where ranges go: to NVTX under an attached tool, to Kineto under the embedded recorder.
+"""Receivers of ranges: NVTX under an attached tool, Kineto under the embedded recorder.
 
-A backend keeps the open ranges of each thread, innermost last. Closing a range closes everything opened inside it that
-was left open, by an exception or an aborted backward pass, so push and pop always balance.
+A backend tracks the open ranges of each thread, innermost last. Closing a range also closes ranges inside it that an
+exception or an aborted backward pass left open, so push and pop always balance.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class _Thread(threading.local):
 
 
 class Backend(ABC):
-    """Base of the backends: balances push and pop per thread, whatever is thrown in between.
+    """Base of the backends; balances push and pop per thread, also after exceptions.
 
     Attributes:
-        thread: Holds ``here``, where the calling thread is.
+        thread: Thread-local; its ``here`` is the state of the calling thread.
         pop: Closes the innermost range of the calling thread.
         before_first: Called once, before the first range is opened.
     """
@@ -41,7 +41,7 @@ class Backend(ABC):
 
     @uncompiled
     def open(self, range_: Range, owner: object) -> None:
-        """Open a range on this thread; its owner, whatever that is, closes it."""
+        """Open a range on this thread. The owner, any object, identifies it for `close`."""
         if range_.backend is not self:
             self.prepare(range_)
         range_.push()
@@ -49,16 +49,16 @@ class Backend(ABC):
 
     @uncompiled
     def close(self, owner: object) -> None:
-        """Close the owner's innermost range on this thread and all that is open inside it; without one do nothing."""
+        """Close the owner's innermost range on this thread and all ranges inside it; does nothing if there is none."""
         self.thread.here.close(owner, self.pop)
 
     def close_all(self) -> None:
-        """Close every range open on this thread."""
+        """Close all open ranges of this thread."""
         self.thread.here.close_all(self.pop)
 
     @uncompiled
     def prepare(self, range_: Range) -> None:
-        """Make the range's `push`."""
+        """Set the range's `push`."""
         if self.before_first is not None:
             before, self.before_first = self.before_first, None
             before()
@@ -68,27 +68,27 @@ class Backend(ABC):
 
     @abstractmethod
     def pusher(self, range_: Range) -> Callable[[], None]:
-        """What tells the tool that a range opens on the calling thread."""
+        """A function that opens the range in the tool on the calling thread."""
 
     @abstractmethod
     def start(self, range_: Range) -> object:
-        """Tell the tool that a range starts which any thread may end; return what `end` needs."""
+        """Start a range in the tool that any thread may end; returns the argument of `end`."""
 
     @abstractmethod
     def end(self, started: Any) -> None:
-        """Tell the tool that a started range ends."""
+        """End a started range in the tool."""
 
     @abstractmethod
     def mark(self, range_: Range) -> None:
-        """Tell the tool that something happens now."""
+        """Emit a mark in the tool."""
 
 
 @lru_cache(maxsize=1)
 def nvtx_domain() -> Any:
-    """Our NVTX domain, real even where nvtx takes an attached tool for an absent one.
+    """Our NVTX domain, which is real even if nvtx finds no attached tool.
 
-    nvtx from 0.2.12 on asks the tool whether it listens to a domain and hands out a dummy otherwise; Nsight Systems up
-    to 2024.2 answers no although it records. So the domain is put together as nvtx does it for a tool that answers yes.
+    From 0.2.12, nvtx asks the tool whether it listens to a domain and otherwise returns a dummy. Nsight Systems up to
+    2024.2 answers no although it records. So this function creates the domain as nvtx does for a tool that answers yes.
     """
     from nvtx._lib import lib
 
@@ -118,7 +118,7 @@ class Nvtx(Backend):
         )
 
     def pusher(self, range_: Range) -> Callable[[], None]:
-        """A push of the range's attributes, which are built here and then only handed over."""
+        """A push of the range's attributes, which are built once, here."""
         return partial(self._lib.push_range, self._attributes(range_), self._handle)
 
     def start(self, range_: Range) -> object:
@@ -133,12 +133,12 @@ class Nvtx(Backend):
             self._lib.end_range(started)
 
     def mark(self, range_: Range) -> None:
-        """Set an NVTX mark."""
+        """Emit an NVTX mark."""
         self._lib.mark(self._attributes(range_), self._handle)
 
 
 class Kineto(Backend):
-    """Ranges as events of PyTorch's profiler, named by `names.kineto_name`."""
+    """Ranges as events of PyTorch's profiler, with names from `names.kineto_name`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,15 +163,15 @@ class Kineto(Backend):
         self.end(self._events.stack.pop())
 
     def start(self, range_: Range) -> object:
-        """Begin an event that lies outside the thread's stack."""
+        """Begin an event outside the thread's stack of ranges."""
         event = self._event(kineto_name(range_.text, range_.category))
         event.__enter__()
         return event
 
     def end(self, started: Any) -> None:
-        """End an event."""
+        """End a started event."""
         started.__exit__(None, None, None)
 
     def mark(self, range_: Range) -> None:
-        """Record an event of no length."""
+        """Record an event without duration."""
         self.end(self.start(range_))

@@ -1,4 +1,4 @@
-"""Backward passes as a thread sees them; `ranges` leads them through the frames, which are the calls of layers."""
+"""Backward passes per thread; `ranges` moves each one through the frames, which are calls of layers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from nvprof_kit._instrument.ranges.backends import Backend
 from nvprof_kit._instrument.ranges.ranges import OUTSIDE, Frame, Here, follow
 
 graph_task: Callable[[], int] = torch._C._current_graph_task_id
-"""Number of the backward pass that runs on this thread, -1 where none does."""
+"""Number of the backward pass running on this thread; -1 if none."""
 
 
 class Task:
-    """A backward pass (a graph task of the autograd engine) as one thread sees it.
+    """A backward pass (a graph task of the autograd engine) on one thread.
 
     Attributes:
-        outer: The pass inside which it runs on this thread (reentrant checkpointing), if any, with its number and the
-            call at which it is.
-        ended: Whether the engine is done with it, on whichever thread that was noticed.
+        outer: The enclosing pass on this thread (reentrant checkpointing), if any, with its number and its current
+            frame.
+        ended: Whether the engine has completed the pass; any thread may set it.
     """
 
     __slots__ = ("ended", "outer")
@@ -34,7 +34,7 @@ class Task:
 
 
 class _End:
-    """Called by the engine when a backward pass is done, dropped when it is done or aborted: ends it either way."""
+    """Ends a backward pass: the engine calls it at completion, and drops it at completion or abort."""
 
     __slots__ = ("_backend", "_task")
 
@@ -61,7 +61,7 @@ def _close_ended(backend: Backend) -> None:
 
 @uncompiled
 def begin_task() -> None:
-    """A backward pass runs on this thread, and has come to its first marked node."""
+    """Enter a backward pass on this thread, at its first marked node."""
     backend = state.backend
     if backend is None:
         return
@@ -74,5 +74,5 @@ def begin_task() -> None:
 
 @uncompiled
 def begin_following() -> None:
-    """Have `ranges` follow calls into their backward passes from now on: before, there was no torch."""
+    """Make `ranges` follow calls into their backward passes, once torch is loaded."""
     follow(begin_task, grad_nodes, plain, torch.Tensor, torch.nn.Parameter)

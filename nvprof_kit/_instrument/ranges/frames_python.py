@@ -1,11 +1,11 @@
-"""The calls of layers as frames of a tree, and the backward pass as a walk through that tree.
+"""Calls of layers as frames of a tree; the backward pass moves through this tree.
 
-Autograd runs the nodes of one device on one thread, in the reverse order of their creation. So the layers' backward
-stretches nest on that thread as their calls did, and it is enough to know at a few nodes which call made them: at the
-node of each output, and at each node where the backward pass comes back from a layer into the code around it. A hook
-before such a node moves the thread's position in the tree: it closes the ranges of the layers that are done and opens
-those that begin. The hooks return nothing and hold no tensor; modules get no backward hooks, which would wrap their
-inputs and outputs and forbid in-place operations on views.
+Autograd runs the nodes of one device on one thread, in the reverse order of their creation. So the backward ranges of
+layers nest on that thread as their calls did, and a few nodes need to be marked with the call that created them: the
+node of each output, and each node where the backward pass returns from a layer to the enclosing code. A prehook on such
+a node moves the thread's position in the tree: it closes the ranges of completed layers and opens those of beginning
+ones. The hooks return nothing and keep no tensor alive. Module backward hooks are not used, because they wrap inputs
+and outputs and forbid in-place operations on views.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from typing import Any
 from nvprof_kit._instrument.compile.uncompiled import uncompiled
 
 _LEFT = "nvprof_kit"
-"""Key in the metadata of a node whose tensor left a call that no other call was around."""
+"""Metadata key of nodes whose tensor was returned by an outermost call."""
 
 NONE: Mapping[int, Any] = {}
 
 _GATHERS = 2**64 - 1
-"""Number of the nodes that add up a leaf's gradient: of no call, they run right after the node before them."""
+"""Sequence number of nodes that accumulate a leaf's gradient; they belong to no call and run right after the node
+before.
+"""
 
 
 class Now:
-    """Where ranges go now, and what answers questions about the calling thread: see `ranges_python`."""
+    """The current backend, and functions about the calling thread: see `ranges_python`."""
 
     def __init__(self) -> None:
         self.backend: Any = None
@@ -37,7 +39,7 @@ class Now:
         self.grad_nodes: Callable[[list[Any]], list[Any]] | None = None
 
     def nodes(self, values: list[Any]) -> list[Any]:
-        """The autograd nodes that made the tensors in values."""
+        """The autograd nodes that created the tensors in values."""
         return self.grad_nodes(values) if values and self.grad_nodes is not None else []
 
 
@@ -45,21 +47,20 @@ now = Now()
 
 
 class Frame:
-    """One call of a layer, as the backward pass needs it.
+    """One call of a layer, for the backward pass.
 
     Attributes:
-        layer: The layer called, or who else owns the call's range.
+        layer: The layer, or another owner of the call's range.
         backward: The range of the layer's backward pass.
-        parent: The call around it; of the frame around every call, itself.
-        depth: The number of calls around it.
-        edges: Autograd sequence numbers at which control changed hands while the call ran: its begin, then begin and
-            end of each call in it. Nodes numbered from an odd edge on are the call's own, from an even one on a call's
-            in it.
-        given: By identity the nodes that made what the thread's outermost call was given, while the call runs. They
-            are not its own, whatever their numbers: each thread numbers its nodes from zero on, and these may be
-            another thread's, above all where autograd's thread runs a checkpoint again.
-        seen: Numbers of the call's own nodes that were looked at, while it runs.
-        marked: Numbers of those that were marked.
+        parent: The enclosing call; the root frame is its own parent.
+        depth: The number of enclosing calls.
+        edges: Autograd sequence numbers at the call's begin, then at the begin and end of each nested call. Nodes
+            numbered from the first, third, … edge on belong to the call, from the second, fourth, … to a nested call.
+        given: The nodes that created the arguments of the thread's outermost call, by identity, while the call runs.
+            They do not belong to the call, whatever their numbers: each thread numbers its nodes from 0, and these may
+            be from another thread, for example when an autograd thread recomputes a checkpoint.
+        seen: Numbers of the call's own nodes already searched, while the call runs.
+        marked: Numbers of the marked nodes.
     """
 
     __slots__ = ("backward", "depth", "edges", "given", "layer", "marked", "parent", "seen")
@@ -77,11 +78,11 @@ class Frame:
         self.marked: set[int] = set()
 
     def mark(self, nodes: list[Any], *, ends: bool) -> None:
-        """Mark where the backward pass, coming to these nodes, enters the call's own ones.
+        """Mark where the backward pass, arriving at these nodes, enters the call's own nodes.
 
-        Those of the nodes that are its own are marked. If the call made calls, its own nodes lie in stretches between
-        them, and the backward pass may enter a stretch at other nodes than these; so the own nodes behind them are
-        searched for such places.
+        Marks those of the nodes that belong to the call. If the call contains nested calls, its own nodes are in
+        sections between them, and the backward pass may enter a section at other nodes; these are found by a search
+        from the call's own nodes.
         """
         for node in nodes:
             if not bisect_right(self.edges, node._sequence_nr()) & 1 or id(node) in self.given:
@@ -104,12 +105,12 @@ class Frame:
             if stretch != origin and number not in self.marked:
                 self.marked.add(number)
                 node.register_prehook(self.reach)
-            if stretch > 1 and number not in self.seen:  # behind the first stretch there is no other
+            if stretch > 1 and number not in self.seen:  # no section follows the first one
                 self.seen.add(number)
                 pending += [(maker, stretch) for maker, _ in node.next_functions if maker is not None]
 
     def end(self, nodes: list[Any]) -> None:
-        """The call ends, and these nodes made what it returns."""
+        """End the call; these nodes created its outputs."""
         self.mark(nodes, ends=True)
         self.seen, self.marked, self.given = set(), set(), NONE
         if self.parent is not OUTSIDE:
@@ -120,7 +121,7 @@ class Frame:
 
     @uncompiled
     def reach(self, _grads: object) -> None:
-        """Move this thread's backward pass to this call: the hook before a marked node."""
+        """Move this thread's backward pass to this call; the prehook of marked nodes."""
         backend = now.backend
         if backend is None:
             return
@@ -142,4 +143,4 @@ def _go(backend: Any, here: Any, target: Frame) -> None:
 
 
 OUTSIDE = Frame(None, None, None, 0)
-"""The frame around every call."""
+"""The root frame, outside all calls."""

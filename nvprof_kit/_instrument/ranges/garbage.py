@@ -1,7 +1,7 @@
-"""Ranges around Python's full garbage collections, while a tool listens, from the first other range on.
+"""Ranges around Python's full garbage collections while a tool is attached, starting with the first other range.
 
-A collection stops the thread that it falls on, wherever the program is then, and a full one of a program with many
-objects lasts long enough for the GPU to run dry. Nothing else in a capture by nsys tells of it.
+A collection stops the thread that triggers it. In a program with many objects, a full one can take long enough to
+drain the GPU's launch queue. Nothing else in an nsys capture shows it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from nvprof_kit._instrument.ranges.backends import Nvtx, Range
 from nvprof_kit.names import GARBAGE, Category
 
 LEAST = 1 if sys.version_info >= (3, 14) else 2
-"""The youngest generation of which collections are ranged: 2 are all objects. From Python 3.14 on these are collected
-in parts, which are of generation 1. Younger collections come often and are short."""
+"""The youngest generation to range; 2 is a full collection. From Python 3.14, full collections are incremental, as
+generation 1. Younger generations are collected often and quickly."""
 
 Phase = Literal["start", "stop"]
 
 
 class Collections:
-    """Ranges ``gc`` on whatever thread collects.
+    """Ranges ``gc`` on the thread that collects.
 
-    They are pushed past the backends, which know each thread's ranges: a collection may fall into the midst of opening
-    one. What begins and ends inside a single allocation leaves the order of the thread's ranges as it was.
+    They bypass the backends, which track each thread's ranges, because a collection may run while a backend opens a
+    range. A range that begins and ends inside a single allocation keeps the order of the thread's ranges.
     """
 
     def __init__(self) -> None:
@@ -37,8 +37,8 @@ class Collections:
 
     @uncompiled
     def __call__(self, phase: Phase, info: dict[str, int]) -> None:
-        """What Python calls as it begins to collect and when it has."""
-        if info["generation"] < LEAST or is_finalizing():  # Python collects as it ends
+        """Callback for ``gc.callbacks``, before and after each collection."""
+        if info["generation"] < LEAST or is_finalizing():  # Python collects at exit
             return
         if phase == "start":
             self._push()
@@ -46,11 +46,11 @@ class Collections:
             self._pop()
 
     def begin(self) -> None:
-        """Range collections from now on."""
+        """Start ranging collections."""
         if self not in gc.callbacks:
             gc.callbacks.append(self)
 
     def end(self) -> None:
-        """No longer; a second call does nothing."""
+        """Stop; a second call does nothing."""
         if self in gc.callbacks:
             gc.callbacks.remove(self)

@@ -1,4 +1,4 @@
-"""The ranges of one layer: its forward, its backward, and its forward run again by activation checkpointing."""
+"""The ranges of one layer: forward, backward, and recompute under activation checkpointing."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from nvprof_kit.names import Category, layer_index, range_text
 
 
 class Layer:
-    """What a layer is called in each of its phases.
+    """The ranges of a layer.
 
     Attributes:
-        path: The layer's path, wrappers stripped.
+        path: The layer's path without wrappers.
         forward: The range of a call.
-        recompute: The range of a call that a running backward pass makes.
-        backward: The range of the backward pass of its calls, None where it is not wanted.
-        family: The layers of its model, where ranges inside compiled code are wanted.
+        recompute: The range of a call inside a running backward pass.
+        backward: The range of the backward pass; None if disabled or if the category is not ``forward``.
+        family: The layers of the model; only set if modules in compiled code are ranged.
     """
 
     __slots__ = ("backward", "family", "forward", "path", "recompute")
@@ -35,11 +35,11 @@ class Layer:
 
 
 class Family:
-    """The layers of one model by their paths.
+    """The layers of one model by path.
 
     Args:
         layers: The layers.
-        root: What the model itself is called, which is no part of the others' paths.
+        root: Name of the model itself, which is not a prefix of the other paths.
     """
 
     def __init__(self, layers: Mapping[str, Layer], root: str) -> None:
@@ -48,7 +48,7 @@ class Family:
         self._found: dict[tuple[str, str], tuple[Layer, ...]] = {}
 
     def below(self, holder: Layer, path: str) -> tuple[Layer, ...]:
-        """The layers on the way from one of them, without it, to a path below it, the outermost first."""
+        """The layers from a layer (exclusive) down to a path below it, outermost first."""
         asked = holder.path, path
         if asked not in self._found:
             above = [] if holder.path == self._root else holder.path.split(".")
@@ -64,5 +64,5 @@ def _range(path: str, category: Category) -> Range:
 
 @lru_cache(maxsize=4096)
 def layer_of(path: str, category: Category = Category.FORWARD, backward: bool = True) -> Layer:
-    """The layer of a path; the same object for the same question, so that its ranges are built once."""
+    """The layer with this path; cached, so that its ranges are built once."""
     return Layer(path, category, backward=backward)

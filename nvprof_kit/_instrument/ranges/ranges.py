@@ -1,7 +1,7 @@
-"""Beginning and ending ranges: by the extension in C where it could be built, else in Python.
+"""Ranges and layer calls: the C extension if it could be built, else Python.
 
-``NVPROF_KIT_PURE_PYTHON=1`` chooses Python all the same. The two do the same (`ranges_python` says what); the tests of
-this package run with both.
+``NVPROF_KIT_PURE_PYTHON=1`` selects Python. Both behave the same (documented in `ranges_python`); the tests run with
+both.
 """
 
 from __future__ import annotations
@@ -32,6 +32,6 @@ else:
     ask, follow, ranged, switch = _chosen.ask, _chosen.follow, _chosen.ranged, _chosen.switch
 
 compiled: bool = Range is not ranges_python.Range
-"""Whether it is the extension."""
+"""Whether the C extension is in use."""
 
 __all__ = ["OUTSIDE", "Block", "Frame", "Here", "Range", "ask", "compiled", "follow", "ranged", "switch"]

@@ -1,6 +1,6 @@
-"""Beginning and ending ranges and calls of layers: what each range costs happens here and in `frames_python`.
+"""Ranges and layer calls: the code that runs for each range, with `frames_python`.
 
-`ranges_c/` does the same in C and takes their place where it could be built; what they say holds for both.
+`ranges_c/` implements both modules in C and replaces them if it could be built; their documentation applies to both.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from nvprof_kit._instrument.ranges.frames_python import NONE, OUTSIDE, Frame, no
 from nvprof_kit.names import encodable
 
 INTERFACE = 3
-"""Changes whenever what this module and its twin offer does, so that one built earlier is not taken for today's."""
+"""Changes with the interface of this module and the C extension, so that an outdated extension is not loaded."""
 
 
 def switch(backend: Any) -> None:
-    """Ranges go to this backend (`backends.Backend`) from now on; None: nowhere."""
+    """Send ranges to this backend (`backends.Backend`) from now on; None for nowhere."""
     now.backend = backend
 
 
 def ask(task: Callable[[], int], grad: Callable[[], bool], sequence: Callable[[], int]) -> None:
-    """Say what answers questions about the calling thread.
+    """Set the functions about the calling thread.
 
     Args:
-        task: The number of the backward pass that runs on it, -1 where none does.
-        grad: Whether gradients are wanted.
-        sequence: The number that its next autograd node will have.
+        task: Returns the number of the running backward pass, or -1.
+        grad: Returns whether gradients are enabled.
+        sequence: Returns the sequence number of the next autograd node.
     """
     now.task, now.grad, now.sequence = task, grad, sequence
 
@@ -40,12 +40,12 @@ def follow(
     _tensor: type,
     _parameter: type,
 ) -> None:
-    """Say what else following the backward pass needs; before, no call is followed (see `frames.begin_following`).
+    """Set what following the backward pass needs; before, no call is followed (see `frames.begin_following`).
 
     Args:
         begin_task: Called when a backward pass begins on the calling thread, to enter it in the thread's `Here`.
         grad_nodes: `tensors.grad_nodes`.
-        _plain: The types known to hold no tensors, which may grow; of use to the twin only, like the rest.
+        _plain: The types known to have no tensors; the set may grow. Used only in C, like the next two.
         _tensor: The type of tensors.
         _parameter: The type of parameters.
     """
@@ -53,18 +53,18 @@ def follow(
 
 
 class Range:
-    """One name that a program can be in, built once and opened many times.
+    """A named range, built once and opened many times.
 
     Attributes:
-        text: What the tool shows: a layer's path (and its phase), a phase, a step; made `names.encodable`.
+        text: The name in the tool: a layer's path (and its phase), a phase, a step; made `names.encodable`.
         category: The NVTX category.
-        payload: The layer's index or the step's number, None where there is neither.
-        backend: The backend for which `push` is made.
-        push: Opens the range on the calling thread; made by `backends.Backend.prepare`.
+        payload: The layer's index or the step's number; None for others.
+        backend: The backend that made `push`.
+        push: Opens the range on the calling thread; set by `backends.Backend.prepare`.
     """
 
     __slots__ = ("backend", "category", "payload", "push", "text")
-    __module__ = "nvprof_kit._instrument.ranges.ranges"  # what is pickled becomes the one chosen where it is read
+    __module__ = "nvprof_kit._instrument.ranges.ranges"  # a pickle loads the implementation in use there
 
     def __init__(self, text: str, category: Any, payload: int | None = None) -> None:
         self.text = encodable(text) if isinstance(text, str) else text
@@ -81,13 +81,13 @@ class Range:
 
 
 class Here:
-    """Where a thread is.
+    """State of a thread.
 
     Attributes:
-        owners: Who opened the ranges that are open on the thread, innermost last.
-        task: The backward pass that runs on the thread, if any (`frames.Task`).
-        number: The engine's number of that pass, less than -1 where none runs.
-        at: The call whose nodes it runs now.
+        owners: Owners of the thread's open ranges, innermost last.
+        task: The running backward pass on the thread, if any (`frames.Task`).
+        number: The engine's number of that pass; less than -1 if none.
+        at: The call whose nodes are running.
     """
 
     __slots__ = ("_calls", "at", "number", "owners", "task")
@@ -100,21 +100,21 @@ class Here:
         self._calls: list[_Call] = []
 
     def add(self, owner: object) -> None:
-        """A range was opened; its owner, whatever that is, closes it."""
+        """Add an open range; its owner, any object, identifies it for `close`."""
         self.owners.append(owner)
 
     def close(self, owner: object, pop: Callable[[], None]) -> None:
-        """Close the owner's innermost range and all that is open inside it; without one do nothing."""
+        """Close the owner's innermost range and all ranges inside it; does nothing if there is none."""
         index = self._find(owner)
         if index >= 0:
             self._close_from(index, pop)
 
     def close_all(self, pop: Callable[[], None]) -> None:
-        """Close every range."""
+        """Close all ranges."""
         self._close_from(0, pop)
 
     def _find(self, owner: object) -> int:
-        """The owner's innermost range, -1 without one."""
+        """Index of the owner's innermost range; -1 if there is none."""
         index = len(self.owners) - 1
         while index >= 0 and self.owners[index] is not owner:
             index -= 1
@@ -128,24 +128,24 @@ class Here:
             pop()
 
     def begin(self, block: Block, values: list[Any], recomputes: bool) -> None:
-        """The block's range has just been opened for a call whose arguments are these: follow it."""
+        """Follow a call with these arguments, after the block's range was opened."""
         given = NONE
         if nodes := now.nodes(values):
             outer = self._frame(len(self._calls) - 1)
-            if not (recomputes and outer is OUTSIDE):  # else they are of the graph that is run backward
+            if not (recomputes and outer is OUTSIDE):  # else they belong to the graph that is run backward
                 outer.mark(nodes, ends=False)
             if outer is OUTSIDE:
                 given = {id(node): node for node in nodes}
         self._calls.append(_Call(len(self.owners) - 1, block.owner, block.backward, now.sequence(), given))
 
     def end(self, block: Block, outputs: Any) -> None:
-        """The call of the block ends, where one is followed, and so do the calls left open in it."""
+        """End the block's call, if it is followed, and calls left open in it."""
         calls, index = self._calls, self._find(block.owner)
         while calls and calls[-1].index > index >= 0:
             calls.pop()
         if not calls or calls[-1].index != index:
             return
-        if calls[-1].frame is None and calls[-1].begin == now.sequence():  # nothing was made in it
+        if calls[-1].frame is None and calls[-1].begin == now.sequence():  # no autograd node was created in it
             calls.pop()
             return
         frame = self._frame(len(calls) - 1)
@@ -153,7 +153,7 @@ class Here:
         frame.end([] if outputs is None else now.nodes([outputs]))
 
     def _frame(self, place: int) -> Frame:
-        """A call, by its place among those followed, as a frame now that it matters; so with those around it."""
+        """The frame of a followed call, by index; creates missing frames of the call and the enclosing calls."""
         known = place
         while known >= 0 and self._calls[known].frame is None:
             known -= 1
@@ -168,7 +168,7 @@ class Here:
 
 
 class _Call:
-    """A call that runs and is followed: the place of its range in `Here.owners`, and its frame once that matters."""
+    """A running, followed call: the index of its range in `Here.owners`, and its frame, created when needed."""
 
     __slots__ = ("backward", "begin", "frame", "given", "index", "layer")
 
@@ -182,13 +182,13 @@ class _Call:
 
 
 class Block:
-    """A range around a ``with`` block or around calls; reusable, and nestable in itself.
+    """A range around a ``with`` block or around calls; reusable and reentrant.
 
     Attributes:
         range: The range.
-        recompute: What takes its place inside a running backward pass; mostly the same.
-        backward: The range of the backward pass of what a call returns, None where that is not followed.
-        owner: Who owns the ranges; by default the block.
+        recompute: The range inside a running backward pass; by default the same.
+        backward: The range of the backward pass of a call's outputs; None if calls are not followed.
+        owner: Owner of the ranges; by default the block.
     """
 
     __slots__ = ("backward", "owner", "range", "recompute")
@@ -231,7 +231,7 @@ class Block:
 
     @uncompiled
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Begin a call on this thread; says whether ranges are emitted."""
+        """Begin a call on this thread; returns whether ranges are emitted."""
         backend = now.backend
         if backend is None:
             return False
@@ -249,7 +249,7 @@ class Block:
 
     @uncompiled
     def end(self, outputs: Any) -> None:
-        """End this thread's call and whatever was left open in it; ``outputs`` is None where it raised."""
+        """End this thread's call and close ranges left open in it; ``outputs`` is None if the call raised."""
         backend = now.backend
         if backend is None:
             return
@@ -261,7 +261,7 @@ class Block:
 
 
 def ranged(function: Callable[..., Any], block: Block) -> Callable[..., Any]:
-    """A function that calls another inside a block."""
+    """Wrap a function to run inside a block."""
     return partial(call_inside, block, function)
 
 

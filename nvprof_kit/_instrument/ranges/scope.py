@@ -1,4 +1,4 @@
-"""A stretch of a program with a name: a context manager that also decorates."""
+"""A named range as a context manager and decorator."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound=Block)
 
 MOST_KEPT = 4096
-"""So many names keep what was made for them."""
+"""Maximum number of names in a cache."""
 
 
 class Scope(Block):
-    """A range around a ``with`` block or around each call of a function; reusable, and nestable in itself."""
+    """A range around a ``with`` block or around each call of a function; reusable and reentrant."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ class Scope(Block):
         return type(self), (self.range,)
 
     def __call__(self, function: F) -> F:
-        """Decorate a function: each call (each resume of a coroutine or generator) is a range."""
+        """Decorate a function; each call (each resume of a coroutine or generator) is a range."""
         return wrap(function, Always(self))
 
     @uncompiled_itself
@@ -38,15 +38,15 @@ class Scope(Block):
 
 
 def keep(scopes: dict[str, S], name: str, scope: S) -> S:
-    """Keep the scope of a name, so that the next question for it is one look into a dictionary."""
-    if len(scopes) >= MOST_KEPT:  # the program makes up names without end
+    """Cache the scope of a name; returns the scope."""
+    if len(scopes) >= MOST_KEPT:  # the program may create names without limit
         scopes.clear()
     scopes[name] = scope
     return scope
 
 
 class Started:
-    """A range that was started and can be ended from any thread, once."""
+    """A started range that any thread can end, once."""
 
     __slots__ = ("_backend", "_range")
 

@@ -1,4 +1,4 @@
-"""Whether ranges are emitted, and to where: decided once from the environment, changed only by the embedded recorder.
+"""Whether and where ranges are emitted: decided once from the environment, then changed only by the embedded recorder.
 
 Code that emits ranges reads `backend`; None means that no ranges are emitted. Hooks on modules and optimizers are
 listed in `annotated`, and installed or removed when the backend changes.
@@ -25,21 +25,21 @@ _INJECTED = ("NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH")
 """Set by nsys (profile and launch, where it traces NVTX) and ncu to the library that NVTX loads."""
 
 _TOOL_HINTS = ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NV_NSIGHT_INJECTION_TRANSPORT_TYPE")
-"""Set by a tool that may listen to NVTX in another way; then nvtx itself is asked."""
+"""Set by tools that may receive NVTX in another way; in this case, nvtx decides."""
 
 
 class Installable(Protocol):
-    """What is installed on an object of the program only while ranges are emitted."""
+    """Something installed on an object of the program only while ranges are emitted."""
 
     def wake(self) -> None:
-        """Install, if not installed."""
+        """Install, unless installed."""
 
     def sleep(self) -> None:
-        """Take out whatever is installed."""
+        """Uninstall."""
 
 
 def read_mode(environ: Mapping[str, str]) -> str:
-    """The mode in ``NVPROF_KIT``: ``auto`` (the default), ``on`` or ``off``; anything else warns and is ``auto``."""
+    """The mode in ``NVPROF_KIT``: ``auto`` (the default), ``on`` or ``off``; other values warn and mean ``auto``."""
     mode = environ.get("NVPROF_KIT", "auto").strip().lower() or "auto"
     if mode in _MODES:
         return mode
@@ -48,7 +48,7 @@ def read_mode(environ: Mapping[str, str]) -> str:
 
 
 def tool_attached(environ: Mapping[str, str]) -> bool:
-    """Whether a tool that records NVTX runs this process; nvtx is imported only where the environment hints at one."""
+    """Whether a tool that records NVTX is attached; imports nvtx only if the environment suggests one."""
     if any(environ.get(name) for name in _INJECTED):
         return True
     if not any(environ.get(name) for name in _TOOL_HINTS):
@@ -61,7 +61,7 @@ def tool_attached(environ: Mapping[str, str]) -> bool:
 
 mode = read_mode(os.environ)
 backend: Backend | None = None
-"""The receiver of ranges; None while no ranges are emitted."""
+"""The current backend; None while no ranges are emitted."""
 
 
 class _Live(list[None], Enum):  # type: ignore[misc]  # the hash is the enumeration's
@@ -75,11 +75,11 @@ class _Live(list[None], Enum):  # type: ignore[misc]  # the hash is the enumerat
 
 
 gate: dict[str, Any] = {"__live": _Live.SWITCH}
-"""Globals of the compiled forwarders of decorated functions, each read in one look: whether ranges are emitted
-(``__live``), and torch's answer to whether it compiles (``__compiling``)."""
+"""Globals of the compiled forwarders of decorated functions: whether ranges are emitted (``__live``), and torch's
+function that returns whether Dynamo is tracing (``__compiling``)."""
 
 annotated: weakref.WeakKeyDictionary[object, Installable] = weakref.WeakKeyDictionary()
-"""What is annotated, and how: woken while ranges are emitted. An annotation lives as long as what it annotates."""
+"""Annotated objects with their annotations, which live as long as the object."""
 
 
 def _switch(new: Backend | None) -> None:
@@ -104,7 +104,7 @@ def _tool_backend() -> Nvtx | None:
 
 
 def carry_memory(read: Read = read_cuda) -> None:
-    """Have the ranges of layers that go to the attached tool carry the memory, from now to the program's end."""
+    """Add memory marks to layer ranges under an attached tool, until the process ends."""
     global _tool
     if _tool is None:
         return
@@ -115,15 +115,15 @@ def carry_memory(read: Read = read_cuda) -> None:
 
 
 def activate(recorder: Backend) -> None:
-    """Send ranges to a recorder from now on; what was annotated comes alive, except under ``NVPROF_KIT=off``."""
+    """Send ranges to a recorder and install all annotations, except under ``NVPROF_KIT=off``."""
     if mode != "off":
         _switch(recorder)
 
 
 def deactivate() -> None:
-    """Send ranges to where they went before the recorder: to the attached tool, or nowhere, and all goes quiet.
+    """Undo `activate`: send ranges to the attached tool, or uninstall all annotations.
 
-    Ranges that the calling thread opened under the recorder and has not closed are closed here.
+    Closes ranges that the calling thread opened under the recorder and has not closed.
     """
     if backend is not None and backend is not _tool:
         backend.close_all()
@@ -131,13 +131,13 @@ def deactivate() -> None:
 
 
 def restore(watcher: Backend, before: Backend | None) -> None:
-    """Send ranges to where they went before a watcher stood in between, if it still does; open ranges stay open."""
+    """Send ranges to the backend before a watcher, if the watcher is still in use; open ranges stay open."""
     if backend is watcher:
         _switch(before)
 
 
 def meet_torch() -> bool:
-    """Stands in for ``is_dynamo_compiling`` until torch is loaded, and then puts torch's own functions into place."""
+    """Replacement of ``is_dynamo_compiling`` until torch is loaded; then installs torch's own functions."""
     global graph_task  # noqa: PLW0603
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "compiler"):
@@ -156,7 +156,7 @@ _waiting: dict[Callable[[], None], None] = {}
 
 
 def when_torch(then: Callable[[], None]) -> None:
-    """Call a function once torch is loaded and the first range meets it; at once where that has been."""
+    """Call a function at the first range after torch is loaded, or now if there has been one."""
     if graph_task is _find_graph_task:
         _waiting[then] = None
     else:
@@ -169,11 +169,11 @@ def _find_graph_task() -> int:
 
 
 graph_task: Callable[[], int] = _find_graph_task
-"""Number of the backward pass that runs on this thread, -1 where none does (or torch is not loaded)."""
+"""Number of the backward pass running on this thread; -1 if none, or if torch is not loaded."""
 
 gate["__compiling"] = meet_torch
 ranges.ask(_find_graph_task, lambda: False, lambda: 0)
 _tool = _tool_backend()
 if _tool is not None:
-    _tool.before_first = lambda: Collections().begin()  # a program without ranges is left as it is
+    _tool.before_first = lambda: Collections().begin()  # without ranges, the program is not changed
 _switch(_tool)

@@ -1,4 +1,4 @@
-"""A backend that tells a listener where the program is, and passes every range on to whoever listened before."""
+"""A backend that notifies a listener of ranges and passes them on to the previous backend."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from nvprof_kit._instrument.ranges.backends import Backend, Range
 
 
 class Listener(Protocol):
-    """What is told where the program is."""
+    """Listener of ranges."""
 
     def entered(self, range_: Range) -> None:
         """A range has opened on the calling thread."""
 
     def left(self, range_: Range) -> None:
-        """It has closed."""
+        """A range has closed on the calling thread."""
 
 
 class Watch(Backend):
-    """Ranges for a listener, and for the backend that had them before.
+    """Sends ranges to a listener and to the previous backend.
 
-    It shares that backend's threads, so a range may be open when watching begins or ends.
+    It shares the previous backend's per-thread state, so ranges may be open when it is attached or detached.
 
     Args:
-        listener: What is told.
+        listener: The listener.
 
     Attributes:
-        attached: Whether it is to be told.
+        attached: Whether the listener is attached.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -44,17 +44,17 @@ class Watch(Backend):
         self.pop = self._pop
 
     def attach(self) -> None:
-        """Begin: annotated models come alive, except under ``NVPROF_KIT=off``."""
+        """Start notifying, and install all annotations, except under ``NVPROF_KIT=off``."""
         self.attached = True
         state.activate(self)
 
     def detach(self) -> None:
-        """Give the ranges back to whoever had them."""
+        """Stop notifying, and restore the previous backend."""
         self.attached = False
         state.restore(self, self._before)
 
     def pusher(self, range_: Range) -> Callable[[], None]:
-        """A push that the backend before sees too."""
+        """A push that also pushes in the previous backend."""
         return partial(self._push, range_, None if self._before is None else self._before.pusher(range_))
 
     def _push(self, range_: Range, pass_on: Callable[[], None] | None) -> None:
@@ -74,15 +74,15 @@ class Watch(Backend):
             self._before.pop()
 
     def start(self, range_: Range) -> object:
-        """Start a range; only the backend before is told."""
+        """Start a range in the previous backend only."""
         return None if self._before is None else self._before.start(range_)
 
     def end(self, started: Any) -> None:
-        """End it."""
+        """End a started range in the previous backend."""
         if self._before is not None:
             self._before.end(started)
 
     def mark(self, range_: Range) -> None:
-        """Set a mark; only the backend before is told."""
+        """Emit a mark in the previous backend only."""
         if self._before is not None:
             self._before.mark(range_)

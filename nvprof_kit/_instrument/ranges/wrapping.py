@@ -1,7 +1,7 @@
-"""Wrappers of functions with almost no overhead while no ranges are emitted, and with the wrapped function's metadata.
+"""Wraps functions with almost no overhead while no ranges are emitted, and preserves their metadata.
 
-A wrapper that takes ``*args, **kwargs`` costs more than the check it is there for. So each function gets a forwarder
-compiled with the function's own parameters, which reads one global and calls the function.
+A wrapper with ``*args, **kwargs`` costs more than the check whether ranges are emitted. So each function gets a
+forwarder compiled with the function's own parameters, which reads one global and calls the function.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ F = TypeVar("F")
 
 
 class Runs(AbstractContextManager[Any], Protocol):
-    """A context manager that can also call a function inside itself (`scope.Scope`)."""
+    """A context manager that can also call a function inside its context (`scope.Scope`)."""
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function inside the context."""
 
 
 ScopeOf = Callable[..., Runs]
-"""Gives the scope of one call from the call's arguments."""
+"""Returns the scope of a call from the call's arguments."""
 
 
 class Always:
-    """The same scope for each call."""
+    """Returns the same scope for each call."""
 
     def __init__(self, scope: Block) -> None:
         self.scope = scope
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
-        """The scope of a call."""
+        """Return the scope."""
         return self.scope
 
 
@@ -48,10 +48,10 @@ def wrap(function: F, scope_of: ScopeOf) -> F:
     Args:
         function: A function, coroutine function, generator function or asynchronous generator function, or a
             ``staticmethod`` or ``classmethod`` of one.
-        scope_of: Gives the scope of a call from its arguments.
+        scope_of: Returns the scope of a call from its arguments.
 
     Returns:
-        The wrapper: same name, signature, kind and pickle; the function itself under ``NVPROF_KIT=off``.
+        The wrapper, with the same name, signature, kind and pickle; under ``NVPROF_KIT=off``, the function itself.
     """
     if isinstance(function, (staticmethod, classmethod)):
         return cast(F, type(function)(wrap(function.__func__, scope_of)))
@@ -102,7 +102,7 @@ def _any(*args: Any, **kwargs: Any) -> None: ...
 
 
 def _source(signature: inspect.Signature) -> tuple[str, str]:
-    """Source of the parameters of a signature and of the arguments that hand them on; defaults are put in later."""
+    """Source of a signature's parameters and of the arguments that forward them; defaults are inserted later."""
     parameters: list[str] = []
     arguments: list[str] = []
     last = None
@@ -138,7 +138,7 @@ def _resuming(call: Callable[..., Any], scope_of: ScopeOf, resumes: Callable[...
 
 
 def _resumes(inner: Generator[Any, Any, Any], scope: Runs) -> Generator[Any, Any, Any]:
-    """Run a generator (or a coroutine) with each of its resumes inside the scope: ``yield from`` written out."""
+    """Run a generator or coroutine with each resume inside the scope, like ``yield from``."""
     resume, value = inner.send, None
     while True:
         try:

@@ -1,1 +1,1 @@
-"""Results for other programs: csv, json, md, parquet, Perfetto."""
+"""Export formats: CSV, JSON, Markdown, Parquet, Perfetto."""

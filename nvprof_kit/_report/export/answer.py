@@ -1,4 +1,4 @@
-"""A json answer: rows with the name and version of their schema, warnings, and what is unknown or left out."""
+"""JSON answers: rows with the name and version of their schema, warnings, missing values and omitted rows."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 def json_answer(
     schema: str, table: pd.DataFrame, warnings: Sequence[str], sources: Sequence[str], select: Selection
 ) -> bytes:
-    """A table as a json answer; the rows stand in a line each.
+    """A table as a JSON answer, one row per line.
 
     Args:
-        schema: Name of its schema, of `nvprof_kit._report.export.schemas.TABLES`.
-        table: Its rows.
+        schema: Name of the schema, one of `nvprof_kit._report.export.schemas.TABLES`.
+        table: The rows.
         warnings: What may be missing or distorted.
-        sources: The files that it was made of.
-        select: How many rows, or bytes, it may have.
+        sources: The input files.
+        select: The limit on rows or bytes.
     """
     found = bounded(table, select)
     texts = [as_json(row) for row in records(found.rows)]
@@ -59,7 +59,7 @@ def _written(schema: str, found: Bounded, texts: Sequence[str], facts: Mapping[s
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as objects: plain numbers, what is missing None."""
+    """Rows as dictionaries with plain numbers; missing values are None."""
     plain = table.astype(object).where(table.notna(), None)
     rows: list[dict[str, Any]] = plain.to_dict("records")
     return [{str(name): _plain(value) for name, value in row.items()} for row in rows]

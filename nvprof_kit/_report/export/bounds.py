@@ -1,4 +1,4 @@
-"""Which rows a bound on an answer leaves."""
+"""Limits the number of rows in an answer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _COSTS = (
     "gpu_self_ns", "gpu_busy_ns", "gpu_ns", "busy_ns", "gpu_total_ns", "wall_ns", "idle_ns", "saves_ns", "wait_ns",
     "saved_ns", "ns", "new_ns", "excess_ns", "bytes", "peak_bytes", "cuda_total_ns", "cpu_total_ns",
 )  # fmt: skip
-"""What tells the costliest rows of a table: the first of these columns that it has."""
+"""Columns that rank rows by cost; the first one in the table is used."""
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """Rows of which a bound may have left some out.
+    """Rows after a limit.
 
     Attributes:
-        rows: The rows that are left.
-        all_rows: How many there were.
+        rows: The kept rows.
+        all_rows: Number of rows before the limit.
         bound: ``max_rows`` or ``budget``.
-        kept: Which rows are left.
+        kept: Positions of the kept rows.
     """
 
     rows: pd.DataFrame
@@ -35,31 +35,31 @@ class Bounded:
 
     @property
     def left_out(self) -> int:
-        """Rows that are not there."""
+        """Number of omitted rows."""
         return self.all_rows - len(self.rows)
 
     @property
     def truncated(self) -> dict[str, Any] | None:
-        """What was left out; None where nothing was."""
+        """What was omitted; None if nothing."""
         if not self.left_out:
             return None
         return {"rows_left_out": self.left_out, "rows": self.all_rows, "bound": self.bound, "kept": self.kept}
 
     @property
     def sentence(self) -> str:
-        """The same for a person."""
+        """The same as a sentence."""
         option = self.bound.replace("_", "-")
         return f"{self.left_out:,} of {self.all_rows:,} rows are left out (--{option}); here are {self.kept}"
 
 
 def bounded(table: pd.DataFrame, select: Selection, rows: int | None = None, bound: str = "max_rows") -> Bounded:
-    """The rows that a bound leaves: the costliest, in their order; the first of rows that were sorted.
+    """Apply a limit: keep the costliest rows in their order, or the first rows if they are sorted.
 
     Args:
         table: All rows.
-        select: The bound, and whether the rows were sorted.
-        rows: How many to leave, in place of `Selection.max_rows`.
-        bound: What bounds them.
+        select: The limit, and whether the rows are sorted.
+        rows: Number of rows to keep, instead of `Selection.max_rows`.
+        bound: Name of the limit.
     """
     most = select.max_rows if rows is None else rows
     if most is None or len(table) <= most:

@@ -1,7 +1,7 @@
-"""GPU time as stacks, for viewers of flame graphs: pprof's ``profile.proto``, and folded lines.
+"""GPU time as stacks for flame graphs: pprof's ``profile.proto``, and folded stacks.
 
-``go tool pprof``, Pyroscope, Speedscope and Perfetto read the first; ``flamegraph.pl``, inferno and Speedscope the
-second. The numbers of the fields are those of ``proto/profile.proto`` in pprof's sources.
+``go tool pprof``, Pyroscope, Speedscope and Perfetto read the former; ``flamegraph.pl``, inferno and Speedscope the
+latter. Field numbers are from ``proto/profile.proto`` of pprof.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Row(NamedTuple):
 
 
 class _Profile:
-    """A profile as it grows: the strings and the frames that it holds already."""
+    """A profile under construction, with its string and location tables."""
 
     def __init__(self) -> None:
         self._strings: dict[str, int] = {"": 0}
@@ -42,19 +42,19 @@ class _Profile:
         self.fields: list[bytes] = []
 
     def string(self, text: str) -> int:
-        """The index of a string."""
+        """Index of a string; adds the string if needed."""
         return self._strings.setdefault(text, len(self._strings))
 
     def add(self, field: int, content: bytes | int) -> None:
-        """A field of the profile."""
+        """Append a field to the profile."""
         self.fields.append(wire.number(field, content) if isinstance(content, int) else wire.text(field, content))
 
     def location(self, name: str, where: str) -> int:
-        """The id of a frame.
+        """Id of a frame; adds the frame if needed.
 
         Args:
-            name: What it is called: modules of one name are one function, as are the calls of one kernel.
-            where: The path of the module that it is; it stands where a function has its file.
+            name: Name of the function: modules with the same name are one function, as are calls of the same kernel.
+            where: Path of the module, used as the function's file name.
         """
         key = name, where
         if key not in self._places:
@@ -65,22 +65,22 @@ class _Profile:
         return self._places[key]
 
     def encoded(self) -> bytes:
-        """The whole message."""
+        """The encoded message."""
         return b"".join([*self.fields, *(wire.text(_STRING, one) for one in self._strings)])
 
 
 def pprof(rows: pd.DataFrame, info: CaptureInfo, length_ns: int) -> bytes:
-    """The stacks as a packed profile, each with GPU time and number of operations; labels tell layer, phase, class.
+    """The stacks as a gzipped profile with GPU time and number of operations; labels give layer, phase and class.
 
     Args:
-        rows: What `nvprof_kit._analysis.stacks.stacks` gives.
-        info: What the capture says of itself.
-        length_ns: How long the program was watched.
+        rows: Result of `nvprof_kit._analysis.stacks.stacks`.
+        info: Information about the capture.
+        length_ns: Duration of the capture.
     """
     profile = _Profile()
     for kind, unit in _VALUES:
         profile.add(_SAMPLE_TYPE, wire.number(1, profile.string(kind)) + wire.number(2, profile.string(unit)))
-    named = wire.number(5, profile.string(Path(info.path).name)) + wire.number(7, 1)  # no need to look for its symbols
+    named = wire.number(5, profile.string(Path(info.path).name)) + wire.number(7, 1)  # has_functions: pprof need not look for symbols
     profile.add(_MAPPING, wire.number(1, 1) + named)
     for row in _rows(rows):
         stack = frames(row.layer, row.phase, row.kernel)
@@ -105,7 +105,7 @@ def pprof(rows: pd.DataFrame, info: CaptureInfo, length_ns: int) -> bytes:
 
 
 def folded(rows: pd.DataFrame) -> bytes:
-    """The stacks as lines: frames from the root by semicolons, a space, GPU time in ns."""
+    """The stacks as lines: frames from the root separated by semicolons, a space, GPU time in ns."""
     lines = [
         f"{';'.join(_plain(one) for one in frames(row.layer, row.phase, row.kernel))} {row.gpu_self_ns}\n"
         for row in _rows(rows)
@@ -118,5 +118,5 @@ def _rows(rows: pd.DataFrame) -> list[_Row]:
 
 
 def _plain(frame: str) -> str:
-    """A frame without what ends one."""
+    """A frame without separator characters."""
     return " ".join(frame.replace(";", ":").split())

@@ -1,4 +1,4 @@
-"""The forms of an export, told by what the file's name ends in."""
+"""Export formats, selected by file suffix."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ BY_SUFFIX: Mapping[str, str] = MappingProxyType(
         ".folded": "folded",
     }
 )
-"""Forms by suffix, the longer suffix before the shorter."""
+"""Formats by suffix, longer suffixes first."""
 
 STACKS = ("pprof", "folded")
-"""The forms that are no trace."""
+"""Formats that are profiles, not traces."""
 
 
 def form_of(path: Path) -> str:
-    """The form that a file's name asks for.
+    """The format for a file name.
 
     Raises:
-        UsageError: It asks for none.
+        UsageError: The suffix is unknown.
     """
     for suffix, form in BY_SUFFIX.items():
         if path.name.lower().endswith(suffix):
@@ -46,12 +46,12 @@ def form_of(path: Path) -> str:
 
 
 def suffixes_of(form: str) -> tuple[str, ...]:
-    """What the name of a file of this form may end in."""
+    """The file suffixes of a format."""
     return tuple(suffix for suffix, one in BY_SUFFIX.items() if one == form)
 
 
 def packed(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """What gzip makes of some pieces, with no time in it."""
+    """Gzip chunks of bytes, without a timestamp."""
     packer = zlib.compressobj(2, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     for piece in pieces:
         yield packer.compress(piece)
@@ -65,4 +65,4 @@ def _packed_events(shown: Timeline, info: CaptureInfo) -> Iterator[bytes]:
 TRACES: Mapping[str, Callable[[Timeline, CaptureInfo], Iterator[bytes]]] = MappingProxyType(
     {"json.gz": _packed_events, "json": trace_events, "pftrace": perfetto_packets}
 )
-"""What writes each form of a trace, piece by piece."""
+"""The writer of each trace format; yields chunks."""

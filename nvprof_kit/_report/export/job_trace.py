@@ -1,4 +1,4 @@
-"""A trace of several ranks on one clock: each rank's GPUs and processes beside the others'."""
+"""A trace of several ranks on a common clock, with the GPUs and processes of each rank."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.timeline import Timeline
 
 _APART = 100_000
-"""Numbers of one rank's processes before those of the next, and ten times as many of tracks."""
+"""Distance between the process numbers of two ranks; ten times as much for tracks."""
 
 
 @dataclass(frozen=True)
 class RankClock:
-    """A rank, and what brings its times to the common clock.
+    """A rank and the conversion of its times to the common clock.
 
     Attributes:
         rank: The rank.
-        offset_ns: What is added to its times at `at_ns`; None where it is not known, which the trace says.
-        drift: How much more is added for each nanosecond after that.
-        at_ns: A moment on its own clock.
+        offset_ns: Offset to add to its times at `at_ns`; None if unknown, which the trace then says.
+        drift: Additional offset per nanosecond after `at_ns`.
+        at_ns: Reference time on the rank's clock.
     """
 
     rank: int
@@ -38,24 +38,24 @@ class RankClock:
     at_ns: int = 0
 
     def __call__(self, moments: Int64Array) -> Int64Array:
-        """Moments of the rank on the common clock."""
+        """Convert times of the rank to the common clock."""
         moved: Int64Array = moments + (self.offset_ns or 0)
         return moved if not self.drift else moved + np.round(self.drift * (moments - self.at_ns)).astype(np.int64)
 
     @property
     def name(self) -> str:
-        """What its processes are called."""
+        """Name of the rank's processes."""
         return f"rank {self.rank}" if self.offset_ns is not None else f"rank {self.rank}, on a clock of its own"
 
 
 def job_trace(
     ranks: Iterable[tuple[RankClock, Callable[[], tuple[Timeline, CaptureInfo]]]], origin: int, form: str
 ) -> Iterator[bytes]:
-    """The trace, piece by piece; a rank is read when its turn comes.
+    """The trace in chunks; each rank is read when needed.
 
     Args:
-        ranks: The ranks in order, and what reads each.
-        origin: What times count from, on the common clock.
+        ranks: The ranks in order, each with a function that reads it.
+        origin: Time zero on the common clock.
         form: ``pftrace``, ``json`` or ``json.gz``.
     """
     named = list(ranks)

@@ -1,10 +1,10 @@
-"""A trace as Perfetto's own protocol buffers: what its UI and its trace processor read fastest.
+"""Traces in Perfetto's protocol buffer format, which its UI and trace processor read fastest.
 
-The file is a stream of packets, of which no more than a block is in memory. Tracks are described once; names,
-categories and texts are interned when they first stand; the packets of a block are written as rows of bytes and
-packed together, as Perfetto's own tracing service does (``compressed_packets``). Times are exact nanoseconds.
+The file is a stream of packets; only one block is in memory at a time. Tracks are described once. Names, categories and
+strings are interned at first use. The packets of a block are written as rows of a byte matrix and compressed together,
+as in Perfetto's tracing service (``compressed_packets``). Times are exact nanoseconds.
 
-The numbers of the fields are those of ``protos/perfetto/trace`` in Perfetto's sources.
+Field numbers are from ``protos/perfetto/trace`` of Perfetto.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ _CHROME, _COMPRESSED, _DESCRIPTOR = 5, 50, 60
 _CLEARED, _NEEDED = 1, 2
 _BEGIN, _END = 1, 2
 _CATEGORIES, _NAMES, _KEYS, _VALUES = 1, 2, 3, 29
-"""Fields of InternedData, and the spaces of their ids."""
+"""Fields of InternedData, each with its own ids."""
 
 _ONLY_SEQUENCE = wire.number(_SEQUENCE, 1)
 _LEVEL = 1
-"""Of zlib: the packets are mostly alike, and more costs more time than it saves bytes."""
+"""zlib level: the packets are similar, so higher levels cost more time than they save in size."""
 
 
 def perfetto_packets(shown: Timeline, info: CaptureInfo) -> Iterator[bytes]:
-    """The file from its head to its end, piece by piece.
+    """The file in chunks.
 
     Args:
-        shown: What ran, in the whole capture or in one step.
-        info: What the capture says of itself.
+        shown: The timeline of the whole capture or of one step.
+        info: Information about the capture.
     """
     said = {"capture": info.path, "tool": info.tool, "gpus": ", ".join(info.gpus), "warnings": "\n".join(info.warnings)}
     return packets([Part(tracks(shown, info), slices(shown))], said)
 
 
 def packets(parts: Iterable[Part], about: Mapping[str, str]) -> Iterator[bytes]:
-    """The same of several captures, one after the other.
+    """The file of several captures in chunks, one capture after the other.
 
     Args:
-        parts: The captures, whose processes and tracks have numbers of their own.
-        about: What the trace processor's table ``metadata`` says.
+        parts: The captures, with distinct process and track numbers.
+        about: Content of the trace processor's table ``metadata``.
     """
     head = [_ONLY_SEQUENCE + wire.number(_FLAGS, _CLEARED), *_about(about)]
     uuids: dict[tuple[int, int], int] = {}
@@ -67,7 +67,7 @@ def packets(parts: Iterable[Part], about: Mapping[str, str]) -> Iterator[bytes]:
 
 
 def _about(said: Mapping[str, str]) -> Iterator[bytes]:
-    """What the trace processor's table ``metadata`` says."""
+    """Packets for the trace processor's table ``metadata``."""
     bundle = b"".join(wire.text(2, wire.text(1, name) + wire.text(2, value)) for name, value in said.items() if value)
     yield wire.text(_CHROME, bundle)
 
@@ -82,17 +82,17 @@ def _described(one: Process | Track, uuid: int) -> bytes:
 
 
 def _uuids_of(block: Slices, uuids: dict[tuple[int, int], int]) -> Int64Array:
-    """The track of each slice; a block holds a few tracks' slices, mostly one behind the other."""
+    """The track of each slice; a block has few tracks, mostly in contiguous runs."""
     key = block.process << 32 | block.track
     known, which = np.unique(key, return_inverse=True)
     return np.array([uuids[one >> 32, one & 0xFFFFFFFF] for one in known.tolist()], dtype=np.int64)[which]
 
 
 def _packets(block: Slices, uuid: Int64Array, interned: _Interned) -> bytes:
-    """The packets that begin and end each slice, and before them one with the texts that are new.
+    """The packets that begin and end each slice, after a packet with new interned strings.
 
-    The end follows the beginning at once, though others may lie between them in time: the reader sorts packets by their
-    times and keeps their order where these are equal, as the order of the slices needs it.
+    Each end directly follows its begin, even if other slices lie between them in time: the reader sorts packets by time
+    and keeps the order of packets with equal times.
     """
     event = [
         *wire.numbers(11, uuid),
@@ -123,7 +123,7 @@ def _squeezed(packets: bytes) -> bytes:
 
 
 class _Interned:
-    """The texts that were written already, by the field of InternedData that holds them."""
+    """The strings interned so far, by field of InternedData."""
 
     def __init__(self) -> None:
         self._known: dict[int, dict[str, int]] = {}
@@ -131,15 +131,15 @@ class _Interned:
         self._new: list[bytes] = []
 
     def ids(self, field: int, texts: tuple[str, ...]) -> Int64Array:
-        """The ids of some texts; those that are new are kept for `news`."""
+        """The ids of strings; new strings are queued for `news`."""
         column = field, id(texts)
         if column not in self._columns:
             found = np.array([self.id(field, one) for one in texts], dtype=np.int64)
-            self._columns[column] = texts, found  # the texts too, so that nothing else takes their id
+            self._columns[column] = texts, found  # keeps the strings alive, so that their `id` is not reused
         return self._columns[column][1]
 
     def id(self, field: int, value: str) -> int:
-        """The id of a text, kept for `news` where it is new."""
+        """The id of a string; a new string is queued for `news`."""
         known = self._known.setdefault(field, {})
         if value not in known:
             known[value] = len(known) + 1
@@ -147,7 +147,7 @@ class _Interned:
         return known[value]
 
     def news(self) -> bytes:
-        """A packet with what is new since the last, nothing where nothing is."""
+        """A packet with the strings added since the last call; empty if there are none."""
         new, self._new = self._new, []
         if not new:
             return b""

@@ -1,7 +1,7 @@
-"""What a json answer of each verb looks like: JSON Schemas, made from the definitions of the tables' columns.
+"""JSON Schemas of the JSON answers, generated from the definitions of the tables' columns.
 
-They are published in the package, `nvprof_kit/schemas/NAME.json`, as this module makes them; `make docs` writes them.
-A column that is added keeps a schema's version; one that goes, or changes its meaning or type, makes it greater.
+They are published in the package as `nvprof_kit/schemas/NAME.json`, written by `make docs`. Adding a column keeps the
+version of a schema; removing a column, or changing its meaning or type, increments it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from nvprof_kit._report.text.doctor import COLUMNS as DOCTOR
 Columns = Mapping[str, str]
 
 PREFIX = "nvprof-kit/"
-"""What the names of all schemas begin with."""
+"""Prefix of all schema names."""
 
 VERSION = 1
-"""Version of every schema that is in none of `VERSIONS`."""
+"""Version of schemas that are not in `VERSIONS`."""
 
 VERSIONS: Mapping[str, int] = MappingProxyType({})
-"""Versions of the others."""
+"""Versions of the other schemas."""
 
 ANY = "rows"
-"""Schema of a table that has none of its own."""
+"""Schema of tables without a schema of their own."""
 
 _STATISTICS: Columns = {
     "calls": "how often",
@@ -88,13 +88,13 @@ SUMMARIES: Mapping[str, Columns] = MappingProxyType(
         "user": {**_BY_STEP, "range": "the range's text", "category": "its category", **_STATISTICS},
     }
 )  # fmt: skip
-"""The columns of the views of ``summary``; a view has those that apply."""
+"""The columns of the views of ``summary``; each view has a subset."""
 
 FOLD: Columns = {
     "folded_into": "the equal blocks that it is one of, `model.layers.0-79`; '' where in none (only with `--fold`)",
     "unlike": "in what it differs from its equals, '' where in nothing (only with `--fold`)",
 }
-"""What `--fold` gives the rows of layers."""
+"""Columns that `--fold` adds to rows of layers."""
 
 TABLES: Mapping[str, Columns] = MappingProxyType(
     {
@@ -139,13 +139,13 @@ TABLES: Mapping[str, Columns] = MappingProxyType(
         ANY: {},
     }
 )  # fmt: skip
-"""The columns of the rows of each answer, by the schema's name."""
+"""The columns of each answer by schema name."""
 
 _MORE: Mapping[str, Columns] = MappingProxyType({"layers": split.COLUMNS})
-"""Columns of which the names hold a NAME that the capture tells."""
+"""Columns with a NAME from the capture in their names."""
 
 _OPEN = ("ncu-kernels", "timers-calls", ANY)
-"""Tables with further columns."""
+"""Tables with additional columns."""
 
 _BOOLEANS = {"launch_bound", "enough", "unlike"}
 _TEXTS = {
@@ -194,22 +194,22 @@ def kind_of(table: str, column: str) -> str:
 
 
 def unit_of(column: str) -> str | None:
-    """The unit that a column's name says; None for counts, shares of 1 and texts."""
+    """The unit in a column's name; None for counts, fractions and texts."""
     return next((unit for suffix, unit in _UNITS.items() if column.endswith(suffix)), None)
 
 
 def name_of(table: str) -> str:
-    """The name that an answer gives its schema."""
+    """The schema name in an answer."""
     return PREFIX + table
 
 
 def version_of(table: str) -> int:
-    """The version of a schema."""
+    """Version of a schema."""
     return VERSIONS.get(table, VERSION)
 
 
 def reasons(table: str, columns: Iterable[str]) -> dict[str, str]:
-    """Why these columns have missing values, each by what its definition says of that."""
+    """Why these columns have missing values, from their definitions."""
     return {column: _reason(TABLES.get(table, {}).get(column, ""), column) for column in columns}
 
 
@@ -231,7 +231,7 @@ def _property(table: str, column: str, meaning: str) -> dict[str, Any]:
 
 @cache
 def schema(table: str) -> dict[str, Any]:
-    """The JSON Schema of an answer whose rows are of a table, or of ``ranks``."""
+    """The JSON Schema of an answer with the rows of a table, or of ``ranks``."""
     made = _head(table)
     if table == "ranks":
         parts = {name.removeprefix("ranks-").replace("-", "_"): _rows(name) for name in TABLES if "ranks-" in name}
@@ -299,13 +299,13 @@ def _rows(table: str) -> dict[str, Any]:
 
 
 def published(table: str) -> dict[str, Any]:
-    """The schema as it lies in the package."""
+    """The schema as published in the package."""
     text = (files("nvprof_kit") / "schemas" / f"{table}.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
 
 
 def texts() -> dict[str, str]:
-    """What the files in the package hold, by their names."""
+    """The contents of the schema files by name."""
     names = [*TABLES, "ranks"]
     return {f"{name}.json": json.dumps(schema(name), indent=1, ensure_ascii=False) + "\n" for name in names}

@@ -1,4 +1,4 @@
-"""A table as data: csv, json, md or parquet, with the columns and units it has in Python."""
+"""Tables as CSV, JSON, Markdown or Parquet, with the same columns and units as in Python."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _CONTROL = re.compile("[\x7f-\x9f]")
 
 
 def encode(table: pd.DataFrame, data_format: str) -> bytes:
-    """A table in one of `FORMATS`.
+    """Encode a table in one of `FORMATS`, in UTF-8.
 
-    csv and json write integers as integers, fractions with all their digits, and a missing value as nothing and
-    ``null``. json is a list with an object per row, as `nvprof_kit._report.export.answer` has them. Text is UTF-8.
+    CSV and JSON write integers as integers, floats with all digits, and missing values as empty or ``null``. JSON is a
+    list of objects, one per row, as in `nvprof_kit._report.export.answer`.
     """
     return FORMATS[data_format](table)
 
 
 def with_capture(tables: Iterable[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
-    """The tables of several captures under one another, with a first column ``capture`` that tells them apart."""
+    """Concatenate the tables of several captures, with a first column ``capture``."""
     import pandas as pd
 
     labelled = [table.assign(capture=name)[["capture", *table.columns]] for name, table in tables]
@@ -37,7 +37,7 @@ def with_capture(tables: Iterable[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
 
 
 def quoted(warnings: Iterable[str]) -> bytes:
-    """Warnings as they stand below a table of markdown."""
+    """Warnings as a block quote below a Markdown table."""
     return "".join(f"\n> {_cell(warning)}\n" for warning in warnings).encode()
 
 
@@ -46,7 +46,7 @@ def _csv(table: pd.DataFrame) -> bytes:
 
 
 def _mapped(table: pd.DataFrame, write: Callable[[str], str]) -> pd.DataFrame:
-    """The table with every text as it may be written; numbers and missing values stay."""
+    """Apply a function to all texts in a table; numbers and missing values are unchanged."""
     texts = [str(name) for name in table if table[name].dtype.kind not in "iufbmM"]
     written = {name: table[name].astype(object).map(lambda one: write(one) if isinstance(one, str) else one)
                for name in texts}  # fmt: skip
@@ -60,12 +60,12 @@ def _json(table: pd.DataFrame) -> bytes:
 
 
 def as_json(value: object, indent: int | None = None) -> str:
-    """A value as JSON, in one line unless it is to be indented, without a character that a terminal obeys."""
+    """A value as JSON, in one line unless ``indent`` is given, without terminal control characters."""
     return _CONTROL.sub(_escaped, json.dumps(value, ensure_ascii=False, indent=indent))
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """A control character beyond ASCII, which JSON lets stand and some terminals obey."""
+    """Escape a non-ASCII control character, which JSON permits but some terminals interpret."""
     return f"\\u{ord(found.group()):04x}"
 
 
@@ -94,4 +94,4 @@ def _parquet(table: pd.DataFrame) -> bytes:
 FORMATS: Mapping[str, Callable[[pd.DataFrame], bytes]] = MappingProxyType(
     {"csv": _csv, "json": _json, "md": _markdown, "parquet": _parquet}
 )
-"""The data formats, each by the suffix of its files."""
+"""The data formats by file suffix."""

@@ -1,8 +1,7 @@
-"""A trace as JSON of the Trace Event Format, which the Perfetto UI and chrome://tracing open.
+"""Traces in the JSON Trace Event Format, for the Perfetto UI and chrome://tracing.
 
-Times are microseconds since the trace's first event, with three decimals: exact nanoseconds. Every operation also
-carries its length in whole nanoseconds, its layer, phase and step as arguments, so that a query gives our tables'
-numbers.
+Times are microseconds since the first event with three decimals, so exact nanoseconds. Each operation also has its
+duration in nanoseconds, layer, phase and step as arguments, so that queries give the same numbers as our tables.
 """
 
 from __future__ import annotations
@@ -22,31 +21,31 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.timeline import Timeline
 
 _Part = Any
-"""A text that every line has, or an array with a text for each."""
+"""A string for all lines, or an array with one per line."""
 
 _Quoted = dict[int, tuple[tuple[str, ...], pa.Array]]
 
 
 def trace_events(shown: Timeline, info: CaptureInfo) -> Iterator[bytes]:
-    """The file from its head to its end, piece by piece.
+    """The file in chunks.
 
     Args:
-        shown: What ran, in the whole capture or in one step.
-        info: What the capture says of itself.
+        shown: The timeline of the whole capture or of one step.
+        info: Information about the capture.
     """
     about = {"capture": info.path, "tool": info.tool, "gpus": list(info.gpus), "warnings": list(info.warnings)}
     return events([Part(tracks(shown, info), slices(shown))], about)
 
 
 def events(parts: Iterable[Part], about: Mapping[str, Any]) -> Iterator[bytes]:
-    """The same of several captures, one after the other.
+    """The file of several captures in chunks, one capture after the other.
 
     Args:
-        parts: The captures, whose processes and tracks have numbers of their own.
-        about: What the trace says of itself.
+        parts: The captures, with distinct process and track numbers.
+        about: Metadata of the trace.
     """
     yield f'{{"displayTimeUnit":"ns","otherData":{_quoted(about)},"traceEvents":[\n'.encode()
-    known: _Quoted = {}  # each distinct text is quoted once
+    known: _Quoted = {}  # caches each quoted text
     before = ""
     for part in parts:
         named = [event for one in part.tracks for event in _named(one)]
@@ -58,7 +57,7 @@ def events(parts: Iterable[Part], about: Mapping[str, Any]) -> Iterator[bytes]:
 
 
 def _named(one: Process | Track) -> Iterator[dict[str, Any]]:
-    """The events that name a process or a track, and say where it stands."""
+    """Metadata events with the name and sort order of a process or track."""
     what, tid, order = ("process", 0, one.order) if isinstance(one, Process) else ("thread", one.tid, one.tid)
     place = {"pid": one.pid, "tid": tid}
     yield {"ph": "M", "name": f"{what}_name", **place, "args": {"name": one.name}}
@@ -66,7 +65,7 @@ def _named(one: Process | Track) -> Iterator[dict[str, Any]]:
 
 
 def _lines(block: Slices, known: _Quoted) -> bytes:
-    """A complete event for each slice, a line each, each behind a comma."""
+    """A complete event for each slice, one per line, each after a comma."""
     args: list[_Part] = []
     for name, values in block.args.items():
         args += [f'{"," if args else ""}"{name}":', _texts(values, known) if isinstance(values, Labels)
@@ -76,7 +75,7 @@ def _lines(block: Slices, known: _Quoted) -> bytes:
         *_microseconds(block.start_ns), ',"dur":', *_microseconds(block.end_ns - block.start_ns), ',"pid":',
         _number(block.process), ',"tid":', _number(block.track), ',"args":{', *args, "}}",
     )  # fmt: skip
-    # the array's texts stand one behind the other in one buffer: no Python string for each
+    # the array stores all texts in one buffer, so no Python string per line is needed
     return bytes(lines.buffers()[2])
 
 
@@ -89,7 +88,7 @@ def _number(values: Any) -> pa.Array:
 
 
 def _microseconds(ns: Int64Array) -> tuple[pa.Array, str, pa.Array]:
-    """Nanoseconds as microseconds with three decimals, without a detour by floating point."""
+    """Nanoseconds as microseconds with three decimals, without floating point."""
     return _number(ns // 1000), ".", _THOUSANDTHS.take(pa.array(ns % 1000))
 
 
@@ -99,11 +98,11 @@ _THOUSANDTHS = pa.array([f"{value:03}" for value in range(1000)])
 def _texts(labels: Labels, known: _Quoted) -> pa.Array:
     """Texts as JSON strings."""
     key = id(labels.texts)
-    if key not in known:  # with the texts, so that nothing else takes their id
+    if key not in known:  # keeps the texts alive, so that their `id` is not reused
         known[key] = labels.texts, pa.array([_quoted(text) for text in labels.texts], pa.string())
     return known[key][1].take(pa.array(labels.codes))
 
 
 def _quoted(value: Any) -> str:
-    """JSON with its letters as they are: Perfetto shows an escaped one escaped. Half a letter becomes ``?``."""
+    """JSON without escaping non-ASCII letters, because Perfetto shows escapes as is. Lone surrogates become ``?``."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()

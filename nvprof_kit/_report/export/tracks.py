@@ -1,8 +1,8 @@
-"""What an exported trace shows, whatever its form: processes, tracks, and the slices on them.
+"""Content of an exported trace in any format: processes, tracks and slices.
 
-Each GPU is a process whose tracks are its idle gaps and, for every stream, steps and phases, layers, and operations;
-each process of the program is one whose tracks are its threads' ranges. Slices of a track nest and never overlap, and
-of two that begin together the outer one comes first.
+Each GPU is a process with tracks for idle gaps and, per stream, for steps and phases, layers, and operations. Each
+process of the program is a process with a track per thread for its ranges. Slices of a track nest and never partially
+overlap; of two that begin together, the outer one comes first.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Int64Array = npt.NDArray[np.int64]
 
 _BLOCK = 1 << 16
 _CPU = 1000
-"""Ids of the CPU's processes begin here, those of the GPUs at 1."""
+"""First id of CPU processes; ids of GPUs start at 1."""
 
 
 class Process(NamedTuple):
-    """A process of the trace, and its place among them."""
+    """A process of the trace and its sort order."""
 
     pid: int
     order: int
@@ -37,7 +37,7 @@ class Process(NamedTuple):
 
 
 class Track(NamedTuple):
-    """A track of a process; tracks stand by their numbers."""
+    """A track of a process; tracks are sorted by number."""
 
     pid: int
     tid: int
@@ -45,7 +45,7 @@ class Track(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """A text for each slice: an index into the distinct texts, which all blocks of a column share."""
+    """A text for each slice: indices into distinct texts, shared by all blocks of a column."""
 
     codes: npt.NDArray[np.integer[Any]]
     texts: tuple[str, ...]
@@ -55,11 +55,11 @@ class Slices(NamedTuple):
     """A block of slices of one category.
 
     Attributes:
-        category: Of all of them.
-        names: What each is called.
-        process, track: Where each goes.
-        start_ns, end_ns: When each ran, in ns since the trace's first event.
-        args: What else is known of each, texts or whole numbers.
+        category: Category of all slices.
+        names: Name of each slice.
+        process, track: Position of each slice.
+        start_ns, end_ns: Time of each slice in ns since the trace's first event.
+        args: Arguments of each slice, texts or integers.
     """
 
     category: str
@@ -72,7 +72,7 @@ class Slices(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A capture in a trace: its processes and tracks, and what is on them."""
+    """A capture in a trace: its processes and tracks, and their slices."""
 
     tracks: Iterable[Process | Track]
     slices: Iterable[Slices]
@@ -82,7 +82,7 @@ class Part(NamedTuple):
 
 
 def tracks(shown: Timeline, info: CaptureInfo) -> Iterator[Process | Track]:
-    """The names and the order of processes and tracks."""
+    """The processes and tracks with their names and order."""
     for place, device in enumerate(_devices(shown)):
         name = f"GPU {device} {info.gpu_name(device)}".strip() if info.on_gpu else "CPU operators"
         yield Process(place + 1, place, name)
@@ -112,7 +112,7 @@ def _threads(shown: Timeline) -> list[tuple[int, int]]:
 
 
 def _lane_track(lane: Any) -> Any:
-    """The first of a lane's three tracks, or of many lanes'."""
+    """The first of the three tracks of one or many lanes."""
     return 10 + 3 * lane
 
 
@@ -126,12 +126,12 @@ def _thread_track(place: int) -> int:
 def slices(
     shown: Timeline, moved: Callable[[Slices], Slices] | None = None, origin: int | None = None
 ) -> Iterator[Slices]:
-    """Every slice, block by block, so that no more than one block's form is in memory.
+    """All slices, block by block, to limit memory.
 
     Args:
-        shown: What ran.
-        moved: What puts slices elsewhere, and on another clock.
-        origin: What times count from; the first event's by default.
+        shown: The timeline.
+        moved: Moves slices to other tracks or to another clock.
+        origin: Time zero; the first event's time by default.
     """
     origin = _origin(shown) if origin is None else origin
     for kind in _kinds(shown):
@@ -165,7 +165,7 @@ def _origin(shown: Timeline) -> int:
 
 
 def _kinds(shown: Timeline) -> Iterator[Slices]:
-    """All slices of one kind at a time, with times as the capture counts them."""
+    """All slices of one kind at a time, with the capture's times."""
     yield _idle(shown)
     for runs, category in _runs(shown):
         yield _on_lane(shown, runs, _labels(runs["text"]), category, {"step": _numbers(runs["step"])})

@@ -189,7 +189,7 @@ int end(Block *self, PyObject *outputs) {
     return done;
 }
 
-/* Begin a call with these arguments; 1 if ranges are emitted. */
+/* Begin a call with these arguments; returns 1 if ranges are emitted. */
 int begin(Block *self, PyObject *const *values, Py_ssize_t count, PyObject *more) {
     Place place;
     if (now.backend == NULL) {

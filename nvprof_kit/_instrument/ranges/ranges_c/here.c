@@ -51,7 +51,7 @@ static int Here_clear(Here *self) {
 
 static void Here_dealloc(Here *self) {
     PyObject_GC_UnTrack(self);
-    freed++; /* before anything that may run Python */
+    freed++; /* before any call that may run Python code */
     Here_clear(self);
     Py_CLEAR(self->at);
     PyMem_Free(self->open);

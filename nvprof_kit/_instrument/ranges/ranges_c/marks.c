@@ -40,7 +40,7 @@ static int is_given(const Frame *self, PyObject *node) {
     return given;
 }
 
-/* Nodes by identity, as a Python node class may define any equality; held, so that identities stay unique. */
+/* Nodes by identity, because a Python node class may define equality; referenced, so that identities stay unique. */
 PyObject *by_identity(PyObject *nodes) {
     PyObject *found = PyDict_New();
     for (Py_ssize_t index = 0; found != NULL && index < PyList_GET_SIZE(nodes); index++) {

@@ -1,10 +1,10 @@
-/* The module: what ranges.py takes from it. */
+/* The extension module, imported by ranges.py. */
 #include "ranges.h"
 
 struct Now now;
 struct Names names;
 
-/* Whether it is a threading.local. */
+/* Whether an object is a threading.local. */
 static int is_local(PyObject *thread) {
     PyObject *threads = PyImport_ImportModule("_thread");
     PyObject *type = threads == NULL ? NULL : PyObject_GetAttrString(threads, "_local");

@@ -31,7 +31,7 @@ static int add_tensor(PyObject *tensor, PyObject **nodes) {
     return done;
 }
 
-/* Maximum nesting depth of tuples handled here; deeper ones, which may share parts, are left to tensors.py. */
+/* Maximum nesting depth of tuples handled here; deeper ones, which may share elements, are left to tensors.py. */
 #define DEEPEST 3
 
 static int add_nodes_in(PyObject *value, PyObject **nodes, int depth) {

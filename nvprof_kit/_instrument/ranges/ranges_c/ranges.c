@@ -1,7 +1,7 @@
 /* One range: its attributes are built once, and it can be opened many times. */
 #include "ranges.h"
 
-/* A text that can be encoded: see names.encodable. */
+/* The text with characters that UTF-8 cannot encode replaced: see names.encodable. */
 static PyObject *encodable(PyObject *text) {
     if (!PyUnicode_Check(text) || PyUnicode_IS_ASCII(text)) {
         return Py_NewRef(text);

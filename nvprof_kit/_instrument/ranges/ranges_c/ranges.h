@@ -21,7 +21,7 @@
 #define MEMBER(type, name, flags) {#name, T_OBJECT, offsetof(type, name), flags, NULL}
 
 /* module.c: the current receiver of ranges, or NULL; `local`: each thread sets its own `thread.here`; `serial`: counts
- * the changes of the receiver. And names of attributes. */
+ * changes of the receiver. Also names of attributes. */
 extern struct Now {
     PyObject *backend, *thread, *pop;
     bool local;
@@ -34,7 +34,7 @@ extern struct Names {
 } names;
 
 /* answers.c: functions about the calling thread, and what following the backward pass needs, which is NULL
- * until there is a torch. */
+ * until torch is loaded. */
 extern struct Answers {
     PyObject *task, *grad, *sequence;
     PyObject *begin_task, *grad_nodes, *plain;
@@ -52,7 +52,7 @@ typedef struct {
 
 Raised put_by(void);
 void put_back(Raised raised); /* replaces an error raised since, if one was saved */
-int called(PyObject *result); /* drop the result of a call */
+int called(PyObject *result); /* drop the result of a call; -1 if it is NULL */
 PyObject *call_held(PyObject *function); /* call a function that may be replaced during the call */
 PyObject *call_held_with(PyObject *function, PyObject *argument);
 
@@ -127,7 +127,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *range, *recompute, *backward, *owner; /* owner is NULL for the block itself, which would hold itself */
+    PyObject *range, *recompute, *backward, *owner; /* owner is NULL for the block itself, to avoid a cycle */
 } Block;
 
 extern PyTypeObject RangeType, BlockType, RangedType;
