@@ -80,7 +80,7 @@ def pprof(rows: pd.DataFrame, info: CaptureInfo, length_ns: int) -> bytes:
     profile = _Profile()
     for kind, unit in _VALUES:
         profile.add(_SAMPLE_TYPE, wire.number(1, profile.string(kind)) + wire.number(2, profile.string(unit)))
-    named = wire.number(5, profile.string(Path(info.path).name)) + wire.number(7, 1)  # has_functions: pprof need not look for symbols
+    named = wire.number(5, profile.string(Path(info.path).name)) + wire.number(7, 1)  # has_functions: no symbol lookup
     profile.add(_MAPPING, wire.number(1, 1) + named)
     for row in _rows(rows):
         stack = frames(row.layer, row.phase, row.kernel)

@@ -1,4 +1,4 @@
-"""What the page shows of a capture, as plain data: no markup in it, and every time a whole number of nanoseconds."""
+"""The data on the page of a capture, without markup; all times are integers in nanoseconds."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClassTimes:
-    """Time by class of kernel.
+    """Time by kernel class.
 
     Attributes:
-        gpu_ns: The classes that took time, with it in ns; the costliest first.
-        warnings: That some kernels matched no rule.
+        gpu_ns: GPU time in ns by class, the costliest first.
+        warnings: A warning if some kernels match no rule.
     """
 
     gpu_ns: dict[str, int]
@@ -60,11 +60,11 @@ class ClassTimes:
 
 
 def class_times(operations: Operations, counted: npt.NDArray[np.bool_] | None = None) -> ClassTimes | None:
-    """Time by class of kernel; None where the capture has no kernels.
+    """Time by kernel class; None if the capture has no kernels.
 
     Args:
         operations: The operations.
-        counted: Which of them count, all by default.
+        counted: Which operations count; all by default.
     """
     trace = operations.trace
     if not trace.info.on_gpu:
@@ -78,7 +78,7 @@ def class_times(operations: Operations, counted: npt.NDArray[np.bool_] | None = 
 
 
 def class_bars(times: ClassTimes | None, steps: int) -> list[dict[str, Any]]:
-    """A row of the page for each class: name, time per step, percent, and width of its bar in percent."""
+    """A row for each class: name, time per step, percent, and bar width in percent."""
     if times is None or not times.gpu_ns:
         return []
     whole, longest = sum(times.gpu_ns.values()), max(times.gpu_ns.values())
@@ -90,35 +90,36 @@ def class_bars(times: ClassTimes | None, steps: int) -> list[dict[str, Any]]:
 
 
 MAX_TOLD = 4
-"""Most steps that are told of first: the typical one, the slowest, and those that findings point to."""
+"""Maximum number of highlighted steps: the typical step, the slowest, and those with findings."""
 
 MAX_STEPS = 2_000
-"""Most steps that can be chosen on the page."""
+"""Maximum number of selectable steps."""
 
 MAX_ROWS = 2_000
-"""Most rows of the model's tree on the page, over all its captures; of a larger tree the costliest."""
+"""Maximum number of rows of the model trees of all captures; the costliest are kept."""
 
 PHASES = tuple(category.value for category in LAYER_CATEGORIES)
-"""Phases of a layer, in the order in which they are drawn."""
+"""Phases of a layer in drawing order."""
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """What the page shows of one capture.
+    """The content of the page for one capture.
 
     Attributes:
         layers: The per-layer table by step.
-        steps: Lengths of the steps (`nvprof_kit._analysis.attribution.step_times.step_times`).
-        moments: What is shown in time; None for nothing.
-        idle: Idle time of the devices in the step that is shown first, and their time; None where it is not known.
-        classes: Time by class of kernel; None where there is none.
-        findings: What to do about it, the most severe first.
-        memory: The memory of each row of the tree (`nvprof_kit._analysis.layers.memory.memory_tree`); None where the
-            capture tells nothing of it.
-        flops: What the operations counted beside the capture get out of the GPU; None where none were counted.
-        kernels: The kernels by layer and phase; None where the operations have no names.
-        tables: What an analysis found, as tables.
-        left_out: What the page does not hold, a sentence each that ends in the command that gives it.
+        steps: Durations of the steps (`nvprof_kit._analysis.attribution.step_times.step_times`).
+        moments: The timeline; None to omit it.
+        idle: Idle time and total time of the devices in the step shown first; None if unknown.
+        classes: Time by kernel class; None if there are no kernels.
+        findings: The findings, the most severe first.
+        memory: The memory of each row of the tree (`nvprof_kit._analysis.layers.memory.memory_tree`); None if the
+        capture
+            has no memory data.
+        flops: FLOPs and utilization, if operators were counted; else None.
+        kernels: The kernels by layer and phase; None if the operations have no names.
+        tables: Tables of the analyses.
+        left_out: One sentence for each omission, ending in the command that shows the data.
     """
 
     layers: LayersResult
@@ -136,13 +137,13 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Linked:
-    """A finding, and where it shows on the page.
+    """A finding with its position on the page.
 
     Attributes:
         finding: The finding.
-        saving: The most it could save, as text.
-        layer: The layer to jump to, '' for none.
-        window: The time to jump to, in ns since the start of the capture, None for none.
+        saving: The maximum saving, as text.
+        layer: The layer to link to; '' for none.
+        window: The time range to link to, in ns since the start of the capture; None for none.
     """
 
     finding: Finding
@@ -153,7 +154,7 @@ class Linked:
 
 @dataclass(frozen=True)
 class Headline:
-    """One of the numbers on top: what it is, the number, and what belongs to it."""
+    """A number at the top of the page, with its label and details."""
 
     label: str
     value: str
@@ -161,7 +162,7 @@ class Headline:
 
 
 def headlines(sheet: Sheet) -> list[Headline]:
-    """The numbers on top of the page."""
+    """The numbers at the top of the page."""
     result, summary = sheet.layers, sheet.layers.summary
     steps = max(summary.steps, 1)
     ms = Milliseconds.for_total(summary.shown_ns, steps)
@@ -206,7 +207,7 @@ def _idle_headline(moments: Moments, idle: int, window: int) -> Headline:
 
 
 def phase_split(result: LayersResult) -> list[tuple[str, int]]:
-    """The total by phase of the loop, in ns, without the phases that took nothing."""
+    """The total time by phase of the loop, in ns, without empty phases."""
     by_phase = result.shown_rows.groupby("phase")["gpu_self_ns"].sum()
     known = [phase for phase in PHASES if phase in by_phase]
     by_time = by_phase.sort_values(ascending=False, kind="stable").index
@@ -216,13 +217,13 @@ def phase_split(result: LayersResult) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class Change:
-    """A row of the comparison: a row of the model's tree and its time per step in each capture, None where it is not.
+    """A row of the comparison: time per step in each capture; None where the row does not exist.
 
     Attributes:
-        layer: The row's name, a path or ``(none) optimizer``.
-        parent: The layer that holds it, '' for none.
-        depth: Its depth in the tree.
-        times: ns per step, a number per capture.
+        layer: Name of the row, a path or ``(none) optimizer``.
+        parent: Parent layer; '' for none.
+        depth: Depth in the tree.
+        times: Time in ns per step, one number per capture.
     """
 
     layer: str
@@ -232,13 +233,13 @@ class Change:
 
     @property
     def change(self) -> float | None:
-        """The last capture's time less the first's, None where one of them is missing."""
+        """Difference between the last and first captures; None if one is missing."""
         first, last = self.times[0], self.times[-1]
         return None if first is None or last is None else last - first
 
 
 def changes(compared: Sequence[LayersResult]) -> list[Change]:
-    """Every row of the trees of several captures, in the first's order, those that only a later one has behind."""
+    """All rows of the trees of several captures: those of the first in its order, then those of later captures only."""
     places: dict[str, tuple[str, int]] = {}
     by_sheet: list[dict[str, float]] = []
     for one in compared:
@@ -253,13 +254,13 @@ def changes(compared: Sequence[LayersResult]) -> list[Change]:
 
 
 def total_change(compared: Sequence[LayersResult]) -> Change:
-    """The captures' totals as a row of the comparison."""
+    """The totals of the captures as a row of the comparison."""
     totals = (one.summary.work_ns / max(one.summary.steps, 1) for one in compared)
     return Change("total", "", 0, tuple(totals))
 
 
 def row_names(tree: pd.DataFrame) -> list[str]:
-    """The rows of a tree by name: a layer's path, or ``(none) optimizer``."""
+    """Names of the rows of a tree: a layer's path, or ``(none) optimizer``."""
     names: list[str] = tree["layer"].where(tree["layer"] != NO_LAYER, NO_LAYER + " " + tree["phase"]).tolist()
     return names
 
@@ -275,18 +276,18 @@ def sheet_of(
     broken_down: BreakdownResult | None = None,
     left_out: Sequence[str] = (),
 ) -> Sheet:
-    """Everything the page shows of a capture.
+    """The content of the page for a capture.
 
     Args:
         trace: The capture, with the columns of `nvprof_kit._analysis.timeline.OPTIONAL`, and the tables of
-            `nvprof_kit._trace.schema.MEMORY_TABLES` if the memory is to be shown.
-        step: The one step to show in time, None for all.
+            `nvprof_kit._trace.schema.MEMORY_TABLES` to show memory.
+        step: The only step on the timeline; None for all.
         found: The findings; None if not computed.
-        own_rules: Rules for kernel classes, asked before the package's.
-        steps: Which steps the figures per step are of, by default all but warm-up.
-        known: The same operations, where owners and classes are known already.
+        own_rules: Rules for kernel classes, which take precedence over the package's rules.
+        steps: The steps that the figures per step cover; all but warm-up by default.
+        known: The same operations with layers and classes, if already computed.
         broken_down: The breakdown of each step; None if not computed.
-        left_out: What was not looked for, a sentence each.
+        left_out: One sentence for each omitted analysis.
 
     Raises:
         UsageError: The capture has no such step.
@@ -315,7 +316,7 @@ def sheet_of(
 
 
 def _steps_of(found: AdviseResult, times: pd.DataFrame) -> list[int]:
-    """Instances of steps that findings point to, the most severe first."""
+    """Step instances with findings, the most severe first."""
     chosen: list[int] = []
     for finding in found.findings:
         here = (times["start_ns"] <= finding.start_ns) & (finding.start_ns < times["end_ns"])
@@ -326,7 +327,7 @@ def _steps_of(found: AdviseResult, times: pd.DataFrame) -> list[int]:
 def _moments(
     trace: Trace, attribution: Attribution, times: pd.DataFrame, told: Sequence[tuple[str, int | None]], *, alone: bool
 ) -> tuple[Moments, tuple[int, int], list[str]]:
-    """What is shown in time, how idle the first step's devices were, and which steps cannot be shown."""
+    """The timeline, the idle time of the devices in the first step, and the steps that cannot be shown."""
     first = told[0][1]
     if first is None or alone:
         shown = timeline(trace, attribution, first)
@@ -351,7 +352,7 @@ def _shown_step(title: str, instance: int, times: pd.DataFrame, windows: StepWin
 
 
 def _idle_of(windows: StepWindows, instance: int) -> dict[int, tuple[int, int, int]]:
-    """Idle time, length and gaps of a step by device, of those that ran it."""
+    """Idle time, duration and number of gaps of a step, for each device that ran it."""
     columns = (windows.idle_ns, windows.end_ns - windows.start_ns, windows.gaps)
     found = zip(windows.devices, *(column[:, instance].tolist() for column in columns), strict=True)
     return {device: (idle, length, gaps) for device, idle, length, gaps in found if length > 0}
@@ -371,7 +372,7 @@ def _idle_sum(idle: dict[int, tuple[int, int, int]]) -> tuple[int, int]:
 
 
 def _findings(found: AdviseResult, result: LayersResult, moments: Moments) -> list[Linked]:
-    """The findings as the page shows them, each with a link to where it can be seen on it."""
+    """The findings, each with a link to its position on the page."""
     rows, parts = set(row_names(result.tree)), max(found.steps, 1) * found.gpus
     of = " and ".join(name for name, number in (("step", found.steps), ("GPU", found.gpus)) if number > 1)
     made = []
@@ -394,7 +395,7 @@ def _findings(found: AdviseResult, result: LayersResult, moments: Moments) -> li
 def _told_steps(
     times: pd.DataFrame, step: int | None, path: str, pointed: Sequence[int], shown: npt.NDArray[np.bool_]
 ) -> list[tuple[str, int | None]]:
-    """The instances of steps that are told of first, each with its title; None for the whole capture."""
+    """The highlighted step instances with titles; None for the whole capture."""
     if step is not None:
         return [(f"step {step}", instance_of(times, step, path))]
     typical, slowest = typical_step(times[shown]), slowest_step(times[shown])

@@ -1,4 +1,4 @@
-"""What the scripts of the page draw: the model's tree, the steps and the timelines, as lists of numbers and texts."""
+"""The data drawn by the page's scripts: model tree, steps and timelines, as lists of numbers and texts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_CELLS = 200_000
-"""Most layers times steps whose times the page holds; of a larger table the costliest layers."""
+"""Maximum number of cells (layers times steps) on the page; the costliest layers are kept."""
 
 
 def drawn(sheet: Sheet, of: int = 1) -> dict[str, Any]:
-    """What the page's scripts draw: the tree, the steps, the timeline and the kernels.
+    """The data for the page's scripts: tree, steps, timeline and kernels.
 
     Args:
         sheet: A capture.
-        of: How many captures share the page.
+        of: Number of captures on the page.
     """
     block, texts = Block(), Texts()
     kept = rows_on_page(sheet, of)
@@ -52,14 +52,14 @@ def drawn(sheet: Sheet, of: int = 1) -> dict[str, Any]:
 
 
 def rows_on_page(sheet: Sheet, of: int = 1) -> npt.NDArray[np.int64]:
-    """The rows of the tree that are on the page: the costliest, and what holds them."""
+    """The rows of the tree on the page: the costliest rows and their ancestors."""
     tree, limit = sheet.layers.tree, MAX_ROWS // of
     if len(tree) <= limit:
         return np.arange(len(tree))
     place = {name: index for index, name in enumerate(row_names(tree))}
     parents = [place.get(parent, -1) for parent in tree["parent"].tolist()]
     kept = set(np.argsort(-tree["total_ns"].to_numpy(), kind="stable")[:limit].tolist())
-    for row in sorted(kept, reverse=True):  # parents come before their children
+    for row in sorted(kept, reverse=True):  # parents precede their children
         while (row := parents[row]) >= 0:
             kept.add(row)
     return np.array(sorted(kept), dtype=np.int64)
@@ -79,7 +79,7 @@ def _drawn_tree(tree: pd.DataFrame, kept: npt.NDArray[np.int64]) -> dict[str, li
 
 
 def measures(sheet: Sheet) -> dict[str, str]:
-    """What the model's tree can be drawn by, and how that is called."""
+    """Measures for the widths in the model tree, with their labels."""
     found = {"time": time_name(sheet.layers)}
     if sheet.memory is not None:
         names = {"kept": "memory kept by a forward", "cuda": "memory taken from CUDA"}
@@ -88,7 +88,7 @@ def measures(sheet: Sheet) -> dict[str, str]:
 
 
 def _drawn_memory(sheet: Sheet, kept: npt.NDArray[np.int64]) -> dict[str, Any] | None:
-    """Bytes of every row of the tree, and how wide it is drawn by them: at least as wide as what it holds."""
+    """Memory of each row of the tree, and its drawn width: at least the sum of its children."""
     if sheet.memory is None:
         return None
     told = {
@@ -101,7 +101,7 @@ def _drawn_memory(sheet: Sheet, kept: npt.NDArray[np.int64]) -> dict[str, Any] |
     for measure in ("kept", "cuda"):
         held = [0] * len(names)
         width = held.copy()
-        for row in range(len(names) - 1, -1, -1):  # children come behind their parent
+        for row in range(len(names) - 1, -1, -1):  # children follow their parent
             width[row] = max(told[measure][row], held[row])
             if parents[row] >= 0:
                 held[parents[row]] += width[row]
@@ -110,7 +110,7 @@ def _drawn_memory(sheet: Sheet, kept: npt.NDArray[np.int64]) -> dict[str, Any] |
 
 
 def _drawn_steps(sheet: Sheet, rows_kept: npt.NDArray[np.int64], block: Block, cells: int) -> Mapping[str, Any] | None:
-    """Time of every step by phase, and of every row of the tree by step."""
+    """Time of each step by phase, and of each row of the tree by step."""
     rows = sheet.layers.rows
     if "step" not in rows or not len(sheet.steps):
         return None

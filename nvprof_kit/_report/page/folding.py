@@ -1,4 +1,4 @@
-"""Equal blocks of a model as one row of the page's table, beside the rows of their own that a switch brings back."""
+"""Folds equal blocks of a model into one row of the page's table; a switch shows the individual rows."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fold:
-    """Some equal blocks.
+    """Equal blocks folded into one row.
 
     Attributes:
-        name: Their paths as one: ``layers.0-79``.
-        rows: Their rows on the page.
-        place: The row of the folded tree that holds them.
-        each: What one of them takes, as text.
+        name: The combined path: ``layers.0-79``.
+        rows: The rows of the blocks on the page.
+        place: The row in the folded tree.
+        each: Time of one block, as text.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Fold:
 
 @dataclass(frozen=True)
 class Folds:
-    """The folds of a page's table, in its order.
+    """The folds of a page's table, in table order.
 
     Attributes:
         tree: The folded tree, with the columns of the tree and of `nvprof_kit._analysis.layers.fold`.
-        folds: Those of several blocks.
-        unlike: For each row of the page in what it differs from its equals, '' for nothing.
+        folds: The folds with several blocks.
+        unlike: For each row of the page, how it differs from its equals; '' if it does not.
     """
 
     tree: pd.DataFrame
@@ -46,16 +46,16 @@ class Folds:
 
     @property
     def wanted(self) -> bool:
-        """Whether blocks are folded unless the reader asks otherwise."""
+        """Whether blocks are folded by default."""
         return any(len(one.rows) >= MANY for one in self.folds)
 
 
 def folds_of(sheet: Sheet, rows: tuple[int, ...]) -> Folds:
-    """The folds among some rows of the tree.
+    """Fold rows of the tree.
 
     Args:
         sheet: The capture.
-        rows: The rows of its tree that are on the page.
+        rows: The rows of its tree on the page.
     """
     made: FoldedTree = fold(sheet.layers.tree.iloc[list(rows)].reset_index(drop=True))
     members: dict[int, list[int]] = {}

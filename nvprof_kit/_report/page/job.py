@@ -1,7 +1,7 @@
-"""The page of a job: the verdict, heat maps over ranks, who waits for whom, chosen ranks in time, and what if.
+"""The page of a job: verdict, heat maps by rank, wait matrix, timelines of selected ranks, and what-if.
 
-However many ranks: what is drawn is packed numbers on canvases, and where there are more ranks than a heat map has
-columns, neighbours share one that shows the largest of them.
+The page works for any number of ranks: canvases draw packed numbers, and if there are more ranks than heat map columns,
+neighboring ranks share a column that shows their maximum.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 MAX_COLUMNS = 2_048
-"""Most columns of a heat map; of more ranks, neighbours share one."""
+"""Maximum number of heat map columns; more ranks share columns."""
 
 MAX_CELLS = 1_000_000
-"""Most cells of a heat map; of more rows those of most time."""
+"""Maximum number of heat map cells; the rows with the most time are kept."""
 
 MAX_MATRIX = 512
-"""Most rows and columns of the matrix of waits."""
+"""Maximum number of rows and columns of the wait matrix."""
 
 MAX_RANKS = 12
-"""Ranks whose timeline the page holds unless others are asked for."""
+"""Default maximum number of ranks with a timeline."""
 
 MAX_BOXES = 250_000
-"""Most boxes of the timeline; of more the steps in which ranks waited most."""
+"""Maximum number of boxes on the timelines; the steps with the most waiting are kept."""
 
 _SCRIPTS = ("core.js", "state.js", "table.js", "timeline.js", "heat.js", "job.js")
 _NONE = 65_535
@@ -51,14 +51,14 @@ _NONE = 65_535
 
 @dataclass(frozen=True)
 class JobView:
-    """What the page shows.
+    """The content of the page.
 
     Attributes:
-        answer: All that is told of the ranks.
-        tables: The maps.
-        title: What the job is called.
-        command: What to type before options to ask for more: ``nvprof-kit ranks FOLDER``.
-        ranks: Ranks to show in time; empty for those that matter most.
+        answer: The analysis of the ranks.
+        tables: The tables of the job.
+        title: Title of the page.
+        command: Command prefix in hints: ``nvprof-kit ranks FOLDER``.
+        ranks: Ranks with a timeline; empty selects the most relevant.
     """
 
     answer: RanksAnswer
@@ -69,7 +69,7 @@ class JobView:
 
 
 def job_page(view: JobView) -> bytes:
-    """The page, in UTF-8."""
+    """The page as UTF-8."""
     found, block, texts = view.answer, Block(), Texts()
     every = sorted({int(rank) for rank in found.clocks["rank"]})
     layers = _layers(found.layers, every, block)
@@ -111,7 +111,7 @@ def job_page(view: JobView) -> bytes:
 
 
 def chosen_ranks(found: RanksAnswer, every: Sequence[int]) -> list[int]:
-    """The ranks to show in time: all of a few, else those waited for, those that wait, and some of the others."""
+    """The ranks with a timeline: all if there are few, else late ranks, waiting ranks, and some others."""
     if len(every) <= MAX_RANKS:
         return list(every)
     late = found.charges.groupby("rank")["wait_ns"].sum().sort_values(ascending=False).index.tolist()
@@ -123,7 +123,7 @@ def chosen_ranks(found: RanksAnswer, every: Sequence[int]) -> list[int]:
 
 
 def _left_out(view: JobView) -> list[str]:
-    """What the page lacks because the job is large, and how to get it."""
+    """What the page omits for a large job, and how to show it."""
     found = view.answer
     if found.replay_error is not None or not found.collectives:
         return []
@@ -137,7 +137,7 @@ def _left_out(view: JobView) -> list[str]:
 
 
 def _columns(ranks: Sequence[int], most: int) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The columns of a heat map by name, and the column of each rank in order."""
+    """The names of the heat map columns, and the column of each rank in order."""
     each = -(-len(ranks) // most) or 1
     of = np.arange(len(ranks)) // each
     groups = [ranks[place : place + each] for place in range(0, len(ranks), each)]
@@ -145,7 +145,7 @@ def _columns(ranks: Sequence[int], most: int) -> tuple[list[str], npt.NDArray[np
 
 
 def _packed(values: Floats, block: Block) -> dict[str, Any]:
-    """Rows of a heat map: each value as a share of its row's largest, in 65,534 steps; what is missing is `_NONE`."""
+    """Rows of a heat map, each value as a fraction of the row's maximum in 65,534 steps; missing values are `_NONE`."""
     most = np.nanmax(np.where(np.isnan(values), 0, values), axis=1, initial=0)
     scale = np.where(most > 0, most / (_NONE - 1), 1.0)
     cells = np.where(np.isnan(values), _NONE, np.round(np.maximum(values, 0) / scale[:, None]))
@@ -159,7 +159,7 @@ def _packed(values: Floats, block: Block) -> dict[str, Any]:
 
 
 def _grid(values: pd.Series[Any], where: tuple[npt.NDArray[Any], ...], shape: tuple[int, int]) -> Floats:
-    """Values by row and column; of several in one cell the largest."""
+    """Values by row and column; the maximum if several are in one cell."""
     made = np.full(shape, -1.0)
     np.maximum.at(made, where, values.to_numpy(dtype=np.float64))
     made[made < 0] = np.nan
@@ -227,7 +227,7 @@ def _by_step(tables: JobTables, every: Sequence[int], block: Block) -> dict[str,
 
 
 def _matrix(matrix: pd.DataFrame, every: Sequence[int], block: Block) -> dict[str, Any] | None:
-    """Who waited for whom, summed where ranks share a row or a column."""
+    """The wait matrix, summed where ranks share a row or column."""
     if not len(matrix):
         return None
     columns, of = _columns(every, MAX_MATRIX)
@@ -247,7 +247,7 @@ def _matrix(matrix: pd.DataFrame, every: Sequence[int], block: Block) -> dict[st
 
 
 def _natural(key: str) -> list[Any]:
-    """Layers in the order of their numbers, what is outside them last."""
+    """Sort key: layers by number, rows outside layers last."""
     parts: list[Any] = [key.startswith(NO_LAYER)]
     return parts + [(0, int(one), "") if one.isdigit() else (1, 0, one) for one in re.split(r"(\d+)", key)]
 
@@ -259,7 +259,7 @@ def _layer_names(layers: pd.DataFrame) -> list[str]:
 
 
 def _parents(names: list[str]) -> list[int]:
-    """The nearest layer that is named and whose path begins each, -1 for none."""
+    """The nearest listed ancestor of each layer; -1 for none."""
     place = {name: number for number, name in enumerate(names)}
     found = []
     for name in names:
@@ -274,7 +274,7 @@ def _parents(names: list[str]) -> list[int]:
 
 
 def _tables(view: JobView) -> list[PageTable]:
-    """What the waiting is charged to, what if, the critical path and the clocks."""
+    """Tables: charged waiting, what-if, critical path and clocks."""
     import pandas as pd
 
     found, command = view.answer, view.command
@@ -310,7 +310,7 @@ def _tables(view: JobView) -> list[PageTable]:
 
 
 def _timeline(view: JobView, held: Sequence[int], texts: Texts, block: Block) -> tuple[dict[str, Any] | None, str]:
-    """The held ranks in time, and a sentence on what is left out."""
+    """The timelines of the selected ranks, and a sentence about omissions."""
     points, segments = view.tables.placed(held), view.tables.segments(held)
     if not len(points):
         return None, ""
@@ -334,7 +334,7 @@ def _timeline(view: JobView, held: Sequence[int], texts: Texts, block: Block) ->
 
 
 def _held_steps(points: pd.DataFrame, segments: pd.DataFrame) -> list[int]:
-    """The steps whose boxes the page holds: all, or those in which the held ranks waited most."""
+    """The steps with boxes on the page: all, or those in which the selected ranks waited most."""
     boxes = points.groupby("step").size().mul(2).add(segments.groupby("step").size(), fill_value=0)
     boxes = boxes[boxes.index.isin(points["step"].unique())]
     waits = (points["arrival"] - points["a"]).clip(lower=0).groupby(points["step"]).sum().sort_values(ascending=False)
@@ -349,7 +349,7 @@ def _held_steps(points: pd.DataFrame, segments: pd.DataFrame) -> list[int]:
 
 
 def _windows(groups: Sequence[Any], steps: Sequence[int], origin: int, end: int) -> list[dict[str, Any]]:
-    """The steps to choose from: all together, then each from its first to its last moment on any held rank."""
+    """The selectable steps: all together, then each from its first to its last event on the selected ranks."""
     made: list[dict[str, Any]] = [
         {"step": None, "instance": None, "title": "all", "start": 0, "length": end - origin, "idle": {}}
     ]
@@ -368,13 +368,13 @@ def _windows(groups: Sequence[Any], steps: Sequence[int], origin: int, end: int)
 
 
 class _Drawing:
-    """Ranks as rows of a timeline, whose columns go into a block."""
+    """Adds ranks to a timeline and its columns to a block."""
 
     def __init__(self, origin: int, texts: Texts, block: Block) -> None:
         self._origin, self._texts, self._block = origin, texts, block
 
     def group(self, rank: int, work: pd.DataFrame, comm: pd.DataFrame) -> dict[str, Any]:
-        """The rows of a rank: its work, when it ran nothing, and its collectives."""
+        """The rows of a rank: its work, its idle time, and its collectives."""
         busy = work["doing"].isin(("compute", "copy"))
         idle = work[~busy & (work["doing"] != "communication")]
         rows = []

@@ -1,7 +1,7 @@
-"""What chosen ranks of a job did when, on the one clock: work by layer, waiting in collectives, and transfers.
+"""The timeline of selected ranks on the common clock: work by layer, waiting in collectives, and transfers.
 
-A rank's map holds how its time between two points that ranks are compared at was spent, not in which order: within
-such a stretch the layers stand in the order of the map, each as long as it took.
+The data of a rank gives the time per layer between two synchronization points, but not its order. Between these points,
+layers are drawn in the order of the data, with their durations.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def work_of(points: pd.DataFrame, segments: pd.DataFrame) -> pd.DataFrame:
     """A row for each piece of a rank's segments, on the common clock.
 
     Args:
-        points: The collectives of one rank, with `nvprof_kit._trace.jobs.tables.JobTables.points`' columns.
+        points: The collectives of one rank, with the columns of `nvprof_kit._trace.jobs.tables.JobTables.points`.
         segments: Its segments, in order.
 
     Returns:
-        start_ns, end_ns, step, doing, layer, phase; nothing where no point tells when the segments were.
+        start_ns, end_ns, step, doing, layer, phase; empty if no point gives the time of the segments.
     """
     import pandas as pd
 
@@ -55,7 +55,7 @@ def work_of(points: pd.DataFrame, segments: pd.DataFrame) -> pd.DataFrame:
 
 
 def collectives_of(points: pd.DataFrame) -> pd.DataFrame:
-    """The collectives of one rank as what it waited and what was transferred: start_ns, end_ns, step, doing, text.
+    """The waiting and transfers of one rank's collectives: start_ns, end_ns, step, doing, text.
 
     Args:
         points: With a, e, arrival (the last rank's), late_rank, sort, step.
@@ -79,7 +79,7 @@ def collectives_of(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def apart(frame: pd.DataFrame, most: int = 4) -> list[pd.DataFrame]:
-    """Rows of a frame that do not overlap, as few frames as that takes; of more than `most` the rest is left out."""
+    """Split rows into as few frames without overlaps as possible; rows beyond `most` frames are dropped."""
     frames: list[pd.DataFrame] = []
     while len(frame) and len(frames) < most:
         start, end = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()

@@ -1,4 +1,4 @@
-"""The kernel table of the page: what ran in which layer and phase, how often and for how long."""
+"""The kernel table of the page: calls and time by kernel, layer and phase."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_KERNELS = 20_000
-"""Most rows of the table over all captures of a page; of more the costliest."""
+"""Maximum number of rows of all captures on a page; the costliest are kept."""
 
 
 @dataclass(frozen=True)
 class KernelTable:
-    """The kernels of the steps that are shown.
+    """The kernels of the shown steps.
 
     Attributes:
         rows: name, kernel_class, layer, phase, calls, total_ns, min_ns, max_ns; the costliest first.
@@ -36,8 +36,8 @@ def kernel_table(operations: Operations, counted: npt.NDArray[np.bool_]) -> Kern
     """The operations by name, layer and phase.
 
     Args:
-        operations: The operations, with their names.
-        counted: Which of them count.
+        operations: The operations, with names.
+        counted: Which operations count.
     """
     import pandas as pd
 
@@ -74,7 +74,7 @@ def kernel_table(operations: Operations, counted: npt.NDArray[np.bool_]) -> Kern
 
 
 def drawn_kernels(table: KernelTable, texts: Texts, block: Block, limit: int = MAX_KERNELS) -> dict[str, Any]:
-    """The table as columns of a block, and a sentence on what is left out of it."""
+    """The table as columns of a block, and a sentence about omissions."""
     rows, rest = table.rows.iloc[:limit], table.rows.iloc[limit:]
     gone = rest["total_ns"].sum() / max(int(table.rows["total_ns"].sum()), 1)
     note = f"{len(rest):,} more rows, {100 * gone:.2f} % of the time, are not on the page" if len(rest) else ""

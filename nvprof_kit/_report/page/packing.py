@@ -1,8 +1,8 @@
-"""Columns of numbers as the page holds them: the smallest type that fits, starts as differences, all packed together.
+"""Packs columns of numbers for the page: smallest possible type, delta encoding for rising values, compression.
 
 A column is ``[type, offset, count, scale]`` into one block of bytes: ``type`` is ``u1``, ``u2``, ``u4`` or ``f8``
-(little-endian), and ``scale`` 1 where its values are to be summed up to give the column. The block is gzip in base64;
-`core.js` unpacks it.
+(little-endian); ``scale`` is 1 if the values are differences to be summed. The block is gzip in base64; `core.js`
+unpacks it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 Column = list[Any]
-"""Where a column lies: type, offset in bytes, number of values, and whether they are differences."""
+"""Position of a column: type, offset in bytes, number of values, and whether they are differences."""
 
 _SMALL = ("u1", "u2", "u4")
 
@@ -28,11 +28,11 @@ class Block:
         self._size = 0
 
     def add(self, values: npt.ArrayLike, *, rising: bool = False) -> Column:
-        """Put a column in.
+        """Add a column.
 
         Args:
-            values: Whole numbers up to 2^53, or any numbers.
-            rising: Whether they never fall: their differences are smaller.
+            values: Integers up to 2^53, or floats.
+            rising: Whether the values never decrease; then their differences are stored.
         """
         column = np.asarray(values)
         count = len(column)
@@ -47,12 +47,12 @@ class Block:
         return place
 
     def packed(self) -> str:
-        """The block as text."""
+        """The block as base64."""
         return base64.b64encode(gzip.compress(b"".join(self._pieces), compresslevel=6, mtime=0)).decode()
 
 
 def _kind(column: npt.NDArray[Any]) -> str:
-    """The smallest type that holds a column."""
+    """The smallest type for the values of a column."""
     if not len(column):
         return "u1"
     if column.dtype.kind not in "iub" or int(column.min()) < 0:

@@ -1,7 +1,7 @@
-"""One page with everything about a capture, or about several: a single file that loads nothing from any network.
+"""One page about one or several captures: a single file that loads nothing from the network.
 
-The page has a budget. With several captures the first ones share it; where a page would still be larger, the last of
-these is only compared. What is left out is said on the page, with the command that gives it.
+The page has a size budget, which the first captures share. If the page is still too large, the last of them only
+appear in the comparison. The page lists all omissions, with the command that shows the data.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.layers.layers import LayersResult
 
 MARKED_CHANGE = 0.02
-"""From this share on a change is in colour."""
+"""Minimum relative change shown in color."""
 
 BUDGET = 8_000_000
-"""Bytes that a page takes at most."""
+"""Maximum size of a page in bytes."""
 
 MAX_WHOLE = 8
-"""Most captures that have everything on a page; others are compared."""
+"""Maximum number of captures with full content; others only appear in the comparison."""
 
 MAX_COMPARED = 64
-"""Most captures that are compared on a page."""
+"""Maximum number of compared captures."""
 
 MAX_CELLS = 40_000
-"""Most cells of the comparison; of more rows those that changed most."""
+"""Maximum number of cells of the comparison; the rows with the largest changes are kept."""
 
 _SCRIPTS = (
     "core.js", "state.js", "table.js", "icicle.js", "timeline.js", "steps.js", "kernels.js", "main.js"
@@ -54,12 +54,12 @@ _SCRIPTS = (
 
 
 def report_page(sheets: Sequence[Sheet], compared: Sequence[LayersResult] = (), left_out: Sequence[str] = ()) -> bytes:
-    """The page, in UTF-8, of at most `BUDGET` bytes.
+    """The page as UTF-8, with at most `BUDGET` bytes.
 
     Args:
-        sheets: Captures with everything.
-        compared: All captures, those with everything first; with more than one the page compares them with the first.
-        left_out: Captures that are not on the page at all.
+        sheets: Captures with full content.
+        compared: All captures, those with full content first; if there are several, each is compared with the first.
+        left_out: Captures that are not on the page.
     """
     compared = compared or [sheet.layers for sheet in sheets]
     made = _page(sheets, compared, left_out)
@@ -90,7 +90,7 @@ def _page(sheets: Sequence[Sheet], compared: Sequence[LayersResult], left_out: S
 
 
 def _comparison(compared: Sequence[LayersResult]) -> tuple[list[dict[str, Any]], str]:
-    """The rows of the comparison, and what is left out of it."""
+    """The rows of the comparison, and a sentence about omissions."""
     rows = changes(compared)
     most = max(MAX_CELLS // len(compared), 1)
     if len(rows) <= most:
@@ -103,7 +103,7 @@ def _comparison(compared: Sequence[LayersResult]) -> tuple[list[dict[str, Any]],
 
 
 def _shown(sheet: Sheet, of: int) -> dict[str, Any]:
-    """What the template shows of a capture."""
+    """The template variables of a capture."""
     result = sheet.layers
     steps = result.summary.steps
     columns, rows, total = _table(sheet, of)
@@ -158,7 +158,7 @@ def _split(sheet: Sheet) -> Iterable[dict[str, Any]]:
 
 
 def _table(sheet: Sheet, of: int) -> tuple[list[str], list[dict[str, Any]], list[str]]:
-    """Heads, rows and last line of the per-layer table."""
+    """Header, rows and total of the per-layer table."""
     result = sheet.layers
     tree, whole = result.tree, max(result.summary.shown_ns, 1)
     last = total_line(result)
@@ -196,7 +196,7 @@ def _table(sheet: Sheet, of: int) -> tuple[list[str], list[dict[str, Any]], list
 
 
 def _folded_rows(result: LayersResult, folds: Folds) -> list[tuple[dict[Any, Any], Line]]:
-    """The rows of the folded tree and their lines; none where nothing is folded."""
+    """The rows of the folded tree with their lines; empty if nothing is folded."""
     if not folds.folds:
         return []
     tree = folds.tree[list(result.tree.columns)]
@@ -205,7 +205,7 @@ def _folded_rows(result: LayersResult, folds: Folds) -> list[tuple[dict[Any, Any
 
 
 def _memory_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
-    """The columns of memory by their heads, those that hold anything."""
+    """The memory columns by header, without empty ones."""
     if sheet.memory is None:
         return {}
     told = {head: sheet.memory[name].fillna(0).tolist() for name, head in MEMORY_COLUMNS.items()}
@@ -217,7 +217,7 @@ def _memory_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
 
 
 def _flops_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
-    """The columns of MFU by their heads, where operations were counted and the GPU's peak is known."""
+    """The MFU columns by header, if operators were counted and the GPU's peak is known."""
     if sheet.flops is None or sheet.flops.peaks is None:
         return {}
     found = sheet.flops.rows
@@ -230,7 +230,7 @@ def _flops_cells(sheet: Sheet) -> dict[str, list[dict[str, Any]]]:
 
 
 def mfu_text(mfu: float) -> str:
-    """A utilisation, '' for none, with a word where it cannot be; `nvprof-kit flops` gives the reasons."""
+    """A utilization; '' for none, and a word if it is impossible; `nvprof-kit flops` gives the reasons."""
     return (percent(mfu) + (" (above the peak)" if mfu > 1 else "")) if mfu else ""
 
 
@@ -239,14 +239,14 @@ def _in_phase(row: dict[Any, Any], phase: str) -> int:
 
 
 def _named(name: str, parent: str, depth: int) -> dict[str, Any]:
-    """A row by its path, as the part that is its parent's and its own."""
+    """A row by path, split into the parent's path and its own name."""
     prefix = f"{parent}." if parent and name.startswith(f"{parent}.") else ""
     own = name.removeprefix(prefix)
     return {"path": short_text(name), "prefix": short_text(prefix), "name": short_text(own), "depth": depth}
 
 
 def _cell(text: str, value: float | None, bar: float | None = None, mark: str = "") -> dict[str, Any]:
-    """A cell: what it says, what it is sorted by, how long its bar is (0 to 1), and its class."""
+    """A cell: text, sort value, bar length (0 to 1), and CSS class."""
     shown = None if bar is None else f"{bar:.4f}"
     return {"text": text, "value": "" if value is None else value, "bar": shown, "mark": mark}
 
@@ -258,7 +258,7 @@ def _change(change: Change) -> dict[str, Any]:
 
 
 def _change_cells(change: Change) -> list[dict[str, Any]]:
-    """The times, then what changed, in ms and in per cent."""
+    """The times, then the change in ms and percent."""
     difference, first = change.change, change.times[0]
     cells = [_cell("" if ns is None else f"{ns / 1e6:,.3f}", ns) for ns in change.times]
     if difference is None:

@@ -1,4 +1,4 @@
-"""A page that needs nothing but a browser: no network, no script, every text escaped."""
+"""Pages without scripts or network access; all texts are escaped."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page.
+    """A section of a page.
 
     Attributes:
-        title: Its heading.
-        svg: A picture, as `nvprof_kit._report.page.template.svg_of` gives it.
-        table: Head and rows of a table, as text.
+        title: The heading.
+        svg: A figure from `nvprof_kit._report.page.template.svg_of`.
+        table: Header and rows of a table, as text.
     """
 
     title: str
@@ -28,11 +28,11 @@ class Section:
 
 
 def page(title: str, lines: Iterable[str], sections: Iterable[Section], warnings: Iterable[str] = ()) -> bytes:
-    """A page as UTF-8: a title, some lines, the sections, and what may be wrong with the figures."""
+    """A page as UTF-8: title, lines, sections, and warnings about the figures."""
     parts = {"lines": list(lines), "sections": list(sections), "warnings": list(warnings)}
     return render("plain.html", (), ("plain.css",), title=title, **parts)
 
 
 def result_page(title: str, element: str) -> bytes:
-    """A page of one element that is HTML already, as rich writes it."""
+    """A page with one HTML element, such as Rich writes it."""
     return render("result.html", (), ("plain.css",), title=title, shown=trusted(element))

@@ -1,4 +1,4 @@
-"""Sunburst pages of what `MemoryProfiler` saw: a ring for each level of the model. Each page needs only a browser."""
+"""Self-contained sunburst pages for `MemoryProfiler`: one ring per level of the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = Sequence[Any]
 """Kind, path, bytes, device."""
 
 Point = tuple[str, str, Sequence[Row]]
-"""A time point: name, the device that computes, rows."""
+"""A time point: name, compute device, rows."""
 
 PAGES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -25,16 +25,16 @@ PAGES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "activation": ("activation_memory_sunburst.html", "Activations kept for the backward pass"),
     }
 )
-"""File and title of each kind's page."""
+"""File name and title of the page of each kind."""
 
 SUMMARY = "summary_sunburst.html"
 
 
 def write_sunbursts(folder: Path, points: Sequence[Point]) -> None:
-    """Write a page for each kind, at the time point with the most of it, and a summary at the one with the most of all.
+    """Write a page for each kind at its peak, and a summary at the peak of the total.
 
     Args:
-        folder: Where to.
+        folder: Output folder.
         points: The time points.
     """
     for kind, (name, title) in PAGES.items():
@@ -47,19 +47,19 @@ def write_sunbursts(folder: Path, points: Sequence[Point]) -> None:
 
 
 def sunburst_page(title: str, about: str, rows: Iterable[tuple[str, int]]) -> bytes:
-    """A page with the bytes of dotted paths; no text in it is taken for markup.
+    """A page with bytes by dotted path; all texts are escaped.
 
     Args:
-        title: Heading of the page, and name of the whole.
-        about: A sentence below it.
-        rows: Path and bytes of each; what is not above nothing is left out.
+        title: Heading of the page and name of the root.
+        about: A sentence below the heading.
+        rows: Path and bytes of each row; rows without positive bytes are left out.
     """
     shown = {"title": title, "about": about, "data": _tree(title, rows)}
     return render("sunburst.html", ("sunburst.js",), ("sunburst.css",), **shown)
 
 
 def _tree(name: str, rows: Iterable[tuple[str, int]]) -> dict[str, Any]:
-    """A node for each part of a path, with the bytes of all below it."""
+    """A node for each part of a path, with the total bytes below it."""
     root: dict[str, Any] = {"name": name, "bytes": 0, "parts": {}}
     for path, count in rows:
         if count <= 0:
@@ -85,7 +85,7 @@ def _here(point: Point) -> list[Row]:
 
 
 class _Sum:
-    """Bytes of a kind, None for all, at a time point."""
+    """Bytes of a kind at a time point; None for all kinds."""
 
     def __init__(self, kind: str | None) -> None:
         self._kind = kind

@@ -1,4 +1,4 @@
-"""Tables of an analysis as the page shows them: a head, cells with what they are sorted by, and what is left out."""
+"""Tables of analyses on the page: header, cells with sort values, and omissions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult
 
 MAX_TABLE_ROWS = 100
-"""Most rows of a table on the page; the command beside it gives them all."""
+"""Maximum number of table rows on the page; a command next to the table shows all."""
 
 MAX_TEXT = 1000
-"""Longest name that is written out; of a longer one the beginning, and how long it is."""
+"""Maximum length of a name; longer names are cut and show their length."""
 
 _SHARES = ("share", "hidden", "of_link", "saved_share")
 _TITLES = {
@@ -34,13 +34,13 @@ class PageTable:
     """A table.
 
     Attributes:
-        name: Its name in links.
-        title: Its heading.
-        about: What it tells.
-        heads: Name of each column and whether it holds numbers.
-        rows: A list of cells for each row: text and what it is sorted by.
-        note: What is left out, '' for nothing.
-        command: What gives all of it.
+        name: Name in links.
+        title: The heading.
+        about: A description.
+        heads: Name of each column, and whether it is numeric.
+        rows: Lists of cells, each with text and sort value.
+        note: What is omitted; '' for nothing.
+        command: The command that shows the whole table.
     """
 
     name: str
@@ -56,16 +56,16 @@ def page_table(
     frame: pd.DataFrame, name: str, title: str, *, about: str = "", command: str = "", divisor: int = 1,
     limit: int = MAX_TABLE_ROWS,
 ) -> PageTable:  # fmt: skip
-    """A table of an analysis; columns that hold nothing are left out.
+    """A table of an analysis; empty columns are left out.
 
     Args:
-        frame: The rows, those that matter first.
-        name: Its name in links.
-        title: Its heading.
-        about: What it tells.
-        command: What gives all of it.
-        divisor: The number of steps that times are divided by.
-        limit: Most rows.
+        frame: The rows, the most important first.
+        name: Name in links.
+        title: The heading.
+        about: A description.
+        command: The command that shows the whole table.
+        divisor: Number of steps to divide times by.
+        limit: Maximum number of rows.
     """
     shown = frame.iloc[:limit]
     columns = [str(one) for one in shown.columns if not _empty(shown[one])]
@@ -84,7 +84,7 @@ def page_table(
 
 
 def breakdown_tables(found: BreakdownResult, path: str, limit: int = MAX_TABLE_ROWS) -> list[PageTable]:
-    """The tables of a breakdown that hold anything."""
+    """The tables of a breakdown that are not empty."""
     made = [_steps(found, path, limit)]
     step = found.steps["step"].iloc[found.critical_window] if len(found.steps) else None
     for view, (title, about) in _TITLES.items():
@@ -119,7 +119,7 @@ def _steps(found: BreakdownResult, path: str, limit: int) -> PageTable:
 
 
 def short_text(text: str) -> str:
-    """A text of at most `MAX_TEXT` characters, which says so where it was longer."""
+    """A text cut to `MAX_TEXT` characters, with its length if it was longer."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text):,} characters)"
 
 
@@ -128,7 +128,7 @@ def _head(name: str) -> str:
 
 
 def _empty(values: pd.Series[Any]) -> bool:
-    """Whether a column says nothing: only zeros of time, or nothing at all."""
+    """Whether a column contains only zero times or missing values."""
     if values.isna().all():
         return True
     if str(values.name).endswith("_ns"):
@@ -137,7 +137,7 @@ def _empty(values: pd.Series[Any]) -> bool:
 
 
 def _cell(name: str, value: Any, divisor: int) -> tuple[str, Any]:
-    """A cell: its text and what it is sorted by."""
+    """A cell: its text and its sort value."""
     if value is None or str(value) in ("nan", "<NA>"):
         return "", ""
     if isinstance(value, str):

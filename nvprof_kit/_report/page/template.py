@@ -1,7 +1,7 @@
-"""How every page of HTML is made: one environment of templates that escapes each text, one policy for scripts.
+"""Renders all HTML pages: one template environment with escaping, and one Content Security Policy.
 
-A page is a single file that loads nothing from any network. Texts of a capture go through the template's escaping or
-through JSON; the page's own rules forbid every script but the one whose hash they name.
+A page is a single file that loads nothing from the network. Texts from a capture are escaped by the template or encoded
+as JSON; the policy permits only the script with the given hash.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def render(template: str, scripts: Sequence[str] = (), styles: Sequence[str] = (), **shown: Any) -> bytes:
-    """A page in UTF-8.
+    """A page as UTF-8.
 
     Args:
-        template: The template's file.
-        scripts: Files of its scripts, in order; they become one.
-        styles: Files of its styles.
-        shown: What the template shows.
+        template: The template file.
+        scripts: Script files in order; they are concatenated.
+        styles: CSS files.
+        shown: The template variables.
     """
     script = "\n".join(_file(one) for one in scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -45,14 +45,14 @@ def render(template: str, scripts: Sequence[str] = (), styles: Sequence[str] = (
 
 
 def trusted(text: str) -> Markup:
-    """Markup of our own, or a library's, to go into a page as it is."""
+    """Mark text as safe HTML: our own, or from a library."""
     from markupsafe import Markup
 
-    return Markup(text)  # never a text of a capture
+    return Markup(text)  # never texts from a capture
 
 
 def svg_of(figure: Figure) -> Markup:
-    """A figure as an SVG element to stand in a page; matplotlib escapes its texts."""
+    """A figure as an inline SVG element; Matplotlib escapes its texts."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg")
     text = buffer.getvalue()

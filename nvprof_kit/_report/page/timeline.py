@@ -1,8 +1,8 @@
-"""A timeline as the page's script draws it: groups of rows, each row columns of starts and lengths that never overlap.
+"""Timeline data for the page's script: groups of rows, each with columns of starts and durations without overlaps.
 
-One set of rows holds every step; to show a step is to look through its window. Where a capture has more operations
-than a page may hold, short ones that follow each other in one layer are drawn as one box that says how many they are
-and how long they ran; those of the steps that are told of first stay apart.
+The rows contain all steps; selecting a step zooms to its time range. If a capture has more operations than the page may
+contain, consecutive short operations in one layer are merged into one box with their count and total duration. In
+highlighted steps, operations are not merged.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.timeline import Lane, Timeline
 
 MAX_ROWS = 250_000
-"""Most boxes of operations that a page holds, over all its captures; of layers' spans, ranges and gaps half as many."""
+"""Maximum number of operation boxes of all captures on a page; half as many for layer spans, ranges and gaps."""
 
 _SHORTEST_NS = 1_000
 _LONGEST_NS = 1 << 40
 
 
 class ShownStep(NamedTuple):
-    """A step that can be chosen.
+    """A selectable step.
 
     Attributes:
-        instance: Which instance it is, None for the whole capture.
-        number: Its number.
-        title: What the reader chooses it by.
-        start_ns, end_ns: From its first to its last moment, on the CPU or the GPU.
-        idle: How idle each device was, a sentence by ordinal.
+        instance: The step instance; None for the whole capture.
+        number: Number of the step.
+        title: Label in the selection.
+        start_ns, end_ns: The first and last time on the CPU or GPU.
+        idle: A sentence about the idle time of each device, by ordinal.
     """
 
     instance: int | None
@@ -51,12 +51,12 @@ class ShownStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Moments:
-    """What a page shows in time.
+    """The content of the timeline.
 
     Attributes:
-        shown: What ran, in the whole capture or in the one step.
-        steps: The steps to choose from, the one that is shown first first.
-        apart: Instances whose operations are never drawn together.
+        shown: The timeline of the whole capture or of one step.
+        steps: The selectable steps, starting with the one shown first.
+        apart: Step instances whose operations are never merged.
     """
 
     shown: Timeline
@@ -65,22 +65,22 @@ class Moments:
 
 
 def idle_sentence(device: int, idle_ns: int, window_ns: int, gaps: int) -> str:
-    """How idle a device was in a step."""
+    """A sentence about a device's idle time in a step."""
     return f"GPU {device}: idle {percent(idle_ns / max(window_ns, 1))} of the time, in {gaps:,} gap{'s' * (gaps != 1)}"
 
 
 class Texts:
-    """Every text once; columns name it by its number."""
+    """A string table; columns refer to texts by number."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
 
     def number(self, text: str) -> int:
-        """The number of a text."""
+        """The number of a text; adds it if needed."""
         return self.numbers.setdefault(text, len(self.numbers))
 
     def of(self, values: pd.Series[Any]) -> Int64Array:
-        """The numbers of some texts."""
+        """The numbers of texts."""
         distinct = values.astype("category").cat
         numbers = [self.number(str(text)) for text in distinct.categories]
         found: Int64Array = np.array([*numbers, 0], dtype=np.int64)[distinct.codes]
@@ -91,16 +91,15 @@ def drawn_timeline(moments: Moments, texts: Texts, block: Block, limit: int = MA
     """The timeline as columns of a block; times are ns since ``start``.
 
     Args:
-        moments: What is shown.
-        texts: Where texts go.
-        block: Where columns go.
-        limit: Most boxes of operations.
+        moments: The content.
+        texts: The string table to add texts to.
+        block: The block to add columns to.
+        limit: Maximum number of operation boxes.
 
     Returns:
-        start: what times count from; steps: number, title, start, length and idle of each; groups: a label and rows
-        each, a row being kind (``idle``, ``layer``, ``op``, ``range``) and columns start, length, text, phase (both
-        numbers of texts), and for operations layer, instance (0 outside steps), count and busy; note: what is not drawn
-        one by one.
+        start: time zero; steps: number, title, start, duration and idle time of each; groups: a label and rows each, a
+        row being kind (``idle``, ``layer``, ``op``, ``range``) and columns start, length, text, phase (both numbers of
+        texts), and for operations layer, instance (0 outside steps), count and busy; note: what is merged or omitted.
     """
     shown = moments.shown
     left_out: list[str] = []
@@ -135,7 +134,7 @@ def drawn_timeline(moments: Moments, texts: Texts, block: Block, limit: int = MA
 
 
 class _Ops(NamedTuple):
-    """Boxes of operations: the columns of the timeline's, how many each holds, and how long they ran."""
+    """Operation boxes: their columns, the number of operations in each, and their total duration."""
 
     frame: pd.DataFrame
     held: Int64Array
@@ -143,7 +142,7 @@ class _Ops(NamedTuple):
 
 
 def _together(shown: Timeline, apart: set[int], limit: int, left_out: list[str]) -> _Ops:
-    """The operations, short ones that follow each other in one layer as one box where there are more than the limit."""
+    """The operations; if there are more than the limit, consecutive short ones in one layer are merged."""
     ops = shown.ops
     start, end = ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy()
     length = end - start
@@ -153,7 +152,7 @@ def _together(shown: Timeline, apart: set[int], limit: int, left_out: list[str])
     owner = [ops["layer"].cat.codes.to_numpy(), ops["phase"].cat.codes.to_numpy()]
     alone = np.isin(keys[1], list(apart)) if apart else np.zeros(len(ops), dtype=bool)
     first = np.arange(len(ops))
-    for part in (_fresh(keys + owner), None):  # those of a layer; if that is not enough those of a stretch of time
+    for part in (_fresh(keys + owner), None):  # merge within a layer; if that is not enough, within a time range
         short = _SHORTEST_NS
         while len(first) > limit and short < _LONGEST_NS:
             changes = _fresh([*keys, start // (4 * short)]) if part is None else part
@@ -188,7 +187,7 @@ def _fresh(keys: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
 def _boxes(
     start: Int64Array, end: Int64Array, changes: npt.NDArray[np.bool_], alone: npt.NDArray[np.bool_], short: int
 ) -> Int64Array:
-    """Where a box begins: what is long stands alone, and what follows after a long gap begins another."""
+    """Start of each box: long operations have their own, and a long gap starts a new one."""
     long = alone | (end - start > short)
     fresh = changes | long
     fresh[1:] |= long[:-1] | (start[1:] - end[:-1] > short)
@@ -196,7 +195,7 @@ def _boxes(
 
 
 class _Drawing:
-    """Rows of a timeline as columns of a block."""
+    """Adds rows of a timeline to a block."""
 
     def __init__(self, shown: Timeline, texts: Texts, block: Block, windows: Sequence[tuple[int, int]]) -> None:
         self._shown, self._texts, self._block, self._windows = shown, texts, block, windows
@@ -204,7 +203,7 @@ class _Drawing:
         self.start = min([shown.start_ns, *starts])
 
     def longest(self, frame: pd.DataFrame, limit: int, what: str, left_out: list[str]) -> pd.DataFrame:
-        """The rows of a frame that are drawn: those in the windows that are told of first, and the longest."""
+        """Rows to draw: those in the windows of highlighted steps, and the longest."""
         if len(frame) <= limit:
             return frame
         length = (frame["end_ns"] - frame["start_ns"]).to_numpy()
@@ -234,13 +233,13 @@ class _Drawing:
         return {"kind": kind, **columns, **{name: self._block.add(values) for name, values in more.items()}}
 
     def idle(self, gaps: pd.DataFrame, device: int) -> dict[str, Any]:
-        """The gaps of a device."""
+        """The idle gaps of a device."""
         mine = gaps[gaps["device"] == device]
         rows = [self._row("idle", mine, self._texts.of(mine["before"]), None, layer=self._texts.of(mine["after"]))]
         return {"label": f"GPU {device}", "idle": device, "rows": rows if len(mine) else []}
 
     def stream(self, place: int, spans: pd.DataFrame, ops: _Ops) -> dict[str, Any]:
-        """The layers over a lane, and its operations."""
+        """The layers of a lane, and its operations."""
         texts, shown = self._texts, self._shown
         above = spans[spans["lane"] == place]
         rows = [
@@ -261,7 +260,7 @@ class _Drawing:
         return {"label": lane_label(shown.lanes[place], shown), "rows": rows}
 
     def threads(self, ranges: pd.DataFrame) -> list[dict[str, Any]]:
-        """The ranges of the CPU's threads."""
+        """The ranges of CPU threads."""
         texts = self._texts
         groups = []
         for number, (_, mine) in enumerate(ranges.groupby("tid", sort=True)):
@@ -274,7 +273,7 @@ class _Drawing:
 
 
 def lane_label(lane: Lane, shown: Timeline) -> str:
-    """A stream by name, as short as tells it from the others."""
+    """The shortest unique name of a stream."""
     processes = sorted({one.pid for one in shown.lanes})
     parts = [f"GPU {lane.device}", f"stream {lane.stream}"] if lane.on_gpu else ["CPU operators"]
     if len(processes) > 1:
