@@ -1,7 +1,7 @@
-"""Text of a capture as it leaves the package: nothing in it steers a terminal or is run by a spreadsheet.
+"""Sanitizes texts from a capture: no terminal control sequences and no spreadsheet formulas.
 
-A capture holds whatever the profiled program named: an escape sequence in a range's name would reach the terminal of
-the one who reads it, and a csv cell that begins with ``=`` is a formula to a spreadsheet.
+A capture contains names from the profiled program: an escape sequence in a range's name would reach the reader's
+terminal, and a spreadsheet would evaluate a CSV cell that begins with ``=``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def plain(text: str) -> str:
-    """The text with a sign in place of each control character, half letter, and mark that turns the direction."""
+    """Replace control characters, lone surrogates and bidirectional marks in a text."""
     return text if text.isascii() and text.isprintable() else text.translate(_STEERING)
 
 
 def csv_cell(text: str) -> str:
-    """The same for a cell of a csv file: what a spreadsheet would take for a formula begins with an apostrophe."""
+    """The same for a CSV cell; a text that a spreadsheet would take for a formula gets a leading apostrophe."""
     return plain(f"'{text}" if text.startswith(_FORMULA) else text)

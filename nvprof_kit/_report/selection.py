@@ -1,4 +1,4 @@
-"""Which rows of an answer are wanted: of some layers, in some order, the first of them."""
+"""Selects rows of an answer by layer, sorts them, and limits their number."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows are wanted.
+    """A selection of rows.
 
     Attributes:
-        where: Globs of layers, in which ``*`` stands for anything; a row is kept that one of them matches. None keeps
-            all.
-        sort: Column to sort by: figures descending, texts ascending. '' keeps the order.
-        top: Rows for reading, None for the verb's own number.
-        fold: Whether equal blocks become one row where the answer is read; None where there are many.
-        max_rows: Rows in a file or for a program, None for all.
-        budget: Bytes of a json answer, None for any number.
+        where: Glob patterns of layers, in which ``*`` matches any text; keeps rows that match one of them. None keeps
+        all. sort: Column to sort by: numbers descending, texts ascending. '' keeps the order. top: Rows to display;
+        None for the default of the command. fold: Whether to display equal blocks as one row; None folds if there are
+        many. max_rows: Rows in a file or JSON answer; None for all. budget: Bytes of a JSON answer; None for no limit.
     """
 
     where: tuple[str, ...] = ()
@@ -36,26 +33,26 @@ class Selection:
 
     @property
     def asked(self) -> bool:
-        """Whether rows are left out or sorted."""
+        """Whether rows are filtered or sorted."""
         return bool(self.where or self.sort)
 
     def matches(self, layer: str) -> bool:
-        """Whether a layer is wanted."""
+        """Whether a layer is selected."""
         return not self.where or any(fnmatchcase(layer, pattern) for pattern in self.where)
 
     def of(self, table: pd.DataFrame) -> pd.DataFrame:
-        """The wanted rows, in the order wanted; tables without layers keep all rows.
+        """The selected rows, sorted; a table without layers keeps all rows.
 
         Raises:
-            UsageError: There is no column to sort by, or no layer matches.
+            UsageError: The sort column does not exist, or no layer matches.
         """
         return self.sorted(self.among(table))
 
     def among(self, table: pd.DataFrame) -> pd.DataFrame:
-        """The rows of the wanted layers.
+        """The rows of the selected layers.
 
         Raises:
-            UsageError: None matches.
+            UsageError: No layer matches.
         """
         if not self.where or "layer" not in table:
             return table
@@ -67,10 +64,10 @@ class Selection:
         return kept
 
     def sorted(self, table: pd.DataFrame) -> pd.DataFrame:
-        """The rows in the order wanted.
+        """The rows, sorted.
 
         Raises:
-            UsageError: There is no such column.
+            UsageError: The sort column does not exist.
         """
         if not self.sort:
             return table
@@ -83,10 +80,10 @@ class Selection:
         return made
 
     def each(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-        """Several tables: of those with layers the wanted ones, and sorted those that have the column.
+        """Select rows from several tables: filters those with layers and sorts those with the sort column.
 
         Raises:
-            UsageError: No table has the column, or no layer in any of them matches.
+            UsageError: No table has the sort column, or no layer matches in any table.
         """
         with_layers = {name: one for name, one in tables.items() if "layer" in one and len(one)}
         if self.where and with_layers:
@@ -107,19 +104,19 @@ class Selection:
         return UsageError(f"--where {' '.join(self.where)}: no layer matches; available: {shown}")
 
     def changed(self, **changes: Any) -> Selection:
-        """The same with some attributes replaced."""
+        """A copy with some attributes replaced."""
         return replace(self, **changes)
 
 
 EVERYTHING = Selection()
-"""Every row, in the order that the verb gives."""
+"""All rows in their original order."""
 
 UNFOLDED = Selection(fold=False)
-"""The same, each block with its own."""
+"""The same without folding."""
 
 
 def matching(name: str, table: pd.DataFrame) -> list[str]:
-    """The columns that a name may mean: its own, or those without their unit, ``gpu_total`` for ``gpu_total_ns``."""
+    """The columns with this name, with or without unit: ``gpu_total`` also matches ``gpu_total_ns``."""
     asked = name.strip().lower().replace("-", "_").replace(" ", "_")
     columns = [str(one) for one in table.columns]
     exact = [one for one in columns if one.lower() == asked]

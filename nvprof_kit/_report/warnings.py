@@ -1,4 +1,4 @@
-"""The warnings of an answer in the order in which they matter, each once."""
+"""Sorts and deduplicates the warnings of an answer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ _SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")
 
 
 def in_order(warnings: Iterable[str]) -> tuple[str, ...]:
-    """The warnings, those first that make every figure wrong, then by the share of the capture that they are of, and
-    then as they came.
-    """
+    """Sort warnings: those that affect all figures first, then by the affected share of the capture, then in order."""
     return tuple(sorted(dict.fromkeys(warnings), key=lambda one: -_weight(one)))
 
 
@@ -26,7 +24,7 @@ def _weight(warning: str) -> float:
 
 
 def _part(warning: str) -> float:
-    """The share that a warning speaks of, 0 for none."""
+    """The share in a warning; 0 for none."""
     counted = _OF.search(warning)
     if counted:
         part, whole = (int(text.replace(",", "")) for text in counted.groups())

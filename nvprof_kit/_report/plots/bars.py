@@ -1,4 +1,4 @@
-"""A table as bars: what an answer shows that has no picture of its own kind."""
+"""Bar charts of tables without a plot of their own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_BARS = 30
-"""Rows that are drawn: those with the largest bars, in the table's order."""
+"""Maximum number of bars; the largest are kept in table order."""
 
 _LONGEST = 60
-"""Letters of a label."""
+"""Maximum number of characters of a label."""
 
 UNITS = {"_ns": ("ms", 1e-6), "_pct": ("%", 1.0), "mfu": ("%", 100.0)}
-"""By how a column's name ends: the unit that is drawn, and its factor."""
+"""Unit and scale factor by column suffix."""
 
 
 def bars_figure(frame: pd.DataFrame, values: Sequence[str], labels: Sequence[str], title: str) -> Figure:
@@ -26,9 +26,9 @@ def bars_figure(frame: pd.DataFrame, values: Sequence[str], labels: Sequence[str
 
     Args:
         frame: The table.
-        values: Columns of the bars' lengths, all of one unit; several are stacked.
-        labels: Columns that name a row; empty texts among them are left out.
-        title: What the figure shows.
+        values: Columns with the bar lengths, all in one unit; several are stacked.
+        labels: Columns that name a row; empty texts are left out.
+        title: Title of the figure.
     """
     from matplotlib.figure import Figure
 
@@ -60,7 +60,7 @@ def _words(column: str) -> str:
 
 
 def _labels(named: pd.DataFrame) -> list[str]:
-    """A row's names in one text: numbers with their column's name, what is the same in all rows left out."""
+    """Labels of rows: numbers with the column name; columns with a single value are left out."""
     told = [column for column in named if named[column].nunique(dropna=False) > 1] or list(named)[:1]
     texts = []
     for row in named[told].itertuples(index=False):

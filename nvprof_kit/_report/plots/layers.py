@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.layers.layers import LayersResult
 
 MAX_BARS = 40
-"""Without a depth asked for, the plot goes as deep into the model as this many bars allow."""
+"""Without a given depth, the plot shows as many levels as this number of bars allows."""
 
 _LONGEST = 60
-"""Letters of a label; more would leave no room for the bars."""
+"""Maximum number of characters of a label, to leave room for the bars."""
 
 _PHASES = list(PHASE_COLOURS)
 
 
 def layers_figure(result: LayersResult, depth: int | None = None) -> Figure:
-    """A bar for each layer, in the model's order, its phases stacked; the bars add up to the capture's total.
+    """A bar for each layer in model order, its phases stacked; the bars add up to the capture's total.
 
     Args:
         result: The per-layer table.
-        depth: Levels of the tree to go down, None for as many as give `MAX_BARS` bars.
+        depth: Levels of the tree; None for as many as `MAX_BARS` allows.
     """
     from matplotlib.figure import Figure
 
@@ -48,8 +48,8 @@ def layers_figure(result: LayersResult, depth: int | None = None) -> Figure:
 def layers_bars(tree: pd.DataFrame, depth: int | None = None) -> pd.DataFrame:
     """The bars: columns label, forward, backward, recompute, other, in ns; they add up to the tree's total.
 
-    They are the layers of the lowest level shown, what the layers above them did themselves, and what is outside every
-    layer.
+    There is a bar for each layer at the lowest shown level, for the self time of each layer above, and for the time
+    outside layers.
     """
     deepest = int(tree["depth"].max()) + 1 if len(tree) else 1
     levels = depth or next((level for level in range(deepest, 1, -1) if len(_cut(tree, level)) <= MAX_BARS), 1)
@@ -57,7 +57,7 @@ def layers_bars(tree: pd.DataFrame, depth: int | None = None) -> pd.DataFrame:
 
 
 def _cut(tree: pd.DataFrame, levels: int) -> pd.DataFrame:
-    """The tree as a partition of its total: each layer of the first levels less its children among them."""
+    """Partition the total: each layer of the first levels without its children among them."""
     shown = tree[tree["depth"] < levels].reset_index(drop=True)
     times = shown[[f"{phase}_ns" for phase in _PHASES]].set_axis(_PHASES, axis=1)
     in_children = times.groupby(shown["parent"]).sum().reindex(shown["layer"], fill_value=0)
@@ -70,7 +70,7 @@ def _cut(tree: pd.DataFrame, levels: int) -> pd.DataFrame:
 
 
 def _readable(label: str) -> str:
-    """A label by its end, which tells it from others, where it is too long."""
+    """The end of a label that is too long, because the end distinguishes layers."""
     return label if len(label) <= _LONGEST else f"…{label[1 - _LONGEST :]}"
 
 

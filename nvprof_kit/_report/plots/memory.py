@@ -1,4 +1,4 @@
-"""A snapshot as pictures: allocated memory over time by layer, and the segments with their blocks."""
+"""Plots of a memory snapshot: allocated memory over time by layer, and the segments with their blocks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _BEFORE = "#BBBBBB"
 
 
 def timeline_figure(result: MemoryResult) -> Figure:
-    """Allocated memory after each event, the largest layers of the peak stacked, and what is reserved as a line.
+    """Allocated memory after each event, stacked by the largest layers at the peak, with reserved memory as a line.
 
-    Events stand side by side, whatever time passed between them: a step takes milliseconds, building a model seconds.
+    Events are equidistant, regardless of time: a step takes milliseconds, building a model takes seconds.
     """
     import numpy as np
     from matplotlib.figure import Figure
@@ -58,7 +58,7 @@ def timeline_figure(result: MemoryResult) -> Figure:
 
 
 def _mark_steps(result: MemoryResult, axes: Axes) -> None:
-    """Say where each step begins, if they are few."""
+    """Mark the start of each step, if there are few."""
     own = result.held[result.held["step"].notna() & (result.held["start"] >= 0)]
     first = own.groupby(own["step"].astype("int64"))["start"].min()
     if 0 < len(first) <= _STEPS:
@@ -66,7 +66,7 @@ def _mark_steps(result: MemoryResult, axes: Axes) -> None:
 
 
 def _bands(result: MemoryResult, at: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:
-    """Bytes held at these events by the layers that hold most at the peak, by all others, and from before."""
+    """Bytes at these events by the largest layers at the peak, by other layers, and from before the recording."""
     import numpy as np
 
     held = result.held[result.held["start"] >= 0]
@@ -90,7 +90,7 @@ def _bands(result: MemoryResult, at: npt.NDArray[np.int64]) -> dict[str, npt.NDA
 
 
 def segments_figure(snapshot: Snapshot, device: int) -> Figure:
-    """A bar for each segment, largest first: what is in use, and what is idle."""
+    """A bar for each segment, the largest first: memory in use and idle."""
     from matplotlib.figure import Figure
 
     segments = snapshot.segments[snapshot.segments["device"] == device].nlargest(_SEGMENTS, "total_bytes")

@@ -1,4 +1,4 @@
-"""Allocated and reserved memory at each layer's end over a step, as a line chart."""
+"""Line chart of allocated and reserved memory at the end of each layer call in a step."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _LABELS = 48
 
 
 def write_curve(path: Path, boundaries: Sequence[Any]) -> None:
-    """Write the chart of the last whole step; the file's suffix decides its format."""
+    """Write the chart of the last complete step; the file suffix selects the format."""
     write_file(path, encode(curve_figure(boundaries), path.suffix[1:]))
 
 
 def curve_figure(boundaries: Sequence[Any]) -> Figure:
-    """The chart of the last step that is whole.
+    """The chart of the last complete step.
 
     Args:
-        boundaries: Ends of layers' calls in order, as `nvprof_kit._instrument.memory.boundaries.Boundary`.
+        boundaries: The layer calls in order of their ends, as `nvprof_kit._instrument.memory.boundaries.Boundary`.
     """
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""What every plot is made of: no display needed, and Okabe and Ito's colours, which colour-blind readers tell apart."""
+"""Common settings of plots: no display needed, and the colorblind-safe palette of Okabe and Ito."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg", "pdf")
-"""The plots' formats, each by the suffix of its files."""
+"""The plot formats by file suffix."""
 
 PHASE_COLOURS: Mapping[str, str] = MappingProxyType(
     {"forward": "#0072B2", "backward": "#E69F00", "recompute": "#009E73", "other": "#8C8C8C"}
 )
-"""Colour of each phase."""
+"""Color of each phase."""
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C", "#444444")
-"""Colours of things that have none of their own, in order."""
+"""Colors of other series, in order."""
 
 
 def encode(figure: Figure, plot_format: str) -> bytes:
-    """A figure in one of `FORMATS`."""
+    """Encode a figure in one of `FORMATS`."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=plot_format, dpi=150)
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""How far the host is ahead of the GPU through a step, as a plot: waiting operations by stream, and the idle gaps."""
+"""Plot of the launch queue in a step: launched but not started operations by stream, and idle gaps."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult
 
 _STREAMS = 6
-"""Streams that have a colour of their own; the others share one."""
+"""Number of streams with their own color; the others share one."""
 
 
 def queue_figure(result: BreakdownResult) -> Figure:
-    """Operations launched and not yet begun through the step of median length, and where the GPU is idle.
+    """Queued operations in the step of median duration, and the idle gaps of the GPU.
 
     Args:
         result: The breakdown of a capture.
@@ -66,8 +66,10 @@ def _named(step: object) -> str:
 
 
 def queue_areas(queue: pd.DataFrame) -> pd.DataFrame:
-    """The queue's mean by slice and stream, the deepest first: a row for each slice by its begin in ns, a column for
-    each stream, the last for all that have no colour of their own.
+    """Mean queue depth by time slice and stream.
+
+    A row for each slice by start in ns; a column for each stream, the deepest first, the last for all streams without
+    their own color.
     """
     table = queue.pivot(index="start_ns", columns="stream", values="queue_mean")
     table = table[table.mean().sort_values(ascending=False, kind="stable").index]

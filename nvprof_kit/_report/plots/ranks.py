@@ -1,4 +1,4 @@
-"""The ranks of a job as plots: who was waited for and why, and which rank is slow in which layer."""
+"""Plots of the ranks of a job: waiting by late rank and cause, and slow ranks by layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST = 40
-"""Ranks, or layers, that are drawn: those with the most."""
+"""Maximum number of ranks or layers; those with the largest values are kept."""
 
 
 def waits_figure(table: pd.DataFrame) -> Figure:
@@ -42,7 +42,7 @@ def waits_figure(table: pd.DataFrame) -> Figure:
 
 
 def layers_figure(table: pd.DataFrame) -> Figure:
-    """A heat map of layers and ranks: how much longer than its equals each computes.
+    """A heat map of layers and ranks: how much longer each layer computes than on equal ranks.
 
     Args:
         table: See `nvprof_kit._analysis.ranks.layers.layer_table`.

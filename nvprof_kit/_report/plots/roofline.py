@@ -1,4 +1,4 @@
-"""The roofline as a plot: a dot for each measured kernel, as large as its time, under the GPU's ceilings."""
+"""Roofline plot: a dot for each measured kernel, sized by its time, below the GPU's peaks."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _OTHER_COLOUR = "#999999"
 _MARKERS = {"forward": "o", "backward": "s", "recompute": "^"}
 _NAMED = 12
 _LONGEST = 40
-_APART = 0.15  # of a power of ten
+_APART = 0.15  # as a fraction of a power of ten
 _SAME = 1.02
-_LARGEST = 600.0  # square points of the dot of the kernel that takes most time
+_LARGEST = 600.0  # area in square points of the kernel with the most time
 
 
 def roofline_figure(roofline: Roofline) -> Figure:
-    """Operations a second over operations a byte, both logarithmic."""
+    """FLOP/s over arithmetic intensity (FLOP/byte), both logarithmic."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 6.5), layout="constrained")
@@ -73,7 +73,7 @@ def _ceilings(axes: Axes, roofline: Roofline) -> None:
 
 
 def _heights(peaks: dict[str, float]) -> list[tuple[str, float]]:
-    """Ceilings with their names; the same height is one line with all their names."""
+    """The peaks with their names; equal peaks share one line."""
     heights: list[tuple[str, float]] = []
     for name, peak in sorted(peaks.items(), key=lambda one: one[1]):
         if heights and peak < _SAME * heights[-1][1]:
@@ -84,7 +84,7 @@ def _heights(peaks: dict[str, float]) -> list[tuple[str, float]]:
 
 
 def _dots(axes: Axes, roofline: Roofline) -> None:
-    """A dot for each kernel, in its layer's colour and its phase's shape; those that take most time have names."""
+    """A dot for each kernel, colored by layer and shaped by phase; the costliest have labels."""
     points = roofline.points
     longest = points["gpu_ns"].max() or 1.0
     colours = _layer_colours(points)
@@ -115,14 +115,14 @@ def _dots(axes: Axes, roofline: Roofline) -> None:
 
 
 def _layer_colours(points: pd.DataFrame) -> dict[str, str]:
-    """The colours of the layers that take most time, and of all others together."""
+    """Colors of the costliest layers, and of all others together."""
     spent = points.groupby(points["layer"].astype(str))["gpu_ns"].sum().sort_values(ascending=False, kind="stable")
     made = dict(zip(map(str, spent.index), _COLOURS, strict=False))
     return made | ({_OTHERS: _OTHER_COLOUR} if len(spent) > len(made) else {})
 
 
 def _named(points: pd.DataFrame) -> list[int]:
-    """Rows of the kernels that take most time, without those whose names would lie on another's."""
+    """Rows of the costliest kernels, except those with overlapping labels."""
     where = np.log10(points[["intensity", "rate"]].to_numpy(dtype=np.float64))
     found: list[int] = []
     for place in np.argsort(-points["gpu_ns"].to_numpy(), kind="stable").tolist():

@@ -1,4 +1,4 @@
-"""Time per step as a plot: a bar for each step, its phases stacked, and a mark at the step's length."""
+"""Bar chart of the time per step, its phases stacked, with a mark at the step's duration."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def steps_figure(result: LayersResult, lengths: pd.DataFrame) -> Figure:
     """A bar for each step.
 
     Args:
-        result: The per-layer table, by step.
-        lengths: Lengths of the steps (`nvprof_kit._analysis.attribution.step_times.step_times`).
+        result: The per-layer table by step.
+        lengths: Durations of the steps (`nvprof_kit._analysis.attribution.step_times.step_times`).
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

@@ -1,4 +1,4 @@
-"""One step in time as a plot: idle gaps of each GPU, and for each stream the layers over the operations they own."""
+"""Timeline plot of one step: idle gaps of each GPU, and for each stream the layers above their operations."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.timeline import Timeline
 
 IDLE = "#D55E00"
-"""Colour of idle gaps: of Okabe and Ito's, the one that no phase has."""
+"""Color of idle gaps: the one in the palette of Okabe and Ito that no phase uses."""
 
 _LETTER = 0.0085
-"""Width of a letter of a label, as a part of the plot's."""
+"""Width of a character of a label, as a fraction of the plot's width."""
 
 
 _GRAINS = 4000
-"""Parts of the plot's width that can be told apart."""
+"""Resolution of the plot's width."""
 
 
 class Band(NamedTuple):
-    """One line of the plot: what it is called, and the boxes on it (columns start_ns, end_ns, colour, label)."""
+    """One row of the plot: its label, and its boxes (columns start_ns, end_ns, colour, label)."""
 
     name: str
     boxes: pd.DataFrame
 
 
 def timeline_figure(shown: Timeline, gpus: Sequence[str] = (), depth: int | None = None) -> Figure:
-    """The layers of one step over the GPU's streams.
+    """The timeline of one step.
 
     Args:
-        shown: What ran.
+        shown: The timeline data.
         gpus: Names of the GPUs, for the title.
-        depth: Levels of the model to draw, None for all.
+        depth: Levels of the model to draw; None for all.
     """
     from matplotlib.figure import Figure
 
@@ -68,7 +68,7 @@ def timeline_figure(shown: Timeline, gpus: Sequence[str] = (), depth: int | None
 
 
 def timeline_bands(shown: Timeline, depth: int | None = None) -> list[Band]:
-    """The lines of the plot, from top to bottom: for each GPU its idle gaps, for each stream layers and operations."""
+    """The rows of the plot from top to bottom: idle gaps of each GPU; layers and operations of each stream."""
     bands = []
     for device in sorted({lane.device for lane in shown.lanes}):
         begin, end = shown.own_window(device)
@@ -97,7 +97,7 @@ def _stream(shown: Timeline, place: int, name: str, depth: int | None) -> list[B
 
 
 def _boxes(shown: Timeline, frame: pd.DataFrame, colour: np.ndarray | str, label: np.ndarray | str) -> pd.DataFrame:
-    """What of the boxes lies in the step: before and behind it others may run."""
+    """Clip boxes to the step."""
     begin, end = shown.own_window()
     boxes = frame[["start_ns", "end_ns"]].assign(colour=colour, label=label)
     inside = boxes[(boxes["end_ns"] > begin) & (boxes["start_ns"] < end)]
@@ -106,7 +106,7 @@ def _boxes(shown: Timeline, frame: pd.DataFrame, colour: np.ndarray | str, label
 
 
 def last_words(path: str) -> str:
-    """A layer by the end of its path: ``self_attn``, ``layers.3``."""
+    """The last part of a layer's path: ``self_attn``, ``layers.3``."""
     parts = path.split(".")
     return ".".join(parts[-2:]) if parts[-1].isdecimal() else parts[-1]
 
@@ -116,7 +116,7 @@ def _draw(axes: Axes, place: int, band: Band, begin: int, whole_ms: float) -> No
     start = (boxes["start_ns"].to_numpy() - begin) / 1e6
     length = (boxes["end_ns"] - boxes["start_ns"]).to_numpy() / 1e6
     height = 0.82
-    # a white edge parts neighbours; what is narrow has one of its own colour, which keeps it in sight
+    # a white edge separates neighbors; narrow boxes get an edge in their own color to stay visible
     parted = boxes["label"].astype(bool).to_numpy() & (length > whole_ms / 300)
     for colour in boxes["colour"].unique():
         for white in (False, True):
@@ -137,7 +137,7 @@ def _draw(axes: Axes, place: int, band: Band, begin: int, whole_ms: float) -> No
 
 
 def _merged(boxes: pd.DataFrame, grain_ns: float) -> pd.DataFrame:
-    """Boxes without a label that lie closer than the eye can tell, and are of one colour, as one."""
+    """Merge unlabeled boxes of the same color that are too close to be told apart."""
     if len(boxes) < _GRAINS or boxes["label"].astype(bool).any():
         return boxes
     boxes = boxes.sort_values("start_ns", kind="stable")

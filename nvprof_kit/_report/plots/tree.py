@@ -1,4 +1,4 @@
-"""The model by time as a plot: a box for each layer below its parent's, as wide as its time, striped by phase."""
+"""Plot of the model tree: a box for each layer below its parent's, as wide as its time, with a stripe per phase."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.layers.layers import LayersResult
 
 _LETTER = 0.0098
-"""Width of a letter of a label, as a part of the plot's."""
+"""Width of a character of a label, as a fraction of the plot's width."""
 
 
 class Box(NamedTuple):
-    """A layer in the plot: its label, where it begins, its level, and its time in each phase, all in ns."""
+    """A layer in the plot: label, left edge, level, and time in each phase, in ns."""
 
     label: str
     left: int
@@ -31,16 +31,16 @@ class Box(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Its time in all phases."""
+        """Time in all phases."""
         return sum(self.times.values())
 
 
 def tree_figure(result: LayersResult, depth: int | None = None) -> Figure:
-    """The model's tree, each layer as wide as its time.
+    """The model tree, with widths proportional to time.
 
     Args:
         result: The per-layer table.
-        depth: Levels of the tree to draw, None for all.
+        depth: Levels of the tree to draw; None for all.
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -69,9 +69,9 @@ def tree_figure(result: LayersResult, depth: int | None = None) -> Figure:
 
 
 def tree_boxes(tree: pd.DataFrame, depth: int | None = None) -> list[Box]:
-    """The boxes, in the tree's order: a layer's lie side by side below it, from its left edge on."""
+    """The boxes in tree order; children are side by side below their parent, from its left edge."""
     boxes = []
-    ends = {"": 0}  # how far the children of each layer reach
+    ends = {"": 0}  # right edge of the children of each layer
     for row in tree.to_dict("records"):
         times = {phase: int(row[f"{phase}_ns"]) for phase in PHASE_COLOURS}
         left = ends[row["parent"]]

@@ -1,1 +1,1 @@
-"""Results as a person reads them in a terminal."""
+"""Text reports for the terminal."""

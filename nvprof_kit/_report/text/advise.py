@@ -1,4 +1,4 @@
-"""Findings as a person reads them: a paragraph each, the most saving first."""
+"""Text report of findings: one paragraph each, the largest saving first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def advise_report(result: AdviseResult, top: int) -> list[RenderableType]:
 
     Args:
         result: The findings.
-        top: How many to show.
+        top: Maximum number of findings.
     """
     parts: list[RenderableType] = [capture_line(result.info, result.steps), ""]
     for rank, finding in enumerate(result.findings[:top], 1):

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, as a person reads it: a line per step, then why, where, and what to look at."""
+"""Text report of the step breakdown: a row per step, then causes, locations and hints."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ _TITLES = {
 def breakdown_report(
     result: BreakdownResult, view: str | None, top: int, select: Selection = EVERYTHING
 ) -> list[RenderableType]:
-    """The report: which capture, where each step's time goes, and the tables that say why.
+    """The report: the capture, the breakdown of each step, and the detail tables.
 
     Args:
         result: The breakdown.
-        view: One table alone, None for all that hold something.
-        top: Lines of each table.
-        select: Which rows of each, and in which order.
+        view: The only table to show; None for all that are not empty.
+        top: Maximum number of rows per table.
+        select: Selection and order of rows.
     """
     tables = select.each({name: result.table(name) for name in (*_TITLES, "steps") if view in (None, name)})
     steps = len(result.choice.shown)
@@ -77,8 +77,9 @@ def breakdown_report(
 
 
 def _steps(result: BreakdownResult, in_order: pd.DataFrame | None, top: int) -> RenderableType:
-    """A line per step and device, the longest first where there are many, the median of those that are no warm-up, and
-    a line for all of these, one for warm-up and one for the time outside steps.
+    """A row per step and device (the longest if there are many), the median without warm-up, and sums.
+
+    The sums are one row each for these steps, for warm-up, and for the time outside steps.
     """
     steps = result.steps
     several = steps[["process", "device"]].drop_duplicates().shape[0] > 1
@@ -110,12 +111,12 @@ def _steps(result: BreakdownResult, in_order: pd.DataFrame | None, top: int) -> 
 
 
 def _count(result: BreakdownResult, rows: pd.DataFrame) -> int:
-    """How many steps some rows are of."""
+    """Number of steps in the rows."""
     return len(set(result.instances[rows.index].tolist()))
 
 
 def _middle(wall: pd.Series[int]) -> int:
-    """The place of the median."""
+    """Position of the median."""
     place: int = np.argsort(wall.to_numpy(), kind="stable").tolist()[(len(wall) - 1) // 2]
     return place
 
@@ -142,7 +143,7 @@ def _parts(row: Any) -> list[str]:
 
 
 def _causes(idle: pd.DataFrame) -> list[RenderableType]:
-    """What the idle time is, a line for each cause that there is."""
+    """The idle time, one line per cause."""
     spent = idle.groupby("cause", sort=False)["idle_ns"].sum().sort_values(ascending=False, kind="stable")
     whole = int(spent.sum())
     lines = [Text(f"  {percent(ns / whole):>7}  {cause}: {CAUSES[str(cause)]}") for cause, ns in spent.items() if ns]
@@ -150,13 +151,13 @@ def _causes(idle: pd.DataFrame) -> list[RenderableType]:
 
 
 def _told(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows without the columns in which the capture tells nothing."""
+    """The rows without empty columns."""
     made: pd.DataFrame = rows.loc[:, rows.notna().any() & (rows != "").any()] if len(rows) else rows
     return made
 
 
 def _queue(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line for each stream: its queue, and how deep it is from the step's begin to its end."""
+    """A row for each stream: its queue, and the queue depth over the step."""
     import pandas as pd
 
     deepest = max(float(rows["queue_mean"].max()), 1e-9)
@@ -174,13 +175,13 @@ def _queue(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _heights(shares: npt.NDArray[np.float64]) -> str:
-    """A character for every two shares; only nothing at all is blank."""
+    """A sparkline with one character per two values; only zero is blank."""
     halves = [shares[place : place + 2].mean() for place in range(0, len(shares), 2)]
     return "".join(_HEIGHTS[min(math.ceil(share * (len(_HEIGHTS) - 1)), len(_HEIGHTS) - 1)] for share in halves)
 
 
 def _plain(rows: pd.DataFrame) -> RenderableType:
-    """A table of the analysis with its times as milliseconds."""
+    """A table of the analysis with times in milliseconds."""
     made = table([(_heading(name), _kind(name, rows)) for name in rows.columns], _RANKS)
     for row in rows.to_dict("records"):
         made.add_row(*(_cell(name, value) for name, value in row.items()))

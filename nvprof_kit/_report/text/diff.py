@@ -1,4 +1,4 @@
-"""Two captures compared, as a person reads it: for the terminal, and as markdown for a pull request."""
+"""Text report of a comparison: for the terminal, and as Markdown for a pull request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEAD = ("", "base", "new", "change", "95 % interval", "verdict")
 
 
 def diff_report(result: DiffResult, top: int) -> list[RenderableType]:
-    """The report for the terminal: the verdict first, then what changed, kernels that came and went, gates."""
+    """The report for the terminal: verdict, changes, new and removed kernels, gates."""
     rows = _shown(result, top)
     kinds = {0: "path", 5: "left"}
     ranks = {"new": 0, "change": 0, "verdict": 1, "base": 2, "95 % interval": 3}
@@ -80,14 +80,14 @@ def diff_markdown(result: DiffResult, top: int) -> str:
 
 
 def _captures(side: str, runs: tuple[CaptureInfo, ...], steps: int) -> list[Text]:
-    """A line for one run; for several a line each, and their steps together."""
+    """A line for one run; for several, a line each and the total number of steps."""
     if len(runs) == 1:
         return [Text(f"{side} ").append_text(capture_line(runs[0], steps))]
     return [*(Text(f"{side} {info.path}") for info in runs), Text(f"     {steps} steps of {len(runs)} runs", "dim")]
 
 
 def _headline(result: DiffResult) -> str:
-    """One sentence: what became of the step."""
+    """One sentence about the change of the step time."""
     step = result.rows.iloc[0]
     times = f"{_MS(int(step['base_ns']))} → {_MS(int(step['new_ns']))} ms"
     verdict = step["verdict"]
@@ -97,7 +97,7 @@ def _headline(result: DiffResult) -> str:
 
 
 def _verdict(row: Any) -> str:
-    """The verdict, with what it is good for."""
+    """The verdict; for ``same``, with the margin."""
     same = row["verdict"] == "same" and row["within"] == row["within"]
     return f"the same within ±{max(100 * row['within'], 0.1):.1f} %" if same else str(row["verdict"])
 
@@ -110,7 +110,7 @@ def _changed(result: DiffResult) -> pd.DataFrame:
 
 
 def _shown(result: DiffResult, top: int) -> list[tuple[str, ...]]:
-    """The step, and of phases, classes and layers what changed, the most first."""
+    """The step, then the changed phases, classes and layers, the largest change first."""
     rows = _changed(result)
     parts = [rows[rows["level"] == level].head(top).to_dict("records") for level in LEVELS[:-1]]
     return [_cells(row) for part in parts for row in part]
@@ -164,6 +164,6 @@ def _gate_lines(result: DiffResult) -> list[tuple[bool, str]]:
 
 
 def _escaped(text: str) -> str:
-    """A text in which markdown finds neither markup nor a link."""
+    """Escape Markdown markup and links."""
     plain = str(text).replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")
     return _MARKUP.sub(r"\\\g<0>", plain)

@@ -1,4 +1,4 @@
-"""Findings as a person reads them, and as a table."""
+"""Text report and table of `doctor` findings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = {
     "why": "why it matters",
     "fix": "the command or change that fixes it",
 }
-"""Columns of the findings as data, and their meaning."""
+"""Columns of the findings table with their meaning."""
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
 
@@ -41,7 +41,7 @@ def findings_table(found: Mapping[str, Iterable[Finding]]) -> pd.DataFrame:
 
 
 def findings_report(found: Mapping[str, Sequence[Finding]]) -> list[RenderableType]:
-    """What was found on each subject, most severe first, and how many of each kind."""
+    """The findings by subject, the most severe first, and their number by severity."""
     parts: list[RenderableType] = []
     for subject, findings in found.items():
         parts += [Text(subject, "bold")] if len(found) > 1 else []

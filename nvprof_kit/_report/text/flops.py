@@ -1,4 +1,4 @@
-"""What each layer gets out of the GPU, as a person reads it."""
+"""Text report of FLOPs and utilization by layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RANKS = {"phase": 0, "busy ms": 0, "MFU": 0, "type": 2, "": 2, "calls": 3}
 
 
 def flops_report(result: FlopsResult, most: int | None = None) -> list[RenderableType]:
-    """The whole report: a step altogether, the table, what its marks mean, and every warning."""
+    """The report: the step total, the table, its footnotes, and warnings."""
     again = result.whole.model_flops < result.whole.flops
     names = ["layer", "phase", "calls", "busy ms", "GFLOP", "TFLOP/s"]
     names += (["MFU", "HFU"] if again else ["MFU"]) if result.peaks else []
@@ -50,8 +50,8 @@ def flops_lines(result: FlopsResult, notes: dict[str, str]) -> list[dict[str, st
     """The table's cells by column.
 
     Args:
-        result: What is reported.
-        notes: Takes the notes of the rows, each with the mark that stands for it in the last column.
+        result: The result.
+        notes: Receives the footnotes of the rows by the mark in the last column.
     """
     steps = max(result.whole.steps, 1)
     ms = Cells.for_total(max(int(result.rows["gpu_busy_ns"].max() if len(result.rows) else 1), 1), steps)
@@ -105,7 +105,7 @@ def _header(result: FlopsResult, again: bool) -> list[RenderableType]:
 
 
 def _both(mfu: float, hfu: float, again: bool) -> str:
-    """The utilisation; where nothing is computed again, there is but one."""
+    """MFU and HFU; one number if nothing is recomputed."""
     return f"MFU {_share(mfu, '?')}" + (f", HFU {_share(hfu, '?')}" if again else "")
 
 

@@ -1,4 +1,4 @@
-"""What `LayerProfiler` recorded, as a person reads it: kinds of blocks, layers by step, curves, memory by round."""
+"""Text report of `LayerProfiler`: block kinds, layers by step, curves, memory by round."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _LABELS = 48
 
 
 def profile_report(profile: LayerProfile, facts: list[str]) -> list[RenderableType]:
-    """The whole report: facts of the run, kinds of blocks, then every layer by phase, and by step.
+    """The report: facts about the run, block kinds, then each layer by phase and by step.
 
     Args:
-        profile: What was recorded.
-        facts: Lines above the tables: the rank, what recording cost, utilisation.
+        profile: The profile.
+        facts: Lines above the tables: rank, overhead, utilization.
     """
     view = LayersView()
     layers = layers_report(profile.layers, view)
@@ -77,8 +77,8 @@ def _kinds_table(profile: LayerProfile) -> list[RenderableType]:
 
 
 def time_figure(profile: LayerProfile) -> Figure:
-    """Time per step of each block along the model, a curve for each kind, the attention within it dashed; the band is
-    from the fastest to the slowest step. Without blocks, the curve of the layers right below the model.
+    """Time per step of each block along the model: a curve per kind, attention dashed, a band from the fastest to the
+    slowest step. Without blocks, a curve of the model's direct children.
     """
     from matplotlib.figure import Figure
 
@@ -103,8 +103,8 @@ def time_figure(profile: LayerProfile) -> Figure:
 
 
 def curve_points(profile: LayerProfile) -> pd.DataFrame:
-    """The points of the curves in the model's order: layer, kind, mean_ns, min_ns and max_ns over the steps, and
-    attention_ns, the mean too.
+    """The points of the curves in model order: layer, kind, mean_ns, min_ns and max_ns over the steps, and
+    attention_ns, also a mean.
     """
     rows = profile.rows
     if rows["kind"].notna().any():
@@ -133,7 +133,7 @@ def _draw_kind(axes: Axes, kind: str, own: pd.DataFrame, colour: str) -> None:
 
 
 def memory_lines(rows: pd.DataFrame) -> Iterator[str]:
-    """The memory of every layer, round by round, in MB of 1,048,576 bytes."""
+    """The memory of each layer by round, in MiB."""
     known = rows[rows["allocated_bytes"].notna()]
     for (_, step), own in known.groupby(["instance", "step"], sort=True, dropna=False):
         yield f"step {step}" if not pd.isna(step) else "outside steps"
