@@ -1,4 +1,4 @@
-"""The per-layer table as a person reads it: the model as an indented tree, forward and backward side by side."""
+"""Text report of the per-layer table: the model as an indented tree, forward and backward side by side."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.layers.layers import LayersResult, Summary
 
 Row = dict[Any, Any]
-"""One row of `nvprof_kit._analysis.layers.layers.LayersResult.tree`."""
+"""A row of `nvprof_kit._analysis.layers.layers.LayersResult.tree`."""
 
 _PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 _RANKS = {"total": 0, "share": 0, "calls": 3, "CPU": 4, "kept MiB": 2, "peak MiB": 2, "CUDA MiB": 2, "unlike": 2}
 MEMORY_COLUMNS = {"kept_bytes": "kept MiB", "peak_bytes": "peak MiB", "cuda_bytes": "CUDA MiB"}
-"""Heads of the columns of `nvprof_kit._analysis.layers.memory.memory_tree`."""
+"""Headers of the columns of `nvprof_kit._analysis.layers.memory.memory_tree`."""
 
 
 @dataclass(frozen=True)
 class LayersView:
-    """How much of the model to show.
+    """Which part of the model to show.
 
     Attributes:
-        depth: Levels of the tree, None for all. A layer's figures hold its children's, so hiding these loses nothing.
-        select: Which lines, in which order, and whether equal blocks are one line.
+        depth: Levels of the tree; None for all. A layer's figures include its children's.
+        select: Selection, order and folding of lines.
     """
 
     depth: int | None = None
@@ -50,15 +50,15 @@ class LayersView:
 
     @property
     def flat(self) -> bool:
-        """Whether lines stand alone, with their whole paths, because those around them may be missing."""
+        """Whether lines show full paths, because their parents may be missing."""
         return self.select.asked
 
     def tree(self, result: LayersResult, times: pd.DataFrame | None = None) -> pd.DataFrame:
-        """The rows that are shown, with the memory of each, and the columns of `nvprof_kit._analysis.layers.fold`.
+        """The shown rows with memory, and the columns of `nvprof_kit._analysis.layers.fold`.
 
         Args:
-            result: The layers.
-            times: More columns of times, a row for each of the tree's.
+            result: The per-layer table.
+            times: Additional columns of times, with a row for each row of the tree.
         """
         memory = None if result.memory is None else memory_tree(result.memory, result.tree)
         tree = result.tree if memory is None else result.tree.assign(**memory)
@@ -74,15 +74,15 @@ class LayersView:
 
 
 _SORTS = dict.fromkeys(("gpu_self", "gpu_total", "gpu_busy", "share"), "total_ns")
-"""Columns of the data that the lines have by another name."""
+"""Sort columns of the data that have a different name in the tree."""
 
 
 _JOINED = {"peak_bytes": "max"}
-"""How columns are joined that are no sums."""
+"""Aggregation of folded columns other than sums."""
 
 
 def folded_tree(tree: pd.DataFrame, asked: bool | None) -> pd.DataFrame:
-    """The tree with equal blocks as one row where that was asked for, or, by default, where there are many."""
+    """The tree with equal blocks folded, if requested or, by default, if there are many."""
     memory = [name for name in MEMORY_COLUMNS if name in tree]
     found = fold(tree.drop(columns=memory), LEAST if asked is not False else len(tree) + 2)
     if asked is None and most_equal(found) < MANY:
@@ -95,21 +95,21 @@ def folded_tree(tree: pd.DataFrame, asked: bool | None) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table: the data half of the report.
+    """One line of the table, as data.
 
     Attributes:
-        label: The layer below its parent, indented, or ``(none) optimizer``.
-        calls: How often it ran, per step where there are steps.
-        times: Milliseconds in forward, backward, recompute, '' for none.
-        total: Milliseconds altogether.
-        percent: Its part of the capture's total, as text.
+        label: Name of the layer below its parent, indented, or ``(none) optimizer``.
+        calls: Number of calls, per step if there are steps.
+        times: Milliseconds in forward, backward and recompute; '' for none.
+        total: Total milliseconds.
+        percent: Share of the capture's total, as text.
         share: The same as a number, 0 to 1.
         cpu: Milliseconds its ranges were open on the CPU.
         comm: Milliseconds of the total in communication.
-        outside: Whether it lies outside every layer.
-        memory: MiB by the heads of `MEMORY_COLUMNS`, where memory was asked for.
-        more: Other cells by the heads of their columns: of equal blocks median, min and max, of a block unlike its
-            equals in what, and the parts into which time was split.
+        outside: Whether it is outside all layers.
+        memory: MiB by the headers in `MEMORY_COLUMNS`, if memory was requested.
+        more: Other cells by header: median, min and max of equal blocks, how a block differs from its equals, and split
+            times.
     """
 
     label: str
@@ -126,7 +126,7 @@ class Line:
 
 
 def layers_report(result: LayersResult, view: LayersView) -> list[RenderableType]:
-    """The whole report: what the capture is, the table, and every warning about it."""
+    """The report: the capture, the table, and all warnings."""
     lines = layers_lines(result, view)
     total = total_line(result)
     columns = _columns(result, lines, total)
@@ -144,7 +144,7 @@ def layers_report(result: LayersResult, view: LayersView) -> list[RenderableType
 
 
 def _columns(result: LayersResult, lines: Sequence[Line], total: Line) -> list[str]:
-    """The heads of the columns that hold anything."""
+    """The headers of the non-empty columns."""
     parts = [head for heads in split_heads(result).values() for head in heads.values()]
     used = {"recompute": bool(total.times["recompute"]), "comm": bool(result.summary.comm_ns)}
     phases = [phase for phase in _PHASES if used.get(phase, True)] if not parts else []
@@ -155,7 +155,7 @@ def _columns(result: LayersResult, lines: Sequence[Line], total: Line) -> list[s
 
 
 def split_heads(result: LayersResult) -> dict[str, dict[str, str]]:
-    """Heads of the columns into which time is split, by the columns' names, by what it is split."""
+    """Headers of split time columns by column name, for each way to split."""
     return {
         by: {name: name.removeprefix(SPLITS[by]).removesuffix("_ns").replace("_", " ") for name in names}
         for by, names in result.splits.items()
@@ -167,7 +167,7 @@ def _split_ranks(result: LayersResult) -> dict[str, int]:
 
 
 def layers_lines(result: LayersResult, view: LayersView) -> list[Line]:
-    """The table's lines: the model's layers and what lies outside them."""
+    """The lines of the table: the model's layers, then rows outside layers."""
     whole, steps = result.summary.shown_ns, _divisor(result)
     ms: Milliseconds = Cells.for_total(whole, steps)
     rows = view.tree(result).to_dict("records")
@@ -196,7 +196,7 @@ def layers_lines(result: LayersResult, view: LayersView) -> list[Line]:
 
 
 def line_label(row: Row, flat: bool) -> str:
-    """A line's label: `tree_label`, or the whole path where lines stand alone, and for how many blocks it stands."""
+    """Label of a line: `tree_label`, or the full path in a flat table, and the number of folded blocks."""
     label = str(row["layer"]) if flat and row["layer"] != NO_LAYER else tree_label(row)
     return f"{label} x{row['count']}" if row["count"] > 1 else label
 
@@ -222,7 +222,7 @@ def total_line(result: LayersResult) -> Line:
 
 
 def header(result: LayersResult) -> list[RenderableType]:
-    """Which capture this is, what it amounts to, and how much of it is in a named layer."""
+    """Lines about the capture: its contents, total, and the share of the total in named layers."""
     info, summary, steps = result.info, result.summary, _divisor(result)
     whole, wall = Milliseconds.for_total(summary.total_ns), Milliseconds.for_total(summary.wall_ns)
     amount = f"{whole(summary.total_ns) or '0'} ms"
@@ -255,7 +255,7 @@ def _without_comm(summary: Summary) -> str:
 
 
 def apart(result: LayersResult) -> list[str]:
-    """What is in no figure per step, a line each."""
+    """What the figures per step exclude, one line each."""
     summary, lines = result.summary, []
     if summary.outside_ns and not result.steps.asked:
         outside = Milliseconds.for_total(summary.total_ns)(summary.outside_ns)
@@ -265,29 +265,29 @@ def apart(result: LayersResult) -> list[str]:
 
 
 def time_name(result: LayersResult) -> str:
-    """What the times are: of the GPU, or of CPU operators where the capture has none."""
+    """Name of the times: GPU time, or CPU operator time if the capture has no GPU."""
     return "GPU time" if result.info.on_gpu else "operator time"
 
 
 def heading(text: str) -> str:
-    """A text with a capital first letter."""
+    """Capitalize the first letter of a text."""
     return text[:1].upper() + text[1:]
 
 
 def tree_label(row: Row) -> str:
-    """A row by its name below its parent's, indented: ``self_attn`` in ``model.layers.3``; or ``(none) optimizer``."""
+    """Indented name of a row relative to its parent: ``self_attn`` in ``model.layers.3``; or ``(none) optimizer``."""
     if row["layer"] == NO_LAYER:
         return f"{NO_LAYER} {row['phase']}"
     return "  " * int(row["depth"]) + str(row["layer"]).removeprefix(f"{row['parent']}.")
 
 
 def _from_cuda(result: LayersResult) -> int:
-    """All that CUDA handed out, where nothing of the tree ran too."""
+    """Total bytes allocated from CUDA, also where no row of the tree ran."""
     return 0 if result.memory is None else int(result.memory.rows["cuda_alloc_bytes"].sum())
 
 
 def _memory(row: Row) -> Mapping[str, str]:
-    """The memory of a row, '' where it is not told."""
+    """The memory of a row; '' if unknown."""
     told: dict[str, Any] = {head: row.get(name) for name, head in MEMORY_COLUMNS.items()}
     if not any(name in row for name in MEMORY_COLUMNS):
         return {}
@@ -296,12 +296,12 @@ def _memory(row: Row) -> Mapping[str, str]:
 
 
 def _divisor(result: LayersResult) -> int:
-    """What times are divided by: the number of steps, where there are any."""
+    """Divisor of times: the number of steps, if any."""
     return max(result.summary.steps, 1)
 
 
 def _in_phase(row: Row, phase: str) -> int:
-    """A row's time in one of the layers' phases; outside the layers, the loop's ``forward`` is forward too."""
+    """Time of a row in a layer phase; outside layers, the loop's ``forward`` phase counts as forward."""
     return int(row["other_ns"] if row["phase"] == phase else row[f"{phase}_ns"])
 
 

@@ -1,4 +1,4 @@
-"""The per-layer table with a column for each step."""
+"""Text report of the per-layer table with a column per step."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.layers.layers import LayersResult
 
 MAX_STEPS = 8
-"""Steps with a column of their own; the data formats hold every one."""
+"""Maximum number of steps with a column; data formats contain all steps."""
 
 OUTSIDE = "outside"
-"""Head of the column of what lies outside every step."""
+"""Header of the column for work outside steps."""
 
 
 def layers_by_step_report(result: LayersResult, view: LayersView) -> list[RenderableType]:
-    """The whole report, from a result by step."""
+    """The report of a result by step."""
     return [*header(result), "", *steps_table(result, view), *warning_lines(result.warnings)]
 
 
 def steps_table(result: LayersResult, view: LayersView) -> list[RenderableType]:
-    """The table alone, and what its figures are."""
+    """The table with a description of its figures."""
     times = layers_by_step(result)
     columns = list(times.columns[:MAX_STEPS])
     number = dict(zip(result.rows["instance"], result.rows["step"], strict=True))
@@ -52,11 +52,11 @@ def steps_table(result: LayersResult, view: LayersView) -> list[RenderableType]:
 
 
 def layers_by_step(result: LayersResult) -> pd.DataFrame:
-    """Time of every row of the tree by step, in ns, with the layers nested in it, and the sum as a last row.
+    """Time of each row of the tree by step, in ns, including nested layers, with the sum as the last row.
 
     Returns:
-        A column for each instance of a step in order, then `OUTSIDE` where something lies outside every step; an int64
-        row for each row of `LayersResult.tree`, in its order, and one more for the total.
+        A column for each step instance in order, then `OUTSIDE` if there is work outside steps; an int64 row for each
+        row of `LayersResult.tree`, in its order, and one for the total.
     """
     rows, tree = result.rows, result.tree
     told = zip(rows["instance"], rows["instance"].isna(), strict=True)

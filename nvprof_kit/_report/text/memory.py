@@ -1,4 +1,4 @@
-"""Who held the GPU's memory, as a person reads it: tables in the terminal, a page, and plots."""
+"""Reports of GPU memory by owner: tables for the terminal, a page, and plots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nvprof_kit._trace.torch_memory.snapshot import Snapshot
 
 MOST_ROWS = 20
-"""Rows of each table for a person; the data formats hold every one."""
+"""Maximum number of displayed rows per table; data formats contain all rows."""
 
 _RANKS = {"MiB": 0, "peak": 0, "allocated": 0, "total": 0, "step": 0, "phase": 0, "largest": 2, "blocks": 2}
 
@@ -33,7 +33,7 @@ VIEWS = {
     "segment": "Segments, the most idle memory first",
     "leak": "Left behind by step after step",
 }
-"""What can be asked for, and how it is headed."""
+"""The views with their headings."""
 
 
 def view(result: MemoryResult, name: str) -> pd.DataFrame:
@@ -51,7 +51,7 @@ def view(result: MemoryResult, name: str) -> pd.DataFrame:
 
 
 def memory_report(result: MemoryResult, views: tuple[str, ...], select: Selection = EVERYTHING) -> list[RenderableType]:
-    """The device in a few lines, the asked tables, and every warning."""
+    """The report: a summary of the device, the requested tables, and warnings."""
     parts: list[RenderableType] = [*map(Text, header(result))]
     parts[0] = Text(header(result)[0], "bold")
     most = select.top or MOST_ROWS
@@ -65,7 +65,7 @@ def memory_report(result: MemoryResult, views: tuple[str, ...], select: Selectio
 
 
 def memory_page(result: MemoryResult, snapshot: Snapshot) -> bytes:
-    """One page with both plots and every table; it needs nothing else."""
+    """A self-contained page with both plots and all tables."""
     from nvprof_kit._report.plots.memory import segments_figure, timeline_figure
 
     sections = [
@@ -82,7 +82,7 @@ def memory_page(result: MemoryResult, snapshot: Snapshot) -> bytes:
 
 
 def header(result: MemoryResult) -> list[str]:
-    """The device in a few lines."""
+    """A summary of the device."""
     summary = result.summary
     peak = f"Peak: {mib(summary.peak_bytes)} MiB allocated"
     if len(result.by_layer):
@@ -110,7 +110,7 @@ def _table(rows: pd.DataFrame, most: int) -> RenderableType:
 
 
 def _plain(rows: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """A table's head and cells as text: bytes as MiB, shares as percent."""
+    """Header and cells of a table as text: bytes in MiB, fractions in percent."""
     names = [name.removesuffix("_bytes") if name != "bytes" else "MiB" for name in rows.columns]
     cells = [[_cell(name, value) for name, value in row.items()] for row in rows.to_dict("records")]
     return names, cells

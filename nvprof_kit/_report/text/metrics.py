@@ -1,4 +1,4 @@
-"""GPU metrics of each layer as a person reads them."""
+"""Text report of GPU metrics by layer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RANKS = {"phase": 0, "busy ms": 0, "SM active": 0, "samples": 3}
 
 
 def metrics_report(result: MetricsResult, most: int | None = None) -> list[RenderableType]:
-    """The whole report: what was sampled, the table, and every warning."""
+    """The report: what was sampled, the table, and warnings."""
     columns = [name for name in _TITLES if not math.isnan(result.whole[name])]
     ms = _milliseconds(result)
     rows = result.rows.to_dict("records")

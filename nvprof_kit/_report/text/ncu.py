@@ -1,4 +1,4 @@
-"""The plan of an ncu run as a person reads it: what is measured, what that covers, and how long it will take."""
+"""Text reports of ncu: the plan with its coverage and duration, and the measured layers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table: the data half of the report.
+    """One line of the table, as data.
 
     Attributes:
         label: The layer.
-        phase: Its phase.
-        cells: The other cells by column, '' for what was not measured.
-        cost: Time on the GPU, in ns.
+        phase: The phase.
+        cells: The other cells by column; '' if not measured.
+        cost: GPU time in ns.
     """
 
     label: str
@@ -50,7 +50,7 @@ class Line:
 
 
 def ncu_layers_report(result: NcuLayersResult, most: int | None = None) -> list[RenderableType]:
-    """The whole report: what was measured and what it covers, the table, and every warning."""
+    """The report: what was measured and its coverage, the table, and warnings."""
     lines = ncu_layers_lines(result)
     columns = [name for name in lines[0].cells if any(line.cells.get(name) for line in lines)] if lines else []
     columns += fold_columns(line.cells for line in lines)
@@ -66,7 +66,7 @@ def ncu_layers_report(result: NcuLayersResult, most: int | None = None) -> list[
 
 
 def header(result: NcuLayersResult) -> list[str]:
-    """What was measured, and how much of the time that covers."""
+    """What was measured, and its share of the GPU time."""
     ms = Milliseconds.for_total(max(result.gpu_ns, 1))
     lines = [f"{result.path}: {result.measured:,} measured kernels"]
     if result.capture:
@@ -111,7 +111,7 @@ def _whole(value: float) -> str:
 
 
 def scaled(value: float) -> str:
-    """An amount with three digits and a prefix: ``1.23 G``, '' for nothing measured."""
+    """A quantity with three digits and a prefix, such as ``1.23 G``; '' if not measured."""
     if math.isnan(value):
         return ""
     step = min(int(math.log10(value) // 3), len(_PREFIXES) - 1) if value >= 1 else 0
@@ -124,7 +124,7 @@ def _notes() -> list[RenderableType]:
 
 
 def plan_report(plan: Plan, section_set: str, memory_gb: float, most: int | None = None) -> list[RenderableType]:
-    """The whole report: what the plan covers, its rows, and what to do next."""
+    """The report: the plan's coverage, its rows, and the next command."""
     made = table([(name, "left" if name == "kernel" else "right") for name in _COLUMNS])
     ms = Cells.for_total(plan.gpu_ns)
     made.most, made.way = most, "--top N or -o FILE.csv shows them"
@@ -141,7 +141,7 @@ _COLUMNS = ("kernel", "grid", "block", "launches", "ms", "share", "covered")
 
 
 def plan_lines(plan: Plan, section_set: str, memory_gb: float) -> list[str]:
-    """What the plan is, in a few sentences."""
+    """The plan in a few sentences."""
     of_what = " ".join(part for part in (plan.options.layer, plan.options.phase) if part)
     lines = [
         f"{plan.measurements} launches stand for {percent(plan.covered)} of the GPU time"

@@ -1,4 +1,4 @@
-"""The ranks of a job as a person reads them: the verdict, who waited for whom and why, clocks, and unlike layers."""
+"""Text report of the ranks of a job: verdict, waiting by rank and cause, clocks, and slow layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.ranks.answer import RanksAnswer
 
 FOLD = 8
-"""Ranks that have a line each; of more the unlike ones have, and the rest is one line."""
+"""Maximum number of ranks with a line each; with more, only unlike ranks have one, and the rest share a line."""
 
 _MS = Cells(1, 3)
 
@@ -27,8 +27,8 @@ def ranks_report(found: RanksAnswer, top: int = 10) -> list[RenderableType]:
     """The report.
 
     Args:
-        found: The answer.
-        top: Lines of each table.
+        found: The result.
+        top: Maximum number of rows per table.
     """
     verdict = found.verdict
     style = {"critical": "bold red", "warning": "bold yellow"}.get(verdict.severity, "bold green")
@@ -48,7 +48,7 @@ def ranks_report(found: RanksAnswer, top: int = 10) -> list[RenderableType]:
 
 
 def _charges(charges: pd.DataFrame, steps: int, total: int, top: int) -> list[RenderableType]:
-    """Who the waiting is charged to, and why: the most first, what is left in one line."""
+    """Waiting by charged rank and cause: the largest first, the rest in one line."""
     if not len(charges):
         return []
     keys = ["rank", "cause", "layer", "phase"]
@@ -80,7 +80,7 @@ def _charges(charges: pd.DataFrame, steps: int, total: int, top: int) -> list[Re
 
 
 def _who_waits(matrix: pd.DataFrame, top: int) -> list[RenderableType]:
-    """Who waited for whom: a matrix of few ranks, of many the late ones and how long the others waited for each."""
+    """Who waited for whom: a matrix if there are few ranks, else the late ranks and the time others waited for each."""
     if not len(matrix):
         return []
     ranks = sorted(set(matrix["waiting_rank"]) | set(matrix["late_rank"]))
@@ -101,7 +101,7 @@ def _who_waits(matrix: pd.DataFrame, top: int) -> list[RenderableType]:
 
 
 def _unlike(layers: pd.DataFrame, top: int) -> list[RenderableType]:
-    """Layer x rank: of few ranks the layers that differ most, of many only those that are unlike their equals."""
+    """Layers by rank: those that differ most if there are few ranks, else only ranks unlike their equals."""
     ranks = sorted(layers["rank"].unique())
     if len(ranks) <= FOLD:
         wide = layers.pivot_table(index=["layer", "phase"], columns="rank", values="median_ns", aggfunc="sum")
@@ -148,7 +148,7 @@ def _unlike(layers: pd.DataFrame, top: int) -> list[RenderableType]:
 
 
 def _groups(groups: pd.DataFrame | None, top: int) -> list[RenderableType]:
-    """What the communicators are for, those of a kind and size in one line."""
+    """The communicators and their purpose; one line per kind and size."""
     if groups is None or not len(groups):
         return []
     made = table(
@@ -161,7 +161,7 @@ def _groups(groups: pd.DataFrame | None, top: int) -> list[RenderableType]:
 
 
 def _bubbles(bubbles: pd.DataFrame | None) -> list[RenderableType]:
-    """The bubble of each pipeline stage, the mean over steps and the stage's ranks."""
+    """The bubble of each pipeline stage, averaged over steps and the stage's ranks."""
     if bubbles is None or not len(bubbles):
         return []
     heads = ("stage", "ranks", "step", "busy", "sends and receives", "host", "other", "bubble", "share")
@@ -176,7 +176,7 @@ def _bubbles(bubbles: pd.DataFrame | None) -> list[RenderableType]:
 
 
 def _clocks(clocks: pd.DataFrame) -> list[RenderableType]:
-    """The clocks; of many ranks how well they are aligned, and the worst."""
+    """The clocks; if there are many ranks, the quality of their alignment and the worst ones."""
     import pandas as pd
 
     if len(clocks) <= FOLD:
@@ -228,7 +228,7 @@ def _path(path: pd.DataFrame, top: int) -> list[RenderableType]:
 
 
 def _what_if(changes: pd.DataFrame, error: float) -> list[RenderableType]:
-    """What a step would take with each change, and how well the unchanged graph is replayed."""
+    """The step time with each change, and the replay error of the unchanged graph."""
     made = table([("as the median of its equals", "left"), ("step", "right"), ("saved", "right"), ("share", "right")])
     for row in changes.to_dict("records"):
         made.add_row(row["what"], _MS(row["step_ns"]), _MS(row["saved_ns"]), percent(row["saved_share"]))
@@ -239,13 +239,13 @@ def _what_if(changes: pd.DataFrame, error: float) -> list[RenderableType]:
 
 
 def rank_table(frame: pd.DataFrame, top: int) -> list[RenderableType]:
-    """A table of a job, its first lines, and how many more there are."""
+    """The first rows of a job's table, and the number of omitted rows."""
     rest = len(frame) - top
     return [table_of(frame.head(top)), *([Text(f"… and {rest:,} more", "dim")] if rest > 0 else [])]
 
 
 def table_of(frame: pd.DataFrame) -> Grid:
-    """Any table of a job, times as milliseconds."""
+    """Any table of a job, with times in milliseconds."""
     times = [name for name in frame.columns if str(name).endswith("_ns")]
     made = table(
         [

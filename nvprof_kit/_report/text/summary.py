@@ -1,4 +1,4 @@
-"""The eight summaries as a person reads them."""
+"""Text report of the eight summary views."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _WIDE = 32
 
 
 def summary_report(result: SummaryResult, top: int) -> list[RenderableType]:
-    """The views one below the other, each with the note that belongs to it.
+    """The views one below the other, each with its note.
 
     Args:
         result: The summaries.
-        top: Rows of each view.
+        top: Maximum number of rows per view.
     """
     parts: list[RenderableType] = [capture_line(result.info, result.steps), ""]
     for name, rows in result.views.items():
@@ -38,7 +38,7 @@ def summary_report(result: SummaryResult, top: int) -> list[RenderableType]:
 
 
 def _readable(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with kernels by their short names; where they are an operator's, below it and further in."""
+    """The rows with short kernel names; kernels of an operator are indented below it."""
     made = rows
     if "name" in rows:
         made = rows.assign(name=rows["name"].map(lambda name: short_kernel(str(name), _WIDE)))
@@ -59,7 +59,7 @@ def _table(rows: pd.DataFrame) -> RenderableType:
 
 
 def _left_out(name: str, rows: pd.DataFrame) -> bool:
-    """Columns that hold nothing, and the details: a terminal is narrow, csv has them all."""
+    """Whether to omit a column: empty or a detail; CSV has all columns."""
     single = "gpu_p50_ns" in rows
     detail = single and name in ("gpu_min_ns", "gpu_p50_ns", "cpu_avg_ns", "cpu_max_ns", "cpu_min_ns", "cpu_ratio")
     detail |= name in ("cpu_p50_ns", "cpu_p95_ns")

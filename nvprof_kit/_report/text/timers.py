@@ -1,4 +1,4 @@
-"""The stages that ranks timed, as a person reads them: a table, the verdict, and a timeline over the ranks."""
+"""Text report of timed stages by rank: a table, the verdict, and a timeline."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.timers import TimersResult, Verdict
 
 MOST_BARS = 20_000
-"""Calls in the timeline; of more, the first are drawn and the title says so."""
+"""Maximum number of calls in the timeline; the first are drawn, and the title says so."""
 
 
 def timers_report(result: TimersResult, most: int | None = None) -> list[RenderableType]:
-    """The whole report: what was read, the table, the verdict, and every warning."""
+    """The report: what was read, the table, the verdict, and warnings."""
     rows = result.rows.to_dict("records")
     by_rank = result.rows["rank"].notna().any()
     clock = "cuda" if result.rows["cuda_total_ns"].notna().all() else "cpu"
@@ -54,7 +54,7 @@ def verdict_line(verdict: Verdict) -> Text:
 
 
 def timeline_figure(result: TimersResult) -> Figure:
-    """A lane for each rank, a bar for each call; a stage inside another is drawn thinner, upon it."""
+    """A lane for each rank with a bar for each call; nested stages are drawn thinner, on top."""
     from matplotlib.figure import Figure
 
     calls = result.calls.nsmallest(MOST_BARS, "offset_ns")

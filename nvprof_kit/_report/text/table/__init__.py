@@ -1,1 +1,1 @@
-"""What every table in the terminal is made of."""
+"""Building blocks of terminal tables."""

@@ -1,4 +1,4 @@
-"""A share as a bar."""
+"""A fraction as a bar."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 class Bar:
-    """A share of 1 as a bar, in eighths of a character, or in ``#`` where the terminal knows only ASCII."""
+    """A fraction of 1 as a bar, in eighths of a character, or as ``#`` if the terminal is ASCII only."""
 
     def __init__(self, share: float, style: str = "cyan", width: int = BAR_WIDTH) -> None:
         self._share = min(max(share, 0.0), 1.0)
@@ -20,11 +20,11 @@ class Bar:
         self._width = width
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """As wide as it likes to be, and down to nothing."""
+        """The preferred width; the minimum is 0."""
         return Measurement(0, min(self._width, options.max_width))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The bar; any share above nothing shows at least a sliver."""
+        """The bar; any positive fraction shows at least a sliver."""
         width = min(self._width, options.max_width)
         if options.ascii_only:
             text = "#" * round(self._share * width)

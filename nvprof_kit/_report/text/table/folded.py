@@ -1,4 +1,4 @@
-"""How a table for reading shows equal blocks: one line with its count, and what one of them takes."""
+"""Display of folded equal blocks: one line with their number, and the time of one block."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ KINDS = {"unlike": "left"}
 
 
 def path_label(row: Mapping[Any, Any]) -> str:
-    """A layer's path, and for how many blocks it stands."""
+    """A layer's path, and the number of folded blocks."""
     return f"{row['layer']} x{row['count']}" if row.get("count", 1) > 1 else str(row["layer"])
 
 
 def fold_cells(row: Mapping[Any, Any], ms: Milliseconds) -> dict[str, str]:
-    """Of equal blocks what one of them takes, and of a block unlike its equals in what."""
+    """The time of one of the equal blocks, or how a block differs from its equals."""
     each = {name: ms(row[f"{name}_ns"]) for name in EACH} if row.get("count", 1) > 1 else {}
     return each | ({"unlike": row["unlike"]} if row.get("unlike") else {})
 
 
 def fold_columns(lines: Iterable[Mapping[str, str]]) -> list[str]:
-    """The columns of `fold_cells` that hold anything."""
+    """The non-empty columns of `fold_cells`."""
     used = {name for line in lines for name in COLUMNS if line.get(name)}
     return [name for name in COLUMNS if name in used]
 

@@ -1,6 +1,6 @@
-"""A table that fits the terminal without a cut figure: texts are shortened, columns go, or rows stack.
+"""Tables that fit the terminal without truncating numbers: shortens texts, omits columns, or stacks cells.
 
-What is left out is named in a line below, with the way to it.
+A line below the table lists what is omitted, and how to show it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from nvprof_kit._report.text.table.bar import BAR_WIDTH, Bar
 
 _GAP = 2
 _SHORT, _SHORT_LABEL = 12, 24
-"""Cells that a text, and the first column's, is not shortened below."""
+"""Minimum widths of shortened texts: other columns, and the first column."""
 _LEAST_ROWS = 8
 _LABEL = re.compile(r"(\s*)(.*?)((?: x\d+)?)", re.DOTALL)
-"""A line's label: how far it is indented, a path, and how many equal blocks it stands for."""
+"""A line's label: indentation, path, and number of folded blocks."""
 WIDE = 120
-"""Cells of a table that goes to no terminal; it grows where its figures need more."""
+"""Width of a table outside a terminal; wider if the numbers need it."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Column:
     """A column.
 
     Attributes:
-        name: Its head.
-        kind: ``left`` for texts, ``path`` for paths of layers, ``right`` for figures, or ``bar``.
-        rank: Columns go in the order of their ranks where the width is short, the largest first, and of one rank from
-            the right; those of rank 0 stay.
+        name: The header.
+        kind: ``left`` for texts, ``path`` for layer paths, ``right`` for numbers, or ``bar``.
+        rank: If the width is insufficient, columns with the largest rank are omitted first, from right to left; rank 0
+            is always shown.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A line; a `section` is a rule."""
+    """A row; with `section`, a rule."""
 
     cells: tuple[RenderableType, ...] = ()
     style: str = ""
@@ -63,13 +63,13 @@ class Row:
 
 @dataclass
 class Grid:
-    """A table for reading.
+    """A table for display.
 
     Attributes:
-        columns: Its columns; the first names the rows.
-        rows: Its lines.
-        most: Lines that are shown, None for as many as fit.
-        way: What shows the lines and columns that are left out, besides a file.
+        columns: The columns; the first names the rows.
+        rows: The rows.
+        most: Maximum number of shown rows; None for as many as fit.
+        way: How to show omitted rows and columns, other than a file.
     """
 
     columns: list[Column]
@@ -78,27 +78,28 @@ class Grid:
     way: str = ""
 
     def add_row(self, *cells: RenderableType, style: str = "", cost: float | None = None) -> None:
-        """Add a line.
+        """Add a row.
 
         Args:
             cells: A cell for each column.
-            style: Style of rich.
-            cost: Where not all lines are shown, the costliest are; those without a cost always, and where no line has
-                one, the first.
+            style: Rich style.
+            cost: If not all rows fit, the costliest are shown, and rows without a cost always; if no row has a cost,
+            the
+                first ones.
         """
         self.rows.append(Row(cells, style, cost))
 
     def add_section(self) -> None:
-        """Add a rule below the lines so far."""
+        """Add a rule after the current rows."""
         self.rows.append(Row(section=True))
 
     def parts(self, width: int, height: int | None = None, grow: bool = False) -> list[RenderableType]:
-        """The table as it fits, and what was left out.
+        """The table as it fits, and a line about what is omitted.
 
         Args:
-            width: Cells of a line.
-            height: Lines of the terminal; None for all lines.
-            grow: Shorten texts but the first, and be wider than `width` where the figures need it.
+            width: Width of a line in cells.
+            height: Height of the terminal in lines; None for all rows.
+            grow: Shorten texts except the first column, and exceed `width` if the numbers need it.
         """
         rows, hidden = self._fitting_rows(height)
         shown = replace(self, rows=rows)
@@ -116,11 +117,11 @@ class Grid:
         return parts
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """As it fits the width that rich gives it, with every line."""
+        """Render at the width given by Rich, with all rows."""
         yield from self.parts(options.max_width)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """As wide as it would like to be."""
+        """The preferred width."""
         widths = self._widths()
         most = _whole([*widths.values(), *(BAR_WIDTH for one in self.columns if one.kind == "bar")])
         return Measurement(min(_SHORT_LABEL, most), min(most, options.max_width)).normalize()
@@ -129,7 +130,7 @@ class Grid:
         return self.way or "-o FILE.csv has them all"
 
     def _fitting_rows(self, height: int | None) -> tuple[list[Row], int]:
-        """The lines that are shown, and how many are not."""
+        """The shown rows, and the number of omitted rows."""
         body = self._body()
         fixed = sum(not row.section for row in self.rows) - len(body)
         most = self.most
@@ -141,13 +142,13 @@ class Grid:
         return [row for row in self.rows if id(row) not in hidden], len(hidden)
 
     def _body(self) -> list[Row]:
-        """The lines of which not all need be shown: those with a cost, else those above the first rule."""
+        """The rows that may be omitted: those with a cost, else those above the first rule."""
         told = [row for row in self.rows if row.cost is not None]
         until = next((place for place, row in enumerate(self.rows) if row.section), len(self.rows))
         return told or self.rows[:until]
 
     def _widths(self) -> dict[int, int]:
-        """Cells that each column but bars would like, by place."""
+        """Preferred width of each column except bars, by position."""
         return {
             place: max(map(_cells, [one.name, *(row.cells[place] for row in self.rows if not row.section)]))
             for place, one in enumerate(self.columns)
@@ -155,7 +156,7 @@ class Grid:
         }
 
     def _fitting_columns(self, width: int, grow: bool) -> tuple[list[int], dict[int, int], int]:
-        """The places of the columns that are shown, their widths, and how many cells are lacking all the same."""
+        """The positions of the shown columns, their widths, and the number of cells still missing."""
         natural = self._widths()
         bars = [place for place, one in enumerate(self.columns) if one.kind == "bar"]
         order = sorted(range(1, len(self.columns)), key=lambda place: (self.columns[place].rank, place))
@@ -175,7 +176,7 @@ class Grid:
         return sorted(widths), widths, lacking
 
     def _shorten(self, widths: dict[int, int], lacking: int, labels: bool) -> int:
-        """Take cells from the texts, the longest first; gives what is lacking where every text is short."""
+        """Shorten texts, the longest first; returns the number of cells still missing."""
         texts = [place for place in widths if self.columns[place].is_text]
         rest, label = ([place for place in texts if (place == 0) == first] for first in (False, True))
         for group, least in ((rest, _SHORT), (label if labels else [], _SHORT_LABEL)):
@@ -205,7 +206,7 @@ class Grid:
         return short_path(cell, width) if kind == "path" else short_text(cell, width)
 
     def _stacked(self, width: int) -> Iterator[RenderableType]:
-        """Each line as its label and, below it, name and figure, as many as go in a line."""
+        """Each row as its label and, below it, names with values, as many as fit per line."""
         for row in self.rows:
             if row.section:
                 yield Text("─" * min(width, WIDE), "dim")
@@ -222,12 +223,12 @@ def _plain(cell: RenderableType) -> str:
 
 
 def _cells(cell: RenderableType) -> int:
-    """Cells that an entry takes."""
+    """Width of a cell's content."""
     return max(map(cell_len, _plain(cell).split("\n")))
 
 
 def _whole(widths: Iterable[int]) -> int:
-    """Cells of a line with columns of these widths."""
+    """Width of a line with columns of these widths."""
     widths = list(widths)
     return sum(widths) + _GAP * (len(widths) - 1)
 
@@ -244,8 +245,8 @@ def _lines(items: Iterable[str], width: int) -> Iterator[str]:
 
 
 def short_path(path: str, width: int) -> str:
-    """A layer's path in some cells: its first parts go, so that what tells it from its equals stays, and no number is
-    cut.
+    """A layer's path shortened to a width: omits leading parts, because the end distinguishes layers, and never cuts a
+    number.
     """
     if cell_len(path) <= width:
         return path
@@ -260,7 +261,7 @@ def short_path(path: str, width: int) -> str:
 
 
 def short_text(text: str, width: int) -> str:
-    """A text in some cells; a number at its end that does not fit goes whole."""
+    """A text shortened to a width; a number at its end is kept whole or omitted."""
     if cell_len(text) <= width:
         return text
     kept = text[: max(width - 1, 0)]

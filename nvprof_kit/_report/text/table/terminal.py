@@ -1,4 +1,4 @@
-"""What every table for a person is made of: the console it is printed to, bars, and the lines around it."""
+"""Terminal output of reports: the console, tables, and the lines around them."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ from nvprof_kit._trace.schema import CaptureInfo
 __all__ = ["Bar", "capture_facts", "capture_line", "html_of", "print_to", "table", "text_of", "warning_lines"]
 
 _ANY = 1_000_000
-"""Cells that no table needs."""
+"""A width that no table exceeds."""
 _AROUND = 8
-"""Lines of a terminal that are left to what stands around a table."""
+"""Terminal lines reserved for the text around a table."""
 
 
 class _PlainConsole(Console):
-    """A console that prints no control character of the texts that it is given."""
+    """A console that removes control characters from texts."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What rich renders, its own control codes left as they are."""
+        """Render with Rich, keeping only its own control codes."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
 
 def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) -> None:
-    """Print the parts of a report: on a terminal in colour and at its width, else plain and ``COLUMNS`` wide; where
-    that is not set, or the file is ``kept``, 120 and as much more as the labels and figures of a table need.
+    """Print the parts of a report.
+
+    On a terminal, output has colors and the terminal's width. Elsewhere it is plain and ``COLUMNS`` wide. If
+    ``COLUMNS`` is not set, or the file is ``kept``, it is 120 wide, or wider if the labels and numbers of a table need
+    it.
     """
     if file.isatty():
         console = _PlainConsole(file=file, highlight=False, markup=False, force_jupyter=False)
@@ -61,7 +64,7 @@ def _print(
     height: int | None = None,
     wrap: bool = False,
 ) -> None:
-    """Tables keep to the width; a line of text is wrapped between words on a terminal, and a pipe gets it whole."""
+    """Tables keep to the width; a line of text is wrapped on a terminal and written as is to a pipe."""
     width = console.width
     for part in parts:
         for one in part.parts(width, height, grow) if isinstance(part, Grid) else (part,):
@@ -72,25 +75,25 @@ def _print(
 
 
 def table(columns: Iterable[tuple[str, str]], ranks: Mapping[str, int] | None = None) -> Grid:
-    """An empty table with a rule under its head.
+    """An empty table with a rule below its header.
 
     Args:
-        columns: Name and kind of each: ``left`` for texts, ``path`` for paths of layers, ``right`` for figures, or
-            ``bar``, which gives way first where the width is short.
-        ranks: Ranks of columns by name: where the width is short those of the largest go first, those of 0 stay. All
-            others have 1.
+        columns: Name and kind of each: ``left`` for texts, ``path`` for layer paths, ``right`` for numbers, or ``bar``,
+            which is omitted first if the width is insufficient.
+        ranks: Ranks of columns by name, 1 by default: columns with the largest rank are omitted first, rank 0 is always
+            shown.
     """
     return Grid([Column(name, kind, (ranks or {}).get(name, 1)) for name, kind in columns])
 
 
 def capture_line(info: CaptureInfo, steps: int) -> Text:
-    """Which capture this is: file, tool, GPUs, processes and steps."""
+    """A line about the capture: file, tool, GPUs, processes and steps."""
     facts = "".join(f" · {fact}" for fact in capture_facts(info, steps))
     return Text(info.path, "bold").append(facts, style="not bold")
 
 
 def capture_facts(info: CaptureInfo, steps: int) -> list[str]:
-    """What made a capture and where: tool, GPUs, processes and steps."""
+    """Facts about the capture: tool, GPUs, processes and steps."""
     facts = [
         info.tool,
         counted(info.gpus) if info.on_gpu else "no GPU",
@@ -101,19 +104,19 @@ def capture_facts(info: CaptureInfo, steps: int) -> list[str]:
 
 
 def warning_lines(warnings: Iterable[str]) -> list[Text]:
-    """What may be wrong with the figures, a line each, the most severe first."""
+    """The warnings, one line each, the most severe first."""
     return [Text(f"! {warning}", "yellow") for warning in in_order(warnings)]
 
 
 def text_of(parts: Iterable[RenderableType], kept: bool = False) -> str:
-    """The parts of a report as plain text, as `print_to` writes them to a file."""
+    """The parts of a report as plain text, as written to a file by `print_to`."""
     file = StringIO()
     print_to(file, parts, kept=kept)
     return file.getvalue()
 
 
 def html_of(parts: Iterable[RenderableType]) -> str:
-    """The parts of a report as an element of HTML, with their colours; no text in them is taken for markup."""
+    """The parts of a report as an HTML element with colors; texts are escaped."""
     console = Console(
         file=StringIO(),
         width=WIDE,
@@ -121,7 +124,7 @@ def html_of(parts: Iterable[RenderableType]) -> str:
         markup=False,
         record=True,
         force_terminal=True,
-        force_jupyter=False,  # in a notebook rich would show every line once more by itself
+        force_jupyter=False,  # otherwise Rich displays each line in a notebook a second time
     )
     _print(console, parts, grow=True)
     style = "font-family:Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre;overflow-x:auto;line-height:1.3"

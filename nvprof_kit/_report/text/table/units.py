@@ -1,4 +1,4 @@
-"""Names of kernels short enough for a table."""
+"""Formats numbers with units and kernel names for tables."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _NS_PER_MS = 1_000_000
 
 @dataclass(frozen=True)
 class Milliseconds:
-    """Writes times as milliseconds, every one with the same number of decimals, so that a column can be read down.
+    """Formats times in milliseconds, all with the same number of decimals.
 
     Attributes:
-        divisor: What each time is divided by first: the number of steps, where times are per step.
-        decimals: Digits behind the point.
+        divisor: Divisor of each time, such as the number of steps.
+        decimals: Number of decimals.
     """
 
     divisor: int
@@ -25,12 +25,12 @@ class Milliseconds:
 
     @classmethod
     def for_total(cls, total_ns: int, divisor: int = 1) -> Milliseconds:
-        """As many decimals as give a table's total four digits: 1.234, 12.34, 123.4, and then whole milliseconds."""
+        """Enough decimals for four digits of a table's total (1.234, 12.34, 123.4), from 0 to 3."""
         total_ms = max(total_ns / divisor / _NS_PER_MS, 1e-9)
         return cls(divisor, min(max(3 - math.floor(math.log10(total_ms)), 0), 3))
 
     def __call__(self, ns: int) -> str:
-        """The time, '' for none at all, and never a zero for a little."""
+        """The time; '' for zero. A small time is never shown as 0."""
         if ns == 0:
             return ""
         text = f"{ns / self.divisor / _NS_PER_MS:,.{self.decimals}f}"
@@ -39,10 +39,10 @@ class Milliseconds:
 
 @dataclass(frozen=True)
 class Cells(Milliseconds):
-    """The same for the cells of a table: what is too little for its decimals is written in µs or ns, ``20 µs``."""
+    """The same for table cells: times too small for the decimals are in µs or ns, such as ``20 µs``."""
 
     def __call__(self, ns: int) -> str:
-        """The time, '' for none at all."""
+        """The time; '' for zero."""
         text = super().__call__(ns)
         if not text.startswith("<"):
             return text
@@ -51,20 +51,20 @@ class Cells(Milliseconds):
 
 
 def count_per_step(count: int, steps: int) -> str:
-    """A count divided by the steps: ``8``, or ``0.2`` where it does not come out even, and '' for none."""
+    """A count divided by the steps: ``8``, or ``0.2`` if it is not an integer; '' for zero."""
     if count == 0:
         return ""
     return f"{count // steps:,}" if count % steps == 0 else f"{count / steps:,.1f}"
 
 
 def mib(count: int) -> str:
-    """Bytes in MiB: ``1,234.5``, and never a zero for a little."""
+    """Bytes in MiB, such as ``1,234.5``; a small number is never shown as 0."""
     text = f"{count / (1 << 20):,.1f}"
     return ("<0.1" if count > 0 else ">-0.1") if count and text in ("0.0", "-0.0") else text
 
 
 def mib_cell(count: int) -> str:
-    """The same for the cells of a table: a little is written in KiB or bytes, ``12 KiB``."""
+    """The same for table cells: small numbers are in KiB or bytes, such as ``12 KiB``."""
     text = mib(count)
     if not text.startswith(("<", ">")):
         return text
@@ -72,14 +72,14 @@ def mib_cell(count: int) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of 1 as ``12.3 %``, and a little one as ``0.03 %``."""
+    """A fraction as ``12.3 %``, or, if small, as ``0.03 %``."""
     if not 0 < share < 0.0005:
         return f"{100 * share:.1f} %"
     return f"{100 * share:.1g} %" if share >= 0.000005 else "<0.001 %"
 
 
 def percents(parts: Sequence[int]) -> list[str]:
-    """The parts of a whole as percentages whose digits add up to 100.0: those with the largest remainders go up."""
+    """The parts of a whole in percent, rounded to add up to 100.0: the largest remainders are rounded up."""
     whole = sum(parts) or 1
     exact = [1000 * part / whole for part in parts]
     tenths = [math.floor(value) for value in exact]
@@ -93,7 +93,7 @@ def percents(parts: Sequence[int]) -> list[str]:
 
 
 def counted(names: Iterable[str]) -> str:
-    """Names with how often each occurs: ``2 x NVIDIA H100, NVIDIA A100``."""
+    """Names with their counts: ``2 x NVIDIA H100, NVIDIA A100``."""
     return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in Counter(names).items())
 
 
@@ -101,14 +101,14 @@ _NAMESPACES = re.compile(r"(?:\w+::|<unnamed>::|\(anonymous namespace\)::)+(?=\w
 
 
 def short_kernel(name: str, width: int = 60) -> str:
-    """A kernel's name without its return type, parameters and namespaces, cut to a width."""
+    """A kernel name without return type, parameters and namespaces, cut to a width."""
     plain = _without_parameters(name.removeprefix("void ").replace("(anonymous namespace)", "<unnamed>"))
     plain = _NAMESPACES.sub("", plain)
     return plain if len(plain) <= width else f"{plain[: width - 1]}…"
 
 
 def _without_parameters(name: str) -> str:
-    """What stands before the parenthesis that is outside every angle bracket."""
+    """The part before the first parenthesis outside angle brackets."""
     depth = 0
     for place, letter in enumerate(name):
         depth += (letter == "<") - (letter == ">")
