@@ -99,14 +99,14 @@ class count_flops(ContextDecorator):
         self._finish(write=kind is None and self._at_step is None)
 
     def entered(self, range_: Range) -> None:
-        """A range has opened; called by `Watch`."""
+        """Listener of a `Watch`: a range has opened."""
         if self._at_step is not None and range_.category is Category.STEP and range_.payload == self._at_step:
             self._begin()
         if self._counter is not None:
             self._counter.entered(range_)
 
     def left(self, range_: Range) -> None:
-        """A range has closed; called by `Watch`."""
+        """Listener of a `Watch`: a range has closed."""
         if self._counter is not None:
             self._counter.left(range_)
         if self._at_step is not None and range_.category is Category.STEP and range_.payload == self._at_step:

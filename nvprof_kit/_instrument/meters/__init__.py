@@ -1,1 +1,1 @@
-"""Meters of a loop: throughput, named timers, utilisation of CPU and GPU."""
+"""Meters of a loop: throughput, named timers, CPU and GPU utilization."""

@@ -1,7 +1,7 @@
-"""Protocol buffers on the wire: messages, and many messages of one form at once.
+"""Protocol buffer wire format: single messages, and many messages of the same layout at once.
 
-A message that stands a million times is written as rows of a byte matrix. Its numbers are varints of a fixed width,
-padded with zero bits, which every parser takes; so no row is longer than another, and NumPy writes all of them.
+Many similar messages are written as rows of a byte matrix. Their numbers are varints of a fixed width, padded with zero
+bits, which all parsers accept. So all rows have the same length, and NumPy writes them together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _VARINT, _BYTES = 0, 2
 
 
 def varint(value: int) -> bytes:
-    """A whole number; a negative one as its 64 bits."""
+    """Encode an integer; a negative one as 64 bits."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 0x7F:
@@ -26,47 +26,47 @@ def varint(value: int) -> bytes:
 
 
 def number(field: int, value: int) -> bytes:
-    """A field that is a whole number."""
+    """Encode an integer field."""
     return varint(field << 3 | _VARINT) + varint(value)
 
 
 def text(field: int, value: str | bytes) -> bytes:
-    """A field that is text, bytes or a message; half a letter becomes ``?``."""
+    """Encode a field with text, bytes or a message; lone surrogates become ``?``."""
     raw = value.encode("utf-8", "replace") if isinstance(value, str) else value
     return varint(field << 3 | _BYTES) + varint(len(raw)) + raw
 
 
 def packed(field: int, values: Sequence[int]) -> bytes:
-    """A field that is a list of whole numbers."""
+    """Encode a packed repeated integer field."""
     return text(field, b"".join(map(varint, values)))
 
 
 class Column(NamedTuple):
-    """A number of each row."""
+    """A number per row, with its width in bytes."""
 
     values: npt.NDArray[np.integer[Any]]
     width: int
 
 
 Part = bytes | Column
-"""What every row has alike, or a number of each."""
+"""Bytes shared by all rows, or a number per row."""
 
 
 def numbers(field: int, values: npt.NDArray[np.integer[Any]]) -> list[Part]:
-    """A field that is a number of each row."""
+    """Encode an integer field per row."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     width = 10 if low < 0 else max(1, -(-high.bit_length() // 7))
     return [varint(field << 3 | _VARINT), Column(values, width)]
 
 
 def message(field: int, parts: Sequence[Part]) -> list[Part]:
-    """A field that is a message of each row."""
+    """Encode a message field per row."""
     width = sum(one.width if isinstance(one, Column) else len(one) for one in parts)
     return [varint(field << 3 | _BYTES) + varint(width), *parts]
 
 
 def rows(parts: Sequence[Part], count: int) -> bytes:
-    """The rows, one behind the other."""
+    """The concatenated rows."""
     width = sum(one.width if isinstance(one, Column) else len(one) for one in parts)
     matrix = np.empty((width, count), dtype=np.uint8)
     at = 0
@@ -82,7 +82,7 @@ def rows(parts: Sequence[Part], count: int) -> bytes:
 
 
 def _fill(into: npt.NDArray[np.uint8], column: Column) -> None:
-    """The bytes of a varint, seven bits each, the lowest first; all but the last say that another follows."""
+    """Write varints: seven bits per byte, lowest first; the high bit of a byte says that another one follows."""
     rest = column.values.astype(np.int64).view(np.uint64)
     for place in range(column.width):
         into[place] = (rest & np.uint64(0x7F)).astype(np.uint8)

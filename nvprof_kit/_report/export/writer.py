@@ -1,7 +1,7 @@
-"""Every file that the package leaves is written here: beside its place and renamed, and never over what it was made of.
+"""Writes all output files of the package: to a temporary file that is then renamed, and never over an input.
 
-A reader of the file therefore sees the old one or the new one, whole. What is no regular file (a pipe, ``/dev/null``)
-is written as it is.
+So a reader sees either the old file or the complete new one. Files that are not regular (a pipe, ``/dev/null``) are
+written directly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REPORT, _EXPORT = ".nsys-rep", ".sqlite"
 
 
 class WriteError(UsageError, OSError):
-    """A file cannot be written; ``errno`` and ``strerror`` are those of the system."""
+    """A file cannot be written; ``errno`` and ``strerror`` are from the operating system."""
 
     __str__ = Exception.__str__
 
@@ -31,20 +31,20 @@ class WriteError(UsageError, OSError):
 def write_file(
     path: str | Path, data: bytes | str, *, inputs: Iterable[str | Path] = (), executable: bool = False
 ) -> Path:
-    """Write a file whole.
+    """Write a file atomically.
 
     Args:
-        path: The file; through a symbolic link, what it points to.
-        data: What is to be in it; text becomes UTF-8.
-        inputs: What it was made of: none of these is overwritten, nor what belongs to them (`belongings`).
-        executable: Whether it is a script to run.
+        path: The file; symbolic links are followed.
+        data: The content; text is encoded as UTF-8.
+        inputs: Input files; neither these nor their related files (`belongings`) are overwritten.
+        executable: Whether the file is a script to run.
 
     Returns:
         The path.
 
     Raises:
-        UsageError: It is an input.
-        WriteError: It cannot be written; a file that was there before is as it was.
+        UsageError: The file is an input.
+        WriteError: The file cannot be written; an existing file is unchanged.
     """
     with writing(path, inputs=inputs, executable=executable) as file:
         file.write(data.encode("utf-8", "replace") if isinstance(data, str) else data)
@@ -53,7 +53,7 @@ def write_file(
 
 @contextmanager
 def writing(path: str | Path, *, inputs: Iterable[str | Path] = (), executable: bool = False) -> Iterator[BinaryIO]:
-    """The same for what is written piece by piece: the file takes its place when the block ends without an error."""
+    """The same for a file written in pieces; it replaces the target when the block ends without an error."""
     path = Path(path)
     refuse_input(path, inputs)
     try:
@@ -72,14 +72,14 @@ def writing(path: str | Path, *, inputs: Iterable[str | Path] = (), executable: 
 
 
 def refuse_input(path: str | Path, inputs: Iterable[str | Path]) -> None:
-    """Refuse to write over what an answer is made of.
+    """Raise an error if the output would overwrite an input.
 
     Args:
-        path: Where the answer is to go.
-        inputs: What it is made of.
+        path: The output file.
+        inputs: The input files.
 
     Raises:
-        UsageError: The path is one of them, by whatever name, or belongs to one of them.
+        UsageError: The path is one of the inputs, under any name, or a related file of one.
     """
     for one in inputs:
         for source in belongings(Path(one)):
@@ -89,8 +89,8 @@ def refuse_input(path: str | Path, inputs: Iterable[str | Path]) -> None:
 
 
 def belongings(source: Path) -> list[Path]:
-    """An input and what belongs to it: the export of an ``.nsys-rep``, the report of an export, SQLite's journals."""
-    if not source.name:  # the folder one is in
+    """An input and its related files: the export of an ``.nsys-rep``, the report of an export, SQLite's journals."""
+    if not source.name:  # the current folder or the root
         return [source]
     plain = source.with_name(source.name.removesuffix(_PACKED))
     found = [source]
@@ -103,7 +103,7 @@ def belongings(source: Path) -> list[Path]:
 
 
 def _same(path: Path, other: Path) -> bool:
-    """Whether two names are of one file, through symbolic and hard links; where one is not there, of one place."""
+    """Whether two paths are the same file, through symbolic and hard links; if one is missing, the same location."""
     try:
         return os.path.samefile(path, other)
     except OSError:
@@ -117,9 +117,9 @@ def _reason(error: OSError, path: Path) -> str:
 
 @contextmanager
 def _beside(target: Path, before: os.stat_result | None, executable: bool) -> Iterator[BinaryIO]:
-    """A new file of an unforeseeable name beside the target, which it replaces in the end.
+    """A temporary file with a random name next to the target, which it replaces at the end.
 
-    Its mode is that of the file before, else what the process's umask leaves of 0666, or of 0777 for a script.
+    The mode of a script is 0777 less the umask; else it is that of the existing file, or 0666 less the umask.
     """
     partial = target.with_name(f".nvprof-kit-{secrets.token_hex(8)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
