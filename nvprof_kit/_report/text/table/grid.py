@@ -261,7 +261,7 @@ def short_path(path: str, width: int) -> str:
 
 
 def short_text(text: str, width: int) -> str:
-    """A text shortened to a width; a number at its end is kept whole or omitted."""
+    """A text shortened to a width; a number is never cut, but omitted."""
     if cell_len(text) <= width:
         return text
     kept = text[: max(width - 1, 0)]
