@@ -1,4 +1,4 @@
-"""`memory_snapshot`: the history of PyTorch's CUDA caching allocator, labelled by layer, phase and step.
+"""`memory_snapshot`: the history of PyTorch's CUDA caching allocator, labeled by layer, phase and step.
 
 Read the file with ``nvprof-kit memory``, or open it at https://pytorch.org/memory_viz.
 """
