@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 DEFAULT = "default"
-"""Aliases for the default domain; its actual name is empty."""
+"""The default domain in ``--domain``; its actual name is empty."""
 
 
 def named_domains(domain: str, known: Collection[str] = ()) -> tuple[str, ...]:
     """The domains selected with ``--domain``: one, or several separated by commas; ``''`` is the default domain.
 
     Args:
-        domain: What the user wrote.
+        domain: The value of ``--domain``.
         known: The domains of the capture; an exact match with one of them is not split at commas.
     """
     if domain in known:
