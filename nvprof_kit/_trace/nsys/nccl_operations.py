@@ -38,8 +38,7 @@ def has_operations(db: Database) -> bool:
 
 
 def read_operations(db: Database) -> dict[str, Any]:
-    """Columns of the schema's ``collectives``: operations with their kernels; operations without a kernel are omitted.
-    """
+    """Columns of the schema's ``collectives``: operations with their kernels, without operations that have none."""
     said = {name: name if db.has(TABLE, name) else "NULL" for name in ("commHash", "count", "dataType")}
     rows = db.rows(
         f'SELECT start, "end", text, operationId, {said["commHash"]}, {said["count"]}, {said["dataType"]} '

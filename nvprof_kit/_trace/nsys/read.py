@@ -40,7 +40,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
     Args:
         path: The SQLite file.
         domain: NVTX domain to take the ranges from, or several separated by commas; '' is the default domain.
-        optional: Optional columns and tables wanted.
+        optional: The optional columns and tables to read.
         named: The path to name in messages.
         cpu_only: Whether to read a capture without GPU operations too; that table is then empty.
 

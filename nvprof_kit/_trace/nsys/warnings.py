@@ -129,8 +129,7 @@ def _overhead(db: Database, ops: dict[str, Any]) -> list[str]:
 
 
 def _diagnostics(db: Database, lost: int) -> list[str]:
-    """Warnings and errors that nsys wrote into the capture (2024.2 and newer); possible losses only if data is missing.
-    """
+    """Warnings and errors written by nsys (2024.2 and newer); possible losses only if data is actually missing."""
     if not db.has("DIAGNOSTIC_EVENT", "severity", "text"):
         return []
     found = db.rows(

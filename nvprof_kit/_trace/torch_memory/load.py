@@ -1,5 +1,6 @@
-"""Load a pickle of plain data in a separate process and print it as a pickle, a snapshot as columns: ``python -I
-load.py FILE WHAT [STRETCHES]`` (`nvprof_kit._trace.files.plain_pickle` starts it).
+"""Load a pickle of plain data in a separate process and print it as a pickle, a snapshot as its columns.
+
+``python -I load.py FILE WHAT [STRETCHES]``, started by `nvprof_kit._trace.files.plain_pickle`.
 
 An untrusted pickle can run arbitrary code when loaded, and a small one can use any amount of memory and time. It is
 therefore loaded with an unpickler that rejects all classes and functions, in a process with limited memory that imports
