@@ -201,7 +201,7 @@ def writing(*more: str, plot: bool = True) -> Callable[[Callable[..., None]], Ca
 
     Args:
         more: Additional formats of this verb, selected by suffix.
-        plot: Whether its answer can be drawn.
+        plot: Whether the verb supports plots.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -248,10 +248,11 @@ class Reading:
 
 
 def reading(*, plot: bool = False, nsys: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb the arguments of every reading verb; it gets them as one `Reading`, before its own options.
+    """Add the common arguments of the reading verbs to a verb; they are passed as one `Reading`, before its own
+    options.
 
     Args:
-        plot: Whether its answer can be drawn.
+        plot: Whether the verb supports plots.
         nsys: Whether the verb supports only nsys captures.
     """
 

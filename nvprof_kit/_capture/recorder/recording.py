@@ -118,7 +118,7 @@ class Recording:
             return "no module was called, which is when a recording with stacks begins: nothing was recorded"
         return ""
 
-    # when it begins
+    # begin
 
     def _record(self) -> None:
         self._recorder = record(self._path, self._options)

@@ -1,9 +1,10 @@
 """Run a Python program under the embedded recorder, in the program's interpreter.
 
 Called by `nvprof_kit._capture.recorder.launch` as ``python -m nvprof_kit._capture.recorder.runner SETTINGS PROGRAM
-[ARGUMENT]…``; PROGRAM is a script, ``-m module`` or ``-c code``. The program's environment is unchanged: ``sys.argv``,
-``sys.path``, ``__main__``, exit status, death by a signal. The recording starts after the program has imported torch,
-so that earlier setup, such as ``CUDA_VISIBLE_DEVICES`` in ``os.environ``, still takes effect.
+[ARGUMENT]…``; PROGRAM is a script, ``-m module`` or ``-c code``. The program sees the same state as without the
+recorder: ``sys.argv``, ``sys.path``, ``__main__``, exit status, death by a signal. The recording starts after the
+program has imported torch, so that earlier setup, such as ``CUDA_VISIBLE_DEVICES`` in ``os.environ``, still takes
+effect.
 """
 
 from __future__ import annotations

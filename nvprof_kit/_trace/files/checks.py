@@ -23,7 +23,7 @@ _LONGEST_DAYS = 100
 _CLOCKS_NS = 100_000
 _BLOCK = 1 << 16
 _MOST_BYTES = 1 << 50
-"""More than any machine has."""
+"""Larger than any size or count on a real machine."""
 AGAIN = "the file is damaged: copy it again, export it again or record it again"
 
 

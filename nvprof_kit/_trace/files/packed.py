@@ -58,7 +58,7 @@ def check_file(path: Path) -> None:
 
 
 class Bounded(io.RawIOBase):
-    """A stream that raises an error beyond a number of bytes.
+    """A stream that raises an error if it exceeds a number of bytes.
 
     Args:
         source: The stream to read.

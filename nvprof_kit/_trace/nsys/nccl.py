@@ -94,7 +94,9 @@ def _layouts(db: Database, domains: set[int]) -> Mapping[int, Mapping[int, tuple
 
 
 def _number(block: npt.NDArray[np.uint8], offset: int, width: int) -> Int64Array:
-    """The little-endian integer of each row; overflow gives a negative number, which means unknown or is an id."""
+    """The little-endian integer of each row; an overflow is negative, which is fine for ids and means unknown for sizes
+    and ranks.
+    """
     kind = "<i4" if width == 4 else "<i8"
     return np.ascontiguousarray(block[:, offset : offset + width]).view(kind).ravel().astype(np.int64)
 
