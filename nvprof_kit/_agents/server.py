@@ -136,7 +136,7 @@ def bounded(table: pd.DataFrame, max_rows: int, warnings: tuple[str, ...] = ()) 
 
 
 def _value(value: Any) -> Any:
-    """A value as JSON can hold it; long texts are cut."""
+    """Convert a value to JSON types; long texts are truncated."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if hasattr(value, "item"):

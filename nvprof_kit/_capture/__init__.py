@@ -1,1 +1,1 @@
-"""What starts a capture: the embedded recorder, and where the recipes lie."""
+"""Capture: the embedded recorder and the location of the recipes."""

@@ -1,4 +1,4 @@
-"""Why a profile on this machine would fail or mislead: facts in, findings out. Pure."""
+"""Checks for problems that make a profile on this machine fail or mislead. Pure functions: facts in, findings out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GIGABYTE = 10**9
 
 
 def examine_machine(machine: Machine) -> tuple[Finding, ...]:
-    """Every finding, most severe first."""
+    """All findings, most severe first."""
     checks = (_gpu, examine_tools, _permission, _sampling, _other_clients, _clocks, _setting, _disk)
     found = [finding for check in checks for finding in check(machine)]
     if machine.program is not None:

@@ -1,4 +1,4 @@
-"""The doctor's view of a program that is to be profiled: its Python, torch, nvtx, and what its script does. Pure."""
+"""Doctor checks of the program to profile: its Python, torch, nvtx and script. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nvprof_kit._findings import Finding, checked
 
 
 def examine_program(program: Program, machine: Machine) -> list[Finding]:
-    """Every finding on the program, in the order of the checks."""
+    """All findings about the program, in the order of the checks."""
     if program.missing and program.interpreter is None:
         return [*_missing(program)]
     return [*_missing(program), *_python(program, machine), *_source(program)]

@@ -1,4 +1,4 @@
-"""The doctor's view of nsys and ncu beside the driver. Pure."""
+"""Doctor checks of nsys and ncu against the driver. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nvprof_kit._findings import Finding, checked
 
 
 def examine_tools(machine: Machine) -> Iterator[Finding]:
-    """What there is to say of nsys and ncu."""
+    """Findings about nsys and ncu."""
     yield from _nsys(machine)
     yield from _ncu(machine)
 
@@ -52,7 +52,7 @@ def _ncu(machine: Machine) -> Iterator[Finding]:
 
 
 def _beside_driver(tool: str, version: str, machine: Machine) -> Iterator[Finding]:
-    """A tool older than the driver may not know what the driver does."""
+    """A tool older than the driver may not support it."""
     driver = machine.driver_cuda or (cuda_of_driver(machine.gpus[0].driver) if machine.gpus else None)
     cuda = cuda_of(tool, version)
     if driver is None or is_newest(tool, version) or (cuda and numbers(cuda) >= numbers(driver)):

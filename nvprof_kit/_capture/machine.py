@@ -1,6 +1,6 @@
-"""What a machine, its tools and a program about to be profiled are like: facts for `nvprof_kit._capture.doctor`.
+"""Facts about the machine, its tools and the program to profile, for `nvprof_kit._capture.doctor`.
 
-Whatever cannot be found out is None or empty; nothing here raises or changes anything.
+Unknown facts are None or empty; nothing here raises or changes anything.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ print(json.dumps(found))
 """
 
 Run = Callable[[Sequence[str]], "str | None"]
-"""Runs a command and gives what it printed, None where it is missing or failed."""
+"""Runs a command and returns its output; None if it is missing or failed."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as nvidia-smi tells it; clocks in MHz, None where it does not say."""
+    """One GPU as reported by nvidia-smi; clocks in MHz, None if unknown."""
 
     name: str
     driver: str
@@ -52,14 +52,14 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Program:
-    """The Python program that is to be profiled.
+    """The Python program to profile.
 
     Attributes:
-        interpreter: How its Python is started; None where the command is no Python.
-        found: Version of ``torch``, ``nvtx``, ``nvprof-kit``, ``python``; ``cuda`` of the torch build; ``broken`` is
-            why torch cannot be imported. None where the interpreter does not start.
-        source: Text of its script, empty where it is none or cannot be read.
-        missing: The program and the script, as the command names them, where they are not there.
+        interpreter: Command of its Python; None if the command does not run Python.
+        found: Versions of ``torch``, ``nvtx``, ``nvprof-kit``, ``python``; ``cuda`` of the torch build; ``broken`` is
+            the reason if torch cannot be imported. None if the interpreter does not start.
+        source: Source of its script; empty if there is none or it cannot be read.
+        missing: The program and the script, as in the command, if they do not exist.
     """
 
     interpreter: str | None = None
@@ -73,22 +73,22 @@ class Machine:
     """Facts of a machine.
 
     Attributes:
-        nsys: Version text of Nsight Systems, as ``2023.4.4``; None where there is none.
-        nsys_named: The executable that the environment variable NSYS names, '' where it is unset.
-        ncu_named: The same for NCU.
-        ncu: The same of Nsight Compute.
-        driver_cuda: The newest CUDA that the driver knows, as ``12.4``.
+        nsys: Version of Nsight Systems, for example ``2023.4.4``; None if not installed.
+        nsys_named: The executable in the environment variable NSYS; '' if unset.
+        ncu_named: The executable in the environment variable NCU; '' if unset.
+        ncu: Version of Nsight Compute; None if not installed.
+        driver_cuda: The newest CUDA version that the driver supports, for example ``12.4``.
         gpus: The GPUs.
-        perf_event_paranoid: The kernel's setting.
-        counters_for_admin: Whether the driver keeps hardware counters to administrators; None where there is no driver.
+        perf_event_paranoid: The Linux kernel's setting.
+        counters_for_admin: Whether the driver restricts performance counters to administrators; None without a driver.
         capabilities: The process's effective capabilities as a bit set.
-        container: Which container this is, empty outside.
-        wsl: Whether this is Windows' Linux.
-        environment: Environment variables that concern profilers.
-        processes: Names of running processes that may hold the GPU's profiling interface.
-        free_bytes: Free space where reports and nsys's temporary files go, by folder.
-        foreign_lock: The file that ncu locks while it measures, where it is another user's; else empty.
-        program: The program to be profiled, None where none was named.
+        container: The kind of container; empty outside of containers.
+        wsl: Whether this is Windows Subsystem for Linux.
+        environment: Environment variables relevant to profilers.
+        processes: Names of running processes that may be using the GPU's profiling interface.
+        free_bytes: Free disk space by folder, for reports and nsys's temporary files.
+        foreign_lock: ncu's lock file if it belongs to another user; else empty.
+        program: The program to profile; None if not given.
     """
 
     nsys: str | None = None
@@ -110,7 +110,7 @@ class Machine:
 
 
 def run_command(command: Sequence[str]) -> str | None:
-    """What a command prints, None where it is missing, fails or hangs."""
+    """The output of a command; None if it is missing, fails or hangs."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S, check=False
@@ -127,12 +127,12 @@ def read_machine(
     run: Run = run_command,
     environ: Mapping[str, str] = os.environ,
 ) -> Machine:
-    """Find out everything.
+    """Collect all facts.
 
     Args:
-        command: Command line of the program to be profiled, empty where there is none.
-        root: Where ``proc`` lies.
-        run: Runs tools.
+        command: Command line of the program to profile; empty if none.
+        root: The folder that contains ``proc``.
+        run: Function that runs tools.
         environ: The environment.
     """
     smi = run(["nvidia-smi"]) or ""
@@ -219,7 +219,7 @@ def _foreign_lock(folder: Path) -> str:
 
 
 def _shebang(name: str) -> str | None:
-    """The Python that a script on the PATH, such as torchrun, starts with."""
+    """The Python interpreter of a script on the PATH, such as torchrun."""
     path = shutil.which(name)
     first = "" if path is None else _text(Path(path)).partition("\n")[0]
     words = first.removeprefix("#!").split() if first.startswith("#!") else []
@@ -227,7 +227,7 @@ def _shebang(name: str) -> str | None:
 
 
 def _program(command: Sequence[str], run: Run) -> Program:
-    """The first Python in a command line, which a launcher may stand before, and the script behind it."""
+    """The first Python in a command line, possibly after a launcher, and its script."""
     script = next((word for word in command if word.endswith(".py")), None)
     source = _text(Path(script)) if script else ""
     python = next((word for word in command if _PYTHON.fullmatch(Path(word).name)), None) or _shebang(command[0])

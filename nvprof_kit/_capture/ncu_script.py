@@ -1,4 +1,4 @@
-"""The script that measures chosen kernels with ncu: plain bash that a cluster without this package runs as it is."""
+"""The script that measures chosen kernels with ncu: plain bash that does not need this package."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ SETS = ("basic", "detailed", "full", "source", "roofline", "nvlink", "pmsampling
 
 @dataclass(frozen=True)
 class NcuScript:
-    """What a script measures and how.
+    """What a script measures, and how.
 
     Attributes:
         names: Linker names of the kernels.
-        invocations: Which launches of each of their configurations, from 1.
-        about: Lines that say what it is for, put on top as comments.
-        section_set: ncu's set of sections.
-        own_window: Measure only between the program's cudaProfilerStart and Stop calls, as the capture did.
+        invocations: The launches to measure of each configuration, from 1.
+        about: Description lines, added at the top as comments.
+        section_set: ncu's section set.
+        own_window: Measure only between the program's cudaProfilerStart and cudaProfilerStop calls, as in the capture.
         report: Name of the report, without suffix.
-        rank: The one rank of several that is measured; None where the program is one process.
+        rank: The measured rank of a multi-rank program; None for a single process.
     """
 
     names: Sequence[str]
@@ -46,7 +46,7 @@ def ncu_arguments(script: NcuScript) -> list[str]:
 
 
 def ncu_script(script: NcuScript) -> str:
-    """The script's text."""
+    """The text of the script."""
     about = "".join(f"# {' '.join(line.split())}\n" for line in script.about)
     names = "".join(f"  {shlex.quote(re.escape(name))}\n" for name in script.names)
     numbers = "|".join(map(str, script.invocations))

@@ -1,4 +1,4 @@
-"""Which release of Nsight belongs to which CUDA: the table `nsight_releases.toml`, whose sources it names."""
+"""Nsight releases by CUDA version, from `nsight_releases.toml`, which lists its sources."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from nvprof_kit._toml import parse_toml
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """A version as numbers that compare: ``2023.4.4`` gives ``(2023, 4, 4)``."""
+    """A version as a comparable tuple: ``2023.4.4`` gives ``(2023, 4, 4)``."""
     return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
 def cuda_of(tool: str, version: str) -> str | None:
-    """The newest CUDA, as ``12.4``, whose toolkit had no newer release of the tool.
+    """The newest CUDA version, for example ``12.4``, with a toolkit that had no newer release of the tool.
 
     Args:
         tool: ``nsys`` or ``ncu``.
@@ -31,24 +31,24 @@ def cuda_of(tool: str, version: str) -> str | None:
 
 
 def is_newest(tool: str, version: str) -> bool:
-    """Whether a release is as new as the newest in the table, or newer: of such, nothing is known."""
+    """Whether a release is at least as new as the newest in the table; nothing is known about such releases."""
     return numbers(version)[:2] >= numbers(_table()["toolkit"][-1][tool])[:2]
 
 
 def release_for(tool: str, cuda: str) -> str | None:
-    """The release of the tool that came with a CUDA, as ``2025.3``; None where the table has no such CUDA."""
+    """The release of the tool in a CUDA toolkit, for example ``2025.3``; None if the table lacks that CUDA version."""
     known = [entry[tool] for entry in _table()["toolkit"] if numbers(entry["cuda"])[:2] == numbers(cuda)[:2]]
     return _minor(known[0]) if known else None
 
 
 def cuda_of_driver(driver: str) -> str | None:
-    """The CUDA, as ``13.0``, of a driver such as ``580.95.05``, by its branch; None where the table has it not."""
+    """The CUDA version, for example ``13.0``, of a driver such as ``580.95.05``, by its branch; None if unknown."""
     known = [entry for entry in _table()["toolkit"] if numbers(entry.get("driver", ""))[:1] == numbers(driver)[:1]]
     return _minor(known[0]["cuda"]) if known and driver else None
 
 
 def known_trouble(tool: str, version: str, driver_cuda: str) -> tuple[str, str] | None:
-    """What is known of a tool of this release under a driver of this CUDA: why it matters, and what helps meanwhile."""
+    """Known problems of this tool release with a driver of this CUDA version: why it matters, and a workaround."""
     for entry in _table()["known"]:
         old, new = numbers(version)[:2] <= numbers(entry["upto"]), numbers(driver_cuda) >= numbers(entry["driver_cuda"])
         if entry["tool"] == tool and old and new:

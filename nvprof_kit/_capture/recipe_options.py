@@ -1,7 +1,6 @@
-"""The options of the shell recipes, and how a verb becomes one.
+"""The options of the shell recipes, and how a verb runs one.
 
-A recipe's own help is the one list of its options: the recipe takes them from it, and so does the verb of the command
-line.
+A recipe's help text is the only list of its options: both the recipe and the command line verb parse it.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ class RecipeOption(NamedTuple):
     """One option of a recipe.
 
     Attributes:
-        short: Its short name, ``-o``, or ''.
-        name: Its long name, ``--output``.
-        value: What it takes, as its help calls it: ``NAME``; '' where it takes nothing.
-        help: What it is for.
+        short: Short name, ``-o``, or ''.
+        name: Long name, ``--output``.
+        value: Placeholder of its value in the help: ``NAME``; '' for a flag.
+        help: Description.
     """
 
     short: str
@@ -42,16 +41,16 @@ class RecipeOption(NamedTuple):
 
     @property
     def repeated(self) -> bool:
-        """Whether it may be given several times."""
+        """Whether the option can be repeated."""
         return "may be given again" in self.help
 
 
 @cache
 def recipe_options(*scripts: str) -> tuple[RecipeOption, ...]:
-    """The options of recipes, each once, in the order of their help; but for ``--help``.
+    """The distinct options of recipes, in help order, without ``--help``.
 
     Args:
-        scripts: Paths in the recipes' folder: ``nsys/profile.sh``; a file that several share has a help too.
+        scripts: Paths in the recipes folder: ``nsys/profile.sh``; shared files have a help text too.
 
     Raises:
         ToolError: The installation has no recipes.
@@ -78,15 +77,15 @@ def _parsed(text: str) -> list[RecipeOption]:
 
 
 def become_recipe(script: str, words: Sequence[str], verb: str) -> NoReturn:
-    """Become a recipe: this process is replaced, so signals, the terminal and the exit status are the recipe's.
+    """Replace this process with a recipe, so that signals, terminal and exit status are the recipe's.
 
     Args:
-        script: Its path in the recipes' folder.
-        words: Its options, and the program behind ``--``.
-        verb: What it calls itself in its messages: ``nvprof-kit profile``.
+        script: Path in the recipes folder.
+        words: Its options, and the program after ``--``.
+        verb: The name to show in its messages: ``nvprof-kit profile``.
 
     Raises:
-        ToolError: There is no bash, or the installation has no recipes.
+        ToolError: bash or the recipes are not installed.
     """
     bash = shutil.which("bash")
     if bash is None:
@@ -97,9 +96,9 @@ def become_recipe(script: str, words: Sequence[str], verb: str) -> NoReturn:
 
 
 def program_name(command: Sequence[str]) -> str:
-    """What a program is called in the name of its report: ``train`` for ``torchrun --nproc-per-node 8 train.py``.
+    """The program's name for its report: ``train`` for ``torchrun --nproc-per-node 8 train.py``.
 
-    That is the first Python script, else the module after ``-m``, else the first word.
+    Uses the first Python script, else the module after ``-m``, else the first word.
     """
     words = list(command)
     script = next((word for word in words if word.endswith(".py") and not word.startswith("-")), None)
@@ -110,5 +109,5 @@ def program_name(command: Sequence[str]) -> str:
 
 
 def report_name(command: Sequence[str], now: time.struct_time | None = None) -> str:
-    """The name of a report that was given none: the program and the time, ``train-20261122-221300``."""
+    """The default name of a report: program and time, ``train-20261122-221300``."""
     return f"{program_name(command)}-{time.strftime('%Y%m%d-%H%M%S', now or time.localtime())}"

@@ -1,4 +1,4 @@
-"""The folder of the recipes: in the installed package, or next to it in a source tree."""
+"""Location of the recipes: in the installed package, or next to it in a source tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line. Each verb is one file: parse, one library call, write.
+"""The command line. Each verb is one file: parse arguments, make one library call, write the result.
 
 Verbs import what they need when they run, so that ``--help`` and ``--version`` are fast.
 """
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 a gate failed, 2 bad input or usage, 3 a needed tool is missing, 70 a
     defect of this package.
 
-    Whatever goes wrong is one line on stderr; that of a defect names the file that holds the traceback.
+    Errors are one line on stderr; for a defect, the line has the path of a file with the traceback.
     """
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         status = _complain(_usage(error), error.exit_code)
     except NvprofKitError as error:
         status = _complain(str(error), error.exit_code)
-    except BrokenPipeError:  # the reader has seen enough: `nvprof-kit layers run.sqlite | head`
+    except BrokenPipeError:  # stdout was closed early: `nvprof-kit layers run.sqlite | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 128 + signal.SIGPIPE
     except (KeyboardInterrupt, click.Abort):
@@ -140,7 +140,7 @@ def _complain(message: str, exit_code: int) -> int:
 
 
 def _unforeseen(error: Exception) -> str:
-    """What to say of a defect of this package; the traceback goes to a file of its own."""
+    """The message for a defect of this package; the traceback goes to a separate file."""
     what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     try:
         with tempfile.NamedTemporaryFile(
@@ -154,21 +154,21 @@ def _unforeseen(error: Exception) -> str:
 
 
 def _usage(error: click.ClickException) -> str:
-    """What was wrong with the command line and where the right one is described."""
+    """The message for a wrong command line, with a hint at the help."""
     context = getattr(error, "ctx", None)
     where = context.command_path if context else "nvprof-kit"
     return f"{error.format_message().rstrip('.')} (see {where} --help)"
 
 
 def _open_closed_streams() -> None:
-    """Let a closed stdout or stderr (``2>&-``) be the null device, lest a file that is opened take its place."""
+    """Replace a closed stdout or stderr (``2>&-``) with the null device, so that no opened file gets its descriptor."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # as long as the process
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # open until the process ends
 
 
 def _replace_unencodable(stream: TextIO) -> None:
-    """Print a ``?`` where the terminal's encoding lacks a character, rather than fail."""
+    """Print ``?`` for characters that the terminal's encoding lacks, instead of an error."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""Shell completion, click's own, with what the values of our arguments may be.
+"""Shell completion with click, extended with possible values of arguments.
 
 ``eval "$(_NVPROF_KIT_COMPLETE=bash_source nvprof-kit)"``, or ``zsh_source``, or ``fish_source``.
 """
@@ -26,7 +26,7 @@ Values = Callable[[click.Context, str], list[CompletionItem]]
 
 
 class _Completed(_Text):
-    """A text; its possible values are listed while it is typed."""
+    """A text parameter with completion."""
 
     name = "text"
 
@@ -34,12 +34,12 @@ class _Completed(_Text):
         self._values = values
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The values that begin with what was typed."""
+        """The values that start with the typed text."""
         return self._values(ctx, incomplete)
 
 
 def complete_if_asked(group: click.Group) -> int | None:
-    """Answer the shell's question, where this process was started to; gives the exit status, else None."""
+    """Handle a completion request of the shell; returns the exit status, or None if there is no request."""
     asked = os.environ.get(_VARIABLE)
     if not asked:
         return None
@@ -58,7 +58,7 @@ def _commands(command: click.Command) -> Iterator[click.Command]:
 
 
 def _values_of(command: click.Command, param: click.Parameter) -> Values | None:
-    """What a parameter takes, by its name and by what its help calls it."""
+    """The possible values of a parameter, by its name and its placeholder in the help."""
     metavar, options = param.metavar or "", set(param.opts)
     choices: tuple[tuple[bool, Values], ...] = (
         ("--preset" in options, _files_of("nsys/presets", "")),
@@ -72,7 +72,7 @@ def _values_of(command: click.Command, param: click.Parameter) -> Values | None:
 
 
 def _paths(suffixes: tuple[str, ...]) -> Values:
-    """Files with one of these suffixes, or any; folders too, on the way to some."""
+    """Files with one of these suffixes, or all files; and folders, to descend into."""
 
     def values(_: click.Context, incomplete: str) -> list[CompletionItem]:
         folder, _slash, begun = incomplete.rpartition("/")
@@ -95,7 +95,7 @@ def _paths(suffixes: tuple[str, ...]) -> Values:
 
 
 def _files_of(folder: str, suffix: str) -> Values:
-    """The names of a folder of the recipes, and files of the user's own."""
+    """The names in a recipes folder, and the user's files."""
 
     def values(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from nvprof_kit._capture.recipes import recipes_folder
@@ -108,10 +108,10 @@ def _files_of(folder: str, suffix: str) -> Values:
 
 
 def _layers(_: click.Context, incomplete: str) -> list[CompletionItem]:
-    """The layers of the captures on the command line, else of the newest in this folder."""
+    """The layers of the captures on the command line, else of the newest capture in the working directory."""
     from nvprof_kit._trace.layer_names import layer_names
 
-    # click gives no arguments of a line that ends in an option without its value
+    # click passes no arguments if the line ends in an option without its value
     words = split_arg_string(os.environ.get("COMP_WORDS", ""))
     captures = [Path(word).expanduser() for word in words if word.endswith(_CAPTURES)]
     if not captures:

@@ -1,4 +1,4 @@
-"""The options of every reading verb that say what a capture's ranges and kernels mean."""
+"""Options shared by the reading verbs: rules, rows and steps."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ rules_option = click.option(
     help="How the program names its ranges: deepspeed, emit-nvtx, megatron-lm, nemo, sglang, tensorrt-llm, torch-nvtx, "
     "vllm, or a TOML file.",
 )
-"""Gives a verb ``--rules``, the name of a preset or of a file."""
+"""Adds ``--rules`` to a verb: a preset name or a file."""
 
 
 def selecting(
     *, where: bool = True, sort: bool = True, top: str = "", fold: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb the options that say which rows of its answer are wanted; it gets them as one
-    `nvprof_kit._report.selection.Selection`, ``select``.
+    """Add row selection options to a verb; they are passed as one `nvprof_kit._report.selection.Selection`, ``select``.
 
     Args:
-        where: Whether its rows have layers.
-        sort: Whether it has ``--sort``.
-        top: What ``--top`` limits; '' for a verb that has that option itself, or none.
-        fold: Whether equal blocks can be one row.
+        where: Whether the rows have layers.
+        sort: Whether to add ``--sort``.
+        top: The help of ``--top``; '' if the verb defines that option itself or has none.
+        fold: Whether equal blocks can be folded into one row.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -63,7 +62,7 @@ def _top(what: str) -> Callable[..., Any]:
 
 
 LINES = "Rows to print, the costliest first; default: as many as fit the terminal, all without a terminal."
-"""Help of ``--top`` for tables as long as the model."""
+"""Help of ``--top`` for tables with a row per layer."""
 
 _WHERE = click.option(
     "--where",
@@ -100,7 +99,7 @@ _BUDGET = click.option(
 
 
 def steps_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb ``--steps`` and ``--skip-steps``; it gets them as one
+    """Add ``--steps`` and ``--skip-steps`` to a verb; they are passed as one
     `nvprof_kit._analysis.attribution.steps.StepOptions`, ``steps``.
     """
 

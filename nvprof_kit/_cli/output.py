@@ -1,4 +1,4 @@
-"""What every reading verb has: captures to read, and a place and a form for the answer."""
+"""Arguments and output shared by the reading verbs: captures, output file and format."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from nvprof_kit._results.document import Document
 
 NEEDED_NSYS = "an nsys .sqlite or .nsys-rep, each also packed as .xz"
-"""What a verb of nsys's captures reads."""
+"""The expected input of a verb that reads nsys captures."""
 NEEDED = "an nsys .sqlite or .nsys-rep, or a PyTorch trace .json or .json.gz, each also packed as .xz"
-"""What a verb of captures reads."""
+"""The expected input of a verb that reads captures."""
 
 _BY_SUFFIX = {".txt": TABLE} | {f".{name}": name for name in (*tables.FORMATS, *plots.FORMATS)}
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where an answer goes.
+    """The destination of a result.
 
     Attributes:
-        form: ``table``, or a format of `nvprof_kit._report.export.tables` and `nvprof_kit._report.plots.plots`.
-        path: The file to write, None for stdout.
+        form: ``table`` or a format of `nvprof_kit._report.export.tables` and `nvprof_kit._report.plots.plots`.
+        path: The file to write; None for stdout.
     """
 
     form: str
@@ -53,17 +53,17 @@ class Output:
 
     @classmethod
     def of(cls, form: str | None, path: Path | None, more: tuple[str, ...] = (), plot: bool = True) -> Output:
-        """The output that ``--format`` and ``-o`` ask for: the file's suffix decides unless the format is named.
+        """The output for ``--format`` and ``-o``; without a format, the file's suffix decides.
 
         Args:
-            form: The format that was named.
-            path: The file that was named.
-            more: Formats of this verb alone, each by its suffix.
-            plot: Whether the verb's answer can be drawn.
+            form: The requested format.
+            path: The requested file.
+            more: Additional formats of this verb, by suffix.
+            plot: Whether the verb supports plots.
 
         Raises:
-            UsageError: The suffix is none of ours and no format is named, the verb has no plot, or parquet is to go to
-                a terminal.
+            UsageError: The suffix is unknown and no format is given, the verb does not support plots, or parquet would
+                go to a terminal.
         """
         by_suffix = _BY_SUFFIX | {f".{name}": name for name in more}
         form = form or (by_suffix.get(path.suffix.lower()) if path else TABLE)
@@ -77,15 +77,15 @@ class Output:
 
     @classmethod
     def among(cls, by_suffix: Mapping[str, str], path: Path | None, form: str | None = None) -> Output:
-        """The output of a verb whose answer is a file for another program: the suffix decides, the first by default.
+        """The output of a verb that writes a file for another program: the suffix decides; the first is the default.
 
         Args:
-            by_suffix: The forms by what a file's name ends in, the longer before the shorter.
-            path: The file that was named.
-            form: The form that was named, whatever the file's name.
+            by_suffix: The formats by suffix, longer suffixes first.
+            path: The requested file.
+            form: The requested format, which overrides the suffix.
 
         Raises:
-            UsageError: The suffix is none of these, or the answer is to go to a terminal.
+            UsageError: The suffix is unknown, or the output would go to a terminal.
         """
         suffixes = " ".join(by_suffix)
         if path is None:
@@ -99,19 +99,19 @@ class Output:
         return cls(form, path)
 
     def spare(self, inputs: Iterable[str | Path]) -> None:
-        """Refuse, before anything is read, an answer that would be written over one of the inputs."""
+        """Reject an output that would overwrite an input, before reading."""
         if self.path is not None:
             refuse_input(self.path, inputs)
 
     def write_results(self, results: Sequence[Result], select: Selection = EVERYTHING) -> None:
-        """Write the answers to one question: one table with a column ``capture`` where there are several.
+        """Write results; several results become one table with a column ``capture``.
 
         Args:
-            results: The answers.
-            select: Which rows of them are wanted.
+            results: The results.
+            select: Which rows to write.
 
         Raises:
-            UsageError: The file cannot be written, or is one of the inputs; or the rows cannot be selected so.
+            UsageError: The file cannot be written or is an input, or the row selection is invalid.
         """
         if select.budget is not None and self.form != "json":
             raise UsageError("--budget limits json output; add --format json, or use --max-rows")
@@ -138,7 +138,7 @@ class Output:
     def write(
         self, data: bytes | Iterable[bytes], warnings: Iterable[str] = (), inputs: Iterable[str | Path] = ()
     ) -> None:
-        """Write an answer that is data or a picture, and its warnings to stderr: it has no place for them.
+        """Write data or an image, and its warnings to stderr, because these formats cannot contain them.
 
         Raises:
             UsageError: The file cannot be written, or is one of the inputs.
@@ -155,11 +155,11 @@ class Output:
         try:
             for warning in warnings:
                 print("!", plain(warning), file=sys.stderr)
-        except OSError:  # stderr is closed: the output is written, so the exit status stays
+        except OSError:  # stderr is closed; the output is complete, so keep the exit status
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def print(self, parts: Iterable[RenderableType], inputs: Iterable[str | Path] = ()) -> None:
-        """Print an answer that is text for a person.
+        """Print a text result.
 
         Raises:
             UsageError: The file cannot be written, or is one of the inputs.
@@ -175,7 +175,7 @@ class Output:
 
 
 def _apart(results: Sequence[Result]) -> Iterator[RenderableType]:
-    """The parts of some answers, an empty line between two."""
+    """The parts of results, separated by empty lines."""
     last: RenderableType = ""
     for number, result in enumerate(results):
         if number and last != "":
@@ -186,22 +186,22 @@ def _apart(results: Sequence[Result]) -> Iterator[RenderableType]:
 
 @contextmanager
 def _stdout() -> Iterator[None]:
-    """What is printed inside; where that cannot be done, as on a full disk, one line that says so."""
+    """Turn errors while printing, such as a full disk, into a one-line error."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered would fail again at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # buffered data would fail again at exit
         raise UsageError(f"stdout: cannot write it: {error.strerror}; the output is incomplete") from None
 
 
 def writing(*more: str, plot: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb ``--format`` and ``-o``; it gets them as one `Output`, before its own arguments.
+    """Add ``--format`` and ``-o`` to a verb; they are passed as one `Output`, before its own arguments.
 
     Args:
-        more: Formats of this verb alone, chosen by the file's suffix.
-        plot: Whether its answer can be drawn.
+        more: Additional formats of this verb, selected by suffix.
+        plot: Whether the verb supports plots.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -217,13 +217,13 @@ def writing(*more: str, plot: bool = True) -> Callable[[Callable[..., None]], Ca
 
 @dataclass(frozen=True)
 class Reading:
-    """What every reading verb is told.
+    """The common arguments of the reading verbs.
 
     Attributes:
         captures: The files to read.
-        domain: NVTX domain of the ranges, None where the user named none.
-        output: Where the answer goes.
-        nsys: Whether only nsys's captures tell what is asked.
+        domain: NVTX domain of the ranges; None if not given.
+        output: The destination of the result.
+        nsys: Whether the verb supports only nsys captures.
     """
 
     captures: tuple[str, ...]
@@ -232,11 +232,11 @@ class Reading:
     nsys: bool = False
 
     def open(self, capture: str, rules: str | None = None, kernel_rules: Path | None = None) -> Capture:
-        """One of the captures.
+        """Open one of the captures.
 
         Raises:
-            CaptureError: It is no capture; the message says what it is.
-            UsageError: The answer would be written over it, or the rules are wrong.
+            CaptureError: The file is not a capture; the message says what it is.
+            UsageError: The output would overwrite the capture, or the rules are invalid.
         """
         from nvprof_kit._api.capture import Capture
         from nvprof_kit._trace.files.kinds import CAPTURES, NSYS, expect
@@ -248,11 +248,12 @@ class Reading:
 
 
 def reading(*, plot: bool = False, nsys: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb the arguments of every reading verb; it gets them as one `Reading`, before its own options.
+    """Add the common arguments of the reading verbs to a verb; they are passed as one `Reading`, before its own
+    options.
 
     Args:
-        plot: Whether its answer can be drawn.
-        nsys: Whether only nsys's captures tell what is asked.
+        plot: Whether the verb supports plots.
+        nsys: Whether the verb supports only nsys captures.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -269,7 +270,7 @@ def reading(*, plot: bool = False, nsys: bool = False) -> Callable[[Callable[...
 
 
 def named_domain(domain: str) -> str | None:
-    """The domain that the user named; None where it is only the default."""
+    """The domain given by the user; None if it is only the default."""
     source = click.get_current_context().get_parameter_source("domain")
     return domain if source is ParameterSource.COMMANDLINE else None
 
@@ -277,11 +278,11 @@ def named_domain(domain: str) -> str | None:
 def reading_into(
     by_suffix: Mapping[str, str], *, named: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The same for a verb whose answer is a file for another program, in one of the forms that the suffixes name.
+    """`reading` for a verb that writes a file for another program, in a format selected by suffix.
 
     Args:
-        by_suffix: The forms by what a file's name ends in, the longer before the shorter.
-        named: Whether ``--format`` names the form too.
+        by_suffix: The formats by suffix, longer suffixes first.
+        named: Whether ``--format`` can select the format too.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -321,4 +322,4 @@ domain_option = click.option(
     show_default=True,
     help="NVTX domain of the ranges; separate several with commas; '' or default is the default domain.",
 )
-"""Gives a verb ``--domain``."""
+"""Adds ``--domain`` to a verb."""

@@ -1,4 +1,4 @@
-"""What a long-running verb is doing, on stderr, while a person watches a terminal; silence anywhere else."""
+"""Progress of long-running verbs on stderr, only if it is a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Made = TypeVar("Made")
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Show what is being done. The value is a function that takes the words for what begins now."""
+    """Show progress. Yields a function that takes the description of the next stage."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -31,7 +31,7 @@ Named = TypeVar("Named", str, Path)
 
 
 def each(captures: Sequence[Named], work: Callable[[Named], Made]) -> list[Made]:
-    """What some work makes of each capture, showing which one it is at."""
+    """Apply `work` to each capture and show the current one."""
     made = []
     with progress() as say:
         for number, capture in enumerate(captures, 1):

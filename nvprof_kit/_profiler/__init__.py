@@ -1,3 +1,3 @@
-"""Profiling inside the training process: recording and analysis together."""
+"""Recording and analysis inside the training process."""
 
 from nvprof_kit._profiler import handlers as handlers

@@ -1,4 +1,4 @@
-"""What `LayerProfiler` leaves of a window in the rank's folder, named after the files of ProfilerTools."""
+"""Files that `LayerProfiler` writes for a window to the rank's folder, named as in ProfilerTools."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class WindowFiles:
     """The files of one window.
 
     Args:
-        folder: The rank's folder, which exists.
-        name: What their names begin with.
+        folder: The existing folder of the rank.
+        name: Prefix of the file names.
         rank: The rank.
     """
 
@@ -32,24 +32,24 @@ class WindowFiles:
         self.folder, self.name, self._rank = folder, name, rank
 
     def path(self, what: str) -> Path:
-        """A file of the window."""
+        """The path of one of the window's files."""
         return self.folder / f"{self.name}_{what}"
 
     @property
     def trace(self) -> Path:
-        """The trace."""
+        """The path of the trace."""
         return self.path("trace.json.gz")
 
     def read(
         self, kinds: Mapping[str, str], boundaries: Sequence[Boundary], *, last_step: int | None, draw: bool
     ) -> LayerProfile:
-        """Read the trace, and write the tables, the memory's text and the curves.
+        """Read the trace, and write the tables, the memory text and the plots.
 
         Args:
             kinds: The kind of each block, by path.
-            boundaries: The allocator at each end of a layer's call; none without CUDA.
-            last_step: The window's last step, where the outermost ranges of steps are the profiler's own; else None.
-            draw: Draw the curves.
+            boundaries: Allocator counters at the begin and end of each layer call; empty without CUDA.
+            last_step: The window's last step, if the outermost step ranges are the profiler's; else None.
+            draw: Whether to write the plots.
         """
         from nvprof_kit._analysis.layers.profile import layer_profile
         from nvprof_kit._report.export.tables import FORMATS
@@ -71,7 +71,7 @@ class WindowFiles:
         return profile
 
     def _draw(self, profile: LayerProfile, boundaries: Sequence[Boundary]) -> None:
-        """The curves; a figure that cannot be drawn is no reason to lose the log."""
+        """Write the plots; a failed plot must not prevent the log."""
         try:
             from nvprof_kit._report.export.writer import write_file
             from nvprof_kit._report.plots.memory_curve import curve_figure
@@ -85,7 +85,7 @@ class WindowFiles:
             warnings.warn(f"curves of {self.name} are not drawn: {type(error).__name__}: {error}", stacklevel=2)
 
     def write_log(self, profile: LayerProfile, facts: list[str], *, echo: bool) -> None:
-        """Write the summary log, and print its head where it is rank 0's."""
+        """Write the summary log, and print its head on rank 0."""
         from nvprof_kit._report.export.writer import write_file
         from nvprof_kit._report.text.layer_profile import profile_head, profile_report
         from nvprof_kit._report.text.table.terminal import print_to, text_of
@@ -96,9 +96,10 @@ class WindowFiles:
 
 
 def own_steps(trace: Trace, last_step: int) -> Trace:
-    """The trace with the outermost ranges of steps alone, up to a last one.
+    """The trace with only the outermost step ranges, up to a last step.
 
-    A step inside one is the loop's own and may count otherwise; one behind the last was begun when the loop had ended.
+    A nested step range is the loop's own and may be numbered differently; a step after the last began after the loop's
+    end.
     """
     ranges = trace.ranges.reset_index(drop=True)
     steps = ranges[ranges["category"] == Category.STEP.value].sort_values(["tid", "start_ns"])

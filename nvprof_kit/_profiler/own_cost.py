@@ -1,4 +1,4 @@
-"""What recording cost the program that was recorded."""
+"""The overhead of recording."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from statistics import median
 
 @dataclass(frozen=True)
 class OwnCost:
-    """What one window cost; times in ns.
+    """The overhead of one window; times in ns.
 
     Attributes:
         recorded: Lengths of the recorded steps.
-        plain: Lengths of steps that were not recorded; without one there is nothing to compare with.
-        set_up_ns: Making the profiler ready, before the window.
-        write_ns: Stopping it and writing the trace, after the window.
-        read_ns: Reading the trace, writing tables and drawing curves, after that.
+        plain: Lengths of steps that were not recorded, for comparison; may be empty.
+        set_up_ns: Profiler setup before the window.
+        write_ns: Profiler stop and trace write after the window.
+        read_ns: Trace analysis, tables and plots after the write.
     """
 
     recorded: Sequence[int]
@@ -27,7 +27,7 @@ class OwnCost:
 
     @property
     def ratio(self) -> float | None:
-        """A recorded step's length over a plain one's, by medians; None where there is no plain step."""
+        """Ratio of the median lengths of recorded and plain steps; None without plain steps."""
         if not self.recorded or not self.plain or not median(self.plain):
             return None
         return median(self.recorded) / median(self.plain)

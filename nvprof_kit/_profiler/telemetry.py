@@ -1,7 +1,7 @@
-"""A sampled window as gauges of a monitoring system, Prometheus's or OpenTelemetry's.
+"""Export of a window as Prometheus or OpenTelemetry gauges.
 
-Nothing here opens a socket: a program that is scraped has a server of its own, one that pushes an exporter of its own,
-and for others there is a file that the node exporter reads.
+Nothing here opens a socket: scraping needs a server and pushing needs an exporter in the program; otherwise there is a
+file for the node exporter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Gauge(NamedTuple):
-    """A gauge: its names in both systems, its unit by OpenTelemetry, what it is, and its labels beside ``rank``."""
+    """A gauge: its names in both systems, OpenTelemetry unit, description, and labels besides ``rank``."""
 
     prometheus: str
     opentelemetry: str
@@ -51,14 +51,14 @@ GAUGES = {
         "nvprof_kit_window_timestamp_seconds", "nvprof_kit.window.timestamp", "s", "When it was read, since 1970"
     ),
 }
-"""The gauges by what they tell."""
+"""The gauges by key."""
 
 Point = tuple[dict[str, str], float]
-"""Labels and value."""
+"""Label values and value."""
 
 
 def points(found: Sample, window: Window) -> dict[str, list[Point]]:
-    """The points of each of `GAUGES`; none where there is nothing to tell."""
+    """The points of each of `GAUGES`; empty without data."""
     mine = {"rank": str(rank())}
     single = {"step": found.step, "busy": found.busy, "in_layers": found.in_layers,
               "last_step": float(window.last_step), "at": time.time()}  # fmt: skip
@@ -72,10 +72,10 @@ def points(found: Sample, window: Window) -> dict[str, list[Point]]:
 
 
 class Gauges(ABC):
-    """Reads each window and shows it; whatever goes wrong is a warning.
+    """Reads each window and exports it; failures become warnings.
 
     Args:
-        kinds: How many kinds of layers are told apart.
+        kinds: Maximum number of layer kinds.
     """
 
     def __init__(self, kinds: int) -> None:
@@ -84,7 +84,7 @@ class Gauges(ABC):
         self._labels = Labels(kinds)
 
     def __call__(self, trace: Path, window: Window) -> None:
-        """A window's trace is ready."""
+        """Handle the trace of a window."""
         try:
             from nvprof_kit._analysis.telemetry import sample
             from nvprof_kit._trace.open import open_capture
@@ -95,11 +95,11 @@ class Gauges(ABC):
 
     @abstractmethod
     def show(self, found: dict[str, list[Point]]) -> None:
-        """What the last window says, in place of the one before."""
+        """Replace the values of the previous window."""
 
 
 class PrometheusGauges(Gauges):
-    """Gauges of a registry, and a file of them."""
+    """Gauges in a Prometheus registry, and optionally a file."""
 
     def __init__(self, registry: Any, folder: Path | None, kinds: int) -> None:
         super().__init__(kinds)
@@ -107,21 +107,21 @@ class PrometheusGauges(Gauges):
         if registry is None:
             registry = self._library.CollectorRegistry() if folder is not None else self._library.REGISTRY
         self._registry, self._folder = registry, folder
-        if registry not in _registered:  # a second handler of one registry shows its windows by the same gauges
+        if registry not in _registered:  # a second handler for one registry shares its gauges
             _registered[registry] = {
                 name: self._library.Gauge(gauge.prometheus, gauge.meaning, [*gauge.labels, "rank"], registry=registry)
                 for name, gauge in GAUGES.items()
             }
 
     def show(self, found: dict[str, list[Point]]) -> None:
-        """Set the gauges, those of labels that are gone no longer, and write the file."""
+        """Set the gauges, remove stale label values, and write the file."""
         for name, gauge in _registered[self._registry].items():
             gauge.clear()
             for labels, value in found[name]:
                 gauge.labels(**labels).set(value)
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # written beside its place and renamed: the node exporter reads all of it or none
+            # writes a temporary file and renames it, so the node exporter never reads a partial file
             self._library.write_to_textfile(str(self._folder / f"nvprof_kit_rank{rank()}.prom"), self._registry)
 
 
@@ -129,7 +129,7 @@ _registered: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDic
 
 
 class OtlpGauges(Gauges):
-    """Observable gauges of a meter provider: its readers ask for them when they export."""
+    """Observable gauges of a meter provider, read by its readers at export."""
 
     def __init__(self, provider: Any, kinds: int) -> None:
         super().__init__(kinds)
@@ -142,7 +142,7 @@ class OtlpGauges(Gauges):
             )
 
     def show(self, found: dict[str, list[Point]]) -> None:
-        """Keep what is to be exported."""
+        """Store the values for the next export."""
         self._found = found
 
     def _asked(self, name: str) -> Any:
@@ -155,10 +155,10 @@ class OtlpGauges(Gauges):
 
 
 def _library(name: str) -> Any:
-    """A library of the extra.
+    """Import an optional library.
 
     Raises:
-        ToolError: It is not installed.
+        ToolError: The library is not installed.
     """
     try:
         return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""One window of `LayerProfiler`: recorded, read, and left in the rank's folder."""
+"""One window of `LayerProfiler`: record, analyze, and write files to the rank's folder."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 
 
 _KEPT = 16
-"""Windows whose tables stay in memory."""
+"""Number of windows with tables kept in memory."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one window told.
+    """The results of one window.
 
     Attributes:
-        window: Its steps.
+        window: The steps of the window.
         trace: The trace.
         profile: The tables.
-        cost: What recording cost.
+        cost: The overhead of recording.
     """
 
     window: Window
@@ -59,14 +59,14 @@ class Recorded:
 
 
 class _Memory(Boundaries):
-    """The allocator at each begin and end of a layer, in the outermost step that is ranged around it."""
+    """Allocator counters at each begin and end of a layer, by its outermost step range."""
 
     def __init__(self, allocator: Allocator) -> None:
         super().__init__(allocator)
         self._depth = 0
 
     def entered(self, range_: Range) -> None:
-        """A range begins; a step's says which step it is."""
+        """Called at the begin of a range; a step range sets the current step."""
         if range_.category is Category.STEP:
             if self._depth == 0 and range_.payload is not None:
                 self.step = range_.payload
@@ -74,7 +74,7 @@ class _Memory(Boundaries):
         super().entered(range_)
 
     def left(self, range_: Range) -> None:
-        """It ends."""
+        """Called at the end of a range."""
         self._depth -= range_.category is Category.STEP
         super().left(range_)
 
@@ -82,7 +82,7 @@ class _Memory(Boundaries):
 def _own_time(
     method: Callable[[WindowRecorder, Window], None],
 ) -> Callable[[WindowRecorder, Window], None]:
-    """Keep what a method takes out of the throughput that the program measures."""
+    """Exclude a method's time from the program's throughput meter."""
 
     @functools.wraps(method)
     def timed(self: WindowRecorder, window: Window) -> None:
@@ -99,17 +99,17 @@ def _own_time(
 
 
 class WindowRecorder(Nothing):
-    """What records the windows of a `LayerProfiler`: the embedded recorder, or an attached tool that is told of them.
+    """Records the windows of a `LayerProfiler`, with the embedded recorder or an attached tool.
 
     Args:
         model: The model.
         options: What to record, and where to write.
         clock: Times the steps.
-        several: Whether there may be more windows than one, and files thus bear the window's number.
+        several: Whether there can be several windows, so that file names need the window's number.
         on_trace_ready: Called with each trace and its window.
 
     Attributes:
-        recorded: What the last windows told, in order.
+        recorded: The results of the last windows, in order.
         seen: Whether a window has begun.
     """
 
@@ -138,7 +138,7 @@ class WindowRecorder(Nothing):
 
     @_own_time
     def warm_up(self, window: Window) -> None:
-        """Set the profiler up, and find the folder to write to."""
+        """Set up the profiler, and choose the output folder."""
         model = self._model()
         if self._tool is not None or model is None:
             return
@@ -160,14 +160,14 @@ class WindowRecorder(Nothing):
         model = self._model()
         if model is None:
             return
-        with suppress(UsageError):  # a part of it is annotated already
+        with suppress(UsageError):  # part of the model is already annotated
             if model not in state.annotated:
                 self._undo.callback(annotate_model(model).remove)
         if self._tool is not None:
             self._tool.start(window)
         elif self._recorder is not None:
             if torch.cuda.is_initialized():
-                torch.cuda.synchronize()  # what the steps before have launched is theirs
+                torch.cuda.synchronize()  # work launched by earlier steps belongs to them
             self._plain = self._clock.take(recorded=False) or self._plain
             self._recorder.__enter__()
             self._undo.callback(self._recorder.__exit__, None, None, None)
@@ -178,7 +178,7 @@ class WindowRecorder(Nothing):
 
     @_own_time
     def stop(self, window: Window) -> None:
-        """Write the trace, read it, and write what it tells."""
+        """Write the trace, analyze it, and write the results."""
         if self._tool is not None:
             self._tool.stop(window)
         with self._timed("write_ns"):
@@ -199,7 +199,7 @@ class WindowRecorder(Nothing):
             self._on_trace_ready(self._files.trace, window)
 
     def cancel(self) -> None:
-        """End a warm-up that no window followed, a window in which no step ran, or whatever runs after an error."""
+        """End a warm-up without a window, a window without steps, or an active recording after an error."""
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             with suppress(Exception):
@@ -246,5 +246,5 @@ def _sampler() -> Utilisation:
 
 
 def _cuda_device(model: nn.Module) -> torch.device | None:
-    """The CUDA device that some parameter of a model is on."""
+    """The CUDA device of one of the model's parameters; None if there is none."""
     return next((weight.device for weight in model.parameters() if weight.is_cuda), None)

@@ -1,1 +1,1 @@
-"""A capture, of whatever tool and version, as tables."""
+"""Captures of all supported tools and versions, read into tables."""

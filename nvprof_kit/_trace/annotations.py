@@ -1,4 +1,4 @@
-"""What PyTorch annotates of a training loop by itself, as steps and phases."""
+"""PyTorch's built-in annotations of a training loop, as steps and phases."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _LOOP = {
 
 
 def loop_annotation(name: str) -> tuple[str, str] | None:
-    """Text and category of what PyTorch annotates of the loop by itself, and of a step or phase the user annotated;
-    None for anything else.
+    """Text and category of PyTorch's built-in loop annotations and of steps and phases annotated by the user; else
+    None.
     """
     for prefix, (text, category) in _LOOP.items():
         if name.startswith(prefix):

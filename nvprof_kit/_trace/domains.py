@@ -1,19 +1,19 @@
-"""Which NVTX domains a user means."""
+"""NVTX domains selected with ``--domain``."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 DEFAULT = "default"
-"""What a user may write for the default domain, whose name is empty."""
+"""The default domain in ``--domain``; its actual name is empty."""
 
 
 def named_domains(domain: str, known: Collection[str] = ()) -> tuple[str, ...]:
-    """The domains that ``--domain`` names: one, or several by commas; ``''`` is the default domain.
+    """The domains selected with ``--domain``: one, or several separated by commas; ``''`` is the default domain.
 
     Args:
-        domain: What the user wrote.
-        known: The domains of the capture; a name that one of them bears is taken as it stands.
+        domain: The value of ``--domain``.
+        known: The domains of the capture; an exact match with one of them is not split at commas.
     """
     if domain in known:
         return (domain,)

@@ -1,4 +1,4 @@
-"""What `nvprof_kit.count_flops` wrote, as tables: the operations of a step by the range they were counted in."""
+"""Files of `nvprof_kit.count_flops` as tables: the operations of a step by range."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RANGES: Mapping[str, str] = MappingProxyType(
         "calls": "how often it was opened there (int64)",
     }
 )
-"""Columns of `FlopsFile.ranges`; a range comes after the one around it."""
+"""Columns of `FlopsFile.ranges`; a parent range comes before its children."""
 
 OPERATORS: Mapping[str, str] = MappingProxyType(
     {
@@ -56,13 +56,13 @@ _SUFFIXES = re.compile(r"(\.(sqlite|nsys-rep|json|json\.gz))?(\.xz)?$")
 
 @dataclass(frozen=True)
 class FlopsFile:
-    """What was counted.
+    """The counted operations.
 
     Attributes:
         path: The file.
-        steps: Steps that were counted; 0 where the program marks none.
-        gpu: Name of the GPU that the operators ran on, '' where there was none.
-        torch: The version of PyTorch whose formulas were used.
+        steps: Number of counted steps; 0 if the program marks no steps.
+        gpu: Name of the GPU that ran the operators; '' without a GPU.
+        torch: The PyTorch version that supplied the FLOP formulas.
         ranges, operators, unknown: Tables with the columns of `RANGES`, `OPERATORS`, `UNKNOWN`.
     """
 
@@ -76,10 +76,10 @@ class FlopsFile:
 
 
 def read_flops(path: str | Path) -> FlopsFile:
-    """Read a file of `nvprof_kit.count_flops`.
+    """Read a file written by `nvprof_kit.count_flops`.
 
     Raises:
-        CaptureError: It cannot be read, is no such file, is of a later version, or is damaged.
+        CaptureError: The file cannot be read, has another format or a later version, or is damaged.
     """
     said = _json(Path(path))
     if not isinstance(said, dict) or said.get("format") != FORMAT:
@@ -95,10 +95,10 @@ def read_flops(path: str | Path) -> FlopsFile:
 
 
 def flops_beside(capture: str | Path) -> Path:
-    """The file of counts that lies beside a capture, as `find_flops` finds it.
+    """The file of counts next to a capture, from `find_flops`.
 
     Raises:
-        CaptureError: There is none.
+        CaptureError: There is no such file.
     """
     found = find_flops(capture)
     if found is None:
@@ -114,8 +114,8 @@ def flops_beside(capture: str | Path) -> Path:
 
 
 def find_flops(capture: str | Path) -> Path | None:
-    """The file of counts that lies beside a capture: ``run.flops.json`` of ``run.sqlite`` and of a window of it,
-    ``run.1.sqlite``; of a rank's capture, whose name holds ``rank3``, else the folder's one ``*.rank3.flops.json``.
+    """The file of counts next to a capture: ``run.flops.json`` for ``run.sqlite`` and its window ``run.1.sqlite``.
+    Otherwise, for a capture with ``rank3`` in its name, the only ``*.rank3.flops.json`` in the folder.
     """
     capture = Path(capture)
     name = _SUFFIXES.sub("", capture.name)
@@ -128,7 +128,7 @@ def find_flops(capture: str | Path) -> Path | None:
 
 
 def flops_of_rank(named: str | Path, capture: str | Path) -> Path:
-    """The file of counts that the user named; where there is only one of each rank, that of the capture's rank."""
+    """The file of counts given by the user; if only per-rank files exist, the one for the capture's rank."""
     path, of_rank = Path(named), re.search(r"rank(\d+)", Path(capture).name)
     if of_rank and not path.exists():
         tail = ".flops.json" if path.name.endswith(".flops.json") else path.suffix

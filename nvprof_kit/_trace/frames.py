@@ -1,4 +1,4 @@
-"""Tables of a `Trace` made from plain columns: the schema's names, order and types, and nothing else."""
+"""Conversion of plain columns to tables of a `Trace`, with the schema's names, order and types."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy.typing as npt
 from nvprof_kit._trace.schema import TABLES, Column
 
 MISSING_PAYLOAD = int(np.iinfo(np.int64).min)
-"""Stands for "no payload" while a column is still plain int64."""
+"""Means "no payload" in plain int64 columns."""
 
 
 def make_frame(table: str, columns: Mapping[str, Any]) -> Any:
-    """A table of the schema from its columns, without copying those that already have their type.
+    """Build a table of the schema; columns that already have the right type are not copied.
 
     Args:
         table: Name of the table in `nvprof_kit._trace.schema.TABLES`.
-        columns: Column name to values, all of one length; an optional column may be left out.
+        columns: Values by column name, all of the same length; optional columns may be omitted.
 
     Returns:
         A DataFrame with the schema's columns in the schema's order.
 
     Raises:
-        KeyError: A column that is not optional is missing.
+        KeyError: A required column is missing.
     """
     import pandas as pd
 
@@ -35,7 +35,7 @@ def make_frame(table: str, columns: Mapping[str, Any]) -> Any:
 
 
 def empty_frame(table: str) -> Any:
-    """A table of the schema without rows."""
+    """An empty table of the schema."""
     return make_frame(table, {name: () for name in TABLES[table]})
 
 
@@ -51,7 +51,7 @@ def _typed(values: Any, column: Column) -> Any:
 
 
 def labels(codes: npt.NDArray[np.integer[Any]], names: Sequence[str]) -> Any:
-    """A categorical column from codes into a list of names in which one name may stand more than once."""
+    """A categorical column from codes into a list of names; the list may contain duplicates."""
     import pandas as pd
 
     unique, index = (
@@ -65,12 +65,12 @@ def labels(codes: npt.NDArray[np.integer[Any]], names: Sequence[str]) -> Any:
 
 
 _SPARSE = 8
-"""A table over the span of ids is made where it has at most this many places for each id."""
+"""A lookup table is used if the range of ids has at most this many entries per id."""
 
 
 def distinct(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.integer[Any]]]:
-    """The distinct ids, ascending, and the place of each id among them; as `numpy.unique`, without sorting where the
-    ids lie close together, as those of names do.
+    """The sorted distinct ids and the inverse index, as from `numpy.unique`, but without sorting if the ids are dense,
+    as string ids are.
     """
     low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
     if high - low > max(_SPARSE * len(ids), 1 << 16):
@@ -84,12 +84,12 @@ def distinct(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDA
 
 
 def spared(parts: Sequence[npt.NDArray[np.int64]], spare: int) -> npt.NDArray[np.int64]:
-    """Columns one behind the other, in front of one more value: `with_spare` then copies nothing."""
+    """Concatenate columns and reserve one more value at the end, so that `with_spare` needs no copy."""
     return np.concatenate([*parts, np.array([spare], dtype=np.int64)])[:-1]
 
 
 def with_spare(column: npt.NDArray[np.int64], spare: int) -> npt.NDArray[np.int64]:
-    """A column with one more value behind it, for the index -1; the same memory where it came from `spared`."""
+    """A column with one value appended, for the index -1; without a copy if the column is from `spared`."""
     whole = column.base
     if (
         isinstance(whole, np.ndarray)

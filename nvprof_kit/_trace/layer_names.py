@@ -1,4 +1,4 @@
-"""The layers that a capture names, without opening it as one: for shell completion."""
+"""Layer names of a capture for shell completion, without a full read."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ WHERE eventType = 59 AND domainId IN (SELECT domainId FROM event WHERE eventType
 
 _KINETO = re.compile(rb'"' + DOMAIN.encode() + rb':(?:forward|backward|recompute):([^"\\]+)"')
 _PIECE, _MOST = 1 << 20, 1 << 26
-"""Bytes of a PyTorch trace that are read at once, and at most: nobody waits long for a completion."""
+"""Chunk size and maximum number of bytes read from a PyTorch trace, to keep completion fast."""
 
 
 def layer_names(path: Path) -> list[str]:
-    """Module paths of the layers in a capture, sorted; none where it is none that can be read, or a report that was
-    not exported yet.
+    """Sorted module paths of the layers in a capture; empty if the file is unreadable or a report without an export.
 
     Args:
-        path: An nsys ``.sqlite``, ``.nsys-rep`` or PyTorch trace, each also packed.
+        path: An nsys ``.sqlite``, ``.nsys-rep`` or PyTorch trace, also compressed.
     """
     name = path.name.removesuffix(".xz")
     try:

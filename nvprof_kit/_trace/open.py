@@ -1,7 +1,7 @@
-"""A capture file of any kind, opened as a `Trace`.
+"""Open a capture of any kind as a `Trace`.
 
-The kind is told from the file's first bytes, never from its name alone. A capture is never written to; what is
-made from it (the SQLite export of an ``.nsys-rep``) stands beside it under a name of its own.
+The kind is detected from the file's first bytes, never from its name alone. A capture is never modified; the SQLite
+export of an ``.nsys-rep`` is a separate file next to it.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def open_capture(
     """Read a capture into a `Trace`.
 
     Args:
-        path: An nsys ``.sqlite`` or ``.nsys-rep``, a Kineto ``.json`` or ``.json.gz``, or any of them packed as
+        path: An nsys ``.sqlite`` or ``.nsys-rep``, a Kineto ``.json`` or ``.json.gz``, or any of them compressed as
             ``.xz``.
         domain: NVTX domain to take the ranges from; '' is the default domain.
-        optional: Names of the optional columns of `nvprof_kit._trace.schema` that are wanted, and of the tables
-            ``calls``, ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``, ``loads``, ``shapes``;
-            with `BUSY_CALLS` of calls only those that hold host or device up.
-        cpu_only: Whether an nsys capture without GPU operations is read too; `CaptureInfo.lacks` says so then.
+        optional: The optional columns of `nvprof_kit._trace.schema` to read, and the optional tables: ``calls``,
+            ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``, ``loads``, ``shapes``; with
+            `BUSY_CALLS`, only calls that launch, wait, allocate or free.
+        cpu_only: Whether to read an nsys capture without GPU operations too; `CaptureInfo.lacks` then has the reason.
 
     Returns:
-        The capture's tables. `CaptureInfo.path` is the path as it was given.
+        The capture's tables. `CaptureInfo.path` is the path as given.
 
     Raises:
-        CaptureError: The file cannot be read, is no capture, is damaged, or lacks ranges or operations.
-        ToolError: An ``.nsys-rep`` needs an nsys, and there is none, or it is older than the report.
+        CaptureError: The file cannot be read, is not a capture, is damaged, or lacks ranges or operations.
+        ToolError: An ``.nsys-rep`` needs nsys, which is not installed or is older than the report.
     """
     path = Path(path)
     try:
@@ -60,19 +60,19 @@ def open_capture(
 
 
 def open_more(trace: Trace, *, domain: str, optional: Collection[str]) -> Trace:
-    """The capture with more of its optional columns and tables.
+    """Add optional columns and tables to a capture.
 
     Args:
-        trace: What `open_capture` read.
+        trace: The result of `open_capture`.
         domain: The NVTX domain it was opened with.
-        optional: What is wanted besides, named as in `open_capture`.
+        optional: What to add, as in `open_capture`.
 
     Returns:
-        The capture with everything it had, and with that. Of an nsys capture only what is missing is read; a PyTorch
-        trace is one text and is read whole.
+        The capture with the existing and the added data. For an nsys capture only missing data is read; a PyTorch trace
+        is read again completely.
 
     Raises:
-        CaptureError: As in `open_capture`, or the file was changed since.
+        CaptureError: As in `open_capture`, or the file has changed since.
     """
     path = Path(trace.info.path)
     try:
@@ -93,10 +93,10 @@ def open_more(trace: Trace, *, domain: str, optional: Collection[str]) -> Trace:
 
 @contextmanager
 def nsys_sqlite(path: Path) -> Iterator[Path]:
-    """The plain ``.sqlite`` of an nsys capture, unpacked or exported where it is not one already.
+    """The plain ``.sqlite`` of an nsys capture, decompressed or exported if necessary.
 
     Raises:
-        CaptureError: The file cannot be read or is no nsys capture.
+        CaptureError: The file cannot be read or is not an nsys capture.
         ToolError: As in `open_capture`.
     """
     try:
@@ -115,7 +115,7 @@ def nsys_sqlite(path: Path) -> Iterator[Path]:
 
 
 def _for_user(error: CaptureError | OSError, path: Path) -> CaptureError:
-    """The error with the path the user named, whatever temporary file it was met in."""
+    """The error with the user's path instead of a temporary file."""
     if isinstance(error, CaptureError):
         return error
     reason = {
@@ -128,7 +128,7 @@ def _for_user(error: CaptureError | OSError, path: Path) -> CaptureError:
 
 @contextmanager
 def _unpacked(path: Path) -> Iterator[Path]:
-    """The path itself, or, for an xz-packed capture, a temporary unpacked copy that is gone afterwards."""
+    """The path itself or, for an xz-compressed capture, a temporary decompressed copy that is deleted afterwards."""
     head = _head(path)
     if not head.startswith(_XZ):
         yield path
@@ -149,7 +149,7 @@ def _head(path: Path) -> bytes:
 
 
 def _reader(plain: Path, named: Path, cpu_only: bool) -> Callable[[Path, str, Collection[str]], Any]:
-    """What reads this file, by its first bytes."""
+    """The reader for this file, by its first bytes."""
     head = _head(plain)
     if head.startswith(_SQLITE):
         from nvprof_kit._trace.nsys.read import read_nsys
@@ -159,7 +159,7 @@ def _reader(plain: Path, named: Path, cpu_only: bool) -> Callable[[Path, str, Co
         from nvprof_kit._trace.nsys.export import exported
         from nvprof_kit._trace.nsys.read import read_nsys
 
-        # the export stands beside the report the user named, even where that is packed
+        # the export is next to the user's report, even if that is compressed
         return lambda path, domain, optional: read_nsys(
             exported(path, beside=named), domain, optional, named, cpu_only=cpu_only
         )
@@ -178,5 +178,5 @@ def _starts_json(plain: Path, head: bytes) -> bool:
             with gzip.open(plain) as file:
                 head = file.read(64)
         except (EOFError, OSError):
-            return True  # the Kineto reader says how it is damaged
+            return True  # the Kineto reader reports the damage
     return head.lstrip()[:1] in (b"{", b"[")

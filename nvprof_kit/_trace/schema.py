@@ -1,7 +1,7 @@
 """A capture as tables: every table and column, its type, unit and meaning.
 
-A `Trace` is columns, not objects. Times are int64 nanoseconds since the capture's own zero, sizes int64 bytes,
-text is categorical. Nothing here is derived: attribution and every view are made from these tables in
+A `Trace` has columns, not objects. Times are int64 nanoseconds since the capture's zero, sizes are int64 bytes, text is
+categorical. Nothing here is derived: attribution and all views are computed from these tables in
 `nvprof_kit._analysis`.
 """
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # readers start reading before pandas is loaded: see `nvprof_kit._trace.nsys.read`
+if TYPE_CHECKING:  # readers start before pandas is loaded: see `nvprof_kit._trace.nsys.read`
     import pandas as pd
 
 
 class Column(NamedTuple):
-    """One column: its NumPy or pandas type, what it means, and whether it is read only when a question needs it."""
+    """One column: its NumPy or pandas type, its meaning, and whether it is read only on request."""
 
     dtype: str
     meaning: str
@@ -49,7 +49,7 @@ API: Mapping[str, Column] = MappingProxyType(
         "duration_ns": Column("int64", "how long the call took", optional=True),
     }
 )
-"""CUDA runtime and driver calls that launched something."""
+"""CUDA runtime and driver calls that launched operations."""
 
 CALLS: Mapping[str, Column] = MappingProxyType(
     {
@@ -62,14 +62,14 @@ CALLS: Mapping[str, Column] = MappingProxyType(
         "name": Column("category", "name of the function, without its ABI version"),
     }
 )
-"""CUDA runtime and driver calls, PyTorch's operators, and stretches in which the profiler held the program up."""
+"""CUDA runtime and driver calls, PyTorch operators, and profiler overheads."""
 
 LOADS_CODE = re.compile(r"cu(da)?(Module|Library)Load|cuLink(Create|Add|Complete)")
-"""Names of the calls that load code onto the device, or link it."""
+"""Names of the calls that load or link device code."""
 
 CALL_KINDS = ("api", "overhead", "operator")
-"""Values of `CALLS.kind`: `overhead` is the profiler's own, `operator` a PyTorch operator (`aten::addmm`) or a
-garbage collection of Python's (`Python GC`).
+"""Values of `CALLS.kind`: `overhead` is profiler overhead, `operator` is a PyTorch operator (`aten::addmm`) or a Python
+garbage collection (`Python GC`).
 """
 
 LOADS: Mapping[str, Column] = MappingProxyType(
@@ -78,7 +78,7 @@ LOADS: Mapping[str, Column] = MappingProxyType(
         "end_ns": Column("int64", "when it ended"),
     }
 )
-"""Calls in which the program loaded CUDA modules or libraries, compiled or tuned."""
+"""Calls that load CUDA modules or libraries, compile or autotune."""
 
 OPS: Mapping[str, Column] = MappingProxyType(
     {
@@ -107,8 +107,8 @@ OPS: Mapping[str, Column] = MappingProxyType(
         ),
     }
 )
-"""Operations on the GPU; in a capture without a GPU, the stretches in which a CPU operator itself runs: such a capture
-has the column ``operator_call``, asked for or not, since a row is no call there.
+"""GPU operations; in a capture without a GPU, the self time intervals of CPU operators. Such a capture always has the
+column ``operator_call``, because one operator call can have several rows.
 """
 
 GRAPH_NODES: Mapping[str, Column] = MappingProxyType(
@@ -137,7 +137,7 @@ OPERATORS: Mapping[str, Column] = MappingProxyType(
         "name": Column("category", "the operator's name"),
     }
 )
-"""Operators that autograd counts, where the capture has them (a Kineto trace)."""
+"""Operators with autograd sequence numbers, if the capture has them (a Kineto trace)."""
 
 SHAPES: Mapping[str, Column] = MappingProxyType(
     {
@@ -149,7 +149,7 @@ SHAPES: Mapping[str, Column] = MappingProxyType(
         "arguments": Column("category", "JSON: shapes, types, and values of its arguments, a list of each"),
     }
 )
-"""What operators were called with, where the capture has it (a Kineto trace recorded with shapes)."""
+"""Arguments of operators, if the capture has them (a Kineto trace recorded with shapes)."""
 
 SAMPLES: Mapping[str, Column] = MappingProxyType(
     {
@@ -159,7 +159,7 @@ SAMPLES: Mapping[str, Column] = MappingProxyType(
         "value": Column("float64", "its mean over the interval, in percent of the peak where the metric has one"),
     }
 )
-"""Samples of GPU metrics, where nsys took them (`--gpu-metrics-device`)."""
+"""GPU metrics samples, if nsys recorded them (`--gpu-metrics-device`)."""
 
 SCHEDULED: Mapping[str, Column] = MappingProxyType(
     {
@@ -169,7 +169,7 @@ SCHEDULED: Mapping[str, Column] = MappingProxyType(
         "tid": Column("int64", "the thread"),
     }
 )
-"""Stretches in which a thread ran on a CPU, where nsys watched it (`--cpuctxsw`)."""
+"""Intervals in which a thread ran on a CPU, if nsys traced context switches (`--cpuctxsw`)."""
 
 COLLECTIVES: Mapping[str, Column] = MappingProxyType(
     {
@@ -193,7 +193,7 @@ COLLECTIVES: Mapping[str, Column] = MappingProxyType(
         "operation": Column("int64", "id that the operation has on every rank, -1: unknown", optional=True),
     }
 )
-"""Calls of a communication library (NCCL), where the capture tells what they moved."""
+"""Calls of a communication library (NCCL), if the capture has their messages."""
 
 MARKS: Mapping[str, Column] = MappingProxyType(
     {
@@ -205,7 +205,7 @@ MARKS: Mapping[str, Column] = MappingProxyType(
         "payload": Column("Int64", "integer payload, NA if none"),
     }
 )
-"""Marks of the chosen NVTX domain; those of category ``memory`` are what layers' ranges carry (`nvprof_kit.names`)."""
+"""Marks of the chosen NVTX domain; those of category ``memory`` belong to layer ranges (`nvprof_kit.names`)."""
 
 ALLOCATIONS: Mapping[str, Column] = MappingProxyType(
     {
@@ -218,7 +218,7 @@ ALLOCATIONS: Mapping[str, Column] = MappingProxyType(
         "kind": Column("category", "kind of memory: device, managed, array, pinned, static, …"),
     }
 )
-"""Memory that CUDA itself handed out and took back, where nsys traced it (`--cuda-memory-usage=true`)."""
+"""CUDA memory allocations and frees, if nsys traced them (`--cuda-memory-usage=true`)."""
 
 OP_KINDS = ("kernel", "memcpy", "memset", "graph", "operator")
 """Values of `OPS.kind`: `graph` is one whole-graph replay, `operator` a CPU operator."""
@@ -231,17 +231,17 @@ TABLES: Mapping[str, Mapping[str, Column]] = MappingProxyType(
 
 
 BUSY_CALLS = "busy calls"
-"""Asked for beside ``calls``: of these only calls that launch, wait, allocate or free, and the profiler's overheads."""
+"""Restricts ``calls`` to calls that launch, wait, allocate or free, and profiler overheads."""
 
 
 class Source(NamedTuple):
-    """What a table of an nsys export must have, where the table is there (schemas 2.7 to 3.28).
+    """Requirements for a table of an nsys export, if the table exists (schemas 2.7 to 3.28).
 
     Attributes:
         needed: Columns with a value in every row.
-        given: Columns that must be there, and be NULL only in rows to which they do not apply: not in all.
-        nullable: Columns that must be there and may be NULL in every row.
-        texts: Those of the columns that hold text; all others hold whole numbers.
+        given: Required columns that are NULL in rows to which they do not apply, but not in all rows.
+        nullable: Required columns that can be NULL in all rows.
+        texts: The text columns; all others are integers.
     """
 
     needed: tuple[str, ...]
@@ -287,7 +287,7 @@ NSYS_SOURCES: Mapping[str, Source] = MappingProxyType(
         ),
     }
 )
-"""The tables of an nsys export that a `Trace` is read from; the others only say where the capture was made."""
+"""The tables of an nsys export used for a `Trace`; the others only describe the system."""
 
 KINETO_SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -302,33 +302,32 @@ KINETO_SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "python_function": ("name", "ts", "dur", "tid"),
     }
 )
-"""Keys that each complete event of a Kineto trace must have, by category."""
+"""Required keys of complete events in a Kineto trace, by category."""
 
 
 MEMORY_TABLES = ("marks", "allocations")
-"""The optional tables in which a capture tells of memory."""
+"""The optional tables with memory data."""
 
 
 @dataclass(frozen=True)
 class CaptureInfo:
-    """What a capture says of itself.
+    """Metadata of a capture.
 
     Attributes:
-        path: The file the user named.
-        tool: What wrote it, with its version: ``nsys 2023.4.4.54``, ``PyTorch profiler (Kineto)``.
-        schema: Version of the export schema, '' if none.
+        path: The file as given by the user.
+        tool: The tool that wrote it, with version: ``nsys 2023.4.4.54``, ``PyTorch profiler (Kineto)``.
+        schema: Version of the export schema; '' if none.
         domain: NVTX domain that `Trace.ranges` was read from.
-        gpus: Names of the GPUs that ran something, by device ordinal, ascending.
-        ordinals: These ordinals.
-        on_gpu: False where the operations are CPU operators.
+        gpus: Names of the GPUs that ran operations, in the order of `ordinals`.
+        ordinals: Device ordinals of these GPUs, ascending.
+        on_gpu: False if the operations are CPU operators.
         processes: Number of processes with ranges or operations.
-        session_ns: How long the profiled program ran, before and after the collected window too; 0 where the capture
-            does not say.
-        other_domains: Names of the NVTX domains that `Trace.ranges` was not read from.
-        own_window: Whether the program itself opened the collected window, by cudaProfilerStart.
-        lacks: Why there are no operations at all, and what to do; '' where there are some. Only the CPU's times can be
-            told then.
-        warnings: Sentences on what may be missing or distorted, each with what to do.
+        session_ns: Run time of the profiled program, including the time outside the collected window; 0 if unknown.
+        other_domains: Names of the NVTX domains that are not in `Trace.ranges`.
+        own_window: Whether the program started the collected window with cudaProfilerStart.
+        lacks: Why there are no operations, and what to do; '' if there are some. Without operations, only CPU times are
+            available.
+        warnings: Sentences about missing or distorted data, each with what to do.
     """
 
     path: str
@@ -346,17 +345,17 @@ class CaptureInfo:
     warnings: tuple[str, ...] = ()
 
     def gpu_name(self, device: int) -> str:
-        """Name of the GPU with this ordinal, '' if unknown it."""
+        """Name of the GPU with this ordinal; '' if unknown."""
         return dict(zip(self.ordinals, self.gpus, strict=False)).get(device, "")
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One capture: tables with the columns of `TABLES`, and what the capture says of itself.
+    """One capture: tables with the columns of `TABLES`, and metadata.
 
-    Rows come in no promised order. An optional column and the tables `calls`, `samples`, `marks`, `allocations`,
-    `collectives`, `scheduled`, `loads` and `shapes` are there only when asked for. `operators` is None where the
-    capture has none, or where its ranges tell the backward pass themselves.
+    The order of rows is unspecified. Optional columns and the tables `calls`, `samples`, `marks`, `allocations`,
+    `collectives`, `scheduled`, `loads` and `shapes` are read only on request. `operators` is None if the capture has
+    none, or if its ranges cover the backward pass.
     """
 
     info: CaptureInfo

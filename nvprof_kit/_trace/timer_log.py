@@ -1,7 +1,7 @@
-"""Logs of `global_timer` as one table: a row for each stage that a rank ran.
+"""Logs of `global_timer` as one table, with one row per stage run of a rank.
 
 A line is ``[RANK 0] forward, start=1716182684.282194, end=1716182685.123003, cpu_dur=0.840809s, cuda_dur=830.512ms``;
-``nan`` stands for a time that was not taken.
+``nan`` means a time that was not measured.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _LINE = re.compile(
     r"cpu_dur=(\d{1,8}(?:\.\d{1,15})?)s(?:, cuda_dur=(\d{1,11}(?:\.\d{1,15})?|nan)ms)?$",
     re.MULTILINE | re.ASCII,
 )
-"""No run has a million ranks, and no stage takes a hundred years: a line with more digits is damaged."""
+"""Maximum digits: no run has a million ranks and no stage takes a hundred years, so a longer number is damaged."""
 
 
 @dataclass(frozen=True)
 class TimerLogs:
-    """What the ranks wrote.
+    """The logs of the ranks.
 
     Attributes:
-        path: What the user named.
-        stages: A row for each stage run, with the columns of `STAGES`, by rank and start.
-        warnings: Sentences on what could not be read.
+        path: The path as given by the user.
+        stages: One row per stage run, with the columns of `STAGES`, by rank and start.
+        warnings: Sentences about unreadable data.
     """
 
     path: str
@@ -61,10 +61,10 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
     """Read the logs of all ranks.
 
     Args:
-        paths: Logs, and folders that hold ``timer_rank*.log``.
+        paths: Logs, and folders with ``timer_rank*.log``.
 
     Raises:
-        CaptureError: A path cannot be read or holds no log, or not one line is a timer's.
+        CaptureError: A path cannot be read or contains no log, or no line is a timer's.
     """
     import pandas as pd
 
@@ -107,7 +107,7 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
 
 
 def _contradicts(line: tuple[str, ...]) -> bool:
-    """Whether a stage's time by one clock is far from that by the other: by more than a tenth and 50 ms."""
+    """Whether a stage's times by the two clocks differ by more than a tenth and more than 50 ms."""
     _, _, start_s, start_us, end_s, end_us, cpu_s, _ = line
     lasted, cpu = int(end_s) - int(start_s) + (int(end_us) - int(start_us)) / 1e6, float(cpu_s)
     return abs(lasted - cpu) > 0.05 + 0.1 * max(lasted, cpu)
@@ -151,7 +151,7 @@ def _table(found: list[tuple[str, ...]]) -> pd.DataFrame:
 
 
 def _nanoseconds(seconds: tuple[str, ...], microseconds: tuple[str, ...]) -> npt.NDArray[np.int64]:
-    """Exact where a float of seconds since 1970 is not."""
+    """Convert to ns with integers, because a float of seconds since 1970 is not exact."""
     import numpy as np
 
     whole: npt.NDArray[np.int64] = np.array(seconds, dtype="int64") * 1_000_000_000

@@ -1,1 +1,1 @@
-"""The embedded recorder: PyTorch's own profiler, for where no Nsight is installed."""
+"""The embedded recorder: PyTorch's profiler, for machines without Nsight."""

@@ -1,4 +1,4 @@
-"""A Python program started under the embedded recorder.
+"""Run a Python program under the embedded recorder.
 
 ``python -u train.py`` becomes ``python -u -m nvprof_kit._capture.recorder.runner SETTINGS train.py``.
 """
@@ -33,12 +33,12 @@ _PROBE = (
 
 
 class PythonCommand(NamedTuple):
-    """A Python command line in its parts.
+    """A parsed Python command line.
 
     Attributes:
-        interpreter: The interpreter and its own options: ``python3 -u -X dev``.
-        target: What it runs: ``train.py``, ``-m package.train`` or ``-c code``.
-        arguments: What the program finds in ``sys.argv[1:]``.
+        interpreter: The interpreter and its options: ``python3 -u -X dev``.
+        target: The program: ``train.py``, ``-m package.train`` or ``-c code``.
+        arguments: The program's ``sys.argv[1:]``.
     """
 
     interpreter: tuple[str, ...]
@@ -47,10 +47,10 @@ class PythonCommand(NamedTuple):
 
 
 def parse_python(command: Sequence[str]) -> PythonCommand:
-    """Take a Python command line apart by the interpreter's own rules.
+    """Parse a Python command line by the interpreter's rules.
 
     Raises:
-        UsageError: It does not start with a Python interpreter, or names no program.
+        UsageError: The command does not start with a Python interpreter, or has no program.
     """
     if not command:
         raise UsageError("no program to record; needed: nvprof-kit record -- python train.py")
@@ -84,7 +84,7 @@ def parse_python(command: Sequence[str]) -> PythonCommand:
 
 
 def _cluster(word: str) -> tuple[str, str, str]:
-    """A word of short options: the plain flags, the one that takes a value or '', and its value where attached."""
+    """Parse a word of short options: the flags, the option that takes a value or '', and its value if attached."""
     found = re.fullmatch(r"-([^cmWX]*)([cmWX]?)(.*)", word, re.DOTALL)
     assert found is not None
     return found.group(1), found.group(2), found.group(3)
@@ -105,22 +105,22 @@ def record_program(
     force: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> NoReturn:
-    """Become the program, recorded: this process is replaced, so signals and the exit status are the program's own.
+    """Replace this process with the recorded program, so that signals and exit status are the program's.
 
-    Of a program that ``torchrun`` or ``accelerate launch`` starts each rank leaves a trace, ``run.rank3.json.gz``.
+    Under ``torchrun`` or ``accelerate launch``, each rank writes a trace, ``run.rank3.json.gz``.
 
     Args:
         path: Trace to write.
         options: What to record.
-        command: The program's command line, beginning with a Python interpreter or a launcher.
-        limits: Which part of it.
-        force: Replace traces that exist.
-        environ: Variables that the program gets besides its own.
+        command: The program's command line, starting with a Python interpreter or a launcher.
+        limits: Which part of the program to record.
+        force: Replace existing traces.
+        environ: Additional environment variables for the program.
 
     Raises:
-        UsageError: The command is no Python program, its script does not exist, or the trace cannot be written, or
+        UsageError: The command is not a Python program, its script does not exist, or the trace cannot be written or
             exists.
-        ToolError: There is no such interpreter, or it lacks torch or this package.
+        ToolError: The interpreter does not exist, or lacks torch or this package.
     """
     path = path.absolute()
     check_path(path)
@@ -145,7 +145,9 @@ def record_program(
 
 
 def _refuse_existing(path: Path) -> None:
-    """The trace, and those of ranks and windows: ``run.json.gz``, ``run.rank0.json.gz``, ``run.1.json.gz``."""
+    """Reject existing traces, including those of ranks and windows: ``run.json.gz``, ``run.rank0.json.gz``,
+    ``run.1.json.gz``.
+    """
     stem, dot, suffix = path.name.partition(".json")
     own = re.compile(rf"{re.escape(stem)}(\.rank\d+)?(\.\d+)?{re.escape(dot + suffix)}")
     there = sorted(one.name for one in path.parent.iterdir() if own.fullmatch(one.name))
@@ -154,7 +156,7 @@ def _refuse_existing(path: Path) -> None:
 
 
 def _check_interpreter(interpreter: Sequence[str]) -> None:
-    """Ask the program's interpreter, which may be another than ours, whether it has what a recording needs."""
+    """Check that the program's interpreter, which may differ from this one, has the packages needed to record."""
     probe = subprocess.run([*interpreter, "-c", _PROBE], capture_output=True, text=True, check=False)
     if probe.returncode == 0:
         return

@@ -1,4 +1,4 @@
-"""Launchers of several ranks: the command that has each rank run under the recorder."""
+"""Multi-rank launchers: build the command that runs each rank under the recorder."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from nvprof_kit.errors import ToolError, UsageError
 
 
 class Launcher(NamedTuple):
-    """A launcher whose options are known to a parser of its own package.
+    """A launcher with options that are parsed by the parser of its package.
 
     Attributes:
-        module: What ``python -m`` runs.
-        parser: The function that makes its parser, ``module:name``.
-        without_python: Its option that has it start any program.
+        module: The module for ``python -m``.
+        parser: The function that creates its parser, ``module:name``.
+        without_python: Its option to run any program instead of a Python script.
     """
 
     module: str
@@ -37,7 +37,7 @@ BY_MODULE = {
 }
 
 OTHERS = ("deepspeed", "deepspeed.launcher.runner", "torch.distributed.launch", "colossalai", "mpirun", "srun")
-"""Launchers whose ranks are not recorded from outside."""
+"""Launchers without support for recording their ranks."""
 
 _PARSE = """
 import importlib, json, sys
@@ -48,13 +48,13 @@ print(json.dumps([len(given.training_script_args), bool(given.module), bool(give
 
 
 class Launch(NamedTuple):
-    """A launcher's command line in its parts.
+    """A parsed launcher command line.
 
     Attributes:
-        interpreter: The Python that runs the launcher, and the ranks.
-        launcher: Which it is.
-        options: Its own options, but for those that say what a rank runs.
-        program: What a rank runs, as a Python command line.
+        interpreter: The Python for the launcher and the ranks.
+        launcher: The launcher.
+        options: Its options, except those that select the ranks' program.
+        program: The ranks' program, as a Python command line.
     """
 
     interpreter: str
@@ -63,16 +63,16 @@ class Launch(NamedTuple):
     program: tuple[str, ...]
 
     def command(self, rank: Sequence[str]) -> list[str]:
-        """The launcher's command line with something else for a rank to run."""
+        """The launcher's command line with another program for the ranks."""
         return [self.interpreter, "-m", self.launcher.module, *self.options, self.launcher.without_python, *rank]
 
 
 def parse_launch(command: Sequence[str]) -> Launch | None:
-    """Take apart ``torchrun …``, ``accelerate launch …`` and ``python -m`` of their modules; None for anything else.
+    """Parse ``torchrun …``, ``accelerate launch …`` and ``python -m`` with their modules; None for other commands.
 
     Raises:
-        UsageError: The launcher's own parser refuses its options, or it is one that is not known here.
-        ToolError: It is not installed.
+        UsageError: The launcher's parser rejects its options, or the launcher is unsupported.
+        ToolError: The launcher is not installed.
     """
     words = list(command)
     name = Path(words[0]).name if words else ""
@@ -92,7 +92,7 @@ def parse_launch(command: Sequence[str]) -> Launch | None:
 
 
 def _python_of(script: str) -> str:
-    """The interpreter that a script of a package names in its first line."""
+    """The interpreter in the first line of a package's script."""
     path = shutil.which(script)
     if path is None:
         raise ToolError(f"{script}: no such program on PATH")

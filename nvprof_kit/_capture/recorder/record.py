@@ -102,7 +102,7 @@ class record(ContextDecorator):
         profiler.stop_trace()
 
     def _fall_silent(self) -> None:
-        """Stop emitting ranges, or hand them back to a memory profiler around the recording."""
+        """Stop emitting ranges, or return them to an enclosing memory profiler."""
         state.deactivate()
         listener, self._listener = self._listener, None
         if isinstance(listener, Watch) and listener.attached:
@@ -128,7 +128,7 @@ class record(ContextDecorator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop and write the trace; a process forked meanwhile leaves that to its parent."""
+        """Stop and write the trace; a forked process leaves that to its parent."""
         global _running
         if self._profiler is None:
             return
@@ -155,26 +155,26 @@ class record(ContextDecorator):
 
 
 def running() -> record | None:
-    """The recording that runs in this process, or is warmed up."""
+    """The recording that is running or warmed up in this process."""
     return _running
 
 
 def tool_attached() -> bool:
-    """Whether nsys or ncu runs this process, and CUDA thus has its profiler already."""
+    """Whether this process runs under nsys or ncu, so that a CUDA profiler is already attached."""
     return state.tool_attached(os.environ) or "CUDA_INJECTION64_PATH" in os.environ
 
 
 def part_of(path: Path, part: str) -> Path:
-    """The trace of one part of what is recorded, a rank or a window: ``run.rank3.json.gz`` of ``run.json.gz``."""
+    """The trace path of a rank or a window: ``run.rank3.json.gz`` of ``run.json.gz``."""
     name, dot, suffix = path.name.partition(".json")
     return path.with_name(f"{name}.{part}{dot}{suffix}")
 
 
 def check_path(path: Path) -> None:
-    """Make sure that a trace can be written, before the program runs and not after.
+    """Check that a trace can be written, before the program runs.
 
     Raises:
-        UsageError: It has another suffix, names a directory, or lies in one that is missing or not writable.
+        UsageError: The path has another suffix, is a directory, or is in a missing or read-only directory.
     """
     if not path.name.endswith((".json", ".json.gz")):
         raise UsageError(f"{path}: a recording is a Kineto trace; name it .json or .json.gz")
@@ -202,33 +202,33 @@ def _new_profiler(options: RecordOptions) -> Any:
         record_shapes=options.shapes,
         profile_memory=options.memory,
         **_experimental(options),
-        # without acc_events: PyTorch would read all events into Python as it stops, which nobody asks for here and
-        # which fails where a stack holds a name that is no text (UnicodeDecodeError in PyTorch 2.13)
+        # without acc_events: it would make PyTorch read all events into Python at stop, which is not needed here and
+        # fails if a stack has an undecodable name (UnicodeDecodeError in PyTorch 2.13)
     )
 
 
 def _experimental(options: RecordOptions) -> dict[str, Any]:
-    """What newer releases of PyTorch can record: all threads, and with stacks Python's garbage collections too."""
+    """Experimental options of newer PyTorch releases: all threads and, with stacks, Python garbage collections."""
     from torch._C._profiler import _ExperimentalConfig
 
     wanted: dict[str, Any] = {"profile_all_threads": True} | ({"record_python_gc_info": True} if options.stacks else {})
     while wanted:
         try:
             return {"experimental_config": _ExperimentalConfig(**wanted)}
-        except TypeError:  # an older PyTorch does not know the last of them
+        except TypeError:  # an older PyTorch lacks the last option
             wanted.popitem()
     return {}
 
 
 def _is_enabled() -> bool:
-    """Whether PyTorch's profiler runs, on this thread or on all."""
+    """Whether PyTorch's profiler is running, on this thread or on all."""
     from torch.autograd import profiler
 
     return bool(profiler._is_profiler_enabled)
 
 
 def _export(profiler: Any, path: Path) -> None:
-    """Write the trace beside its final name, then rename it: a reader never meets half a file."""
+    """Write the trace to a temporary name and rename it, so that readers never see a partial file."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.json")
     packed = partial.with_name(f"{partial.name}.gz")
     try:
@@ -242,10 +242,10 @@ def _export(profiler: Any, path: Path) -> None:
     finally:
         for left in (partial, packed, path.with_name(f".{path.name}.{os.getpid()}.json")):
             left.unlink(missing_ok=True)
-            left.with_name(f"{left.name}.tmp").unlink(missing_ok=True)  # what PyTorch leaves where it fails
+            left.with_name(f"{left.name}.tmp").unlink(missing_ok=True)  # PyTorch leaves this file after a failure
 
 
 def _compress(trace: Path, packed: Path) -> None:
-    """Compress a trace at the fastest level, which is a third larger than the default and takes a tenth of the time."""
+    """Compress a trace at the fastest level: a third larger than with the default level, in a tenth of the time."""
     with trace.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
         shutil.copyfileobj(source, target, 1 << 20)

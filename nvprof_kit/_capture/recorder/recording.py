@@ -1,4 +1,4 @@
-"""What ``nvprof-kit record`` records of a program: from when, until when, and what is said of it."""
+"""The recording of ``nvprof-kit record``: its start, its end, and its messages."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from nvprof_kit._instrument.loop.schedule import Schedule, Window, Windows
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 SCARCE = 0.05
-"""A recording ends where so little of the machine's memory is left."""
+"""A recording ends if the available share of the machine's memory falls below this."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What is recorded of a program.
+    """Which part of a program to record.
 
     Attributes:
-        schedule: Which steps, as `Schedule.parse` takes them; '' for all.
-        seconds: The recording ends after so many seconds; 0 for never.
-        memory_mb: It ends at the end of a step by which the process has grown by so many MB since its first step; 0
-            for never.
+        schedule: Which steps, in the format of `Schedule.parse`; '' for all.
+        seconds: Maximum length of the recording in seconds; 0 for no limit.
+        memory_mb: Maximum growth of the process's memory since its first step, in MB, checked after each step; 0 for no
+            limit.
     """
 
     schedule: str = ""
@@ -44,23 +44,23 @@ class Limits:
 
 
 def say(text: str) -> None:
-    """Tell the user, on stderr."""
-    with suppress(OSError):  # a program whose standard error is closed has the same exit status as without us
+    """Print a message for the user on stderr."""
+    with suppress(OSError):  # a closed stderr must not change the program's exit status
         print(f"nvprof-kit record: {text}", file=sys.stderr, flush=True)
 
 
 class Recording:
-    """The recording of a program, from its first use of torch to its end, or to a limit.
+    """The recording of a program, from its first use of torch to its end or a limit.
 
-    Steps are those of `nvprof_kit.step`, else an optimizer's. The one that is seen first counts.
+    Steps are those of `nvprof_kit.step`, else those of an optimizer. The first source seen counts.
 
     Args:
-        path: The trace; with a schedule of several windows each has its number.
+        path: The trace; with several windows, each trace is numbered.
         options: What to record.
-        limits: Which part of the program.
+        limits: Which part of the program to record.
 
     Attributes:
-        shown: The trace, as it is called in messages.
+        shown: The trace's name in messages.
     """
 
     def __init__(self, path: str, options: RecordOptions, limits: Limits) -> None:
@@ -80,7 +80,7 @@ class Recording:
         self._pid = os.getpid()
 
     def begin(self) -> None:
-        """Torch has been imported."""
+        """Called when torch has been imported."""
         self._thread = threading.get_ident()
         self._watch_steps()
         if self._limits.schedule:
@@ -94,13 +94,13 @@ class Recording:
             self._record()
 
     def end(self) -> None:
-        """The program is over, or a limit is reached: write what there is."""
+        """Write the trace, at the program's end or at a limit."""
         for undo in self._undo:
             undo()
         self._undo.clear()
         windows, self._windows = self._windows, None
         if windows is not None:
-            if self._counts is loop.step:  # which told its begin, and no next step tells that it is over
+            if self._counts is loop.step:  # a step only signals its begin, and no next step ends the last one
                 self._steps += 1
                 windows.step()
             windows.__exit__()
@@ -110,7 +110,7 @@ class Recording:
                 recorder.__exit__(None, None, None)
 
     def nothing(self) -> str:
-        """Why there is no trace, at the program's end; '' where there is one, or its absence was told."""
+        """Why there is no trace at the program's end; '' if there is one, or if the reason was already printed."""
         if self._traces is not None and not self._traces.begun:
             steps = f"it took {self._steps} steps" if self._steps else "no step of nvprof_kit.step or an optimizer ran"
             return f"nothing was recorded by the schedule {self._limits.schedule}: {steps}"
@@ -118,7 +118,7 @@ class Recording:
             return "no module was called, which is when a recording with stacks begins: nothing was recorded"
         return ""
 
-    # when it begins
+    # begin
 
     def _record(self) -> None:
         self._recorder = record(self._path, self._options)
@@ -132,7 +132,7 @@ class Recording:
         self._watch_memory()
 
     def _at_first_call(self) -> None:
-        """With stacks every call of a Python function is an event: leave out the imports and the model's making."""
+        """With stacks, every Python function call is an event: skip the imports and the model construction."""
         from torch.nn.modules.module import register_module_forward_pre_hook
 
         def called(*_call: object) -> None:
@@ -211,7 +211,9 @@ class Recording:
         self._undo.append(over.set)
 
     def _on_main_thread(self, call: Callable[[], None]) -> None:
-        """Have the thread that began the recording end it, as PyTorch demands, between two of its bytecodes."""
+        """Run a call between two bytecodes of the thread that started the recording; PyTorch requires that thread to
+        stop it.
+        """
 
         def pending(_: object) -> int:
             if threading.get_ident() == self._thread and os.getpid() == self._pid:
@@ -223,12 +225,13 @@ class Recording:
 
 
 def after_optimizer_steps(then: Callable[[object], None]) -> Callable[[], None]:
-    """Call a function after each step of an optimizer that is made from now on, when PyTorch's own hooks are done.
+    """Call a function after each step of optimizers created from now on, after PyTorch's own hooks.
 
-    In those hooks, which PyTorch iterates over, no recording can begin or end, as that installs or takes out others.
+    A recording cannot start or stop inside these hooks: PyTorch iterates over them, and a recording adds or removes
+    hooks.
 
     Returns:
-        What ends it.
+        A function that removes the callback.
     """
     from torch.optim import Optimizer
 
@@ -288,7 +291,7 @@ class _Traces(Traces):
 
 @contextmanager
 def _told(recorder: record | None, shown: str, what: str = "") -> Iterator[None]:
-    """Say that a trace is written, where a signal that came meanwhile ends the program too."""
+    """Print that a trace is written, also if a delayed signal ends the program."""
     try:
         yield
     finally:
@@ -310,7 +313,7 @@ while not over.wait(wait):
 
 @contextmanager
 def told_of_writing(shown: str) -> Iterator[None]:
-    """While a trace is written: a line after 5, 15, 35 … s, from a process of its own as PyTorch holds the GIL."""
+    """Print progress after 5, 15, 35 … s during a write, from a separate process because PyTorch holds the GIL."""
     teller = None
     with suppress(OSError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -330,7 +333,7 @@ def told_of_writing(shown: str) -> Iterator[None]:
 
 
 def _resident_bytes() -> int:
-    """Memory that this process has, 0 where that cannot be told."""
+    """Resident memory of this process; 0 if unknown."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
     except (OSError, ValueError, IndexError):
@@ -338,7 +341,7 @@ def _resident_bytes() -> int:
 
 
 def _left_of_memory() -> float | None:
-    """Part of the machine's memory that is available, None where that cannot be told."""
+    """Available share of the machine's memory; None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines[:5]}

@@ -1,9 +1,10 @@
-"""Runs a Python program under the embedded recorder, in the program's own interpreter.
+"""Run a Python program under the embedded recorder, in the program's interpreter.
 
 Called by `nvprof_kit._capture.recorder.launch` as ``python -m nvprof_kit._capture.recorder.runner SETTINGS PROGRAM
-[ARGUMENT]…``, PROGRAM being a script, ``-m module`` or ``-c code``. To the program everything is as without it:
-``sys.argv``, ``sys.path``, ``__main__``, the exit status, death by a signal. The recording starts when the program has
-imported torch, so that what it sets up before, as ``CUDA_VISIBLE_DEVICES`` in ``os.environ``, still counts.
+[ARGUMENT]…``; PROGRAM is a script, ``-m module`` or ``-c code``. The program sees the same state as without the
+recorder: ``sys.argv``, ``sys.path``, ``__main__``, exit status, death by a signal. The recording starts after the
+program has imported torch, so that earlier setup, such as ``CUDA_VISIBLE_DEVICES`` in ``os.environ``, still takes
+effect.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from nvprof_kit.errors import NvprofKitError
 
 
 class _Ended(BaseException):
-    """A signal came that ends the program: unwinds it, so that the trace is written before the process dies of it."""
+    """Raised by a terminating signal to unwind the program, so that the trace is written before the process dies."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -40,14 +41,14 @@ class _Ended(BaseException):
 
 
 class _AfterImport(MetaPathFinder):
-    """Calls back once, when a module has been imported."""
+    """Calls a function once, after a module has been imported."""
 
     def __init__(self, module: str, then: Callable[[], object]) -> None:
         self._module = module
         self._then = then
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Leave the finding to the others, and the module's execution to its loader, with the call behind it."""
+        """Delegate to the other finders, and call the function after the loader has executed the module."""
         if fullname != self._module:
             return None
         sys.meta_path.remove(self)
@@ -64,7 +65,7 @@ class _AfterImport(MetaPathFinder):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the program and give its exit status; the trace is written whichever way it ends."""
+    """Run the program and return its exit status; the trace is written however it ends."""
     settings = json.loads(argv[0])
     limits = Limits(**settings.pop("limits"))
     recording = Recording(str(of_rank(Path(settings.pop("path")))), RecordOptions(**settings), limits)
@@ -95,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _end_before_leaving(recording: Recording) -> None:
-    """Write the trace where the program leaves past Python's own end: ``os._exit``, and ``os.exec*``."""
+    """Write the trace before exits that skip Python's shutdown: ``os._exit`` and ``os.exec*``."""
     process = os.getpid()
 
     def first(leave: Callable[..., NoReturn], how: str) -> Callable[..., NoReturn]:
@@ -108,12 +109,12 @@ def _end_before_leaving(recording: Recording) -> None:
 
         return ended
 
-    for name in ("_exit", "execv", "execve"):  # the other exec functions of os call these
+    for name in ("_exit", "execv", "execve"):  # all other exec functions of os call these
         setattr(os, name, first(getattr(os, name), name))
 
 
 def _run(command: Sequence[str]) -> None:
-    """Run a script, ``-m module`` or ``-c code`` as ``__main__``, as the interpreter itself would."""
+    """Run a script, ``-m module`` or ``-c code`` as ``__main__``, like the interpreter."""
     safe_path = getattr(sys.flags, "safe_path", False)  # since Python 3.11
     if command[0] == "-m":
         sys.argv = ["-m", *command[2:]]
@@ -130,7 +131,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _run_script(path: str) -> None:
-    """Run a script; its ``__file__`` is absolute, unlike ``sys.argv[0]``, so that it holds when the program moves."""
+    """Run a script; unlike ``sys.argv[0]``, its ``__file__`` is absolute, so that it stays valid after ``os.chdir``."""
     if os.path.isdir(path) or path.endswith(".pyc") or is_zipfile(path):
         runpy.run_path(path, run_name="__main__")
         return
@@ -141,7 +142,7 @@ def _run_script(path: str) -> None:
 
 
 def _unwind_on_signals() -> None:
-    """Have SIGTERM and SIGHUP raise in this process; in a forked worker they stay what they were."""
+    """Make SIGTERM and SIGHUP raise in this process; forked workers keep the previous handlers."""
     pid = os.getpid()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -156,14 +157,14 @@ def _unwind_on_signals() -> None:
 
 
 def _program_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """The traceback from the program's own first frame on."""
+    """The traceback from the program's first frame on."""
     while traceback is not None and any(traceback.tb_frame.f_globals is room for room in (globals(), vars(runpy))):
         traceback = traceback.tb_next
     return traceback
 
 
 def _end_fork(left: SystemExit) -> NoReturn:
-    """End a process that the program forked, in which the interpreter cannot: PyTorch's profiler runs in it still."""
+    """End a forked process without interpreter shutdown, which is impossible while PyTorch's profiler is active."""
     status = left.code if isinstance(left.code, int) else int(left.code is not None)
     if left.code is not None and not isinstance(left.code, int):
         print(left.code, file=sys.stderr)

@@ -17,7 +17,7 @@ from nvprof_kit._instrument.ranks import mark_rank, rank, world_size
 from nvprof_kit.names import WINDOW, Category
 
 OnTraceReady = Callable[[Path, Window], object]
-"""Called with each window's trace as soon as it is written."""
+"""Called with each window's trace after it is written."""
 
 VARIABLE = "NVPROF_KIT_SCHEDULE"
 

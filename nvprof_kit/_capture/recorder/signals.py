@@ -1,4 +1,4 @@
-"""Signals that wait while a file is written."""
+"""Delay signals during a file write."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""What a user, a scheduler or a terminal that closes ends a program with."""
+"""Signals from a user, a scheduler or a closed terminal that end a program."""
 
 
 @contextmanager
 def waiting_signals() -> Iterator[None]:
-    """Have SIGINT, SIGTERM and SIGHUP wait until the block is over; they then do what they would have done.
+    """Delay SIGINT, SIGTERM and SIGHUP until the end of the block; they then take their normal effect.
 
-    Outside the main thread, where Python cannot set handlers, and for a signal that is ignored, nothing changes.
+    Has no effect outside the main thread, where Python cannot set handlers, and for ignored signals.
     """
     came: list[int] = []
 

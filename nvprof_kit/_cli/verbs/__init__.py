@@ -1,1 +1,1 @@
-"""A file for each verb: parse, make one library call, write."""
+"""One file per verb: parse arguments, make one library call, write the result."""

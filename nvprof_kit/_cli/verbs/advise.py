@@ -1,4 +1,4 @@
-"""``nvprof-kit advise``: what to do."""
+"""``nvprof-kit advise``: what could be made faster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def advise(
 
 
 def _job(asked: Reading, rules: str | None) -> Job | None:
-    """The captures as the ranks of a run, if that is what they are."""
+    """The captures as one job, if they are the ranks of one run."""
     if len(asked.captures) < 2:
         return None
     from nvprof_kit._api.capture import domain_of, read_rules
@@ -48,5 +48,5 @@ def _job(asked: Reading, rules: str | None) -> Job | None:
         named = read_rules(rules)
         job = open_job(asked.captures, domain=domain_of(named, asked.domain), rules=named)
         return job if job.verdict.rank is not None else None
-    except NvprofKitError:  # captures that are no ranks of one run are told one by one
+    except NvprofKitError:  # the captures are not ranks of one run: analyze each separately
         return None

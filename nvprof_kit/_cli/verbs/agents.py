@@ -1,4 +1,4 @@
-"""``nvprof-kit skill`` and ``mcp``: for programs that ask, which command answers what, and captures to ask."""
+"""``nvprof-kit skill`` and ``mcp``: the skill file, and a Model Context Protocol server for captures."""
 
 from __future__ import annotations
 

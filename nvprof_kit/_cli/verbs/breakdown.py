@@ -1,4 +1,4 @@
-"""``nvprof-kit breakdown``: where the time of a step goes."""
+"""``nvprof-kit breakdown``: time of each step by category."""
 
 from __future__ import annotations
 

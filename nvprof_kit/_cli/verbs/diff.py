@@ -1,4 +1,4 @@
-"""``nvprof-kit diff``: two captures compared, with a gate."""
+"""``nvprof-kit diff``: compare two captures, with a gate."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class _Sides(click.Command):
-    """A command whose ``--base`` and ``--new`` take every word up to the next option."""
+    """A command with options ``--base`` and ``--new`` that take all words up to the next option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Say the option again before each of its words."""
+        """Repeat the option before each of its words."""
         words: list[str] = []
         side = ""
         for word in args:
@@ -37,7 +37,7 @@ def _sides(captures: tuple[str, ...], bases: tuple[str, ...], news: tuple[str, .
     """The captures of both sides.
 
     Raises:
-        UsageError: There are not two sides.
+        UsageError: The captures do not form two sides.
     """
     if not bases and not news and len(captures) == 2:
         return captures[:1], captures[1:]

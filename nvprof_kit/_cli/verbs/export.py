@@ -1,4 +1,4 @@
-"""``nvprof-kit export``: a capture for another program."""
+"""``nvprof-kit export``: convert a capture for other programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FORMS = {
     ".perfetto-trace": "pftrace",
     ".folded": "folded",
 }
-"""`nvprof_kit._report.export.forms.BY_SUFFIX`, which takes long to import."""
+"""Copy of `nvprof_kit._report.export.forms.BY_SUFFIX`, which is slow to import."""
 
 _STACKS = ("pprof", "folded")
 
@@ -59,7 +59,7 @@ def _ranks(asked: Reading, form: Any, step: int | None, steps: StepOptions, rule
     """Write the trace of several ranks.
 
     Raises:
-        UsageError: The form holds stacks, or the captures are not those of one job.
+        UsageError: The format contains stacks, or the captures are not from one job.
     """
     from nvprof_kit._api.job import open_job
 
@@ -76,10 +76,10 @@ def _ranks(asked: Reading, form: Any, step: int | None, steps: StepOptions, rule
 
 
 def _form(asked: Reading, to: str | None) -> str:
-    """The form that is asked for.
+    """The requested format.
 
     Raises:
-        UsageError: The program that is named does not read it.
+        UsageError: The requested program does not read this format.
     """
     form = asked.output.form
     if to == "pprof" and form not in _STACKS:

@@ -1,4 +1,4 @@
-"""``nvprof-kit flops``: what each layer gets out of the GPU."""
+"""``nvprof-kit flops``: FLOP/s and MFU of each layer."""
 
 from __future__ import annotations
 

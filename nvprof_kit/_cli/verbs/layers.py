@@ -1,4 +1,4 @@
-"""``nvprof-kit layers``: what each layer costs."""
+"""``nvprof-kit layers``: GPU and CPU time of each layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``nvprof-kit memory``: who held the GPU's memory, from a snapshot of PyTorch's allocator."""
+"""``nvprof-kit memory``: GPU memory by layer, from a snapshot of PyTorch's allocator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``nvprof-kit metrics``: GPU metrics of each layer, from nsys's samples."""
+"""``nvprof-kit metrics``: GPU metrics of each layer, from nsys samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``nvprof-kit ncu``: hardware counters per layer, and which kernels to measure for them."""
+"""``nvprof-kit ncu``: hardware counters per layer, and a plan of the kernels to measure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``nvprof-kit plot``: a picture for a paper."""
+"""``nvprof-kit plot``: plots of a capture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``nvprof-kit ranks``: across the ranks of a job, who is late, in which layer, and what it costs."""
+"""``nvprof-kit ranks``: compare the ranks of a job: which rank is late, in which layer, and what it costs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _REPLAYED = ("groups", "bubbles", "micro-batches", "critical-path", "what-if")
 
 
 class _Group(click.Group):
-    """``ranks CAPTURE…`` and ``ranks map CAPTURE…`` in one: only the word ``map`` is a command."""
+    """Supports both ``ranks CAPTURE…`` and ``ranks map CAPTURE…``: only the word ``map`` is a command."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Give every other first word to the command that compares."""
+        """Pass any other first word to ``compare``."""
         if args and args[0] not in self.commands:
             args = ["compare", *args]
         return super().parse_args(context, args)
@@ -122,10 +122,10 @@ def compare(
 
 
 def _check_told(answer: Ranks, view: str | None) -> None:
-    """Refuse a table that is made of few collectives only.
+    """Reject a table that is only available for a limited number of collectives.
 
     Raises:
-        UsageError: The job has too many for it, or none.
+        UsageError: The job has too many collectives, or none.
     """
     if view in _REPLAYED and answer.replay_error is None:
         raise UsageError(
@@ -198,7 +198,7 @@ def _numbers(text: str) -> list[int]:
     """The ranks of ``--timeline RANKS``.
 
     Raises:
-        UsageError: One of them is no number.
+        UsageError: An item is not a number.
     """
     named = [one.strip() for one in text.split(",") if one.strip()]
     wrong = [one for one in named if not one.isdecimal()]
@@ -208,10 +208,10 @@ def _numbers(text: str) -> list[int]:
 
 
 def _part(text: str | None) -> tuple[int, int]:
-    """Which part ``--part I/N`` is.
+    """Parse ``--part I/N``.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The text is not of this form.
     """
     number, found, of = (text or "0/1").partition("/")
     if not found or not number.isdecimal() or not of.isdecimal() or int(number) >= int(of):
@@ -220,14 +220,14 @@ def _part(text: str | None) -> tuple[int, int]:
 
 
 _DIGITS = 9
-"""No job has more ranks."""
+"""More ranks than any job has."""
 
 
 def _given(pairs: tuple[str, ...]) -> dict[str, int]:
     """The ranks of ``--rank FILE=N``.
 
     Raises:
-        UsageError: A pair is none.
+        UsageError: A pair is not of this form.
     """
     told = {}
     for pair in pairs:

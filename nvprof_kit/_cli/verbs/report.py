@@ -1,4 +1,4 @@
-"""``nvprof-kit report``: a page to read."""
+"""``nvprof-kit report``: a self-contained HTML page."""
 
 from __future__ import annotations
 

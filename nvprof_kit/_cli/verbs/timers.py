@@ -1,4 +1,4 @@
-"""``nvprof-kit timers``: the stages that `global_timer` timed, over all ranks."""
+"""``nvprof-kit timers``: stages timed with `global_timer`, over all ranks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The one check of times, durations and sizes that every reader asks, whatever the format.
+"""Checks of times, durations and sizes, shared by all readers.
 
-A number that no profiler writes is refused by the name that it has in the file, or warned of by it; none becomes a
-time, a duration or a size.
+Implausible numbers raise an error or a warning that contains the field's name in the file. They never become a time, a
+duration or a size.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ Int64Array = npt.NDArray[np.int64]
 
 DAY_NS = 86_400 * 10**9
 _LONGEST_DAYS = 100
-"""No capture is as long; sums of nanoseconds are exact up to there."""
+"""Longer than any capture; sums of nanoseconds are exact up to this limit."""
 _CLOCKS_NS = 100_000
 _BLOCK = 1 << 16
 _MOST_BYTES = 1 << 50
-"""No machine has as many."""
+"""Larger than any size or count on a real machine."""
 AGAIN = "the file is damaged: copy it again, export it again or record it again"
 
 
 def check_spans(named: str | Path, what: str, start: Int64Array, end: Int64Array) -> None:
-    """Refuse spans that end before they begin.
+    """Reject spans that end before they begin.
 
     Args:
         named: The file.
         what: What the spans are in the file: ``rows of PROFILER_OVERHEAD``.
-        start: Their begins in ns, shape ``(n,)``.
-        end: Their ends, the same.
+        start: Start times in ns, shape ``(n,)``.
+        end: End times in ns, shape ``(n,)``.
 
     Raises:
         CaptureError: A span ends before it begins.
@@ -45,7 +45,7 @@ def check_spans(named: str | Path, what: str, start: Int64Array, end: Int64Array
 
 
 def check_moments(named: str | Path, moments: Iterable[Int64Array]) -> None:
-    """Refuse a file whose moments are so far apart that no sum of them would be exact.
+    """Reject a file if its timestamps are too far apart for exact sums.
 
     Raises:
         CaptureError: They are more than 100 days apart.
@@ -59,12 +59,12 @@ def check_moments(named: str | Path, moments: Iterable[Int64Array]) -> None:
 
 
 def check_sizes(named: str | Path, what: str, sizes: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> None:
-    """Refuse sizes, counts and shares that are negative, no numbers, or beyond any machine.
+    """Reject sizes, counts and shares that are negative, NaN or implausibly large.
 
     Args:
         named: The file.
         what: Their name in the file: ``CUPTI_ACTIVITY_KIND_MEMCPY.bytes``.
-        sizes: The values that are there, shape ``(n,)``.
+        sizes: The values without missing ones, shape ``(n,)``.
 
     Raises:
         CaptureError: One of them is negative, NaN, or above 2**50.
@@ -75,16 +75,16 @@ def check_sizes(named: str | Path, what: str, sizes: npt.NDArray[np.int64] | npt
 
 
 def whole_ns(named: str | Path, what: str, microseconds: npt.NDArray[np.float64], origin_us: float = 0.0) -> Int64Array:
-    """Microseconds as whole nanoseconds.
+    """Convert microseconds to integer nanoseconds.
 
     Args:
         named: The file.
         what: Their name in the file: ``dur of kernel``.
         microseconds: The values, shape ``(n,)``.
-        origin_us: What to count from.
+        origin_us: The origin to subtract.
 
     Raises:
-        CaptureError: A value is no number or beyond int64.
+        CaptureError: A value is not a number or exceeds int64.
     """
     nanoseconds = np.rint((microseconds - origin_us) * 1000)
     wrong = microseconds[~(np.abs(nanoseconds) < 2**62)]
@@ -94,7 +94,7 @@ def whole_ns(named: str | Path, what: str, microseconds: npt.NDArray[np.float64]
 
 
 def repeated(*keys: Int64Array) -> int:
-    """How many rows stand in a table more than once, by what tells them apart; the first key is the row's time."""
+    """Number of duplicate rows, by the keys that identify a row; the first key is the row's time."""
     times = keys[0]
     if len(times) < 2:
         return 0
@@ -109,7 +109,7 @@ def repeated(*keys: Int64Array) -> int:
 
 
 def check_operations(named: str | Path, ops: Mapping[str, Any], api: Mapping[str, Any]) -> tuple[str, ...]:
-    """Refuse operations that no profiler writes, and say what is odd about the others.
+    """Reject impossible operations and return warnings about suspicious ones.
 
     Args:
         named: The file.
@@ -117,7 +117,7 @@ def check_operations(named: str | Path, ops: Mapping[str, Any], api: Mapping[str
         api: Columns of the schema's ``api``.
 
     Returns:
-        Sentences on rows that stand twice and on operations that begin before their launch.
+        Warnings about duplicate rows and about operations that begin before their launch.
 
     Raises:
         CaptureError: An operation ends before it begins, moves fewer than 0 bytes, or runs on no device.
@@ -136,14 +136,14 @@ def check_operations(named: str | Path, ops: Mapping[str, Any], api: Mapping[str
 
 
 def early(ops: Mapping[str, Any], api: Mapping[str, Any]) -> int:
-    """How many operations begin before every call with their correlation id; clocks of CPU and GPU are aligned to some
-    microseconds, so less than that is not counted.
+    """Number of operations that begin before all calls with their correlation id. CPU and GPU clocks are aligned to
+    within a few microseconds, so smaller differences are ignored.
     """
     count = 0
     for process in np.unique(api["pid"]).tolist():
         calls, mine = api["pid"] == process, (ops["pid"] == process) & (ops["correlation"] >= 0)
         ids, start = api["correlation"][calls], api["start_ns"][calls]
-        order = np.argsort(ids, kind="stable")  # nearly sorted as it is: the counter gave them
+        order = np.argsort(ids, kind="stable")  # correlation ids come from a counter, so they are nearly sorted
         ids = ids[order]
         fresh = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
         known, first = ids[fresh], np.minimum.reduceat(start[order], fresh)

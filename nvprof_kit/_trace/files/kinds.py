@@ -1,4 +1,4 @@
-"""What a file is, by its first bytes, packed or not, and which verb reads it."""
+"""File type detection from the first bytes, compressed or not, and the verb that reads each type."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _HEAD = 4096
 
 
 class Kind(NamedTuple):
-    """A kind of file: what it is, and which verb reads it."""
+    """A file type and the verb that reads it."""
 
     what: str
     read_by: str
 
     @property
     def sentence(self) -> str:
-        """Both."""
+        """The description followed by the verb."""
         return f"{self.what}: {self.read_by}"
 
 
@@ -45,11 +45,11 @@ PARQUET = Kind("a parquet file", "no verb reads it")
 CSV = Kind("a table of ours as csv", "it is the end of the way; name the capture that it was made of")
 
 CAPTURES = (SQLITE, NSYS_REPORT, TRACE, JSON)
-"""What is a capture."""
+"""Kinds that are captures."""
 NSYS = (SQLITE, NSYS_REPORT)
-"""What is a capture of nsys."""
+"""Kinds that are nsys captures."""
 NCU = (NCU_REPORT, NCU_PAGE)
-"""What ncu measured."""
+"""Kinds that are ncu results."""
 
 _BEGINS = (
     (b"SQLite format 3\x00", SQLITE),
@@ -75,7 +75,7 @@ _INSIDE = (
 
 
 def kind_of(head: bytes) -> Kind | None:
-    """What a file that begins so is; None where that is not known."""
+    """Kind of a file with these first bytes; None if unknown."""
     if b"NVIDIA" in head[:64] and b"Report" in head[:64]:
         return NSYS_REPORT
     for begin, kind in _BEGINS:
@@ -92,13 +92,13 @@ def kind_of(head: bytes) -> Kind | None:
 
 
 def told_by(head: bytes) -> str:
-    """What a file that begins so is and which verb reads it, '' where that is not known."""
+    """Description of a file with these first bytes and the verb that reads it; '' if unknown."""
     kind = TRACE if head.startswith(_GZIP) else kind_of(head)
     return kind.sentence if kind else ""
 
 
 def recognised(path: Path) -> Kind | None:
-    """What a file is; None where that is not known, or nothing can be read of it."""
+    """Kind of a file; None if unknown or if the file cannot be read."""
     if not path.is_file():
         return None
     try:
@@ -124,15 +124,15 @@ def _unpacked_gzip(head: bytes) -> bytes:
 
 
 def expect(path: str | Path, kinds: tuple[Kind, ...], needed: str) -> None:
-    """Refuse a file that is known to be of another kind than a verb reads.
+    """Reject a file that is known to be of a kind that the verb does not read.
 
     Args:
-        path: The file; one that is missing, damaged or not known is left to whoever reads it.
-        kinds: What it may be.
-        needed: The same in words.
+        path: The file; a missing, damaged or unknown file is left to its reader.
+        kinds: The accepted kinds.
+        needed: The accepted kinds in words.
 
     Raises:
-        CaptureError: It is of another kind.
+        CaptureError: The file is of another kind.
     """
     kind = recognised(Path(path))
     if kind is not None and kind not in kinds:

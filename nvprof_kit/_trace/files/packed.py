@@ -1,6 +1,6 @@
-"""Packed files, unpacked no further than the machine has room for.
+"""Decompression, limited to the available memory and disk space.
 
-A few bytes can stand for terabytes, so what is unpacked is counted while it is read.
+A few bytes can expand to terabytes, so the output is counted while it is read.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from nvprof_kit.errors import CaptureError
 
 _XZ = b"\xfd7zXZ\x00"
 _RATIO = 500
-"""No capture packs as well: JSON of a trace packs to a twentieth, SQLite with xz to a fifteenth."""
+"""Higher than any capture's compression ratio: about 20 for trace JSON, about 15 for SQLite with xz."""
 _LEAST = 256 << 20
 
 
 def room_for(packed_bytes: int) -> int:
-    """How many bytes a packed file of this size may become."""
+    """Maximum decompressed size of a file of this size."""
     return max(_LEAST, _RATIO * packed_bytes)
 
 
 def free_memory() -> int:
-    """Bytes of memory that a program may still take."""
+    """Available memory in bytes."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -43,10 +43,10 @@ _OTHERS = (
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is no file: a pipe waits for a writer for ever, and a device may give bytes without end.
+    """Reject anything but a regular file: a pipe may block forever and a device may be endless.
 
     Raises:
-        CaptureError: It is one of these; a directory, and what is not there, is left to whoever opens it.
+        CaptureError: It is a pipe or a device. A directory or a missing file is left to the caller.
     """
     try:
         mode = os.stat(path).st_mode
@@ -58,11 +58,11 @@ def check_file(path: Path) -> None:
 
 
 class Bounded(io.RawIOBase):
-    """A stream that refuses to give more than some bytes.
+    """A stream that raises an error if it exceeds a number of bytes.
 
     Args:
-        source: What is read.
-        limit: How many bytes it may give; None for any number.
+        source: The stream to read.
+        limit: Maximum number of bytes; None for no limit.
         named: The path to name in messages.
     """
 
@@ -70,14 +70,14 @@ class Bounded(io.RawIOBase):
         self._source, self._limit, self._named, self._given = source, limit, named, 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Fill the buffer, as far as there is something to read.
+        """Read into the buffer; fewer bytes at the end of the stream.
 
         Raises:
-            CaptureError: More came out than may.
+            CaptureError: The stream exceeds the limit.
         """
         data = self._source.read(len(buffer))
         buffer[: len(data)] = data
@@ -91,10 +91,11 @@ class Bounded(io.RawIOBase):
 
 
 def unpack(path: Path, target: Path) -> None:
-    """Write what an xz file holds to another file.
+    """Decompress an xz file into another file.
 
     Raises:
-        CaptureError: It is cut off or damaged, or becomes larger than half of the free disk or than a capture does.
+        CaptureError: The file is truncated or damaged, or its decompressed size exceeds half of the free disk or that
+            of any capture.
     """
     limit = min(room_for(path.stat().st_size), shutil.disk_usage(target.parent).free // 2)
     try:
@@ -105,11 +106,11 @@ def unpack(path: Path, target: Path) -> None:
 
 
 def read_packed(path: Path) -> bytes:
-    """The bytes of a file, unpacked where it is packed.
+    """The bytes of a file, decompressed if necessary.
 
     Raises:
-        CaptureError: It is no file, is cut off or damaged, or becomes larger than half of the free memory or than a
-            capture does.
+        CaptureError: The path is not a regular file, the file is truncated or damaged, or its decompressed size exceeds
+            half of the free memory or that of any capture.
         OSError: It cannot be read.
     """
     check_file(path)

@@ -1,9 +1,8 @@
-"""Pickles that PyTorch writes as files, read without running anything in them.
+"""Safe reading of pickle files written by PyTorch.
 
-A pickle from somewhere else can run anything when it is loaded. So another process loads it
-(`nvprof_kit._trace.torch_memory.load`), by an unpickler that knows no classes and no functions: numbers, text, lists,
-tuples and dicts come through, all else is refused before it does anything. What the file asks for in memory and time is
-asked of that process, whose limits are its own.
+An untrusted pickle can run arbitrary code when loaded. A child process therefore loads it
+(`nvprof_kit._trace.torch_memory.load`), with an unpickler that rejects all classes and functions: only numbers, text,
+lists, tuples and dicts load. The child process has its own memory and time limits.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from nvprof_kit._trace.files.packed import check_file
 from nvprof_kit.errors import CaptureError
 
 LOADER = Path(__file__).parents[1] / "torch_memory" / "load.py"
-"""The program that loads the file; it imports nothing but the standard library."""
+"""The script that loads the file; it imports only the standard library."""
 
 
 class _Handed(pickle.Unpickler):
-    """Loads what the loader handed over, which is plain data again."""
+    """Loads the output of the child process, which is plain data too."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it would load {module}.{name}")
@@ -33,20 +32,20 @@ def load_plain(path: Path, what: str) -> Any:
 
     Args:
         path: The file.
-        what: What it is to be, for messages: ``snapshot``.
+        what: The expected content, for messages: ``snapshot``.
 
     Raises:
-        CaptureError: The file cannot be read, is no pickle, or holds anything but plain data.
+        CaptureError: The file cannot be read, is not a pickle, or contains more than plain data.
     """
     return handed_over(path, what)["plain"]
 
 
 def handed_over(path: Path, what: str, *arguments: str) -> dict[str, Any]:
-    """What the loader makes of a file.
+    """Run the loader on a file and return its output.
 
     Args:
         path: The file.
-        what: What it is to be, for messages.
+        what: The expected content, for messages.
         arguments: Further arguments of the loader.
 
     Raises:
@@ -57,12 +56,12 @@ def handed_over(path: Path, what: str, *arguments: str) -> dict[str, Any]:
         path.open("rb").close()
     except OSError as error:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    # -I: nothing of the current folder or the environment is imported
+    # -I: import nothing from the current folder or the environment
     command = [sys.executable, "-I", str(LOADER.resolve()), str(path.resolve()), what, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
         assert child.stdout is not None
         try:
-            import pandas  # noqa: F401 - what is loaded becomes tables; importing takes its time beside the loading
+            import pandas  # noqa: F401 - needed for the tables later; the import overlaps with the child process
 
             said: dict[str, Any] = _Handed(child.stdout).load()
         except (EOFError, pickle.UnpicklingError):
@@ -75,5 +74,5 @@ def handed_over(path: Path, what: str, *arguments: str) -> dict[str, Any]:
 
 
 def one_line(error: Exception) -> str:
-    """The beginning of an error's message, as one line."""
+    """The beginning of an error message, on one line."""
     return " ".join(str(error).split())[:120] or type(error).__name__

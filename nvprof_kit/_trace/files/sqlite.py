@@ -1,8 +1,7 @@
-"""An SQLite file read in bulk, without ever writing to it.
+"""Bulk reads of an SQLite file, strictly read-only.
 
-Small queries go through `sqlite3`; columns of millions of rows go through ADBC, which fills Arrow buffers without
-a Python object per value. Both open the file read-only and immutable, so that neither a journal nor a lock is ever
-made beside a capture.
+Small queries use `sqlite3`; columns with millions of rows use ADBC, which fills Arrow buffers without a Python object
+per value. Both open the file read-only and immutable, so neither creates a journal or a lock next to a capture.
 """
 
 from __future__ import annotations
@@ -24,22 +23,23 @@ from nvprof_kit.errors import CaptureError
 Int64Array = npt.NDArray[np.int64]
 
 _BATCH_ROWS = 1 << 16
-"""The driver reserves a batch's whole buffers before it reads the first row, and tells a column's type from the first
-batch. With 2**30 rows it reserved 8 GiB a column, was no faster, and ended in a segmentation fault under `ulimit -v`.
+"""The driver allocates the buffers of a whole batch before it reads the first row, and infers column types from the
+first batch. With 2**30 rows it allocated 8 GiB per column, was no faster, and crashed with a segmentation fault under
+`ulimit -v`.
 """
 
 
 def integer_list(values: Iterable[int]) -> str:
-    """Whole numbers as the inside of an SQL ``IN (…)``."""
+    """Integers formatted for an SQL ``IN (…)``."""
     return ", ".join(str(int(value)) for value in values)
 
 
 class Database:
-    """A read-only SQLite file: which tables and columns it has, and their rows as NumPy columns.
+    """A read-only SQLite file: its tables and columns, with rows as NumPy arrays.
 
     Args:
         path: The file.
-        named: The path to name in messages, where it is another.
+        named: The path to show in messages, if different.
 
     Raises:
         CaptureError: The file is not SQLite, is truncated, or cannot be opened.
@@ -54,11 +54,11 @@ class Database:
             self._small = sqlite3.connect(self._uri, uri=True, check_same_thread=False)
         except sqlite3.Error as error:
             raise self.broken(error) from None
-        self._small.text_factory = _text  # a program may give NVTX texts of any encoding
+        self._small.text_factory = _text  # NVTX texts may have any encoding
         try:
             tables = [name for (name,) in self._small.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             self.tables: Mapping[str, frozenset[str]] = {table: self._columns(table) for table in tables}
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a message of SQLite's own
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite's own messages can fail to decode
             self.close()
             raise self.broken(error) from None
 
@@ -66,22 +66,22 @@ class Database:
         return frozenset(row[1] for row in self._small.execute("SELECT 0, name FROM pragma_table_info(?)", (table,)))
 
     def broken(self, error: Exception | str) -> CaptureError:
-        """The error that says what is wrong with the file."""
-        what = str(error).partition("\n")[0]  # the driver adds the query
+        """The error for a damaged file."""
+        what = str(error).partition("\n")[0]  # the driver appends the query
         return CaptureError(
             f"{self.named}: not a whole SQLite file ({what}); copy it again, or export the .nsys-rep again"
         )
 
     def has(self, table: str, *columns: str) -> bool:
-        """Whether the file has the table, and all of these columns in it."""
+        """Whether the file has the table with all of these columns."""
         return table in self.tables and self.tables[table].issuperset(columns)
 
     def refuse(self, found: str) -> CaptureError:
-        """The error that says which table and column hold what they must not."""
+        """The error for an invalid value in a table and column."""
         return CaptureError(f"{self.named}: {found}; the file is damaged or of an unknown schema: export it again")
 
     def warn(self, found: str) -> None:
-        """Note what the file lacks, for `CaptureInfo.warnings`; once for each sentence."""
+        """Add a sentence to `CaptureInfo.warnings`, once."""
         if found not in self.warnings:
             self.warnings.append(found)
 
@@ -105,19 +105,18 @@ class Database:
         needed: Collection[str] = (),
         diagnose: Callable[[], None] | None = None,
     ) -> dict[str, npt.NDArray[Any]]:
-        """The columns of a query over many rows; whole numbers come as int64, text as object arrays. Callable from any
-        thread.
+        """The columns of a large query: integers as int64 arrays, text as object arrays. Thread-safe.
 
         Args:
             sql: The query, with a name for every column.
-            missing: What stands for NULL in a column of whole numbers.
-            texts: Columns of text, in which NULL is ''; all others are whole numbers.
-            needed: Columns, as far as the query has them, in which no row should lack a value.
-            diagnose: Called where a column holds what it should not, or a needed one lacks a value: raises an error
-                that names table and column, or returns where the query can live with it.
+            missing: The value for NULL in integer columns.
+            texts: Text columns, with NULL as ''; all others are integers.
+            needed: Columns that should not contain NULL, if they are in the query.
+            diagnose: Called if a column has values of the wrong type or a needed column contains NULL. It raises an
+                error with table and column, or returns if the query can continue.
 
         Raises:
-            CaptureError: The file is damaged, or a column holds what it should not.
+            CaptureError: The file is damaged, or a column has values of the wrong type.
         """
         try:
             with (
@@ -139,17 +138,17 @@ class Database:
         return {name: column.values("" if name in texts else missing) for name, column in table.items()}
 
     def close(self) -> None:
-        """Close the file; it may be called twice."""
+        """Close the file; a second call does nothing."""
         self._small.close()
 
 
 class _Column:
-    """A column as its batches come: copied at once, so that a batch's memory is free before the next is read.
+    """A column under construction. Each batch is copied immediately, so its memory is free before the next is read.
 
     Attributes:
-        text: Whether it is to be text, else whole numbers.
-        fits: Whether its type is that.
-        count, nulls: Number of its rows, and of those without a value.
+        text: Whether the column is text; otherwise integers.
+        fits: Whether the actual type matches.
+        count, nulls: Number of rows, and number of NULLs.
     """
 
     def __init__(self, type_: Any, text: bool) -> None:
@@ -160,7 +159,7 @@ class _Column:
         self._empty: list[Int64Array] = []
 
     def add(self, chunk: Any) -> None:
-        """A batch of it."""
+        """Append a batch."""
         before = self.count
         self.count, self.nulls = self.count + len(chunk), self.nulls + chunk.null_count
         if not self.fits:
@@ -169,17 +168,17 @@ class _Column:
             raw = chunk.cast(pyarrow.binary()).to_pylist()
             self._texts += ["" if one is None else _text(one) for one in raw]
             return
-        if self.count > len(self._values):  # in place: the memory is moved, not copied
+        if self.count > len(self._values):  # in place: realloc can move the memory without a copy
             self._values.resize(max(self.count, len(self._values) * 5 // 4), refcheck=False)
-        # chunk.to_numpy() imports pandas: a thread that does so while Ctrl-C interrupts the main thread's never ends
+        # chunk.to_numpy() would import pandas: if Ctrl-C interrupts the main thread's import, this thread deadlocks
         values = np.frombuffer(chunk.buffers()[1], dtype=np.int64)[chunk.offset : chunk.offset + len(chunk)]
         self._values[before : self.count] = values
         if chunk.null_count:
             self._empty.append(before + np.flatnonzero(_nulls(chunk)))
 
     def values(self, missing: int | str) -> npt.NDArray[Any]:
-        """All of it, once."""
-        if self.nulls == self.count:  # the driver cannot tell the type of nothing
+        """The complete column; callable once."""
+        if self.nulls == self.count:  # without values the driver cannot infer a type
             return np.full(self.count, missing, dtype=object if self.text else np.int64)
         if self.text:
             return np.array(self._texts, dtype=object)
@@ -190,14 +189,14 @@ class _Column:
 
 
 def _nulls(chunk: Any) -> npt.NDArray[np.bool_]:
-    """Which rows of a batch have no value."""
+    """Mask of the NULL rows of a batch."""
     bits = np.unpackbits(np.frombuffer(chunk.buffers()[0], dtype=np.uint8), bitorder="little")
     found: npt.NDArray[np.bool_] = bits[chunk.offset : chunk.offset + len(chunk)] == 0
     return found
 
 
 def _fetch(connection: Any, sql: str, texts: Collection[str]) -> dict[str, _Column]:
-    """The columns that a query gives."""
+    """The columns of a query."""
     with adbc_driver_manager.AdbcStatement(connection) as statement:
         statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
         statement.set_sql_query(sql)
@@ -211,7 +210,7 @@ def _fetch(connection: Any, sql: str, texts: Collection[str]) -> dict[str, _Colu
 
 
 def _wrong(column: _Column, *, needed: bool) -> str:
-    """What is wrong with a column, '' for nothing."""
+    """What is wrong with a column; '' if nothing."""
     if needed and column.nulls:
         return f"{column.nulls} rows without a value"
     if column.fits or column.nulls == column.count:
@@ -220,5 +219,5 @@ def _wrong(column: _Column, *, needed: bool) -> str:
 
 
 def _text(raw: bytes) -> str:
-    """Text of the file; a sign stands for what is not UTF-8."""
+    """Decode text; invalid UTF-8 becomes a replacement character."""
     return raw.decode("utf-8", "replace")

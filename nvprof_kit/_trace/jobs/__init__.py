@@ -1,1 +1,1 @@
-"""Many ranks of one job: their captures and other sources of collectives."""
+"""The ranks of one job: their captures and other sources of collectives."""

@@ -1,4 +1,4 @@
-"""Which files of a folder are captures, and which rank each of them is."""
+"""Find the captures in a folder and the rank of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nvprof_kit._trace.open import nsys_sqlite
 from nvprof_kit.errors import UsageError
 
 SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")
-"""What captures are called; each also with ``.xz`` behind it."""
+"""Suffixes of captures; each also with ``.xz`` appended."""
 
 _IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.=]?0*(\d+)(?!\d)", re.IGNORECASE)
 _MARK = re.compile(r"rank (\d+) of (\d+)(?: run (\S+))?")
@@ -30,13 +30,13 @@ _HEAD = 1 << 16
 
 @dataclass(frozen=True)
 class RankName:
-    """What tells a capture's rank.
+    """The rank of a capture and where it was found.
 
     Attributes:
-        rank: The rank, -1 where nothing tells it.
-        world_size: Ranks of the job, -1 where it is not told.
-        run: Id of the run, '' where it is not told.
-        told_by: ``mark``, ``capture``, ``name``, or ``given``.
+        rank: The rank; -1 if unknown.
+        world_size: Number of ranks in the job; -1 if unknown.
+        run: Id of the run; '' if unknown.
+        told_by: Source of the rank: ``mark``, ``capture``, ``name``, or ``given``.
     """
 
     rank: int = -1
@@ -46,14 +46,14 @@ class RankName:
 
 
 def find_captures(named: Sequence[str | Path], is_other: Callable[[Path], bool] = lambda _: False) -> list[Path]:
-    """The captures that files and folders name; of a report and its export the report's export is one capture.
+    """The captures in the given files and folders; a report and its export count as one capture.
 
     Args:
         named: Files and folders.
-        is_other: Whether a file of a folder that is not called as captures are is one all the same.
+        is_other: Whether a file in a folder counts although its name is not that of a capture.
 
     Raises:
-        UsageError: A path is not there, or a folder holds no capture.
+        UsageError: A path does not exist, or a folder contains no capture.
     """
     found: list[Path] = []
     for one in map(Path, named):
@@ -74,13 +74,13 @@ def _is_source(path: Path, is_other: Callable[[Path], bool]) -> bool:
 
 
 def is_capture_name(name: str) -> bool:
-    """Whether a file is called as captures are."""
+    """Whether a file name is that of a capture."""
     plain = name.lower().removesuffix(".xz")
     return plain.endswith(SUFFIXES) and not name.startswith(".")
 
 
 def _without_exports(files: Iterable[Path]) -> list[Path]:
-    """The files without reports whose export stands beside them."""
+    """The files without reports that have an export next to them."""
     files = list(files)
     exports = {path.name.removesuffix(".xz").removesuffix(".sqlite") for path in files if ".sqlite" in path.name}
     return [
@@ -91,13 +91,13 @@ def _without_exports(files: Iterable[Path]) -> list[Path]:
 
 
 def rank_of_name(path: Path) -> RankName:
-    """The rank that a file's name tells: ``run.rank3.sqlite``, ``rank_03-….json``."""
+    """The rank in a file name: ``run.rank3.sqlite``, ``rank_03-….json``."""
     found = _IN_NAME.findall(path.name)
     return RankName(int(found[-1]), told_by="name") if found else RankName()
 
 
 def rank_of_marks(texts: Iterable[str]) -> RankName:
-    """The rank that our own mark tells: ``rank 3 of 8 run ID``."""
+    """The rank in this package's NVTX mark: ``rank 3 of 8 run ID``."""
     for text in texts:
         if found := _MARK.fullmatch(text):
             return RankName(int(found[1]), int(found[2]), found[3] or "", "mark")
@@ -105,15 +105,15 @@ def rank_of_marks(texts: Iterable[str]) -> RankName:
 
 
 def rank_of_environment(text: str) -> RankName:
-    """The rank that the environment tells in which the profiler ran."""
+    """The rank in the environment variables of the profiler."""
     found = _ENVIRONMENT.search(text)
     return RankName(int(found[1]), told_by="capture") if found else RankName()
 
 
 def rank_of_capture(path: Path) -> RankName:
-    """The rank that a capture tells beside its marks: in Kineto's ``distributedInfo``, or nsys's environment."""
+    """The rank that a capture records apart from marks: in Kineto's ``distributedInfo`` or nsys's environment."""
     head = head_of(path)
-    if head.lstrip()[:1] not in (b"{", b"["):  # a PyTorch trace names NVIDIA too
+    if head.lstrip()[:1] not in (b"{", b"["):  # a PyTorch trace contains "NVIDIA" too
         return _rank_of_nsys(path) if head else RankName()
     text = head.decode("utf-8", "replace")
     found = _DISTRIBUTED.search(text)
@@ -124,7 +124,7 @@ def rank_of_capture(path: Path) -> RankName:
 
 
 def head_of(path: Path) -> bytes:
-    """The first bytes of a capture, unpacked."""
+    """The first bytes of a capture, decompressed."""
     check_file(path)
     with path.open("rb") as file:
         start = file.read(6)
@@ -136,7 +136,7 @@ def head_of(path: Path) -> bytes:
                 head = gzip.decompress(head + file.read())[:_HEAD]
             return head
     except (OSError, EOFError, lzma.LZMAError):
-        return b""  # who opens the capture says how it is damaged
+        return b""  # the reader reports the damage
 
 
 def _rank_of_nsys(path: Path) -> RankName:
@@ -148,7 +148,7 @@ def _rank_of_nsys(path: Path) -> RankName:
 
 
 def epoch_of(path: Path) -> int:
-    """What is added to a capture's times to have ns since 1970, by the clock of its host; -1 where nothing tells it."""
+    """Offset from a capture's times to ns since 1970 on the host's clock; -1 if unknown."""
     head = head_of(path)
     if head.lstrip()[:1] in (b"{", b"["):
         found = _BASE.search(head.decode("utf-8", "replace"))

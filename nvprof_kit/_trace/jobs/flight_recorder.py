@@ -1,13 +1,12 @@
-"""PyTorch's Flight Recorder: the last collectives of one rank, as a dump holds them.
+"""Dumps of PyTorch's Flight Recorder: the last collectives of one rank.
 
-PyTorch keeps them in a ring where ``TORCH_FR_BUFFER_SIZE`` (in older releases ``TORCH_NCCL_TRACE_BUFFER_SIZE``) is
+PyTorch keeps them in a ring buffer if ``TORCH_FR_BUFFER_SIZE`` (in older releases ``TORCH_NCCL_TRACE_BUFFER_SIZE``) is
 set, and writes them when a collective times out, or on request: ``torch._C._distributed_c10d._dump_nccl_trace()``, a
-pickle, or ``_dump_nccl_trace_json()``. Every rank writes a file of its own, whose name ends in the rank. The format is
-that of ``torch/csrc/distributed/c10d/FlightRecorder.hpp``, versions 1 and 2.
+pickle, or ``_dump_nccl_trace_json()``. Each rank writes its own file; the file name ends in the rank. The format is
+defined by ``torch/csrc/distributed/c10d/FlightRecorder.hpp``, versions 1 and 2.
 
-What its times mean: a collective is *created* when the host enqueues it. That it started and ended is *noticed* by a
-thread that looks every 100 ms or so, so both are late. Only `duration_ns` is measured on the GPU, and only where
-``TORCH_NCCL_ENABLE_TIMING`` was set.
+Times: a collective is *created* when the host enqueues it. A watchdog thread polls its start and end about every 100
+ms, so both times are late. Only `duration_ns` is measured on the GPU, and only if ``TORCH_NCCL_ENABLE_TIMING`` is set.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ COLLECTIVES: Mapping[str, str] = MappingProxyType(
         "state": "scheduled, started, or completed (category)",
     }
 )
-"""Columns of the collectives that a rank tells of itself without a profile, in the order in which it enqueued them.
+"""Columns of the collectives of a rank without a profile, in enqueue order.
 
-``(communicator, kind of counter, sequence)`` is one operation on all its ranks. The Flight Recorder counts collectives,
-and apart from them sends and receives; the NCCL inspector counts each kind apart.
+``(communicator, kind of counter, sequence)`` identifies one operation on all its ranks. The Flight Recorder has one
+counter for collectives and one for sends and receives; the NCCL Inspector has one per kind.
 """
 
 _WIDTHS = {
@@ -59,7 +58,7 @@ _WIDTHS = {
     **dict.fromkeys(("Long", "Double", "UInt64", "ComplexFloat"), 8),
     "ComplexDouble": 16,
 }
-"""Bytes of an element by PyTorch's name of its type; types called ``Float8…`` have one."""
+"""Bytes per element by PyTorch dtype name; ``Float8…`` types have one byte."""
 
 _NAME = re.compile(r"(?:\w+:)?_?(\w+?)(?:_base)?(?: \d+(?:->|<-)(\d+))?")
 _RANK_OF_FILE = re.compile(r"(?:rank[_.-]?|_)(\d+)(?:\.\w+)*$|^(\d+)$")
@@ -69,13 +68,13 @@ _MOST = {"rank": 1 << 30, "ranks": 1 << 30, "peer": 1 << 30, "duration_ns": 100 
 
 @dataclass(frozen=True)
 class FlightDump:
-    """What one rank's Flight Recorder held.
+    """The Flight Recorder dump of one rank.
 
     Attributes:
-        path: The file as it was named.
-        version: The format's version: ``2.10``.
-        rank: The rank, None where neither the file's name nor the caller tells.
-        collectives: With the columns of `COLLECTIVES`.
+        path: The file as given by the user.
+        version: Format version: ``2.10``.
+        rank: The rank; None if neither the file name nor the caller provides it.
+        collectives: A table with the columns of `COLLECTIVES`.
     """
 
     path: str
@@ -85,14 +84,14 @@ class FlightDump:
 
 
 def read_flight_recorder(path: str | Path, rank: int | None = None) -> FlightDump:
-    """Read a dump, pickle or JSON; nothing in it is run.
+    """Read a dump, pickle or JSON, without executing code from it.
 
     Args:
         path: The file.
-        rank: The rank that wrote it; left out, it is taken from the file's name (``nccl_trace_rank_3``).
+        rank: The rank that wrote it; by default from the file name (``nccl_trace_rank_3``).
 
     Raises:
-        CaptureError: The file cannot be read, or is no dump of the Flight Recorder.
+        CaptureError: The file cannot be read, or is not a Flight Recorder dump.
     """
     path = Path(path)
     dump = _load(path)
@@ -108,10 +107,10 @@ def read_flight_recorder(path: str | Path, rank: int | None = None) -> FlightDum
 
 
 def check_collectives(named: Path, table: pd.DataFrame) -> None:
-    """Refuse times, sizes and numbers that no tool writes; -1 is what is not known.
+    """Reject implausible times, sizes and numbers; -1 means unknown.
 
     Raises:
-        CaptureError: One of them is negative or absurd, or a collective ends before it starts.
+        CaptureError: A value is negative or implausible, or a collective ends before it starts.
     """
     for name in ("enqueued_ns", "start_ns", "end_ns", "duration_ns", "rank", "ranks", "sequence", "peer"):
         values = table[name].to_numpy()
@@ -161,7 +160,7 @@ def _rows(dump: dict[str, Any], rank: int) -> list[dict[str, Any]]:
         row = _row(entry, rank, sizes)
         key = (row["communicator"], entry.get("collective_seq_id"), entry.get("p2p_seq_id"))
         parts = waiting.pop(key, []) if row["kind"] == _COALESCED else []
-        for part in parts:  # only the whole is timed
+        for part in parts:  # only the coalesced group has times
             part.update({name: row[name] for name in ("start_ns", "end_ns", "duration_ns", "state")})
         if not parts:
             rows.append(row)
@@ -171,7 +170,7 @@ def _rows(dump: dict[str, Any], rank: int) -> list[dict[str, Any]]:
 
 
 def _group_sizes(groups: Mapping[str, Any]) -> dict[str, int]:
-    """Number of ranks of each process group that says its ranks."""
+    """Number of ranks of each process group that lists its ranks."""
     told = {name: json.loads(group.get("ranks") or "[]") for name, group in groups.items()}
     return {name: len(ranks) for name, ranks in told.items() if ranks}
 
@@ -207,7 +206,7 @@ def _whole(value: Any) -> int:
 
 
 def _bytes(entry: Mapping[str, Any], side: str) -> int:
-    """Bytes of the tensors on one side, -1 where a type is unknown; formats before 2 name no types."""
+    """Bytes of the input or output tensors; -1 if a dtype is unknown. Formats before 2 have no dtypes."""
     shapes, types = entry.get(f"{side}_sizes") or [], entry.get(f"{side}_dtypes")
     widths = [_width(str(one)) for one in types] if isinstance(types, Iterable) else []
     if len(widths) != len(shapes) or not all(widths):

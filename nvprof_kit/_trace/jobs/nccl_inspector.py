@@ -1,13 +1,13 @@
-"""The NCCL inspector's logs: each collective of one process, as NCCL's own plug-in tells it.
+"""Logs of the NCCL Inspector, NCCL's profiler plugin: each collective of one process.
 
-The plug-in (``plugins/profiler/inspector`` of NCCL, in 2.28 ``ext-profiler/inspector``) writes a file for each process,
-a JSON object a line, as ``inspector_json.cc`` there does. Only with ``NCCL_INSPECTOR_DUMP_VERBOSE=1`` does it tell when
-a collective ran; otherwise it tells how long, and `start_ns` and `end_ns` are -1. It leaves out messages below
-``NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES`` (8192; older ones keep all), and what fell out of its ring.
+The plugin (``plugins/profiler/inspector`` of NCCL, in 2.28 ``ext-profiler/inspector``) writes one file per process with
+one JSON object per line (see its ``inspector_json.cc``). It logs start and end times only with
+``NCCL_INSPECTOR_DUMP_VERBOSE=1``; otherwise only durations, and `start_ns` and `end_ns` are -1. It omits messages below
+``NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES`` (8192; older versions log all) and records dropped from its ring buffer.
 
-What its times mean: it is a thread of the host that sees the kernel's channels begin and end, in whole microseconds;
-`duration_ns` is taken on the GPU where the log says ``kernel_gpu``. It knows ranks of communicators, not of the job:
-`rank` is that of the communicator, the same number where that has all ranks. `sequence` counts each kind apart.
+Times: a host thread observes the begin and end of the kernel's channels in whole microseconds; `duration_ns` is
+measured on the GPU if the log says ``kernel_gpu``. `rank` is the rank in the communicator, which equals the job's rank
+only if the communicator contains all ranks. `sequence` counts each kind separately.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _KINDS = {
 }
 _ABSURD = (1 << 62) + 1
 _OF_ALL_RANKS = ("all_gather", "reduce_scatter")
-"""Kinds whose message is one rank's part of the larger buffer."""
+"""Kinds with a message size that is one rank's part of the larger buffer."""
 
 
 def read_nccl_inspector(path: str | Path) -> pd.DataFrame:
     """Read a process's log.
 
     Returns:
-        The collectives, and sends and receives, that have ended, with the columns of `flight_recorder.COLLECTIVES`. A
-        last line that is still being written is left out.
+        The completed collectives, sends and receives, with the columns of `flight_recorder.COLLECTIVES`. An incomplete
+        last line is skipped.
 
     Raises:
-        CaptureError: The file cannot be read, or is no log of the inspector.
+        CaptureError: The file cannot be read, or is not an NCCL Inspector log.
     """
     path = Path(path)
     try:
@@ -79,7 +79,7 @@ def read_nccl_inspector(path: str | Path) -> pd.DataFrame:
 
 
 def _schema() -> pa.Schema:
-    """What is read of each line; the rest is passed over."""
+    """The fields read from each line; others are ignored."""
     import pyarrow as pa
 
     kernel = pa.struct([("kernel_start_ts", pa.int64()), ("kernel_stop_ts", pa.int64())])
@@ -152,13 +152,15 @@ def _table(path: Path, read: pa.Table) -> pd.DataFrame:
 
 
 def _of_all(size: Any, ranks: Any) -> Any:
-    """One rank's part times the ranks: -1 where these are not told, and what is absurd stays so, and is refused."""
+    """One rank's part times the number of ranks; -1 if unknown. Implausible values are kept, so that the checks reject
+    them.
+    """
     absurd = size.astype(np.float64) * ranks > _ABSURD
     return np.where(ranks <= 0, -1, np.where(absurd, _ABSURD, np.where(absurd, 0, size) * ranks))
 
 
 def _in_ns(micros: Any) -> Any:
-    """Microseconds as ns: -1 for 0, which is what is not told; one that is absurd stays so, and is refused."""
+    """Microseconds as ns. 0 means unknown and becomes -1. Implausible values are kept for the checks to reject."""
     small = np.clip(micros, -(1 << 52), 1 << 52)
     return np.where((micros == 0) | (micros == -1), -1, np.where(small == micros, small * 1000, _ABSURD))
 
@@ -170,7 +172,7 @@ def _labels(texts: Any, renamed: dict[str, str]) -> Any:
 
 
 def _kernel_times(events: Any, rows: int) -> tuple[Any, Any]:
-    """First begin and last end in µs among each row's channels, -1 where none is told (0 in the log)."""
+    """First begin and last end in µs over each row's channels; -1 if unknown (0 in the log)."""
     import pyarrow.compute as pc
 
     parents = pc.list_parent_indices(events).to_numpy(zero_copy_only=False)

@@ -1,7 +1,7 @@
-"""The map of a rank: the versioned Parquet tables that a capture is condensed to.
+"""The schema of maps: a rank's capture condensed to versioned Parquet tables.
 
-A folder of maps has a folder for each table and in it a Parquet file for each capture. Times are int64 nanoseconds on
-the capture's own clock. The file in ``ranks`` is written last: a capture without one there is not mapped.
+A folder of maps has one subfolder per table, with one Parquet file per capture. Times are int64 nanoseconds on the
+capture's clock. The file in ``ranks`` is written last: without it, a map is incomplete.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 VERSION = 2
-"""Version of these tables. It grows with every change that makes an older reader wrong."""
+"""Version of these tables; incremented by every change that breaks older readers."""
 
 RANKS: Mapping[str, Column] = MappingProxyType(
     {
@@ -39,7 +39,7 @@ RANKS: Mapping[str, Column] = MappingProxyType(
         "warnings": Column("object", "what may be missing or distorted in the capture, one a line"),
     }
 )
-"""One row for each rank: what was mapped, and when it must be mapped anew."""
+"""One row per rank: what was mapped, and what the cache check compares."""
 
 COLLECTIVES: Mapping[str, Column] = MappingProxyType(
     {
@@ -67,7 +67,7 @@ COLLECTIVES: Mapping[str, Column] = MappingProxyType(
         "phase": Column("object", "phase there"),
     }
 )
-"""One row for each communication kernel."""
+"""One row per communication kernel."""
 
 SEGMENTS: Mapping[str, Column] = MappingProxyType(
     {
@@ -82,7 +82,7 @@ SEGMENTS: Mapping[str, Column] = MappingProxyType(
         "ops": Column("int64", "operations that began in it"),
     }
 )
-"""What the device did between the points that ranks are compared at: every nanosecond of its time, once."""
+"""What the device did between the points of comparison; covers its time exactly once."""
 
 LAYERS: Mapping[str, Column] = MappingProxyType(
     {
@@ -121,7 +121,7 @@ TABLES: Mapping[str, Mapping[str, Column]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class RankMap:
-    """The map of one rank, or of several: the tables of `TABLES`."""
+    """The map of one or several ranks: the tables of `TABLES`."""
 
     ranks: pd.DataFrame
     collectives: pd.DataFrame

@@ -1,4 +1,4 @@
-"""Maps of ranks as Parquet files in a folder: written whole or not at all, and reused while a capture is unchanged."""
+"""Storage of maps as Parquet files: written atomically, and reused while the capture is unchanged."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 _ARROW = {"object": "string"}
 _TYPES = {"int64": "INT64", "bool": "BOOLEAN", "object": "BYTE_ARRAY"}
-"""What a column is in a Parquet file."""
+"""Arrow types of the columns."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a map was made from: another size, time or reading makes another map.
+    """Identifies the input of a map; a change of size, time or options invalidates the map.
 
     Attributes:
         capture: The capture's path.
         size_bytes: Its size.
-        changed_ns: When it changed last, ns since 1970.
-        reading: What it is read with: domain and rules.
+        changed_ns: Modification time, ns since 1970.
+        reading: The options it is read with: domain and rules.
     """
 
     capture: str
@@ -43,7 +43,7 @@ class Fingerprint:
         """The fingerprint of a capture as it is now.
 
         Raises:
-            CaptureError: The file is not there.
+            CaptureError: The file does not exist.
         """
         try:
             found = capture.stat()
@@ -53,18 +53,18 @@ class Fingerprint:
 
 
 def is_maps(folder: Path) -> bool:
-    """Whether a folder holds maps."""
+    """Whether a folder contains maps."""
     return all((folder / table).is_dir() for table in TABLES)
 
 
 def map_name(capture: Path, rank: int) -> str:
-    """What the files of a rank's map are called: the capture's name, and where it is told from others of this name."""
+    """File name of a rank's map: the capture's name and a part that makes it unique."""
     digest = hashlib.sha256(str(capture.resolve()).encode()).hexdigest()[:10]
     return f"{capture.name.split('.')[0][:60]}-{digest}-rank{rank:05d}.parquet"
 
 
 def current(folder: Path, name: str, wanted: Fingerprint) -> bool:
-    """Whether the folder holds a whole map of this capture as it is now, made by this version."""
+    """Whether the folder has a complete, current map of this capture, written by this version."""
     if fault_of(folder, [name]):
         return False
     fields = ("capture", "size_bytes", "changed_ns", "reading")
@@ -73,13 +73,13 @@ def current(folder: Path, name: str, wanted: Fingerprint) -> bool:
 
 
 def fault_of(folder: Path, names: Sequence[str] | None = None) -> str:
-    """What is wrong with maps: a table, a column or a value is missing, or another release made them; '' for nothing.
+    """What is wrong with maps: a missing table, column or value, or another version; '' if nothing.
 
-    Only the ends of the files are read.
+    Reads only the Parquet footers.
 
     Args:
         folder: The folder of maps.
-        names: The maps that are needed; None for all that any table has.
+        names: The required maps; None for all maps in the folder.
     """
     if names is None:
         names = sorted({path.name for table in TABLES for path in (folder / table).glob("*.parquet")})
@@ -117,7 +117,7 @@ def _fault(table: str, files: Sequence[Path]) -> str:
 
 
 def _asked(query: str, files: Sequence[Path]) -> list[tuple[Any, ...]]:
-    """The rows of a query over Parquet files, by DuckDB: of damaged ones pyarrow may end the process.
+    """Rows of a query over Parquet files. Uses DuckDB because pyarrow can crash on damaged files.
 
     Raises:
         CaptureError: A file is damaged.
@@ -133,7 +133,7 @@ def _asked(query: str, files: Sequence[Path]) -> list[tuple[Any, ...]]:
 
 
 def write_map(folder: Path, name: str, made: RankMap) -> None:
-    """Write a map; its file in ``ranks`` comes last, so that a map that is not whole is not taken for one.
+    """Write a map. The file in ``ranks`` is written last, so that an incomplete map is never used.
 
     Raises:
         UsageError: The folder cannot be written to.
@@ -152,10 +152,10 @@ def _write(frame: pd.DataFrame, table: str, file: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # the types are said: those of an empty column would be guessed
+    # explicit types: Arrow cannot infer those of an empty column
     fields = [(name, _ARROW.get(column.dtype, column.dtype)) for name, column in TABLES[table].items()]
     arrow = pa.Table.from_pandas(frame, schema=pa.schema(fields), preserve_index=False)
-    beside = file.with_name(f".{secrets.token_hex(8)}.tmp")  # nobody can have laid a link there
+    beside = file.with_name(f".{secrets.token_hex(8)}.tmp")  # unpredictable, against symlink attacks
     try:
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as opened:
             pq.write_table(arrow, opened, compression="zstd")

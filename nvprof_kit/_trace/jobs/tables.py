@@ -1,4 +1,4 @@
-"""The maps of a job's ranks as one database: DuckDB over the Parquet files, which need not fit into memory."""
+"""The maps of a job's ranks as one DuckDB database over the Parquet files, which can exceed memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MEMORY = "1200MB"
-"""What DuckDB may hold in memory; what is larger goes to temporary files."""
+"""DuckDB's memory limit; larger data spills to temporary files."""
 
 SYMMETRIC = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
-"""Collectives that end on no rank before every rank has come."""
+"""Collectives that cannot end on any rank before all ranks have arrived."""
 
 _SYMMETRIC = str(SYMMETRIC)
 _PEER = "('Send', 'Recv', 'SendRecv')"
@@ -33,7 +33,7 @@ _MEMBERS = """
         CASE WHEN kind IN {peer} THEN 'SendRecv' ELSE kind END AS sort
     FROM collectives {join}
 """
-"""The collectives with what finds their like on other ranks: communicator, step and number."""
+"""The collectives with the keys that match them across ranks: communicator, step and number."""
 
 _PROFILED = "SELECT rank FROM ranks WHERE source = 'profile'"
 
@@ -48,13 +48,15 @@ _INSTANCES = """
         FROM matched GROUP BY c, s, k HAVING count(*) > 1
     )
 """
-"""The collectives as a whole. Numbers instead of texts, and rank and index as one: there are millions of ranks'."""
+"""One row per matched collective. Rank and index are packed into one integer and there is no text, because there are
+millions of rows.
+"""
 
 _CLIPPED = f"""
     SELECT c, s, k, sum(least(i.arrival - m.a, greatest(m.e - m.a, 0)))::BIGINT AS clipped_ns
     FROM matched AS m JOIN instances AS i USING (c, s, k) WHERE i.sort NOT IN {_SYMMETRIC} GROUP BY c, s, k
 """
-"""What the ranks of collectives wait in which some may be done before others come: not beyond their own end."""
+"""Wait time in collectives that some ranks can finish before others arrive: at most until the rank's own end."""
 
 _WAITED = "n * arrival::HUGEINT - sum_a"
 _WAITS = f"""(
@@ -63,7 +65,7 @@ _WAITS = f"""(
         WHEN n = 2 THEN least({_WAITED}, greatest(first_end - first, 0)) ELSE {_WAITED} END AS BIGINT
     ) AS wait_ns FROM instances AS i LEFT JOIN clipped USING (c, s, k) WHERE NOT unlike
 )"""
-"""The matched collectives with the time that their ranks wait."""
+"""The matched collectives with the wait time of their ranks."""
 
 
 class JobTables:
@@ -74,7 +76,7 @@ class JobTables:
         names: The map files that belong to the job; None for all.
 
     Raises:
-        CaptureError: There is no map, one of another version, or one that is not whole.
+        CaptureError: There is no map, or a map is incomplete or has another version.
     """
 
     def __init__(self, folder: Path, names: Sequence[str] | None = None) -> None:
@@ -98,7 +100,7 @@ class JobTables:
         )
         self.has_profiles = told[0] is not None
         self.has_unprofiled = bool(self._one("SELECT bool_or(source <> 'profile') FROM ranks")[0])
-        # where some ranks tell ids and others do not, only streams are told alike by all
+        # if only some ranks have communicator ids, match by stream, which all ranks have
         self._comm = "comm" if told[0] in (True, None) or not told[1] else "'stream ' || stream"
         self._sequence = "sequence" if told[2] else "-1"
         every = self._one(
@@ -110,11 +112,11 @@ class JobTables:
 
     @property
     def _ids(self) -> dict[str, str]:
-        """Operations' ids and collectives' numbers, in queries; -1 where not every rank has them."""
+        """SQL for operation ids and sequence numbers; -1 unless all ranks have them."""
         return {"operation": self._operation, "sequence": self._sequence}
 
     def _show(self, members: str) -> None:
-        """Take a query for the job's collectives."""
+        """Set the query for the job's collectives."""
         self._queried = members
         self._asked(f"CREATE OR REPLACE VIEW members AS {members}")
         self._gathered.discard("tallies")
@@ -128,9 +130,7 @@ class JobTables:
         return f"SELECT {wanted} FROM read_parquet([{listed}])"
 
     def _once(self, *tables: str) -> None:
-        """Read small tables from the ranks' files once, into a file of their own: to open 10,000 files takes seconds
-        whatever is read from them.
-        """
+        """Merge a small table of all ranks into one file, because opening 10,000 files takes seconds."""
         for table in tables:
             if table not in self._gathered:
                 file = str(Path(self._spill.name) / f"{table}.parquet").replace("'", "''")
@@ -139,7 +139,7 @@ class JobTables:
                 self._gathered.add(table)
 
     def _tallies(self) -> str:
-        """The name of a table of how many collectives each rank has: c, comm, s, rank, n."""
+        """Name of the table with the number of collectives of each rank: c, comm, s, rank, n."""
         if "tallies" not in self._gathered:
             self._asked(
                 "CREATE OR REPLACE TABLE tallies AS "
@@ -153,26 +153,26 @@ class JobTables:
         return made + f" WHERE {'x.' if join else ''}rank IN ({_PROFILED})" if self.has_unprofiled else made
 
     def close(self) -> None:
-        """Give the database's memory and temporary files back."""
+        """Release memory and temporary files."""
         self._db.close()
         self._spill.cleanup()
 
     def table(self, name: str) -> pd.DataFrame:
-        """A whole table of the maps."""
+        """A complete table of the maps."""
         if name not in {"collectives", "segments"}:
             self._once(name)
         return self._frame(f"SELECT * FROM {name}")
 
     def profiled_ranks(self) -> list[int]:
-        """The ranks of which there is a profile."""
+        """The ranks with a profile."""
         return [int(row[0]) for row in self._asked(f"{_PROFILED} ORDER BY rank").fetchall()]
 
     def world_size(self) -> int:
-        """Ranks of the job as captures tell it, -1 where none does."""
+        """World size according to the captures; -1 if unknown."""
         return int(self._one("SELECT coalesce(max(world_size), -1) FROM ranks")[0])
 
     def rows(self) -> tuple[int, int]:
-        """Collectives of all profiled ranks, and of one rank at most."""
+        """Number of collectives of all profiled ranks, and the maximum of one rank."""
         found = self._one(
             "SELECT coalesce(sum(n), 0), coalesce(max(n), 0) FROM "
             f"(SELECT rank, sum(n) AS n FROM {self._tallies()} GROUP BY rank)"
@@ -180,7 +180,9 @@ class JobTables:
         return int(found[0]), int(found[1])
 
     def ends(self, keep_every: int) -> pd.DataFrame:
-        """Ends of collectives for the clocks: c, s, k, rank, end_ns, took_ns, symmetric; of every so many one."""
+        """End times of collectives for clock alignment, a sample of one in `keep_every`: c, s, k, rank, end_ns,
+        took_ns, symmetric.
+        """
         chosen = "" if keep_every <= 1 else f"WHERE hash(s, k) % {keep_every} = 0"
         return self._frame(
             f"SELECT c, s, k, rank, end_ns, end_ns - start_ns AS took_ns, sort IN {_SYMMETRIC} AS symmetric "
@@ -188,14 +190,14 @@ class JobTables:
         )
 
     def stream_ends(self) -> pd.DataFrame:
-        """Ends of collectives whose communicator is told by its stream alone: comm, s, k, rank, end_ns."""
+        """End times of collectives with communicators known only by stream: comm, s, k, rank, end_ns."""
         return self._frame("SELECT comm, s, k, rank, end_ns FROM members WHERE comm LIKE 'stream %' AND s >= -1")
 
     def split(self, parts: pd.DataFrame) -> None:
-        """Tell communicators of one name apart.
+        """Split communicators that share a name.
 
         Args:
-            parts: comm, rank, and which part of it the rank is in.
+            parts: comm, rank, and the part of the communicator that the rank belongs to.
         """
         self._db.register("given", parts)
         self._asked("CREATE OR REPLACE TABLE parts AS SELECT * FROM given")
@@ -204,14 +206,14 @@ class JobTables:
         self._show(members.replace("SELECT rank,", "SELECT x.rank,", 1))
 
     def messages(self) -> pd.DataFrame:
-        """Sends and receives that are told by streams and order alone: rank, index, kind, step, bytes, end_ns."""
+        """Sends and receives identified only by stream and order: rank, index, kind, step, bytes, end_ns."""
         return self._frame(
             "SELECT rank, index, kind, step, bytes, end_ns FROM members "
             "WHERE sort = 'SendRecv' AND s <> -2 AND comm LIKE 'stream %' ORDER BY rank, index"
         )
 
     def renumber(self, messages: pd.DataFrame) -> None:
-        """Give sends and receives other communicators and numbers: rank, index, label, k."""
+        """Replace the communicators and numbers of sends and receives: rank, index, label, k."""
         self._db.register("given", messages)
         self._asked("CREATE OR REPLACE TABLE messages AS SELECT * FROM given")
         self._show(
@@ -222,14 +224,14 @@ class JobTables:
         )
 
     def odd_steps(self) -> pd.DataFrame:
-        """Communicator and step in which ranks differ in the number of collectives matched by order: c, s."""
+        """Communicators and steps with different numbers of order-matched collectives on their ranks: c, s."""
         return self._frame(
             f"SELECT c, s FROM (SELECT c, s, rank, sum(n) AS n FROM {self._tallies()} WHERE s <> -2 "
             "GROUP BY c, s, rank) GROUP BY c, s HAVING min(n) <> max(n)"
         )
 
     def members_of_steps(self, steps: pd.DataFrame) -> pd.DataFrame:
-        """The members of some communicators' steps: rank, index, c, s, sort, start_ns, end_ns."""
+        """The members of the given communicators and steps: rank, index, c, s, sort, start_ns, end_ns."""
         self._db.register("wanted_steps", steps)
         return self._frame(
             "SELECT rank, index, c, s, sort, start_ns, end_ns FROM members SEMI JOIN wanted_steps USING (c, s)"
@@ -247,8 +249,8 @@ class JobTables:
         )
 
     def profiled_members(self) -> pd.DataFrame:
-        """The collectives of profiled ranks: rank, index, c, s, k, comm, sort, bytes, size, end_ns, launch_ns, and the
-        rank's epoch_ns.
+        """The collectives of profiled ranks: rank, index, c, s, k, comm, sort, bytes, size, end_ns, launch_ns, and
+        epoch_ns of the rank.
         """
         return self._frame(
             "SELECT m.rank, m.index, m.c, m.s, m.k, m.comm, m.sort, m.bytes, m.size, m.end_ns, x.launch_ns, r.epoch_ns "
@@ -256,12 +258,12 @@ class JobTables:
         )
 
     def match(self, clocks: pd.DataFrame, renumbered: pd.DataFrame, placed: pd.DataFrame | None = None) -> None:
-        """Put the collectives on one clock and match them.
+        """Align the collectives to a common clock and match them.
 
         Args:
             clocks: The clocks: rank, at_ns, offset_ns, drift (a fraction).
-            renumbered: Members whose number is another than by order: rank, index, c, s, k.
-            placed: Members of ranks without a profile, on the one clock already.
+            renumbered: Members with numbers that differ from their order: rank, index, c, s, k.
+            placed: Members of ranks without a profile, already aligned.
         """
         for name, frame in (("clocks", clocks), ("renumbered", renumbered)):
             self._db.register("given", frame)
@@ -275,14 +277,14 @@ class JobTables:
             f"m.bytes, m.size, m.comm, m.alone_ns AS alone, {aligned.format('start_ns')} AS a, "
             f"{aligned.format('end_ns')} AS e FROM {{}} AS m JOIN clocks AS t USING (rank) {join} {self._with(placed)}"
         )
-        # where members keep their number, some can be chosen before all are put on one clock
+        # without renumbering, members can be filtered before clock alignment
         self._chosen_first = not join and (placed is None or not len(placed))
         self._asked(f"CREATE OR REPLACE VIEW matched AS {self._matched.format('members')}")
         self._asked(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES}")
         self._asked(f"CREATE OR REPLACE TABLE clipped AS {_CLIPPED}")
 
     def _with(self, placed: pd.DataFrame | None) -> str:
-        """Members of ranks without a profile, as a part of a query."""
+        """Query part for members of ranks without a profile."""
         if placed is None or not len(placed):
             return ""
         self._db.register("given", placed)
@@ -290,19 +292,19 @@ class JobTables:
         return "UNION ALL SELECT rank, index, c::UBIGINT, s, k, step, sort, bytes, size, comm, alone, a, e FROM placed"
 
     def instances(self, least_ns: int = -1, most: int = 0) -> pd.DataFrame:
-        """Matched collectives: c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, and
-        wait_ns of all its ranks, and alone_ns, how long all but the late one did nothing else.
+        """Matched collectives: c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, wait_ns
+        summed over all ranks, and alone_ns, the exposed time summed over all ranks but the late one.
 
         Args:
-            least_ns: Only those in which a rank waits longer than this on the average.
-            most: Only so many, those that wait longest; 0 for all.
+            least_ns: Only those with a longer average wait per rank.
+            most: Maximum number, longest waits first; 0 for all.
         """
         order = f"ORDER BY wait_ns DESC LIMIT {most}" if most else ""
         columns = "c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, wait_ns, alone_ns"
         return self._frame(f"SELECT {columns} FROM {_WAITS} WHERE wait_ns > {least_ns} * (n - 1) {order}")
 
     def matrix(self) -> pd.DataFrame:
-        """Who waited for whom: waiting_rank, late_rank, wait_ns."""
+        """Wait time by pair of ranks: waiting_rank, late_rank, wait_ns."""
         wait, clips = "i.arrival - m.a", f"i.n = 2 OR i.sort NOT IN {_SYMMETRIC}"
         return self._frame(
             "SELECT m.rank AS waiting_rank, i.late_rank, sum("
@@ -312,16 +314,16 @@ class JobTables:
         )
 
     def count(self) -> int:
-        """Matched collectives."""
+        """Number of matched collectives."""
         return int(self._one("SELECT count(*) FROM instances WHERE NOT unlike")[0])
 
     def unlike(self) -> int:
-        """Matched collectives whose ranks disagree on what they are."""
+        """Number of matched collectives with different kinds on their ranks."""
         return int(self._one("SELECT count(*) FROM instances WHERE unlike")[0])
 
     def unmatched(self) -> int:
-        """Collectives that no other rank's matches."""
-        # the same where no clock is lost, and quicker
+        """Number of collectives without a match on another rank."""
+        # faster, and equal if the clocks of all ranks are aligned
         among = "count(*) FROM matched" if self.has_unprofiled else f"coalesce(sum(n), 0) FROM {self._tallies()}"
         return int(self._one(f"SELECT (SELECT {among}) - (SELECT coalesce(sum(n), 0) FROM instances)")[0])
 
@@ -330,12 +332,12 @@ class JobTables:
         return int(self._one("SELECT coalesce(max(ended) - min(first), 0) FROM instances WHERE NOT unlike")[0])
 
     def total_wait(self) -> int:
-        """All the time that ranks wait, in ns."""
+        """Total wait time of all ranks, in ns."""
         return int(self._one(f"SELECT coalesce(sum(wait_ns), 0) FROM {_WAITS}")[0])
 
     def by_late_rank(self) -> pd.DataFrame:
-        """Waiting by step, communicator and the rank that came last: step, c, late_rank, n, wait_ns, exposed_ns (of
-        it, about, what nothing was done beside).
+        """Wait time by step, communicator and last rank: step, c, late_rank, n, wait_ns, exposed_ns (approximately the
+        part of it without concurrent work).
         """
         return self._frame(
             "SELECT step, c, late_rank, max(n) AS n, sum(wait_ns)::BIGINT AS wait_ns, "
@@ -344,8 +346,8 @@ class JobTables:
         )
 
     def transfers(self) -> pd.DataFrame:
-        """Transfer times by communicator, kind and size: c, sort, bytes, n (ranks of the communicator, of those that
-        are there where it is not told), count, median_ns, steps.
+        """Transfer times by communicator, kind and size: c, sort, bytes, n (ranks of the communicator; if unknown, only
+        those present), count, median_ns, steps.
         """
         return self._frame(
             "SELECT c, sort, bytes, greatest(max(n), max(size)) AS n, count(*) AS count, "
@@ -358,7 +360,7 @@ class JobTables:
         return self._frame(f"SELECT DISTINCT c, comm, rank FROM {self._tallies()} ORDER BY c, rank")
 
     def uses(self) -> pd.DataFrame:
-        """What communicators do: c, comm, group, kind, phase, size, ranks (a list), collectives."""
+        """Use of communicators: c, comm, group, kind, phase, size, ranks (a list), collectives."""
         return self._frame(
             "SELECT m.c, min(m.comm) AS comm, max(x.group) AS group, m.kind, x.phase, max(m.size) AS size, "
             "list(DISTINCT m.rank) AS ranks, count(*) AS collectives "
@@ -375,7 +377,7 @@ class JobTables:
         )
 
     def step_times(self) -> pd.DataFrame:
-        """What devices did in steps: step, rank, doing, passes_on (in a send or receive alone), ns."""
+        """Device activity in steps: step, rank, doing, passes_on (only in a send or receive), ns."""
         return self._frame(
             "SELECT p.step, p.rank, p.doing, coalesce(x.sort = 'SendRecv', false) AS passes_on, "
             "sum(p.ns)::BIGINT AS ns FROM segments AS p "
@@ -384,7 +386,7 @@ class JobTables:
         )
 
     def members_of(self, instances: pd.DataFrame) -> pd.DataFrame:
-        """The members of some instances: c, s, k, rank, index, comm, a and e (its aligned start and end), alone."""
+        """Members of the given instances: c, s, k, rank, index, comm, a and e (aligned start and end), alone."""
         self._db.register("wanted_instances", instances[["c", "s", "k"]])
         chosen = "SELECT * FROM {} SEMI JOIN wanted_instances USING (c, s, k)"
         if self._chosen_first:
@@ -394,8 +396,8 @@ class JobTables:
         return self._frame(f"SELECT c, s, k, rank, index, comm, a, e, alone FROM ({of})")
 
     def points(self, ranks: Sequence[int]) -> pd.DataFrame:
-        """The collectives of some ranks: rank, index, c, s, k, a, e, ready_segment, end_segment, gates, queued_ns
-        (from readiness to start), layer, phase.
+        """The collectives of the given ranks: rank, index, c, s, k, a, e, ready_segment, end_segment, gates, queued_ns
+        (from ready to start), layer, phase.
         """
         self._want(ranks)
         return self._frame(
@@ -405,13 +407,13 @@ class JobTables:
         )
 
     def segments(self, ranks: Sequence[int]) -> pd.DataFrame:
-        """The segments of some ranks, by rank and segment."""
+        """The segments of the given ranks, by rank and segment."""
         self._want(ranks)
         return self._frame("SELECT * FROM segments SEMI JOIN wanted_ranks USING (rank) ORDER BY rank, segment")
 
     def layer_medians(self) -> pd.DataFrame:
-        """Layer x phase x rank, medians over the rank's steps: rank, layer, phase, median_ns, idle_ns, comm_ns, ops,
-        steps; of the whole capture where there are no steps.
+        """Layer x phase x rank, as medians over the rank's steps: rank, layer, phase, median_ns, idle_ns, comm_ns, ops,
+        steps. Without steps, values of the whole capture.
         """
         self._once("layers")
         medians = ", ".join(
@@ -430,11 +432,11 @@ class JobTables:
         )
 
     def excesses(self, least_ns: int, least_share: float) -> pd.DataFrame:
-        """What ranks have more of than the median of those that have the same layer and phase in the same step.
+        """Excess time of ranks over the median of the ranks with the same layer, phase and step.
 
         Args:
-            least_ns: A smaller excess is left out,
-            least_share: and one that is a smaller share of the median.
+            least_ns: Minimum excess.
+            least_share: Minimum excess as a share of the median.
 
         Returns:
             step, rank, kind (compute, copy, host, data_loading), layer, phase, excess_ns, more_ops.
@@ -466,11 +468,11 @@ class JobTables:
         return made
 
     def host_excesses(self, spent: str, least_ns: int) -> pd.DataFrame:
-        """What hosts spend in a step more than the median of the ranks: step, rank, excess_ns.
+        """Excess host time in a step over the median of the ranks: step, rank, excess_ns.
 
         Args:
-            spent: On what: loading_ns or gc_ns.
-            least_ns: A smaller excess is left out.
+            spent: The column to compare: loading_ns or gc_ns.
+            least_ns: Minimum excess.
         """
         self._once("steps")
         return self._frame(
@@ -480,7 +482,7 @@ class JobTables:
         )
 
     def step_ranges(self) -> pd.DataFrame:
-        """The steps that each rank has: rank, first, last, steps, and shared, how many of them another rank has too."""
+        """The steps of each rank: rank, first, last, steps, and shared, the number that another rank has too."""
         return self._frame(
             "WITH had AS (SELECT DISTINCT rank, step FROM steps), "
             "every AS (SELECT step, count(*) AS n FROM had GROUP BY step) "
@@ -489,7 +491,7 @@ class JobTables:
         )
 
     def step_lengths(self) -> pd.DataFrame:
-        """Steps: step, median_ns over ranks, ranks, and warm_up, whether it is for any of them."""
+        """Steps: step, median_ns over ranks, ranks, and warm_up (true if it is warm-up on any rank)."""
         self._once("steps")
         return self._frame(
             "SELECT step, quantile_disc(end_ns - start_ns, 0.5) AS median_ns, count(*) AS ranks, "
@@ -498,7 +500,7 @@ class JobTables:
         )
 
     def placed(self, ranks: Sequence[int]) -> pd.DataFrame:
-        """What `points` gives of some ranks, with what is told of each collective as a whole: arrival, late_rank, sort,
+        """The columns of `points` for the given ranks, plus those of the matched collective: arrival, late_rank, sort,
         bytes, step.
         """
         self._want(ranks)

@@ -1,7 +1,8 @@
-"""Ranks of which there is no profile, only what PyTorch's Flight Recorder or NCCL's inspector noted of them.
+"""Ranks without a profile, known only from PyTorch's Flight Recorder or the NCCL Inspector.
 
-A dump is known by its content. It tells a rank's collectives, how long each ran on the GPU (with
-``TORCH_NCCL_ENABLE_TIMING=1``, or by the inspector), and when the host enqueued them; nothing of layers or steps.
+Dumps are detected by content. They contain a rank's collectives, their GPU durations (with
+``TORCH_NCCL_ENABLE_TIMING=1``, or from the NCCL Inspector) and the times when the host enqueued them, but no layers or
+steps.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _TOOLS = {FLIGHT_RECORDER: "PyTorch Flight Recorder", NCCL_INSPECTOR: "NCCL insp
 
 @dataclass(frozen=True)
 class Unprofiled:
-    """What is known of a rank without a profile.
+    """The collectives of a rank without a profile.
 
     Attributes:
         source: `FLIGHT_RECORDER` or `NCCL_INSPECTOR`.
-        tool: The same for a person.
-        rank: The rank, -1 where nothing tells it.
-        world_size: Ranks of its largest communicator, -1 where that is not told.
+        tool: The source as shown to the user.
+        rank: The rank; -1 if unknown.
+        world_size: Number of ranks of its largest communicator; -1 if unknown.
         collectives: See `nvprof_kit._trace.jobs.flight_recorder.COLLECTIVES`.
     """
 
@@ -42,7 +43,7 @@ class Unprofiled:
 
 
 def source_of(path: Path) -> str:
-    """`FLIGHT_RECORDER` or `NCCL_INSPECTOR` where the content of a file is theirs, else ''."""
+    """`FLIGHT_RECORDER` or `NCCL_INSPECTOR` by the file's content; '' for other files."""
     head = head_of(path)
     begin = head.lstrip()[:1]
     if begin == b"{" and b'"header"' in head and (b'"coll_perf"' in head or b'"p2p_perf"' in head):
@@ -57,7 +58,7 @@ def read_unprofiled(path: Path, source: str, rank: int | None = None) -> Unprofi
     """Read a dump or a log.
 
     Raises:
-        CaptureError: It cannot be read, or its rank is told neither in it nor in its name nor by the caller.
+        CaptureError: The file cannot be read, or neither its content, its name nor the caller provides the rank.
     """
     if source == FLIGHT_RECORDER:
         dump = read_flight_recorder(path, rank)

@@ -1,7 +1,7 @@
-"""What NCCL was asked to move, in a PyTorch trace: the arguments that its kernels carry there.
+"""Messages of NCCL collectives in a PyTorch trace, from the arguments of the kernel events.
 
-PyTorch notes a collective's element counts, type and group (``record_param_comms``), and Kineto copies them to the
-kernel (``libkineto/src/output_json.cpp`` of PyTorch's Kineto).
+PyTorch records the element counts, dtype and group of a collective (``record_param_comms``), and Kineto copies them to
+the kernel event (``libkineto/src/output_json.cpp`` of PyTorch's Kineto).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _HOST_END = re.compile(r"\((?:.*\b)?(Pageable|Pinned|Managed)\b")
 
 
 def read_calls(events: Events, process: int) -> dict[str, Any]:
-    """Columns of the schema's ``calls``: every CUDA runtime and driver call, every overhead of the profiler, every
-    operator and garbage collection.
+    """Columns of the schema's ``calls``: all CUDA runtime and driver calls, profiler overheads, operators and garbage
+    collections.
     """
     parts = [(kind, events.of(category)) for category, kind in _KINDS.items()] + [
         ("operator", events.operators), ("operator", events.collections)
@@ -43,7 +43,7 @@ def read_calls(events: Events, process: int) -> dict[str, Any]:
 
 
 def read_loads(events: Events) -> dict[str, Any]:
-    """Columns of the schema's ``loads``: calls that load code, and what torch.compile says that it did."""
+    """Columns of the schema's ``loads``: calls that load code, and torch.compile's events."""
     loads = events.calls
     loads = loads.take(loads.by_name(lambda name: LOADS_CODE.match(name) is not None, bool))
     others = joined([events.operators, events.annotations])
@@ -52,7 +52,7 @@ def read_loads(events: Events) -> dict[str, Any]:
 
 
 def read_shapes(events: Events, process: int) -> dict[str, Any]:
-    """Columns of the schema's ``shapes``: every operator, where any says what it was called with."""
+    """Columns of the schema's ``shapes``: all operators, if any has its arguments recorded."""
     rows, which = events.operators, events.operators.shapes
     if which is None or not any(one is not None for said in events.shapes for one in said):
         rows, which = rows.take(slice(0)), np.zeros(0, dtype=np.int32)
@@ -67,7 +67,7 @@ def read_shapes(events: Events, process: int) -> dict[str, Any]:
 
 
 def host_memory(name: str) -> str:
-    """The host's end of a copy from its name: ``Memcpy HtoD (Pageable -> Device)`` gives ``pageable``."""
+    """The host memory kind of a copy, from its name: ``Memcpy HtoD (Pageable -> Device)`` gives ``pageable``."""
     found = _HOST_END.search(name)
     return found.group(1).lower() if found else ""
 
@@ -79,14 +79,14 @@ _WIDTHS = {
     **dict.fromkeys(("Long", "Double", "UInt64", "ComplexFloat"), 8),
     "ComplexDouble": 16,
 }
-"""Bytes of an element by PyTorch's name of its type; types called ``Float8…`` have one."""
+"""Bytes per element by PyTorch dtype name; ``Float8…`` types have one byte."""
 
 _MOST = 1 << 50
-"""No collective moves as many."""
+"""More than any collective moves."""
 
 
 def read_collectives(events: Events, process: int) -> dict[str, Any]:
-    """Columns of the schema's ``collectives``: a row for each kernel that says what it moves."""
+    """Columns of the schema's ``collectives``: one row per kernel with message arguments."""
     kernels = events.of("kernel")
     told = list(kernels.told.values())
     rows = kernels.take(np.array(list(kernels.told), dtype=np.int64))
@@ -116,13 +116,15 @@ def _number(value: Any) -> int:
 
 
 def _communicator(said: Args) -> str:
-    """What names the group on every rank: its ranks, with PyTorch's name of it, since ranks may share two groups."""
+    """An id of the group that is equal on all its ranks: its ranks and PyTorch's group name, because two groups can
+    have the same ranks.
+    """
     name, ranks = _text(said.group_name), _text(said.group_ranks)
     return f"group {name} {ranks}".strip() if name or ranks else ""
 
 
 def _bytes(said: Args) -> int:
-    """Bytes of the larger buffer, -1 where the type is unknown."""
+    """Bytes of the larger buffer; -1 if the dtype is unknown."""
     kind = _text(said.dtype)
     width = 1 if kind.startswith("Float8") else _WIDTHS.get(kind, 0)
     count = max(number(said.in_elements) or 0, number(said.out_elements) or 0)

@@ -1,7 +1,7 @@
-"""The events of a Kineto trace as columns, sorted by what they are and checked for what each must have. Times are
-microseconds with three decimals in the file, and whole nanoseconds here.
+"""The events of a Kineto trace as columns by category, with required fields checked. Times in the file are microseconds
+with three decimals; here they are integer nanoseconds.
 
-No event is kept as an object: a trace has millions, and a column of them takes eight bytes each.
+No event is kept as a Python object: a trace has millions, and a column takes eight bytes per event.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from nvprof_kit.names import DOMAIN
 Int64Array = npt.NDArray[np.int64]
 
 GPU_CATEGORIES = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
-"""Categories of what ran on the GPU, and the kind of operation each is."""
+"""Categories of GPU operations, with the kind of each."""
 
 CALL_CATEGORIES = ("cuda_runtime", "cuda_driver")
-"""Categories of the calls of CUDA."""
+"""Categories of CUDA calls."""
 
 MISSING = int(np.iinfo(np.int64).min)
-"""Stands for an argument that an event does not have."""
+"""Means that an event lacks the argument."""
 
 _ANNOTATION, _OPERATOR, _PYTHON, _ARROW = "user_annotation", "cpu_op", "python_function", "fwdbwd"
 _OLDER = {"operator": _OPERATOR, "runtime": "cuda_runtime", "memcpy": "gpu_memcpy", "memset": "gpu_memset"}
@@ -50,26 +50,26 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "cuda_driver": ("correlation",),
     _OPERATOR: ("sequence", "forward_thread"),
 }
-"""The arguments that are kept of each category."""
+"""The arguments kept for each category."""
 _IN_FILE = {"graph_node": "graph node id", "sequence": "Sequence number", "forward_thread": "Fwd thread id"}
 _ESSENTIAL = ("args.correlation", "args.device")
-"""Arguments without which no operation of a category could be told from another."""
+"""Arguments required to identify an operation of a category."""
 _SHAPES = ("dims", "types", "concrete")
 _NO_ARGS = Args()
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Some complete events; arrays have the shape ``(n,)``.
+    """Complete ("X") events as columns; arrays have the shape ``(n,)``.
 
     Attributes:
         names: The distinct names of the trace.
         code: Index into `names`.
-        start_ns, end_ns: When each began and ended.
-        tid: Its thread.
-        numbers: Its arguments that are whole numbers, `MISSING` where an event lacks one.
-        told: Arguments of the events that tell of a collective, by place.
-        shapes: Of each event the place of what it says of its arguments in `Events.shapes`, where these are read.
+        start_ns, end_ns: Start and end times.
+        tid: Thread ids.
+        numbers: Integer arguments; `MISSING` if an event lacks one.
+        told: Arguments of the events with collective metadata, by index.
+        shapes: Index of each event's arguments in `Events.shapes`, if shapes are read.
     """
 
     names: Sequence[str]
@@ -85,19 +85,19 @@ class Rows:
         return len(self.code)
 
     def take(self, which: Any) -> Rows:
-        """Some of them; what they tell of collectives and shapes is left behind."""
+        """A subset, without collective metadata and shapes."""
         numbers = {name: values[which] for name, values in self.numbers.items()}
         return Rows(self.names, self.code[which], self.start_ns[which], self.end_ns[which], self.tid[which], numbers)
 
     def number(self, name: str, missing: int = -1) -> Int64Array:
-        """One of the arguments, another value standing for what is missing."""
+        """One of the arguments, with another value for missing ones."""
         values = self.numbers.get(name)
         if values is None:
             return np.full(len(self), missing, dtype=np.int64)
         return np.where(values == MISSING, missing, values)
 
     def by_name(self, value: Callable[[str], Any], dtype: Any = object) -> npt.NDArray[Any]:
-        """What each event's name stands for; the function is asked once for each name."""
+        """A value per event, computed once per distinct name."""
         known = self._known()
         found = np.zeros(len(self.names), dtype=dtype)
         for code in known.tolist():
@@ -106,21 +106,19 @@ class Rows:
         return made
 
     def label(self, value: Callable[[str], str] = str) -> Any:
-        """The names, or what is made of them, as a categorical column."""
+        """The names, optionally transformed, as a categorical column."""
         known = self._known()
         place = np.zeros(len(self.names), dtype=np.int32)
         place[known] = np.arange(len(known), dtype=np.int32)
         return labels(place[self.code], [value(self.names[code]) for code in known.tolist()])
 
     def _known(self) -> Int64Array:
-        """The distinct codes; there are few, so counting them takes less time and memory than sorting all."""
+        """The distinct codes. There are few, so counting is faster than sorting and takes less memory."""
         return np.flatnonzero(np.bincount(self.code, minlength=1)) if len(self.code) else np.zeros(0, dtype=np.int64)
 
 
 def joined(parts: Sequence[Rows], wanted: Sequence[str] = ()) -> Rows:
-    """Events of several categories, one behind the other, with those of their arguments that are wanted; one that only
-    some have is missing in the others.
-    """
+    """Concatenate events of several categories with the wanted arguments; `MISSING` where a category lacks one."""
     numbers = {name: np.concatenate([one.number(name, MISSING) for one in parts]) for name in wanted}
     code, start, end, tid = (
         np.concatenate([getattr(one, name) for one in parts]) for name in ("code", "start_ns", "end_ns", "tid")
@@ -130,13 +128,13 @@ def joined(parts: Sequence[Rows], wanted: Sequence[str] = ()) -> Rows:
 
 @dataclass(frozen=True)
 class Arrows:
-    """The ends of the arrows from forward to backward, shape ``(n,)`` each.
+    """The end points of the forward-backward flow events, shape ``(n,)`` each.
 
     Attributes:
-        begins: Whether it is the forward's end.
-        id: What both ends bear.
-        start_ns: When.
-        tid: On which thread.
+        begins: Whether it is the forward end.
+        id: The flow id, shared by both ends.
+        start_ns: Time.
+        tid: Thread id.
     """
 
     begins: npt.NDArray[np.bool_]
@@ -146,26 +144,26 @@ class Arrows:
 
 
 class Events:
-    """The complete ("X") events of a trace by category, and its arrows from forward to backward.
+    """The complete ("X") events of a trace by category, and its forward-backward flow events.
 
     Attributes:
-        arrows: The ends of the arrows.
-        process: The process that was traced; None where no event tells it.
-        warnings: Sentences on what events lack.
-        shapes: What operators say of their arguments, each distinct one once, where that is read.
+        arrows: The end points of the flow events.
+        process: The traced process; None if unknown.
+        warnings: Warnings about missing fields.
+        shapes: The distinct operator arguments (shapes and dtypes), if read.
     """
 
     def __init__(self, batches: Iterable[Sequence[Row]], named: Path = Path("trace"), *, shapes: bool = False) -> None:
-        """Sort the events of a trace. Older versions wrote the categories with capitals; our ranges come as operators,
-        which costs the recorder least, and count as annotations.
+        """Sort the events of a trace by category. Older versions capitalize categories. Ranges of this package are
+        recorded as operators, which has the lowest overhead, and count as annotations.
 
         Args:
-            batches: The events in the file's order, in lists of any length.
+            batches: The events in file order, in lists of any length.
             named: The path to name in messages.
-            shapes: Whether to keep what operators say of their arguments.
+            shapes: Whether to keep the recorded arguments of operators.
 
         Raises:
-            CaptureError: Events lack what they must have; the message names category and key.
+            CaptureError: Events lack required fields; the message has the category and the key.
         """
         self.warnings: list[str] = []
         self._missing: Counter[tuple[str, str]] = Counter()
@@ -185,7 +183,7 @@ class Events:
         self.process = (number(known[0]) or 0) if known else None
 
     def _read(self, batches: Iterable[Sequence[Row]], arrows: _ArrowColumns) -> dict[str, Any]:
-        """Sort the events into columns; gives the process of each category's first."""
+        """Sort the events into columns; returns the process of the first event of each category."""
         pids: dict[str, Any] = {}
         for batch in batches:
             groups: dict[tuple[str | None, str | None], list[Row]] = {}
@@ -206,14 +204,14 @@ class Events:
         return pids
 
     def _add(self, category: str, rows: list[Row]) -> None:
-        """Keep events, or count what they lack."""
+        """Add events, or count missing fields."""
         for row in rows:
             if not isinstance(row.name, str):
                 self._missing[category, "name"] += 1
                 row.name = ""
             if row.args is UNREADABLE:
                 self._missing[category, "args"] += 1
-        if category == _PYTHON:  # of the Python functions only modules and garbage collections are read
+        if category == _PYTHON:  # of the Python functions, keep only modules and garbage collections
             rows = [row for row in rows if not row.name or row.name.startswith((_MODULE, _COLLECTION))]
         ours = [row for row in rows if row.name.startswith(_OURS)]
         for where, some in (
@@ -225,7 +223,7 @@ class Events:
                 columns.add(category, some, self._missing)
 
     def _check(self, named: Path) -> None:
-        """Refuse a trace whose events lack what no trace lacks, and note what some of them lack."""
+        """Reject a trace without required fields, and add warnings about fields missing in some events."""
         for category, found in self._columns.items():
             for key in KINETO_SOURCES[category]:
                 _, _, tail = key.partition(".")
@@ -258,7 +256,7 @@ class Events:
 
     @property
     def gpu(self) -> list[tuple[str, Rows]]:
-        """What ran on the GPU: kind of operation and events."""
+        """GPU operations: kind and events."""
         return [(kind, self.of(category)) for category, kind in GPU_CATEGORIES.items()]
 
     @property
@@ -268,23 +266,23 @@ class Events:
 
     @property
     def operators(self) -> Rows:
-        """Operators on the CPU, our ranges not among them."""
+        """CPU operators, without ranges of this package."""
         return self.of(_OPERATOR)
 
     @property
     def annotations(self) -> Rows:
-        """What the program annotated, our ranges among it."""
+        """User annotations, including ranges of this package."""
         return self.of(_ANNOTATION)
 
     @property
     def modules(self) -> Rows:
-        """Calls of modules, in a trace with stacks."""
+        """Module calls, in a trace with stacks."""
         found = self.of(_PYTHON)
         return found.take(found.by_name(lambda name: not name.startswith(_COLLECTION), bool))
 
     @property
     def collections(self) -> Rows:
-        """Garbage collections, where ``record_python_gc_info`` was asked for."""
+        """Garbage collections, if recorded with ``record_python_gc_info``."""
         found = self.of(_PYTHON)
         return found.take(found.by_name(lambda name: name.startswith(_COLLECTION), bool))
 
@@ -301,7 +299,7 @@ class _Columns:
         self._may_tell = category == "kernel"
 
     def add(self, category: str, rows: Sequence[Row], missing: Counter[tuple[str, str]]) -> None:
-        """Append events, and count what they lack by the name of their category in the file."""
+        """Append events, and count missing fields by the category name in the file."""
         args = [row.args or _NO_ARGS for row in rows]
         if self._may_tell:
             place = len(self.code)
@@ -350,7 +348,7 @@ class _Columns:
 
 
 class _ArrowColumns:
-    """Ends of arrows as columns that grow batch by batch."""
+    """End points of flow events as columns that grow batch by batch."""
 
     def __init__(self) -> None:
         self._begins, self._ts, self._tid, self._id = array("b"), array("d"), array("q"), array("q")
@@ -364,13 +362,13 @@ class _ArrowColumns:
         self._id.extend([self._number(row.id) for row in rows])
 
     def _number(self, id_: Any) -> int:
-        """An id that is a number stands for itself; another is numbered downwards."""
+        """Numeric ids are kept; others get negative numbers."""
         if isinstance(id_, int) and -(2**62) < id_ < 2**62:
             return int(id_)
         return -(2**62) - self._texts.setdefault(id_ if isinstance(id_, (int, str)) else None, len(self._texts))
 
     def made(self, named: Path) -> Arrows:
-        """The arrows."""
+        """The flow events as arrays."""
         start = whole_ns(named, "ts", np.frombuffer(self._ts, dtype=np.float64))
         ids, tid = np.frombuffer(self._id, dtype=np.int64), np.frombuffer(self._tid, dtype=np.int64)
         return Arrows(np.frombuffer(self._begins, dtype=np.bool_), ids, start, tid)
@@ -383,8 +381,8 @@ def _floats(values: list[Any]) -> array[float]:
 
 
 def _extend(column: array[int], values: list[Any], absent: int) -> tuple[int, int]:
-    """Append whole numbers to a column; gives how many are missing or cannot be read, and how many of them are there
-    and cannot be read.
+    """Append integers to a column; returns the number of missing or unreadable values, and the number of unreadable
+    ones among them.
     """
     lacking = values.count(None)
     plain = [absent if value is None else value for value in values] if lacking else values
@@ -400,12 +398,12 @@ def _extend(column: array[int], values: list[Any], absent: int) -> tuple[int, in
 
 
 def _plain(value: Any) -> Any:
-    """A JSON value as something that can be the key of a dict."""
+    """A JSON value in hashable form."""
     return tuple(map(_plain, value)) if isinstance(value, list) else None if isinstance(value, dict) else value
 
 
 def _float(value: Any) -> float | None:
-    """A time of the file, which may be a text; None for what is none."""
+    """A time, which may be a string in the file; None if invalid."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value) if abs(value) < 1e300 else None
     try:
@@ -415,8 +413,8 @@ def _float(value: Any) -> float | None:
 
 
 def number(value: Any) -> int | None:
-    """A whole number that the file may hold as a text, None for what is none. Ids are unsigned in the file: those from
-    2**63 on are negative here, as in an nsys export.
+    """An integer, which may be a string in the file; None if invalid. Ids are unsigned in the file: values from 2**63
+    become negative, as in an nsys export.
     """
     if isinstance(value, str) and _INTEGER.fullmatch(value):
         value = int(value)

@@ -1,4 +1,4 @@
-"""The ranges of a Kineto trace: ours, or what PyTorch itself annotates, and the operators that autograd counts."""
+"""The ranges of a Kineto trace, from this package or from PyTorch, and the operators with autograd sequence numbers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _LIBRARY_ANNOTATIONS = (
 
 
 def read_ranges(events: Events, process: int) -> dict[str, Any]:
-    """Columns of the schema's ``ranges``: our ranges; in a trace without them what PyTorch itself annotates: modules
-    (recorded with stacks), steps, optimizer, data loading, and what the user annotated.
+    """Columns of the schema's ``ranges``: ranges of this package; without them, PyTorch's own annotations: modules
+    (recorded with stacks), steps, optimizer, data loading, and user annotations.
     """
     found = events.annotations
     ours = found.by_name(parse_kineto_name)
@@ -67,13 +67,13 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
 
 
 def has_ours(events: Events) -> bool:
-    """Whether the trace has ranges of ours."""
+    """Whether the trace has ranges of this package."""
     return any(found is not None for found in events.annotations.by_name(parse_kineto_name))
 
 
 def _plain_annotation(name: str) -> tuple[str, str] | None:
-    """Text and category of any annotation of a trace without our ranges: what is not of the loop says by its text what
-    it is, a library's own is nothing.
+    """Text and category of an annotation in a trace without ranges of this package. An annotation outside the loop
+    keeps its text; annotations of libraries are ignored.
     """
     if not name or name.startswith(_LIBRARY_ANNOTATIONS):
         return None
@@ -81,9 +81,10 @@ def _plain_annotation(name: str) -> tuple[str, str] | None:
 
 
 def _modules(calls: Rows) -> tuple[Rows, list[str]]:
-    """The calls of modules, each module under the path of its first call inside another: ``Llama_0.Block_3.MLP_3``.
+    """Module calls with paths; a module's path comes from its first call inside another module:
+    ``Llama_0.Block_3.MLP_3``.
 
-    The trace knows a module by its class and a number, and not by its name in the model.
+    The trace identifies modules by class and number, not by their name in the model.
     """
     calls = calls.take(calls.by_name(lambda name: name.startswith(_MODULE), bool))
     calls = calls.take(np.lexsort((-calls.end_ns, calls.start_ns, calls.tid)))
@@ -106,7 +107,9 @@ def _modules(calls: Rows) -> tuple[Rows, list[str]]:
 
 
 def read_operators(events: Events, process: int) -> dict[str, Any] | None:
-    """Columns of the schema's ``operators``: what autograd counts; None where our ranges tell the backward pass."""
+    """Columns of the schema's ``operators``: operators with autograd sequence numbers; None if ranges of this package
+    cover the backward pass.
+    """
     told = events.annotations.by_name(parse_kineto_name)
     if any(found is not None and found[1] == Category.BACKWARD.value for found in told):
         return None
@@ -140,8 +143,8 @@ def read_operators(events: Events, process: int) -> dict[str, Any] | None:
 
 
 def _forward_threads(events: Events, forward: npt.NDArray[np.int64]) -> dict[int, int]:
-    """Thread ids behind PyTorch's own numbers of the threads whose forward made a node, which are no ids of the system:
-    the arrows from forward to backward tell; one thread alone is it.
+    """Map PyTorch's forward thread numbers, which are not system thread ids, to thread ids, by the forward-backward
+    flow events. With a single thread, it is that thread.
     """
     import pandas as pd
 
@@ -153,7 +156,7 @@ def _forward_threads(events: Events, forward: npt.NDArray[np.int64]) -> dict[int
     nodes = pd.DataFrame({"tid": events.operators.tid, "start_ns": events.operators.start_ns, "number": made_on})
     ends = pd.DataFrame({"tid": arrows.tid, "start_ns": arrows.start_ns, "id": arrows.id})[~arrows.begins]
     begins = pd.DataFrame({"id": arrows.id, "thread": arrows.tid})[arrows.begins].drop_duplicates("id", keep="last")
-    # the last of the operators that begin together is the innermost
+    # of operators with the same start, the last one is the innermost
     found = ends.merge(nodes.drop_duplicates(key, keep="last"), on=key).merge(begins, on="id")
     told = found[found["number"] != 0].drop_duplicates("number")
     return dict(zip(told["number"].tolist(), told["thread"].tolist(), strict=True))

@@ -1,7 +1,7 @@
-"""A PyTorch profiler (Kineto) trace as a `Trace`, with our ranges in it or without.
+"""Read a PyTorch profiler (Kineto) trace as a `Trace`, with or without ranges of this package.
 
-A trace without a GPU has no kernels; there the operations are the stretches in which a CPU operator itself runs,
-and not one it calls. Times in the file are microseconds with three decimals and become whole nanoseconds.
+A trace without a GPU has no kernels; its operations are the self time intervals of CPU operators. Times in the file are
+microseconds with three decimals and become integer nanoseconds.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
 
     Args:
         path: The file.
-        domain: Must name our own domain or the default one: Kineto knows no NVTX domains.
-        optional: Optional columns and tables wanted.
+        domain: Must be this package's domain or the default one: Kineto has no NVTX domains.
+        optional: The optional columns and tables to read.
         named: The path to name in messages.
 
     Raises:
-        CaptureError: The file is cut off, is no Kineto trace, or holds no operation.
+        CaptureError: The file is truncated, is not a Kineto trace, or contains no operation.
     """
     if not {DOMAIN, ""} & {*named_domains(domain)}:
         raise CaptureError(
@@ -137,11 +137,9 @@ def _launches(events: Events, process: int, optional: Collection[str]) -> dict[s
 
 
 def _cpu_ops(rows: Rows, process: int, optional: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What CPU operators did themselves, and for each stretch the "call" that launched it: its own begin on its
-    own thread.
+    """Self time intervals of CPU operators, each with a synthetic launch "call" at its start on its thread.
 
-    ``aten::addmm`` multiplies, but calls ``aten::expand`` on the way: its time is what lies around that, so that
-    nothing is lost and nothing counts twice.
+    ``aten::addmm`` calls ``aten::expand``: its self time excludes that call, so all time counts exactly once.
     """
     operator, begin, finish = _own_stretches(rows.start_ns, rows.end_ns, rows.tid)
     ids = np.arange(len(operator), dtype=np.int64)
@@ -161,8 +159,8 @@ def _cpu_ops(rows: Rows, process: int, optional: Collection[str]) -> tuple[dict[
 
 
 def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """The stretches in which each operator is the innermost one on its thread: operator, begin and end, shape
-    ``(n,)`` each. An operator that is never the innermost has one of no length at its begin, so that it is counted.
+    """The intervals in which each operator is the innermost on its thread: operator, begin and end, shape ``(n,)``
+    each. An operator that is never innermost gets an empty interval at its start, so that it is counted.
     """
     found = _nested_stretches(start, end, tid)
     operator, begin, finish = _crossing_stretches(start, end, tid) if found is None else found
@@ -179,9 +177,9 @@ def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple
 def _nested_stretches(
     start: Int64Array, end: Int64Array, tid: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array] | None:
-    """The stretches where operators nest, as those of one thread do; None where some cross.
+    """The intervals if operators nest properly; None if some overlap without nesting.
 
-    Of the operators that are open, the innermost is the latest that began at the depth which is reached.
+    The innermost open operator is the one that began last at the current depth.
     """
     if not (end > start).any():
         return start[:0], start[:0], start[:0]
@@ -189,14 +187,14 @@ def _nested_stretches(
     lasting = lasting[(end > start)[lasting]]
     count = len(lasting)
     moment, rank = np.concatenate([start[lasting], end[lasting]]), np.arange(count)
-    # at one moment ends from the inside out, then begins from the outside in
+    # at equal times: ends first, innermost first; then begins, outermost first
     tie = np.concatenate([rank + count, -rank])
     events = np.lexsort((tie, moment, np.tile(tid[lasting], 2)))
     begins = events < count
     depth = np.cumsum(np.where(begins, 1, -1))
     by_depth = np.argsort(depth, kind="stable")
     latest = np.empty(2 * count, dtype=np.int64)
-    shift = depth[by_depth] * 2 * count  # what stands first of a depth is a begin
+    shift = depth[by_depth] * 2 * count  # the first event of each depth is a begin
     latest[by_depth] = np.maximum.accumulate(np.where(begins, np.arange(2 * count), -1)[by_depth] + shift) - shift
     ends = np.flatnonzero(~begins)
     before = latest[ends - 1]
@@ -211,7 +209,7 @@ def _nested_stretches(
 def _crossing_stretches(
     start: Int64Array, end: Int64Array, tid: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """The same one by one, where an operator outlasts the one that it began in."""
+    """The intervals one by one, if an operator outlasts its parent."""
     found = array("q")
     open_operators: list[int] = []
     now = 0

@@ -1,8 +1,8 @@
-"""The JSON of a trace, some thousand events at a time: neither its text nor its events are ever held as a whole.
+"""Streaming JSON reader: a few thousand events at a time, so neither the text nor the events are in memory as a whole.
 
-msgspec decodes all events that lie in a window of the file, and of each only what is read (docs/development.md has the
-figures of the alternatives). What it refuses, the standard library's more patient decoder reads event by event: half
-letters, NaN, arguments that are no object.
+msgspec decodes all events in a window of the file, and only the needed fields (docs/development.md compares the
+alternatives). Events that msgspec rejects are decoded one by one with the more lenient standard library: lone
+surrogates, NaN, arguments that are not objects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nvprof_kit.errors import CaptureError
 
 _WINDOW = 4 << 20
 _LONGEST_VALUE = 64 << 20
-"""No event is as long; what cannot be read within it is damaged."""
+"""Longer than any event; text that cannot be decoded within it is damaged."""
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder(strict=False)
 _KEPT = ("schemaVersion", "deviceProperties")
@@ -49,7 +49,7 @@ _NAMES = {
 
 
 class Args(msgspec.Struct, gc=False, rename=_NAMES):
-    """The arguments of an event that are read, of whatever type the file gives them."""
+    """The arguments read from an event, of any type."""
 
     device: Any = None
     stream: Any = None
@@ -70,7 +70,7 @@ class Args(msgspec.Struct, gc=False, rename=_NAMES):
 
 
 class ShapeArgs(Args, gc=False, rename=_NAMES):
-    """The same with what an operator says of its own arguments, where the trace was recorded with shapes."""
+    """`Args` with the operator's inputs, for a trace recorded with shapes."""
 
     dims: Any = None
     types: Any = None
@@ -78,7 +78,7 @@ class ShapeArgs(Args, gc=False, rename=_NAMES):
 
 
 class Row(msgspec.Struct, gc=False):
-    """An event, with what is read of it."""
+    """An event with the fields that are read."""
 
     ph: str | None = None
     cat: str | None = None
@@ -92,17 +92,17 @@ class Row(msgspec.Struct, gc=False):
 
 
 class ShapeRow(Row, gc=False):
-    """The same with shapes."""
+    """`Row` with shapes."""
 
     args: ShapeArgs | None = None
 
 
 UNREADABLE = ShapeArgs()
-"""The arguments of an event whose ``args`` are no object."""
+"""The arguments of an event if ``args`` is not an object."""
 
 
 def row_of(event: dict[str, Any]) -> Row:
-    """An event as it was decoded, whatever its values are."""
+    """Convert an event decoded by the standard library, with values of any type."""
     said = event.get("args")
     args = None if said is None else UNREADABLE
     if isinstance(said, dict):
@@ -112,15 +112,15 @@ def row_of(event: dict[str, Any]) -> Row:
 
 
 class TraceFile:
-    """A trace whose events are read once, in the file's order.
+    """A trace file; its events are read once, in file order.
 
     Args:
         path: The file, plain or gzipped.
         named: The path to name in messages.
-        shapes: Whether to read what operators say of their arguments.
+        shapes: Whether to read the inputs of operators.
 
     Attributes:
-        other: What the file says besides the events, whole once these are read.
+        other: Top-level values besides the events; complete after all events are read.
     """
 
     def __init__(self, path: Path, named: Path, *, shapes: bool = False) -> None:
@@ -131,10 +131,10 @@ class TraceFile:
         self._text, self._at, self._before, self._ended = "", 0, 0, False
 
     def batches(self) -> Iterator[list[Row]]:
-        """The events of ``traceEvents``, or of a file that is a bare list, some thousand at a time.
+        """The events of ``traceEvents`` or of a top-level list, a few thousand at a time.
 
         Raises:
-            CaptureError: The file is cut off, damaged, no JSON, or no trace.
+            CaptureError: The file is truncated, damaged, not JSON, or not a trace.
         """
         try:
             with self._path.open("rb") as file:
@@ -186,7 +186,7 @@ class TraceFile:
             )
 
     def _list(self) -> Iterator[list[Row]]:
-        """The events of a list whose bracket is read already."""
+        """The events of a list, after its opening bracket."""
         one_by_one_until = -1
         slow: list[Row] = []
         while self._another("]"):
@@ -206,7 +206,7 @@ class TraceFile:
         yield slow
 
     def _window(self) -> tuple[list[Row] | None, int]:
-        """The events that lie whole in the window; None, and up to where, if they must be read one by one."""
+        """The complete events in the window; None and an end position if they must be decoded one by one."""
         if len(self._text) - self._at < _WINDOW:
             self._more()
         end = len(self._text)
@@ -215,7 +215,7 @@ class TraceFile:
             if end < 0:
                 break
             try:
-                # what parses between two brackets is whole events: a cut inside of one would leave brackets open
+                # text that parses as a list has only complete events: a cut within an event would leave brackets open
                 rows: list[Row] = self._decode(f"[{self._text[self._at : end]}]")
             except (msgspec.DecodeError, UnicodeError, RecursionError):
                 continue
@@ -224,7 +224,7 @@ class TraceFile:
         return None, self._before + len(self._text)
 
     def _last_event(self, before: int) -> int:
-        """Behind the last event in the window that another one follows, as it seems; -1 for none."""
+        """Position after the last event that is probably followed by another; -1 if none."""
         while (opens := self._text.rfind("{", self._at, before)) > self._at:
             head = self._text[max(opens - 64, self._at) : opens].rstrip()
             if head.endswith(",") and (head := head[:-1].rstrip()).endswith("}"):
@@ -233,7 +233,7 @@ class TraceFile:
         return -1
 
     def _another(self, end: str) -> bool:
-        """Whether another value comes before the mark that ends them."""
+        """Whether another value precedes the closing bracket."""
         while (mark := self._peek()) == ",":
             self._at += 1
         if mark in ("", end):
@@ -241,7 +241,7 @@ class TraceFile:
         return mark != end
 
     def _peek(self) -> str:
-        """The next mark, '' at the end of the file."""
+        """The next non-space character; '' at the end of the file."""
         while True:
             self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):
@@ -257,7 +257,7 @@ class TraceFile:
         return mark
 
     def _value(self) -> Any:
-        """The value that begins here."""
+        """Decode the value at the current position."""
         self._peek()
         while True:
             try:
@@ -270,7 +270,7 @@ class TraceFile:
                     raise
 
     def _more(self) -> bool:
-        """Read on, and let go of what was read; False at the end of the file."""
+        """Read more of the file and drop consumed text; False at the end of the file."""
         added = "" if self._ended else self._file.read(max(_WINDOW, len(self._text) - self._at))
         self._ended = not added
         if added:

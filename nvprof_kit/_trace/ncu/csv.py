@@ -1,4 +1,4 @@
-"""The raw and the details page of ncu as csv, 2020 to 2025, with whatever else was printed around them."""
+"""CSV of ncu's raw and details pages, 2020 to 2025, including other output around them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _LABELS: dict[tuple[str, str], str] = {
 
 
 def metric_name(label: str, unit: str) -> str:
-    """The metric's full name by its label on the details page and its base unit; another label stays as it is."""
+    """The full metric name for a label on the details page and its base unit; unknown labels are kept."""
     return _LABELS.get((label, unit), label)
 
 
@@ -61,10 +61,10 @@ _IDENTITY = frozenset(
 _DETAILS = ("Section Name", "Metric Name", "Metric Unit", "Metric Value")
 _LONE_QUOTE = re.compile(r'(?<=[^",])"(?=[^",])')
 _SIZE = re.compile(r"\(\s*\d+,\s*\d+,\s*\d+\s*\)")
-_ROW = re.compile(r'"?\d+"?,"?\d+"?,|"?"?,"?"?,')  # numbers of result and process; the units row has neither
+_ROW = re.compile(r'"?\d+"?,"?\d+"?,|"?"?,"?"?,')  # result ID and process ID; both are empty in the units row
 _NOISE = re.compile(r"==(?P<kind>ERROR|WARNING|PROF)==\s*(?P<text>.*)")
 _LAUNCHES = re.compile(r"==nvprof_kit== launches: (\d+(?:\|\d+)*)\s*")
-"""What the script of `nvprof-kit ncu plan` writes above the page: which launches of each configuration it measured."""
+"""Line that the script of `nvprof-kit ncu plan` writes above the page: the measured launches of each configuration."""
 
 _NO_PERMISSION = "ERR_NVGPUCTRPERM"
 
@@ -76,12 +76,12 @@ class _Page:
     """A page's rows as text.
 
     Attributes:
-        header: Its columns.
-        rows: Its rows, each as long as the header.
-        units: The units row of a raw page, None where it has none.
-        lost: Numbers of the lines that could not be read.
-        said: What ncu printed around the page, by ``ERROR`` and ``WARNING``.
-        launches: Which launches of each configuration were measured, where the script of a plan wrote it.
+        header: The column names.
+        rows: The rows, each as long as the header.
+        units: The units row of a raw page; None if absent.
+        lost: Line numbers of unreadable lines.
+        said: ncu messages around the page, by ``ERROR`` and ``WARNING``.
+        launches: The measured launches of each configuration, if written by a plan's script.
     """
 
     header: list[str]
@@ -93,7 +93,7 @@ class _Page:
     _places: dict[str, int | None] = field(default_factory=dict)
 
     def column(self, name: str) -> int | None:
-        """Place of a column, that of an NVTX column by the beginning of its name; None where there is none."""
+        """Index of a column; an NVTX column is found by prefix. None if absent."""
         if name not in self._places:
             found = (place for place, title in enumerate(self.header) if title == name or title.startswith(f"{name}:"))
             self._places[name] = next(found, None)
@@ -109,7 +109,7 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
         named: The path to name in messages.
 
     Raises:
-        CaptureError: No page, another page, or one without results.
+        CaptureError: The text has no page, another page, or one without results.
     """
     page = _read_page(text.splitlines(), named)
     details = page.column("Metric Name") is not None
@@ -152,7 +152,7 @@ def _read_page(lines: Sequence[str], named: str) -> _Page:
     launches = tuple(int(number[:9]) for number in told[1].split("|")) if told else ()
     page = _Page(next(csv.reader([lines[begin]])), said=said, launches=launches)
     for number, line in enumerate(lines[begin + 1 :], begin + 2):
-        if not _ROW.match(line):  # what the program or ncu printed, or the rest of a rule's text
+        if not _ROW.match(line):  # output of the program or ncu, or the continuation of a rule's text
             continue
         fields = _fields(line, page)
         if fields is None:
@@ -165,7 +165,7 @@ def _read_page(lines: Sequence[str], named: str) -> _Page:
 
 
 def _nothing(said: dict[str, list[str]], named: str, page: bool = False) -> str:
-    """Why there is no result; `page` says whether there is a page at least."""
+    """Why there is no result; `page`: whether a page was found."""
     errors = said.get("ERROR", [])
     if any(_NO_PERMISSION in line for line in errors):
         return (
@@ -188,10 +188,10 @@ def _nothing(said: dict[str, list[str]], named: str, page: bool = False) -> str:
 
 
 def _fields(line: str, page: _Page) -> list[str] | None:
-    """The fields of a line, as many as the header has; None where they do not fit it.
+    """The fields of a line, matched to the header; None if they do not fit.
 
-    A quote inside the NVTX cell is not escaped, so there the csv may end a field too early. ncu puts quotes around
-    every field, so the text between ``","`` is a field, and what is too much belongs to the NVTX cell.
+    ncu does not escape quotes inside the NVTX cell, so the CSV parser can end a field too early there. Because ncu
+    quotes all fields, the line is split at ``","``, and surplus parts belong to the NVTX cell.
     """
     plain = next(csv.reader([line]))
     wanted, short = len(page.header), page.column("Section Name") is not None
@@ -211,7 +211,7 @@ def _fields(line: str, page: _Page) -> list[str] | None:
 
 
 def _block_place(fields: Sequence[str], behind: int) -> int | None:
-    """Place of the first field behind the NVTX cells that is a block's size and is followed by a grid's."""
+    """Index of the first field after the NVTX cells that is a block size and is followed by a grid size."""
     sizes = [_SIZE.fullmatch(one) is not None for one in fields]
     return next((place for place in range(behind, len(fields) - 1) if sizes[place] and sizes[place + 1]), None)
 
@@ -220,7 +220,7 @@ def _block_place(fields: Sequence[str], behind: int) -> int | None:
 
 Cells = dict[str, list[str]]
 Units = dict[str, tuple[str, list[float]]]
-"""Base unit of each metric, and what its cells are to be multiplied by: one factor for all of them, or one for each."""
+"""Base unit of each metric and the factor of its cells: one for all, or one per cell."""
 
 
 def _raw(page: _Page) -> tuple[list[list[str]], Cells, Units]:
@@ -238,7 +238,7 @@ def _raw(page: _Page) -> tuple[list[list[str]], Cells, Units]:
 
 
 def _details(page: _Page) -> tuple[list[list[str]], Cells, Units]:
-    """The same from a page with a row per metric, each row in a unit of its own; its rows of rules hold no metric."""
+    """The same from a page with one row per metric, each with its own unit; rows of rules have no metric."""
     name_at, unit_at, value_at = (page.column(name) or 0 for name in _DETAILS[1:])
     place: dict[tuple[str, ...], int] = {}
     results: list[list[str]] = []
@@ -257,7 +257,7 @@ def _details(page: _Page) -> tuple[list[list[str]], Cells, Units]:
         column, factors = cells.setdefault(name, []), base.setdefault(name, (unit, []))[1]
         column += [""] * (place[key] + 1 - len(column))
         factors += [1.0] * (place[key] + 1 - len(factors))
-        if column[place[key]] == "":  # a metric may stand in more than one section
+        if column[place[key]] == "":  # a metric can appear in several sections
             column[place[key]], factors[place[key]] = row[value_at], factor
     for name, column in cells.items():
         missing = len(results) - len(column)
@@ -267,7 +267,7 @@ def _details(page: _Page) -> tuple[list[list[str]], Cells, Units]:
 
 
 def _values(cells: Cells, units: Units, style: NumberStyle) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
-    """Metrics as numbers in base units, those that hold words as words, and warnings about words among numbers."""
+    """Numeric metrics in base units, text metrics as text, and warnings about text in numeric metrics."""
     metrics: dict[str, Any] = {}
     texts: dict[str, Any] = {}
     warnings: list[str] = []
@@ -318,17 +318,17 @@ def _whole_numbers(cells: Iterable[str]) -> Any:
 
 
 def _size(cell: str) -> str:
-    """``(64, 64, 1)`` whatever stands between the numbers."""
+    """``(64, 64, 1)`` for any separators."""
     return f"({', '.join(re.findall(r'[0-9]+', cell))})" if cell else ""
 
 
 def _without_prefix(kernel: str, state: NvtxState) -> str:
-    """The kernel's name without the range that ``--print-nvtx-rename kernel`` puts in front of it."""
+    """The kernel name without the range prefix of ``--print-nvtx-rename kernel``."""
     return next((kernel.removeprefix(f"{name}/") for _, name in state.ranges if kernel.startswith(f"{name}/")), kernel)
 
 
 def _nvtx_warnings(page: _Page, results: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Results with unknown ranges: without the column, or with cells that contain no state."""
+    """Warnings about results with unknown ranges: no column, or cells without an NVTX state."""
     place = page.column(_PUSH_POP)
     if place is None:
         return (f"no column {_PUSH_POP}: no kernel's ranges are known; measure with ncu --nvtx",)

@@ -1,7 +1,7 @@
-"""Prints an ``.ncu-rep`` as json, one object a line for each result: ``python -I dump.py FILE FOLDER_OF_NCU_REPORT``.
+"""Print an ``.ncu-rep`` as JSON, one object per line and result: ``python -I dump.py FILE FOLDER_OF_NCU_REPORT``.
 
-A process of its own, since the library of ncu-report and that of pyarrow do not bear each other: with pyarrow loaded
-first, reading a metric ends in a segmentation fault (ncu-report 2025.3.1, pyarrow 26.0).
+Runs in a separate process because the ncu-report and pyarrow libraries conflict: with pyarrow loaded first, reading a
+metric crashes with a segmentation fault (ncu-report 2025.3.1, pyarrow 26.0).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 
 def main(path: str, library: str) -> None:
-    """Print every result of a report: its name, its metrics as [value, unit], and its NVTX ranges by domain.
+    """Print all results of a report: name, metrics as [value, unit], and NVTX ranges by domain.
 
     Args:
         path: The report.
-        library: The folder that ``ncu_report`` lies in; the standard library comes before it.
+        library: The folder of ``ncu_report``; the standard library takes precedence.
     """
     sys.path.append(library)
     import ncu_report
 
-    context = ncu_report.load_report(path)  # it owns its results: they live no longer than it does
+    context = ncu_report.load_report(path)  # keep a reference: the context owns its results
     for number in range(context.num_ranges()):
         results = context.range_by_idx(number)
         for index in range(results.num_actions()):

@@ -1,4 +1,4 @@
-"""Numbers and units as ncu prints them: in the locale of the process that printed, and scaled to be short."""
+"""Parse numbers and units as printed by ncu: in the locale of its process, with scaled units."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SCALED = {"byte": "byte", "hz": "hz", "Hz": "hz", "cycle": "cycle", "inst": "in
 _TIME = re.compile(r"([num]?)(second|s)")
 _AMOUNT = re.compile(r"([KkMGTP]?)(byte|hz|Hz|cycle|inst|sector)s?")
 
-_SPACES = " \u00a0\u202f'\u2019"  # between groups of digits in some locales
+_SPACES = " \u00a0\u202f'\u2019"  # digit group separators of some locales
 _INSTANCES = re.compile(rf"(?P<number>[-+\d.,{_SPACES}]+) \(.*\)", re.DOTALL)
 _NUMBER = re.compile(rf"[-+]?\d[\d.,{_SPACES}]*(?:[eE][-+]?\d+)?")
 _SCALED_BY_NCU = re.compile(r"[-+]?\d+\.\d{6}")
@@ -20,11 +20,8 @@ _NOTHING = frozenset({"", "no data", "n/a", "nan", "N/A"})
 
 @dataclass(frozen=True)
 class NumberStyle:
-    """How a report writes numbers.
-
-    Attributes:
-        decimal: The mark before the fraction.
-        certain: False where a number may as well be read the other way.
+    """The number format of a report. Attributes: decimal: The decimal separator. certain: False if the numbers are
+    ambiguous.
     """
 
     decimal: str = "."
@@ -32,7 +29,7 @@ class NumberStyle:
 
 
 def base_unit(unit: str) -> tuple[str, float]:
-    """The base unit of a unit, and what a value is to be multiplied by.
+    """The base unit of a unit, and the factor to convert a value.
 
     >>> base_unit("usecond"), base_unit("Ghz"), base_unit("cycle/nsecond"), base_unit("Kbyte/block")
     (('ns', 1000.0), ('hz', 1000000000.0), ('hz', 1000000000.0), ('byte/block', 1000.0))
@@ -49,7 +46,7 @@ def base_unit(unit: str) -> tuple[str, float]:
 
 
 def _base(unit: str) -> tuple[str, int]:
-    """A unit without its prefix, and the power of ten that the prefix stands for."""
+    """A unit without its prefix, and the prefix's power of ten."""
     time, amount = _TIME.fullmatch(unit), _AMOUNT.fullmatch(unit)
     if time:
         return "second", _POWERS[time[1]]
@@ -59,10 +56,10 @@ def _base(unit: str) -> tuple[str, int]:
 
 
 def number_style(cells: Iterable[str]) -> NumberStyle:
-    """How a report writes numbers, told from all of its cells: one that can be read in one way only decides.
+    """Detect the number format of a report from all its cells; only unambiguous numbers decide.
 
-    A number with both marks ends in its fraction; a mark that stands twice groups; one that is not followed by three
-    digits, or that four digits or a lone zero precede, is decimal.
+    If a number has both separators, the last one is decimal. A repeated separator groups digits. A separator that is
+    not followed by three digits, or that follows four digits or a single zero, is decimal.
     """
     votes = {".": 0, ",": 0}
     uncertain = False
@@ -82,7 +79,7 @@ def number_style(cells: Iterable[str]) -> NumberStyle:
 
 
 def _decimal_of(text: str) -> str | None:
-    """The mark that can only be the decimal one, None where the number tells nothing."""
+    """The separator that must be decimal; None if the number is ambiguous."""
     marks = [letter for letter in text if letter in ".,"]
     other = {".": ",", ",": "."}
     if len(set(marks)) == 2:
@@ -96,9 +93,9 @@ def _decimal_of(text: str) -> str | None:
 
 
 def parse_number(cell: str, style: NumberStyle) -> float | None:
-    """The number in a cell, NaN where the cell is empty or says ``no data``, None where it holds a word.
+    """The number in a cell; NaN if the cell is empty or ``no data``; None if it contains text.
 
-    Values of instances behind the number, `` (3; 4)``, are left out.
+    Instance values after the number, `` (3; 4)``, are ignored.
     """
     text = cell.strip()
     if text in _NOTHING:

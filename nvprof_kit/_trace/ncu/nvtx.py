@@ -1,9 +1,8 @@
-"""The cell in which ncu's csv holds a thread's NVTX ranges.
+"""Parse the cell with a thread's NVTX ranges in ncu's CSV.
 
-``557  "nvprof_kit:step 0:Int64:0:RGB:0xff:REGISTERED:step 0"  "…" ``: the thread, then a range after the other, the
-outermost of each domain first. Within a range the fields are domain, name, type and value of the payload, type and
-value of the colour, type of the message and the message. Nothing in it is escaped, so a colon or a quote may stand
-anywhere; what holds is that the message repeats the name.
+``557  "nvprof_kit:step 0:Int64:0:RGB:0xff:REGISTERED:step 0"  "…" ``: the thread, then its ranges, outermost first in
+each domain. The fields of a range are domain, name, payload type and value, color type and value, message type and
+message. Nothing is escaped, so colons and quotes can appear anywhere; but the message repeats the name.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 from typing import NamedTuple
 
 DEFAULT_DOMAIN = "<default domain>"
-"""What ncu calls the domain that has no name."""
+"""ncu's name for the default domain."""
 
 _BETWEEN = re.compile(r'"\s+"')
 _THREAD = re.compile(r"\s*(\d+)?\s*")
@@ -26,8 +25,8 @@ class NvtxState(NamedTuple):
     """The ranges open on the thread that launched a kernel.
 
     Attributes:
-        tid: The thread, -1 where the cell is empty.
-        ranges: (domain, name) pairs; of one domain the outermost first. '' is the default domain.
+        tid: The thread; -1 if the cell is empty.
+        ranges: (domain, name) pairs, outermost first in each domain. '' is the default domain.
     """
 
     tid: int
@@ -39,7 +38,7 @@ class NvtxState(NamedTuple):
 
 
 def parse_cell(cell: str) -> NvtxState:
-    """The thread and the ranges of a push/pop cell, whose doubled quotes are already single."""
+    """The thread and the ranges of a push/pop cell, with CSV quotes already unescaped."""
     found = _THREAD.match(cell)
     body = cell[found.end() if found else 0 :].strip()
     tid = int(found[1]) if found and found[1] else -1
@@ -60,16 +59,16 @@ def _parse_range(entry: str) -> tuple[str, str]:
 
 
 def _before(head: str, name: str) -> str | None:
-    """The domain in front of a name that payload and colour follow, None where the name is not followed by these."""
+    """The domain before a name that is followed by payload and color; None if no such name is found."""
     sought = f":{name}:"
-    for found in re.finditer(f"(?={re.escape(sought)})", head):  # a look ahead: one may begin within another
+    for found in re.finditer(f"(?={re.escape(sought)})", head):  # lookahead, because matches can overlap
         if _PAYLOAD_AND_COLOUR.fullmatch(head[found.start() + len(sought) :]):
             return head[: found.start()]
     return None
 
 
 def _by_position(entry: str) -> tuple[str, str]:
-    """Where no message repeats the name: six fields from the right are not the name, and the domain has no colon."""
+    """If no message repeats the name: drop the last six fields; the domain ends at the first colon."""
     named = entry.rsplit(":", 6)[0] if entry.count(":") >= 7 else entry
     domain, _, name = named.partition(":")
     return _plain(domain), name

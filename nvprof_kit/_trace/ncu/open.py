@@ -1,4 +1,4 @@
-"""An ncu report of any page, version and locale, opened as an `NcuReport`."""
+"""Open an ncu report of any page, version and locale as an `NcuReport`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from nvprof_kit.names import DOMAIN
 _REPORT = b"NVR\x00"
 _DURATION = "gpu__time_duration"
 _MOST = 1e24
-"""No GPU counts as many of anything; its peak of one-bit operations is 1e16 a second."""
+"""More than any GPU counter reaches; the peak rate of one-bit operations is 1e16 per second."""
 
 
 def open_ncu(path: str | Path, *, domain: str = DOMAIN) -> NcuReport:
-    """Read what ncu measured.
+    """Read an ncu report.
 
     Args:
-        path: The raw or details page as csv (``ncu --import FILE --page raw --csv``), or an ``.ncu-rep``; each also
-            packed as ``.xz``.
+        path: The raw or details page as CSV (``ncu --import FILE --page raw --csv``), or an ``.ncu-rep``; each also
+            compressed as ``.xz``.
         domain: NVTX domain to take the ranges from; '' or ``default`` is the default domain.
 
     Raises:
-        CaptureError: The file cannot be read, is another page, or holds no result.
-        ToolError: An ``.ncu-rep`` needs the ncu-report package or an ncu, and there is neither.
+        CaptureError: The file cannot be read, is another page, or contains no result.
+        ToolError: An ``.ncu-rep`` needs the ncu-report package or an installed ncu.
     """
     path = Path(path)
     domain = "" if domain == DEFAULT else domain
@@ -54,10 +54,11 @@ def open_ncu(path: str | Path, *, domain: str = DOMAIN) -> NcuReport:
 
 
 def _checked(report: NcuReport) -> NcuReport:
-    """Refuse values and units that ncu does not write, and say what stands twice.
+    """Reject implausible values and units, and add warnings about duplicates.
 
     Raises:
-        CaptureError: A value is negative, absurd or, of a duration, no time; the message names the metric.
+        CaptureError: A value is negative or implausible, or the unit of a duration is not a time; the message has the
+            metric.
     """
     for name in map(str, report.metrics):
         values = report.metrics[name].to_numpy()
@@ -77,10 +78,10 @@ def _repeated(report: NcuReport) -> list[str]:
 
 
 def together(reports: Sequence[NcuReport]) -> NcuReport:
-    """Several reports as one, as when different kernels were measured in several runs.
+    """Combine several reports, for example from runs that measured different kernels.
 
     Raises:
-        CaptureError: Two reports give one metric in different units.
+        CaptureError: Two reports have different units for the same metric.
     """
     import pandas as pd
 

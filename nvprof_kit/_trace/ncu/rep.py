@@ -1,4 +1,4 @@
-"""An ``.ncu-rep``, read by NVIDIA's ncu-report package, or printed as csv by an installed ncu."""
+"""Read an ``.ncu-rep`` with NVIDIA's ncu-report package, or as CSV from an installed ncu."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def read_rep(path: Path, domain: str, named: str) -> NcuReport:
         named: The path to name in messages.
 
     Raises:
-        CaptureError: The report is damaged, newer than the reader, or holds no result.
-        ToolError: There is neither the ncu-report package nor an ncu.
+        CaptureError: The report is damaged, newer than the reader, or contains no result.
+        ToolError: Neither the ncu-report package nor ncu is installed.
     """
     library = importlib.util.find_spec("ncu_report")
     if library is None or library.origin is None:
         return _printed(path, domain, named)
-    # -I: neither the current folder nor PYTHONPATH has a say in what the child imports
+    # -I: the child ignores the current folder and PYTHONPATH for imports
     script = Path(__file__).with_name("dump.py").resolve()
     command = [sys.executable, "-I", str(script), str(path), str(Path(library.origin).parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
@@ -51,7 +51,7 @@ def read_rep(path: Path, domain: str, named: str) -> NcuReport:
 
 
 def _printed(path: Path, domain: str, named: str) -> NcuReport:
-    """The same by an installed ncu."""
+    """Read the report with an installed ncu."""
     ncu = os.environ.get("NCU") or shutil.which("ncu")
     if ncu is None:
         raise ToolError(
@@ -93,7 +93,7 @@ def _report(results: list[dict[str, Any]], domain: str, named: str) -> NcuReport
 
 
 def _metrics(metrics: dict[str, Any], units: dict[str, str]) -> tuple[dict[str, float], dict[str, str]]:
-    """The numbers and the words of one result; the units it meets are noted."""
+    """The numeric and text metrics of one result; adds their units to `units`."""
     numbers: dict[str, float] = {}
     words: dict[str, str] = {}
     for name, (value, unit) in metrics.items():

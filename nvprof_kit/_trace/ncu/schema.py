@@ -1,6 +1,6 @@
-"""What ncu measured, as tables: a row per measured kernel, a column per metric, all in base units.
+"""Tables of ncu results: one row per measured kernel, one column per metric, in base units.
 
-Nanoseconds, bytes, hertz, and percentages of 100; whatever unit and whatever locale the report was printed in.
+Base units are nanoseconds, bytes, hertz and percent, regardless of the report's units and locale.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ KERNELS: Mapping[str, Column] = MappingProxyType(
 
 @dataclass(frozen=True)
 class NcuReport:
-    """What ncu measured.
+    """The results of ncu.
 
     Attributes:
-        path: The file the user named.
-        kernels: A row per result, the columns of `KERNELS`.
-        metrics: A float64 column per metric by its full name, a row per result; missing is NaN.
-        texts: The metrics whose values are words, the same shape.
+        path: The file as given by the user.
+        kernels: One row per result, with the columns of `KERNELS`.
+        metrics: One float64 column per metric by full name, one row per result; missing values are NaN.
+        texts: The metrics with text values, in the same layout.
         units: Base unit of each metric: ``ns``, ``byte``, ``hz``, ``%``, ``inst``, ``''``.
-        warnings: Sentences on what may be missing or misread.
-        invocations: Which launches of each name, grid, block and shared memory were measured, from 1, where the script
-            of a plan says so; else empty.
+        warnings: Sentences about missing or ambiguous data.
+        invocations: The measured launches, from 1, for each name, grid, block and shared memory, if a plan's script
+            wrote them; else empty.
     """
 
     path: str

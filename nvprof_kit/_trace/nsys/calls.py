@@ -1,4 +1,4 @@
-"""CUDA API calls and the profiler's own interruptions of an nsys export, and what memory its copies touch."""
+"""CUDA API calls and profiler overheads in an nsys export, and the host memory kind of its copies."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ _BUSY = (
     *("%MemFree%", "%HostAlloc%", "%HostRegister%", "%MemMap%", "%MemCreate%", "cudaFree%"),
 )
 _PID_MASK = ~0xFFFFFF
-_HOST_MEMORY = {0: "pageable", 1: "pinned", 4: "managed"}  # ENUM_CUDA_MEM_KIND; the others are on a device
+_HOST_MEMORY = {0: "pageable", 1: "pinned", 4: "managed"}  # ENUM_CUDA_MEM_KIND; other values are device memory
 
 
 _SPARE = {"start_ns": 0, "end_ns": 0, "tid": -1}
-"""What stands for no call, behind the last."""
+"""Values for "no call", after the last row."""
 
 Fetched = dict[str, dict[str, Any]]
-"""Plain columns of calls by their kind, as the file has them."""
+"""Plain columns of calls by kind, as in the file."""
 
 
 def busy_calls(db: Database) -> str:
-    """A condition on the names of CUDA calls that launch, wait, allocate or free."""
+    """An SQL condition for CUDA calls that launch, wait, allocate or free."""
     likes = " OR ".join(f"value LIKE '{pattern}'" for pattern in _BUSY)
     ids = [one for (one,) in db.rows(f"SELECT id FROM StringIds WHERE typeof(id) = 'integer' AND ({likes})")]
     return f"nameId IN ({integer_list(ids)}) OR nameId IS NULL OR nameId >= ''"
 
 
 def fetch_calls(db: Database, only: str = "") -> Fetched:
-    """What the file has of calls; callable from any thread.
+    """The calls in the file; thread-safe.
 
     Args:
         db: The file.
-        only: A condition on the CUDA calls; '' for all.
+        only: An SQL condition for the CUDA calls; '' for all.
     """
     found = {}
     for kind, (table, correlation) in _TABLES.items():
@@ -61,17 +61,17 @@ def fetch_calls(db: Database, only: str = "") -> Fetched:
 
 
 def launches_of(db: Database, fetched: Fetched, timed: bool) -> dict[str, Any]:
-    """Columns of the schema's ``api``, from calls that were read; see `tables.read_launches`."""
+    """Columns of the schema's ``api``, from calls that are already read; see `tables.read_launches`."""
     return launches_among(db, fetched["api"], timed) if "api" in fetched else read_launches(db, timed)
 
 
 def read_calls(db: Database, fetched: Fetched | None = None, *, operators: bool = True) -> dict[str, Any]:
-    """Columns of the schema's ``calls``: CUDA calls, the profiler's overheads, and PyTorch's operators where
-    ``emit_nvtx`` or ``nsys --pytorch`` left ranges of them.
+    """Columns of the schema's ``calls``: CUDA calls, profiler overheads, and PyTorch operators, if ``emit_nvtx`` or
+    ``nsys --pytorch`` wrote ranges for them.
 
     Args:
         db: The file.
-        fetched: What `fetch_calls` gave, where that was done already.
+        fetched: The result of `fetch_calls`, if already available.
         operators: Whether to read the operators.
     """
     fetched = fetch_calls(db) if fetched is None else fetched
@@ -105,7 +105,7 @@ def read_loads(db: Database) -> dict[str, Any]:
 
 
 def _shifted(parts: list[dict[str, Any]]) -> list[Int64Array]:
-    """The parts' codes of names, as codes into all parts' names one behind the other."""
+    """Shift the name codes of each part to index the concatenated names of all parts."""
     before = np.cumsum([0, *(len(part["texts"]) for part in parts)])
     return [part["code"] + first for part, first in zip(parts, before, strict=False)]
 
@@ -119,7 +119,7 @@ def _named(db: Database, kind: str, read: dict[str, Any]) -> dict[str, Any]:
 
 
 def _operators(db: Database) -> list[dict[str, Any]]:
-    """Ranges that PyTorch itself made of its operators: ``aten::addmm, seq = 12``."""
+    """Ranges that PyTorch emitted for its operators: ``aten::addmm, seq = 12``."""
     label = "coalesce((SELECT value FROM StringIds WHERE id = textId), text)"
     rows = db.rows(
         f'SELECT start, "end", globalTid, {label} FROM NVTX_EVENTS WHERE eventType = 59 AND "end" IS NOT NULL AND '
@@ -143,7 +143,7 @@ def _plain(name: str) -> str:
 
 
 def host_memory_item(db: Database, table: str) -> str:
-    """One item of a SELECT: the host's end of a copy as a code of `host_memory_names`, -1 if none."""
+    """A SELECT item: the host memory kind of a copy as a code for `host_memory_names`; -1 if none."""
     if not table.endswith("MEMCPY"):
         return "-1 AS host_memory"
     codes = integer_list(_HOST_MEMORY)

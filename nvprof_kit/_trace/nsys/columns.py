@@ -1,4 +1,4 @@
-"""What the readers of an nsys export share: columns that a schema may lack, strings by their ids, ids of nothing."""
+"""Helpers of the nsys readers: columns absent from some schemas, strings by id, missing ids."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
 
 
 def null_safe(db: Database, table: str, column: str, name: str, default: str = "-1") -> str:
-    """One item of a SELECT: the column under the name a `Trace` gives it, or the default where the schema lacks it."""
+    """A SELECT item: the column with its name in a `Trace`, or the default if the schema lacks it."""
     return f'"{column}" AS {name}' if db.has(table, column) else f"{default} AS {name}"
 
 
 def strings_of(db: Database, ids: Int64Array) -> dict[int, str]:
-    """The strings of the file by their ids, those that are there."""
+    """The strings of the file by id; unknown ids are omitted."""
     wanted = [int(id_) for id_ in ids if id_ >= 0]
     sql = f"SELECT id, CAST(value AS TEXT) FROM StringIds WHERE id IN ({integer_list(wanted)}) AND value IS NOT NULL"
     found = dict(db.rows(sql)) if wanted else {}
@@ -25,5 +25,5 @@ def strings_of(db: Database, ids: Int64Array) -> dict[int, str]:
 
 
 def zero_is_missing(ids: Int64Array) -> Int64Array:
-    """Exporters before 2022 wrote 0 for an id that is not there; no counter of CUPTI's begins at 0."""
+    """Exporters before 2022 wrote 0 for a missing id; CUPTI's ids never start at 0."""
     return np.where(ids == 0, -1, ids) if len(ids) and (ids == 0).any() else ids

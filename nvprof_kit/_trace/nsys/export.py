@@ -1,4 +1,4 @@
-"""The SQLite export of an ``.nsys-rep``, made once by the installed nsys and kept beside the report."""
+"""Export an ``.nsys-rep`` to SQLite once with the installed nsys, and keep the export next to the report."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from nvprof_kit.errors import CaptureError, ToolError
 
 
 def exported(report: Path, *, beside: Path) -> Path:
-    """The SQLite export of a report: the one that stands beside it, made anew where it is missing or older than
-    the report.
+    """The SQLite export next to a report; created again if it is missing or older than the report.
 
     Args:
-        report: The ``.nsys-rep``, unpacked.
-        beside: The path the user named; the export is kept next to it as ``NAME.sqlite``.
+        report: The decompressed ``.nsys-rep``.
+        beside: The path given by the user; the export is stored next to it as ``NAME.sqlite``.
 
     Raises:
-        ToolError: There is no nsys, or it is older than the report.
+        ToolError: nsys is not installed, or is older than the report.
         CaptureError: nsys cannot read the report, or the folder cannot be written to.
     """
     target = beside.with_name(beside.name.removesuffix(".xz")).with_suffix(".sqlite")
@@ -54,10 +53,10 @@ def exported(report: Path, *, beside: Path) -> Path:
 
 
 def _check_is_its_export(target: Path, report: str, named: Path) -> None:
-    """Refuse what stands where the export would, and is another report's.
+    """Reject an existing file at the export's path that belongs to another report.
 
     Raises:
-        CaptureError: The file says that it was made from a report of another name.
+        CaptureError: The file was exported from a report with another name.
     """
     try:
         with closing(Database(target)) as db:
@@ -65,7 +64,7 @@ def _check_is_its_export(target: Path, report: str, named: Path) -> None:
             asked = f"SELECT value FROM {meta} WHERE name = 'EXPORT_PARAM_INPUT_FILE'"
             made_from = [str(value) for (value,) in db.rows(asked)] if meta else []
     except CaptureError:
-        return  # no export at all: it is made anew
+        return  # not an export: create it again
     if made_from and made_from[0] not in ("", report, "(scrubbed)"):
         raise CaptureError(
             f"{named}: {target.name} beside it is the export of {made_from[0]}, not of this report; "
@@ -99,7 +98,7 @@ def _export(nsys: str, report: Path, fresh: Path, named: Path) -> None:
 
 
 def _report_version(report: Path) -> tuple[int, ...]:
-    """The nsys version in a report's first line, empty where it has none (2022.4 and older)."""
+    """The nsys version in a report's first line; empty if absent (2022.4 and older)."""
     with report.open("rb") as file:
         found = re.match(rb"[^\n]*?Report (\d+)@(\d+)@(\d+)", file.read(128))
     return tuple(int(part) for part in found.groups()) if found else ()

@@ -1,4 +1,4 @@
-"""What an nsys export says about its own making: which tables it has, what nsys complained about, who took part."""
+"""Diagnostics of an nsys export: its tables, nsys's own messages, and the profiled processes."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _RANGES = "eventType IN (59, 60)"
 
 @dataclass(frozen=True)
 class CaptureHealth:
-    """Facts of one export; times in ns.
+    """Facts about one export; times in ns.
 
     Attributes:
         path: The file.
-        schema: Version of the export's schema, empty where it does not say.
-        rows: Number of rows of each table that matters, 0 where it is absent.
-        complaints: What nsys itself warned of and how often, most severe first; errors are marked. A question about a
-            process names the process.
-        launches: Calls that launched a kernel.
-        lost: Those of them whose kernel is not in the capture.
+        schema: Version of the export's schema; empty if unknown.
+        rows: Number of rows of each relevant table; 0 if absent.
+        complaints: nsys's warnings and errors with their counts, most severe first; errors are marked. Messages about a
+            process include the process.
+        launches: Number of calls that launched a kernel.
+        lost: Number of these calls without a kernel in the capture.
         domains: Number of ranges in each NVTX domain; the default domain is ``''``.
-        registered: Names of the NVTX domains that were made, with ranges or without.
-        open_ranges: Ranges that never ended.
-        processes: Number of kernels and copies of each process that called CUDA or opened a range, by process id.
-        window_ns: From the first to the last operation on the GPU, 0 without any.
-        overhead_ns: Time that nsys itself took within the window.
-        whole_graphs: Launches of CUDA graphs, where no node of any graph was traced.
+        registered: Names of all registered NVTX domains, with or without ranges.
+        open_ranges: Number of ranges without an end.
+        processes: Number of kernels and copies by process id, for each process that called CUDA or opened a range.
+        window_ns: Time from the first to the last GPU operation; 0 without operations.
+        overhead_ns: Profiler overhead of nsys within the window.
+        whole_graphs: Number of CUDA graph launches if no graph nodes were traced.
         environment: Names of the environment variables in the file.
-        homes: Home folders that are named in it.
+        homes: Home folders mentioned in the file.
     """
 
     path: str
@@ -60,11 +60,11 @@ class CaptureHealth:
 
 
 def read_health(path: Path) -> CaptureHealth:
-    """Read the facts of an nsys capture, ``.sqlite`` or ``.nsys-rep``, packed or not.
+    """Read the facts about an nsys capture, ``.sqlite`` or ``.nsys-rep``, compressed or not.
 
     Raises:
-        CaptureError: It cannot be read, or is no nsys capture.
-        ToolError: An ``.nsys-rep`` needs an nsys, and there is none, or it is older than the report.
+        CaptureError: The file cannot be read, or is not an nsys capture.
+        ToolError: An ``.nsys-rep`` needs nsys, which is not installed or is older than the report.
     """
     with nsys_sqlite(path) as plain, closing(Database(plain, path)) as db:
         check_columns(db, ALWAYS)
@@ -125,7 +125,7 @@ def _of_process(text: str, count: int, process: int | None) -> str:
 
 
 def _domains(db: Database) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Ranges by the name of their domain, and the names of all domains that were made."""
+    """Number of ranges by domain name, and the names of all registered domains."""
     if not db.has("NVTX_EVENTS", "eventType", "domainId", "globalTid", "text", "textId"):
         return {}, ()
     made = db.rows(
@@ -142,7 +142,7 @@ def _domains(db: Database) -> tuple[dict[str, int], tuple[str, ...]]:
 
 
 def _processes(db: Database) -> dict[int, int]:
-    """Operations of each process that called CUDA or opened a range of our domain's kind."""
+    """Number of operations of each process that called CUDA or opened an NVTX range."""
     found: dict[int, int] = {}
     for table, where in (("CUPTI_ACTIVITY_KIND_RUNTIME", "1"), ("NVTX_EVENTS", _RANGES)):
         if db.has(table, "globalTid"):
@@ -158,7 +158,7 @@ def _processes(db: Database) -> dict[int, int]:
 
 
 def _window(db: Database) -> tuple[int, int]:
-    """Length of the stretch in which the GPU was used, and the profiler's own time in it."""
+    """Time from the first to the last GPU operation, and the profiler overhead in it."""
     ends = [
         db.rows(f'SELECT min(start), max("end") FROM {table}')[0] for table in _OPS if db.has(table, "start", "end")
     ]

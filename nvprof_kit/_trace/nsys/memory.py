@@ -1,4 +1,4 @@
-"""What an nsys export tells of memory: the marks that layers' ranges carry, and CUDA's own allocations."""
+"""Memory data in an nsys export: the NVTX marks of layer ranges, and CUDA allocations."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Columns = dict[str, Any]
 _EVENTS = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 _MARK = 34
 _KINDS = ("pageable", "pinned", "device", "array", "managed", "static", "managed static", "unknown")
-"""By the numbers of ENUM_CUDA_MEM_KIND."""
+"""Names by ENUM_CUDA_MEM_KIND."""
 
 
 def read_marks(db: Database, domains: Domains, domain: str) -> Columns:
-    """Columns of the schema's ``marks`` for one domain, or several by commas."""
+    """Columns of the schema's ``marks`` for one domain, or several separated by commas."""
     read = read_nvtx(db, domains, domain, (_MARK,))
     names = {"time_ns": "start"} | {name: name for name in ("pid", "tid", "category", "text", "payload")}
     return {name: read[source] for name, source in names.items()}
 
 
 def read_allocations(db: Database) -> Columns:
-    """Columns of the schema's ``allocations``, empty where nsys traced none."""
+    """Columns of the schema's ``allocations``; empty if nsys traced none."""
     if _EVENTS not in db.tables:
         empty: Columns = {name: np.empty(0, dtype=np.int64) for name in ("time_ns", "pid", "tid", "call_ns", "device")}
         return {**empty, "bytes": np.empty(0, dtype=np.int64), "kind": labels(np.empty(0, dtype=np.int64), ())}
@@ -60,7 +60,7 @@ def read_allocations(db: Database) -> Columns:
 
 
 def _calls(db: Database, pid: Int64Array, correlation: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Thread and begin of the call of each event, joined by process and correlation id, -1 where there is none."""
+    """Thread and start of each event's call, joined by process and correlation id; -1 if there is none."""
     none = np.full(len(pid), -1, dtype=np.int64)
     if RUNTIME not in db.tables:
         return none, none

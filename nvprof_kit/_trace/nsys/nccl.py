@@ -1,9 +1,9 @@
-"""What NCCL was asked to move, in an nsys export: the calls in its NVTX domain and the payloads they carry.
+"""NCCL calls in an nsys export, from NCCL's NVTX domain and its payloads.
 
-NCCL gives each call a payload laid out by a schema (``src/include/nvtx_payload_schemas.h`` of NCCL): the communicator
-and the message's size. An export holds payloads as bytes in ``NVTX_EVENTS.binaryData`` and their layout in
-``NVTX_PAYLOAD_SCHEMA_ENTRIES`` (nsys 2026.4's exporter reference; nsys 2024.2 and older write neither). A blob begins
-with four numbers of eight bytes: domain, schema, size of the payload, size of the blob; the payload follows.
+NCCL attaches a payload with a schema to each call (``src/include/nvtx_payload_schemas.h`` of NCCL): the communicator
+and the message size. An export has the payloads as bytes in ``NVTX_EVENTS.binaryData`` and their layout in
+``NVTX_PAYLOAD_SCHEMA_ENTRIES`` (nsys 2026.4's exporter reference; nsys 2024.2 and older write neither). A blob starts
+with four 8-byte integers: domain, schema, payload size and blob size; the payload follows.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _PID_MASK = ~0xFFFFFF
 _HEADER = 32
 _SIZE, _COMMUNICATOR, _RANKS = "Message size [bytes]", "NCCL communicator ID", "No. of ranks"
 _OF_ALL_RANKS = ("AllGather", "ReduceScatter", "AlltoAll", "Gather", "Scatter")
-"""Calls whose message is one rank's part of the larger buffer."""
+"""Calls with a message size that is one rank's part of the larger buffer."""
 
 
 def read_collectives(db: Database) -> Columns:
-    """Columns of the schema's ``collectives``: what ran, where the export tells that, else what was called; only
-    calls' names and times where it has no payloads.
+    """Columns of the schema's ``collectives``: GPU operations if the export has them, else calls; without payloads,
+    only names and times of the calls.
     """
     if has_operations(db):
         return read_operations(db)
@@ -42,7 +42,7 @@ def read_collectives(db: Database) -> Columns:
 
 
 def _calls(db: Database) -> list[tuple[Any, ...]]:
-    """Start, end, thread, domain's id, name and payload of every call of NCCL's."""
+    """Start, end, thread, domain id, name and payload of all NCCL calls."""
     if not db.has("NVTX_EVENTS", "domainId", "textId", "text"):
         return []
     payload = "n.binaryData" if db.has("NVTX_EVENTS", "binaryData") and _has_layouts(db) else "NULL"
@@ -60,7 +60,7 @@ def _has_layouts(db: Database) -> bool:
 
 
 def _payloads(db: Database, rows: list[tuple[Any, ...]]) -> Int64Array:
-    """Size, communicator and ranks that each call's payload says, -1 where it does not; shape ``(n, 3)``."""
+    """Size, communicator and ranks from each call's payload; -1 if absent; shape ``(n, 3)``."""
     said = np.full((len(rows), 3), -1, dtype=np.int64)
     layouts = _layouts(db, {row[3] for row in rows})
     blobs = [row[5] if isinstance(row[5], bytes) else b"" for row in rows]
@@ -78,7 +78,7 @@ def _payloads(db: Database, rows: list[tuple[Any, ...]]) -> Int64Array:
 
 
 def _layouts(db: Database, domains: set[int]) -> Mapping[int, Mapping[int, tuple[int, int]]]:
-    """By schema: which of size, communicator and ranks it holds, at which offset, in how many bytes."""
+    """By schema: offset and width in bytes of size, communicator and ranks."""
     if not _has_layouts(db):
         return {}
     wanted = {_SIZE: (0, 8), _COMMUNICATOR: (1, 8), _RANKS: (2, 4)}
@@ -94,7 +94,9 @@ def _layouts(db: Database, domains: set[int]) -> Mapping[int, Mapping[int, tuple
 
 
 def _number(block: npt.NDArray[np.uint8], offset: int, width: int) -> Int64Array:
-    """The little-endian number of each row; one that does not fit is negative and so means unknown or some id."""
+    """The little-endian integer of each row; an overflow is negative, which is fine for ids and means unknown for sizes
+    and ranks.
+    """
     kind = "<i4" if width == 4 else "<i8"
     return np.ascontiguousarray(block[:, offset : offset + width]).view(kind).ravel().astype(np.int64)
 
@@ -123,7 +125,7 @@ def _columns(rows: list[tuple[Any, ...]], said: Int64Array) -> Columns:
 
 
 def _communicators(id_: Int64Array) -> Any:
-    """The communicators' ids as text, '' for -1."""
+    """Communicator ids as text; '' for -1."""
     distinct, which = np.unique(id_, return_inverse=True)
     return labels(
         which.ravel().astype(np.int64), ["" if one == -1 else f"{one & (1 << 64) - 1:#x}" for one in distinct.tolist()]
@@ -131,7 +133,9 @@ def _communicators(id_: Int64Array) -> Any:
 
 
 def _ranks(pid: Int64Array, said: Int64Array) -> Int64Array:
-    """Ranks of each call's communicator, as the call that made the communicator said; -1 outside the capture."""
+    """Number of ranks of each call's communicator, from the call that created it; -1 if that call is not in the
+    capture.
+    """
     makes = said[:, 2] > 0
     made = dict(zip(zip(pid[makes], said[makes, 1], strict=True), said[makes, 2].tolist(), strict=True))
     keys, which = np.unique(np.stack([pid, said[:, 1]], axis=1), axis=0, return_inverse=True)

@@ -1,9 +1,9 @@
-"""What NCCL did on the GPU, as nsys's recipes tell it: the table ``NCCL_GPU_OPERATIONS``.
+"""NCCL operations on the GPU from nsys recipes: the table ``NCCL_GPU_OPERATIONS``.
 
-nsys 2025.6 and later trace NCCL 2.28 and later in this way (``--trace=nccl``), and its recipes merge the events of each
-operation into one row: text, start, end, commHash, commRank, count, dataType, operationClass and operationId (Nsight
-Systems' analysis guide, "Recipe Composite Tables"). The id is the same on every rank, and of a send and its receive.
-The table is written against that description: no export that has it was at hand.
+nsys 2025.6 and later trace NCCL 2.28 and later (``--trace=nccl``), and nsys recipes merge the events of each operation
+into one row: text, start, end, commHash, commRank, count, dataType, operationClass and operationId (Nsight Systems'
+analysis guide, "Recipe Composite Tables"). The id is equal on all ranks, and for a send and its receive. This reader
+follows that description; no real export was available to test it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _BYTES = {
     "int8": 1, "char": 1, "uint8": 1, "float8e4m3": 1, "float8e5m2": 1, "float16": 2, "half": 2, "bfloat16": 2,
     "int32": 4, "int": 4, "uint32": 4, "float32": 4, "float": 4, "int64": 8, "uint64": 8, "float64": 8, "double": 8,
 }  # fmt: skip
-"""Bytes of NCCL's data types, without their ``nccl``."""
+"""Bytes of NCCL data types, without the prefix ``nccl``."""
 
 _POSITIVE = (1 << 63) - 1
 _BACK = 4
-"""Kernels of one kind that may run at once on a device."""
+"""Maximum number of concurrent kernels of one kind on a device."""
 
 _PER_RANK = ("allgather", "reducescatter", "alltoall", "gather", "scatter")
-"""Operations whose count is one rank's part of the larger buffer."""
+"""Operations with a count that is one rank's part of the larger buffer."""
 
 
 def has_operations(db: Database) -> bool:
-    """Whether the export has the table, and NCCL's kernels to find its rows in."""
+    """Whether the export has the table, and NCCL kernels to match its rows with."""
     return db.has(TABLE, *_NEEDED) and db.has(_KERNELS, "start", "end", "correlationId", "globalPid", "shortName")
 
 
 def read_operations(db: Database) -> dict[str, Any]:
-    """Columns of the schema's ``collectives``: each operation with the kernel that ran it; others are left out."""
+    """Columns of the schema's ``collectives``: operations with their kernels, without operations that have none."""
     said = {name: name if db.has(TABLE, name) else "NULL" for name in ("commHash", "count", "dataType")}
     rows = db.rows(
         f'SELECT start, "end", text, operationId, {said["commHash"]}, {said["count"]}, {said["dataType"]} '
@@ -74,7 +74,7 @@ def read_operations(db: Database) -> dict[str, Any]:
 
 
 def _owners(rows: list[tuple[Any, ...]], kernels: list[tuple[Any, ...]]) -> list[int]:
-    """The kernel that ran each operation: one of its kind that runs for most of it, -1 where there is none."""
+    """The kernel of each operation: the one of its kind with the most overlap; -1 if there is none."""
     of_kind: dict[str, Int64Array] = {}
     for kind in {_kind(row[2]) for row in rows}:
         of_kind[kind] = np.array([i for i, one in enumerate(kernels) if kind in _plain(one[4])], dtype=np.int64)
@@ -95,13 +95,13 @@ def _plain(name: object) -> str:
 
 
 def _kind(text: object) -> str:
-    """What the kernel of an operation has in its name."""
+    """The kind of an operation, as in its kernel's name."""
     kind = _plain(text).removeprefix("nccl")
     return "sendrecv" if kind in ("send", "recv", "alltoall", "gather", "scatter") else kind
 
 
 def _bytes(text: object, count: object, data_type: object) -> int:
-    """Bytes of the operation's larger buffer, -1 where they are not told."""
+    """Bytes of the operation's larger buffer; -1 if unknown."""
     size = _BYTES.get(_plain(data_type).removeprefix("nccl"), 0)
     told = isinstance(count, int) and size and _plain(text).removeprefix("nccl") not in _PER_RANK
     return count * size if told and isinstance(count, int) else -1

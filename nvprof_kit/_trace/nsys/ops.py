@@ -1,4 +1,4 @@
-"""Operations on the GPU in an nsys export: kernels and how they were launched, copies, memsets, whole-graph replays."""
+"""GPU operations in an nsys export: kernels with launch configuration, copies, memsets, whole-graph replays."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _SOURCES = {
 
 
 def op_tables(db: Database) -> list[str]:
-    """The tables of GPU operations that are there and hold a row."""
+    """The non-empty tables of GPU operations."""
     return [table for table in _OP_TABLES if table in db.tables and db.rows(f"SELECT 1 FROM {table} LIMIT 1")]
 
 
 def read_ops(db: Database, optional: Collection[str]) -> Columns:
-    """Columns of the schema's ``ops``, all kinds one behind the other, names still as ids. Needs no pandas."""
+    """Columns of the schema's ``ops``, all kinds concatenated, with names as ids. Does not need pandas."""
     there = op_tables(db)
     read = db.columns(
         " UNION ALL ".join(_op_select(db, table, optional) for table in there),
@@ -64,13 +64,15 @@ def read_ops(db: Database, optional: Collection[str]) -> Columns:
 
 
 def read_no_ops(db: Database, optional: Collection[str]) -> Columns:
-    """The same columns without a row, of a capture that has none of the tables."""
+    """Empty columns, for a capture without GPU operations."""
     names = ["start_ns", "end_ns", "device", "correlation", "pid", "graph_node", "kind"]
     return {name: np.zeros(0, dtype=np.int64) for name in (*names, *optional) if name in OPS}
 
 
 def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns:
-    """The columns with their texts: apart from `read_ops`, as it needs pandas, and no thread may wait for that."""
+    """Replace ids with text. Separate from `read_ops` because it needs pandas, and worker threads must not wait for its
+    import.
+    """
     ops: Columns = {
         **{name: values for name, values in read.items() if name not in ("name", "mangled")},
         "correlation": zero_is_missing(read["correlation"]),
@@ -115,14 +117,14 @@ def _op_select(db: Database, table: str, optional: Collection[str]) -> str:
 
 
 def _names_of(db: Database, ids: Int64Array) -> Any:
-    """Strings of the file by their ids, '' if none."""
+    """Strings of the file by id; '' if unknown."""
     distinct, index = np.unique(ids, return_inverse=True)
     strings = strings_of(db, distinct)
     return labels(index, [strings.get(id_, "") for id_ in distinct.tolist()])
 
 
 def _op_names(db: Database, kind: npt.NDArray[np.int8], ids: Int64Array) -> Any:
-    """Names of the operations: a kernel's is a string of the file, the others are told from kind and direction."""
+    """Names of the operations: a kernel's is a string in the file, other names follow from kind and direction."""
     pairs, index = distinct(ids * len(OP_KINDS) + kind)
     strings = strings_of(db, pairs[pairs % len(OP_KINDS) == OP_KINDS.index("kernel")] // len(OP_KINDS))
     named = []
@@ -136,7 +138,7 @@ def _op_names(db: Database, kind: npt.NDArray[np.int8], ids: Int64Array) -> Any:
 
 
 def _config_items(db: Database, table: str, optional: Collection[str]) -> list[str]:
-    """Items of a SELECT for how a kernel was launched, as far as it is wanted; a column the table lacks is -1."""
+    """SELECT items for the requested parts of the launch configuration; -1 for absent columns."""
     return [
         f"{' + '.join(columns)} AS {name}" if db.has(table, *columns) else f"-1 AS {name}"
         for name, columns in _SOURCES.items()

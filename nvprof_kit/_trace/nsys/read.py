@@ -1,8 +1,7 @@
-"""An nsys SQLite export of any schema (2021 to 2026) as a `Trace`.
+"""Read an nsys SQLite export of any schema (2021 to 2026) as a `Trace`.
 
-Tables and columns are probed, never assumed: an exporter leaves out what has no rows, renames between versions, and
-puts columns in the middle. The two large tables are read by worker threads while pandas is still being imported, which
-is a third of the whole time.
+Tables and columns are probed, never assumed: exporters omit empty tables, and rename and insert columns between
+versions. Worker threads read the two large tables during the import of pandas, which takes a third of the total time.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
 
     Args:
         path: The SQLite file.
-        domain: NVTX domain to take the ranges from, or several by commas; '' is the default domain.
-        optional: Optional columns and tables wanted.
+        domain: NVTX domain to take the ranges from, or several separated by commas; '' is the default domain.
+        optional: The optional columns and tables to read.
         named: The path to name in messages.
-        cpu_only: Whether a capture without GPU operations is read too, with no rows in that table.
+        cpu_only: Whether to read a capture without GPU operations too; that table is then empty.
 
     Raises:
-        CaptureError: Not an nsys export, damaged, or without ranges of the domain or operations.
+        CaptureError: The file is not an nsys export, is damaged, or has no ranges of the domain or no operations.
     """
     with closing(Database(path, named)) as db:
         _check_is_nsys(db, named)
@@ -61,9 +60,9 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
         with ThreadPoolExecutor(max_workers=3) as pool:
             ops_job = pool.submit(read_no_ops if lacks else read_ops, db, optional)
             calls_job = pool.submit(fetch_calls, db, only) if "calls" in optional else None
-            # the calls hold the launches: they are read once
+            # the calls include the launches: read them only once
             api_job = None if calls_job else pool.submit(tables.read_launches, db, lengths)
-            # here, while the threads read; they import nothing themselves: an interrupted import may keep its lock
+            # import while the threads read; not in the threads, as an interrupted import may keep its lock
             import pandas  # noqa: F401
 
             ranges = tables.read_ranges(db, domains, domain)
@@ -93,17 +92,17 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
 
 
 def read_more(path: Path, trace: Trace, domain: str, optional: Collection[str], named: Path) -> Trace:
-    """The capture with more of its optional columns and tables; what was read already is not read again.
+    """Add optional columns and tables to a capture without another read of existing ones.
 
     Args:
         path: The SQLite file.
-        trace: What was read of it.
+        trace: The existing tables.
         domain: The NVTX domain it was opened with.
-        optional: Optional columns and tables wanted besides.
+        optional: The optional columns and tables to add.
         named: The path to name in messages.
 
     Raises:
-        CaptureError: The file is damaged, or another than was read.
+        CaptureError: The file is damaged, or has changed since.
     """
     with closing(Database(path, named)) as db:
         check_columns(db, tables_for(optional))
@@ -126,7 +125,7 @@ def read_more(path: Path, trace: Trace, domain: str, optional: Collection[str], 
 
 
 def _optional_tables(db: Database, domain: str, optional: Collection[str]) -> dict[str, Any]:
-    """Those of the optional tables that are wanted, by name."""
+    """The requested optional tables, by name."""
     readers: dict[str, Callable[[], dict[str, Any]]] = {
         "calls": lambda: read_calls(db),
         "samples": lambda: read_samples(db),
@@ -135,7 +134,7 @@ def _optional_tables(db: Database, domain: str, optional: Collection[str]) -> di
         "collectives": lambda: read_collectives(db),
         "scheduled": lambda: read_scheduled(db),
         "loads": lambda: read_loads(db),
-        "shapes": lambda: dict.fromkeys(SHAPES, ()),  # nsys knows no operator's arguments
+        "shapes": lambda: dict.fromkeys(SHAPES, ()),  # nsys does not record operator arguments
     }
     return {name: make_frame(name, read()) for name, read in readers.items() if name in optional}
 
@@ -151,7 +150,7 @@ def _check_is_nsys(db: Database, named: Path) -> None:
 
 
 def _lacking_operations(db: Database) -> str:
-    """Why the capture has no GPU operations, and what to do; '' where it has some."""
+    """Why the capture has no GPU operations, and what to do; '' if it has some."""
     if op_tables(db):
         return ""
     if tables.RUNTIME in db.tables:
@@ -193,7 +192,7 @@ def _check_has_ranges(ranges: dict[str, Any], domain: str, named: Path) -> None:
 def _check_joins(
     db: Database, ranges: dict[str, Any], ops: dict[str, Any], nodes: dict[str, Any], *, registered: bool
 ) -> None:
-    """Note the columns that hold nothing where the rest of the file says that they should."""
+    """Add warnings about columns without values that the rest of the file implies."""
     count, left_open = len(ranges["start_ns"]), int(ranges["left_open"].sum())
     if left_open * 2 > count:
         db.warn(f"NVTX_EVENTS.end is missing in {left_open} of {count} ranges: they are taken to last until the "
@@ -254,7 +253,9 @@ def _own_window(db: Database) -> bool:
 
 
 def _session_ns(db: Database) -> int:
-    """The session's end on its own clock, which began with the program; its length, where that is a clock time."""
+    """Session end on the session clock, which starts with the program; the session length if the end is a wall-clock
+    time.
+    """
     if not db.has("ANALYSIS_DETAILS", "duration", "stopTime"):
         return 0
     lengths = db.rows("SELECT max(CAST(duration AS INTEGER)), max(CAST(stopTime AS INTEGER)) FROM ANALYSIS_DETAILS")[0]

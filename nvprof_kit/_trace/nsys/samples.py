@@ -1,4 +1,4 @@
-"""Samples of GPU metrics in an nsys export, in both forms: a table of their own, and json among the generic events."""
+"""GPU metrics samples in an nsys export, in both formats: a separate table, and JSON in the generic events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nvprof_kit._trace.nsys.sources import check_rows
 
 Columns = dict[str, Any]
 
-_GPU = 0xFF  # the low byte of a type's id is the GPU's number (nsys user guide)
+_GPU = 0xFF  # the low byte of a type id is the GPU number (nsys user guide)
 _UNIT = re.compile(r"\s*\[[^\]]*\]$")
 _AVERAGE_OF_WARPS = re.compile(r"\[Avg[^\]]*\]$")
 _KNOWN = "SM Active"
@@ -23,7 +23,7 @@ _NO_TIME = int(np.iinfo(np.int64).min)
 
 
 def read_samples(db: Database) -> Columns:
-    """Columns of the schema's ``samples``, empty where the capture has none."""
+    """Columns of the schema's ``samples``; empty if the capture has none."""
     read = _table(db) if "GPU_METRICS" in db.tables else _events(db)
     devices = _ordinals(db)
     gpus, which = np.unique(read["device"] & _GPU, return_inverse=True)
@@ -32,7 +32,7 @@ def read_samples(db: Database) -> Columns:
 
 
 def _table(db: Database) -> Columns:
-    """From GPU_METRICS, which nsys 2023 and newer write; a metric's number means nothing outside its file."""
+    """From GPU_METRICS, written by nsys 2023 and newer; metric ids are only valid within one file."""
     named: dict[tuple[int, int], str] = {}
     if "TARGET_INFO_GPU_METRICS" in db.tables:
         check_rows(db, ("TARGET_INFO_GPU_METRICS",))
@@ -50,7 +50,7 @@ def _table(db: Database) -> Columns:
     names = [named.get((type_, metric), "") for type_ in types.tolist() for metric in metrics.tolist()]
     index = type_at * len(metrics) + metric_at
     keep = np.array([bool(name) for name in names], dtype=bool)[index]
-    check_sizes(db.named, "GPU_METRICS.value", read["value"][keep])  # averages of warps overflow in nsys itself
+    check_sizes(db.named, "GPU_METRICS.value", read["value"][keep])  # nsys itself overflows averages of warps
     return {
         "time_ns": read["time"][keep],
         "device": read["type"][keep],
@@ -60,7 +60,7 @@ def _table(db: Database) -> Columns:
 
 
 def _events(db: Database) -> Columns:
-    """From GENERIC_EVENTS.data, as nsys 2022 and older write it: an object for each sample, its numbers in quotes."""
+    """From GENERIC_EVENTS.data, written by nsys 2022 and older: one object per sample, with numbers as strings."""
     times, types, metrics, values = [], [], [], []
     if db.has("GENERIC_EVENTS", "data", "typeId"):
         time = "coalesce(timestamp, rawTimestamp)" if db.has("GENERIC_EVENTS", "timestamp") else "rawTimestamp"
@@ -85,7 +85,7 @@ def _events(db: Database) -> Columns:
 
 
 def _sample(db: Database, when: Any, type_: Any, data: str) -> dict[str, Any]:
-    """The numbers of one sample by name."""
+    """The values of one sample by name."""
     if not (isinstance(when, int) and isinstance(type_, int)):
         raise db.refuse(f"GENERIC_EVENTS.rawTimestamp is {when!r} and typeId {type_!r} where a sample is")
     try:
@@ -98,7 +98,7 @@ def _sample(db: Database, when: Any, type_: Any, data: str) -> dict[str, Any]:
 
 
 def _ordinals(db: Database) -> dict[int, int]:
-    """CUDA ordinals by the numbers of the GPUs."""
+    """CUDA ordinals by GPU number."""
     if not db.has("TARGET_INFO_GPU", "id", "cuDevice"):
         return {}
     return {gpu: ordinal for gpu, ordinal in db.rows("SELECT id, cuDevice FROM TARGET_INFO_GPU") if ordinal is not None}

@@ -1,4 +1,4 @@
-"""When threads ran on a CPU, in an nsys export: the switches that the kernel made, paired."""
+"""CPU scheduling of threads in an nsys export: paired context switches."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _TABLE = "SCHED_EVENTS"
 
 
 def read_scheduled(db: Database) -> dict[str, Any]:
-    """Columns of the schema's ``scheduled``; without rows where nsys did not watch the switches.
+    """Columns of the schema's ``scheduled``; empty if nsys did not trace context switches.
 
-    A thread that was on a CPU when nsys began to watch runs from the first switch of the capture on, one that still is
-    when it ends to the last.
+    A thread already on a CPU when tracing begins runs from the first switch in the capture; a thread still on a CPU at
+    the end runs until the last switch.
     """
     if _TABLE not in db.tables:
         return {name: np.empty(0, dtype=np.int64) for name in ("start_ns", "end_ns", "pid", "tid")}
@@ -27,7 +27,7 @@ def read_scheduled(db: Database) -> dict[str, Any]:
         diagnose=lambda: check_rows(db, (_TABLE,)),
     )
     read = {name: values[read["tid"] != -1] for name, values in read.items()}
-    order = np.lexsort((read["start"], read["tid"]))  # at one moment the file knows what came first
+    order = np.lexsort((read["start"], read["tid"]))  # the sort is stable: at equal times the file's order holds
     moment, tid, put_on = (read[name][order] for name in ("start", "tid", "put_on"))
     first, last = int(moment.min(initial=0)), int(moment.max(initial=0))
     same = np.append(tid[1:] == tid[:-1], False)

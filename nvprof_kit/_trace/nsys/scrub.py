@@ -1,7 +1,7 @@
-"""What an nsys export tells about the machine and its user beyond the program's performance, and a copy without it.
+"""Private data in an nsys export (beyond the program's performance), and a copy without it.
 
-An export holds every environment variable of the program (tokens and passwords among them), its command line and
-folder, the machine's name, the names of all processes that ran on it, what the program printed, and nsys's own logs.
+An export contains all environment variables of the program (including tokens and passwords), its command line and
+folder, the host name, the names of all processes on the host, the program's output, and nsys's logs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nvprof_kit.errors import CaptureError, UsageError
 GONE = "(scrubbed)"
 _PREFIX, _SUFFIX = ".nvprof-kit-", ".partial"
 _YOUNG_S = 60
-"""A copy that was changed so lately may be one whose lock is about to be taken."""
+"""A partial copy changed this recently may belong to a scrub that has not locked it yet."""
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
 _VARIABLES = "name LIKE '%ENVIRONMENT_VARIABLE%'"
@@ -57,7 +57,7 @@ _HOME_TABLES = ("StringIds", "TARGET_INFO_SYSTEM_ENV", "META_DATA_EXPORT", "EXPO
 
 
 def environment_names(db: Database) -> list[str]:
-    """Names of the environment variables that an export holds, never their values."""
+    """Names of the environment variables in an export, never their values."""
     found: set[str] = set()
     for table in _CAPTURE_TABLES:
         if db.has(table, "name", "value"):
@@ -73,7 +73,7 @@ def environment_names(db: Database) -> list[str]:
 
 
 def home_folders(db: Database) -> list[str]:
-    """The home folders that are named in an export's strings and facts, ascending."""
+    """The home folders in an export's strings and metadata, sorted."""
     found: set[str] = set()
     for table in _HOME_TABLES:
         if db.has(table, "value"):
@@ -85,38 +85,38 @@ def home_folders(db: Database) -> list[str]:
 
 
 def secret_names(names: list[str]) -> list[str]:
-    """Those of the names that look like a secret's."""
+    """The names that look like secrets."""
     return [name for name in names if _SECRET.search(name)]
 
 
 @dataclass(frozen=True)
 class ScrubOptions:
-    """What is taken out besides what always is.
+    """What to remove in addition to the defaults.
 
     Attributes:
-        also: A regular expression; each text of the capture that it is found in is replaced whole.
+        also: A regular expression; each text with a match is replaced completely.
     """
 
     also: str | None = None
 
 
 def scrub(source: Path, target: Path, options: ScrubOptions = ScrubOptions()) -> dict[str, int]:
-    """Write a copy of an export without environment, command line, machine, output and foreign processes.
+    """Write a copy of an export without environment, command line, host name, output and other processes.
 
-    Times, kernels, ranges and everything else that a verb reads stay as they are. What is taken out is gone from the
-    file's free pages too. The copy appears under its name only when it is complete.
+    Times, kernels, ranges and all other data used by verbs are unchanged. Removed data is also erased from the file's
+    free pages. The copy gets its final name only when complete.
 
     Args:
-        source: An ``.sqlite`` export, or one packed as ``.xz``; never written to.
-        target: The copy; packed where its name ends in ``.xz``.
-        options: What else to take out.
+        source: An ``.sqlite`` export, or one compressed as ``.xz``; never written to.
+        target: The copy; compressed if its name ends in ``.xz``.
+        options: What else to remove.
 
     Returns:
-        How many values were taken out, by what they are.
+        The number of removed values by kind.
 
     Raises:
-        CaptureError: The source is no whole SQLite file.
-        UsageError: The copy cannot be written, or the regular expression is none.
+        CaptureError: The source is not a complete SQLite file.
+        UsageError: The copy cannot be written, or the regular expression is invalid.
     """
     try:
         pattern = None if options.also is None else re.compile(options.also)
@@ -127,7 +127,7 @@ def scrub(source: Path, target: Path, options: ScrubOptions = ScrubOptions()) ->
         with _partial(source, target) as partial:
             _unpack(source, partial)
             with closing(sqlite3.connect(partial)) as db:
-                db.execute("PRAGMA journal_mode = MEMORY")  # no journal beside the copy that a kill could leave
+                db.execute("PRAGMA journal_mode = MEMORY")  # no journal file that a kill could leave behind
                 with db:
                     removed = _take_out(db, pattern)
                 db.execute("VACUUM")
@@ -145,10 +145,10 @@ def scrub(source: Path, target: Path, options: ScrubOptions = ScrubOptions()) ->
 
 
 def _refuse_journal(source: Path) -> None:
-    """Refuse a file beside which its last changes still lie: a copy of it alone would lack them.
+    """Reject a file with pending changes in a log next to it: a copy of the file alone would lack them.
 
     Raises:
-        CaptureError: There is a write-ahead log or a journal that is not empty.
+        CaptureError: There is a non-empty write-ahead log or journal.
     """
     for end in ("-wal", "-journal"):
         journal = source.with_name(source.name + end)
@@ -161,13 +161,13 @@ def _refuse_journal(source: Path) -> None:
 
 @contextmanager
 def _partial(source: Path, target: Path) -> Iterator[Path]:
-    """A new file beside the target that nobody else can foresee, open or read, with at most the source's mode; gone
-    afterwards, unless it has become the target, and when the program is told to end.
+    """A private temporary file next to the target, with an unpredictable name and at most the source's mode. It is
+    removed afterwards, also on a signal, unless it became the target.
     """
     _remove_left(target.parent)
     number, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX, dir=target.parent)  # O_EXCL, mode 0600
     partial = Path(name)
-    with suppress(OSError):  # a file system without locks
+    with suppress(OSError):  # the file system may lack locks
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     before = {one: signal.getsignal(one) for one in _ENDINGS} if current_thread() is main_thread() else {}
 
@@ -189,7 +189,9 @@ def _partial(source: Path, target: Path) -> Iterator[Path]:
 
 
 def _remove_left(folder: Path) -> None:
-    """Remove what a scrub left that was killed: it is not scrubbed yet. One that runs holds a lock on its own."""
+    """Remove partial copies of killed scrubs, which still contain private data. A running scrub holds a lock on its
+    copy.
+    """
     for left in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
         with suppress(OSError):
             if left.is_symlink() or not left.is_file() or time.time() - left.stat().st_mtime < _YOUNG_S:
@@ -250,7 +252,7 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None) -> dict[s
 
 
 def _spools(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
-    """Take out where nsys kept its own files while it ran: beside the report, in a folder of the user's."""
+    """Remove the paths of nsys's temporary files, next to the report in a user's folder."""
     count = 0
     db.create_function(
         "spoolless", 1, lambda text: _SPOOL.sub(GONE, text) if isinstance(text, str) else text, deterministic=True
@@ -264,7 +266,7 @@ def _spools(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
 
 
 def _homes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
-    """Take out the names of home folders, wherever a path in the export has one."""
+    """Remove the names of home folders from all paths in the export."""
     count = 0
     db.create_function(
         "homeless",
@@ -281,7 +283,7 @@ def _homes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
 
 
 def _told_paths(db: sqlite3.Connection, columns: set[str]) -> int:
-    """Cut nsys's messages where a path begins, such as that of its own folder for what the program prints."""
+    """Truncate nsys's messages at a path, such as the folder of the captured output."""
     if "text" not in columns:
         return 0
     texts = [text for (text,) in db.execute("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE typeof(text) = 'text'")]
@@ -290,7 +292,7 @@ def _told_paths(db: sqlite3.Connection, columns: set[str]) -> int:
 
 
 def _logs(db: sqlite3.Connection, columns: set[str]) -> int:
-    """Files that nsys put into the report (2024.2 and newer), the environment among them."""
+    """Remove files that nsys added to the report (2024.2 and newer), which include the environment."""
     count = 0
     if "content" in columns:
         count += db.execute(f"UPDATE ANALYSIS_FILE SET content = '{GONE}'").rowcount
@@ -302,11 +304,11 @@ def _logs(db: sqlite3.Connection, columns: set[str]) -> int:
 
 
 def _other_processes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
-    """Forget the processes that took no part in what was captured."""
+    """Remove the processes without events in the capture."""
     if not {"globalPid", "name"} <= columns.get("PROCESSES", set()):
         return 0
     events = [table for table, names in columns.items() if "globalTid" in names and table not in ("ThreadNames",)]
-    # a globalTid is the globalPid with the thread's number in its last 24 bits
+    # a globalTid is the globalPid with the thread id in its low 24 bits
     taking_part = " UNION ".join(f'SELECT globalTid & ~16777215 FROM "{table}"' for table in events)
     if not taking_part:
         return 0
@@ -321,7 +323,7 @@ def _other_processes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> in
 
 
 def _forget(db: sqlite3.Connection, columns: dict[str, set[str]], strings: Collection[int]) -> None:
-    """Take out those of the strings that nothing refers to."""
+    """Remove the given strings if nothing refers to them."""
     listed = integer_list(strings)
     used: set[int] = set()
     for table, names in columns.items():
@@ -333,7 +335,7 @@ def _forget(db: sqlite3.Connection, columns: dict[str, set[str]], strings: Colle
 
 
 def _overlong_names(db: sqlite3.Connection) -> int:
-    """Cut names at their end: nsys reads a process's name past it, into the process's environment."""
+    """Truncate process names: nsys reads past their end, into the environment of the process."""
     texts = db.execute("SELECT id, value FROM StringIds WHERE typeof(value) = 'text'").fetchall()
     names = [(key, text.partition("\0")[0]) for key, text in texts if "\0" in text]
     cut = [(GONE if re.match(r"\w+=", name) else name, key) for key, name in names]
@@ -342,7 +344,7 @@ def _overlong_names(db: sqlite3.Connection) -> int:
 
 
 def _matching(db: sqlite3.Connection, columns: dict[str, set[str]], pattern: re.Pattern[str]) -> int:
-    """Replace every text in which the pattern is found, in whatever table it lies."""
+    """Replace all texts with a match of the pattern, in all tables."""
     db.create_function("found", 1, lambda text: isinstance(text, str) and pattern.search(text) is not None)
     count = 0
     for table, names in columns.items():

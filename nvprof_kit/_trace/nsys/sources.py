@@ -1,7 +1,7 @@
-"""Whether an nsys export has what its tables must have (`nvprof_kit._trace.schema.NSYS_SOURCES`).
+"""Validation of an nsys export against `nvprof_kit._trace.schema.NSYS_SOURCES`.
 
-Which columns there are is asked before anything is read. What the rows hold is told by the columns as they are read,
-which costs nothing; only where something is amiss are the tables asked again, for the name of the column.
+The existence of columns is checked before reading. Values are checked while the columns are read, at no cost; only
+after a failure are the tables queried again, to find the column.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALWAYS = (
     "CUPTI_ACTIVITY_KIND_RUNTIME",
     "PROFILER_OVERHEAD",
 )
-"""Tables that every question is answered from."""
+"""Tables that are always read."""
 
 _BY_OPTION = {
     "samples": ("GPU_METRICS", "TARGET_INFO_GPU_METRICS"),
@@ -33,15 +33,15 @@ _NODE_COLUMNS = ("graphNodeId", "originalGraphNodeId")
 
 
 def tables_for(optional: Iterable[str]) -> tuple[str, ...]:
-    """The tables that are read for these optional columns and tables of a `Trace`."""
+    """The source tables for these optional columns and tables of a `Trace`."""
     return (*ALWAYS, *(table for option in optional for table in _BY_OPTION.get(option, ())))
 
 
 def check_columns(db: Database, tables: Iterable[str]) -> None:
-    """Refuse an export whose tables lack a column that they must have.
+    """Reject an export with missing required columns.
 
     Raises:
-        CaptureError: A column is missing; the message names it and its table.
+        CaptureError: A column is missing; the message has the column and its table.
     """
     for table in tables:
         if table in db.tables:
@@ -58,7 +58,7 @@ def check_columns(db: Database, tables: Iterable[str]) -> None:
 
 
 def node_table(db: Database) -> str | None:
-    """The table of CUDA-graph nodes; it changed its name after 2023.4, and its columns tell it."""
+    """The table of CUDA graph nodes, found by its columns because it was renamed after 2023.4."""
     if "CUDA_GRAPH_NODE_EVENTS" in db.tables:
         return "CUDA_GRAPH_NODE_EVENTS"
     has_nodes = any(db.has("CUDA_GRAPH_EVENTS", column) for column in _NODE_COLUMNS)
@@ -72,10 +72,10 @@ def _refuse_missing(db: Database, table: str, columns: Iterable[str]) -> None:
 
 
 def check_rows(db: Database, tables: Iterable[str]) -> None:
-    """Ask the rows of these tables, and refuse or note what they lack.
+    """Check the values in these tables; missing ones raise an error or add a warning.
 
     Raises:
-        CaptureError: A column that must hold a value does not in some row, or holds another type.
+        CaptureError: A required value is missing or has the wrong type.
     """
     for table in tables:
         if table in db.tables:

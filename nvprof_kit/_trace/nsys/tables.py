@@ -1,4 +1,4 @@
-"""The tables of an nsys export that a `Trace` is made of, each `SELECT` beside the table it fills."""
+"""Readers of the nsys tables behind a `Trace`, one per table of the schema."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from nvprof_kit._trace.nsys.sources import check_rows, node_table
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 Columns = dict[str, Any]
 
-_PID_MASK = ~0xFFFFFF  # globalTid holds hardware id, VM, process and, in its low 24 bits, thread (nsys user guide)
+_PID_MASK = ~0xFFFFFF  # globalTid: hardware id, VM, process, and thread in the low 24 bits (nsys user guide)
 _LAUNCHING = ("%Launch%", "%Memcpy%", "%Memset%", "%GraphUpload%", "%MemPrefetch%")
 _NESTED, _START_END = (59, 70), (60, 71)
 _BLOCK = 1 << 16
-_NAMELESS = -1  # what the reader gives where nameId is NULL
+_NAMELESS = -1  # the value for a NULL nameId
 _CATEGORY, _DOMAIN_CREATE = 33, 75
 _DEFAULT_DOMAIN = 0
 
@@ -37,16 +37,14 @@ def process_of(tid: Int64Array) -> Int64Array:
 
 @dataclass(frozen=True)
 class Domains:
-    """NVTX domains of a capture: name to the (process, domain id) pairs it has, and the names of their categories."""
+    """NVTX domains of a capture: the (process, domain id) pairs of each name, and the names of their categories."""
 
     by_name: Mapping[str, frozenset[tuple[int, int]]]
     categories: Mapping[tuple[int, int, int], str]
 
 
 def nvtx_domains(db: Database) -> Domains:
-    """The domains and categories that the capture's programs registered; a domain's id means nothing outside its
-    process.
-    """
+    """The registered domains and categories; a domain id is only valid within its process."""
     if "NVTX_EVENTS" not in db.tables:
         return Domains({}, {})
     label = "coalesce(s.value, n.text, '')"
@@ -70,7 +68,7 @@ def nvtx_domains(db: Database) -> Domains:
 
 
 def _check_registration(db: Database, kind: int, domain: Any, category: Any, text: Any) -> None:
-    """Refuse a domain or a category without its number or its name: its ranges would count as another's."""
+    """Reject a domain or category without id or name, because its ranges would be assigned to another one."""
     what = "domain" if kind == _DOMAIN_CREATE else "category"
     if not isinstance(domain, int):
         raise db.refuse(f"NVTX_EVENTS.domainId is {domain!r} where a {what} is registered")
@@ -83,29 +81,29 @@ def _check_registration(db: Database, kind: int, domain: Any, category: Any, tex
 
 
 def has_categories(domains: Domains, domain: str) -> bool:
-    """Whether a program registered categories of the domain, or of one of several by commas."""
+    """Whether a program registered categories in the domain, or in one of several separated by commas."""
     pairs = _pairs_of(domains, domain)
     default = "" in named_domains(domain, domains.by_name)
     return any((pid, id_) in pairs or (default and id_ == _DEFAULT_DOMAIN) for pid, id_, _ in domains.categories)
 
 
 def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
-    """Columns of the schema's ``ranges`` for one domain, or several by commas. A range was left open where it has no
-    end, or one before its start: exporters before 2022 wrote 0.
+    """Columns of the schema's ``ranges`` for one domain, or several separated by commas. A range is open if it has no
+    end or an end before its start: exporters before 2022 wrote 0.
     """
     read = read_nvtx(db, domains, domain, _NESTED + _START_END)
     return {
         "start_ns": read["start"],
         "end_ns": read["end"].copy(),
         "nested": np.isin(read["kind"], _NESTED),
-        "left_open": read["end"] < read["start"],  # so is `MISSING_PAYLOAD`
+        "left_open": read["end"] < read["start"],  # true for `MISSING_PAYLOAD` too
         **{name: read[name] for name in ("pid", "tid", "category", "text", "payload")},
     }
 
 
 def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...]) -> Columns:
-    """Events of these kinds of one domain, or several by commas: start, end, kind, pid, tid, category, text and
-    payload; `MISSING_PAYLOAD` stands for an end or a payload that is not there.
+    """Events of these kinds of one domain, or several separated by commas: start, end, kind, pid, tid, category, text
+    and payload; `MISSING_PAYLOAD` means a missing end or payload.
     """
     pairs = _pairs_of(domains, domain)
     wanted = f"(domainId IN ({integer_list(_domain_ids(domains, domain))}) OR {_no_number('domainId')})"
@@ -140,19 +138,19 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
 
 
 def _pairs_of(domains: Domains, domain: str) -> set[tuple[int, int]]:
-    """The (process, domain id) pairs of the domains that are asked for, but for the default domain."""
+    """The (process, domain id) pairs of the requested domains, except the default domain."""
     asked = named_domains(domain, domains.by_name)
     return {pair for name in asked for pair in domains.by_name.get(name, ())}
 
 
 def _domain_ids(domains: Domains, domain: str) -> set[int]:
-    """The ids that the domains that are asked for have in some process."""
+    """The ids of the requested domains in any process."""
     ids = {id_ for _, id_ in _pairs_of(domains, domain)}
     return ids | {_DEFAULT_DOMAIN} if "" in named_domains(domain, domains.by_name) else ids
 
 
 def handed_over(db: Database, domains: Domains, domain: str) -> int:
-    """Number of ranges of the domain that ended on another thread than they began on."""
+    """Number of ranges of the domain that end on a different thread."""
     ids, pairs = _domain_ids(domains, domain), _pairs_of(domains, domain)
     found = db.rows(
         f"SELECT globalTid, coalesce(domainId, 0) FROM NVTX_EVENTS WHERE eventType IN ({integer_list(_START_END)}) "
@@ -162,8 +160,8 @@ def handed_over(db: Database, domains: Domains, domain: str) -> int:
 
 
 def _no_number(column: str) -> str:
-    """A condition that holds in rows whose column holds nothing or no number, so that the reader meets them."""
-    return f"({column} IS NULL OR {column} >= '')"  # every text and blob is above every number
+    """A condition for rows with NULL or a non-number in the column, so that the reader checks them too."""
+    return f"({column} IS NULL OR {column} >= '')"  # SQLite orders all text and blobs after numbers
 
 
 def _of_domain(pid: Int64Array, domain: Int64Array, pairs: Iterable[tuple[int, int]]) -> npt.NDArray[np.bool_]:
@@ -179,7 +177,7 @@ def _category_names(pid: Int64Array, domain: Int64Array, category: Int64Array, d
 
 
 def _range_texts(db: Database, text_id: Int64Array, text: npt.NDArray[Any]) -> Any:
-    """Registered strings by their id, others as they are."""
+    """Resolve registered strings by id; keep other texts."""
     import pandas as pd
 
     ids, index = np.unique(text_id, return_inverse=True)
@@ -191,7 +189,7 @@ def _range_texts(db: Database, text_id: Int64Array, text: npt.NDArray[Any]) -> A
 
 
 def close_open_ranges(db: Database, ranges: Columns, api: Columns, ops: Columns) -> None:
-    """Give the ranges that were left open the end of the capture: the last moment anything in it speaks of."""
+    """Close open ranges at the end of the capture, the last timestamp in it."""
     still_open = ranges["left_open"]
     if still_open.any():
         ends = [
@@ -208,17 +206,17 @@ def close_open_ranges(db: Database, ranges: Columns, api: Columns, ops: Columns)
 
 
 def read_launches(db: Database, timed: bool = False) -> Columns:
-    """Columns of the schema's ``api``: the calls whose names say that they launch, copy or set something.
+    """Columns of the schema's ``api``: the calls with names of launches, copies and memsets.
 
     Args:
         db: The export.
-        timed: Whether how long each took is wanted.
+        timed: Whether to read durations.
     """
     return _read_api(db, timed, f"nameId IN ({integer_list(_launching_names(db))}) OR {_no_number('nameId')}")
 
 
 def launches_among(db: Database, calls: Columns, timed: bool = False) -> Columns:
-    """The same from calls that were read already, with start_ns, end_ns, tid, correlation and name."""
+    """The same from calls that are already read, with start_ns, end_ns, tid, correlation and name."""
     name = calls["name"]
     known, which = distinct(name)
     launching = np.isin(known, np.array([*_launching_names(db), _NAMELESS], dtype=np.int64))
@@ -259,7 +257,7 @@ def _lengths(db: Database, lengths: Int64Array) -> Int64Array:
 
 
 def with_missed_launches(db: Database, api: Columns, ops: Columns) -> Columns:
-    """The launches, with those calls added whose names said nothing but whose correlation id an operation carries."""
+    """Add calls with other names that share a correlation id with an operation."""
     orphans = {process: _orphans(process, ops, api) for process in np.unique(ops["pid"]).tolist()}
     if not any(map(len, orphans.values())) or RUNTIME not in db.tables:
         return api
@@ -273,13 +271,13 @@ def with_missed_launches(db: Database, api: Columns, ops: Columns) -> Columns:
 
 
 def _orphans(process: int, ops: Columns, api: Columns) -> Int64Array:
-    """The correlation ids of a process's operations that none of its calls has."""
+    """The correlation ids of a process's operations without a call."""
     mine = (ops["pid"] == process) & (ops["correlation"] >= 0)
     return _not_in(ops["correlation"][mine], api["correlation"][api["pid"] == process])
 
 
 def _not_in(ids: Int64Array, known: Int64Array) -> Int64Array:
-    """The ids that are not known. Both come nearly sorted, as the counter gave them."""
+    """The ids that are not in `known`. Both are nearly sorted, because the ids come from a counter."""
     order = np.append(np.sort(known), np.iinfo(np.int64).max)
     blocks = (ids[start : start + _BLOCK] for start in range(0, len(ids), _BLOCK))
     missing = [block[order[np.searchsorted(order, block)] != block] for block in blocks]
@@ -313,7 +311,7 @@ def read_graph_nodes(db: Database) -> Columns:
 
 
 def gpu_names(db: Database, devices: Iterable[int]) -> tuple[str, ...]:
-    """Names of the GPUs behind the CUDA ordinals that ran something, one for each ordinal."""
+    """GPU names of the CUDA ordinals that ran operations."""
     if not db.has("TARGET_INFO_GPU", "name", "id"):
         return ()
     ordinal = "cuDevice" if db.has("TARGET_INFO_GPU", "cuDevice") else "id"

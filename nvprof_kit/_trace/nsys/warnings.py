@@ -1,4 +1,4 @@
-"""What an nsys capture itself says may be missing or distorted, as sentences that tell what to do."""
+"""Warnings about missing or distorted data in an nsys capture, each with what to do."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ _OVERHEAD_SHARE = 0.01
 _LOST_SHARE = 0.001
 
 GUESS = re.compile(r"\bmight\b|\bmay\b|does the process use|is not supported by this build", re.IGNORECASE)
-"""Messages of nsys about what could be missing. nsys 2024.2 writes some of them into every capture of a part of a
-program, and under every newer driver; whether something is missing is seen from the capture itself, by `lost_launches`.
+"""nsys messages about possibly missing data. nsys 2024.2 writes some of them into every partial capture and under every
+newer driver; `lost_launches` checks whether data is actually missing.
 """
 
 
 def capture_warnings(db: Database, ops: dict[str, Any]) -> tuple[str, ...]:
-    """Every warning that the export's own tables give reason for."""
+    """All warnings that follow from the export's tables."""
     alone = (ops["kind"] == OP_KINDS.index("kernel")) & (ops["graph_node"] < 0)
     launches, lost = lost_launches(db, int(np.count_nonzero(alone)))
     return (*_whole_graphs(db, ops), *_overhead(db, ops), *_lost(launches, lost), *_diagnostics(db, lost))
 
 
 def lost_launches(db: Database, kernels: int | None = None) -> tuple[int, int]:
-    """How many calls launched a kernel, and how many of those kernels are not in the capture.
+    """Number of calls that launched a kernel, and the number of those kernels that are not in the capture.
 
-    Calls that only added a node to a CUDA graph launched nothing: in a process that captured graphs, nothing is known
-    and nothing is counted as lost.
+    During CUDA graph capture, a launch call only adds a node: in a process that captured graphs, no launches are
+    counted as lost.
 
     Args:
         db: The export.
-        kernels: Number of its kernels that no graph ran, where it is known.
+        kernels: Number of kernels outside graphs, if known.
     """
     if not db.has(_RUNTIME, "nameId") or not db.has(_KERNEL):
         return 0, 0
@@ -67,7 +67,7 @@ def _lost(launches: int, lost: int) -> list[str]:
 
 
 def handed_over_warnings(count: int) -> tuple[str, ...]:
-    """Ranges that end on another thread than they began on: their work on other threads is unknown."""
+    """Ranges that end on a different thread: their work on other threads is unknown."""
     if not count:
         return ()
     return (
@@ -77,7 +77,7 @@ def handed_over_warnings(count: int) -> tuple[str, ...]:
 
 
 def _whole_graphs(db: Database, ops: dict[str, Any]) -> list[str]:
-    """CUDA-graph replays whose nodes were not traced: their kernels cannot be told apart, or are not there at all."""
+    """CUDA graph replays without node tracing: their kernels are indistinguishable or missing."""
     if not db.has(_RUNTIME, "nameId", "correlationId", "globalTid"):
         return []
     names = [
@@ -112,7 +112,7 @@ def _whole_graphs(db: Database, ops: dict[str, Any]) -> list[str]:
 
 
 def _overhead(db: Database, ops: dict[str, Any]) -> list[str]:
-    """Time the profiler itself took while operations ran."""
+    """Profiler overhead during operations."""
     if not db.has("PROFILER_OVERHEAD", "start", "end"):
         return []
     first, last = int(ops["start_ns"].min()), int(ops["end_ns"].max())
@@ -129,7 +129,7 @@ def _overhead(db: Database, ops: dict[str, Any]) -> list[str]:
 
 
 def _diagnostics(db: Database, lost: int) -> list[str]:
-    """Warnings and errors nsys wrote into the capture (2024.2 and newer); guesses only where something is missing."""
+    """Warnings and errors written by nsys (2024.2 and newer); possible losses only if data is actually missing."""
     if not db.has("DIAGNOSTIC_EVENT", "severity", "text"):
         return []
     found = db.rows(

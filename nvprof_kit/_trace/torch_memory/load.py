@@ -1,12 +1,13 @@
-"""Loads a pickle of plain data in a process of its own and hands it over, a snapshot as its columns:
-``python -I load.py FILE WHAT [STRETCHES]`` (`nvprof_kit._trace.files.plain_pickle` starts it).
+"""Load a pickle of plain data in a separate process and print it as a pickle, a snapshot as its columns.
 
-A pickle from somewhere else can run anything when it is loaded, and a small one can ask for any memory and any time.
-So it is loaded by an unpickler that knows no classes and no functions, in a process whose memory is limited, which
-imports nothing but the standard library. Every value is checked for its type before anything walks into it: lists that
-share their parts a thousandfold are refused, not followed.
+``python -I load.py FILE WHAT [STRETCHES]``, started by `nvprof_kit._trace.files.plain_pickle`.
 
-What comes out on stdout is a pickle of numbers, texts, lists and dicts again.
+An untrusted pickle can run arbitrary code when loaded, and a small one can use any amount of memory and time. It is
+therefore loaded with an unpickler that rejects all classes and functions, in a process with limited memory that imports
+only the standard library. The type of every value is checked before it is traversed; lists that share their parts many
+times over are rejected.
+
+The output on stdout is a pickle of numbers, text, lists and dicts.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from typing import Any
 
 _ROOM = 2 << 30
 _ROOM_PER_BYTE = 60
-"""Memory that loading may take, apart and per byte of the file: a made-up file asks for more than any real one."""
+"""Memory limit for loading, fixed and per byte of the file: more than any real file needs."""
 _SECONDS = 10
 _BYTES_PER_SECOND = 2 << 20
-"""Processor time that it may take, apart and for so many bytes: a real one of 128 MB takes two seconds."""
+"""CPU time limit, fixed and per number of bytes: a real file of 128 MB takes two seconds."""
 _MOST_FRAMES = 2000
 _LONGEST_NAME = 2000
 _HALF_LETTER = re.compile("[\ud800-\udfff]")
@@ -49,20 +50,20 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def main(path: str, what: str, stretches: str = "") -> None:
-    """Print what a file holds, or one line that says why not: with the key of the stretches the columns of a snapshot,
-    without it everything as it is.
+    """Print the content of a file, or a one-line error: with the argument `stretches`, the columns of a snapshot;
+    without it, everything unchanged.
     """
     size = os.path.getsize(path)
     _limit(resource.RLIMIT_AS, _ROOM + _ROOM_PER_BYTE * size)
     _limit(resource.RLIMIT_CPU, _SECONDS + size // _BYTES_PER_SECOND)
-    gc.disable()  # a million dicts that stay are searched for cycles again and again
+    gc.disable()  # the collector would traverse a million live dicts again and again
     said = _said(path, what, stretches)
     try:
         pickle.dump(said, sys.stdout.buffer, protocol=5)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         pass
-    os._exit(0)  # a million dicts need not be taken apart one by one
+    os._exit(0)  # skip the deallocation of a million dicts
 
 
 def _limit(of: int, to: int) -> None:
@@ -84,7 +85,7 @@ def _said(path: str, what: str, stretches: str) -> dict[str, Any]:
         return {"error": f"refused as a {what}: it asks for far more memory than its size accounts for"}
     except _Refused as error:
         return {"error": str(error)}
-    except Exception as error:  # whatever a damaged or made-up pickle leads to
+    except Exception as error:  # a damaged or crafted pickle can raise anything
         return {"error": f"not a pickle, or a damaged one ({_one_line(error)}); take the {what} again"}
 
 
@@ -119,7 +120,7 @@ def _scalar(value: Any) -> bool:
 
 
 def _rows(found: Any, name: str, kind: type) -> list[Any]:
-    """A list whose items are all of one kind."""
+    """Check for a list with items of one type."""
     if not isinstance(found, (list, tuple)):
         raise _Refused(_not(name, "a list"))
     if set(map(type, found)) - {kind}:
@@ -128,7 +129,7 @@ def _rows(found: Any, name: str, kind: type) -> list[Any]:
 
 
 def _apart(lists: list[Any], name: str) -> list[Any]:
-    """Lists of which none stands twice: a small file could hold the same one a million times."""
+    """Check that no list appears twice: a small file could refer to the same one a million times."""
     full = [id(one) for one in lists if one]
     if len(set(full)) < len(full):
         raise _Refused(_not(name, "a list of lists, each another"))
@@ -140,8 +141,8 @@ def _not(name: str, needed: str) -> str:
 
 
 def _integers(rows: list[dict[str, Any]], name: str, what: str, missing: int | None = None) -> bytes:
-    """The values of a key in all rows, int64; `missing` stands for what an event of running out of memory lacks, and
-    for times, which PyTorch before 2.2 did not write.
+    """The values of a key in all rows, int64; `missing` replaces values that out-of-memory events lack, and times,
+    which PyTorch before 2.2 did not write.
     """
     try:
         return array("q", map(itemgetter(name), rows)).tobytes()
@@ -158,7 +159,7 @@ def _integers(rows: list[dict[str, Any]], name: str, what: str, missing: int | N
 
 
 def _wide(rows: list[dict[str, Any]], name: str, what: str) -> bytes:
-    """The same where an address has its highest bit set."""
+    """The same for addresses, which can have the highest bit set."""
     try:
         return array("Q", map(itemgetter(name), rows)).tobytes()
     except (TypeError, OverflowError):
@@ -166,7 +167,7 @@ def _wide(rows: list[dict[str, Any]], name: str, what: str) -> bytes:
 
 
 def _texts(texts: list[Any], name: str) -> tuple[bytes, list[str]]:
-    """Texts as codes into their distinct values, in the order of their first appearance."""
+    """Texts as codes into their distinct values, in order of first appearance."""
     if set(map(type, texts)) - {str}:
         raise _Refused(_not(name, "a text"))
     places: dict[str, int] = {}
@@ -175,7 +176,7 @@ def _texts(texts: list[Any], name: str) -> tuple[bytes, list[str]]:
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:
-    """Texts without half letters, which no table can hold, and still each another."""
+    """Replace lone surrogates, which tables cannot store, and keep the texts distinct."""
     found: dict[str, None] = {}
     for text in texts:
         clean = _whole_letters(text)
@@ -212,7 +213,7 @@ def _history(history: list[Any], stacks: _Stacks) -> dict[str, Any]:
 
 
 class _Stacks:
-    """Call stacks as numbers of their frames; a list, or a frame, that many refer to is looked at once."""
+    """Call stacks as frame numbers; a list or a frame with many references is checked once."""
 
     def __init__(self) -> None:
         self.frames: list[dict[str, Any]] = []
@@ -290,7 +291,7 @@ def _stretches(found: Any) -> list[tuple[int, str]]:
 
 
 def _annotations(found: Any) -> list[tuple[int, int, bool, str]]:
-    """What the program annotated: time in µs, device, whether it begins there, name."""
+    """User annotations: time in µs, device, whether it is a begin, name."""
     rows = _rows(found, "external_annotations", dict)
     try:
         made = [(row["time_us"], row["device"], row["stage"] == "START", row["name"]) for row in rows]

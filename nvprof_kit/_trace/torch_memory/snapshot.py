@@ -51,7 +51,7 @@ SEGMENTS: Mapping[str, str] = MappingProxyType(
         "pool": "the pool it belongs to; (0, 0) is the default one (category)",
     }
 )
-"""Columns of `Snapshot.segments`: what is reserved from CUDA when the snapshot is taken."""
+"""Columns of `Snapshot.segments`: memory reserved from CUDA at the time of the snapshot."""
 
 BLOCKS: Mapping[str, str] = MappingProxyType(
     {
@@ -62,11 +62,11 @@ BLOCKS: Mapping[str, str] = MappingProxyType(
         "state": "active_allocated, active_pending_free, or inactive (category)",
     }
 )
-"""Columns of `Snapshot.blocks`: how the segments are divided when the snapshot is taken."""
+"""Columns of `Snapshot.blocks`: the division of the segments at the time of the snapshot."""
 
 _PICKLE = b"\x80"
 _LATEST_US = 1 << 52
-"""The year 2112; the allocator counts from 1970."""
+"""The year 2112; allocator times count from 1970."""
 
 _Stretches = list[tuple[int, str]]
 
@@ -75,11 +75,11 @@ Frames = list[dict[str, Any]]
 
 
 class Stacks(Mapping[int, Frames]):
-    """The call stack of each event that has one, by its row; a stack is made when it is asked for.
+    """The call stack of each event that has one, by row; stacks are built on access.
 
     Args:
-        of_event: Number of each event's stack, -1 if none.
-        codes: Numbers of the frames of all stacks, one stack behind the other.
+        of_event: Number of each event's stack; -1 if none.
+        codes: Frame numbers of all stacks, concatenated.
         lengths: Length of each stack.
         frames: The frames.
     """
@@ -105,14 +105,14 @@ class Stacks(Mapping[int, Frames]):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the allocator held and did.
+    """The state and history of the allocator.
 
     Attributes:
-        path: The file as it was named.
+        path: The file as given by the user.
         events: The history, with the columns of `EVENTS`.
         segments: With the columns of `SEGMENTS`.
         blocks: With the columns of `BLOCKS`.
-        stacks: The call stack of each ``alloc`` event, by its row in `events`; empty where none was recorded.
+        stacks: The call stack of each ``alloc`` event, by its row in `events`; empty if not recorded.
         settings: The allocator's settings.
     """
 
@@ -125,11 +125,11 @@ class Snapshot:
 
 
 def read_snapshot(path: str | Path) -> Snapshot:
-    """Read a snapshot. Another process loads it (`nvprof_kit._trace.torch_memory.load`), so that neither the limits of
-    that nor what the file asks for touches this one.
+    """Read a snapshot. A child process loads it (`nvprof_kit._trace.torch_memory.load`), so that neither its limits nor
+    the file's resource use affects this process.
 
     Raises:
-        CaptureError: The file cannot be read, is no pickle, holds anything but plain data, or is no snapshot.
+        CaptureError: The file cannot be read, is not a pickle, contains more than plain data, or is not a snapshot.
     """
     path = Path(path)
     check_file(path)
@@ -212,13 +212,13 @@ def _events(history: dict[str, Any], device: int, stretches: _Stretches, annotat
 
 
 def _labelled(label: pd.Categorical, time: Any, stretches: _Stretches, annotated: _Stretches) -> pd.Categorical:
-    """The labels. An event without one gets that of the step and phase which the program was in; one that tells
-    neither layer nor phase gets what PyTorch annotated around it.
+    """The labels. An event without a label gets the program's current step and phase; a label without layer and phase
+    is completed from PyTorch's annotations around the event.
     """
     import numpy as np
     import pandas as pd
 
-    # by numbers, since a million events bear some hundred texts
+    # by codes, because a million events have only a few hundred distinct texts
     places = [np.searchsorted([begin for begin, _ in found], time, side="right") for found in (stretches, annotated)]
     key = (label.codes.astype(np.int64) * (len(stretches) + 1) + places[0]) * (len(annotated) + 1) + places[1]
     which, distinct = pd.factorize(key)
@@ -237,14 +237,14 @@ def _labelled(label: pd.Categorical, time: Any, stretches: _Stretches, annotated
 
 
 def _joined(label: str, annotated: str) -> str:
-    """A label, with what it does not tell taken from the annotations."""
+    """A label, completed from the annotations."""
     (name, step), (phase, number) = parse_memory_label(label), parse_memory_label(annotated)
     return label if name and step is not None else memory_label(name or phase, number if step is None else step)
 
 
 def _loop_stretches(annotations: list[tuple[int, bool, str]]) -> _Stretches:
-    """When the loop's phases and steps that PyTorch annotated began, and what is allocated from then on is labelled
-    with: the innermost phase and step that are open.
+    """Start times of phases and steps annotated by PyTorch, and the label of allocations from then on: the innermost
+    open phase and step.
     """
     known = {name: found for name in {name for _, _, name in annotations} if (found := loop_annotation(name))}
     opened: list[str] = []
@@ -286,7 +286,7 @@ def _blocks(said: dict[str, Any]) -> pd.DataFrame:
     segment = np.repeat(np.arange(len(counts)), counts)
     if said["block_address"] is not None:
         address = _integers(said["block_address"])
-    else:  # PyTorch up to 2.1 left it to be counted up
+    else:  # PyTorch up to 2.1 has no address: sum up the sizes
         before = np.cumsum(size) - size
         first = np.cumsum(counts) - counts
         begin = before[first[segment]] if len(size) else before

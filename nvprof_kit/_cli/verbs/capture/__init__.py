@@ -1,1 +1,1 @@
-"""Verbs that take a capture, check it, and make one that can be given away."""
+"""Verbs that take, check and scrub captures."""

@@ -1,4 +1,4 @@
-"""``nvprof-kit profile``, ``launch``, ``start``, ``stop`` and ``status``: the recipes of nsys as verbs."""
+"""``nvprof-kit profile``, ``launch``, ``start``, ``stop`` and ``status``: the nsys recipes as verbs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``nvprof-kit doctor``: why a run would fail, and whether a capture can be trusted."""
+"""``nvprof-kit doctor``: problems that make a profile fail or mislead."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from nvprof_kit._cli.output import NEEDED_NSYS, Output, writing
 from nvprof_kit._trace.files.kinds import NSYS, expect
 
 _COMMAND = "nvprof_kit.command"
-"""Whether the words stand behind ``--``."""
+"""Whether the words follow ``--``."""
 
 
 class _Doctor(click.Command):
-    """Options may stand behind captures too; behind a command's name they are the command's."""
+    """Options are allowed after captures; after a command name they belong to the command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_COMMAND] = "--" in args
@@ -44,7 +44,7 @@ def doctor(output: Output, words: tuple[str, ...]) -> None:
     from nvprof_kit._api.checks import doctor as examine
 
     told = click.get_current_context().meta[_COMMAND]
-    if words and not told and Path(words[0]).is_file():  # a program that is to run is none of the known kinds
+    if words and not told and Path(words[0]).is_file():  # a program to run is not of a known kind
         expect(words[0], NSYS, NEEDED_NSYS)
     of_captures = bool(words) and words[0].endswith(CAPTURES)
     if of_captures:

@@ -1,4 +1,4 @@
-"""``nvprof-kit ncu profile``: hardware counters of a layer, of kernels, or for a roofline."""
+"""``nvprof-kit ncu profile``: hardware counters of a layer, of selected kernels, or for a roofline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``nvprof-kit ranks profile``: some of the ranks of a job under nsys, each into a report of its own."""
+"""``nvprof-kit ranks profile``: selected ranks of a job under nsys, with one report per rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A verb that becomes a shell recipe: its options are those of the recipe's own help."""
+"""Verbs that run a shell recipe, with options parsed from the recipe's help."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from nvprof_kit._capture.recipe_options import RecipeOption, recipe_options
 from nvprof_kit.errors import ToolError
 
 Given = Mapping[str, Any]
-"""The options of a call by their long names (``--output``): a text, True, or several texts."""
+"""Given options by long name (``--output``): a string, True, or several strings."""
 
 
 def recipe_verb(
     name: str, scripts: Sequence[str], run: Callable[[Given, list[str]], None], text: str, program: bool = True
 ) -> click.Command:
-    """A command with the options of recipes.
+    """Create a command with the options of recipes.
 
     Args:
-        name: The verb.
-        scripts: The recipes, paths in their folder.
-        run: Called with what was given and the program's words.
-        text: The help.
+        name: Name of the verb.
+        scripts: The recipes, as paths in the recipes folder.
+        run: Called with the given options and the program's command line.
+        text: The help text.
         program: Whether a program follows the options.
     """
     options = _options(scripts)
@@ -40,7 +40,7 @@ def recipe_verb(
 
 
 def recipe_words(given: Given, words: Sequence[str]) -> list[str]:
-    """The recipe's command line."""
+    """The command line of the recipe."""
     line: list[str] = []
     for name, value in given.items():
         if value is True:
@@ -54,7 +54,7 @@ def _options(scripts: Sequence[str]) -> tuple[RecipeOption, ...]:
     try:
         return recipe_options(*scripts)
     except ToolError:
-        return ()  # said when the verb runs; the others do without recipes
+        return ()  # reported when the verb runs; other verbs work without recipes
 
 
 def _click_option(option: RecipeOption) -> click.Option:

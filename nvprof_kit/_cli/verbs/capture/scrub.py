@@ -1,4 +1,4 @@
-"""``nvprof-kit scrub``: a capture that can be given away."""
+"""``nvprof-kit scrub``: a capture without private data, for sharing."""
 
 from __future__ import annotations
 
