@@ -275,8 +275,7 @@ def _loading(made: Doing, told: Int64Array) -> Stretches:
 
 
 def _noted_loading(made: Doing) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Thread, start and end of loading recorded as profiler overhead, on each thread that was in a call at its start.
-    """
+    """Thread, start and end of loading recorded as profiler overhead, on each thread in a call at its start."""
     host = made.host
     loads = np.array([bool(_LOADING_OVERHEAD.search(name)) for name in host.names])[host.name] & host.overhead
     rows = np.flatnonzero(loads[:-1])

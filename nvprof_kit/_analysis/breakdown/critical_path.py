@@ -203,8 +203,7 @@ class _Walk:
         return self._along_host(int(self._host.tid[call]), max(launched, self._low), made)
 
     def _along_host(self, tid: int, moment: int, made: list[_Piece]) -> tuple[int, int]:
-        """Go back along a thread to the last call in which it waited for the device, and return the awaited operation.
-        """
+        """Go back along a thread to the last call in which it waited for the device; return the awaited operation."""
         waits = self._waits[tid]
         place = int(np.searchsorted(self._host.start[waits], moment)) - 1
         until, op = self._low, NONE
