@@ -1,6 +1,6 @@
 """Finds the innermost range on a thread at a given time, and which range encloses which.
 
-NVTX push/pop ranges nest on their thread, so exactly one range is innermost at any time, and it changes only where a
+NVTX push/pop ranges nest on their thread, so at most one range is innermost at any time, and it changes only where a
 range begins or ends. `Nesting` stores these changes as one sorted array over all threads, so a million lookups are one
 vectorized binary search.
 """
@@ -115,7 +115,7 @@ class Pieces(NamedTuple):
 
 
 def cut(start: Int64Array, end: Int64Array, tid: Int64Array) -> Pieces:
-    """Cut each range where an enclosing range on its thread ends before it.
+    """Cut each range where another range on its thread ends that was open at its start and ends before it.
 
     At any time the open pieces are those of the open ranges, a later start inside an earlier one.
     """

@@ -2,8 +2,9 @@
 
 The innermost call, operator or range on the thread determines the cause. A call that loads code is one cause including
 everything nested in it. Loading also takes time around the calls that show it: cuDNN builds a plan for a shape, or a
-library unpacks its kernels, and then loads the result in microseconds. So loading extends to the thread's neighboring
-launches and copies, within the operator or range that contains the call.
+library unpacks its kernels, and then loads the result in microseconds. So loading extends to the
+thread's previous and next call that launches, copies, allocates, frees or synchronizes, within the operator or range
+that contains the call.
 """
 
 from __future__ import annotations
@@ -291,7 +292,7 @@ def _noted_loading(made: Doing) -> tuple[Int64Array, Int64Array, Int64Array]:
 def _between_work(
     host: HostCalls, work: Int64Array, tid: Int64Array, start: Int64Array, end: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
-    """The interval around each moment in which its thread launched no work, including the launch that is open then."""
+    """The interval around each given one without a call of `work` on its thread; includes a call that encloses it."""
     least, most = np.iinfo(np.int64).min, np.iinfo(np.int64).max
     low, high = np.full(len(tid), least), np.full(len(tid), most)
     for one in np.unique(tid).tolist():

@@ -89,7 +89,7 @@ def comm_table(
     """Communication by layer, phase and collective, with `COMM_COLUMNS`; the most exposed first.
 
     Args:
-        trace: The capture, with the columns ``name`` and ``bytes``, and the table ``collectives`` where bytes matter.
+        trace: The capture, with the columns ``name`` and ``bytes``, and the table ``collectives`` if bytes are needed.
         attribution: The owner of each operation.
         active: The activity of the devices.
         bare: The result of `exposed`.

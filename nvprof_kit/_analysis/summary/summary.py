@@ -42,7 +42,7 @@ _OF_KERNELS = ("name", "duration_ns")
 
 
 def needed(views: Sequence[str], steps: StepOptions) -> tuple[str, ...]:
-    """The part of `OPTIONAL` that these views need; the kernel view alone needs little."""
+    """What `open_capture` must read for these views, all by default; the kernel view alone needs little."""
     return _OF_KERNELS if views and set(views) == {"kernel"} and steps == ALL_STEPS else OPTIONAL
 
 
@@ -91,7 +91,7 @@ class SummaryResult:
 
 
 def summary(trace: Trace, options: SummaryOptions | None = None, known: Operations | None = None) -> SummaryResult:
-    """Summarize a capture opened with `OPTIONAL`; `known` allows to reuse attribution and classes."""
+    """Summarize a capture opened with `OPTIONAL`; attribution and classes come from `known`, if given."""
     options = options or SummaryOptions()
     facts = Facts(trace, options.own_rules, options.by_step, options.steps, known)
     views = {name: _sorted(facts.finished(VIEWS[name](facts)), options.sort) for name in options.views or VIEWS}
