@@ -144,7 +144,7 @@ def _tile(runs: _Runs, pid: int, ranges: Ranges, ops: _Ops, device: int) -> tupl
     begins = runs.start[mine]
     start = np.maximum(begins, np.concatenate((begins[:1], finish[:-1])))
     start = np.maximum(start, np.minimum(_others_end(ops, len(ranges.steps))[instance], finish))
-    # between them, before the first and after the last
+    # windows outside steps: before the first, between, after the last
     gap_start = np.concatenate(([min(first, int(start[0]))] if len(mine) else [first], finish))
     gap_end = np.concatenate((start, [max(last, int(finish[-1]))] if len(mine) else [last]))
     which = np.concatenate((instance, np.full(len(gap_start), NONE, dtype=np.int64)))

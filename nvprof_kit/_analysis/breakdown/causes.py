@@ -2,9 +2,9 @@
 
 The innermost call, operator or range on the thread determines the cause. A call that loads code is one cause including
 everything nested in it. Loading also takes time around the calls that show it: cuDNN builds a plan for a shape, or a
-library unpacks its kernels, and then loads the result in microseconds. So loading extends to the
-thread's previous and next call that launches, copies, allocates, frees or synchronizes, within the operator or range
-that contains the call.
+library unpacks its kernels, and then loads the result in microseconds. So loading extends to the thread's previous
+and next call that launches, copies, allocates, frees or synchronizes, within the operator or range that contains the
+call.
 """
 
 from __future__ import annotations
