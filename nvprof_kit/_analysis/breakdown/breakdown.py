@@ -79,7 +79,7 @@ class BreakdownResult:
         communication: Communication; columns `nvprof_kit._analysis.breakdown.transfers.COMM_COLUMNS`.
         copies: Memory copies; columns `nvprof_kit._analysis.breakdown.transfers.COPY_COLUMNS`.
         launches: Kernel launches; columns `nvprof_kit._analysis.breakdown.launches.LAUNCH_COLUMNS`.
-        queue: The queue of launched operations during the median step; columns
+        queue: Number of queued operations during the median step; columns
             `nvprof_kit._analysis.breakdown.queue.QUEUE_TIME_COLUMNS`.
         critical_path: The critical path of the median step; columns
             `nvprof_kit._analysis.breakdown.critical_path.PATH_COLUMNS`.
