@@ -1,1 +1,1 @@
-"""Attribution of GPU time to layers, and the analyses built on it: tables in, tables out."""
+"""Attribution of GPU time to layers, and the analyses built on it. Inputs and outputs are tables."""

@@ -1,4 +1,4 @@
-"""Whether a capture can be trusted: facts of its making in, findings out."""
+"""Checks whether a capture is reliable: takes facts about how it was recorded, and returns findings."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from nvprof_kit._trace.nsys.warnings import GUESS
 from nvprof_kit.names import DOMAIN
 
 OVERHEAD_SHARE = 0.01
-"""Share of the window from which the profiler's own time is a finding."""
+"""Minimum share of profiler overhead in the window for a finding."""
 
 LOST_SHARE = 0.01
-"""Share of the kernel launches whose kernels are missing from which on a capture is called lossy."""
+"""Minimum share of kernel launches without a recorded kernel for a lossy capture."""
 
 LONG_NS = 60_000_000_000
-"""Length from which a capture is called long."""
+"""Minimum duration of a long capture."""
 
 _KERNELS, _RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 _EXTRAS = {
     "CUDA_GPU_MEMORY_USAGE_EVENTS": ("allocations", "memory"),
     "GPU_METRICS": ("GPU metrics", "metrics"),
 }
-"""Tables that only some verbs read, what they hold, and the preset that records it."""
+"""Tables that only some commands read, their contents, and the preset that records them."""
 
 _LOSSES = ("drop", "lost", "size limit", "couldn't allocate", "errors occurred", "not all", "truncated", "discard")
 
 
 def examine_captures(captures: Sequence[CaptureHealth]) -> dict[str, tuple[Finding, ...]]:
-    """Findings of each capture by its path, most severe first; one without kernels is judged beside the others."""
+    """Findings of each capture by its path, most severe first; one without kernels is judged relative to the others."""
     some = any(capture.rows.get(_KERNELS) for capture in captures)
     return {capture.path: by_severity(_examine(capture, some)) for capture in captures}
 

@@ -1,6 +1,6 @@
-"""What the links of a GPU carry at most: to the host by PCIe or NVLink-C2C, to other GPUs by NVLink.
+"""Peak figures of GPUs, and link bandwidths: to the host by PCIe or NVLink-C2C, to other GPUs by NVLink.
 
-The figures are data (`gpu_links.toml`, in the package), with their sources.
+The link figures are data (`gpu_links.toml`, in the package), with their sources.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nvprof_kit._toml import parse_toml
 from nvprof_kit.errors import UsageError
 
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8")
-"""The types of number that have peaks."""
+"""The data types with peaks."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Peaks:
     """The peaks of one GPU.
 
     Attributes:
-        name: What it is called.
-        flops: Operations a second without sparsity, by type of number.
-        bandwidth: Bytes a second of its memory, 0 where it is not known.
-        source: Where the figures are from.
+        name: Its name.
+        flops: FLOP/s without sparsity, by data type.
+        bandwidth: Memory bandwidth in bytes per second, 0 if unknown.
+        source: Source of the figures.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Peaks:
 
 @lru_cache(maxsize=1)
 def known_gpus() -> tuple[tuple[re.Pattern[str], Peaks], ...]:
-    """The GPUs of the package, each with the pattern of the names that CUDA gives it."""
+    """The GPUs that the package knows, each with a pattern for the device names that CUDA reports."""
     text = (files("nvprof_kit._analysis") / "gpu_peaks.toml").read_text(encoding="utf-8")
     found = []
     for row in parse_toml(text)["gpu"]:
@@ -50,11 +50,11 @@ def known_gpus() -> tuple[tuple[re.Pattern[str], Peaks], ...]:
 
 
 def peaks_of(gpus: Iterable[str], own: Mapping[str, float] | None = None) -> Peaks | None:
-    """The peaks of a capture's GPUs; None where nothing is known.
+    """The peaks of a capture's GPUs; None if unknown.
 
     Args:
-        gpus: Their names; where these are of several kinds, nothing is known of them.
-        own: Operations a second, by type of number, that the user gave: they take the place of the package's.
+        gpus: Their names; if they are different models, the peaks are unknown.
+        own: FLOP/s by data type from the user; they override the built-in figures.
     """
     names = set(gpus)
     found = None
@@ -69,10 +69,10 @@ def peaks_of(gpus: Iterable[str], own: Mapping[str, float] | None = None) -> Pea
 
 
 def parse_peak(text: str) -> tuple[str, float]:
-    """One peak that the user gave, ``bf16=989e12``.
+    """Parse a peak from the user, ``bf16=989e12``.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The text has another form.
     """
     dtype, _, number = text.partition("=")
     try:
@@ -87,7 +87,7 @@ def parse_peak(text: str) -> tuple[str, float]:
 
 
 class Link(NamedTuple):
-    """A link's name, '' for none that is known, and what it carries in one direction in 10⁹ bytes per second."""
+    """A link's name, '' if unknown, and its peak bandwidth in one direction in 10⁹ bytes per second."""
 
     name: str
     gb_per_s: float
@@ -97,10 +97,10 @@ UNKNOWN = Link("", float("nan"))
 
 
 def link_of(gpu: str, copy: str) -> Link:
-    """The link that a copy goes over; `UNKNOWN` inside one GPU, and for a GPU that the data do not name.
+    """The link that a copy uses; `UNKNOWN` inside one GPU, and for a GPU that is not in the data.
 
     Args:
-        gpu: The GPU's name, as the capture gives it.
+        gpu: The GPU's name, as in the capture.
         copy: The kind of copy: ``memcpy HtoD``, ``Memcpy PtoP (Device -> Device)``.
     """
     said = _said_of(gpu)

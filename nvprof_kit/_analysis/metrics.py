@@ -1,9 +1,9 @@
-"""GPU metrics of each layer without ncu: nsys samples them while the program runs at its own speed.
+"""GPU metrics of each layer without ncu: nsys samples them while the program runs at full speed.
 
-A sample is a mean over its interval, which begins at its time. Where the GPU was idle for a part of it, the rest has
-made the figure, so it is divided by the busy part. A layer's mean weighs each sample by how long the layer's
-operations ran in that interval: what it shares an interval with colours its figures; many samples even that out, and
-few do not: below a floor there is no figure.
+A sample is the mean over its interval, which begins at the sample's time. If the GPU was idle for part of the interval,
+the value is divided by the busy share. A layer's mean weights each sample by how long the layer's operations ran in its
+interval. Other operations in the same interval distort the value; many samples average this out, few do not, so a layer
+with too few samples has no values.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ METRICS: dict[str, tuple[str, ...]] = {
     "pcie_rx_pct": ("PCIe RX Throughput", "PCIe Read Throughput"),
     "pcie_tx_pct": ("PCIe TX Throughput", "PCIe Write Throughput"),
 }
-"""Our columns, and the names that nsys gives them on its GPUs."""
+"""Column names, and the nsys metric names on different GPUs."""
 
 COLUMNS = {
     "layer": "module path, with everything nested in it; or `(none)` for work outside every layer",
@@ -63,17 +63,17 @@ COLUMNS = {
     "pcie_rx_pct": "PCIe bandwidth received, the same",
     "pcie_tx_pct": "PCIe bandwidth sent, the same",
 }
-"""The columns of `MetricsResult.rows` and what they mean. What was not sampled is missing."""
+"""The columns of `MetricsResult.rows` and their descriptions. Values without samples are missing."""
 
 
 @dataclass(frozen=True)
 class MetricsOptions:
-    """What a row is about.
+    """Options of the metrics table.
 
     Attributes:
-        floor: Samples below which a row has no figures.
-        own: Only a layer's own operations, without those of the layers in it.
-        steps: Which steps to look at; the whole capture by default.
+        floor: Minimum number of samples for a row to have values.
+        own: Only a layer's own operations, without its submodules.
+        steps: The steps to include; the whole capture by default.
     """
 
     floor: float = 20.0
@@ -110,11 +110,10 @@ class MetricsResult:
     blocks: Blocks = NO_BLOCKS
 
     def joined(self, rows: pd.DataFrame) -> dict[str, Any]:
-        """The columns of `COLUMNS` of some equal layers in a phase together; their samples may be enough where those
-        of one are not.
+        """Aggregate the columns of `COLUMNS` over equal layers in a phase, which together may have enough samples.
 
         Args:
-            rows: Some of `rows`, by their index.
+            rows: Some of `rows`, with their index.
         """
         means = (self.rows if self.means is None else self.means).loc[rows.index]
         weight = means["samples"]
@@ -130,8 +129,8 @@ class MetricsResult:
 
 
 class _Samples(NamedTuple):
-    """The samples of one GPU: beginnings and ends of their intervals, and values by column, over the busy part of each,
-    NaN where missing.
+    """The samples of one GPU: starts and ends of their intervals, and values by column for the busy part of each; NaN
+    if missing.
     """
 
     begin: Int64Array
@@ -139,7 +138,7 @@ class _Samples(NamedTuple):
     values: dict[str, Floats]
 
     def met_by(self, begins: Int64Array, ends: Int64Array) -> _Samples:
-        """Those whose intervals meet some of these, which are apart from one another and in order."""
+        """Select samples with intervals that overlap the given ones, which are disjoint and sorted."""
         first = np.maximum(np.searchsorted(self.begin, begins, side="right") - 1, 0)
         counts = np.maximum(np.searchsorted(self.begin, ends, side="left") - first, 0)
         shift = first - (np.cumsum(counts) - counts)
@@ -148,16 +147,16 @@ class _Samples(NamedTuple):
 
 
 def metrics(trace: Trace, options: MetricsOptions | None = None, known: Operations | None = None) -> MetricsResult:
-    """GPU metrics of each layer.
+    """Compute the GPU metrics of each layer.
 
     Args:
         trace: A capture with `Trace.samples`.
-        options: What counts as enough.
-        known: The same operations, where owners and classes are known already.
+        options: The minimum number of samples, and the steps to include.
+        known: The same operations, to reuse their attribution and classes.
 
     Raises:
         CaptureError: The capture has no samples.
-        UsageError: None of the steps asked for is in it.
+        UsageError: None of the selected steps is in the capture.
     """
     import pandas as pd
 
@@ -223,7 +222,7 @@ def _of_device(trace: Trace, device: int) -> _Samples:
 def _rows(
     trace: Trace, attribution: Attribution, parent: Mapping[str, str]
 ) -> Iterator[tuple[tuple[str, str], npt.NDArray[np.intp]]]:
-    """The (layer, phase) pairs with the operations of each and of everything nested in it."""
+    """The (layer, phase) pairs, each with its operations including submodules."""
     own: dict[tuple[str, str], list[npt.NDArray[np.intp]]] = {}
     for (layer, phase), chosen in _owners(attribution, trace):
         for holder in with_holders(layer, parent):
@@ -234,7 +233,7 @@ def _rows(
 
 
 def _owners(attribution: Attribution, trace: Trace) -> Iterator[tuple[tuple[str, str], npt.NDArray[np.intp]]]:
-    """The (layer, phase) pairs with their own operations, by their first start."""
+    """The (layer, phase) pairs with their own operations, by first start."""
     name = np.append(attribution.ranges.name, NONE)[attribution.layer_range].astype(np.int64)
     codes, index = np.unique(name * len(attribution.phases) + attribution.phase, return_inverse=True)
     start = trace.ops["start_ns"].to_numpy()
@@ -249,7 +248,7 @@ def _owners(attribution: Attribution, trace: Trace) -> Iterator[tuple[tuple[str,
 
 
 def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Samples]) -> dict[str, Any]:
-    """Busy time, samples and means of some operations."""
+    """Busy time, samples and means of selected operations."""
     start, end, device = (trace.ops[name].to_numpy()[chosen] for name in ("start_ns", "end_ns", "device"))
     busy, count = 0, 0.0
     weight, total = ({name: 0.0 for name in METRICS} for _ in range(2))
@@ -271,7 +270,7 @@ def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Sam
 
 
 def _union(start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """The union of some intervals, as intervals apart from one another, in order."""
+    """The union of intervals as disjoint, sorted intervals."""
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
     reach = np.maximum.accumulate(end)
@@ -281,7 +280,7 @@ def _union(start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
 
 
 def _overlap(start: Int64Array, end: Int64Array, begin: Int64Array, until: Int64Array) -> Floats:
-    """How long any of some operations ran between each two moments, in ns."""
+    """How long at least one operation ran in each interval, in ns."""
     if not len(start):
         return np.zeros(len(begin))
     begins, ends = _union(start, end)
@@ -289,7 +288,7 @@ def _overlap(start: Int64Array, end: Int64Array, begin: Int64Array, until: Int64
 
 
 def _busy_until(begins: Int64Array, ends: Int64Array, time: Int64Array) -> Floats:
-    """How much of these intervals lies before each moment, in ns."""
+    """Total length of the intervals before each moment, in ns."""
     before = np.append(0, np.cumsum(ends - begins))
     place = np.searchsorted(begins, time, side="right") - 1
     inside = np.clip(time - begins[np.maximum(place, 0)], 0, (ends - begins)[np.maximum(place, 0)])

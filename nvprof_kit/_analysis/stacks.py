@@ -1,4 +1,4 @@
-"""GPU time by module, phase and kernel: what a flame graph of a capture is drawn from."""
+"""GPU time by module, phase and kernel, for flame graphs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ OPTIONAL = ("name",)
 
 
 def stacks(operations: Operations, chosen: npt.NDArray[np.bool_] | None = None) -> pd.DataFrame:
-    """The operations of each kernel in each layer and phase, summed.
+    """Sum the operations of each kernel in each layer and phase.
 
     Args:
-        operations: The operations and who owns them, with the columns of `OPTIONAL`.
-        chosen: Which instances of steps, None for the whole capture.
+        operations: The operations and their attribution, with the columns of `OPTIONAL`.
+        chosen: The step instances to include, None for the whole capture.
 
     Returns:
-        Columns layer, phase, kernel, kernel_class, gpu_ops, gpu_self_ns, in the order of the layers' names, the
-        costliest kernel of a layer first. The sum over all rows is that of all operations' durations.
+        Columns layer, phase, kernel, kernel_class, gpu_ops, gpu_self_ns, sorted by layer name, the most expensive
+        kernel of a layer first. The rows add up to the durations of all operations.
     """
     import pandas as pd
 
@@ -61,15 +61,15 @@ def stacks(operations: Operations, chosen: npt.NDArray[np.bool_] | None = None) 
 
 
 def _order(layer: str, phase: str) -> tuple[object, ...]:
-    """A key by which block 2 stands before block 10, and what is outside every layer behind all."""
+    """A sort key that puts block 2 before block 10, and operations outside layers last."""
     parts = tuple((part.isdecimal(), int(part) if part.isdecimal() else part) for part in layer.split("."))
     return layer == NO_LAYER, parts, phase
 
 
 def frames(layer: str, phase: str, kernel: str) -> tuple[str, ...]:
-    """The stack of a row, from its root: the parts of the module's path, the phase, the kernel.
+    """The stack of a row, from its root: the parts of the module path, the phase, the kernel.
 
-    A block's number stands with the name of its list (``layers``, ``layers.0``), so that block 0 of two lists are two.
+    A block number includes the name of its list (``layers``, ``layers.0``), to keep block 0 of two lists apart.
     """
     parts = [layer] if layer == NO_LAYER else layer.split(".")
     named = [f"{parts[place - 1]}.{part}" if part.isdecimal() and place else part for place, part in enumerate(parts)]

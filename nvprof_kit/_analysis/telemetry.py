@@ -1,7 +1,7 @@
-"""What a sampled window says in a few numbers, for a monitoring system: time by kind of layer and phase, per step.
+"""Key figures of a sampled window for a monitoring system: time by kind of layer and phase, per step.
 
-A monitoring system keeps a series for each set of labels for ever, so these are bounded: a kind is a layer's path with
-its numbers as stars, ``layers.*.self_attn``, and no more than so many kinds are told apart.
+A monitoring system stores a time series for each set of labels, so their number is limited: a kind is a layer path with
+stars for numbers, ``layers.*.self_attn``, and the number of distinct kinds is capped.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
 OTHERS = "(other)"
-"""Stands for the kinds, or phases, beyond those that are told apart."""
+"""Label for kinds or phases beyond the limit."""
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _PHASES = 16
 
 
 class Bounded:
-    """The values of a label: the first so many are kept for good, whatever comes later is `OTHERS`.
+    """The values of a label: the first `most` values are kept, later ones become `OTHERS`.
 
     Args:
-        most: How many.
-        known: Values that have their place from the beginning.
+        most: Maximum number of values.
+        known: Values that are known from the start.
     """
 
     def __init__(self, most: int, known: Iterable[str] = ()) -> None:
@@ -45,7 +45,7 @@ class Labels:
     """The labels of all windows of a program.
 
     Args:
-        kinds: How many kinds of layers are told apart.
+        kinds: Maximum number of kinds of layers.
     """
 
     def __init__(self, kinds: int) -> None:
@@ -58,11 +58,11 @@ class Sample:
     """One window; times per step in seconds.
 
     Attributes:
-        layers: Time of the operations by kind of layer and phase; their sum is all of the step's.
-        step: Length of a step, None without steps.
-        busy: Share of it in which the GPU had work, None without steps or a GPU.
-        in_layers: Share of the operations' time that is in a named layer.
-        device: ``gpu``, or ``cpu`` for the operators of a recording without a GPU.
+        layers: Time of the operations by kind of layer and phase; they add up to the step's total.
+        step: Duration of a step, None without steps.
+        busy: Share of it in which the GPU was busy, None without steps or a GPU.
+        in_layers: Share of the operations' time in a named layer.
+        device: ``gpu``, or ``cpu`` for the operators of a CPU-only recording.
     """
 
     layers: dict[tuple[str, str], float]
@@ -78,7 +78,7 @@ def kind_of(layer: str) -> str:
 
 
 def sample(trace: Trace, labels: Labels) -> Sample:
-    """What a recorded window says; of a window with steps, what lies in these, by the mean of them.
+    """Compute the figures of a recorded window; if it has steps, the mean over them.
 
     Args:
         trace: The window.
@@ -91,7 +91,7 @@ def sample(trace: Trace, labels: Labels) -> Sample:
         rows = rows[rows["step"].notna()]
     count = max(len(times), 1)
     rows = rows.groupby(["layer", "phase"], observed=True)["gpu_self_ns"].sum().reset_index()
-    rows = rows.sort_values("gpu_self_ns", ascending=False)  # where kinds are too many, the costliest have their names
+    rows = rows.sort_values("gpu_self_ns", ascending=False)  # the most expensive kinds keep their names
     found: dict[tuple[str, str], float] = {}
     named = 0
     for layer, phase, ns in zip(*(rows[name].tolist() for name in ("layer", "phase", "gpu_self_ns")), strict=True):

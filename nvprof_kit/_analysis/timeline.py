@@ -1,7 +1,7 @@
-"""What ran when: the layers over the GPU's streams, the ranges on the CPU, and the idle time between.
+"""Timeline: layers over the GPU streams, ranges on the CPU, and the idle time between.
 
-A layer is drawn over the operations it owns: its span on a stream is a run of operations, one behind the other, that
-are all inside one call of it. Spans nest as the layers do, and what lies on one lane never overlaps.
+A layer is drawn over its operations: a span on a stream covers consecutive operations inside one call of the layer.
+Spans nest like layers, and spans on one lane and level never overlap.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPTIONAL = ("name", "stream")
 
 
 class Lane(NamedTuple):
-    """A row of operations: a stream of a device. Where operations of one stream overlap, the stream has several."""
+    """A row of operations: a stream of a device. If operations of one stream overlap, the stream has several lanes."""
 
     pid: int
     device: int
@@ -40,26 +40,26 @@ class Lane(NamedTuple):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it is a stream, and not the operators of a capture without a GPU."""
+        """Whether it is a stream, and not the operators of a CPU-only capture."""
         return self.stream >= 0
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """What ran in a window of time; times in ns since the start of the capture.
+    """Timeline of a window; times in ns since the start of the capture.
 
     Attributes:
-        step: Number of the step that is shown, None for the whole capture.
-        instance: Which instance of a step that is (`nvprof_kit._analysis.attribution.steps`).
-        start_ns, end_ns: The window: from the first to the last moment of the step, on the CPU or the GPU.
+        step: Number of the shown step, None for the whole capture.
+        instance: Its step instance (`nvprof_kit._analysis.attribution.steps`).
+        start_ns, end_ns: The window: from the first start to the last end in the step, on the CPU or the GPU.
         lanes: Streams, by process, device and first operation.
-        ops: A row per operation that touches the window: start_ns, end_ns, lane (index), layer, phase, step (number,
+        ops: One row per operation that overlaps the window: start_ns, end_ns, lane (index), layer, phase, step (number,
             -1 outside steps), instance (-1 outside steps), name; by lane and start.
         spans: Layers over the lanes: start_ns, end_ns, lane, level (0 is the outermost layer), layer, phase.
-        ranges: On the CPU: start_ns, end_ns, pid, tid, level, text, category; by thread and start.
-        idle: Gaps in which a device ran nothing: device, start_ns, end_ns, after (layer before the gap), before
-            (layer behind it).
-        windows: Begin and end of the step by device.
+        ranges: CPU ranges: start_ns, end_ns, pid, tid, level, text, category; by thread and start.
+        idle: Gaps in which a device was idle: device, start_ns, end_ns, after (layer before the gap), before (layer
+            after it).
+        windows: Start and end of the step by device.
     """
 
     step: int | None
@@ -74,15 +74,15 @@ class Timeline:
     windows: Mapping[int, tuple[int, int]]
 
     def own_window(self, device: int | None = None) -> tuple[int, int]:
-        """When the step ran, on one device or on all, as `nvprof_kit._analysis.attribution.windows` cuts it;
-        of the whole capture from the first operation to the last. Before and after it other steps may run while it is
+        """When the step ran, on one device or on all, as defined by `nvprof_kit._analysis.attribution.windows`; for the
+        whole capture from the first operation to the last. Other steps may run before and after it while its range is
         open on the CPU.
         """
         mine = [window for one, window in self.windows.items() if device in (None, one)]
         return (min(begin for begin, _ in mine), max(end for _, end in mine)) if mine else (0, 0)
 
     def idle_in_step(self, device: int) -> Int64Array:
-        """How much of each of a device's gaps lies in that window, in ns, without those that lie outside it."""
+        """Length of each of a device's gaps within the step, in ns; gaps outside it are left out."""
         begin, end = self.own_window(device)
         gaps = self.idle[self.idle["device"] == device]
         start, stop = (gaps[name].clip(begin, end).to_numpy() for name in ("start_ns", "end_ns"))
@@ -92,13 +92,13 @@ class Timeline:
 
 @dataclass(frozen=True)
 class StepWindows:
-    """When each step ran on each device, and how much of that the device was idle.
+    """When each step ran on each device, and its idle time there.
 
     Attributes:
-        devices: The devices' ordinals.
-        start_ns, end_ns: Shape ``(devices, instances)``; both 0 where the device did not run the step.
-        idle_ns: The idle time in it.
-        gaps: The number of gaps in it.
+        devices: Device ordinals.
+        start_ns, end_ns: Shape ``(devices, instances)``; both 0 if the device did not run the step.
+        idle_ns: Idle time in the step.
+        gaps: Number of gaps in the step.
     """
 
     devices: tuple[int, ...]
@@ -109,7 +109,7 @@ class StepWindows:
 
 
 def idle_by_step(trace: Trace, attribution: Attribution, shown: Timeline) -> StepWindows:
-    """The idle time of every step, of a timeline of the whole capture whose gaps begin and end with its steps."""
+    """The idle time of every step, from a timeline of the whole capture with gaps from the first to the last step."""
     cut = step_windows(trace, attribution)
     count = len(attribution.ranges.steps)
     devices = tuple(sorted({one.device for one in cut.devices}))
@@ -131,7 +131,7 @@ def idle_by_step(trace: Trace, attribution: Attribution, shown: Timeline) -> Ste
 
 
 def _idle_until(begins: Int64Array, ends: Int64Array, moment: Int64Array) -> Int64Array:
-    """The time of gaps, which follow each other, before some moments."""
+    """Total idle time before each moment; the gaps are disjoint and sorted."""
     before = np.concatenate(([0], np.cumsum(ends - begins)))
     reached = np.searchsorted(begins, moment)
     last = np.maximum(reached - 1, 0)
@@ -148,15 +148,15 @@ def timeline(
     steps_idle: bool = False,
     chosen: npt.NDArray[np.bool_] | None = None,
 ) -> Timeline:
-    """What ran in one step, in some steps, or in the whole capture.
+    """Build the timeline of one step, some steps, or the whole capture.
 
     Args:
         trace: The capture, with the columns of `OPTIONAL`.
-        attribution: Who owns each operation.
-        instance: Which instance of a step, None for the whole capture.
-        steps_idle: Whether the gaps of a whole capture reach to where its first step begins and its last one ends.
-        chosen: Which instances, where `instance` is None; None for the whole capture. What runs between two of them
-            that follow each other is in it.
+        attribution: The owner of each operation.
+        instance: The step instance, None for the whole capture.
+        steps_idle: Whether gaps of a whole capture extend to the start of its first and the end of its last step.
+        chosen: The step instances, if `instance` is None; None for the whole capture. Operations between two adjacent
+            instances are included.
 
     Raises:
         KeyError: The capture has no such instance.
@@ -187,7 +187,7 @@ def timeline(
 
 
 def _runs(chosen: npt.NDArray[np.bool_] | None) -> Int64Array | None:
-    """The first and the last of the instances that follow each other, shape ``(runs, 2)``; None for the capture."""
+    """First and last instance of each run of adjacent instances, shape ``(runs, 2)``; None for the whole capture."""
     if chosen is None:
         return None
     edges = np.flatnonzero(np.diff(np.concatenate(([0], chosen.astype(np.int8), [0]))))
@@ -198,7 +198,7 @@ def _runs(chosen: npt.NDArray[np.bool_] | None) -> Int64Array | None:
 def _windows(
     trace: Trace, attribution: Attribution, runs: Int64Array | None, instance: int | None
 ) -> tuple[Int64Array, Int64Array]:
-    """From the first to the last moment of each run of instances, or of the capture; apart and in order."""
+    """First start and last end of each run of instances, or of the capture; sorted."""
     if runs is None:
         starts = np.concatenate([trace.ops["start_ns"].to_numpy(), attribution.ranges.start])
         ends = np.concatenate([trace.ops["end_ns"].to_numpy(), attribution.ranges.end])
@@ -216,7 +216,7 @@ def _windows(
 
 
 def _touch(begin: Int64Array, end: Int64Array, starts: Int64Array, ends: Int64Array) -> npt.NDArray[np.bool_]:
-    """Which intervals touch one of some windows, which are in order; one without a length lies in it."""
+    """Which intervals overlap one of the sorted windows; one of zero length must start inside a window."""
     place = np.minimum(np.searchsorted(end, starts, side="right"), len(end) - 1)
     begin, end = begin[place], end[place]
     touched: npt.NDArray[np.bool_] = (starts < end) & ((ends > begin) | (starts >= begin))
@@ -226,8 +226,8 @@ def _touch(begin: Int64Array, end: Int64Array, starts: Int64Array, ends: Int64Ar
 def _by_device(
     trace: Trace, attribution: Attribution, runs: Int64Array | None, rows: Int64Array
 ) -> dict[int, Int64Array]:
-    """When each run of instances ran on each device that some operations ran on, shape ``(r, 2)``, in order; of the
-    whole capture from the first operation to the last.
+    """When each run of instances ran on each device of the given operations, shape ``(r, 2)``, sorted; for the whole
+    capture from the first operation to the last.
     """
     device, start, end = (trace.ops[name].to_numpy()[rows] for name in ("device", "start_ns", "end_ns"))
     if runs is None:
@@ -250,7 +250,7 @@ def _by_device(
 def _of_all_steps(
     trace: Trace, attribution: Attribution, windows: Mapping[int, Int64Array]
 ) -> Mapping[int, Int64Array]:
-    """From where the first step begins on each device to where the last one ends, or further."""
+    """Extend each device's window to the start of the first step and the end of the last."""
     cut, found = step_windows(trace, attribution), dict(windows)
     ordinal = np.array([one.device for one in cut.devices], dtype=np.int64)[cut.device]
     for one in np.unique(ordinal[cut.in_step]).tolist():
@@ -261,7 +261,7 @@ def _of_all_steps(
 
 
 def _lanes(trace: Trace, rows: Int64Array) -> tuple[tuple[Lane, ...], Int64Array]:
-    """The lanes of some operations, and which of them each is on."""
+    """The lanes of operations, and the lane index of each."""
     names = ("pid", "device", "stream")
     keys = np.stack([trace.ops[name].to_numpy()[rows] for name in names], axis=1)
     start, end = (trace.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
@@ -271,7 +271,7 @@ def _lanes(trace: Trace, rows: Int64Array) -> tuple[tuple[Lane, ...], Int64Array
         stream.ravel() * (part.max(initial=0) + 1) + part, return_index=True, return_inverse=True
     )
     found = [Lane._make((*streams[stream.ravel()[one]].tolist(), int(part[one]))) for one in first.tolist()]
-    # a device's streams by their first operation, so that the one that does the work comes first
+    # sort a device's streams by their first operation, so that the main stream comes first
     when = {tuple(key): int(start[stream.ravel() == place].min()) for place, key in enumerate(streams.tolist())}
     order = sorted(range(len(both)), key=lambda one: (found[one][:2], when[found[one][:3]], found[one].part))
     place = np.argsort(np.array(order, dtype=np.int64))
@@ -279,9 +279,9 @@ def _lanes(trace: Trace, rows: Int64Array) -> tuple[tuple[Lane, ...], Int64Array
 
 
 def _parts(start: Int64Array, end: Int64Array, lane: Int64Array) -> Int64Array:
-    """A number for each interval such that those of one lane and number do not overlap; 0 for nearly all.
+    """A number for each interval such that intervals of one lane and number do not overlap; 0 for most.
 
-    Intervals that overlap one another form a cluster; they take turns over as many numbers as that needs.
+    Overlapping intervals form a cluster; each cluster uses as many numbers as it needs in turn.
     """
     order = np.lexsort((start, lane))
     begins, finishes, lanes = start[order], end[order], lane[order]
@@ -320,7 +320,7 @@ def _ops(trace: Trace, attribution: Attribution, rows: Int64Array, lane: Int64Ar
 
 
 def _names(ops: pd.DataFrame, rows: Int64Array) -> pd.Categorical:
-    """The names of some operations; a stretch in which an operator goes on is named so, and counts as no call of it."""
+    """The names of operations; an interval in which an operator continues has its own name, and is not another call."""
     import pandas as pd
 
     names = ops["name"].astype("category").cat
@@ -347,7 +347,7 @@ def _layer_names(attribution: Attribution, layer_range: npt.NDArray[np.integer])
 def _spans(
     attribution: Attribution, rows: Int64Array, lane: Int64Array, start: Int64Array, end: Int64Array
 ) -> pd.DataFrame:
-    """Runs of operations inside one call of a layer, level by level from the innermost outwards."""
+    """Runs of operations inside one call of a layer, level by level from the innermost outward."""
     import pandas as pd
 
     ranges = attribution.ranges
@@ -375,7 +375,7 @@ def _spans(
 
 
 def _levels(ranges: Ranges, outer: Int64Array) -> Int64Array:
-    """How many layers' ranges enclose each layer's range, and `NONE` for index `NONE`."""
+    """The number of layer ranges that enclose each layer range, with `NONE` appended for index `NONE`."""
     level = np.full(len(outer), NONE, dtype=np.int64)
     current = np.append(ranges.layer_range, NONE)
     while (current >= 0).any():
@@ -406,8 +406,8 @@ def _cpu_ranges(ranges: Ranges, begin: Int64Array, end: Int64Array) -> pd.DataFr
 
 
 def _idle(trace: Trace, attribution: Attribution, rows: Int64Array, windows: Mapping[int, Int64Array]) -> pd.DataFrame:
-    """Gaps between the operations of each device, whatever their stream or process, and at the edges of its windows;
-    what lies between two windows is none.
+    """Gaps between the operations of each device, across streams and processes, and at the edges of its windows; the
+    time between two windows is not a gap.
     """
     import pandas as pd
 
@@ -416,12 +416,12 @@ def _idle(trace: Trace, attribution: Attribution, rows: Int64Array, windows: Map
     for one in np.unique(device).tolist():
         mine = np.flatnonzero(device == one)
         known = windows.get(one, np.zeros((0, 2), dtype=np.int64))
-        edge = np.append(known.ravel(), (start[mine].min(), end[mine].max()))  # operations without length of no layer
+        edge = np.append(known.ravel(), (start[mine].min(), end[mine].max()))  # as operations of zero length
         starts, ends = np.append(start[mine], edge), np.append(end[mine], edge)
         layer = np.append(attribution.layer_range[rows[mine]], np.full(len(edge), NONE))
         order = np.argsort(starts, kind="stable")
         reach = np.maximum.accumulate(ends[order])
-        # the operation that was the last to end before each
+        # the operation with the last end so far
         latest = order[np.maximum.accumulate(np.where(ends[order] == reach, np.arange(len(order)), 0))]
         between = np.isin(reach[:-1], known[:-1, 1]) & np.isin(starts[order][1:], known[1:, 0])
         gap = np.flatnonzero((starts[order][1:] > reach[:-1]) & ~between)

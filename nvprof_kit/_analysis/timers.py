@@ -1,9 +1,9 @@
-"""The stages that ranks timed: statistics, skew between ranks, and which rank the others wait for.
+"""Stages timed on ranks: statistics, skew between ranks, and which rank the others wait for.
 
-In a stage that ends with a collective every rank takes as long as the slowest, and the slowest itself waits least. So
-step by step the late rank is the one with the *shortest* such stage, and what it costs is how much less than the upper
-median of the ranks it waits (``docs/timers.md``). First the lost time is judged, then who caused it: one rank again
-and again, a few ranks together, or another rank each time.
+A stage that ends with a collective takes every rank as long as the slowest one, and the slowest waits the least. So in
+each step the late rank is the one with the *shortest* such stage, and its cost is how much less it waits than the upper
+median of the ranks (``docs/timers.md``). The verdict first judges the lost time, then who caused it: always the same
+rank, a few ranks together, or a different rank each time.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ if TYPE_CHECKING:
 
 
 NOTABLE = 0.10
-"""Share of the victim's step from which on a gap is worth a word."""
+"""Minimum gap, as a share of the median rank's step, for a warning."""
 
 CRITICAL = 0.20
-"""Share from which on it is critical, given `ENOUGH_STEPS`."""
+"""Minimum share for a critical verdict, given at least `ENOUGH_STEPS`."""
 
 ENOUGH_STEPS = 20
 CAUSE_SHARE = 0.80
-"""A stage is named as the cause where it explains so much of the gap."""
+"""Minimum share of the gap that a stage must explain to be named as the cause."""
 
 RECURS = 0.80
-"""A rank is a straggler if so much of the lost time is lost in steps in which it is late; else late ranks change."""
+"""A rank is a straggler if at least this share of the lost time is in steps in which it is late; otherwise late ranks
+change."""
 
 _COLLECTIVE = re.compile(
     r"(?<![a-z])(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier|comms?|communication|sync|synchronize)"
     r"(?![a-z])",
     re.IGNORECASE,
 )
-"""Whole words of a stage's name: `grad_sync` is a collective's stage, `async_log` and `commit_metrics` are not."""
+"""Matches whole words of a stage's name: `grad_sync` is a collective's stage, `async_log` and `commit_metrics` are not.
+"""
 _NAMED = 10
-"""So many ranks without a log are named."""
+"""Maximum number of listed ranks without a log."""
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _STEP = ("step", "iteration", "iter", "train_step", "training_step")
 
@@ -55,17 +57,17 @@ class Verdict:
     """Which rank the others wait for, if any.
 
     Attributes:
-        severity: ``none``, ``warning``, ``critical``, or ``unknown`` where it cannot be told.
+        severity: ``none``, ``warning``, ``critical``, or ``unknown`` if it cannot be determined.
         reason: One sentence.
-        rank: The late rank; None where no single rank is.
-        collective: The stages taken for ending with a collective.
-        steps: Calls compared.
-        gap_ns: What lateness costs the other ranks per step: the mean over the steps of the upper median less the
-            least of the ranks' times in the collective's stages.
-        score: The gap over the median rank's step.
-        recurrence: Share of the lost time that is lost in steps in which this rank is late.
-        cause: The stage in which the culprit takes longer, where one explains the gap.
-        cause_share: How much of the gap it explains.
+        rank: The late rank; None if there is no single late rank.
+        collective: The stages assumed to end with a collective.
+        steps: Number of compared calls.
+        gap_ns: Cost of lateness to the other ranks per step: the mean over steps of the upper median minus the minimum
+            of the ranks' times in the collective's stages.
+        score: The gap divided by the median rank's step time.
+        recurrence: Share of the lost time in steps in which this rank is late.
+        cause: The stage in which the late rank takes longer, if one explains the gap.
+        cause_share: Share of the gap that it explains.
     """
 
     severity: str
@@ -84,11 +86,11 @@ def find_straggler(calls: pd.DataFrame, collective: tuple[str, ...] = (), warm_u
     """Judge the ranks by the stages that end with a collective.
 
     Args:
-        calls: Every stage run: columns rank, stage, call, cpu_ns, cuda_ns, depth.
-        collective: Names of such stages; empty: those named after a collective, else ``backward``, in which DDP
-            reduces gradients. For FSDP, which also gathers weights, name ``forward`` too: waiting is then spread
-            over the step, and the verdict is a warning at most.
-        warm_up: First calls of each stage to leave out.
+        calls: Every stage call: columns rank, stage, call, cpu_ns, cuda_ns, depth.
+        collective: Names of such stages; if empty, those named after a collective, else ``backward``, in which DDP
+            reduces gradients. For FSDP, which also gathers weights, add ``forward``: waiting is then spread over the
+            step, and the verdict is at most a warning.
+        warm_up: Number of first calls of each stage to exclude.
     """
     if calls["rank"].nunique() < 2:
         return Verdict("unknown", "a single rank cannot be compared")
@@ -107,12 +109,12 @@ def find_straggler(calls: pd.DataFrame, collective: tuple[str, ...] = (), warm_u
 
 
 def time_of(calls: pd.DataFrame) -> pd.Series[int]:
-    """The time that ranks are compared by, in ns: the GPU's where every call has it, else the CPU's."""
+    """The time for comparing ranks, in ns: GPU time if every call has it, else CPU time."""
     return calls["cpu_ns"] if calls["cuda_ns"].isna().any() else calls["cuda_ns"].astype("int64")
 
 
 def _shared_times(calls: pd.DataFrame, warm_up: int) -> pd.DataFrame:
-    """Time of each call: index (call, rank), a column for each stage."""
+    """Time of each call: index (call, rank), one column per stage."""
     timed = calls.assign(time_ns=time_of(calls))
     if timed["call"].max() >= warm_up:
         timed = timed[timed["call"] >= warm_up]
@@ -122,14 +124,14 @@ def _shared_times(calls: pd.DataFrame, warm_up: int) -> pd.DataFrame:
 
 
 def _judge(times: pd.DataFrame, waits: pd.DataFrame, chosen: tuple[str, ...], outermost: list[str]) -> Verdict:
-    """Judge the time lost in each step, then who lost it; ``waits`` has a row per step and a column per rank."""
+    """Judge the time lost in each step, then who lost it; ``waits`` has one row per step and one column per rank."""
     ordered = np.sort(waits.to_numpy(dtype=np.float64), axis=1)
     least, victim_waits = ordered[:, 0], ordered[:, ordered.shape[1] // 2]
     gaps = victim_waits - least
     gap, steps = float(gaps.mean()), len(waits)
     late = (
         waits.to_numpy(dtype=np.float64) < (least + gaps / 2)[:, None]
-    )  # nearer to the latest rank than to the median
+    )  # closer to the latest rank than to the median
     lost = gaps.sum()
     by_rank = (late * gaps[:, None]).sum(axis=0) / lost if lost else np.zeros(waits.shape[1])
     ranks = [int(rank) for rank in waits.columns]
@@ -168,7 +170,7 @@ def _judge(times: pd.DataFrame, waits: pd.DataFrame, chosen: tuple[str, ...], ou
 
 
 def _changing(ranks: list[int], by_rank: npt.NDArray[np.float64], order: list[int], stage: str, cost: str) -> str:
-    """Which ranks are late in turn, as a sentence."""
+    """A sentence on which ranks are late in turn."""
     often = [at for at in order if by_rank[at] >= RECURS / 3]
     if len(often) == 2 and by_rank[often].sum() >= RECURS:
         one, other = (ranks[at] for at in often)
@@ -183,14 +185,14 @@ def _changing(ranks: list[int], by_rank: npt.NDArray[np.float64], order: list[in
 
 
 def _step_time(times: pd.DataFrame, outermost: list[str], rank: int) -> float:
-    """A rank's mean step: the stage called so, or the sum of the stages that lie in no other."""
+    """A rank's mean step time: the stage named like a step, or the sum of the outermost stages."""
     own: pd.Series[float] = times[times.index.get_level_values("rank") == rank].mean()
     step = next((name for name in own.index if name.lower() in _STEP), None)
     return float(own[step] if step is not None else own.reindex(outermost).sum())
 
 
 def _cause(times: pd.DataFrame, chosen: tuple[str, ...], culprit: int, gap: float) -> tuple[str, float]:
-    """The stage in which the culprit is slower than the median of the others, and how much of the gap that explains."""
+    """The stage in which the late rank is slower than the median of the others, and how much of the gap it explains."""
     others = [name for name in times if name not in chosen and str(name).lower() not in _STEP]
     if not others or gap <= 0:
         return "", 0.0
@@ -227,13 +229,13 @@ COLUMNS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class TimersOptions:
-    """What is asked.
+    """Options of the timer statistics.
 
     Attributes:
-        by_rank: A row for each stage and rank instead of one for each stage.
-        collective: Stages that end with a collective; empty: ``backward``, and whatever is named after one.
-        warm_up: Calls of each stage left out of the verdict.
-        steps: Which calls of each stage to look at, by their numbers from 0.
+        by_rank: One row per stage and rank instead of one per stage.
+        collective: Stages that end with a collective; if empty, those named after a collective, else ``backward``.
+        warm_up: Number of first calls of each stage to exclude from the verdict.
+        steps: The calls of each stage to include, by number from 0.
     """
 
     by_rank: bool = False
@@ -254,7 +256,7 @@ class TimersResult:
         calls: One row per call, with ``offset_ns``, its start since the first start of all ranks, and ``depth``, the
             number of enclosing stages on its rank.
         verdict: Which rank the others wait for.
-        warnings: What may be wrong with the figures.
+        warnings: What may be wrong with the times.
     """
 
     path: str
@@ -288,7 +290,7 @@ def timers(logs: TimerLogs, options: TimersOptions = TimersOptions()) -> TimersR
 
 
 def _chosen(logs: TimerLogs, steps: StepOptions) -> pd.DataFrame:
-    """The calls of each stage that are looked at, counted by each rank from 0."""
+    """The included calls of each stage, numbered from 0 on each rank."""
     if not steps.selects:
         return logs.stages
     number = np.arange(int(logs.stages["call"].max()) + 1)
@@ -327,7 +329,7 @@ def _statistics(calls: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def _skew(calls: pd.DataFrame) -> pd.DataFrame:
-    """Columns skew_start_ns, skew_ns, slowest by stage; missing where one rank ran it alone."""
+    """Columns skew_start_ns, skew_ns, slowest by stage; missing if only one rank ran it."""
     timed = calls.assign(time_ns=time_of(calls))
     each = timed.groupby(["stage", "call"], observed=True).agg(
         ranks=("rank", "nunique"),
@@ -366,8 +368,8 @@ def _warnings(calls: pd.DataFrame) -> list[str]:
 
 
 def _clock_warnings(calls: pd.DataFrame) -> list[str]:
-    """Ranks whose clock differs: all of their calls end earlier or later than those of the median rank, by more than
-    half a step and 50 ms.
+    """Warn about ranks with a different clock: all of their calls end earlier or later than those of the median rank,
+    by more than half a step and 50 ms.
     """
     ends = calls.assign(stage=calls["stage"].astype(str)).pivot_table("end_ns", ["stage", "call"], "rank").dropna()
     if ends.shape[1] < 2 or ends.empty:

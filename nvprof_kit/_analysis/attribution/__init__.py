@@ -1,1 +1,1 @@
-"""Which layer, phase and step every GPU operation belongs to: ranges, launches and their join."""
+"""Attribution of GPU operations to layers, phases and steps: ranges, launches and how they join."""

@@ -1,10 +1,10 @@
-"""Who owns a GPU nanosecond: the layer, phase and step of every operation, and how each was told.
+"""Attribution: the layer, phase and step of every operation, and how each was found.
 
-An operation belongs to the innermost range that holds its launching API call on the launching thread, joined by
-process and correlation id. An operation of a CUDA-graph replay belongs to the range that held the creation of its
-node when the graph was captured, and to the step that launched the replay. What an autograd thread launches
-outside every range takes phase and step from the range that is open on the other threads of its process at that
-moment, where exactly one is.
+An operation belongs to the innermost range open on the launching thread when its launching API call starts; the two
+are joined by process and correlation id. An operation of a CUDA graph replay belongs to the range that was open when
+its node was created during graph capture, and to the step that launched the replay. Operations that an autograd
+thread launches outside every range take their phase and step from the range open on another thread of the process at
+that moment, if exactly one other thread has one.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Attribution:
 
     Attributes:
         ranges: What the ranges mean.
-        layer_range: The range of the layer that owns it, or `NONE`.
+        layer_range: The range of the owning layer, or `NONE`.
         phase: Index into `phases`: the layer's phase, or outside layers the phase range's text or ``other``.
         phases: The distinct phases.
-        step: The instance of a step that it belongs to, an index into `Ranges.steps`, or `NONE`.
+        step: The step instance that it belongs to, an index into `Ranges.steps`, or `NONE`.
         how: Index into `HOW`.
-        replay: Launch of the CUDA-graph replay that ran it, an index of `Trace.api`, where its owner comes from
-            the graph; else `NONE`.
-        unlaunched: Number of operations whose launching call is not in the capture.
-        uncreated: Number of replayed operations whose node's creation is not in the capture.
+        replay: Launch of the CUDA graph replay that ran it, an index into `Trace.api`, if its owner comes from the
+            graph; else `NONE`.
+        unlaunched: Number of operations without a launching call in the capture.
+        uncreated: Number of replayed operations without a node creation in the capture.
     """
 
     ranges: Ranges
@@ -59,10 +59,9 @@ class Attribution:
 
 
 def attribute(trace: Trace) -> Attribution:
-    """Find the owner of every operation of a capture. See the module's text for the rules."""
+    """Find the owner of every operation of a capture. See the module docstring for the rules."""
     owners = _Owners(trace)
-    # block by block: what is computed on the way then stays in the processor's cache, and memory is not asked for
-    # again and again
+    # in blocks, so that intermediate arrays stay in the CPU cache and reuse memory
     starts = range(0, max(len(trace.ops), 1), _BLOCK)
     blocks = [owners.of(slice(start, start + _BLOCK)) for start in starts]
     whole = _Block(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
@@ -70,7 +69,7 @@ def attribute(trace: Trace) -> Attribution:
     return Attribution(
         ranges=owners.ranges,
         layer_range=whole.layer_range,
-        phase=phase_of_range.astype(np.int32)[whole.phase_range],  # NONE finds the last, NO_PHASE
+        phase=phase_of_range.astype(np.int32)[whole.phase_range],  # NONE is -1: it indexes the last entry, NO_PHASE
         phases=tuple(str(phase) for phase in phases),
         step=whole.step,
         how=whole.how,
@@ -81,7 +80,7 @@ def attribute(trace: Trace) -> Attribution:
 
 
 class _Block(NamedTuple):
-    """The owners of some operations, operation by operation."""
+    """The owners of one block of operations, one entry per operation."""
 
     call: Int32Array
     layer_range: Int32Array
@@ -93,9 +92,7 @@ class _Block(NamedTuple):
 
 
 class _Moments(NamedTuple):
-    """Something that a thread did at a moment, operation by operation; the thread is `NONE` where the capture does
-    not tell.
-    """
+    """Thread and time of an event for each operation; the thread is `NONE` if the capture does not record it."""
 
     pid: Int64Array
     tid: Int64Array
@@ -103,7 +100,7 @@ class _Moments(NamedTuple):
 
 
 class _Owners:
-    """Finds owners; holds what is looked up again for every block of operations."""
+    """Finds owners; keeps the lookup tables that all blocks share."""
 
     def __init__(self, trace: Trace) -> None:
         self.ranges = understand(trace)
@@ -151,10 +148,10 @@ class _Owners:
         )
 
     def _at(self, moments: _Moments, owner: Int64Array) -> tuple[Int64Array, Int64Array, npt.NDArray[np.int8]]:
-        """The layer's range around each moment (at which `owner` is innermost), the range that gives the phase,
-        and how that was told.
+        """The layer range around each moment (`owner` is the innermost range there), the range that gives the phase,
+        and how they were found.
         """
-        layer_range = np.append(self.ranges.layer_range, NONE)[owner]  # NONE finds the last, NONE
+        layer_range = np.append(self.ranges.layer_range, NONE)[owner]  # NONE indexes the appended NONE
         phase_range = np.where(layer_range >= 0, layer_range, np.append(self.ranges.phase_range, NONE)[owner])
         how = np.full(len(owner), _LAUNCH, dtype=np.int8)
         unattributed = np.flatnonzero(phase_range == NONE)

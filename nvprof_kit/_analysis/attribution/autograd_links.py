@@ -1,11 +1,12 @@
-"""From a node of the backward pass back to the operator that made it, and so to its layer.
+"""Links each autograd node of the backward pass to the forward operator that created it, and so to its layer.
 
-Autograd numbers what the forward does: the operator that makes a node and the node share a sequence number, which
-counts up on each thread for itself. A node's layer is that of the operator. Several operators may bear a number, since
-one that makes no node does not count on; the last of them before the node made it.
+Autograd assigns sequence numbers in the forward pass: an operator that creates a node shares a sequence number with
+that node. The counter is per thread. A node belongs to the layer of its operator. Several operators can have the same
+number, because an operator that creates no node does not advance the counter; the last of them before the node is the
+one that created it.
 
-`AccumulateGrad` adds a gradient to a parameter's and has no number; the engine runs it at once behind the node whose
-gradient it adds, so it belongs to that node's layer.
+`AccumulateGrad` accumulates a gradient into a parameter's gradient and has no sequence number. The engine runs it
+right after the node that produced the gradient, so it belongs to that node's layer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Operators:
-    """Operators that autograd counts, shape ``(n,)`` each, as in `nvprof_kit._trace.schema.OPERATORS`."""
+    """Operators with autograd sequence numbers, shape ``(n,)`` each, as in `nvprof_kit._trace.schema.OPERATORS`."""
 
     start: Int64Array
     end: Int64Array
@@ -37,17 +38,17 @@ class Operators:
         return len(self.start)
 
     def take(self, which: npt.NDArray[np.intp] | Int64Array) -> Operators:
-        """Some of them."""
+        """Select operators."""
         return Operators(*(values[which] for values in vars(self).values()))
 
 
 @dataclass(frozen=True)
 class Envelopes:
-    """Stretches of the backward pass, shape ``(m,)`` each; an outer one stands before those in it.
+    """Intervals of the backward pass, shape ``(m,)`` each; an outer one comes before those inside it.
 
     Attributes:
-        start, end, pid, tid: Where the stretch is.
-        layer_range: The range of the layer's forward whose backward it is.
+        start, end, pid, tid: Times, process and thread of the interval.
+        layer_range: The forward range of the layer that this is the backward of.
     """
 
     start: Int64Array
@@ -58,8 +59,8 @@ class Envelopes:
 
 
 def whole_nodes(operators: Operators) -> Operators:
-    """The operators with each node once: the engine's work for it stands for both and bears its number, which a node
-    with hooks bears on its own work only.
+    """The operators with each node once: the engine's ``evaluate_function`` event stands for both and gets the sequence
+    number, which for a node with hooks is recorded on the node's own event only.
     """
     nodes = np.flatnonzero(operators.backward)
     around = np.append(nodes, NONE)[_nest(operators, nodes).parent]
@@ -74,11 +75,11 @@ def whole_nodes(operators: Operators) -> Operators:
 
 
 def makers(operators: Operators) -> Int64Array:
-    """The operator that made each node, as an index of `operators`; `NONE` for what is no node, for a node without a
-    number, and where the capture lacks the operator or does not tell which of several threads' it was.
+    """The operator that created each node, as an index into `operators`. `NONE` for operators that are not nodes, for
+    nodes without a sequence number, and where the capture lacks the operator or its thread is ambiguous.
 
-    A node whose forward thread is not known takes the one other thread that has its number. Inside another node (a
-    backward pass inside a backward pass, as reentrant checkpointing runs it) its own thread comes first.
+    If a node's forward thread is unknown, it is the one other thread that has its number. Inside another node (a nested
+    backward pass, as in reentrant checkpointing) the node's own thread is tried first.
     """
     found = np.full(len(operators), NONE, dtype=np.int64)
     nodes = np.flatnonzero(operators.backward & (operators.sequence >= 0))
@@ -109,7 +110,7 @@ def _makers_on_any_thread(operators: Operators, forward: Int64Array, nodes: Int6
 
 
 def _last_before(operators: Operators, forward: Int64Array, nodes: Int64Array, thread: Int64Array) -> Int64Array:
-    """The last of the forward operators with each node's number on a thread of its process that began before it."""
+    """The last forward operator with each node's number that began before it on a thread of its process."""
     which = np.concatenate([forward, nodes])
     keys = (
         operators.pid[which],
@@ -128,19 +129,19 @@ def _last_before(operators: Operators, forward: Int64Array, nodes: Int64Array, t
 
 
 def _nest(operators: Operators, which: Int64Array) -> Nesting:
-    """How some of the operators, which nest on their thread as calls do, lie in each other."""
+    """The nesting of some of the operators, which nest on their thread as calls do."""
     chosen = operators.take(which)
     return nest(chosen.start, chosen.end, chosen.tid)
 
 
 def layer_of_nodes(operators: Operators, made_by: Int64Array, layers: Nesting, layer_range: Int64Array) -> Int64Array:
-    """The range of the layer's forward in which each node was made; `NONE` outside layers.
+    """The forward range of the layer in which each node was created; `NONE` outside layers.
 
     Args:
         operators: The operators.
-        made_by: What `makers` found.
+        made_by: The result of `makers`.
         layers: The nesting of the capture's ranges.
-        layer_range: For each range the nearest layer's range, itself or around it, or `NONE`.
+        layer_range: For each range, the nearest layer range (itself or an enclosing one), or `NONE`.
     """
     owner = np.full(len(operators), NONE, dtype=np.int64)
     linked = np.flatnonzero(made_by != NONE)
@@ -150,7 +151,7 @@ def layer_of_nodes(operators: Operators, made_by: Int64Array, layers: Nesting, l
 
 
 def with_followers(operators: Operators, owner: Int64Array) -> Int64Array:
-    """The owners with those of the nodes added that have no number: the owner of the node before them.
+    """Add owners for the nodes without a sequence number: the owner of the preceding node.
 
     Args:
         operators: The operators.
@@ -166,7 +167,7 @@ def with_followers(operators: Operators, owner: Int64Array) -> Int64Array:
 
 
 def _in_order(operators: Operators) -> tuple[Int64Array, Int64Array, npt.NDArray[np.intp]]:
-    """The nodes, for each the group of those that lie on one thread in one node, and their order in groups and time."""
+    """The nodes, a group for each (by thread and enclosing node), and their order by group and time."""
     nodes = np.flatnonzero(operators.backward)
     around = _nest(operators, nodes).parent
     _, thread = np.unique(operators.tid[nodes], return_inverse=True)
@@ -175,13 +176,13 @@ def _in_order(operators: Operators) -> tuple[Int64Array, Int64Array, npt.NDArray
 
 
 def envelopes(operators: Operators, owner: Int64Array, outer: Int64Array) -> Envelopes:
-    """The backward pass of each layer: stretches in which one node of it runs after another, with those of the layers
-    in it inside.
+    """The backward pass of each layer: intervals in which its nodes run one after another. Those of inner layers nest
+    inside.
 
     Args:
         operators: The operators.
-        owner: The range of the layer's forward that each node belongs to, or `NONE`, shape ``(n,)``.
-        outer: For each range the next layer's range around it, and `NONE` behind the last.
+        owner: The forward range of the layer that each node belongs to, or `NONE`, shape ``(n,)``.
+        outer: For each range, the next enclosing layer range, with `NONE` appended.
     """
     nodes, group, order = _in_order(operators)
     nodes, group = nodes[order], group[order]
@@ -203,7 +204,7 @@ def envelopes(operators: Operators, owner: Int64Array, outer: Int64Array) -> Env
 
 
 def _chains(innermost: Int64Array, outer: Int64Array) -> Int64Array:
-    """For each layer's range those around it from the outermost to itself, `NONE` behind, shape ``(n, levels)``."""
+    """For each layer range its enclosing ranges, outermost first, then itself; padded with `NONE`, ``(n, levels)``."""
     walk = [innermost]
     while (walk[-1] != NONE).any():
         walk.append(outer[walk[-1]])
@@ -215,5 +216,5 @@ def _chains(innermost: Int64Array, outer: Int64Array) -> Int64Array:
 
 
 def nearest(is_layer: _Bools, nesting: Nesting) -> Int64Array:
-    """For each range the nearest layer's range, itself or around it, or `NONE`."""
+    """For each range, the nearest layer range (itself or an enclosing one), or `NONE`."""
     return inherit(np.where(is_layer, np.arange(len(is_layer)), NONE), nesting)

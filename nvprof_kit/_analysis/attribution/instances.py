@@ -1,7 +1,7 @@
-"""Calls counted where a row of the operations is no call.
+"""Counts calls where several rows of the operations table are one call.
 
-In a capture without a GPU an operator has a row for every stretch in which it runs itself, between the operators that
-it calls. Times are sums over rows; whatever counts calls, or takes the mean of them, counts each instance once.
+In a CPU-only capture an operator has one row for each interval of self time, between the operators that it calls.
+Times are sums over rows; call counts and means per call count each operator instance once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def begins(ops: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Which rows are the first of their instance, shape ``(n,)``: all of them where each row is a call."""
+    """Which rows are the first of their instance, shape ``(n,)``; all of them if each row is a call."""
     if "operator_call" not in ops:
         return np.ones(len(ops), dtype=bool)
     order = np.lexsort((ops["start_ns"].to_numpy(), instance := ops["operator_call"].to_numpy()))
@@ -29,15 +29,15 @@ def begins(ops: pd.DataFrame) -> npt.NDArray[np.bool_]:
 
 
 def whole_calls(ops: pd.DataFrame, rows: Int64Array, duration: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Some rows of the operations as calls.
+    """Merge selected rows of the operations table into calls.
 
     Args:
         ops: The operations.
-        rows: Which of them.
-        duration: Of every operation, in ns, shape ``(n,)``.
+        rows: The selected rows.
+        duration: Duration of every operation, in ns, shape ``(n,)``.
 
     Returns:
-        For each instance among the rows the earliest of them, and the sum of their durations.
+        For each instance among the rows, its earliest row and the sum of its durations.
     """
     if "operator_call" not in ops:
         return rows, duration[rows]

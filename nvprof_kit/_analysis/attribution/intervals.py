@@ -1,4 +1,4 @@
-"""How much of a stretch of time is covered by some intervals, a million stretches at once."""
+"""Interval arithmetic, vectorized: how much of each interval is covered by a set of intervals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nvprof_kit._analysis.attribution.nesting import Int64Array, Integers
 
 
 def alone(start: Int64Array, end: Int64Array, lane: Int64Array) -> npt.NDArray[np.bool_]:
-    """Which intervals overlap no other interval of their lane (shape ``(n,)`` each, and of the result)."""
+    """Which intervals overlap no other interval of their lane, shape ``(n,)`` each."""
     order, begins, finishes = _in_lanes(start, end, lane)
     reach = np.maximum.accumulate(finishes)
     free = np.ones(len(order), dtype=bool)
@@ -25,14 +25,14 @@ def alone(start: Int64Array, end: Int64Array, lane: Int64Array) -> npt.NDArray[n
 
 
 def union_lengths(start: Int64Array, end: Int64Array, lane: Int64Array, group: Int64Array, groups: int) -> Int64Array:
-    """For each group the length of the union of its intervals, summed over lanes.
+    """For each group, the length of the union of its intervals, summed over lanes.
 
     Args:
         start: Starts, shape ``(n,)``.
         end: Ends, shape ``(n,)``.
-        lane: Intervals of different lanes (devices) never overlap, shape ``(n,)``.
+        lane: Lane (device) of each interval, shape ``(n,)``; intervals of different lanes never overlap.
         group: Group of each interval, shape ``(n,)``.
-        groups: Number of groups; every group is below it.
+        groups: Number of groups; every group index is below it.
 
     Returns:
         Lengths in the unit of the intervals, shape ``(groups,)``.
@@ -45,18 +45,18 @@ def union_lengths(start: Int64Array, end: Int64Array, lane: Int64Array, group: I
 
 
 def exact_sums(group: Integers, values: Int64Array, groups: int) -> Int64Array:
-    """Sums of whole numbers by group, exact up to 2**53 for each group (104 days of nanoseconds)."""
+    """Sums of integers by group, exact up to 2**53 per group (104 days in ns)."""
     return np.bincount(group, weights=values, minlength=groups).astype(np.int64)
 
 
 def sums_by(keys: Sequence[Int64Array], values: Iterable[Int64Array]) -> tuple[list[Int64Array], list[Int64Array]]:
-    """Sums of whole numbers by several keys at once: the combinations that are there, in their order, and the sums.
+    """Sums of integers by several keys: the key combinations that occur, sorted, and the sums.
 
-    As `groupby` of pandas, which is several times slower for a million rows.
+    Same result as pandas `groupby`, which is several times slower for a million rows.
 
     Args:
-        keys: Whole numbers, shape ``(n,)`` each.
-        values: Whole numbers too, shape ``(n,)`` each.
+        keys: Integers, shape ``(n,)`` each.
+        values: Integers, shape ``(n,)`` each.
     """
     code = _joined(keys)
     order = np.lexsort(keys[::-1]) if code is None else np.argsort(code, kind="stable")
@@ -69,7 +69,7 @@ def sums_by(keys: Sequence[Int64Array], values: Iterable[Int64Array]) -> tuple[l
 
 
 def _joined(keys: Sequence[Int64Array]) -> Int64Array | None:
-    """One number for each row, in the order of the keys; None where they are too far apart."""
+    """One integer per row that sorts like the keys; None if it would overflow."""
     lows = [int(key.min(initial=0)) for key in keys]
     sizes = [int(key.max(initial=0)) - low + 1 for key, low in zip(keys, lows, strict=True)]
     if math.prod(sizes) > np.iinfo(np.int64).max:
@@ -82,20 +82,20 @@ def _joined(keys: Sequence[Int64Array]) -> Int64Array | None:
 
 
 def _in_lanes(start: Int64Array, end: Int64Array, lane: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """The order by lane and start, and starts and ends in it, on one line."""
+    """The order by lane and start, and the starts and ends in that order, on one line."""
     line = Line.over((start,), (end,))
     if not line.fits(lane):
-        lane = np.unique(lane, return_inverse=True)[1]  # only the lanes that are there, in their order
+        lane = np.unique(lane, return_inverse=True)[1]  # number only the lanes that occur
     begins = line.at(lane, start)
     order = np.argsort(begins, kind="stable")
     return order, begins[order], line.at(lane, end)[order]
 
 
 class Cover:
-    """The union of intervals, lane by lane.
+    """The union of intervals in each lane.
 
     Args:
-        lane: Lane of each interval; intervals of different lanes do not meet, shape ``(n,)``.
+        lane: Lane of each interval, shape ``(n,)``; intervals of different lanes never overlap.
         start: Starts in ns, shape ``(n,)``.
         end: Ends in ns, shape ``(n,)``.
     """
@@ -107,11 +107,11 @@ class Cover:
         self._before = np.concatenate(([0], np.cumsum(self._ends - self._begins)))
 
     def inside(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
-        """How much of each stretch the lane's intervals cover, in ns, shape ``(m,)`` each."""
+        """How much of each queried interval is covered in its lane, in ns, shape ``(m,)`` each."""
         return self._until(lane, end) - self._until(lane, start)
 
     def _until(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
-        """Covered time before a moment, counted from an arbitrary zero of the lane."""
+        """Covered time before a moment, relative to an arbitrary zero of the lane."""
         if not len(self._begins):
             return np.zeros(len(lane), dtype=np.int64)
         place = np.minimum(np.searchsorted(self._lanes, lane), len(self._lanes) - 1)

@@ -1,5 +1,5 @@
-"""Lanes of time (devices, threads, windows) laid one behind the other on one line of whole numbers: one sort or one
-binary search over the line is one over every lane.
+"""Concatenates lanes of time (devices, threads, windows) on one integer line, so that one sort or binary search
+handles all lanes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Line:
     """A line of lanes.
 
     Attributes:
-        origin: The earliest moment in ns, the zero of each lane.
-        span: Length of a lane, longer than all that happens in it.
+        origin: The earliest time in ns, the zero of each lane.
+        span: Length of a lane, longer than any time range in it.
     """
 
     origin: int
@@ -33,22 +33,22 @@ class Line:
 
         Args:
             starts: Starts in ns, arrays of any length.
-            ends: Ends in ns, none before every start.
-            beyond: By how much a lane is longer than from the first start to the last end.
+            ends: Ends in ns, none before the first start.
+            beyond: Padding of each lane after the last end, in ns.
         """
         origin = min((int(one.min()) for one in starts if len(one)), default=0)
         latest = max((int(one.max()) for one in ends if len(one)), default=origin)
         return cls(origin, latest - origin + beyond)
 
     def fits(self, lane: _Array) -> bool:
-        """Whether places in all of these lanes are whole numbers of 64 bits, with room for sums and differences."""
+        """Whether positions in all of these lanes fit in int64, with room for sums and differences."""
         return int(lane.max(initial=0)) * self.span <= _FITS
 
     def at(self, lane: _Array, moment: _Array) -> _Array:
-        """Where moments of lanes are on the line, shape ``(n,)`` each.
+        """Positions on the line of times in lanes, shape ``(n,)`` each.
 
         Raises:
-            OverflowError: There are too many lanes for so long a time.
+            OverflowError: There are too many lanes for this time span.
         """
         if not self.fits(lane):
             raise OverflowError(f"{int(lane.max()) + 1} lanes of {self.span} ns do not fit into 64 bits")
@@ -57,20 +57,20 @@ class Line:
         return lane * self.span + (moment - self.origin)
 
     def within(self, moment: _Array, before: int = 0) -> _Array:
-        """Moments, those outside the lanes moved to their ends; to so many ns before the beginning."""
+        """Times clamped to the lane, whose lower bound is `before` ns before its zero."""
         return np.clip(moment, self.origin - before, self.origin + self.span - 1)
 
     def moment(self, place: _Array) -> _Array:
-        """The moment in ns that a place on the line is, in whatever lane."""
+        """The time in ns of a position on the line, in any lane."""
         return place % self.span + self.origin
 
 
 def union(begins: _Array, finishes: _Array) -> tuple[_Array, _Array]:
-    """The union of intervals as begins and ends, ascending; those that touch are one.
+    """The union of intervals as sorted starts and ends; adjacent intervals are merged.
 
     Args:
-        begins: Places on a line, shape ``(n,)``.
-        finishes: Places on it, shape ``(n,)``.
+        begins: Positions on a line, shape ``(n,)``.
+        finishes: Positions on the same line, shape ``(n,)``.
     """
     if not len(begins):
         return begins, finishes

@@ -1,6 +1,4 @@
-"""From an operation back to the thread and the moment that caused it: its launching call, and its graph node's
-creation.
-"""
+"""Finds the thread and time of an operation's launching API call and of its CUDA graph node's creation."""
 
 from __future__ import annotations
 
@@ -13,15 +11,15 @@ from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._trace.schema import Trace
 
 _SPARSE = 8
-"""A table over the span of ids is made where it has at most this many places for each id."""
+"""Use a lookup table over the id range if it has at most this many entries per id."""
 
 
 class Launches:
-    """The API calls of a capture, to be found by process and correlation id.
+    """The API calls of a capture, searchable by process and correlation id.
 
     Attributes:
-        tid: Thread of each call, and `NONE` behind the last, so that index `NONE` finds it.
-        time: Start of each call in ns, and 0 behind the last.
+        tid: Thread of each call, with `NONE` appended so that index `NONE` finds it.
+        time: Start of each call in ns, with 0 appended.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -32,13 +30,13 @@ class Launches:
         self._of_process = {process: _Ids(correlation[mine], self.time[mine], mine) for process, mine in rows.items()}
 
     def that_launched(self, pid: Int64Array, correlation: Int64Array, start: Int64Array) -> Int64Array:
-        """The call (index of `Trace.api`) that launched each operation, `NONE` where the capture lacks it.
+        """The call (index into `Trace.api`) that launched each operation, `NONE` if the capture lacks it.
 
         Args:
-            pid: Processes of the operations, shape ``(n,)``.
-            correlation: Their correlation ids, unique within a process and a collected window, shape ``(n,)``.
-            start: Their starts in ns: where several windows repeat an id, the last call before the operation is
-                it, shape ``(n,)``.
+            pid: Process of each operation, shape ``(n,)``.
+            correlation: Correlation id of each, unique within a process and a collection window, shape ``(n,)``.
+            start: Start of each in ns, shape ``(n,)``. If several windows reuse an id, the last call before the
+                operation launched it.
         """
         call = np.full(len(pid), NONE, dtype=np.int64)
         for process, ids in self._of_process.items():
@@ -50,8 +48,8 @@ class Launches:
 
 
 class _Ids:
-    """The correlation ids of one process's calls. CUPTI counts them up, so a table over their span is short; else
-    they are searched.
+    """The correlation ids of one process's calls. CUPTI assigns them sequentially, so a table over their range is
+    usually small; otherwise use binary search.
     """
 
     def __init__(self, ids: Int64Array, starts: Int64Array, rows: Int64Array) -> None:
@@ -61,7 +59,7 @@ class _Ids:
             here = np.arange(len(ids), dtype=np.int32)
             table = np.full(self._high - self._low + 1, NONE, dtype=np.int32)
             table[ids - self._low] = here
-            if np.array_equal(table[ids - self._low], here):  # no id stands twice
+            if np.array_equal(table[ids - self._low], here):  # ids are unique
                 self._table = table
         self._rows = np.append(rows, NONE)
         if self._table is None:
@@ -80,11 +78,11 @@ class _Ids:
 
 
 class Creations:
-    """The CUDA-graph nodes of a capture, to be found by process and node id.
+    """The CUDA graph nodes of a capture, searchable by process and node id.
 
     Attributes:
-        tid: Thread of each row of `Trace.graph_nodes`, and `NONE` behind the last.
-        time: Start of each row in ns, and 0 behind the last.
+        tid: Thread of each row of `Trace.graph_nodes`, with `NONE` appended.
+        time: Start of each row in ns, with 0 appended.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -94,9 +92,7 @@ class Creations:
         self._root, self._created = _lineage(nodes)
 
     def of(self, pid: Int64Array, node: Int64Array) -> Int64Array:
-        """The row of `Trace.graph_nodes` at which each node, or the node it was copied from, was first created;
-        else `NONE`.
-        """
+        """The row of `Trace.graph_nodes` that first created each node, or the node it was cloned from; else `NONE`."""
         rows = np.full(len(node), NONE, dtype=np.int64)
         for process in np.unique(pid).tolist():
             mine = np.flatnonzero(pid == process)
@@ -109,8 +105,8 @@ class Creations:
 
 
 def _lineage(nodes: Any) -> tuple[dict[tuple[int, int], tuple[int, int]], dict[tuple[int, int], int]]:
-    """For each node the node it goes back to through any number of copies, and for each first node the row of its
-    creation.
+    """For each node, the original node it was cloned from (directly or through other clones); for each original node,
+    the row of its creation.
     """
     pids, ids, originals = (nodes[column].to_numpy().tolist() for column in ("pid", "node", "original"))
     copied_from = {

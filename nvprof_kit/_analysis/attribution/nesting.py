@@ -1,8 +1,8 @@
-"""Which range is the innermost on a thread at a moment, and which range encloses which.
+"""Finds the innermost range on a thread at a given time, and which range encloses which.
 
-NVTX push/pop ranges nest on their thread, so at every moment one range is the innermost; it changes only where a
-range begins or ends. `Nesting` holds these changes as one sorted array over all threads, and a million questions
-are one binary search.
+NVTX push/pop ranges nest on their thread, so at most one range is innermost at any time, and it changes only where a
+range begins or ends. `Nesting` stores these changes as one sorted array over all threads, so a million lookups are one
+vectorized binary search.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Nesting:
     """The nesting of a set of ranges.
 
     Attributes:
-        parent: For each range the index of the innermost range that encloses it on its thread, or `NONE`.
-        depth: For each range the number of ranges that enclose it.
-        threads: The threads that have a range, ascending.
-        change: Moments at which the innermost range changes, as places on `line`, ascending.
-        owner: The innermost range from each of these moments on, or `NONE`.
-        line: The threads one behind the other, on which `change` are places.
-        crossing: Whether some ranges cross, so that no parent holds for the whole of a range; `cut` makes them nest.
+        parent: For each range, the index of the innermost range that encloses it on its thread, or `NONE`.
+        depth: For each range, the number of ranges that enclose it.
+        threads: The threads that have ranges, ascending.
+        change: Times at which the innermost range changes, as positions on `line`, ascending.
+        owner: The innermost range from each of these times on, or `NONE`.
+        line: The line of threads that the positions in `change` refer to.
+        crossing: Whether some ranges cross, so that a range can outlast its parent; `cut` makes them nest.
     """
 
     parent: Int64Array
@@ -45,21 +45,21 @@ class Nesting:
     crossing: bool = False
 
     def innermost(self, tid: Int64Array, time: Int64Array) -> Int64Array:
-        """The innermost range that is open on a thread at a moment: started at or before it, ended after it.
+        """The innermost range open on a thread at a time: start <= time < end.
 
         Args:
             tid: Thread keys, shape ``(n,)``.
-            time: Moments in nanoseconds, shape ``(n,)``.
+            time: Times in ns, shape ``(n,)``.
 
         Returns:
-            Indices of ranges, `NONE` where no range is open, shape ``(n,)``.
+            Indices of ranges, `NONE` if no range is open, shape ``(n,)``.
         """
-        if not len(self.change):  # no range, or none that lasts
+        if not len(self.change):  # no range of nonzero length
             return np.full(len(tid), NONE, dtype=np.int64)
         thread = np.searchsorted(self.threads, tid)
         known = self.threads[np.minimum(thread, len(self.threads) - 1)] == tid
-        # a moment before the first range or after the last belongs to no range of this thread, nor may it reach
-        # into the next one's keys
+        # a time before the first or after the last range has no range here and must not reach into another thread's
+        # lane
         line = self.line
         inside = known & (time >= line.origin) & (time < line.origin + line.span)
         found = np.searchsorted(self.change, line.at(thread, time), side="right") - 1
@@ -69,13 +69,13 @@ class Nesting:
 def nest(start: Int64Array, end: Int64Array, tid: Int64Array) -> Nesting:
     """Find the nesting of ranges.
 
-    Push/pop ranges of one domain nest on their thread. Start/end ranges may cross others, and so may ranges of several
-    domains: then the innermost at a moment is the open one that started last, and a range's parent is the innermost
-    that was open when it started.
+    Push/pop ranges of one domain nest on their thread. Start/end ranges can cross others, and so can ranges of
+    different domains: the innermost is then the open range that started last, and a range's parent is the innermost one
+    open when it started.
 
     Args:
-        start: Starts in nanoseconds, shape ``(n,)``.
-        end: Ends in nanoseconds, shape ``(n,)``.
+        start: Starts in ns, shape ``(n,)``.
+        end: Ends in ns, shape ``(n,)``.
         tid: Thread keys, shape ``(n,)``.
     """
     threads, thread = np.unique(tid, return_inverse=True)
@@ -98,14 +98,14 @@ def nest(start: Int64Array, end: Int64Array, tid: Int64Array) -> Nesting:
 
 
 class Pieces(NamedTuple):
-    """Ranges that cross cut into pieces that nest, shape ``(m,)`` each.
+    """Crossing ranges cut into pieces that nest, shape ``(m,)`` each.
 
-    Of two pieces from one moment to another, the outer one stands before the inner one, as `nest` takes them.
+    Of two pieces with the same start and end, the outer one comes first, as `nest` expects.
 
     Attributes:
-        range: The range that each is a piece of.
-        start, end: Where it is, in ns.
-        first: Whether its range starts with it.
+        range: The range that each piece is part of.
+        start, end: Times of the piece, in ns.
+        first: Whether it is the first piece of its range.
     """
 
     range: Int64Array
@@ -115,10 +115,9 @@ class Pieces(NamedTuple):
 
 
 def cut(start: Int64Array, end: Int64Array, tid: Int64Array) -> Pieces:
-    """Cut each range where one ends on its thread that was open when it started, and that it outlasts.
+    """Cut each range where another range on its thread ends that was open at its start and ends before it.
 
-    At every moment the pieces that are open are those of the ranges that are open, a range that started later inside
-    one that started earlier.
+    At any time the open pieces are those of the open ranges, a later start inside an earlier one.
     """
     first_end = end.copy()
     more: list[tuple[int, int, int]] = []
@@ -134,7 +133,7 @@ def cut(start: Int64Array, end: Int64Array, tid: Int64Array) -> Pieces:
 def _cut_thread(
     start: Int64Array, end: Int64Array, which: Int64Array, first_end: Int64Array, more: list[tuple[int, int, int]]
 ) -> None:
-    """Cut the ranges of one thread, event by event: set the ends of first pieces, and add the others to `more`."""
+    """Cut the ranges of one thread in event order: set the ends of first pieces and append the others to `more`."""
     lasting = which[end[which] > start[which]]
     events = sorted(
         [(int(end[i]), 0, 0, int(i)) for i in lasting] + [(int(start[i]), 1, -int(end[i]), int(i)) for i in lasting]
@@ -159,16 +158,16 @@ def _cut_thread(
 def peel(
     begins: Int64Array, finishes: Int64Array, order: Int64Array, *, shorten: bool = False
 ) -> tuple[Int64Array, Int64Array] | None:
-    """Parent and depth level by level: what starts before everything earlier has ended is inside something earlier.
+    """Parent and depth, one level at a time: a range that starts before all earlier ones have ended has a parent.
 
     Args:
-        begins: Where each begins, on one line over all threads, shape ``(n,)``.
-        finishes: Where each ends.
-        order: Those to look at, by begin, the longer first.
-        shorten: Whether what outlasts what it is inside of ends with that; `finishes` is then changed in place.
+        begins: Start of each range, on one line over all threads, shape ``(n,)``.
+        finishes: End of each.
+        order: The ranges to process, by start, longer first.
+        shorten: Whether to end a range with its parent if it outlasts it; modifies `finishes` in place.
 
     Returns:
-        None where something outlasts what it is inside of: such ranges cross, and may have as many levels as ranges.
+        None if a range outlasts its parent: such ranges cross and can have as many levels as there are ranges.
     """
     parent, depth = np.full(len(begins), NONE, dtype=np.int64), np.zeros(len(begins), dtype=np.int64)
     left, above, level = order, np.full(len(order), NONE, dtype=np.int64), 0
@@ -188,23 +187,23 @@ def peel(
 def _changes(
     begins: Int64Array, finishes: Int64Array, parent: Int64Array, depth: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
-    """Moments and owners: a start hands over to the range, an end back to its parent."""
-    lasting = np.flatnonzero(finishes > begins)  # a range without length can hold nothing
+    """Change times and owners: a start makes the range innermost, an end its parent."""
+    lasting = np.flatnonzero(finishes > begins)  # a range of zero length is never innermost
     moment = np.concatenate([finishes[lasting], begins[lasting]])
     owner = np.concatenate([parent[lasting], lasting])
     is_start = np.repeat([0, 1], len(lasting))
     rank = np.concatenate(
         [-depth[lasting], depth[lasting]]
-    )  # at one moment: ends from the inside out, then starts from the outside in
+    )  # ties: ends from the inside out, then starts from the outside in
     order = np.lexsort((rank, is_start, moment))
     return moment[order], owner[order]
 
 
 def inherit(own: Int64Array, nesting: Nesting) -> Int64Array:
-    """For each range its own value, or else that of the nearest range around it that has one.
+    """For each range its own value, or that of the nearest enclosing range that has one.
 
     Args:
-        own: A value for each range, `NONE` where it has none of its own, shape ``(n,)``.
+        own: A value for each range, `NONE` if it has none of its own, shape ``(n,)``.
         nesting: The nesting of the ranges.
     """
     values: Int64Array = own.copy()
@@ -215,10 +214,10 @@ def inherit(own: Int64Array, nesting: Nesting) -> Int64Array:
 
 
 def outer_layers(layer_range: Int64Array, nesting: Nesting) -> Int64Array:
-    """For each range the next layer's range around it, and `NONE` behind the last, shape ``(n + 1,)``.
+    """For each range, the next enclosing layer range, with `NONE` appended, shape ``(n + 1,)``.
 
     Args:
-        layer_range: For each range the nearest layer's range, itself or around it, or `NONE`, shape ``(n,)``.
+        layer_range: For each range, the nearest layer range (itself or an enclosing one), or `NONE`, shape ``(n,)``.
         nesting: The nesting of the ranges.
     """
     return np.append(np.append(layer_range, NONE)[nesting.parent], NONE)

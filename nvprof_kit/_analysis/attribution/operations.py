@@ -1,4 +1,4 @@
-"""The owners of operations by name: layer and phase as categorical columns."""
+"""Operations with the names of their layers and phases as categorical columns."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ class Operations:
 
     Args:
         trace: The capture, with the operations' names.
-        own_rules: Rules for kernel classes, asked before the package's.
-        known: The same operations, of which owners and classes are taken: they are then found once for several
-            questions.
+        own_rules: The user's rules for kernel classes, tried before the built-in ones.
+        known: The same operations, to reuse their attribution and classes across several reports.
     """
 
     def __init__(self, trace: Trace, own_rules: Sequence[Rule] = (), known: Operations | None = None) -> None:
@@ -34,7 +33,7 @@ class Operations:
 
     @cached_property
     def attribution(self) -> Attribution:
-        """Who owns each operation."""
+        """The owner of each operation."""
         return attribute(self.trace) if self._known is None else self._known.attribution
 
     @cached_property
@@ -58,7 +57,7 @@ def op_owners(attribution: Attribution) -> tuple[pd.Categorical, pd.Categorical]
 
 
 def range_owners(ranges: Ranges) -> tuple[pd.Categorical, pd.Categorical]:
-    """Layer and phase of each range, and at the end those of range `NONE`."""
+    """Layer and phase of each range, with those of range `NONE` appended."""
     layer = np.append(ranges.layer_range, NONE)
     phase = np.where(layer >= 0, layer, np.append(ranges.phase_range, NONE))
     phases, code = np.unique(np.append(ranges.phase, NO_PHASE).astype(object), return_inverse=True)
@@ -66,7 +65,7 @@ def range_owners(ranges: Ranges) -> tuple[pd.Categorical, pd.Categorical]:
 
 
 def _categorical(codes: Any, names: Any) -> pd.Categorical:
-    """A categorical column from codes into names, of which some may be the same."""
+    """A categorical column from codes into names that can contain duplicates."""
     from nvprof_kit._trace.frames import labels
 
     made: pd.Categorical = labels(np.asarray(codes), list(names))
@@ -74,14 +73,14 @@ def _categorical(codes: Any, names: Any) -> pd.Categorical:
 
 
 def attributed(operations: Operations, ops: pd.DataFrame) -> pd.DataFrame:
-    """A table of operations with their owners.
+    """Add the owners to a table of operations.
 
     Args:
-        operations: The operations and who owns them.
+        operations: The operations and their attribution.
         ops: Their table, in the same order.
 
     Returns:
-        The table with the columns layer, phase, step (missing outside steps), kernel_class and how more.
+        The table with the additional columns layer, phase, step (missing outside steps), kernel_class and how.
     """
     import pandas as pd
 

@@ -1,4 +1,4 @@
-"""What the ranges of a capture mean: which are a layer's, a phase's, a step's, and what encloses them."""
+"""What the ranges of a capture mean: layer, phase and step ranges, and how they nest."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ _NO_PAYLOAD = int(np.iinfo(np.int64).min)
 
 @dataclass(frozen=True)
 class Ranges:
-    """What the ranges of a capture mean, range by range (shape ``(r,)`` each).
+    """What the ranges of a capture mean, one entry per range (shape ``(r,)`` each).
 
-    Where ranges cross, a range is several: the pieces into which `nvprof_kit._analysis.attribution.nesting.cut` does.
+    A range that crosses others has several entries: its pieces from `nvprof_kit._analysis.attribution.nesting.cut`.
 
     Attributes:
         start, end, tid, pid, nested: As in the trace.
-        first: Whether it is a whole range or the first piece of one, and not a further piece.
+        first: Whether it is a whole range or the first piece of one.
         nesting: Which range encloses which.
         names: The distinct texts and categories.
         name: Index into `names`.
-        layer_range: The nearest layer's range, itself or around it, or `NONE`.
-        phase_range: The nearest phase's range, or `NONE`.
-        step_range: The nearest step's range, or `NONE`.
-        phase: Phase of a layer's range (``forward``, ``backward``, ``recompute``), of a phase's range its text,
-            else ''.
-        step: The instance of a step's range, an index into `steps`, else `NONE`.
-        steps: The number of each instance of a step, by the moment it began
-            (`nvprof_kit._analysis.attribution.steps`); a number may come again.
+        layer_range: The nearest layer range (itself or an enclosing one), or `NONE`.
+        phase_range: The nearest phase range, or `NONE`.
+        step_range: The nearest step range, or `NONE`.
+        phase: ``forward``, ``backward`` or ``recompute`` for a layer range, the text for a phase range, else ''.
+        step: The step instance of a step range, an index into `steps`, else `NONE`.
+        steps: The step number of each instance, by start time (`nvprof_kit._analysis.attribution.steps`); a number can
+            repeat.
     """
 
     start: Int64Array
@@ -57,15 +56,15 @@ class Ranges:
 
     @property
     def whole_end(self) -> Int64Array:
-        """The end of the whole range that each is, or is a piece of, shape ``(r,)``; its pieces follow one another."""
+        """The end of each range (for a piece, of its whole range), shape ``(r,)``; pieces of a range are adjacent."""
         return _whole_end(self.end, self.first)
 
     def is_one_of(self, categories: tuple[Category, ...]) -> npt.NDArray[np.bool_]:
-        """Which ranges are of one of these categories, shape ``(r,)``."""
+        """Which ranges have one of these categories, shape ``(r,)``."""
         return _is_one_of(self.names, self.name, categories)
 
     def step_at(self, ranges: Int64Array) -> Int64Array:
-        """The instance of a step around each of these ranges, or `NONE`; range `NONE` is in no step."""
+        """The step instance that contains each of these ranges, or `NONE`; range `NONE` is in no step."""
         steps: Int64Array = np.append(self.step, NONE)[np.append(self.step_range, NONE)[ranges]]
         return steps
 
@@ -89,8 +88,8 @@ def _is_one_of(
 
 
 def understand(trace: Trace) -> Ranges:
-    """What each range of a capture is: a layer's, a phase's, a step's, and what encloses it; with the ranges of the
-    backward pass that `nvprof_kit._analysis.foreign.translate` tells from operators, where the capture has them.
+    """Classify the ranges of a capture as layer, phase and step ranges. Includes the backward ranges that
+    `nvprof_kit._analysis.foreign.translate` derives from operators, if the capture has them.
     """
     frame = translate(trace).ranges
     start, end, tid = (frame[column].to_numpy() for column in ("start_ns", "end_ns", "tid"))
@@ -141,7 +140,7 @@ def understand(trace: Trace) -> Ranges:
 
 
 def _names(frame: Any) -> tuple[tuple[RangeName, ...], npt.NDArray[np.intp]]:
-    """The distinct (text, category) pairs, parsed, and which of them each range is."""
+    """The distinct (text, category) pairs, parsed, and the index of each range into them."""
     text, category = frame["text"].cat, frame["category"].cat
     texts, categories = text.categories.tolist(), category.categories.tolist()
     width = max(len(categories), 1)
@@ -154,9 +153,9 @@ def _names(frame: Any) -> tuple[tuple[RangeName, ...], npt.NDArray[np.intp]]:
 def _step_numbers(
     frame: Any, names: tuple[RangeName, ...], name: npt.NDArray[np.intp], which: Int64Array
 ) -> Int64Array:
-    """The number of each of these ranges of steps: its payload, else the number in its text, else its place in time."""
+    """The number of each of these step ranges: its payload, else the number in its text, else its position in time."""
     by_time = np.argsort(frame["start_ns"].to_numpy()[which], kind="stable")
-    # the pieces of a range that crosses others bear its row, one behind the other
+    # pieces of one range are adjacent and share its row
     row = frame.index.to_numpy()[which[by_time]]
     numbers = np.zeros(len(which), dtype=np.int64)
     numbers[by_time] = np.cumsum(np.append(False, row[1:] != row[:-1])[: len(row)])
@@ -169,11 +168,11 @@ def _step_numbers(
 
 
 class Elsewhere:
-    """What the other threads of a process are in at a moment.
+    """Ranges open on the other threads of a process.
 
     Args:
         ranges: The ranges of the capture.
-        chosen: Which of them count, shape ``(r,)``.
+        chosen: The ranges to consider, shape ``(r,)``.
     """
 
     def __init__(self, ranges: Ranges, chosen: npt.NDArray[np.bool_]) -> None:
@@ -185,13 +184,12 @@ class Elsewhere:
             self._by_thread.append((thread, ranges.pid[there[0]], nesting, np.append(there, NONE)))
 
     def open_at(self, pid: Int64Array, tid: Int64Array, time: Int64Array) -> Int64Array:
-        """The innermost chosen range open on another thread of the process at a moment, where exactly one other
-        thread has one.
+        """The innermost chosen range open on another thread of the process, if exactly one other thread has one.
 
         Args:
             pid: Processes, shape ``(n,)``.
-            tid: Threads; `NONE` gets no answer, shape ``(n,)``.
-            time: Moments in ns, shape ``(n,)``.
+            tid: Threads, shape ``(n,)``; for `NONE` the result is `NONE`.
+            time: Times in ns, shape ``(n,)``.
 
         Returns:
             Indices of ranges, or `NONE`, shape ``(n,)``.
@@ -207,8 +205,8 @@ class Elsewhere:
 
 
 def steps_around(ranges: Ranges, which: Int64Array) -> Int64Array:
-    """The instance of a step that each of these ranges is in, or `NONE`: the step around it on its
-    thread, else the one that another thread is in when it begins.
+    """The step instance that contains each of these ranges, or `NONE`: the enclosing step on its thread, else the step
+    open on another thread when it begins.
     """
     step = ranges.step_at(which)
     unattributed = np.flatnonzero(step == NONE)

@@ -1,4 +1,4 @@
-"""How long each step took: on the CPU, on the GPU, and on the clock."""
+"""Step times: CPU range, GPU time and wall time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
-    """A row for each instance of a step, in order, all times int64 ns; its index is the instance's.
+    """One row per step instance, in order, indexed by instance; all times int64 ns.
 
     Returns:
-        step: its number; range_ns: how long it was open on the CPU; gpu_ns: sum of the durations of its operations;
-        busy_ns: length of their union, summed over devices; span_ns: from the start of its first operation to the end
-        of its last, 0 where it has none; wall_ns: how long it took, as `nvprof_kit._analysis.attribution.windows` cuts
-        time, where several devices ran it the longest; start_ns, end_ns: the first and the last moment of its ranges
-        and operations.
+        step: step number; range_ns: how long its range was open on the CPU; gpu_ns: sum of the durations of its
+        operations; busy_ns: length of their union, summed over devices; span_ns: from the start of its first operation
+        to the end of its last, 0 if it has none; wall_ns: duration of its window
+        (`nvprof_kit._analysis.attribution.windows`), the longest if several devices ran it; start_ns, end_ns: first
+        start and last end of its ranges and operations.
     """
     import pandas as pd
 
@@ -52,7 +52,7 @@ def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
 
 
 def _ranges(attribution: Attribution, count: int) -> tuple[Int64Array, Int64Array]:
-    """From the first to the last moment of each instance's ranges, which overlap where several processes run it."""
+    """First start and last end of each instance's ranges, which overlap if several processes run it."""
     ranges = attribution.ranges
     rows = np.flatnonzero(ranges.step >= 0)
     return _ends(ranges.step[rows], ranges.start[rows], ranges.end[rows], count)
@@ -78,26 +78,26 @@ def _walls(trace: Trace, attribution: Attribution, count: int) -> Int64Array:
 
 
 def median_place(lengths: Int64Array) -> int:
-    """Which of some lengths is their median, the lower one of two; the first of equals.
+    """Index of the median length: the lower median, and the first of equals.
 
     Args:
-        lengths: At least one, shape ``(n,)``.
+        lengths: At least one length, shape ``(n,)``.
     """
     return int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])
 
 
 def typical_step(times: pd.DataFrame) -> int | None:
-    """The instance whose `wall_ns` is the median's, None where there is no step."""
+    """The instance with the median `wall_ns`, None if there is no step."""
     return int(times.index[median_place(times["wall_ns"].to_numpy())]) if len(times) else None
 
 
 def slowest_step(times: pd.DataFrame) -> int | None:
-    """The instance that took longest, the last of equals; None where there is no step."""
+    """The instance with the largest `wall_ns`, the last of equals; None if there is no step."""
     return int(times.index[np.argsort(times["wall_ns"].to_numpy(), kind="stable")[-1]]) if len(times) else None
 
 
 def instance_of(times: pd.DataFrame, step: int, path: str) -> int:
-    """The first instance with a number.
+    """The first instance with a step number.
 
     Raises:
         UsageError: There is no such step.

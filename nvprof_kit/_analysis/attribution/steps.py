@@ -1,13 +1,13 @@
-"""What a step is: the one definition, used by every table and picture of the package.
+"""Defines a step; every table and plot of the package uses this definition.
 
-A **step** is one run of a range of the category `step` that lies in no other such range of its thread. A range of the
-same number that another thread or process has open at that time is the same step: ranks of one capture run it
-together. So a number that returns, because each epoch counts from 0 or a validation loop has numbers of its own, is a
-step each time that it runs, and "per step" divides by these *instances*, never by distinct numbers. A step range
-inside another one (micro-batches in a step of the optimizer) is a part of the outer step.
+A **step** is one execution of a range of the category `step` that is not nested in another such range on its thread.
+A range with the same number that is open on another thread or process at the same time is the same step: the ranks of
+one capture run it together. If a number repeats, because each epoch counts from 0 or a validation loop has its own
+numbers, each execution is a separate step, and "per step" divides by these *instances*, not by distinct numbers. A step
+range nested in another one (micro-batches in an optimizer step) is part of the outer step.
 
-Instances are counted by the moment they began. An operation belongs to the instance that launched it; what no step
-launched is *outside steps*, in no figure per step, and a line of its own. How long a step took is told by
+Instances are ordered by start time. An operation belongs to the instance that launched it. Operations that no step
+launched are *outside steps*: they count in no per-step figure and are listed separately. For the duration of a step see
 `nvprof_kit._analysis.attribution.windows`.
 """
 
@@ -25,7 +25,7 @@ from nvprof_kit.errors import UsageError
 
 @dataclass(frozen=True)
 class StepOptions:
-    """Which steps to include. By default all; figures per step then leave out warm-up steps.
+    """Which steps to include. By default all, and per-step figures exclude warm-up steps.
 
     Attributes:
         first: Smallest step number, None for no limit.
@@ -66,7 +66,7 @@ ALL_STEPS = StepOptions()
 
 
 def chosen_steps(options: StepOptions, number: Int64Array, path: str) -> npt.NDArray[np.bool_]:
-    """Which instances are to be looked at, from their numbers.
+    """Select step instances by their step number.
 
     Raises:
         UsageError: The options select steps, and none of them is in the capture.
@@ -83,13 +83,13 @@ def chosen_steps(options: StepOptions, number: Int64Array, path: str) -> npt.NDA
 
 
 class StepRanges(NamedTuple):
-    """The ranges that are steps, shape ``(s,)`` each, and the nesting of all ranges.
+    """The step ranges, shape ``(s,)`` each.
 
     Attributes:
-        rows: Indices of the ranges, ascending; of a range cut into pieces each piece.
+        rows: Indices of the ranges, ascending; every piece of a range that was cut.
         first: Whether each is a whole range or the first piece of one.
-        number: Number of the step that each says it is.
-        start, end: Of the whole range, in ns.
+        number: Step number of each.
+        start, end: Times of the whole range, in ns.
         tid, pid: Its thread and process.
     """
 
@@ -106,7 +106,7 @@ class Instances(NamedTuple):
     """The instances of steps.
 
     Attributes:
-        number: The step number of each instance, by the moment it began, shape ``(i,)``.
+        number: The step number of each instance, by start time, shape ``(i,)``.
         of_rows: The instance of each step range, shape ``(s,)``.
     """
 
@@ -115,11 +115,11 @@ class Instances(NamedTuple):
 
 
 def step_instances(ranges: StepRanges, step_range: Int64Array, nesting: Nesting) -> Instances:
-    """Find the instances of steps. See the module's text for the definition.
+    """Find the step instances. See the module docstring for the definition.
 
     Args:
         ranges: The step ranges.
-        step_range: For each of all ranges the nearest step range, itself or around it, or `NONE`, shape ``(r,)``.
+        step_range: For every range, the nearest step range (itself or an enclosing one), or `NONE`, shape ``(r,)``.
         nesting: The nesting of all ranges.
     """
     outermost = _outermost(ranges, step_range, nesting)
@@ -134,13 +134,13 @@ def step_instances(ranges: StepRanges, step_range: Int64Array, nesting: Nesting)
 
 
 def _outermost(ranges: StepRanges, step_range: Int64Array, nesting: Nesting) -> Int64Array:
-    """For each step range the first piece of the outermost step range around it, as an index of `ranges.rows`."""
+    """For each step range, the first piece of the outermost enclosing step range, as an index into `ranges.rows`."""
     place = np.full(len(step_range) + 1, NONE, dtype=np.int64)
     place[ranges.rows] = np.arange(len(ranges.rows))
     whole = np.flatnonzero(ranges.first)[np.cumsum(ranges.first) - 1] if len(ranges.rows) else ranges.rows
     around = place[np.append(step_range, NONE)[nesting.parent[ranges.rows[whole]]]]
     around = np.append(whole, NONE)[around]
-    # a range that outlasts the one it began in is no part of it
+    # a range that outlasts the range it began in is not nested in it
     around = np.where((around >= 0) & (np.append(ranges.end, 0)[around] >= ranges.end), around, NONE)
     current = whole
     while ((above := np.append(around, NONE)[current]) >= 0).any():
@@ -149,8 +149,8 @@ def _outermost(ranges: StepRanges, step_range: Int64Array, nesting: Nesting) -> 
 
 
 def _shared(ranges: StepRanges, tops: Int64Array) -> list[int]:
-    """The instance of each outermost range where several threads have some: one that begins while its number runs on
-    other threads, and not yet on its own, is the same.
+    """The instance of each outermost range if several threads have step ranges. A range that begins while its number is
+    open on other threads, and not yet on its own, joins that instance.
     """
     current: dict[int, tuple[int, int, set[int]]] = {}
     found: list[int] = []

@@ -1,8 +1,8 @@
-"""Which steps are warm-up: figures per step leave them out and name them.
+"""Detects warm-up steps, which per-step figures exclude and list by name.
 
-A step is warm-up where the host loads CUDA modules or libraries, compiles or tunes for a notable part of it, or where
-it is the first of the capture and took much longer than the median of the others: the profilers' start is waited for
-in it, and whatever a program does once.
+A step is warm-up if loading CUDA modules or libraries, compiling or autotuning on the host takes a notable share of
+it. The first step of the capture is also warm-up if it took much longer than the median of the others: it includes
+profiler startup and one-time initialization.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from nvprof_kit._analysis.attribution.steps import StepOptions, chosen_steps
 from nvprof_kit._trace.schema import Trace
 
 LOADING = 0.05
-"""Part of a step's length that loading, compiling and tuning take in warm-up."""
+"""A step is warm-up if loading, compiling and tuning exceed this share of its duration."""
 
 LONGER = 1.2
-"""The first step of a capture is warm-up where it is so many times as long as the median of the others."""
+"""The first step is warm-up if it exceeds this multiple of the median of the others."""
 
 ENOUGH = 3
-"""Steps that a capture must have for its first to be judged by its length."""
+"""Minimum number of steps in the capture to judge the first by its duration."""
 
 
 @dataclass(frozen=True)
 class StepChoice:
-    """Which instances of steps the figures per step are of.
+    """The step instances that per-step figures include.
 
     Attributes:
-        shown: Those, shape ``(i,)``.
-        asked: Whether the user chose them; else `shown` are all but warm-up.
-        left_out: A sentence for each step that is warm-up: which it is, and why.
+        shown: The included instances, shape ``(i,)``.
+        asked: Whether the user selected them; otherwise `shown` is all but warm-up.
+        left_out: A sentence for each warm-up step that says which it is and why.
     """
 
     shown: npt.NDArray[np.bool_]
@@ -45,11 +45,11 @@ class StepChoice:
 
     @property
     def count(self) -> int:
-        """Number of steps that figures per step are of."""
+        """Number of steps that per-step figures include."""
         return int(np.count_nonzero(self.shown))
 
     def of_ops(self, attribution: Attribution) -> npt.NDArray[np.bool_]:
-        """Which operations the figures are of: those of these steps; of a capture without steps all, shape ``(n,)``."""
+        """Which operations belong to the included steps, shape ``(n,)``; all if the capture has no steps."""
         if not len(self.shown):
             return np.ones(len(attribution.step), dtype=bool)
         found: npt.NDArray[np.bool_] = np.append(self.shown, False)[attribution.step]
@@ -57,15 +57,15 @@ class StepChoice:
 
 
 def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | None = None) -> StepChoice:
-    """The steps that were asked for, or else all but warm-up; all, where there is nothing else.
+    """The selected steps, by default all but warm-up; all if only warm-up steps exist.
 
     Args:
-        trace: The capture; without its table ``loads`` warm-up is told by the length of the first step alone.
+        trace: The capture; without its table ``loads`` only the duration of the first step indicates warm-up.
         attribution: Its steps.
-        options: What was asked for.
+        options: The user's selection.
 
     Raises:
-        UsageError: None of the steps asked for is in the capture.
+        UsageError: None of the selected steps is in the capture.
     """
     options = options or StepOptions()
     number = attribution.ranges.steps
@@ -89,18 +89,18 @@ def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | 
 
 
 def _of_another_kind(attribution: Attribution) -> bool:
-    """Whether the first step has a phase that no other has: a prefill before decoding is no warm-up."""
+    """Whether the first step has a phase that no other step has: a prefill before decoding is not warm-up."""
     first = attribution.phase[attribution.step == 0]
     return bool(np.setdiff1d(first, attribution.phase[attribution.step > 0]).size)
 
 
 def left_out_warnings(choice: StepChoice) -> tuple[str, ...]:
-    """That steps are left out of the figures per step, in a sentence for each."""
+    """One sentence for each step excluded from per-step figures."""
     return tuple(f"{said}: warm-up, not in figures per step; --steps includes it" for said in choice.left_out)
 
 
 def _loading(trace: Trace, start: Int64Array, end: Int64Array) -> Int64Array:
-    """How long each stretch loads, compiles or tunes, in ns."""
+    """Time spent loading, compiling or tuning in each interval, in ns."""
     if trace.loads is None or not len(trace.loads):
         return np.zeros(len(start), dtype=np.int64)
     begins, ends = (trace.loads[name].to_numpy() for name in ("start_ns", "end_ns"))

@@ -1,10 +1,10 @@
-"""The time of every device, cut into steps: stretches without gap or overlap.
+"""Divides the time of every device into step windows without gaps or overlaps.
 
-A step on a device lasts from the end of the step before it, but not from before its range began on the CPU, to the
-end of its last operation or of its range, whichever is later. So waiting for a step's first kernel belongs to that
-step. Kernels that no step launched, as of an evaluation, may still run after its range began, since the host is ahead:
-then it lasts from their end on. What lies between two steps, before the first and after the last is a stretch outside
-steps.
+A step on a device lasts from the end of the previous step, but not before its own range began on the CPU, to the end of
+its last operation or of its range, whichever is later. Waiting for a step's first kernel is therefore part of that
+step. Kernels that no step launched (an evaluation, for example) can still run after the step's range began, because the
+CPU runs ahead; the step then starts when they end. The time between two steps, before the first and after the last is
+a window outside steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nvprof_kit._trace.schema import OP_KINDS, Trace
 
 
 class Device(NamedTuple):
-    """A GPU as one process sees it: the process's key and place among the capture's processes, and the ordinal."""
+    """A GPU as one process sees it: process key, index of the process in the capture, and device ordinal."""
 
     pid: int
     process: int
@@ -31,14 +31,14 @@ class Device(NamedTuple):
 
 @dataclass(frozen=True)
 class Windows:
-    """Stretches of time by device and start, shape ``(w,)`` each.
+    """Windows by device and start, shape ``(w,)`` each.
 
     Attributes:
-        devices: The devices that ran something.
+        devices: The devices that ran operations.
         of_op: Device of each operation, an index into `devices`, shape ``(n,)``.
         device: Index into `devices`.
-        step: Number of the step; 0, which means nothing, outside steps.
-        instance: The instance of a step that it is, an index into `Ranges.steps`; `NONE` outside steps.
+        step: Step number; 0 and unused outside steps.
+        instance: The step instance, an index into `Ranges.steps`; `NONE` outside steps.
         start, end: In ns.
     """
 
@@ -52,13 +52,13 @@ class Windows:
 
     @property
     def in_step(self) -> npt.NDArray[np.bool_]:
-        """Which stretches are a step's."""
+        """Which windows are steps."""
         inside: npt.NDArray[np.bool_] = self.instance >= 0
         return inside
 
 
 def step_windows(trace: Trace, attribution: Attribution) -> Windows:
-    """Cut the time of every device into steps; one stretch outside steps where the capture has none."""
+    """Divide the time of every device into steps; a single window outside steps if the capture has none."""
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     devices, of_op = devices_of(trace)
     runs, instance = _runs(attribution.ranges), attribution.step
@@ -73,8 +73,8 @@ def step_windows(trace: Trace, attribution: Attribution) -> Windows:
 
 
 def devices_of(trace: Trace) -> tuple[tuple[Device, ...], Int64Array]:
-    """The devices by process and ordinal, and which of them each operation ran on: the ordinals of two processes may
-    name two GPUs.
+    """The devices by process and ordinal, and the device of each operation. Keyed by process because the same ordinal
+    can be different GPUs in two processes.
     """
     import pandas as pd
 
@@ -98,7 +98,7 @@ class _Ops(NamedTuple):
 
 
 class _Runs(NamedTuple):
-    """The instances of steps in each process, by process and start, shape ``(n,)`` each."""
+    """The step instances of each process, by process and start, shape ``(n,)`` each."""
 
     instance: Int64Array
     start: Int64Array
@@ -107,7 +107,7 @@ class _Runs(NamedTuple):
 
 
 def _runs(ranges: Ranges) -> _Runs:
-    """When each process ran each instance: from the first to the last moment of its ranges there."""
+    """When each process ran each instance: from the first start to the last end of its ranges there."""
     rows = np.flatnonzero((ranges.step >= 0) & ranges.first)
     rows = rows[np.lexsort((ranges.start[rows], ranges.step[rows], ranges.pid[rows]))]
     instance, pid = ranges.step[rows], ranges.pid[rows]
@@ -117,7 +117,7 @@ def _runs(ranges: Ranges) -> _Runs:
 
 
 def _others_end(ops: _Ops, steps: int) -> Int64Array:
-    """When the kernels of no step end that began before the first operation of each step, but no later than that."""
+    """For each step, the end of kernels outside steps that began before its first operation, capped at that start."""
     least = np.iinfo(np.int64).min
     others = np.flatnonzero((ops.instance < 0) & ops.kernel)
     if not len(others) or not steps:
@@ -133,7 +133,7 @@ def _others_end(ops: _Ops, steps: int) -> Int64Array:
 
 
 def _tile(runs: _Runs, pid: int, ranges: Ranges, ops: _Ops, device: int) -> tuple[np.ndarray, ...]:
-    """Device, step, instance, start and end of one device's stretches."""
+    """Device, step, instance, start and end of one device's windows."""
     first, last = int(ops.start.min()), int(ops.end.max())
     mine = np.flatnonzero(runs.pid == pid)
     instance = runs.instance[mine]
@@ -144,7 +144,7 @@ def _tile(runs: _Runs, pid: int, ranges: Ranges, ops: _Ops, device: int) -> tupl
     begins = runs.start[mine]
     start = np.maximum(begins, np.concatenate((begins[:1], finish[:-1])))
     start = np.maximum(start, np.minimum(_others_end(ops, len(ranges.steps))[instance], finish))
-    # between them, before the first and after the last
+    # windows outside steps: before the first, between, after the last
     gap_start = np.concatenate(([min(first, int(start[0]))] if len(mine) else [first], finish))
     gap_end = np.concatenate((start, [max(last, int(finish[-1]))] if len(mine) else [last]))
     which = np.concatenate((instance, np.full(len(gap_start), NONE, dtype=np.int64)))

@@ -1,1 +1,1 @@
-"""Where the time of a step goes: computing, communication, copies and idle, with the causes of idle."""
+"""Time breakdown of a step: compute, communication, copies and idle, with the causes of idle time."""

@@ -1,7 +1,7 @@
-"""What a device does at every moment: computing, else communicating, else copying, else nothing.
+"""Device state over time: computing, else communicating, else copying, else idle.
 
-A kernel that computes hides communication and copies that run beside it; what it does not hide is exposed. So at
-every moment a device is in one state, and the states of a stretch of time add up to its length exactly.
+A compute kernel hides communication and copies that overlap with it; the rest of them is exposed. A device is therefore
+in exactly one state at any time, and the states of a time window add up to its length exactly.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ STATES = ("idle", "compute", "exposed_comm", "exposed_copy")
 IDLE, COMPUTE, COMM, COPY = range(4)
 
 _BITS = 20
-"""Bits for the number of operations of one sort that run at once."""
+"""Bits per counter of concurrent operations of one sort."""
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What the devices do.
+    """Activity of the devices.
 
     Attributes:
         spent: Time by window and state in ns, shape ``(w, 4)``; a row adds up to the window's length.
-        comm: Time by window in which some communication runs, hidden or not, shape ``(w,)``.
-        copy: The same of copies.
+        comm: Time by window with communication running, hidden or not, in ns, shape ``(w,)``.
+        copy: The same for copies.
         sort: `COMPUTE`, `COMM` or `COPY` of each operation, shape ``(n,)``.
         gap_window: Window of each idle gap, by device and start, shape ``(g,)``.
         gap_start, gap_end: In ns.
@@ -47,7 +47,7 @@ class Activity:
 
 
 def activity(trace: Trace, classes: KernelClasses, windows: Windows) -> Activity:
-    """What the devices do in every window, and the gaps in which they do nothing."""
+    """The activity of the devices in every window, and the idle gaps."""
     sort = op_sorts(trace, classes)
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     line = Line.over((windows.start, start), (windows.end, end))
@@ -79,14 +79,14 @@ def activity(trace: Trace, classes: KernelClasses, windows: Windows) -> Activity
 
 
 _BLOCK = 1 << 18
-"""Changes that are looked at at once, which bounds the memory."""
+"""Changes processed at a time, to limit memory."""
 
 
 def _changes(
     windows: Windows, sort: np.ndarray, times: tuple[Int64Array, Int64Array], line: Line
 ) -> tuple[Int64Array, Int64Array]:
-    """Where operations and windows begin and end, device by device, and what changes there: the number of operations
-    of each sort, `_BITS` bits for each.
+    """Start and end times of operations and windows, by device, and the change in the number of running operations of
+    each sort, packed in `_BITS` bits each.
     """
     unit = np.left_shift(np.int64(1), _BITS * (sort.astype(np.int64) - 1))
     edges = (line.at(windows.device, edge) for edge in (windows.start, windows.end))
@@ -97,7 +97,7 @@ def _changes(
 
 
 def op_sorts(trace: Trace, classes: KernelClasses) -> np.ndarray:
-    """`COMPUTE`, `COMM` or `COPY` of each operation; a kernel that copies computes, a copy is a memcpy or memset."""
+    """`COMPUTE`, `COMM` or `COPY` of each operation; a copy is a memcpy or memset, a kernel that copies is compute."""
     kind = trace.ops["kind"].to_numpy()
     copies = np.isin(kind, [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")])
     return np.select([copies, classes.is_a("comm")], [COPY, COMM], COMPUTE).astype(np.int8)

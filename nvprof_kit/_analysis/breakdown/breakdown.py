@@ -1,6 +1,6 @@
-"""Where the time of a step goes, device by device: compute, exposed communication, exposed copies, idle, and why idle.
+"""Time breakdown of a step by device: compute, exposed communication, exposed copies, idle, and the causes of idle.
 
-The four add up to the wall time exactly, and the causes of idle to idle. That is checked here at every run.
+The four add up to the wall time exactly, and the causes add up to the idle time. Every run checks both.
 """
 
 from __future__ import annotations
@@ -69,23 +69,23 @@ IDLE_COLUMNS = {
 
 @dataclass(frozen=True)
 class BreakdownResult:
-    """Where the time of each step goes.
+    """Time breakdown of each step.
 
     Attributes:
         steps: One row per step and device, sorted by process, device and time; columns `COLUMNS`.
         instances: The step instance of each row of `steps`, -1 outside steps, shape ``(rows,)``.
-        choice: Which steps are warm-up, or were requested.
+        choice: Which steps are warm-up or were selected.
         idle: Idle time by cause and place, the longest first; columns `IDLE_COLUMNS`.
         communication: Communication; columns `nvprof_kit._analysis.breakdown.transfers.COMM_COLUMNS`.
         copies: Memory copies; columns `nvprof_kit._analysis.breakdown.transfers.COPY_COLUMNS`.
         launches: Kernel launches; columns `nvprof_kit._analysis.breakdown.launches.LAUNCH_COLUMNS`.
-        queue: The number of launched, waiting operations during the median step; columns
+        queue: Number of queued operations during the median step; columns
             `nvprof_kit._analysis.breakdown.queue.QUEUE_TIME_COLUMNS`.
         critical_path: The critical path of the median step; columns
             `nvprof_kit._analysis.breakdown.critical_path.PATH_COLUMNS`.
         critical_window: The row of the median step in `steps`.
         gaps: One row per idle gap, see `nvprof_kit._analysis.breakdown.idle.Idle.gaps`; `window` is a row of `steps`.
-        waits: Gaps that began while the host waited for the device, see
+        waits: Gaps that began while the host waited for the device; see
             `nvprof_kit._analysis.breakdown.idle.Idle.waits`.
         warnings: What may be missing or distorted; each sentence says what to do about it.
         info: Recording tool, GPUs and processes of the capture.
@@ -107,7 +107,7 @@ class BreakdownResult:
     info: CaptureInfo
 
     def table(self, view: str) -> pd.DataFrame:
-        """One of the tables by the name that the command line gives it, ``critical-path`` for one."""
+        """A table by its name on the command line, for example ``critical-path``."""
         found: pd.DataFrame = getattr(self, view.replace("-", "_"))
         return found
 
@@ -118,18 +118,18 @@ def breakdown(
     options: StepOptions = ALL_STEPS,
     known: Operations | None = None,
 ) -> BreakdownResult:
-    """Where the time of each step goes.
+    """Compute the time breakdown of each step.
 
     Args:
         trace: The capture, opened with `OPTIONAL`.
-        own_rules: Rules for kernel classes, asked before the package's.
-        options: Which steps to look at, by default all but warm-up; `steps` then has the others too, and the time
-            outside steps. What is of one step alone is of the one of median length.
-        known: The same operations, where owners and classes are known already.
+        own_rules: The user's rules for kernel classes, tried before the built-in ones.
+        options: The steps to analyze, by default all but warm-up. By default `steps` also lists the other steps and
+            the time outside steps. Tables of a single step show the step of median duration.
+        known: The same operations, to reuse their attribution and classes.
 
     Raises:
-        UsageError: None of the steps asked for is in the capture.
-        AssertionError: The parts do not add up to the whole: a defect of this package.
+        UsageError: None of the selected steps is in the capture.
+        AssertionError: The parts do not add up to the whole: a bug in this package.
     """
     operations = Operations(trace, own_rules, known)
     choice = choose_steps(trace, operations.attribution, options)
@@ -144,15 +144,15 @@ def breakdown(
 
 
 def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses, choice: StepChoice) -> BreakdownResult:
-    """The same of a capture of which owners and classes are known already.
+    """Compute the time breakdown of a capture with known attribution and classes.
 
     Args:
         trace: The capture, opened with `OPTIONAL`.
-        attribution: Who owns each operation.
+        attribution: The owner of each operation.
         classes: The class of each operation.
-        choice: Which steps the tables of idle time, communication, copies and launches are of; where the capture has
-            none, they are of the whole. Waiting for data between steps is in them, unless the user chose steps; then
-            `steps` has no others either.
+        choice: The steps included in the tables of idle time, communication, copies and launches; the whole capture if
+            it has no steps. The tables also include waiting for data between steps, unless the user selected steps; in
+            that case `steps` lists only the selected ones.
     """
     windows = step_windows(trace, attribution)
     active = activity(trace, classes, windows)
@@ -224,9 +224,7 @@ def _check(steps: pd.DataFrame) -> None:
 
 
 def _in_steps(idling: Idle, windows: Windows, choice: StepChoice) -> Idle:
-    """The idle gaps without the time outside the steps looked at, but for that outside steps in which the host was
-    fetching data.
-    """
+    """The idle gaps in the included steps, plus those outside steps in which the host was fetching data."""
     parts = idling.parts
     instance = windows.instance[idling.gaps["window"].to_numpy()][parts["gap"].to_numpy()]
     kept = np.append(choice.shown, False)[instance]
@@ -243,7 +241,7 @@ def _idle_table(idling: Idle) -> pd.DataFrame:
 
     names, spent = ("cause", *PLACE), idling.parts["idle_ns"].to_numpy()
     columns = [idling.parts[name].cat for name in names]
-    spans = tuple(len(one.categories) + 1 for one in columns)  # one more for those that have none
+    spans = tuple(len(one.categories) + 1 for one in columns)  # + 1 for missing values
     key = np.ravel_multi_index(tuple(one.codes.to_numpy().astype(np.int64) + 1 for one in columns), spans)
     found, group = np.unique(key, return_inverse=True)
     rows = np.lexsort((-spent, group))

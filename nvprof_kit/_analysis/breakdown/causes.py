@@ -1,9 +1,10 @@
-"""The causes of idle time, and what each thing that a host does counts as.
+"""The causes of idle time, and how host activity maps to them.
 
-What is innermost on the thread decides. What loads code is a cause with all that happens in it. Loading takes its time
-around the calls that tell of it: cuDNN builds a plan for a shape, or a library unpacks its kernels, and then loads what
-it has made in microseconds. So the time since the last work that the thread gave the device, inside the operator or
-range that the call is in, counts as loading too.
+The innermost call, operator or range on the thread determines the cause. A call that loads code is one cause including
+everything nested in it. Loading also takes time around the calls that show it: cuDNN builds a plan for a shape, or a
+library unpacks its kernels, and then loads the result in microseconds. So loading extends to the thread's previous
+and next call that launches, copies, allocates, frees or synchronizes, within the operator or range that contains the
+call.
 """
 
 from __future__ import annotations
@@ -48,16 +49,17 @@ NAMES = tuple(CAUSES)
 LAUNCH, LOADING, UNKNOWN = (NAMES.index(name) for name in ("launch", "loading", "unknown"))
 
 LONG_NS, LONG_LAUNCH_NS = 100_000, 1_000_000
-"""A call that asks for a function, or copies asynchronously, returns at once; one that takes so long loads or waits. So
-does the first launch of a kernel that takes so long while the device idles.
+"""A function lookup or an asynchronous copy returns immediately; one that takes this long loads code or waits. So does
+the first launch of a kernel that takes this long while the device idles.
 """
 
 FIRST_NS, FIRST_TIMES, OTHERS = 1_000_000, 10, 2
-"""An operator's first call that took so long by itself, and so many times the median of its other calls, of which there
-are so many, prepared what the others found ready: a library, a plan for the shape."""
+"""An operator's first call is initialization (loading a library, building a plan for the shape) if its self time
+reaches `FIRST_NS` and it takes `FIRST_TIMES` the median of all calls, of which there must be more than `OTHERS`.
+"""
 
 _BLOCK = 1 << 18
-"""Calls that are looked at at once, which bounds the memory."""
+"""Calls processed at a time, to limit memory."""
 
 _LOADS = re.compile(
     r"^cu(da)?(Module|Library)Load|^cuLink|^nvrtc|^nvJitLink|^nvPTXCompiler|^cu(blas|blasLt|dnn|sparse|solver\w*|fft)Create"
@@ -68,7 +70,7 @@ _LOADS_AT_FIRST = re.compile(
     r"^cu(da)?(Func|Kernel|Module|Library)(Get|Set)|GetFuncBySymbol|GetSymbol|^cu(da)?Occupancy"
     r"|^cu(Module|Library)Unload"
 )
-"""Calls that load what they ask about where it is not loaded yet."""
+"""Calls that load the queried function or module if it is not loaded yet."""
 
 ALLOCATES = re.compile(r"(Malloc|MemAlloc|MemFree|HostAlloc|HostRegister|MemMap|MemCreate|^cudaFree)", re.IGNORECASE)
 """Calls that allocate or free memory."""
@@ -85,23 +87,23 @@ _DATA_TEXTS = ("data", "dataloader")
 
 @dataclass(frozen=True)
 class Doing:
-    """What the host's threads do at every moment.
+    """Host activity by thread.
 
     Attributes:
         host: The calls.
         ranges: The ranges.
-        rows: Which of the calls, operators and no overheads, are in `stack`.
-        stack: Their nesting by thread; an index is a place in `rows`.
-        cause: Index into `NAMES` of each, that of what is around it where it has none of its own, `NONE` for none.
+        rows: The calls and operators in `stack`, without profiler overhead.
+        stack: Their nesting by thread; its indices are positions in `rows`.
+        cause: Index into `NAMES` of each, inherited from the enclosing call if it has none of its own, else `NONE`.
         operator: The nearest operator of each, an index into the calls, or `NONE`.
         prepares: Whether each is an operator's first call that took much longer than its others.
-        range_cause: Index into `NAMES` of each range, or `NONE`, with a place for range `NONE` at the end.
+        range_cause: Index into `NAMES` of each range, or `NONE`; an entry for range `NONE` is appended.
         in_layer: Whether each range is in a layer, likewise.
         in_phase: Whether it is in a layer or a phase.
-        loading: By thread, the stretches of loading around the calls that tell of it.
-        profiler: By process, the profiler's own.
-        on_cpu: By thread, when it was on a CPU; None where the capture does not tell.
-        watched: From when to when it tells.
+        loading: Loading intervals by thread.
+        profiler: Profiler overhead by process.
+        on_cpu: Intervals in which each thread was scheduled on a CPU; None if the capture lacks them.
+        watched: Start and end of the period that `on_cpu` covers.
     """
 
     host: HostCalls
@@ -121,14 +123,14 @@ class Doing:
 
     @property
     def of_threads(self) -> list[Changes]:
-        """Where what a thread does changes."""
+        """The times at which the activity of a thread changes."""
         nesting = self.ranges.nesting
         found = [self.stack.changes, self.loading.changes]
         found.append(Changes(nesting.threads, nesting.line, nesting.change))
         return [*found, self.on_cpu.changes] if self.on_cpu is not None else found
 
     def at(self, tid: Int64Array, moment: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """What is innermost on threads at moments: a place in `rows`, and a range; `NONE` for none."""
+        """The innermost call (a position in `rows`) and range on threads at given times; `NONE` if there is none."""
         return self.stack.innermost(tid, moment), self.ranges.nesting.innermost(tid, moment)
 
     def off_cpu(self, tid: Int64Array, moment: Int64Array) -> npt.NDArray[np.bool_]:
@@ -144,13 +146,13 @@ class Doing:
 def doing(
     host: HostCalls, ranges: Ranges, scheduled: pd.DataFrame | None, gaps: tuple[Int64Array, Int64Array]
 ) -> Doing:
-    """What the host's threads do while the devices wait for them.
+    """Host activity while the devices wait for the host.
 
     Args:
         host: The calls.
         ranges: The ranges.
-        scheduled: The table ``scheduled``, where the capture has it.
-        gaps: Starts and ends of these times on all devices: a call in none of them is left out.
+        scheduled: The table ``scheduled``, if the capture has it.
+        gaps: Starts and ends of the idle gaps on all devices; calls that overlap none of them are left out.
     """
     rows = np.flatnonzero(~host.overhead[:-1] & _touches(gaps, host.start[:-1], host.end[:-1]))
     stack = Stack(host.tid[rows], host.start[rows], host.end[rows])
@@ -182,7 +184,7 @@ def doing(
 
 
 def _touches(gaps: tuple[Int64Array, Int64Array], start: Int64Array, end: Int64Array) -> npt.NDArray[np.bool_]:
-    """Which intervals overlap some gap, whichever device it is of."""
+    """Which intervals overlap a gap on any device."""
     begins, ends = union(*gaps)
     touched = np.zeros(len(start), dtype=bool)
     for low in range(0, len(start), _BLOCK):
@@ -193,7 +195,7 @@ def _touches(gaps: tuple[Int64Array, Int64Array], start: Int64Array, end: Int64A
 
 
 def _own_causes(host: HostCalls, rows: Int64Array) -> npt.NDArray[np.int8]:
-    """What each call and operator counts as by itself."""
+    """The cause of each call and operator by itself, without inheritance."""
     kinds = {"loading": _LOADS, "allocation": ALLOCATES, "sync": _SYNCHRONISES, "gc": _COLLECTS, "dataloader": _FETCHES}
     of_name, of_long = (np.full(len(host.names), NONE, dtype=np.int8) for _ in range(2))
     launches = np.zeros(len(host.names), dtype=bool)
@@ -213,7 +215,7 @@ def _own_causes(host: HostCalls, rows: Int64Array) -> npt.NDArray[np.int8]:
 
 
 def _prepares(host: HostCalls, rows: Int64Array, stack: Stack) -> npt.NDArray[np.bool_]:
-    """Which of the calls in a stack are the long first call of an operator."""
+    """Which calls in a stack are the long first call of an operator."""
     import pandas as pd
 
     every = np.flatnonzero(host.operator[:-1])
@@ -255,7 +257,7 @@ def _on_cpu(scheduled: pd.DataFrame | None) -> tuple[Stretches | None, tuple[int
 
 
 def _loading(made: Doing, told: Int64Array) -> Stretches:
-    """The stretches of loading, by thread."""
+    """The loading intervals, by thread."""
     host, calls = made.host, made.rows[told]
     tid, start, end = host.tid[calls], host.start[calls], host.end[calls]
     noted = _noted_loading(made)
@@ -274,7 +276,7 @@ def _loading(made: Doing, told: Int64Array) -> Stretches:
 
 
 def _noted_loading(made: Doing) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Thread, start and end of the loading that the profiler noted, on each thread that was in something then."""
+    """Thread, start and end of loading recorded as profiler overhead, on each thread in a call at its start."""
     host = made.host
     loads = np.array([bool(_LOADING_OVERHEAD.search(name)) for name in host.names])[host.name] & host.overhead
     rows = np.flatnonzero(loads[:-1])
@@ -290,7 +292,7 @@ def _noted_loading(made: Doing) -> tuple[Int64Array, Int64Array, Int64Array]:
 def _between_work(
     host: HostCalls, work: Int64Array, tid: Int64Array, start: Int64Array, end: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
-    """The stretch around each moment in which its thread gave the device no work, and the call that gives it then."""
+    """The interval around each given one without a call of `work` on its thread; includes a call that encloses it."""
     least, most = np.iinfo(np.int64).min, np.iinfo(np.int64).max
     low, high = np.full(len(tid), least), np.full(len(tid), most)
     for one in np.unique(tid).tolist():
@@ -299,7 +301,7 @@ def _between_work(
         begins, ends = host.start[its], np.append(host.end[its], least)
         before = np.searchsorted(begins, start[mine], side="right") - 1
         around = np.full(len(mine), NONE)
-        for _ in range(3):  # a call of the driver lies in one of the runtime
+        for _ in range(3):  # driver API calls nest in runtime API calls
             holds = (before >= 0) & (ends[before] >= end[mine])
             around = np.where(holds, before, around)
             before = np.where(holds, before - 1, before)

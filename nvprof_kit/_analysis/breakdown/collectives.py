@@ -1,8 +1,8 @@
-"""How many bytes each communication kernel moves, and how fast that is.
+"""Message size and bandwidth of communication kernels.
 
-Bandwidths are those of NCCL's own tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md). *Algorithm* bandwidth is
-the size over the time. *Bus* bandwidth multiplies it by what the algorithm has to move for each byte, so that it can be
-compared with the link whatever the collective and the number of ranks.
+Bandwidths are defined as in nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md). *Algorithm* bandwidth is
+size divided by time. *Bus* bandwidth multiplies it by a factor for the traffic of the algorithm, so that it can be
+compared with the link bandwidth independent of the collective and the number of ranks.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ _MUCH_LONGER, _NOTABLE_NS = 5, 1_000_000
 
 
 def first_collective(trace: Trace, classes: KernelClasses, counted: npt.NDArray[np.bool_]) -> list[str]:
-    """That a capture's first collective may have waited for the other ranks' profilers, which began later: where the
-    first of a name took a multiple of the median of the others. One rank alone does not tell for whom it waited.
+    """Warn that a capture's first collective may include waiting for other ranks whose profilers started later: the
+    first one of a name took a multiple of the median of the others. A single rank's capture cannot show which rank it
+    waited for.
 
     Args:
         trace: The capture.
         classes: The class of each operation.
-        counted: Which operations figures are of; a collective in none needs no warning.
+        counted: The operations included in the figures; collectives outside them need no warning.
     """
     rows = np.flatnonzero(classes.is_a("comm"))
     if not len(rows) or "name" not in trace.ops:
@@ -58,11 +59,11 @@ def first_collective(trace: Trace, classes: KernelClasses, counted: npt.NDArray[
 
 @dataclass(frozen=True)
 class Messages:
-    """What each of some operations moves, shape ``(n,)`` each.
+    """Message size and group size of operations, shape ``(n,)`` each.
 
     Attributes:
         bytes: Bytes of the larger buffer, -1 if unknown.
-        ranks: Ranks of the group, -1 where it does not tell.
+        ranks: Ranks of the group, -1 if unknown.
     """
 
     bytes: Int64Array
@@ -70,16 +71,16 @@ class Messages:
 
 
 def messages(trace: Trace, rows: Int64Array, owner: Int64Array | None = None) -> Messages:
-    """What communication kernels move.
+    """The messages of communication kernels.
 
-    A call belongs to the kernel that carries its correlation id. Where the capture links them by time alone, a kernel
-    launched inside a call is that call's, and one launched by the end of a group is that of the calls of its thread
-    since the launch before. Of several kernels that one call launches nothing is told.
+    A call belongs to the kernel with its correlation id. If the capture links them only by time, a kernel launched
+    inside a call belongs to that call, and a kernel launched by the end of a group belongs to the calls of its thread
+    since the previous launch. If one call launches several kernels, their messages are unknown.
 
     Args:
-        trace: The capture, with its table ``collectives`` where it could be read.
+        trace: The capture, with its table ``collectives`` if it could be read.
         rows: Communication kernels, as rows of `Trace.ops`, shape ``(n,)``.
-        owner: What `kernels_of_calls` says of them, where that is known already.
+        owner: The result of `kernels_of_calls`, if already computed.
     """
     size, ranks = np.full(len(rows), -1, dtype=np.int64), np.full(len(rows), -1, dtype=np.int64)
     if trace.collectives is not None and len(trace.collectives) and len(rows):
@@ -95,7 +96,7 @@ def messages(trace: Trace, rows: Int64Array, owner: Int64Array | None = None) ->
 
 
 def kernels_of_calls(trace: Trace, rows: Int64Array) -> Int64Array:
-    """The kernel, an index into `rows`, that each row of `Trace.collectives` asked for, by the rules of `messages`;
+    """The kernel, an index into `rows`, that each row of `Trace.collectives` launched, by the rules of `messages`;
     `NONE` for a call without one and for the end of a group, shape ``(c,)``.
     """
     if trace.collectives is None or not len(trace.collectives):
@@ -111,7 +112,7 @@ def kernels_of_calls(trace: Trace, rows: Int64Array) -> Int64Array:
 
 
 def _by_correlation(trace: Trace, rows: Int64Array, calls: dict[str, Int64Array]) -> Int64Array:
-    """The kernel, an index into `rows`, whose id each call names, or `NONE`."""
+    """The kernel, an index into `rows`, with the correlation id of each call, or `NONE`."""
     import pandas as pd
 
     ops = trace.ops.iloc[rows][["pid", "correlation"]].assign(kernel=np.arange(len(rows)))
@@ -128,18 +129,18 @@ def _by_time(trace: Trace, rows: Int64Array, calls: dict[str, Int64Array]) -> In
     if not len(owner):
         return owner
     pid, correlation, start = (trace.ops[name].to_numpy()[rows] for name in ("pid", "correlation", "start_ns"))
-    asked = np.isin(trace.api["correlation"].to_numpy(), correlation)  # few of the calls
+    asked = np.isin(trace.api["correlation"].to_numpy(), correlation)  # keeps the search over few calls
     launches = Launches(replace(trace, api=trace.api[asked]))
     call = launches.that_launched(pid, correlation, start)
     tid, moment = launches.tid[call], launches.time[call]
     inside = nest(calls["start_ns"], calls["end_ns"], calls["tid"]).innermost(tid, moment)
     alone = np.bincount(inside[inside >= 0], minlength=len(owner))[inside] == 1
-    kernels = np.flatnonzero((inside >= 0) & alone)  # a graph's replay is launched in no call of NCCL's
+    kernels = np.flatnonzero((inside >= 0) & alone)  # a graph launch is not inside an NCCL call
     kernels = kernels[np.lexsort((moment[kernels], tid[kernels]))]
     for thread in np.unique(tid[kernels]).tolist():
         mine = kernels[tid[kernels] == thread]
         its = np.flatnonzero(calls["tid"] == thread)
-        # the first launch that does not come before the call: inside it, or by the end of its group
+        # the first launch at or after the start of the call: inside it, or by the end of its group
         place = np.searchsorted(moment[mine], calls["start_ns"][its], side="left")
         kernel = np.append(mine, NONE)[place]
         fits = (inside[kernel] == its) | calls["ends_group"][inside[kernel]].astype(bool)
@@ -148,7 +149,7 @@ def _by_time(trace: Trace, rows: Int64Array, calls: dict[str, Int64Array]) -> In
 
 
 def bus_factors(collective: npt.NDArray[np.object_], ranks: Int64Array) -> npt.NDArray[np.float64]:
-    """What the bus moves for each byte of a collective's size; NaN where its kind or its ranks are unknown.
+    """Bus bandwidth factor of a collective; NaN if its kind or its number of ranks is unknown.
 
     Args:
         collective: Kinds, like ``AllReduce``, shape ``(n,)``.

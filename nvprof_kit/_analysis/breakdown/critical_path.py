@@ -1,10 +1,10 @@
-"""The critical path of a step: the chain of waiting that made it as long as it was.
+"""The critical path of a step: the chain of dependencies that determines its duration.
 
-It is walked backwards from the end of the last operation. An operation began when it did for one of three reasons:
-the operation before it on its stream had ended last (the device was busy with that), another stream's operation
-ended just then (it waited for that), or its launching call had returned last (the host was late). Where the host was
-late, the path goes to the host, until the end of the last call in which the launching thread waited for the device, and
-from there on with the operation it waited for. What the host did on the way is told as of idle gaps.
+The search goes backwards from the end of the last operation. An operation starts at its time for one of three reasons:
+the previous operation on its stream ended last (the device was busy), an operation on another stream ended just then
+(it waited for that one), or its launching call returned last (the host was late). If the host was late, the path
+continues on the host back to the end of the last call in which the launching thread waited for the device, and from
+there with the operation that the call waited for. Host time on the path gets the same causes as idle gaps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _GPU, _HOST, _WAIT = range(3)
 
 
 class _Piece(NamedTuple):
-    """A stretch of the path: what it is, where, and whose: an operation, or a thread at a moment."""
+    """A segment of the path: its kind, times, and its operation or thread."""
 
     sort: int
     start: int
@@ -52,11 +52,11 @@ class _Piece(NamedTuple):
 
 
 def median_window(windows: Windows, shown: npt.NDArray[np.bool_]) -> int:
-    """The step whose length is the median, as an index of a window; of the longest stretch without steps.
+    """The step of median duration, as an index of a window; the longest window if there are no steps.
 
     Args:
         windows: The steps.
-        shown: Which instances of steps count.
+        shown: The step instances to consider.
     """
     length = windows.end - windows.start
     steps = np.flatnonzero(np.append(shown, False)[windows.instance])
@@ -72,10 +72,10 @@ def critical_path(
 
     Args:
         trace: The capture, with the column ``stream`` and the table ``calls``.
-        attribution: Who owns each operation.
+        attribution: The owner of each operation.
         windows: The steps.
         host: The calls.
-        window: The step, an index of `windows`.
+        window: The step, an index into `windows`.
     """
     import pandas as pd
 
@@ -100,7 +100,7 @@ def critical_path(
 
 
 class _Stretches(NamedTuple):
-    """Stretches of threads, of which `rows` are meant."""
+    """Intervals by thread; `rows` selects some of them."""
 
     tid: Int64Array
     start: Int64Array
@@ -109,7 +109,7 @@ class _Stretches(NamedTuple):
 
 
 def _on_host(trace: Trace, attribution: Attribution, host: HostCalls, pid: int, path: _Stretches) -> pd.DataFrame:
-    """What the host did in its stretches of the path: layer, phase, operator, sort, ns."""
+    """Host activity in the host segments of the path: layer, phase, operator, kind, ns."""
     import pandas as pd
 
     tid, start, end = (values[path.rows] for values in path[:3])
@@ -127,19 +127,19 @@ def _on_host(trace: Trace, attribution: Attribution, host: HostCalls, pid: int, 
             "ns": pieces.wait.end - pieces.wait.start,
         }
     )
-    # no operator: the name of no call
+    # NONE is -1 and would select the name of another call
     made.loc[done.operator[pieces.done] == NONE, "operator"] = ""
     return made
 
 
 class _Walk:
-    """The walk through one step; an index of an operation here is one of `Trace.ops`."""
+    """The backward search through one step; operations are indices into `Trace.ops`."""
 
     def __init__(self, trace: Trace, windows: Windows, host: HostCalls, window: int) -> None:
         start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
         self._low, self._high = int(windows.start[window]), int(windows.end[window])
         here = (windows.of_op == windows.device[window]) & (start < self._high) & (end > self._low)
-        rows = np.flatnonzero(here & (end > start))  # what took no time held nothing up, and leads nowhere back
+        rows = np.flatnonzero(here & (end > start))  # an operation of zero length delays nothing and cannot go back
         self._ops = rows[np.argsort(end[rows], kind="stable")]
         self._start, self._end = start[self._ops], end[self._ops]
         self._stream = trace.ops["stream"].to_numpy()[self._ops]
@@ -151,7 +151,7 @@ class _Walk:
         self._waits = {tid: waits[host.tid[waits] == tid] for tid in np.unique(host.tid[self._call]).tolist()}
 
     def _on_stream(self) -> Int64Array:
-        """The operation before each on its stream, or `NONE`."""
+        """The previous operation of each on its stream, or `NONE`."""
         order = np.lexsort((self._start, self._stream))
         before = np.full(len(order), NONE, dtype=np.int64)
         same = self._stream[order][1:] == self._stream[order][:-1]
@@ -159,14 +159,14 @@ class _Walk:
         return before
 
     def pieces(self) -> list[_Piece]:
-        """The path from the step's end to its begin, without gap or overlap."""
+        """The path from the end of the step back to its start, without gaps or overlaps."""
         made: list[_Piece] = []
         now = self._high
         op = self._ended_by(now)
         tid = int(self._host.tid[self._call[op]]) if op >= 0 else NONE
         if op < 0:
             return [_Piece(_HOST, self._low, now, NONE, tid)]
-        if self._end[op] < now:  # the host went on after the last operation
+        if self._end[op] < now:  # the host continued after the last operation
             made.append(_Piece(_HOST, int(self._end[op]), now, NONE, tid))
             now = int(self._end[op])
         while now > self._low and op >= 0:
@@ -182,16 +182,16 @@ class _Walk:
         return made
 
     def _ended_by(self, moment: int) -> int:
-        """The operation that ended last by a moment, or `NONE`."""
+        """The operation that ended last at or before a time, or `NONE`."""
         return int(np.searchsorted(self._end, moment, side="right")) - 1
 
     def _back(self, op: int, now: int, made: list[_Piece]) -> tuple[int, int]:
-        """What the start of an operation waited for, and the moment that ended."""
+        """The operation that the start of an operation waited for, and when it ended."""
         call, before = int(self._call[op]), int(self._before[op])
         launched = int(self._host.end[call]) if call >= 0 else self._low
         done = min(int(self._end[before]), now) if before >= 0 else self._low
         other = self._ended_by(now)
-        if other >= 0 and self._end[other] > max(done, launched):  # a moment ago another stream let it go
+        if other >= 0 and self._end[other] > max(done, launched):  # another stream ended last
             before, done = other, int(self._end[other])
         if done >= launched or call < 0:
             if done < now:
@@ -203,7 +203,7 @@ class _Walk:
         return self._along_host(int(self._host.tid[call]), max(launched, self._low), made)
 
     def _along_host(self, tid: int, moment: int, made: list[_Piece]) -> tuple[int, int]:
-        """Backwards along a thread to the last call in which it waited for the device, and what that waited for."""
+        """Go back along a thread to the last call in which it waited for the device; return the awaited operation."""
         waits = self._waits[tid]
         place = int(np.searchsorted(self._host.start[waits], moment)) - 1
         until, op = self._low, NONE

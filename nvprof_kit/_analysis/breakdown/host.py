@@ -1,4 +1,4 @@
-"""What the host's threads were doing in the CUDA API, from the table `calls`."""
+"""CUDA API activity of the host threads, from the table `calls`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from nvprof_kit._trace.frames import with_spare
 from nvprof_kit._trace.schema import CALL_KINDS, Trace
 
 WAITS = re.compile(r"Synchronize|^cu(da)?Memcpy(?!.*Async)|^cu(da)?Memset(?!.*Async)", re.IGNORECASE)
-"""Calls that return when the device has done something."""
+"""Calls that return only after the device has completed work."""
 
 
 class HostCalls:
-    """The calls of a capture, in the order of its table; shape ``(c + 1,)`` each, a place for `NONE` behind the last.
+    """The calls of a capture, in table order; shape ``(c + 1,)`` each, with an entry for `NONE` appended.
 
     Attributes:
-        pid, tid, start, end: Of each call; `NONE`, `NONE`, 0 and 0 behind the last.
-        overhead, operator: Whether it is the profiler's own, and whether a PyTorch operator.
+        pid, tid, start, end: Process, thread and times of each call; the last entry is `NONE`, `NONE`, 0 and 0.
+        overhead, operator: Whether it is profiler overhead, and whether it is a PyTorch operator.
         names: The distinct names.
-        name: Index into `names`, of which the last is ''.
-        threads: The threads that made a call, with the process of each.
+        name: Index into `names`; the last name is ''.
+        threads: The threads with calls, and the process of each.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -91,7 +91,7 @@ class HostCalls:
 
 
 def _firsts(values: Int64Array) -> Int64Array:
-    """A row of each distinct value; values that come in runs are told quickly."""
+    """One row of each distinct value; collapses runs of equal values first, which is faster."""
     runs = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1]))[: len(values)])
     found: Int64Array = runs[np.unique(values[runs], return_index=True)[1]]
     return found
@@ -101,7 +101,7 @@ _SPARSE = 1 << 26
 
 
 def _among(ids: Int64Array, wanted: Int64Array) -> npt.NDArray[np.bool_]:
-    """Which ids, of those that are 0 or more, some operation has too."""
+    """Which nonnegative ids occur in `wanted`."""
     most = int(wanted.max(initial=0))
     if most > _SPARSE:
         return (ids >= 0) & np.isin(ids, wanted)

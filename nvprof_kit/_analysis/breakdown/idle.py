@@ -1,7 +1,7 @@
-"""Why the devices idle: each gap is charged to what the host did during it.
+"""Attributes each idle gap of a device to what the host did during it.
 
-A device waits for the thread that launches the operation which ends the gap, until that launch has returned. This time
-is cut where the thread begins or ends a call, an operator or a range; each piece is charged to what is innermost.
+The device waits for the thread that launches the next operation, until that launch returns. The gap is cut where the
+thread begins or ends a call, an operator or a range; each piece belongs to the innermost of them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _BLOCK = 1 << 17
-"""Gaps that are cut at once, which bounds the memory."""
+"""Gaps processed at a time, to limit memory."""
 
 PLACE = ("layer", "phase", "operator", "call")
-"""What an idle time's place is made of."""
+"""The columns that describe the place of idle time."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Idle:
     """The idle gaps of a capture.
 
     Attributes:
-        gaps: A row per gap: window (index), start_ns, idle_ns; cause, layer, phase, operator and call of its largest
+        gaps: One row per gap: window (index), start_ns, idle_ns; cause, layer, phase, operator and call of its largest
             part.
-        parts: A row per gap, cause and place: gap (row of `gaps`), cause, layer, phase, operator, call, idle_ns, and
-            start_ns, where the first piece of it begins. The parts of a gap add up to it.
-        waits: A row per gap that began while the host waited for the device: gap, layer, phase and call of the wait,
-            lost_ns, by how much of the gap the host was late for it, whatever it did then.
+        parts: One row per gap, cause and place: gap (row of `gaps`), cause, layer, phase, operator, call, idle_ns, and
+            start_ns, the start of its first piece. The parts of a gap add up to it.
+        waits: One row per gap that began while the host waited for the device: gap, layer, phase and call of the wait,
+            and lost_ns, how much of the gap the host was late because of the wait, whatever it did then.
     """
 
     gaps: pd.DataFrame
@@ -60,8 +60,8 @@ class Idle:
 
 
 class _Next(NamedTuple):
-    """What ends each gap: its launching call, or `NONE`; whether it is a graph's, and another replay's than the
-    operation before the gap.
+    """What ends each gap: the launching call, or `NONE`; whether it launches a graph; and whether that is a different
+    replay from the operation before the gap.
     """
 
     call: Int64Array
@@ -69,7 +69,7 @@ class _Next(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """Time by gap, cause and place; the place as codes, shape ``(n,)`` each."""
+    """Time by gap, cause and place, the place as codes; shape ``(n,)`` each."""
 
     gap: npt.NDArray[np.int32]
     cause: npt.NDArray[np.int8]
@@ -92,10 +92,10 @@ class _Told(NamedTuple):
 
 
 def idle(trace: Trace, attribution: Attribution, windows: Windows, active: Activity, host: HostCalls) -> Idle:
-    """Tell what the host did in every idle gap; without the table `calls` every cause is `other`.
+    """Find what the host did in every idle gap; without the table `calls` every cause is `other`.
 
     Raises:
-        AssertionError: The parts of a gap do not add up to it: a defect of this package.
+        AssertionError: The parts of a gap do not add up to it: a bug in this package.
     """
     start, end = active.gap_start, active.gap_end
     splitter = _Splitter(trace, attribution, windows, active, host)
@@ -104,7 +104,7 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, active: Activ
         for column, values in zip(columns, splitter.parts(slice(low, low + _BLOCK)), strict=True):
             column.append(values)
     splitter.done()
-    parts = _Parts(*(np.concatenate(columns.pop(0)) for _ in _Parts._fields))  # each column's blocks go as it is made
+    parts = _Parts(*(np.concatenate(columns.pop(0)) for _ in _Parts._fields))  # pop frees each column's blocks
     if not np.array_equal(exact_sums(parts.gap, parts.idle_ns, len(start)), end - start):
         raise AssertionError("the causes of idle time do not add up to it: please report this")
     return splitter.named(parts)
@@ -175,7 +175,7 @@ class _Splitter:
         return Waits(rows, self._pids[device], tid, tid, begin, until[rows], late)
 
     def _open_call(self, tid: Int64Array, moment: Int64Array) -> Int64Array:
-        """The innermost call or operator on threads at moments, or `NONE`."""
+        """The innermost call or operator open on threads at given times, or `NONE`."""
         return np.append(self._doing.rows, NONE)[self._doing.stack.innermost(tid, moment)]
 
     def _causes(self, pieces: Pieces, graph: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
@@ -197,7 +197,7 @@ class _Splitter:
         return found.astype(np.int8)
 
     def _names(self, pieces: Pieces) -> tuple[Int64Array, Int64Array]:
-        """Codes of the names of operator and API call, `NONE` for none."""
+        """Codes of the names of operator and API call, or `NONE`."""
         host = self._host
         operator = self._doing.operator[pieces.done]
         event = np.append(self._doing.rows, len(host.name) - 1)[pieces.done]
@@ -205,7 +205,7 @@ class _Splitter:
         return np.where(operator == NONE, NONE, host.name[operator]), np.where(is_call, host.name[event], NONE)
 
     def done(self) -> None:
-        """All gaps were split: what that alone needed takes no more memory."""
+        """Free the memory that only splitting needs."""
         gap, call, lost = (np.concatenate(columns) for columns in zip(*self._waited, strict=True))
         around = self._doing.ranges.nesting.innermost(self._host.tid[call], self._host.start[call])
         self._told = _Told(gap, self._layers[around], self._phases[around], self._host.name[call], lost)
@@ -266,7 +266,7 @@ def _following(trace: Trace, windows: Windows, active: Activity, host: HostCalls
 
 
 def _summed(parts: _Parts) -> _Parts:
-    """The parts of each gap that are of one cause and place as one, by gap and first begin."""
+    """Merge the parts of each gap with the same cause and place; sorted by gap and first start."""
     columns: list[Any] = list(parts)
     order = np.lexsort((parts.start_ns, parts.call, parts.operator, parts.phase, parts.layer, parts.cause, parts.gap))
     sorted_ = [column[order] for column in columns]
@@ -280,7 +280,7 @@ def _summed(parts: _Parts) -> _Parts:
 
 
 def _largest(parts: _Parts, gaps: int) -> Int64Array:
-    """The row of the largest part of each gap, the first of equals; every gap has one, and its parts stand together."""
+    """The row of the largest part of each gap, the first of equals. Every gap has a part; its parts are adjacent."""
     if not gaps:
         return np.zeros(0, dtype=np.int64)
     first = np.flatnonzero(np.concatenate(([True], parts.gap[1:] != parts.gap[:-1])))

@@ -1,4 +1,4 @@
-"""How the host keeps up with the device, layer by layer."""
+"""Launch analysis by layer: whether the host keeps the device busy."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def launch_table(
 
 
 def _shared_duration(host: HostCalls, call: Int64Array) -> Int64Array:
-    """Duration of the call that launched each operation, divided by the operations it launched, 0 without one."""
+    """Duration of each operation's launching call divided by the number of operations it launched, 0 without a call."""
     sharing = np.bincount(np.where(call >= 0, call, len(host.tid) - 1), minlength=len(host.tid))
     took = (host.end - host.start) // np.maximum(sharing, 1)
     took[NONE] = 0

@@ -1,4 +1,4 @@
-"""Idle gaps cut into pieces in which the host did one thing."""
+"""Cuts idle gaps into pieces with a single host activity each."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nvprof_kit._analysis.breakdown.stretches import Changes
 
 
 class Waits(NamedTuple):
-    """Stretches of gaps in which the device waits for a thread, shape ``(n,)`` each.
+    """Parts of gaps in which the device waits for a thread, shape ``(n,)`` each.
 
     Attributes:
         gap: Index of the gap.
-        pid, launcher: The thread that launched what ended the gap.
-        tid: The thread that is told.
-        start, end: In ns; a stretch has a length.
+        pid, launcher: Process and thread of the launch that ends the gap.
+        tid: The thread to which the time is attributed.
+        start, end: In ns; `end` is after `start`.
         late_until: Until when the thread is late because it waited for the device before.
     """
 
@@ -33,16 +33,16 @@ class Waits(NamedTuple):
     late_until: Int64Array
 
     def of(self, rows: Int64Array, **other: Int64Array) -> Waits:
-        """Some of them, with other starts or ends."""
+        """Select waits, with other starts or ends."""
         return Waits(**{**{name: values[rows] for name, values in self._asdict().items()}, **other})
 
 
 class Pieces(NamedTuple):
-    """Pieces of waits, by gap and time, and what their thread did, shape ``(m,)`` each.
+    """Pieces of waits, by gap and time, and the activity of their thread, shape ``(m,)`` each.
 
     Attributes:
         wait: The wait of each.
-        done: The innermost call or operator, a place in `Doing.rows`, or `NONE`.
+        done: The innermost call or operator, a position in `Doing.rows`, or `NONE`.
         range: The innermost range, or `NONE`.
     """
 
@@ -52,8 +52,8 @@ class Pieces(NamedTuple):
 
 
 class Callers:
-    """Which thread of a process is in the CUDA API, or calls it next: the work goes from one to the other, as from the
-    main thread into autograd's and back.
+    """Finds the thread of a process that is in the CUDA API or calls it next. Work moves between threads, for example
+    from the main thread to an autograd thread and back.
     """
 
     def __init__(self, host: HostCalls, done: Doing) -> None:
@@ -63,7 +63,7 @@ class Callers:
         self._several = sorted({pid for pid in pids if pids.count(pid) > 1})
 
     def parts(self, waits: Waits) -> Waits:
-        """The stretches cut where a thread of their process begins or ends a call, each with the thread in question."""
+        """Cut waits where a thread of their process begins or ends a call, and assign each part its thread."""
         found = [waits.of(np.flatnonzero(~np.isin(waits.pid, self._several)))]
         for pid in self._several:
             mine = waits.of(np.flatnonzero(waits.pid == pid))
@@ -92,7 +92,7 @@ class Callers:
 
 
 def _moments(lane: int, moments: Int64Array) -> Changes:
-    """Sorted moments of one lane."""
+    """Sorted times in one lane."""
     if not len(moments):
         return Changes(np.zeros(0, dtype=np.int64), Line(0, 2), moments)
     line = Line.over((moments,), (moments,), beyond=2)
@@ -100,8 +100,8 @@ def _moments(lane: int, moments: Int64Array) -> Changes:
 
 
 def pieces_of(waits: Waits, done: Doing, callers: Callers) -> Pieces:
-    """Cut waits into pieces. Where no call, operator or layer is open on the launching thread, what the thread did that
-    called the CUDA API next is told instead, if that was in something.
+    """Cut waits into pieces. If no call, operator or layer is open on the launching thread, use the thread that calls
+    the CUDA API next, if it was in a call, operator, layer or phase.
     """
     found = _of_threads(waits, done)
     empty = (found.done == NONE) & ~done.in_layer[found.range]
@@ -135,7 +135,7 @@ def _of_threads(waits: Waits, done: Doing) -> Pieces:
 
 
 def _cut(waits: Waits, cuts: tuple[Int64Array, Int64Array]) -> Waits:
-    """Stretches cut at moments inside them."""
+    """Cut waits at times inside them."""
     row, moment = cuts
     length = waits.end - waits.start
     base = np.cumsum(length) - length

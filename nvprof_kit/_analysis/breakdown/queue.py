@@ -1,7 +1,7 @@
-"""How many launched operations wait for the device: over each step, and through one step stream by stream.
+"""Queue depth: launched operations that wait for the device, per step, and by stream over one step.
 
-An operation waits from the return of its launching call to its start. An empty queue is a device that runs dry as soon
-as it is done with what it runs; a full one is a host that is far ahead.
+An operation is queued from the return of its launching call to its start. If the queue is empty, the device idles as
+soon as its current work is done; if it is full, the host is far ahead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ QUEUE_COLUMNS = {
     "queue_max": "the most at once",
     "queue_empty": "share of the time in which none waited",
 }
-"""The columns that `queue_by_window` gives each step."""
+"""The columns that `queue_by_window` computes for each step."""
 
 QUEUE_TIME_COLUMNS = {
     "step": "number of the step, missing if none",
@@ -41,11 +41,11 @@ QUEUE_TIME_COLUMNS = {
 """The columns of `queue_over_time`."""
 
 SLICES = 100
-"""Slices of equal length that a step is cut into."""
+"""Number of equal slices of a step."""
 
 
 class _Waiting(NamedTuple):
-    """Stretches in which operations wait: their row in `Trace.ops`, begin and end in ns, shape ``(n,)`` each."""
+    """Intervals in which operations are queued: row in `Trace.ops`, start and end in ns, shape ``(n,)`` each."""
 
     op: Int64Array
     begin: Int64Array
@@ -53,7 +53,7 @@ class _Waiting(NamedTuple):
 
 
 class _Lanes(NamedTuple):
-    """Windows of time: lane (stretches of other lanes do not count), start and end in ns, by lane and start."""
+    """Windows by lane and start: lane (other lanes' intervals do not count), start and end in ns."""
 
     lane: Int64Array
     start: Int64Array
@@ -61,7 +61,7 @@ class _Lanes(NamedTuple):
 
 
 def queue_by_window(trace: Trace, windows: Windows, host: HostCalls) -> pd.DataFrame:
-    """The queue of the device in every window, a row for each with `QUEUE_COLUMNS`; averages are over its time."""
+    """The queue of the device, one row per window with `QUEUE_COLUMNS`; averages are over the window's duration."""
     import pandas as pd
 
     waiting = _waiting(trace, host)
@@ -78,7 +78,7 @@ def queue_over_time(trace: Trace, windows: Windows, host: HostCalls, window: int
         trace: The capture, with the column ``stream`` and the table ``calls``.
         windows: The steps.
         host: The calls.
-        window: The step, an index of `windows`.
+        window: The step, an index into `windows`.
     """
     import pandas as pd
 
@@ -122,11 +122,11 @@ def _waiting(trace: Trace, host: HostCalls) -> _Waiting:
 def _depths(
     lane: Int64Array, waiting: _Waiting, windows: _Lanes
 ) -> tuple[npt.NDArray[np.float64], Int64Array, npt.NDArray[np.float64]]:
-    """Mean, largest and empty share of the queue in each window, shape ``(w,)`` each.
+    """Mean depth, maximum depth and share of time with an empty queue in each window, shape ``(w,)`` each.
 
     Args:
-        lane: Lane of each stretch of waiting, shape ``(n,)``.
-        waiting: The stretches.
+        lane: Lane of each queued interval, shape ``(n,)``.
+        waiting: The queued intervals.
         windows: The windows.
     """
     line = Line.over((windows.start, waiting.begin), (windows.end, waiting.end))
@@ -137,7 +137,7 @@ def _depths(
     moment = moment[order]
     change = change[order]
     del order
-    rows = np.flatnonzero(moment[1:] > moment[:-1])  # stretches with a length
+    rows = np.flatnonzero(moment[1:] > moment[:-1])  # intervals of nonzero length
     depth, length, moment = np.cumsum(change, dtype=np.int64)[rows], moment[rows + 1] - moment[rows], moment[rows]
     window = np.searchsorted(opens, moment, side="right") - 1
     keep = window >= 0

@@ -1,7 +1,7 @@
-"""Moments at which something changes on a thread, and what is open there: the tools with which idle gaps are cut.
+"""Searches for state changes and open intervals on threads; used to cut idle gaps.
 
-All lanes (threads, or processes) lie one behind the other in one sorted array of keys, so that a million questions are
-one binary search.
+All lanes (threads or processes) are concatenated in one sorted array of keys, so that a million lookups are one
+vectorized binary search.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, peel
 
 @dataclass(frozen=True)
 class Changes:
-    """Moments at which something changes, lane by lane.
+    """Times at which the state changes, by lane.
 
     Attributes:
-        lanes: The lanes that have a change, ascending.
-        line: The lanes one behind the other, each longer than the time between the first change and the last by 2.
-        keys: The moments as places on it, ascending.
+        lanes: The lanes with changes, ascending.
+        line: The line of lanes, each 2 ns longer than the time from the first to the last change.
+        keys: The times as positions on the line, ascending.
     """
 
     lanes: Int64Array
@@ -30,7 +30,7 @@ class Changes:
     keys: Int64Array
 
     def key(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
-        """Where moments lie among the keys; `NONE`, before them all, on a lane without a change."""
+        """Keys of given times; `NONE`, which sorts before all keys, on a lane without changes."""
         if not len(self.lanes):
             return np.full(len(lane), NONE, dtype=np.int64)
         place = np.minimum(np.searchsorted(self.lanes, lane), len(self.lanes) - 1)
@@ -38,7 +38,7 @@ class Changes:
         return np.where(self.lanes[place] == lane, found, NONE)
 
     def inside(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """The changes strictly inside stretches: which stretch each is in, and its moment."""
+        """The changes strictly inside intervals: index of the interval, and time of the change."""
         low = np.searchsorted(self.keys, self.key(lane, start), side="right")
         many = np.maximum(np.searchsorted(self.keys, self.key(lane, end), side="left") - low, 0)
         row = np.repeat(np.arange(len(lane)), many)
@@ -47,15 +47,15 @@ class Changes:
         return row, self.line.moment(keys)
 
     def before(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
-        """Index of the last change at or before each moment, on any lane; `NONE` for none."""
+        """Index of the last change at or before each time, on any lane, or `NONE`."""
         return np.searchsorted(self.keys, self.key(lane, moment), side="right") - 1
 
 
 class Stretches:
-    """The union of intervals, lane by lane.
+    """The union of intervals in each lane.
 
     Args:
-        lane, start, end: Of each interval, shape ``(n,)`` each.
+        lane, start, end: Lane and times of each interval, shape ``(n,)`` each.
     """
 
     def __init__(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> None:
@@ -63,27 +63,27 @@ class Stretches:
         lane, start, end = lane[real], start[real], end[real]
         line = Line.over((start,), (end,), beyond=2)
         lanes, place = np.unique(lane, return_inverse=True)
-        # a begin and its end in turn: an even place is a begin
+        # starts and ends alternate: an even index is a start
         keys = np.stack(union(line.at(place, start), line.at(place, end)), axis=1).ravel()
         self.changes = Changes(lanes, line, keys)
 
     def hold(self, lane: Int64Array, moment: Int64Array) -> npt.NDArray[np.bool_]:
-        """Whether a lane is in one of the intervals at a moment, shape ``(n,)``."""
+        """Whether an interval of the lane is open at a time, shape ``(n,)``."""
         held: npt.NDArray[np.bool_] = self.changes.before(lane, moment) % 2 == 0
         return held
 
 
 class Stack:
-    """Which interval is the innermost on a thread at a moment.
+    """Finds the innermost interval on a thread at a given time.
 
-    Intervals of one thread nest; the ends of those that do not (times that were rounded) are taken for the end of what
-    is around them.
+    Intervals of one thread nest. If one does not, because of rounded times, it is cut at the end of the enclosing
+    interval.
 
     Attributes:
-        parent: The innermost interval around each, or `NONE`, shape ``(n,)``.
-        depth: The number of intervals around each.
-        changes: The moments at which the innermost changes.
-        owner: The innermost from each of these on, or `NONE`.
+        parent: The innermost interval that encloses each, or `NONE`, shape ``(n,)``.
+        depth: The number of intervals that enclose each.
+        changes: The times at which the innermost interval changes.
+        owner: The innermost interval from each of these times on, or `NONE`.
     """
 
     def __init__(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> None:
@@ -96,7 +96,7 @@ class Stack:
         assert found is not None, "what is shortened nests"
         self.parent, self.depth = found
         begin, finish = begins[order], finishes[order]
-        # at one moment: ends from the inside out, then starts from the outside in
+        # ties: ends from the inside out, then starts from the outside in
         ends = len(order) - 1 - np.argsort(finish[::-1], kind="stable")
         sorted_ends = finish[ends]
         of_start = np.arange(len(order)) + np.searchsorted(sorted_ends, begin, side="right")
@@ -107,5 +107,5 @@ class Stack:
         self.changes, self.owner = Changes(lanes, line, keys), np.append(owner, NONE)
 
     def innermost(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
-        """The innermost interval that is open on a lane at a moment, or `NONE`, shape ``(n,)``."""
+        """The innermost interval open on a lane at a time, or `NONE`, shape ``(n,)``."""
         return self.owner[self.changes.before(lane, moment)]

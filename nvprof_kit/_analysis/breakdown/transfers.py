@@ -1,4 +1,4 @@
-"""Communication and copies: how much of each the device's computing hides, where, and how fast it went."""
+"""Communication and copies by layer: exposed and hidden time, and bandwidth."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ COPY_COLUMNS = {
 """The columns of the copy table."""
 
 _UNEQUAL, _UNEQUAL_STEADY = 2, 20
-"""Times that a collective of unknown size may take of what the quick ones of its name take; and one that always takes
-as long, which waiting hardly does.
+"""How many times the duration of the fast collectives of its name one of unknown size may need; the larger limit is for
+collectives of stable duration, because waiting times vary.
 """
 
 _STEADY, _SOME = 1.2, 3
-"""How far those that always take as long may differ, and how many there must be."""
+"""Maximum spread of a stable duration, and the minimum number of samples."""
 
 _MOVED = ("bytes", "exposed_bytes", "bus")
 
@@ -72,9 +72,7 @@ _COLLECTIVE = re.compile(
 
 
 def exposed(trace: Trace, windows: Windows, active: Activity) -> Int64Array:
-    """How much of each operation's duration nothing computed beside it on its device, shape ``(n,)``; 0 for one that
-    computes itself.
-    """
+    """The part of each operation's duration that no compute on its device overlaps, shape ``(n,)``; 0 for compute."""
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     found = np.zeros(len(start), dtype=np.int64)
     other = np.flatnonzero(active.sort != COMPUTE)
@@ -91,11 +89,11 @@ def comm_table(
     """Communication by layer, phase and collective, with `COMM_COLUMNS`; the most exposed first.
 
     Args:
-        trace: The capture, with the columns ``name`` and ``bytes``, and the table ``collectives`` where bytes matter.
-        attribution: Who owns each operation.
-        active: What the devices do.
-        bare: What `exposed` gives.
-        counted: Which operations are in it, shape ``(n,)``.
+        trace: The capture, with the columns ``name`` and ``bytes``, and the table ``collectives`` if bytes are needed.
+        attribution: The owner of each operation.
+        active: The activity of the devices.
+        bare: The result of `exposed`.
+        counted: The operations to include, shape ``(n,)``.
     """
     rows = np.flatnonzero((active.sort == COMM) & counted)
     names = trace.ops["name"].cat
@@ -124,10 +122,10 @@ def comm_table(
 
 
 def _waiting(trace: Trace, attribution: Attribution, active: Activity) -> npt.NDArray[np.int64]:
-    """How much longer each communication took than the fastest of its like in the capture, in ns, shape ``(n,)``.
+    """How much longer each communication took than the fastest similar one in the capture, in ns, shape ``(n,)``.
 
-    Alike are those of one name that move as much. Where that is unknown, they are those in one layer and phase; and
-    since all of these may wait, none is taken to need more than some times the first decile of its name.
+    Communications of the same name and size are similar. If the size is unknown, those in the same layer and phase are
+    similar; since all of them may wait, the assumed minimum is capped at a multiple of the first decile of the name.
     """
     import pandas as pd
 
@@ -165,9 +163,7 @@ def copy_table(
     *,
     counted: npt.NDArray[np.bool_],
 ) -> pd.DataFrame:
-    """Copies by direction, memory, layer and phase, with `COPY_COLUMNS`; the most exposed first. Of the operations that
-    are `counted`.
-    """
+    """The `counted` copies by direction, memory, layer and phase, with `COPY_COLUMNS`; the most exposed first."""
     rows = np.flatnonzero((active.sort == COPY) & counted)
     frame = _chosen(trace, attribution, bare, rows)
     frame["copy"], frame["memory"] = (trace.ops[name].iloc[rows].array for name in ("name", "host_memory"))
@@ -185,7 +181,7 @@ def copy_table(
 
 
 def _links(trace: Trace, rows: Int64Array) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.float64]]:
-    """Name and peak in 10⁹ bytes per second of the link that each of some copies goes over."""
+    """Name and peak bandwidth (10⁹ bytes per second) of each copy's link."""
     device, names = trace.ops["device"].to_numpy()[rows], trace.ops["name"].cat
     pairs, which = np.unique(np.stack([device, names.codes.to_numpy()[rows]], axis=1), axis=0, return_inverse=True)
     found = [link_of(trace.info.gpu_name(gpu), str(names.categories[name])) for gpu, name in pairs.tolist()]

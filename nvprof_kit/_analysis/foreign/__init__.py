@@ -1,1 +1,1 @@
-"""Captures whose ranges another program emitted: rules that turn their texts into layers, phases and steps."""
+"""Captures with ranges from other programs: rules that map range texts to layers, phases and steps."""

@@ -1,7 +1,6 @@
-"""How another program names its ranges: rules that turn a range's text into a layer, a phase, a step or an operator.
+"""Rules for the range names of other programs: they map a range's text to a layer, a phase, a step or an operator.
 
-Rules are data: TOML, in a file of the user's or as one of the presets in the package; ``docs/foreign.md`` describes
-them.
+Rules are data: TOML, in a user file or a built-in preset; see ``docs/foreign.md``.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ from nvprof_kit.errors import UsageError
 from nvprof_kit.names import LAYER_CATEGORIES, Category, RangeName, parse_range
 
 OPERATORS = ("forward", "engine", "node")
-"""The kinds of autograd's operators: what runs in forward, what the engine does for a node, and the node's own work."""
+"""The kinds of autograd operators: forward operators, the engine's events for a node, and the nodes themselves."""
 
 _LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 _TEMPLATES = ("layer", "phase", "step", "plain")
 _KEYS = frozenset({"match", "category", "operator", *_TEMPLATES})
 _HEAD = frozenset({"title", "sources", "domain", "include", "otherwise", "rule"})
 _DIGITS = 18
-"""A sequence number with more of them fits no int64, and is none."""
+"""Maximum digits of a sequence number; longer ones do not fit in int64 and are ignored."""
 _OTHERWISE = ("nothing", "layer")
 _PRESETS = files("nvprof_kit._analysis.foreign") / "presets"
 
 
 class Meaning(NamedTuple):
-    """What a range is.
+    """The meaning of a range.
 
     Attributes:
-        name: Its path, phase or step, and its category. A path that begins with a dot continues that of the layer
-            around the range.
-        operator: One of `OPERATORS`, or '' for what is no operator of autograd's.
+        name: Its path, phase or step, and its category. A path that begins with a dot is relative to the enclosing
+            layer.
+        operator: One of `OPERATORS`, or '' if it is not an autograd operator.
         sequence: The operator's sequence number, -1 if none.
-        ruled: Whether a rule said so.
+        ruled: Whether a rule matched.
     """
 
     name: RangeName
@@ -49,13 +48,13 @@ class Meaning(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule. The templates name groups of the regular expression, ``layers.{number}``.
+    """One rule. Templates refer to groups of the regular expression: ``layers.{number}``.
 
     Attributes:
-        match: What the whole text of a range must match.
-        category: What the whole name of its category must match, None where it does not matter.
-        layer, phase, step: Templates; None for what the rule does not give.
-        plain: Template of the text without what is no part of its name; it is then read as if no rule fitted.
+        match: Pattern for the full text of a range.
+        category: Pattern for the full name of its category, None for any.
+        layer, phase, step: Templates; None if the rule does not define them.
+        plain: Template that extracts the name from the text; the result is interpreted as if no rule matched.
         operator: One of `OPERATORS`, or ''.
     """
 
@@ -68,7 +67,7 @@ class Rule:
     operator: str = ""
 
     def meaning(self, text: str, category: str | None) -> Meaning | None:
-        """What a range is by this rule, None where the rule is not for it."""
+        """The meaning of a range by this rule, None if the rule does not match."""
         found = self.match.fullmatch(text)
         if not found or (self.category is not None and not self.category.fullmatch(category or "")):
             return None
@@ -94,13 +93,13 @@ class Rule:
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules in the order in which they are tried; the first that fits decides.
+    """Rules in the order in which they are tried; the first match wins.
 
     Attributes:
-        title: Whose ranges they are for.
+        title: The program that the rules are for.
         sources: Where that program names its ranges, for presets.
-        domain: NVTX domain of the ranges, None where the rules do not say.
-        otherwise: What a range is that no rule fits: ``nothing``, or ``layer``: what it would be without rules.
+        domain: NVTX domain of the ranges, None if the rules do not specify one.
+        otherwise: How to treat a range that no rule matches: ``nothing``, or ``layer``, as it would be without rules.
         rules: The rules.
     """
 
@@ -111,7 +110,7 @@ class Rules:
     rules: tuple[Rule, ...] = ()
 
     def meaning(self, text: str, category: str | None = None) -> Meaning:
-        """What a range of this text and category is; one of our categories says it before any rule."""
+        """The meaning of a range with this text and category; this package's categories override rules."""
         ours = category in Category._value2member_map_
         for rule in () if ours else self.rules:
             found = rule.meaning(text, category)
@@ -129,10 +128,10 @@ def presets() -> tuple[str, ...]:
 
 
 def preset(name: str) -> Rules:
-    """A preset.
+    """A preset by name.
 
     Raises:
-        UsageError: None bears this name.
+        UsageError: There is no preset with this name.
     """
     return parse_rules(_preset_text(name), name)
 
@@ -144,14 +143,14 @@ def _preset_text(name: str) -> str:
 
 
 def parse_rules(text: str, source: str) -> Rules:
-    """The rules of a TOML text.
+    """Parse rules from TOML.
 
     Args:
         text: The TOML text.
-        source: What to call it in a message.
+        source: Name of the source in error messages.
 
     Raises:
-        UsageError: The text is not TOML, or not what ``docs/foreign.md`` describes.
+        UsageError: The text is not TOML, or does not follow ``docs/foreign.md``.
     """
     try:
         document = parse_toml(text)
@@ -193,7 +192,7 @@ def _rule(entry: Mapping[str, Any], named: str) -> Rule:
         raise UsageError(f"{named}: lacks match, the regular expression that the whole text of a range must match")
     match = _pattern(entry["match"], named)
     groups = dict.fromkeys(match.groupindex, "1")
-    # a group that is called like a key needs no template
+    # a group with the name of a key needs no template
     said = {key: entry.get(key, f"{{{key}}}" if key in groups else None) for key in _TEMPLATES}
     for key, template in said.items():
         if odd := _odd_field(template or "", groups):
@@ -208,8 +207,8 @@ def _rule(entry: Mapping[str, Any], named: str) -> Rule:
 
 
 def _odd_field(template: str, groups: Mapping[str, str]) -> str:
-    """What in a template is not a group's plain name in braces, '' for nothing: a width of a billion, or a path into
-    Python's objects, is no part of a layer's name.
+    """The first field of a template that is not a plain group name in braces, '' if there is none. A format width or an
+    attribute access is not allowed: it could create huge strings or reach into Python objects.
     """
     try:
         fields = [(name, spec, how) for _, name, spec, how in Formatter().parse(template) if name is not None]

@@ -1,7 +1,7 @@
-"""A capture made by others, in the words of the contract.
+"""Translates captures of other programs to this package's range names.
 
-`translate` renames the ranges by rules, and where the backward pass has no ranges of its own tells it from the
-operators that autograd counts. What comes out is a `Trace` like any other; what was recorded stays as it was.
+`translate` renames the ranges by rules. If the backward pass has no ranges of its own, it derives them from autograd
+operators. The result is a regular `Trace`; the recorded data is unchanged.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _AS_RECORDED = ("start_ns", "end_ns", "pid", "tid", "nested", "left_open")
 
 
 def translate(trace: Trace, rules: Rules | None = None) -> Trace:
-    """A capture with its ranges named as the contract says.
+    """Translate the ranges of a capture.
 
     Args:
         trace: The capture as it was read.
-        rules: How its program names its ranges; None where it follows the contract.
+        rules: How its program names its ranges; None if it follows this package's naming.
 
     Returns:
-        The capture with a range for every layer's forward and backward that the rules and the operators tell. Each
-        range of the backward pass told by operators is a stretch in which the layer's nodes ran one after another.
-        `CaptureInfo.warnings` says how many could be told. A capture that needs no translation comes back as it is.
+        The capture with a range for every layer forward and backward that rules and operators identify. A backward
+        range derived from operators is an interval in which the layer's nodes ran one after another.
+        `CaptureInfo.warnings` says how many were found. A capture that needs no translation is returned unchanged.
     """
     if rules is None and trace.operators is None:
         return trace
@@ -58,7 +58,7 @@ def translate(trace: Trace, rules: Rules | None = None) -> Trace:
 
 
 class _Renamed:
-    """The ranges of a capture while they are translated: columns, and for each range an index into names."""
+    """The ranges of a capture during translation: columns, and an index into names for each range."""
 
     def __init__(self, trace: Trace, rules: Rules | None) -> None:
         frame = trace.ranges
@@ -73,16 +73,18 @@ class _Renamed:
             self._continue_paths()
 
     def is_a(self, categories: tuple[Category, ...]) -> npt.NDArray[np.bool_]:
-        """Which ranges are of one of these categories."""
+        """Which ranges have one of these categories."""
         return _flags(self._names, lambda name: name.category in categories)[self._name]
 
     def tell_backward(self) -> bool:
-        """Whether the program itself ranged its backward pass; a rule for some function's backward is not enough."""
+        """Whether the program itself annotated its backward pass; a rule for a single function's backward does not
+        count.
+        """
         said = _flags(self._meanings, lambda one: not one.ruled and one.name.category is Category.BACKWARD)
         return bool(said[self._meaning].any())
 
     def warnings(self) -> list[str]:
-        """How many ranges no rule is for."""
+        """How many ranges no rule matches."""
         if self._rules is None or self._rules.otherwise == "layer":
             return []
         loose = _flags(self._meanings, lambda one: not one.ruled and one.name.category is Category.USER)[self._meaning]
@@ -95,7 +97,7 @@ class _Renamed:
         ]
 
     def operators(self) -> Operators:
-        """The operators among the ranges, as the rules tell them."""
+        """The operators among the ranges, according to the rules."""
         forward, engine, node = (
             _flags(self._meanings, lambda one, kind=kind: one.operator == kind) for kind in OPERATORS
         )
@@ -108,7 +110,7 @@ class _Renamed:
         )
 
     def add_operators(self, recorded: Any) -> None:
-        """Take the operators of the forward for layers."""
+        """Treat forward operators as layers."""
         if recorded is None:
             numbered = _flags(self._meanings, lambda one: one.operator == OPERATORS[0] and one.sequence >= 0)
             self._rename(np.flatnonzero(numbered[self._meaning]), Category.FORWARD)
@@ -122,7 +124,7 @@ class _Renamed:
         )
 
     def link(self, operators: Operators) -> list[str]:
-        """Add the backward pass as the operators tell it, and say how much of it could be told."""
+        """Add the backward pass derived from the operators, and report how much of it was found."""
         nesting = self._nesting()
         layer_range = links.nearest(self.is_a(_FORWARD), nesting)
         operators = links.whole_nodes(operators)
@@ -145,7 +147,7 @@ class _Renamed:
         return _link_warnings(operators, made_by, told)
 
     def frame(self) -> Any:
-        """The translated ranges as a table of the schema."""
+        """The translated ranges as a table with the standard schema."""
         return make_frame(
             "ranges",
             {
@@ -159,7 +161,7 @@ class _Renamed:
         return nest(*(self._columns[name] for name in ("start_ns", "end_ns", "tid")))
 
     def _continue_paths(self) -> None:
-        """Put the path of the layer around it before each path that begins with a dot, from the outside in."""
+        """Prepend the enclosing layer's path to each path that begins with a dot, from the outside in."""
         nesting = self._nesting()
         layer_range = links.nearest(self.is_a(_FORWARD + _BACKWARD), nesting)
         around = outer_layers(layer_range, nesting)[: len(self._name)]
@@ -198,7 +200,7 @@ class _Renamed:
 
 
 def _meanings(frame: Any, rules: Rules | None) -> tuple[list[Meaning], npt.NDArray[np.intp]]:
-    """What the distinct (text, category) pairs mean, and which of them each range is."""
+    """The meanings of the distinct (text, category) pairs, and the index of each range into them."""
     text, category = frame["text"].cat, frame["category"].cat
     texts, categories = text.categories.tolist(), category.categories.tolist()
     width = max(len(categories), 1)

@@ -38,7 +38,7 @@ CLASSES: Mapping[str, str] = {
     "copy": "memcpy, memset, and kernels that only move or cast: copy, cat, index",
     "other": "sorts, whole CUDA graphs, and whatever no rule matched",
 }
-"""The classes and what they hold; an operation's class is an index into the keys."""
+"""The classes and their descriptions; an operation's class is an index into the keys."""
 
 UNMATCHED = "(matched nothing)"
 """Family of an operation that no rule matched."""
@@ -49,7 +49,7 @@ _FIELDS = {"name", "class", "match", "example"}
 
 
 class Rule(NamedTuple):
-    """One rule: what it recognises, the class it gives, the pattern, and names it must recognise."""
+    """One rule: its name, class, pattern, and example names that it must match."""
 
     name: str
     kernel_class: str
@@ -58,7 +58,7 @@ class Rule(NamedTuple):
 
 
 class Family(NamedTuple):
-    """What a name was recognised as: its class, and the rule's name or `UNMATCHED`."""
+    """The family of a kernel name: its class, and the rule's name or `UNMATCHED`."""
 
     kernel_class: str
     name: str
@@ -71,8 +71,8 @@ class KernelClasses:
     Attributes:
         code: Index into the keys of `CLASSES`.
         family: Index into `families`.
-        families: What the rules recognised, each a class and the rule's name.
-        unmatched: Kernels that no rule matched, the costliest first: name, count, gpu_ns.
+        families: The matched families: class and rule name.
+        unmatched: Kernels that no rule matched, by descending GPU time: name, count, gpu_ns.
     """
 
     code: npt.NDArray[np.int8]
@@ -81,12 +81,12 @@ class KernelClasses:
     unmatched: pd.DataFrame
 
     def is_a(self, kernel_class: str) -> npt.NDArray[np.bool_]:
-        """Which operations are of a class, shape ``(n,)``."""
+        """Which operations have a class, shape ``(n,)``."""
         found: npt.NDArray[np.bool_] = self.code == _CODE[kernel_class]
         return found
 
     def warnings(self, total_ns: int) -> tuple[str, ...]:
-        """That some kernels matched no rule, said aloud; nothing where every one matched."""
+        """A warning about kernels that no rule matched, if there are any."""
         if not len(self.unmatched):
             return ()
         ns = int(self.unmatched["gpu_ns"].sum())
@@ -98,15 +98,16 @@ class KernelClasses:
 
 
 def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
-    """The rules of a TOML text: an array of tables ``rule``, each with ``name``, ``class``, ``match``.
+    """Parse rules from TOML: an array of tables ``rule``, each with ``name``, ``class``, ``match``.
 
     Args:
         text: The TOML text.
-        source: What to call it in a message.
+        source: Name of the source in error messages.
 
     Raises:
-        UsageError: The text is not TOML, a field is missing or unknown, a class is none of `CLASSES`, or a pattern
-            is not a regular expression.
+        UsageError: The text is not TOML, a field is missing or unknown, a class is not in `CLASSES`, or a pattern is
+        not
+            a regular expression.
     """
     try:
         tables = parse_toml(text).get("rule", [])
@@ -135,7 +136,7 @@ def _rule(table: Any, where: str) -> Rule:
 
 
 def _texts(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
-    """A text or a list of texts of a rule; none where the rule lacks the key."""
+    """A string or a list of strings of a rule; empty if the key is missing."""
     value = table.get(key, [])
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts) or (key in table and not texts):
@@ -145,22 +146,22 @@ def _texts(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def built_in_rules() -> tuple[Rule, ...]:
-    """The rules of the package."""
+    """The built-in rules."""
     name = "classes.toml"
     return parse_rules((files("nvprof_kit._analysis.kernels") / name).read_text(encoding="utf-8"), name)
 
 
 _LONGEST = 8192
-"""Letters of a name that are looked at, its begin and its end: some patterns take the square of a text's length."""
+"""Limit on the matched characters at the start and end of a name: some patterns take quadratic time."""
 
 
 def family_of(name: str, kind: str = "kernel", own_rules: Sequence[Rule] = ()) -> Family:
-    """The class of one operation and the rule that told it.
+    """The class of one operation and the rule that matched.
 
     Args:
-        name: The kernel's demangled or shown name, or a CPU operator's.
+        name: The kernel's demangled or short name, or a CPU operator's name.
         kind: One of `nvprof_kit._trace.schema.OP_KINDS`; copies and whole graphs need no rule.
-        own_rules: Rules asked before the package's.
+        own_rules: The user's rules, tried before the built-in ones.
     """
     if kind in _BY_KIND:
         return Family(*_BY_KIND[kind])
@@ -172,11 +173,11 @@ def family_of(name: str, kind: str = "kernel", own_rules: Sequence[Rule] = ()) -
 
 
 def classify(ops: pd.DataFrame, own_rules: Sequence[Rule] = ()) -> KernelClasses:
-    """The class of every operation of a capture. Each distinct name is asked once.
+    """The class of every operation of a capture. Each distinct name is matched once.
 
     Args:
         ops: The operations, with the optional column ``name``.
-        own_rules: Rules asked before the package's.
+        own_rules: The user's rules, tried before the built-in ones.
     """
     import pandas as pd
 
@@ -206,7 +207,7 @@ def classify(ops: pd.DataFrame, own_rules: Sequence[Rule] = ()) -> KernelClasses
 
 
 def _distinct(codes: npt.NDArray[np.int64], span: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The distinct codes, ascending, and which of them each is; codes lie in ``0 … span - 1``, span is small."""
+    """The distinct codes, ascending, and the index of each into them; codes are in ``0 … span - 1``, span is small."""
     present = np.flatnonzero(np.bincount(codes, minlength=span))
     place = np.zeros(span, dtype=np.int64)
     place[present] = np.arange(len(present))

@@ -1,10 +1,9 @@
-"""The kernels of a capture by signature: what is launched in the same way costs the same, so one measured launch
-stands for all of its kind.
+"""Kernels by launch signature: launches with the same signature take the same time, so one measurement represents all.
 
-A signature is the kernel's name, its grid, its block, and what a thread and a block take: registers and shared memory.
-That is not always enough: a matrix product that runs over a longer inner dimension is launched in the same way and
-takes longer. So a signature is divided by *role*, which is the layer without its number and the phase, wherever the
-times of its roles are apart, and by the launch's place in its layer's call.
+A signature is the kernel name, grid, block, registers per thread and shared memory per block. That does not always
+suffice: a matrix product with a larger inner dimension (K) has the same signature and takes longer. So a signature is
+divided by *role* (the layer path without numbers, and the phase) if the times of its roles differ, and by the position
+of the launch in its layer call.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ Role = tuple[str, str]
 Ints = npt.NDArray[np.int64]
 
 PLACES = 64
-"""Places that are told apart; further launches of a signature in one call of a layer count as the last of these."""
+"""Maximum number of positions; further launches of a signature in one layer call count as the last position."""
 
 APART = 1.2
-"""Roles are apart where one's median time is longer than another's by this factor."""
+"""Roles differ if their median times differ by this factor."""
 
 LEAST_SHARE = 0.001
-"""Signatures of a smaller share of the GPU time are not divided: their times are too short to tell."""
+"""Signatures with a smaller share of the GPU time are not divided: their times are too short to compare."""
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -47,16 +46,16 @@ def role_of(owner: tuple[str, str]) -> Role:
 
 
 def divide_by_role(signature: Ints, role: Ints, duration: Ints) -> tuple[Ints, list[tuple[int, tuple[int, ...]]]]:
-    """Divide signatures whose roles, or roles and places, are apart.
+    """Divide signatures if the times of their roles, or of their roles and positions, differ.
 
     Args:
-        signature: Which signature each launch has, shape ``(k,)``.
-        role: Which role each launch has, ``(k,)``.
-        duration: Time of each launch, ``(k,)``.
+        signature: Signature of each launch, shape ``(k,)``.
+        role: Role of each launch, ``(k,)``.
+        duration: Duration of each launch, ``(k,)``.
 
     Returns:
-        Of each launch its kind, shape ``(k,)``; and of each kind its signature, and its roles where the signature was
-        divided, none where it was not.
+        The kind of each launch, shape ``(k,)``; and for each kind its signature and its roles, which are empty if the
+        signature was not divided.
     """
     width = int(role.max(initial=0)) + 1
     cell = signature * width + role
@@ -79,7 +78,7 @@ def divide_by_role(signature: Ints, role: Ints, duration: Ints) -> tuple[Ints, l
 
 
 def _groups(roles: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Roles by their median times, those that are not apart from the quickest of a group together."""
+    """Group roles by median time; roles close to the fastest of a group join it."""
     groups: list[list[int]] = []
     least = 0
     for median, place in sorted(roles):
@@ -91,7 +90,7 @@ def _groups(roles: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 
 CONFIG = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "registers", "shared_bytes")
-"""Optional columns of `Trace.ops` that, with the name, make a signature."""
+"""Optional columns of `Trace.ops` that make up a signature together with the name."""
 
 NEEDED = ("name", "mangled", *CONFIG)
 """Optional columns that `read_kernels` needs."""
@@ -103,11 +102,11 @@ class Signature:
 
     Attributes:
         name: Its name with parameters and template arguments.
-        grid, block: Blocks of the launch, threads of a block.
-        registers: Registers of a thread, -1 where it is not known.
-        shared_bytes: Shared memory of a block, static and dynamic, -1 where it is not known.
-        mangled: The name the linker knows it by, '' where it is not known.
-        roles: Where the same launch does different work in different roles: those this one is for; else empty.
+        grid, block: Blocks per grid, threads per block.
+        registers: Registers per thread, -1 if unknown.
+        shared_bytes: Static and dynamic shared memory per block, -1 if unknown.
+        mangled: The mangled symbol name, '' if unknown.
+        roles: The roles that this entry covers, if the signature does different work in different roles; else empty.
     """
 
     name: str
@@ -121,19 +120,19 @@ class Signature:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernel launches of a capture; arrays have the shape ``(k,)``, an element for each launch.
+    """The kernel launches of a capture; arrays have shape ``(k,)``, one element per launch.
 
     Attributes:
         signatures: The distinct signatures.
         signature: Index into `signatures`.
-        invocation: Which instance of its name, grid, block and shared memory it is in its process, from 1.
-        early: Whether it is of the first captured step, or before; all are where there are no steps.
-        duration: Time on the GPU in ns.
-        owners: The distinct (layer, phase) pairs that launches and other operations belong to, by their first start.
+        invocation: Invocation number of its name, grid, block and shared memory in its process, from 1.
+        early: Whether it is in or before the first captured step; True for all if there are no steps.
+        duration: GPU time in ns.
+        owners: The distinct (layer, phase) pairs of launches and other operations, by first start.
         owner: Index into `owners`.
-        other_ns: Time of copies, memsets and whole-graph replays by owner, shape of `owners`: no profiler counts for
-            them.
-        parents: The layer that holds each layer, '' at the top.
+        other_ns: Time of copies, memsets and whole-graph replays by owner, shape of `owners`; profilers collect no
+            counters for them.
+        parents: The parent of each layer, '' at the top.
     """
 
     signatures: tuple[Signature, ...]
@@ -164,10 +163,10 @@ def read_kernels(trace: Trace, attribution: Attribution | None = None) -> Kernel
 
     Args:
         trace: A capture with the optional columns `NEEDED`.
-        attribution: Who owns each operation, where that is known already.
+        attribution: The owner of each operation, if already known.
 
     Raises:
-        CaptureError: The capture does not say how its kernels were launched.
+        CaptureError: The capture lacks the launch parameters of its kernels.
     """
     ops = trace.ops
     if any(name not in ops for name in NEEDED):
@@ -201,13 +200,13 @@ def read_kernels(trace: Trace, attribution: Attribution | None = None) -> Kernel
 
 
 def _launched(trace: Trace, kernel: Int64Array) -> npt.NDArray[np.intp]:
-    """The kernels in the order in which they were launched."""
+    """The kernels in launch order."""
     pid, call, start = (trace.ops[name].to_numpy()[kernel] for name in ("pid", "correlation", "start_ns"))
     return np.lexsort((start, call, pid))
 
 
 def _numbered(order: npt.NDArray[np.intp], *keys: npt.NDArray[np.integer[Any]]) -> Int64Array:
-    """Each element's number, from 0, among those with equal keys, in some order."""
+    """Each element's number, from 0, among the elements with equal keys, in the given order."""
     group = np.zeros(len(order), dtype=np.int64)
     for key in keys:
         distinct, code = np.unique(key, return_inverse=True)
@@ -226,16 +225,16 @@ def _places(
     launched: npt.NDArray[np.intp],
     signature: npt.NDArray[np.intp],
 ) -> Int64Array:
-    """Which instance of its signature each launch is in its call of the layer; 0 outside layers."""
+    """The index of each launch among those of its signature in its layer call; 0 outside layers."""
     layer = attribution.layer_range[kernel]
     node, call = (trace.ops[name].to_numpy()[kernel] for name in ("graph_node", "correlation"))
-    replay = np.where(node >= 0, call, -1)  # replays of a graph share the range in which it was captured
+    replay = np.where(node >= 0, call, -1)  # all replays of a graph share the range of its capture
     number = _numbered(launched, signature, layer, replay)
     return np.where(layer == NONE, 0, np.minimum(number, PLACES - 1))
 
 
 def _early(launched: npt.NDArray[np.intp], step: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    """Which launches are of the first step, or before its end."""
+    """Which launches are in the first step, or before its end."""
     early = np.ones(len(step), dtype=bool)
     if (step != NONE).any():
         last = np.flatnonzero(step[launched] == step[step != NONE].min()).max()
@@ -244,7 +243,7 @@ def _early(launched: npt.NDArray[np.intp], step: npt.NDArray[np.int32]) -> npt.N
 
 
 def _roles(owners: tuple[tuple[str, str], ...], owner: npt.NDArray[np.intp]) -> tuple[list[Role], Int64Array]:
-    """The distinct roles, and which of them each launch has."""
+    """The distinct roles, and the index of each launch into them."""
     of_owner = [role_of(one) for one in owners]
     place = {role: number for number, role in enumerate(dict.fromkeys(of_owner))}
     return list(place), np.array([place[one] for one in of_owner], dtype=np.int64)[owner]
@@ -257,7 +256,7 @@ def _divided(
     roles: tuple[list[Role], Int64Array],
     place: Int64Array,
 ) -> tuple[tuple[Signature, ...], npt.NDArray[np.intp]]:
-    """Signatures divided by role and place where the same launch does different work."""
+    """Divide signatures by role and position if the same signature does different work."""
     names, role = roles
     index, kinds = divide_by_role(signature.astype(np.int64), role * PLACES + place, duration)
     divided = (
@@ -268,7 +267,7 @@ def _divided(
 
 
 def _owners(attribution: Attribution, start: Int64Array) -> tuple[tuple[tuple[str, str], ...], npt.NDArray[np.intp]]:
-    """The distinct (layer, phase) pairs by their first start, and which of them each operation belongs to."""
+    """The distinct (layer, phase) pairs by first start, and the index of each operation into them."""
     name = np.append(attribution.ranges.name, NONE)[attribution.layer_range]
     codes, index = np.unique(name.astype(np.int64) * len(attribution.phases) + attribution.phase, return_inverse=True)
     first = np.full(len(codes), np.iinfo(np.int64).max)
@@ -284,12 +283,12 @@ def _owners(attribution: Attribution, start: Int64Array) -> tuple[tuple[tuple[st
 
 
 def _signatures(trace: Trace, kernel: Int64Array) -> tuple[tuple[Signature, ...], npt.NDArray[np.intp]]:
-    """The distinct signatures of the operations that are kernels, and which of them each is."""
+    """The distinct signatures of the kernels, and the index of each kernel into them."""
     ops = trace.ops
     columns = [ops[name].cat.codes.to_numpy()[kernel].astype(np.int64) for name in ("name", "mangled")]
     columns += [ops[name].to_numpy()[kernel] for name in CONFIG]
     index = np.zeros(len(kernel), dtype=np.intp)
-    for column in columns:  # pair by pair, so that no row is ever compared as a whole
+    for column in columns:  # one column at a time, to avoid comparing whole rows
         distinct, code = np.unique(column, return_inverse=True)
         _, index = np.unique(index * max(len(distinct), 1) + code, return_inverse=True)
     first = np.full(int(index.max(initial=-1)) + 1, len(kernel), dtype=np.int64)

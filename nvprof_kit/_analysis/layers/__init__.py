@@ -1,1 +1,1 @@
-"""The per-layer table: sums, the order of the model, memory beside time, and warnings."""
+"""The per-layer table: sums, model order, memory columns, and warnings."""

@@ -1,4 +1,4 @@
-"""The layers of a capture as they are compared to be folded: what each computes, without waiting for other ranks."""
+"""The layers of a capture for folding, compared by compute time: communication includes waiting for other ranks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nvprof_kit._analysis.layers.order import layer_parents
 
 
 def computing_blocks(operations: Operations, wanted: npt.NDArray[np.bool_]) -> Blocks:
-    """The layers with what they compute, as `nvprof_kit._analysis.layers.fold.fold` compares them.
+    """The layers with their compute times, as `nvprof_kit._analysis.layers.fold.fold` compares them.
 
     Args:
-        operations: The operations; communication is told apart where their names were read.
-        wanted: Which of them count, shape ``(n,)``.
+        operations: The operations; communication is excluded if their names were read.
+        wanted: The operations to include, shape ``(n,)``.
     """
     import pandas as pd
 

@@ -1,8 +1,8 @@
-"""Equal blocks as one row: `layers.0-79`, 80 of them, with the median, the least and the most of one.
+"""Folds equal blocks into one row: `layers.0-79`, 80 blocks, with the median, minimum and maximum of one block.
 
-Blocks are equal where they lie in the same layer, their paths differ in numbers only, they have the same parts, and
-their computing takes alike long in each phase. What is unlike its equals keeps its row. No figure is lost: a folded row
-holds the sum of its blocks.
+Blocks are equal if they are in the same layer, their paths differ only in numbers, they have the same submodules, and
+their compute times are similar in each phase. A block that differs from its equals keeps its own row. No time is lost:
+a folded row is the sum of its blocks.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LEAST = 3
-"""Equal blocks that are folded, at least."""
+"""Minimum number of equal blocks to fold."""
 
 MANY = 8
-"""Equal blocks from which on a table for reading is folded without being asked."""
+"""Minimum number of equal blocks to fold a printed table by default."""
 
 COLUMNS = {
     "count": "blocks that the row stands for; 1 where it is a layer's own",
@@ -42,7 +42,7 @@ COLUMNS = {
 _PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 _SIGMAS, _MAD_TO_SIGMA = 5.0, 1.4826
 _OF_PHASE, _OF_BLOCK = 0.10, 0.03
-"""Least difference that makes a block unlike its equals: of its time in a phase, and of that in all phases."""
+"""Minimum relative difference for a block to count as different: of its time in a phase, and of its total time."""
 
 Floats = npt.NDArray[np.float64]
 Join = Callable[[str, str, "pd.DataFrame"], "dict[str, Any]"]
@@ -50,13 +50,13 @@ Join = Callable[[str, str, "pd.DataFrame"], "dict[str, Any]"]
 
 @dataclass(frozen=True)
 class Blocks:
-    """Layers to be compared, each behind the one that holds it.
+    """Layers to compare, parents before children.
 
     Attributes:
         layers: Their paths.
-        parents: For each the layer that holds it, '' at the top.
-        times: What each computes with all it holds, in ns, shape ``(layers, kinds)``.
-        kinds: What the times are of.
+        parents: The parent of each layer, '' at the top.
+        times: Compute time of each including its submodules, in ns, shape ``(layers, kinds)``.
+        kinds: The names of the columns of `times`.
     """
 
     layers: tuple[str, ...]
@@ -66,11 +66,11 @@ class Blocks:
 
     @classmethod
     def of(cls, own: Mapping[tuple[str, str], float], parents: Mapping[str, str], layers: Iterable[str]) -> Blocks:
-        """Layers by their own times.
+        """Build from self times.
 
         Args:
-            own: Time by layer and phase, without what lies in the layers below.
-            parents: The layer that holds each layer, '' at the top.
+            own: Self time by layer and phase, without submodules.
+            parents: The parent of each layer, '' at the top.
             layers: The layers, in any order.
         """
         chains = [with_holders(layer, parents) for layer in dict.fromkeys(layers) if layer != NO_LAYER]
@@ -83,12 +83,12 @@ class Blocks:
         return cls(tuple(place), tuple(parents.get(layer, "") for layer in place), times)
 
     def with_amounts(self, rows: pd.DataFrame, column: str, what: str) -> Blocks:
-        """The same, compared by amounts too, which become times at the rate of all of them.
+        """Also compare by an amount, converted to time at the average rate of all layers.
 
         Args:
             rows: Rows by layer and phase.
-            column: Their column of amounts, each with those of the layers below.
-            what: What the amounts are of.
+            column: The column of amounts, each including submodules.
+            what: What the amounts measure.
         """
         place = {layer: row for row, layer in enumerate(self.layers)}
         amounts = np.zeros((len(place), len(_PHASES)))
@@ -103,30 +103,30 @@ class Blocks:
 
     @cached_property
     def depths(self) -> Mapping[str, int]:
-        """How many layers hold each layer."""
+        """The number of ancestors of each layer."""
         depths: dict[str, int] = {}
         for layer, parent in zip(self.layers, self.parents, strict=True):
             depths[layer] = depths[parent] + 1 if parent in depths else 0
         return depths
 
     def among(self, layers: Container[str]) -> Blocks:
-        """Those of some layers; what their holders are not among them lies at the top."""
+        """Select layers; one whose ancestors are all excluded becomes a top-level layer."""
         kept = [place for place, layer in enumerate(self.layers) if layer in layers]
         names, parents = (tuple(of[place] for place in kept) for of in (self.layers, self.parents))
         return Blocks(names, parents, self.times[kept], self.kinds)
 
 
 NO_BLOCKS = Blocks((), (), np.zeros((0, len(_PHASES))))
-"""No layers: nothing folds."""
+"""No layers, so nothing folds."""
 
 
 @dataclass(frozen=True)
 class Folding:
-    """Which layers are one row.
+    """Which layers share a row.
 
     Attributes:
-        into: Path of the folded row that holds a layer; layers with a row of their own are not in it.
-        unlike: In what a layer differs from its equals, '' where in nothing.
+        into: Path of the folded row for each folded layer; layers with their own row are not in it.
+        unlike: How a layer differs from its equals, '' if it does not.
     """
 
     into: Mapping[str, str]
@@ -134,11 +134,11 @@ class Folding:
 
     @classmethod
     def of(cls, blocks: Blocks, asked: bool | None) -> Folding:
-        """Fold the equal ones of some layers.
+        """Fold the equal blocks among some layers.
 
         Args:
             blocks: The layers.
-            asked: Whether that was asked for; None folds where many are equal.
+            asked: Whether to fold; None folds if many blocks are equal.
         """
         if asked is False:
             return cls({}, {})
@@ -152,19 +152,19 @@ class Folding:
         )
 
     def marked(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Rows of layers with the columns `folded_into`, the path of the row that holds each, and `unlike`."""
+        """Add the columns `folded_into`, the path of the folded row, and `unlike` to rows of layers."""
         layer = rows["layer"].astype(object)
         told = {"folded_into": layer.map(dict(self.into)), "unlike": layer.map(dict(self.unlike))}
         made: pd.DataFrame = rows.assign(**{name: one.fillna("").astype(object) for name, one in told.items()})
         return made
 
     def rows(self, rows: pd.DataFrame, cost: str, join: Join) -> pd.DataFrame:
-        """A row for each fold and phase.
+        """One row per folded layer and phase.
 
         Args:
-            rows: Rows by layer and phase, in the model's order.
-            cost: The column of times that `COLUMNS` are told of.
-            join: Gives the columns of a folded row, by its path and phase, from the rows in it.
+            rows: Rows by layer and phase, in model order.
+            cost: The time column that `COLUMNS` refer to.
+            join: Computes the columns of a folded row from its path, its phase and the rows in it.
 
         Returns:
             The rows with the columns `COLUMNS`.
@@ -194,19 +194,19 @@ class FoldedTree:
     """The model with equal blocks folded.
 
     Attributes:
-        tree: The columns of the tree and `COLUMNS`. The path of a folded row has ranges of numbers, ``layers.0-79``,
-            and so have the paths of the rows below it. Its figures are the sums over its blocks.
-        line: For each row of the tree that was folded the row of `tree` that holds it.
+        tree: The columns of the tree and `COLUMNS`. The path of a folded row has number ranges, ``layers.0-79``, and so
+            do the paths of the rows below it. Its times are sums over its blocks.
+        line: For each row of the unfolded tree, its row in `tree`.
     """
 
     tree: pd.DataFrame
     line: Int64Array
 
     def folding(self, tree: pd.DataFrame) -> Folding:
-        """Which layers are one row.
+        """Which layers share a row.
 
         Args:
-            tree: The tree that was folded.
+            tree: The unfolded tree.
         """
         label, count, unlike = (self.tree[name].tolist() for name in ("layer", "count", "unlike"))
         lines = {layer: place for layer, place in zip(tree["layer"], self.line.tolist(), strict=True)
@@ -217,7 +217,7 @@ class FoldedTree:
         )
 
     def joined(self, values: pd.Series[int], how: str = "sum") -> pd.Series[int]:
-        """Another column of the tree for the folded rows: ``sum`` or ``max``; missing where every value is."""
+        """Aggregate another column of the unfolded tree by ``sum`` or ``max``; missing if all values are."""
         groups = values.reset_index(drop=True).groupby(self.line)
         made: pd.Series[int] = groups.max() if how == "max" else groups.sum(min_count=1)
         return made
@@ -228,7 +228,7 @@ def fold(tree: pd.DataFrame, least: int = LEAST) -> FoldedTree:
 
     Args:
         tree: `nvprof_kit._analysis.layers.layers.LayersResult.tree`.
-        least: Equal blocks that become one row, at least.
+        least: Minimum number of equal blocks to fold.
     """
     import pandas as pd
 
@@ -263,7 +263,7 @@ def fold(tree: pd.DataFrame, least: int = LEAST) -> FoldedTree:
 
 
 def most_equal(folded: FoldedTree) -> int:
-    """How many blocks the row that stands for the most of them stands for."""
+    """The largest number of blocks in one row."""
     return int(folded.tree["count"].max()) if len(folded.tree) else 0
 
 
@@ -280,7 +280,7 @@ def _folded(blocks: Blocks, least: int) -> list[_Row]:
 
 
 class _Folder:
-    """Walks the model; a node is a place among the layers."""
+    """Traverses the model; nodes are indices into the layers."""
 
     def __init__(self, blocks: Blocks, least: int) -> None:
         self._least = max(least, 2)
@@ -293,27 +293,29 @@ class _Folder:
         self.rows: list[_Row] = []
 
     def walk(self) -> list[_Row]:
-        """The rows, in the model's order."""
+        """The rows, in model order."""
         self._below([-1], "")
         return self.rows
 
     def _shapes(self, nodes: int) -> list[int]:
-        """A number for each node that equal structures share: the parts below it, by their names."""
+        """An id for each node; nodes with the same structure (submodules by name) have the same id."""
         numbers: dict[tuple[tuple[str, int], ...], int] = {}
         found = [0] * nodes
-        for node in reversed(range(nodes)):  # children come behind their parent
+        for node in reversed(range(nodes)):  # children before their parent
             parts = sorted((self._below_name(node, child), found[child]) for child in self._children.get(node, []))
             found[node] = numbers.setdefault(tuple(parts), len(numbers))
         return found
 
     def _below_name(self, holder: int, node: int) -> str:
-        """A layer's name below its holder's; with ``*`` for numbers where its path is no extension of that."""
+        """A layer's name relative to its parent; its full path with ``*`` for numbers if that does not extend the
+        parent's.
+        """
         name = self._layer[node]
         own = f"{self._layer[holder]}." if holder >= 0 else ""
         return name[len(own) :] if name.startswith(own) else _pattern(name)
 
     def _below(self, holders: list[int], parent: str) -> None:
-        """The rows below some equal layers."""
+        """Add the rows below a set of equal layers."""
         by_name: dict[str, list[int]] = {}
         for holder in holders:
             for child in self._children.get(holder, []):
@@ -333,7 +335,7 @@ class _Folder:
             self._below(row.nodes, row.label)
 
     def _group(self, sets: list[list[int]], parent: str, unlike: str) -> list[_Row]:
-        """The rows of some layers of one shape; each is a set where their holders are folded."""
+        """The rows of layers with the same structure; each is a set if their parents are folded."""
         times = np.array([self._times[nodes].mean(axis=0) for nodes in sets])
         groups = equal_groups(times, self._least) if len(sets) >= self._least else []
         main = np.median(times[max(groups, key=len)], axis=0) if groups else None
@@ -349,7 +351,7 @@ class _Folder:
 
 
 def _computing(tree: pd.DataFrame) -> Floats:
-    """What each row computes in each phase, shape ``(rows, phases)``: a collective waits for other ranks."""
+    """Compute time of each row by phase, shape ``(rows, phases)``; a collective includes waiting for other ranks."""
     columns = [
         tree[f"{phase}_ns"].to_numpy() - (tree[f"{phase}_comm_ns"].to_numpy() if f"{phase}_comm_ns" in tree else 0)
         for phase in _PHASES
@@ -358,18 +360,19 @@ def _computing(tree: pd.DataFrame) -> Floats:
 
 
 def equal_groups(times: Floats, least: int) -> list[list[int]]:
-    """Which of some blocks take alike long.
+    """Group blocks with similar times.
 
-    Where the times lie in two heaps with a wide gap between, as those of local and global attention in turn, each heap
-    is looked at alone. In a heap a block is unlike the others where it is further from their median, in any phase, than
-    five standard deviations (1.4826 times the median of the distances), a tenth of the phase and 3 % of the block.
+    If the times form two clusters with a wide gap (alternating local and global attention, for example), each cluster
+    is evaluated separately. Within a cluster, a block differs from the others if in any phase its distance from their
+    median exceeds five standard deviations (1.4826 times the median absolute deviation), a tenth of the phase and 3 %
+    of the block.
 
     Args:
-        times: Of each block in each phase, shape ``(blocks, phases)``.
-        least: Blocks that make a group, at least.
+        times: Time of each block by phase, shape ``(blocks, phases)``.
+        least: Minimum size of a group.
 
     Returns:
-        Groups of places in `times`; what is in none is unlike all.
+        Groups of indices into `times`; a block in no group differs from all others.
     """
     found: list[list[int]] = []
     waiting = [np.arange(len(times))]
@@ -397,7 +400,7 @@ def _like(times: Floats) -> npt.NDArray[np.bool_]:
 
 
 def _heaps(times: Floats, least: int) -> npt.NDArray[np.bool_] | None:
-    """The blocks of the lower of two heaps, where there are two in any phase."""
+    """The blocks of the lower cluster, if the times form two clusters in any phase."""
     floor = _OF_BLOCK * float(np.median(times.sum(axis=1)))
     for values in times.T:
         in_order = np.sort(values)
@@ -415,7 +418,7 @@ def _heaps(times: Floats, least: int) -> npt.NDArray[np.bool_] | None:
 
 
 def _difference(times: Floats, equals: Floats, kinds: Sequence[str]) -> str:
-    """The phase in which some times differ the most from their equals', and by how much."""
+    """The phase in which a block differs the most from its equals, and by how much."""
     kind = int(np.abs(times - equals).argmax())
     if not equals[kind]:
         return f"{kinds[kind]} only here"
@@ -431,7 +434,7 @@ def _pattern(path: str) -> str:
 
 
 def _label(paths: Sequence[str]) -> str:
-    """Paths that differ in numbers as one: ``stages.0-3.blocks.0-5``."""
+    """One path for several that differ in numbers: ``stages.0-3.blocks.0-5``."""
     if len(paths) == 1:
         return paths[0]
     columns = zip(*(path.split(".") for path in paths), strict=True)
@@ -444,7 +447,7 @@ def _part(parts: Iterable[str]) -> str:
 
 
 def numbers_text(numbers: Sequence[int]) -> str:
-    """Numbers in order as short as they can be said: ``0-79``, ``0-2,4-79``, ``1,3,...,79``."""
+    """Sorted numbers in short form: ``0-79``, ``0-2,4-79``, ``1,3,...,79``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -1,7 +1,7 @@
-"""The per-layer table: what each layer costs, by phase, and by step where asked.
+"""The per-layer table: time of each layer by phase, and by step if requested.
 
 Every operation has one owner (`nvprof_kit._analysis.attribution.attribution`), so the sum of `gpu_self_ns` over all
-rows is the sum of all operations' durations. That is checked here at every run.
+rows equals the sum of all operations' durations. Every run checks this.
 """
 
 from __future__ import annotations
@@ -57,26 +57,25 @@ COLUMNS = {
 
 
 BY_STEP = ("step", "instance")
-"""Columns that are there only by step."""
+"""Columns that exist only by step."""
 
 PARTS = ("compute_ns", "comm_ns", "copy_ns")
-"""Columns that are there only where the operations' names were read."""
+"""Columns that exist only if the operations' names were read."""
 
 OPTIONAL = ("name", "loads")
-"""What `nvprof_kit._trace.open.open_capture` should read, to tell communication from computing, and warm-up."""
+"""Needed from `nvprof_kit._trace.open.open_capture` to separate communication from compute and to detect warm-up."""
 
 
 @dataclass(frozen=True)
 class LayersOptions:
-    """What to tell apart.
+    """Options of the per-layer table.
 
     Attributes:
         by_step: One row per (step, layer, phase) instead of per (layer, phase).
-        rules: How the captured program names its ranges; None where it follows the contract.
-        memory: Tell the memory too, with the columns of `nvprof_kit._analysis.layers.memory.MEMORY`.
-        steps: Which steps to look at; by default the rows are of the whole capture, and the tree of all steps but
-            warm-up.
-        splits: By what to split the time in columns, of `nvprof_kit._analysis.layers.split.SPLITS`; not by step.
+        rules: How the captured program names its ranges; None if it follows this package's naming.
+        memory: Add the memory columns of `nvprof_kit._analysis.layers.memory.MEMORY`.
+        steps: The steps to include; by default the rows cover the whole capture, and the tree all steps but warm-up.
+        splits: How to split the time into columns, of `nvprof_kit._analysis.layers.split.SPLITS`; not by step.
     """
 
     steps: StepOptions = ALL_STEPS
@@ -88,25 +87,23 @@ class LayersOptions:
 
 @dataclass(frozen=True)
 class Summary:
-    """The capture in a few numbers; times in nanoseconds.
+    """Key figures of the capture; times in nanoseconds.
 
     Attributes:
-        total_ns: Sum of all operations' durations; of those in the steps asked for, where steps were asked for.
-        shown_ns: What `LayersResult.tree` adds up to: the part in the steps that are shown, all without steps.
+        total_ns: Sum of all operations' durations, only of the selected steps if the user selected steps.
+        shown_ns: The total of `LayersResult.tree`: the part in the shown steps, everything without steps.
         outside_ns: The part outside steps, 0 in a capture without steps.
-        left_out_ns: The part in steps that are warm-up; the three add up to `total_ns`.
-        comm_ns: The part of `shown_ns` in communication; None where the operations' names were not read.
-        layer_ns: The part of `shown_ns` that computes or copies and is in a named layer; of
-            `work_ns`.
-        work_ns: The part of `shown_ns` that is no communication, which is waiting in good part.
+        left_out_ns: The part in warm-up steps; the three parts add up to `total_ns`.
+        comm_ns: The part of `shown_ns` in communication; None if the operations' names were not read.
+        layer_ns: The part of `work_ns` (compute and copies) in a named layer.
+        work_ns: The part of `shown_ns` without communication, much of which is waiting.
         wall_ns: From the first operation's start to the last one's end.
         ops: Number of operations.
-        steps: Number of steps that are shown (`nvprof_kit._analysis.attribution.steps`).
+        steps: Number of shown steps (`nvprof_kit._analysis.attribution.steps`).
         all_steps: Number of steps in the capture.
         layers: Number of distinct layers.
-        by_how: Time by how its owner was told (`nvprof_kit._analysis.attribution.attribution.HOW`).
-        loop_layer_share: Of the time of forward, backward and recompute, the share that is in a named layer; 0
-            where there is none.
+        by_how: Time by how the owner was found (`nvprof_kit._analysis.attribution.attribution.HOW`).
+        loop_layer_share: The share of forward, backward and recompute time in a named layer; 0 if there is none.
     """
 
     total_ns: int
@@ -155,7 +152,7 @@ class LayersResult:
 
     @property
     def shown_rows(self) -> pd.DataFrame:
-        """The rows of a result by step that are of the steps in `tree`; of a capture without steps all."""
+        """The rows of a by-step result for the steps in `tree`; all rows if the capture has no steps."""
         if not len(self.steps.shown):
             return self.rows
         instance = self.rows["instance"].fillna(-1).to_numpy(dtype=np.int64)
@@ -164,16 +161,16 @@ class LayersResult:
 
 
 def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attribution | None = None) -> LayersResult:
-    """What each layer of a capture costs.
+    """Compute the per-layer table of a capture.
 
     Args:
         trace: The capture.
-        options: What to tell apart; per (layer, phase) by default.
-        attribution: Who owns each operation, where that is known already; then the rules have been applied.
+        options: Options; per (layer, phase) by default.
+        attribution: The owner of each operation, if already known; the rules have then been applied.
 
     Raises:
-        AssertionError: The rows do not add up to the operations: a defect of this package.
-        CaptureError: The memory was asked for, and the capture tells nothing of it.
+        AssertionError: The rows do not add up to the operations: a bug in this package.
+        CaptureError: Memory was requested, but the capture has no memory data.
     """
     options = options or LayersOptions()
     trace = translate(trace, options.rules if attribution is None else None)
@@ -219,7 +216,7 @@ def _split(
     choice: StepChoice,
     splits: Sequence[str],
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, tuple[str, ...]]]:
-    """Rows and tree with their time split in columns, and the names of these by what they split."""
+    """Rows and tree with their time split into columns, and the column names by split."""
     (attribution, classes), (rows, tree) = owners, both
     shown = choice.of_ops(attribution)
     listed = shown if choice.asked else np.ones_like(shown)
@@ -237,13 +234,13 @@ def _split(
 
 @dataclass(frozen=True)
 class _Told:
-    """The sums as tables.
+    """Builds tables from the sums.
 
     Attributes:
         sums: The sums.
-        columns: What their columns are.
-        choice: Which steps are shown.
-        options: What was asked for.
+        columns: The meaning of their columns.
+        choice: The shown steps.
+        options: The options.
         by_sort: Whether communication is known.
     """
 
@@ -255,7 +252,7 @@ class _Told:
 
     @property
     def shown(self) -> Int64Array:
-        """The columns that the tree is of: those of the steps that are shown, of a capture without steps column 0."""
+        """The columns that the tree covers: the shown steps, or column 0 if the capture has no steps."""
         steps = len(self.choice.shown)
         if not steps:
             return np.zeros(1, dtype=np.int64)
@@ -264,14 +261,14 @@ class _Told:
 
     @property
     def listed(self) -> Int64Array:
-        """The columns that the rows are of: those of the steps asked for, or all, outside steps last."""
+        """The columns that the rows cover: the selected steps, or all, with outside steps last."""
         if self.options.steps.selects:
             return self.shown
         every: Int64Array = np.roll(np.arange(self.columns.width), -1)
         return every
 
     def rows(self, steps: Int64Array, order: dict[str, int]) -> pd.DataFrame:
-        """The table of the contract, in the model's order, without rows of which nothing was seen."""
+        """The per-layer rows in model order, without empty rows."""
         import pandas as pd
 
         sums, listed = self.sums, self.listed
@@ -279,7 +276,7 @@ class _Told:
         arrays = {name: self._of(values, listed, together) for name, values in sums.arrays.items()}
         seen = (arrays["calls"] > 0) | (arrays["gpu_ops"] > 0) | (arrays["gpu_total_ns"] > 0) | (arrays["cpu_ns"] > 0)
         by_place = self._in_order(order)
-        # by step first; within a step in the model's order
+        # sort by step, then in model order
         column, key = (part.ravel() for part in np.meshgrid(np.arange(seen.shape[1]), by_place, indexing="ij"))
         keep = seen[key, column]
         key, column = key[keep], column[keep]
@@ -303,13 +300,13 @@ class _Told:
         return table
 
     def _of(self, values: Int64Array, listed: Int64Array, together: bool) -> Int64Array:
-        """The listed columns, or one with their sum; `values` may be one column that is of all."""
+        """The listed columns, or their sum as one column; `values` may already be one column for all."""
         chosen = values if values.shape[1] < self.columns.width else values[:, listed]
         summed: Int64Array = chosen.sum(axis=1, keepdims=True) if together else chosen
         return summed
 
     def _in_order(self, order: dict[str, int]) -> Int64Array:
-        """The keys in the model's order, `(none)` last."""
+        """The keys in model order, `(none)` last."""
         loop_rank = {phase: rank for rank, phase in enumerate((*self.sums.loop_phases, NO_PHASE))}
         place = [
             (order[layer], LAYER_PHASES.index(phase))
@@ -320,12 +317,12 @@ class _Told:
         return np.array(sorted(range(len(place)), key=place.__getitem__), dtype=np.int64)
 
     def part(self, values: Int64Array) -> Int64Array:
-        """One of the arrays in the steps that are shown, shape ``(keys,)``."""
+        """Sum of an array over the shown steps, shape ``(keys,)``."""
         found: Int64Array = values[:, self.shown].sum(axis=1)
         return found
 
     def tree(self, order: dict[str, int]) -> pd.DataFrame:
-        """The table for reading: layers with those they hold in the model, each in its own phase."""
+        """The printed tree: layers including their submodules, by phase."""
         import pandas as pd
 
         sums, parent = self.sums, self.sums.parent
@@ -334,14 +331,14 @@ class _Told:
             ("ops", sums.ops))}  # fmt: skip
         keys = [(layer, phase) for layer in order for phase in LAYER_PHASES]
         held, comm = ({key: own[name].get(key, 0) for key in keys} for name in ("self", "comm"))
-        for layer in sorted(order, key=order.__getitem__, reverse=True):  # children come before their parent
+        for layer in sorted(order, key=order.__getitem__, reverse=True):  # children before their parent
             if parent[layer]:
                 for phase in LAYER_PHASES:
                     held[parent[layer], phase] += held[layer, phase]
                     comm[parent[layer], phase] += comm[layer, phase]
         depth: dict[str, int] = {}
         records = []
-        for layer in sorted(order, key=order.__getitem__):  # a parent comes before its children
+        for layer in sorted(order, key=order.__getitem__):  # parents before their children
             depth[layer] = depth[parent[layer]] + 1 if parent[layer] else 0
             times = [held[layer, phase] for phase in LAYER_PHASES]
             calls = max(own["calls"].get((layer, phase), 0) for phase in LAYER_PHASES)

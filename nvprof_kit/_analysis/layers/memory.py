@@ -1,8 +1,8 @@
-"""Memory beside time: what each layer's ranges carry of the allocator, and what CUDA handed out in them.
+"""Memory by layer: allocator statistics in the layers' ranges, and CUDA allocations within them.
 
-A layer's range may hold marks with the bytes that were allocated when it began and ended, and the peak that it reached
-(`nvprof_kit.names`); and nsys may have traced CUDA's own allocations, which belong to the layer whose range holds their
-call on its thread, as operations do.
+A layer's range can carry marks with the allocated bytes at its begin and end and its peak (`nvprof_kit.names`). nsys
+can also trace CUDA memory allocations; like operations, they belong to the layer of the innermost range open on the
+calling thread.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CARRIED: Mapping[str, str] = MappingProxyType(
         ),
     }
 )
-"""Columns of what layers' ranges carry; missing where they carry nothing."""
+"""Columns from the marks in layer ranges; missing without marks."""
 
 TRACED: Mapping[str, str] = MappingProxyType(
     {
@@ -56,13 +56,13 @@ TRACED: Mapping[str, str] = MappingProxyType(
         "cuda_free_bytes": "bytes that it gave back to CUDA",
     }
 )
-"""Columns of CUDA's own allocations; missing where nsys did not trace them."""
+"""Columns from CUDA allocations; missing if nsys did not trace them."""
 
 MEMORY: Mapping[str, str] = MappingProxyType({**CARRIED, **TRACED})
 
 _ON_DEVICE = ("device", "array", "managed")
 _MOST_BYTES = 1 << 50
-"""No machine has as many: a mark that says more speaks of something else."""
+"""More bytes than any computer has: a mark with a larger value is not a memory mark."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ class LayerMemory:
     """The memory of a capture.
 
     Attributes:
-        rows: A row for each (step and instance,) layer and phase that is told of, with the columns of `MEMORY`; the sum
-            of `cuda_alloc_bytes` is that of all allocations in the window.
-        traced: Whether CUDA's own allocations were traced.
-        before_bytes: What CUDA had handed out when the capture began, as far as it lists that.
-        warnings: What is missing, and how to get it.
+        rows: One row per (step and instance,) layer and phase with data, with the columns of `MEMORY`; the sum of
+            `cuda_alloc_bytes` covers all allocations in the window.
+        traced: Whether CUDA allocations were traced.
+        before_bytes: Bytes allocated by CUDA before the capture began, as far as the capture lists them.
+        warnings: What is missing, and how to record it.
     """
 
     rows: pd.DataFrame
@@ -84,7 +84,7 @@ class LayerMemory:
 
 
 def tells_memory(trace: Trace) -> bool:
-    """Whether a capture tells anything of memory."""
+    """Whether a capture has any memory data."""
     return _has_marks(trace) or _has_allocations(trace)
 
 
@@ -102,10 +102,10 @@ def layer_memory(trace: Trace, attribution: Attribution, *, by_step: bool = Fals
     Args:
         trace: The capture, with the tables of `nvprof_kit._trace.schema.MEMORY_TABLES`.
         attribution: Its ranges.
-        by_step: Tell steps apart.
+        by_step: One row per step, layer and phase.
 
     Raises:
-        CaptureError: The capture tells nothing of memory.
+        CaptureError: The capture has no memory data.
     """
     marks, allocations = trace.marks, trace.allocations
     carried, traced = _has_marks(trace), _has_allocations(trace)
@@ -133,7 +133,7 @@ def layer_memory(trace: Trace, attribution: Attribution, *, by_step: bool = Fals
 
 
 def with_memory(rows: pd.DataFrame, memory: LayerMemory) -> pd.DataFrame:
-    """The per-layer table with the columns of `MEMORY`; what no row of it has gets a row of its own at the end."""
+    """Add the columns of `MEMORY` to the per-layer table; memory without a matching row is appended as new rows."""
     keys = [name for name in ("step", "instance", "layer", "phase") if name in rows]
     both: pd.DataFrame = rows.merge(memory.rows.astype({"layer": object, "phase": object}), on=keys, how="outer")
     order = rows[keys].reset_index(drop=True).reset_index(names="place")
@@ -151,8 +151,8 @@ def memory_tree(memory: LayerMemory, tree: pd.DataFrame) -> pd.DataFrame:
     """The memory of each row of `nvprof_kit._analysis.layers.layers.LayersResult.tree`, in its order.
 
     Returns:
-        Columns `kept_bytes`, what a call of its forward leaves allocated, `peak_bytes`, the most in any of its phases,
-        and `cuda_bytes`, what CUDA handed out in it and in all layers in it; missing where that is not told.
+        Columns `kept_bytes`, the bytes that a call of its forward leaves allocated, `peak_bytes`, the maximum over its
+        phases, and `cuda_bytes`, CUDA allocations in it and its submodules; missing if unknown.
     """
     import pandas as pd
 
@@ -164,7 +164,7 @@ def memory_tree(memory: LayerMemory, tree: pd.DataFrame) -> pd.DataFrame:
     keys = list(zip(tree["layer"].tolist(), tree["phase"].tolist(), strict=True))
     own = [int(alloc.get(key, 0)) for key in keys]
     place = {layer: number for number, (layer, _) in enumerate(keys) if layer != NO_LAYER}
-    for number, parent in reversed(list(enumerate(tree["parent"].tolist()))):  # children come behind their parent
+    for number, parent in reversed(list(enumerate(tree["parent"].tolist()))):  # children before their parent
         if parent:
             own[place[parent]] += own[number]
     made: pd.DataFrame = pd.DataFrame(
@@ -178,7 +178,7 @@ def memory_tree(memory: LayerMemory, tree: pd.DataFrame) -> pd.DataFrame:
 
 
 def _carried(marks: pd.DataFrame, ranges: Ranges, keys: list[str]) -> pd.DataFrame:
-    """What layers' ranges carry, by keys."""
+    """Values of the marks in layer ranges, by keys."""
     bytes_ = marks["payload"].notna() & (marks["payload"] < _MOST_BYTES)
     mine = marks[(marks["category"] == Category.MEMORY.value) & bytes_.fillna(False)]
     inner = ranges.nesting.innermost(mine["tid"].to_numpy(), mine["time_ns"].to_numpy())
@@ -201,7 +201,7 @@ def _carried(marks: pd.DataFrame, ranges: Ranges, keys: list[str]) -> pd.DataFra
 
 
 def _most_inside(most: Int64Array, ranges: Ranges) -> Int64Array:
-    """For each range the largest value of its own and of all ranges in it."""
+    """For each range, the maximum of its own value and those of all nested ranges."""
     most = most.copy()
     for level in range(int(ranges.nesting.depth.max(initial=0)), 0, -1):
         here = np.flatnonzero(ranges.nesting.depth == level)
@@ -210,7 +210,7 @@ def _most_inside(most: Int64Array, ranges: Ranges) -> Int64Array:
 
 
 def _traced(allocations: pd.DataFrame, ranges: Ranges, keys: list[str]) -> pd.DataFrame:
-    """What CUDA handed out and took back, by keys."""
+    """CUDA allocations and frees, by keys."""
     pid, tid, moment = (allocations[name].to_numpy() for name in ("pid", "tid", "call_ns"))
     inner = ranges.nesting.innermost(tid, moment)
     layer = np.append(ranges.layer_range, NONE)[inner]
@@ -231,13 +231,13 @@ def _traced(allocations: pd.DataFrame, ranges: Ranges, keys: list[str]) -> pd.Da
 
 
 def _by_text(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """A table by the same keys as plain texts, which can be joined whatever their categories."""
+    """Convert the keys to plain strings, so that tables with different categories can be joined."""
     plain: pd.DataFrame = table.reset_index().astype({"layer": object, "phase": object}).set_index(keys)
     return plain
 
 
 def _keyed(ranges: Ranges, layer: Int64Array, step: Int64Array, phase: Int64Array | None = None) -> pd.DataFrame:
-    """Step, layer and phase of ranges; the phase is that of another range where that is given."""
+    """Step, layer and phase of ranges; with `phase`, the phase of those ranges instead."""
     import pandas as pd
 
     texts = np.append(ranges.phase, NO_PHASE).astype(object)[layer if phase is None else phase]

@@ -1,5 +1,5 @@
-"""The model's order of its layers: parents before children, siblings by number where they have one, else as they
-first ran.
+"""Orders layers as in the model: parents before children; siblings by number if they have one, else by first
+execution.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from nvprof_kit.names import LAYER_CATEGORIES, Category
 
 
 def parents(ranges: Ranges, layers: list[str]) -> dict[str, str]:
-    """For each layer the layer that holds it, '' at the top.
+    """The parent of each layer, '' at the top.
 
-    That is the layer whose forward most often encloses its forward; where nothing encloses it, the longest other
-    layer whose path it extends. Circles, which a module called from two places can make, are cut.
+    The parent is the layer whose forward most often encloses this layer's forward; if none does, the longest other
+    layer path that is a prefix of this one. Cycles, which a module called from two places can cause, are broken.
     """
     inner, outer = _enclosed_forwards(ranges)
     pairs, counts = np.unique(np.stack([inner, outer]), axis=1, return_counts=True)
@@ -32,7 +32,7 @@ def parents(ranges: Ranges, layers: list[str]) -> dict[str, str]:
 
 
 def parents_of(layers: Iterable[str], enclosed: Iterable[tuple[str, str, int]]) -> dict[str, str]:
-    """The same from how often each layer was seen within another: (layer, the one around it or '', times)."""
+    """The same, from counts of enclosing layers: (layer, the enclosing layer or '', count)."""
     layers = list(layers)
     seen: dict[str, Counter[str]] = {}
     for child, holder, count in enclosed:
@@ -51,7 +51,7 @@ def parents_of(layers: Iterable[str], enclosed: Iterable[tuple[str, str, int]]) 
 
 
 def with_holders(layer: str, parent: Mapping[str, str]) -> list[str]:
-    """A layer with those that hold it, the outermost first."""
+    """A layer and its ancestors, outermost first."""
     found = [layer]
     while holder := parent.get(found[-1], ""):
         found.append(holder)
@@ -64,7 +64,7 @@ def layer_parents(ranges: Ranges) -> dict[str, str]:
 
 
 def _enclosed_forwards(ranges: Ranges) -> tuple[np.ndarray, np.ndarray]:
-    """Names (indices) of the forward ranges and of the layer's range around each, `NONE` where there is none."""
+    """Names (as indices) of the forward ranges and of the enclosing layer range of each, `NONE` if there is none."""
     forward = np.flatnonzero(ranges.is_one_of((Category.FORWARD,)) & (ranges.phase == Category.FORWARD.value))
     around = outer_layers(ranges.layer_range, ranges.nesting)[forward]
     return ranges.name[forward], np.where(around >= 0, np.append(ranges.name, NONE)[around], NONE)
@@ -82,7 +82,7 @@ def _cut_circle(layer: str, parent: dict[str, str]) -> None:
 
 
 def model_order(ranges: Ranges, layers: list[str], parent: dict[str, str]) -> dict[str, int]:
-    """The place of each layer in the model: a walk down from the top, a layer before those it holds."""
+    """The position of each layer in the model, in depth-first preorder."""
     first = _first_seen(ranges)
     children: dict[str, list[str]] = {}
     for layer in layers:
@@ -97,8 +97,8 @@ def model_order(ranges: Ranges, layers: list[str], parent: dict[str, str]) -> di
 
 
 def _siblings(layers: list[str], first: dict[str, int]) -> list[str]:
-    """Siblings in order. A capture may begin in the middle of a step, so ``layers.7`` may be seen before
-    ``layers.0``.
+    """Sort siblings. By number first, because a capture that begins in the middle of a step can show ``layers.7``
+    before ``layers.0``.
     """
     appeared: dict[str, int] = {}
     for layer in layers:
@@ -118,8 +118,8 @@ def _siblings(layers: list[str], first: dict[str, int]) -> list[str]:
 
 
 def _first_seen(ranges: Ranges) -> dict[str, int]:
-    """When each layer first ran: its forward where the capture has one, which all come before those that were only
-    seen backward.
+    """When each layer first ran: its first forward, or, after all of those, backward order for layers without a forward
+    in the capture.
     """
     is_layer = np.flatnonzero(ranges.is_one_of(LAYER_CATEGORIES))
     late = int(ranges.end.max(initial=0)) + 1
@@ -132,6 +132,6 @@ def _first_seen(ranges: Ranges) -> dict[str, int]:
         np.minimum.at(start, at, ranges.start[chosen])
         for name, when in zip(names.tolist(), start.tolist(), strict=True):
             text = ranges.names[name].text
-            # backward runs the other way round
+            # backward runs in reverse order
             first.setdefault(text, late + late - when if only_backward else when)
     return first

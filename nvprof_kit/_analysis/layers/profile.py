@@ -1,7 +1,7 @@
-"""Time and memory of every layer in every iteration, and of every kind of block: what `LayerProfiler` tells.
+"""Time and memory of every layer in every step, and of every kind of block; the result of `LayerProfiler`.
 
-The times are those of `nvprof_kit._analysis.layers.layers`, with what a layer holds by the model and not by nesting in
-time, so that a phase of a block never counts another phase's work.
+Times are those of `nvprof_kit._analysis.layers.layers`, and a layer includes its submodules by model structure, not by
+nesting in time, so that a phase of a block never includes another phase.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEMORY_COLUMNS = {
     "peak_bytes": "most that was allocated while it ran",
     "reserved_bytes": "most that was reserved from CUDA when a call ended",
 }
-"""What is known of memory, by the allocator's counts at each begin and end of a layer."""
+"""Memory columns, from the allocator's statistics at each begin and end of a layer."""
 
 COLUMNS = {
     "step": "number of the step, missing outside steps",
@@ -69,13 +69,13 @@ KIND_COLUMNS = {
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """What one recorded window of steps tells.
+    """The profile of one recorded window of steps.
 
     Attributes:
-        rows: The columns of `COLUMNS`, a row for each step, layer and phase, in the model's order.
-        kinds: The columns of `KIND_COLUMNS`, a row for each kind of block, then one for each kind of attention.
-        layers: The per-layer table by step, as `nvprof-kit layers --by step` gives it.
-        busy: Share of the steps' length in which the GPU had work; None without steps or a GPU.
+        rows: The columns of `COLUMNS`; one row per step, layer and phase, in model order.
+        kinds: The columns of `KIND_COLUMNS`; one row per kind of block, then one per kind of attention.
+        layers: The per-layer table by step, as from `nvprof-kit layers --by step`.
+        busy: Share of the steps' duration in which the GPU was busy; None without steps or a GPU.
     """
 
     rows: pd.DataFrame
@@ -90,7 +90,7 @@ def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame |
     Args:
         trace: The recorded window, with the operations' names.
         kinds: The kind of each block, by path.
-        memory: A row for each end of a layer's call: step, layer, phase and `MEMORY_COLUMNS`; None without CUDA.
+        memory: One row per completed layer call: step, layer, phase and `MEMORY_COLUMNS`; None without CUDA.
     """
     operations = Operations(trace)
     result = layers(trace, LayersOptions(by_step=True), operations.attribution)
@@ -108,7 +108,7 @@ def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame |
 
 
 class _Grid:
-    """The per-layer table as arrays of shape ``(layers, phases, steps)``; the last step stands for none."""
+    """The per-layer table as arrays of shape ``(layers, phases, steps)``; the last step index is outside steps."""
 
     def __init__(self, result: LayersResult) -> None:
         self._table = result.rows
@@ -122,7 +122,7 @@ class _Grid:
         self.shape = (len(self.layers), len(self.phases), len(self.numbers) + 1)
 
     def sums(self, table: pd.DataFrame, column: str) -> Int64Array:
-        """A column of a table with layer, phase and instance, summed at its places in a flat array."""
+        """Sum a column of a table with layer, phase and instance into a flat array."""
         steps = table["instance"].astype(object).where(table["instance"].notna(), None)
         places = (
             ({name: code for code, name in enumerate(self.layers)}, table["layer"]),
@@ -134,16 +134,16 @@ class _Grid:
         return exact_sums(cell, table[column].to_numpy(), int(np.prod(self.shape)))
 
     def held(self, own: Int64Array) -> Int64Array:
-        """Flat values with those of the layers that each layer holds."""
+        """Add the submodules' values to each layer in a flat array."""
         held: Int64Array = own.reshape(self.shape).copy()
         place = {name: code for code, name in enumerate(self.layers)}
-        for layer in reversed(self.layers[:-1]):  # children come before their parent
+        for layer in reversed(self.layers[:-1]):  # children before their parent
             if self.parent[layer]:
                 held[place[self.parent[layer]]] += held[place[layer]]
         return held.reshape(-1)
 
     def rows(self, attention: pd.DataFrame) -> pd.DataFrame:
-        """The rows by step in which there is anything, with columns of `COLUMNS` less kind and memory."""
+        """The nonempty rows by step, with the columns of `COLUMNS` except kind and memory."""
         import pandas as pd
 
         flat = {name: self.sums(self._table, name) for name in ("calls", "gpu_ops", "gpu_self_ns", "cpu_ns")}
@@ -166,7 +166,7 @@ class _Grid:
 
 
 def _fused_attention(operations: Operations) -> pd.DataFrame:
-    """The fused attention kernels: kind, layer, phase, step (missing outside steps), count and ns, a row for each."""
+    """The fused attention kernels: kind, layer, phase, step (missing outside steps), count and ns of each."""
     import pandas as pd
 
     classes, attribution, ops = operations.classes, operations.attribution, operations.trace.ops
@@ -178,7 +178,7 @@ def _fused_attention(operations: Operations) -> pd.DataFrame:
             "kind": classes.family[chosen],
             "layer": layer,
             "phase": phase,
-            "instance": instances[attribution.step[chosen]],  # NONE finds the last
+            "instance": instances[attribution.step[chosen]],  # NONE indexes the last entry
             "ns": (ops["end_ns"] - ops["start_ns"]).to_numpy()[chosen],
         }
     )
@@ -189,12 +189,12 @@ def _fused_attention(operations: Operations) -> pd.DataFrame:
 
 
 def _with_memory(rows: pd.DataFrame, memory: pd.DataFrame | None, numbers: Mapping[int, int]) -> pd.DataFrame:
-    """The rows with the memory of the calls that each is of.
+    """Add the memory of each row's calls.
 
     Args:
         rows: The rows.
-        memory: A row for each end of a layer's call, by time.
-        numbers: The number of each instance of a step.
+        memory: One row per completed layer call, in time order.
+        numbers: The step number of each instance.
     """
     how = {name: "max" for name in MEMORY_COLUMNS} | {"allocated_bytes": "last", "retained_bytes": "sum"}
     keys = ["instance", "layer", "phase"]
@@ -208,8 +208,8 @@ def _with_memory(rows: pd.DataFrame, memory: pd.DataFrame | None, numbers: Mappi
 
 
 def _instances(step: pd.Series[int], numbers: Mapping[int, int]) -> pd.Series[int]:
-    """The instance that each moment is of, from the step numbers in order of time: where numbers return, each run of
-    one number is an instance; where that does not fit what was recorded, the first with the number.
+    """The step instance of each call, from the step numbers in time order. If numbers repeat, each run of one number is
+    an instance; if that does not match the recorded instances, use the first instance with the number.
     """
     runs = (step != step.shift()).cumsum() - 1
     in_turn = step[runs.diff().fillna(1) > 0].tolist() == list(numbers.values())

@@ -1,4 +1,4 @@
-"""The time of each layer split by kernel class, or by the phase of the loop in which it ran: prefill against decode."""
+"""Splits the time of each layer by kernel class, or by the phase of the loop, such as prefill and decode."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SPLITS: Mapping[str, str] = MappingProxyType({"class": "class_", "phase": "during_"})
-"""By what time can be split, and how the names of its columns begin."""
+"""The ways to split time, and the prefixes of their column names."""
 
 COLUMNS = {
     "class_NAME_ns": "the part of `gpu_self_ns` in kernels of a class: `class_gemm_ns`, `class_attention_ns`, …, in ns "
@@ -35,10 +35,10 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Parts:
-    """Which part each operation is of.
+    """The part that each operation belongs to.
 
     Attributes:
-        columns: Name of the column of each part.
+        columns: Column name of each part.
         code: Index into `columns`, shape ``(n,)``.
     """
 
@@ -47,14 +47,14 @@ class Parts:
 
 
 def parts_by_class(classes: KernelClasses) -> Parts:
-    """Kernels by class; only classes that there are."""
+    """Kernels by class; only classes that occur."""
     present, code = np.unique(classes.code.astype(np.int64), return_inverse=True)
     names = list(CLASSES)
     return Parts(tuple(f"{SPLITS['class']}{names[one]}_ns" for one in present.tolist()), code.astype(np.int64))
 
 
 def parts_by_phase(attribution: Attribution) -> Parts:
-    """Operations by the phase range around their layer's range, in the order in which the phases first ran."""
+    """Operations by the phase range that encloses their layer's range, in the order in which the phases first ran."""
     ranges = attribution.ranges
     around = np.append(ranges.phase_range, NONE)[attribution.layer_range]
     of_loop = np.append(np.asarray(ranges.phase, dtype=object), NO_PHASE)[around]
@@ -70,14 +70,14 @@ def parts_by_phase(attribution: Attribution) -> Parts:
 def split_rows(
     rows: pd.DataFrame, duration: Int64Array, attribution: Attribution, parts: Parts, listed: npt.NDArray[np.bool_]
 ) -> pd.DataFrame:
-    """The rows with a column for each part, what is each row's own.
+    """Add a column for each part to the rows, with self times.
 
     Args:
-        rows: A row per layer and phase.
-        duration: Of each operation, in ns.
-        attribution: Who owns each.
-        parts: Which part each is of.
-        listed: Operations that the rows are of.
+        rows: One row per layer and phase.
+        duration: Duration of each operation, in ns.
+        attribution: The owner of each operation.
+        parts: The part of each operation.
+        listed: The operations that the rows cover.
     """
     sums = _own(duration, attribution, parts, listed)
     nothing = np.zeros(len(parts.columns), dtype=np.int64)
@@ -90,13 +90,13 @@ def split_rows(
 def split_tree(
     tree: pd.DataFrame, duration: Int64Array, attribution: Attribution, parts: Parts, shown: npt.NDArray[np.bool_]
 ) -> pd.DataFrame:
-    """The tree with a column for each part, what a layer holds of it in all phases."""
+    """Add a column for each part to the tree, including submodules and summed over phases."""
     keys = list(zip(tree["layer"].tolist(), tree["phase"].tolist(), strict=True))
     place = {key if key[0] == NO_LAYER else (key[0], ""): number for number, key in enumerate(keys)}
     held = np.zeros((len(tree), len(parts.columns)), dtype=np.int64)
     for (layer, phase), sums in _own(duration, attribution, parts, shown).items():
         held[place[layer, phase if layer == NO_LAYER else ""]] += sums
-    for number, parent in reversed(list(enumerate(tree["parent"].tolist()))):  # children come behind their parent
+    for number, parent in reversed(list(enumerate(tree["parent"].tolist()))):  # children before their parent
         if parent:
             held[place[parent, ""]] += held[number]
     made: pd.DataFrame = tree.assign(**{name: held[:, number] for number, name in enumerate(parts.columns)})
@@ -106,7 +106,7 @@ def split_tree(
 def _own(
     duration: Int64Array, attribution: Attribution, parts: Parts, wanted: npt.NDArray[np.bool_]
 ) -> dict[tuple[str, str], Int64Array]:
-    """The time of each (layer, phase) by part; layers that bear one name together."""
+    """The time of each (layer, phase) by part; layers with the same name are added up."""
     layer, phase = op_owners(attribution)
     count, phases = len(parts.columns), len(phase.categories)
     codes = (layer.codes.astype(np.int64) * phases + phase.codes)[wanted]

@@ -1,7 +1,7 @@
 """Sums of operations and ranges by (layer, phase) and step.
 
-Everything is one array of shape ``(keys, columns)``: a key is a (layer, phase) pair, a column is an instance of a step,
-or some of them together; column 0 is "outside steps".
+Every array has shape ``(keys, columns)``: a key is a (layer, phase) pair, a column is a step instance or several of
+them together; column 0 is outside steps.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class LayerSums:
 
     Attributes:
         keys: The (layer, phase) pairs; those of `NO_LAYER` come last.
-        parent: The layer that holds each layer in the model, '' at the top.
-        loop_phases: Texts of the phase ranges, by their first start.
+        parent: The parent of each layer in the model, '' at the top.
+        loop_phases: Texts of the phase ranges, by first start.
         calls, ops, self_ns, compute_ns, comm_ns, copy_ns, total_ns, cpu_ns: The columns of the per-layer table.
-        busy_ns: The same, or all columns in one.
+        busy_ns: The same, or a single column for all.
     """
 
     keys: list[tuple[str, str]]
@@ -58,7 +58,7 @@ class LayerSums:
 
     @property
     def arrays(self) -> dict[str, Int64Array]:
-        """The arrays by the names of the per-layer table's columns."""
+        """The arrays by their column names in the per-layer table."""
         return {
             "calls": self.calls,
             "gpu_ops": self.ops,
@@ -73,10 +73,10 @@ class LayerSums:
 
 
 class Columns(NamedTuple):
-    """What the columns of the sums stand for.
+    """The meaning of the columns of the sums.
 
     Attributes:
-        of_instance: The column of each instance of a step, and behind the last of what lies outside steps.
+        of_instance: The column of each step instance, with that of operations outside steps appended.
         width: Number of columns.
     """
 
@@ -85,12 +85,12 @@ class Columns(NamedTuple):
 
     @classmethod
     def by_step(cls, steps: int) -> Columns:
-        """A column for what lies outside steps, then one for each instance."""
+        """One column for operations outside steps, then one per instance."""
         return cls(np.append(np.arange(1, steps + 1), 0), steps + 1)
 
     @classmethod
     def apart(cls, shown: npt.NDArray[np.bool_]) -> Columns:
-        """A column for what lies outside steps, for the instances that are shown, and for the others."""
+        """Three columns: outside steps, the shown instances, and the others."""
         return cls(np.append(np.where(shown, 1, 2), 0), 3)
 
 
@@ -101,10 +101,10 @@ def sum_layers(
 
     Args:
         trace: The capture.
-        attribution: Who owns each operation.
-        columns: What the columns are.
-        classes: The class of each operation; without them all of it is computing and copies, told by kind.
-        busy: Tell the columns apart in `LayerSums.busy_ns` too; else it has one, for all of them.
+        attribution: The owner of each operation.
+        columns: The meaning of the columns.
+        classes: The class of each operation; without it, everything counts as compute or copy by its kind.
+        busy: Separate the columns in `LayerSums.busy_ns` too; otherwise it has one column for all.
     """
     ranges = attribution.ranges
     keyed = _keyed(ranges, attribution)
@@ -152,7 +152,7 @@ def sum_layers(
 
 
 def _sorts(trace: Trace, classes: KernelClasses | None) -> dict[str, npt.NDArray[np.bool_]]:
-    """Which operations communicate, copy (memcpy and memset), and compute: all others."""
+    """Which operations are communication, copies (memcpy and memset), and compute (all others)."""
     kind = trace.ops["kind"].to_numpy()
     copies = (kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset"))
     comm = np.zeros(len(kind), dtype=bool) if classes is None else classes.is_a("comm")
@@ -164,10 +164,10 @@ def _sorts(trace: Trace, classes: KernelClasses | None) -> dict[str, npt.NDArray
 
 @dataclass(frozen=True)
 class _Keyed:
-    """The keys and which of them a range or an operation outside layers counts for.
+    """The keys, and the key of each range and of operations outside layers.
 
-    `of_range` is `NONE` for a range that is neither a layer's nor a phase's. `repeats` marks a range inside
-    another one of its key: its time is counted with the outer one.
+    `of_range` is `NONE` for a range that is neither a layer nor a phase. `repeats` marks a range nested in another one
+    with the same key: the outer one already includes its time.
     """
 
     keys: list[tuple[str, str]]
@@ -198,7 +198,7 @@ def _keyed(ranges: Ranges, attribution: Attribution) -> _Keyed:
     outside = np.full(len(attribution.phases), NONE, dtype=np.int64)
     for phase in dict.fromkeys((*loop_phases, *attribution.phases, NO_PHASE)):
         if phase:
-            outside[phase_code[phase]] = merged.setdefault((NO_LAYER, phase), len(merged))  # a range may be called so
+            outside[phase_code[phase]] = merged.setdefault((NO_LAYER, phase), len(merged))  # a layer may be named so
     of_range[is_phase] = outside[_codes(ranges.phase[is_phase], phase_code)]
     return _Keyed(
         keys=list(merged),
@@ -214,7 +214,7 @@ def _codes(values: npt.NDArray[Any], codes: dict[str, int]) -> Int64Array:
 
 
 def _inside_its_like(label: Int64Array, ranges: Ranges) -> npt.NDArray[np.bool_]:
-    """Which ranges lie, at any depth, inside a range of the same label."""
+    """Which ranges are nested, at any depth, in a range with the same label."""
     parent = ranges.nesting.parent
     nearest = np.append(inherit(np.where(label >= 0, np.arange(len(label)), NONE), ranges.nesting), NONE)
     result = np.zeros(len(label), dtype=bool)
@@ -230,15 +230,15 @@ def _inside_its_like(label: Int64Array, ranges: Ranges) -> npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class _Chain:
-    """Walks from a key outwards over the layers that hold its layer in the model, in the same phase.
+    """Traverses from a key outward through the layer's ancestors in the model, in the same phase.
 
-    It goes by the model and not by which range encloses which: a backward pass runs a checkpointed block again inside
-    the range of the part that asks for it first, which is no reason to give that part the others' time.
+    Uses the model structure and not the nesting of ranges: a backward pass recomputes a checkpointed block inside the
+    range of the submodule that needs it first, but that submodule must not include the time of the others.
 
     Attributes:
-        outer: The key of the next layer outwards that has the phase, `NONE` for none and behind the last.
-        inwards: The keys, each behind those that hold it.
-        columns: Number of columns of a cell.
+        outer: The key of the next ancestor with the same phase, `NONE` if there is none; `NONE` is appended.
+        inwards: The keys, ancestors before descendants.
+        columns: Number of columns per key.
     """
 
     outer: Int64Array
@@ -257,7 +257,7 @@ class _Chain:
         return cls(outer, np.argsort(depth, kind="stable").tolist(), columns)
 
     def held(self, own: Int64Array) -> Int64Array:
-        """Sums by cell with those of the cells that each holds."""
+        """Sums by cell including those of descendants."""
         table = own.reshape(-1, self.columns).copy()
         for key in reversed(self.inwards):
             if (holder := self.outer[key]) >= 0:
@@ -266,7 +266,7 @@ class _Chain:
         return summed
 
     def memberships(self, ops: Int64Array, key: Int64Array, column: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Every (operation, cell) such that the operation is the cell's own or is held by it."""
+        """Every (operation, cell) pair in which the operation belongs to the cell or a descendant."""
         op, cell = [], []
         while (here := np.flatnonzero(key >= 0)).size:
             ops, key, column = ops[here], key[here], column[here]
@@ -277,17 +277,17 @@ class _Chain:
         return np.concatenate([empty, *op]), np.concatenate([empty, *cell])
 
     def replays(self, replay: Integers, key: Int64Array, column: Int64Array) -> Int64Array:
-        """Times that CUDA-graph replays ran each cell: once for each replay that ran an operation held by it."""
+        """How often CUDA graph replays ran each cell: once per replay that ran an operation of it or a descendant."""
         cells = (len(self.outer) - 1) * self.columns
-        wide = replay.astype(np.int64)  # products of counts do not fit 32 bits
+        wide = replay.astype(np.int64)  # products of counts overflow int32
         _, one = np.unique(wide * cells + key * self.columns + column, return_index=True)
         op, cell = self.memberships(wide[one], key[one], column[one])
         return np.bincount(np.unique(op * cells + cell) % cells, minlength=cells)
 
 
 def _range_sums(ranges: Ranges, keyed: _Keyed, columns: Columns) -> tuple[Int64Array, Int64Array]:
-    """Number of ranges of each cell, and the CPU time inside them, a range inside another of its key counted with
-    that one.
+    """Number of ranges of each cell, and their CPU time; a range nested in another of its key is counted with the outer
+    one.
     """
     mine = np.flatnonzero(keyed.of_range >= 0)
     column = columns.of_instance[steps_around(ranges, mine)]

@@ -1,4 +1,4 @@
-"""What the attribution itself makes uncertain, as sentences that tell what to do."""
+"""Warnings about uncertain attribution, with instructions to fix it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NOTABLE = 0.01
 
 
 def layer_warnings(trace: Trace, attribution: Attribution, total_ns: int) -> tuple[str, ...]:
-    """Every warning about the owners of a capture's operations."""
+    """All warnings about the owners of a capture's operations."""
     return (
         *_layers(attribution, total_ns),
         *_launches(attribution, len(trace.ops)),
@@ -45,10 +45,10 @@ def _launches(attribution: Attribution, ops: int) -> list[str]:
 
 
 def _lost(trace: Trace, attribution: Attribution) -> list[str]:
-    """Layers that still ran when the last launch was over: the profiler stopped recording CUDA before the end.
+    """Warn about layers that still ran after the last launch: the profiler stopped recording CUDA before the end.
 
-    Seen with nsys 2023.4 under a driver of CUDA 13, in captures of a whole run: it gives up at a callback that it
-    does not know.
+    Seen with nsys 2023.4 on a CUDA 13 driver, in captures of a whole run: nsys stops at a callback that it does not
+    know.
     """
     ranges, pid = attribution.ranges, trace.api["pid"].to_numpy()
     is_layer = ranges.is_one_of(LAYER_CATEGORIES)

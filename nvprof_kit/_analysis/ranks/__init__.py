@@ -1,1 +1,1 @@
-"""Across the ranks of a job: clocks, who waits for whom and why, and what it costs."""
+"""Analysis across the ranks of a job: clocks, which rank waits for which and why, and the cost."""

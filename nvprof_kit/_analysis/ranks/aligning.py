@@ -1,4 +1,4 @@
-"""The ranks of a job on one clock, and their collectives matched."""
+"""Aligns the clocks of a job's ranks and matches their collectives."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SAMPLES = 100
-"""Collectives of each rank that its clock is found from, about; all of them in a job of few."""
+"""Approximate number of collectives per rank used to align its clock; a small job uses all of them."""
 
 FEW = 2_000_000
-"""Collectives of a job that are few."""
+"""Maximum number of collectives in a small job."""
 
 TOLD_APART = 256
-"""Ranks of a job in which communicators that are named by streams are told apart."""
+"""Maximum number of ranks for which communicators identified only by their streams are separated."""
 
 LEAST_FLOOR_NS = 2_000
-"""What no clock tells apart."""
+"""Lower bound of the clock resolution."""
 
 
 class Alignment(NamedTuple):
-    """The ranks of a job on one clock.
+    """The aligned clocks of a job's ranks.
 
     Attributes:
         clocks: With `nvprof_kit._analysis.ranks.clocks.COLUMNS`, of the profiled ranks.
-        floor_ns: The time below which they tell nothing apart.
-        warnings: Sentences on ranks without a profile whose collectives could not be placed.
+        floor_ns: The resolution of the aligned clocks.
+        warnings: Sentences about ranks without a profile whose collectives could not be placed.
     """
 
     clocks: pd.DataFrame
@@ -50,7 +50,7 @@ def align_job(tables: JobTables, ranks: list[int]) -> Alignment:
 
     Args:
         tables: The job's maps.
-        ranks: Its profiled ranks.
+        ranks: The profiled ranks.
     """
     import pandas as pd
 
@@ -84,7 +84,7 @@ def _tell_messages(tables: JobTables, ranks: list[int]) -> tuple[str, ...]:
     messages = tables.messages()
     layers = tables.layer_medians()
     stages = stages_of(layers)
-    # within a stage, messages go round a ring in which all ranks take part at once
+    # within a stage, messages form a ring in which all ranks take part at the same time
     if not len(messages) or (len(set(stages.values())) < 2 and (messages["kind"] == "SendRecv").any()):
         return ()
     found = pair_messages(messages, stages, spans_of(layers))
@@ -93,8 +93,8 @@ def _tell_messages(tables: JobTables, ranks: list[int]) -> tuple[str, ...]:
 
 
 def _clocks(ends: pd.DataFrame, odd: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
-    """The clocks from the steps in which no rank lacks collectives; where these do not tell them, from what ends
-    together most often in the others.
+    """Align the clocks with steps in which no rank lacks collectives. If that does not suffice, use the ends that
+    coincide most often in the other steps.
     """
     if not len(odd):
         return align(ends, ranks)
@@ -108,13 +108,13 @@ def _clocks(ends: pd.DataFrame, odd: pd.DataFrame, ranks: list[int]) -> pd.DataF
 
 
 def _floor(clocks: pd.DataFrame) -> int:
-    """The time below which clocks tell nothing apart."""
+    """The resolution of the aligned clocks."""
     known = clocks["residual_ns"].dropna()
     return max(round(2 * float(known.median())), LEAST_FLOOR_NS) if len(known) else LEAST_FLOOR_NS
 
 
 def _by_time(tables: JobTables, odd: pd.DataFrame, clocks: pd.DataFrame, floor: int) -> pd.DataFrame:
-    """New numbers for the steps in which some rank lacks collectives: what ends at one moment is one collective."""
+    """Renumber steps in which some rank lacks collectives: those that end at the same time are one collective."""
     import pandas as pd
 
     columns = ["rank", "index", "c", "s", "k"]
@@ -128,7 +128,7 @@ def _by_time(tables: JobTables, odd: pd.DataFrame, clocks: pd.DataFrame, floor: 
     fresh = (members["e"].diff() > max(5 * floor, 20_000)) | (members["c"] != members["c"].shift())
     fresh |= (members["s"] != members["s"].shift()) | (members["sort"] != members["sort"].shift())
     members["k"] = 1_000_000 + fresh.cumsum()
-    # a rank takes part once; its further collectives are unmatched
+    # a rank takes part in a collective only once; its further members are unmatched
     double = members.duplicated(["c", "s", "k", "rank"])
     members.loc[double, "k"] = 2_000_000_000 + np.flatnonzero(double)
     made: pd.DataFrame = members[columns]

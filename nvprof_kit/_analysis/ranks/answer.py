@@ -61,12 +61,12 @@ class RanksAnswer:
     micro_batches: pd.DataFrame | None = None
 
     def table(self, view: str) -> pd.DataFrame:
-        """One of the tables by the name that the command line gives it, ``critical-path`` for one."""
+        """A table by its name on the command line, for example ``critical-path``."""
         found: pd.DataFrame = getattr(self, view.replace("-", "_"))
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as plain lists and numbers; what is missing is None."""
+        """The answer as plain lists and numbers; missing values are None."""
         return {
             "schema": SCHEMA,
             "version": VERSION,

@@ -1,4 +1,4 @@
-"""The bubbles of a pipeline: how long each stage computes nothing in a step, and waits for each micro-batch."""
+"""Pipeline bubbles: how long each stage computes nothing in a step, and its wait for each micro-batch."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def micro_batches(tables: JobTables, stages: Mapping[int, int]) -> pd.DataFrame:
     both = both[both["rank"] != both["rank_from"]]
     stage, other = (both[name].map(stages).fillna(0).astype("int64") for name in ("rank", "rank_from"))
     both = both.assign(stage=stage, apart=other - stage)
-    # where the capture does not tell sends from receives, the one that waits receives
+    # if the capture does not distinguish sends and receives, the side that waits receives
     receives = (both["kind"] == "Recv") | ((both["kind"] == "SendRecv") & (both["a"] < both["a_from"]))
     got = both[receives & (both["apart"] != 0)].sort_values(["rank", "step", "a"], kind="stable")
     first = got["apart"].abs() == 1
-    direction = np.where((got["apart"] < 0) == first, "forward", "backward")  # a ring closes from the last to the first
+    direction = np.where((got["apart"] < 0) == first, "forward", "backward")  # a ring wraps from the last to the first
     got = got.assign(direction=direction, from_rank=got["rank_from"])
     got["micro_batch"] = got.groupby(["step", "rank", "direction"]).cumcount()
     got["wait_ns"] = (got["a_from"] - got["a"]).clip(lower=0).clip(upper=(got["e"] - got["a"]).clip(lower=0))

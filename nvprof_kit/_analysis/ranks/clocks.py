@@ -1,9 +1,9 @@
-"""One clock for all ranks, from the ends of matched collectives.
+"""Aligns the clocks of all ranks by the ends of matched collectives.
 
-A collective that every rank needs from every other ends on all of them at about the same moment. In each communicator
-the differences of the ranks' ends to those of its first rank are fitted by a line, robustly: medians of the first and
-the last third of the samples, so that a collective far off moves nothing. Ranks that share no communicator are joined
-through ranks that share one with both.
+A collective that every rank needs from every other ends on all of them at about the same time. Within each
+communicator, the differences between a rank's ends and those of the first rank are fitted by a line. The fit is robust:
+it uses medians of the first and the last third of the samples, so that outliers have no effect. Ranks that share no
+communicator are linked through ranks that share one with both.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ COLUMNS = {
 """The columns of the table of clocks."""
 
 WAITED_NS = 100_000
-"""A send or receive waited that took so long,"""
+"""A send or receive counts as waiting if it takes at least this long"""
 
 WAITED_TIMES = 3
-"""and so many times as long as its like on the other rank."""
+"""and this multiple of its counterpart on the other rank."""
 
 ENOUGH = 12
-"""Samples from which on a drift is told."""
+"""Minimum number of samples to estimate drift."""
 
 
 class Line(NamedTuple):
-    """A clock's correction: at moment ``x`` it is ``offset + drift * (x - at)``, times in ns."""
+    """A clock's correction at time ``x``: ``offset + drift * (x - at)``, times in ns."""
 
     at: float
     offset: float
     drift: float
 
     def apply(self, moment: float) -> float:
-        """The corrected moment."""
+        """The corrected time."""
         return moment + self.offset + self.drift * (moment - self.at)
 
     def inverse(self) -> Line:
-        """The correction back."""
+        """The inverse correction."""
         return Line(self.at + self.offset, -self.offset, -self.drift / (1 + self.drift))
 
     def then(self, other: Line) -> Line:
-        """This correction and another after it."""
+        """This correction followed by another."""
         return Line(self.at, other.apply(self.apply(self.at)) - self.at, (1 + self.drift) * (1 + other.drift) - 1)
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """A rank's clock against that of the first rank of a communicator."""
+    """Fit of a rank's clock against that of the communicator's first rank."""
 
     line: Line
     residual: float
@@ -71,7 +71,7 @@ def align(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
     """The clocks of all ranks, with `COLUMNS`.
 
     Args:
-        ends: Ends of collectives: c (communicator), s and k (which of its collectives), rank, end_ns, took_ns,
+        ends: Ends of collectives: c (communicator), s and k (identify the collective within it), rank, end_ns, took_ns,
             symmetric.
         ranks: The ranks; the first one's clock is the reference.
     """
@@ -86,7 +86,7 @@ def align(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
         islands.append(first)
         lines[first] = (Line(0.0, 0.0, 0.0), 0.0, 0, first)
         _spread(fits, lines)
-    if len(islands) > 1:  # the largest island is the job, the others are not aligned with it
+    if len(islands) > 1:  # keep the largest connected set of ranks; the others cannot be aligned with it
         lines = {rank: found for rank, found in lines.items() if _root(lines, rank) == _largest(lines, islands)}
     rows: list[tuple[Any, ...]] = []
     for rank in ranks:
@@ -112,7 +112,7 @@ def _largest(lines: dict[int, tuple[Line, float, int, int]], islands: list[int])
 
 
 def _spread(fits: dict[int, dict[int, _Fit]], lines: dict[int, tuple[Line, float, int, int]]) -> None:
-    """Join every communicator that has an aligned rank, the most exact first, until none is left."""
+    """Align every communicator that has an aligned rank, most accurate first, until none is left."""
     waiting = sorted(fits, key=lambda one: max(fit.residual for fit in fits[one].values()))
     while True:
         ready = next(
@@ -128,7 +128,7 @@ def _spread(fits: dict[int, dict[int, _Fit]], lines: dict[int, tuple[Line, float
         waiting.remove(ready)
         members = fits[ready]
         known = next(rank for rank in members if rank in lines)
-        back = members[known].line.inverse().then(lines[known][0])  # of the communicator's first rank
+        back = members[known].line.inverse().then(lines[known][0])  # correction of the communicator's first rank
         for rank, fit in members.items():
             if rank not in lines:
                 residual = max(fit.residual, members[known].residual, lines[known][1])
@@ -142,7 +142,7 @@ def _fits(ends: pd.DataFrame) -> dict[int, dict[int, _Fit]]:
     if not len(ends):
         return {}
     if ends["symmetric"].any():
-        # one that only sends is done before the others: not used where a communicator has better
+        # a rank that only sends ends before the others: ignore those if the communicator has symmetric collectives
         has = ends.groupby("c")["symmetric"].transform("any")
         ends = ends[ends["symmetric"] | ~has]
     first = ends.groupby("c")["rank"].transform("min")
@@ -164,9 +164,9 @@ def _fits(ends: pd.DataFrame) -> dict[int, dict[int, _Fit]]:
 
 
 def _together(pairs: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """The pairs that end together. A sender is done when its message is on the way, and one that comes long before its
-    receiver ends long before it: of sends and receives only those in which one side waited for the other say when both
-    ended. Where too few do, all are taken.
+    """The pairs that end at the same time. A sender is done once its message is on the way, so a send that starts long
+    before its receive also ends long before it. Of sends and receives, only those in which one side waited for the
+    other end together. If there are too few of them, use all pairs.
     """
     own, other = pairs["took_ns"].to_numpy(), pairs["base_took"].to_numpy()
     longer, shorter = np.maximum(own, other), np.minimum(own, other)
@@ -179,7 +179,7 @@ def _together(pairs: pd.DataFrame) -> npt.NDArray[np.bool_]:
 
 
 def _chosen_of(pairs: pd.DataFrame, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """How many of each communicator's and rank's pairs are chosen, for each pair."""
+    """Number of chosen pairs of each pair's communicator and rank."""
     counts: npt.NDArray[np.int64] = (
         pairs.assign(chosen=chosen.astype(np.int64)).groupby(["c", "rank"])["chosen"].transform("sum").to_numpy()
     )
@@ -187,7 +187,7 @@ def _chosen_of(pairs: pd.DataFrame, chosen: npt.NDArray[np.bool_]) -> npt.NDArra
 
 
 def _fit(own: npt.NDArray[np.int64], base: npt.NDArray[np.int64]) -> _Fit:
-    """The correction that brings a rank's ends to the first rank's."""
+    """The correction that maps a rank's ends to the first rank's."""
     at = int(own[0])
     apart = (base - own).astype(np.float64)
     level = float(np.median(apart))
@@ -205,7 +205,7 @@ def _fit(own: npt.NDArray[np.int64], base: npt.NDArray[np.int64]) -> _Fit:
 
 
 def _slope(moment: npt.NDArray[np.float64], apart: npt.NDArray[np.float64]) -> float:
-    """Slope through the medians of the first and the last third, refined on what it leaves."""
+    """Slope through the medians of the first and the last third, refined on the residuals."""
     third = max(len(moment) // 3, 1)
     run = float(np.median(moment[-third:]) - np.median(moment[:third]))
     if run <= 0:

@@ -1,8 +1,8 @@
-"""Which ranks form a communicator, where captures do not say: those whose collectives end together.
+"""Finds which ranks form a communicator if captures do not record it: those whose collectives end together.
 
-A capture without ids names a communicator by its stream. The streams of two tensor-parallel groups bear the same name,
-and are told apart by their ends: within a group these differ by a constant, the clocks' offset, and between groups
-they do not.
+A capture without communicator ids identifies a communicator by its stream. The streams of two tensor-parallel groups
+have the same name; the ends of their collectives separate them. Within a group, ends differ by a constant (the clock
+offset), and between groups they do not.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LEAST_NS = 5_000
-"""Ends that vary by less against one another are of one group."""
+"""Two ranks whose ends vary relative to each other by less than this are in one group,"""
 
 TIMES = 8
-"""And those that vary by less than so many times the least of all pairs."""
+"""or by less than this multiple of the minimum over all pairs."""
 
 MOST_SAMPLES = 300
-"""Collectives that are compared at most."""
+"""Maximum number of collectives to compare."""
 
 
 def groups_of(ends: pd.DataFrame) -> pd.DataFrame:
-    """The groups of ranks behind communicators that are named by streams: comm, rank, part.
+    """The groups of ranks of communicators identified by streams: comm, rank, part.
 
     Args:
-        ends: Their ends: comm, s, k, rank, end_ns.
+        ends: The ends of their collectives: comm, s, k, rank, end_ns.
     """
     import pandas as pd
 
@@ -38,7 +38,7 @@ def groups_of(ends: pd.DataFrame) -> pd.DataFrame:
         ranks = [int(str(rank)) for rank in wide.columns]
         if len(ranks) < 3:
             continue
-        origin = wide.min()  # floats hold differences of a capture's own times exactly enough
+        origin = wide.min()  # float64 is exact enough for differences within a capture
         values = (wide - origin).to_numpy(dtype=np.float64)[:: max(len(wide) // MOST_SAMPLES, 1)]
         apart = np.full((len(ranks), len(ranks)), np.inf)
         for one in range(len(ranks)):

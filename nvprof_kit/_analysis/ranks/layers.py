@@ -1,4 +1,4 @@
-"""Layer x phase x rank: each rank's median over steps, and the ranks that are unlike their equals."""
+"""Layer x phase x rank: each rank's median over steps, and the ranks that differ from their equals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLUMNS = {
 
 
 def layer_table(medians: pd.DataFrame) -> pd.DataFrame:
-    """The table, with `COLUMNS`; see `nvprof_kit._analysis.ranks.stages` for who are equals.
+    """The table, with `COLUMNS`; see `nvprof_kit._analysis.ranks.stages` for the definition of equals.
 
     Args:
         medians: See `nvprof_kit._trace.jobs.tables.JobTables.layer_medians`.

@@ -1,4 +1,4 @@
-"""Steps in which ranks lost collectives: there order does not match them, and the moments at which they end do."""
+"""Steps in which the capture lost collectives of some ranks: match these by end time instead of order."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
     Ends = npt.NDArray[np.int64]
 
 TOGETHER_NS = 100_000
-"""Ends that are further apart on the one clock are of two collectives, whatever their order says."""
+"""Ends on the aligned clock that are further apart belong to different collectives, whatever their order,"""
 
 TIMES = 10
-"""And further than so many times what the clocks tell apart."""
+"""unless the distance is within this multiple of the clock resolution."""
 
 LEAST_VOTES = 5
 LEAST_SHARE = 0.3
-"""An offset is taken where so many collectives, and such a share of the rank's, end together by it."""
+"""An offset is accepted if at least this many collectives, and this share of the rank's, end together with it."""
 
 MOST = 2_000
-"""Collectives of a rank in a communicator up to which offsets are voted on."""
+"""Maximum number of a rank's collectives in a communicator for voting on offsets."""
 
 
 def shifted_steps(ends: pd.DataFrame, clocks: pd.DataFrame, floor_ns: int) -> pd.DataFrame:
-    """Steps whose ranks have as many collectives, but not the same ones: c, s.
+    """Steps in which ranks have equally many collectives, but not the same ones: c, s.
 
-    There more collectives end together when they are taken by time than when they are by order.
+    In such a step, more collectives end together when matched by time than when matched by order.
 
     Args:
         ends: See `nvprof_kit._trace.jobs.tables.JobTables.ends`; all of them.
-        clocks: The clocks as far as they are known, with `nvprof_kit._analysis.ranks.clocks.COLUMNS`.
-        floor_ns: What they tell apart.
+        clocks: The clocks as far as known, with `nvprof_kit._analysis.ranks.clocks.COLUMNS`.
+        floor_ns: The resolution of the clocks.
     """
     mine = ends[(ends["s"] != -2) & ends["symmetric"]].merge(clocks[clocks["offset_ns"].notna()], on="rank")
     drift = mine["drift_ppm"] / 1e6 * (mine["end_ns"] - mine["at_ns"])
@@ -53,10 +53,11 @@ def shifted_steps(ends: pd.DataFrame, clocks: pd.DataFrame, floor_ns: int) -> pd
 
 
 def voted(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
-    """The ends of some ranks numbered anew: those that the most end together with of the communicator's first rank.
+    """Renumber the ends of ranks by the clock offset with which the most end together with the communicator's first
+    rank.
 
     Args:
-        ends: As of `shifted_steps`; of ranks without such an offset they stay as they are.
+        ends: As for `shifted_steps`; ranks without such an offset are unchanged.
         ranks: The ranks.
     """
     import pandas as pd
@@ -80,7 +81,7 @@ def voted(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
 
 
 def _densest(apart: Ends) -> Ends:
-    """The places of the most differences that lie within `TOGETHER_NS`."""
+    """The indices of the largest set of differences within `TOGETHER_NS`."""
     order = np.argsort(apart, kind="stable")
     sorted_ = apart[order]
     until = np.searchsorted(sorted_, sorted_ + TOGETHER_NS, side="right")

@@ -1,8 +1,9 @@
-"""The parallel groups of a job: which ranks share a communicator, and what it is for.
+"""The parallel groups of a job: which ranks share a communicator, and for which kind of parallelism.
 
-The program's name for it decides, where the capture has one (``TENSOR_MODEL_PARALLEL_GROUP``, ``mesh_dp``). Else what
-it does: sends between stages are a pipeline's, all-to-all is of experts, sums in the forward pass are of tensor
-parallel layers, and what is only gathered there or summed in the backward pass is data parallel.
+The program's name for the group decides, if the capture has one (``TENSOR_MODEL_PARALLEL_GROUP``, ``mesh_dp``).
+Otherwise its operations decide: sends between stages are pipeline parallel, all-to-all is expert parallel, reductions
+in the forward pass are tensor parallel, and groups that only gather in the forward or reduce in the backward pass are
+data parallel.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def parallel_groups(tables: JobTables, stages: Mapping[int, int]) -> pd.DataFram
     """The groups, with `GROUP_COLUMNS`.
 
     Args:
-        tables: The job's maps, its communicators told apart.
+        tables: The job's maps, with separated communicators.
         stages: The pipeline stage of each rank.
     """
     import pandas as pd
@@ -70,17 +71,17 @@ def parallel_groups(tables: JobTables, stages: Mapping[int, int]) -> pd.DataFram
 
 
 def named_parallel(name: str) -> str:
-    """What a group is for by the program's name of it, ``unknown`` where that does not say."""
+    """The kind of parallelism according to the group's name, ``unknown`` if the name does not say."""
     found = {parallel: match.start() for parallel, pattern in _NAMES.items() if (match := pattern.search(name))}
     return min(found, key=lambda parallel: found[parallel]) if found else "unknown"
 
 
 def used_parallel(uses: pd.DataFrame, spans_stages: bool) -> str:
-    """What a group is for by what it does.
+    """The kind of parallelism according to the group's operations.
 
     Args:
         uses: kind, phase and collectives of the group.
-        spans_stages: Whether its ranks are of several pipeline stages.
+        spans_stages: Whether its ranks are in several pipeline stages.
     """
     kinds = set(uses["kind"])
     forward = set(uses[uses["phase"].isin(_FORWARD)]["kind"])

@@ -1,9 +1,9 @@
-"""Sends and receives without ids, in jobs of more than two ranks: which rank each message came from.
+"""Matches sends and receives without ids, in jobs of more than two ranks.
 
-The place in a stream tells the partner only where a stream has one partner, and nothing says whether it has. So two
-ranks of neighbouring stages are partners where, by one offset of their clocks, most of their messages end together:
-a send of one with a receive of the other, of the same size and in the same step. Where another rank, or another offset,
-does nearly as well, nobody can tell, and the messages are left out and counted.
+The position in a stream identifies the partner only if the stream has a single partner, which the capture does not
+show. Two ranks of adjacent stages are partners if, with one clock offset, most of their messages end together: a send
+of one with a receive of the other, of the same size and in the same step. If another rank or another offset fits nearly
+as well, the match is ambiguous; these messages are left unmatched and counted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TOGETHER_NS = 50_000
-"""Ends within this are together."""
+"""Maximum distance of ends that count as together."""
 
 MARGIN = 0.8
-"""What comes second may have at most this share of the votes of the first."""
+"""The runner-up may have at most this share of the winner's votes."""
 
 LEAST = 3
-"""Votes that make a pair."""
+"""Minimum number of votes for a pair."""
 
 COLUMNS = ["rank", "index", "label", "k"]
 
@@ -39,8 +39,8 @@ class Passing(NamedTuple):
     """The messages of a job, numbered so that both sides of each have the same number.
 
     Attributes:
-        numbers: rank, index, label (of the pair of ranks) and k of every message; those without a partner are alone.
-        warnings: How many those are.
+        numbers: rank, index, label (of the pair of ranks) and k of every message; unmatched messages are labeled alone.
+        warnings: How many messages are unmatched.
     """
 
     numbers: pd.DataFrame
@@ -48,7 +48,7 @@ class Passing(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """Two ranks by one offset: the rows of their messages that end together, one against one."""
+    """Two ranks with one clock offset: the rows of their messages that end together, one to one."""
 
     first: int
     second: int
@@ -61,13 +61,14 @@ class _Pair(NamedTuple):
 def pair_messages(
     rows: pd.DataFrame, stages: Mapping[int, int], spans: Mapping[int, tuple[int, int]] = MappingProxyType({})
 ) -> Passing:
-    """Who sent what to whom.
+    """Match sends and receives.
 
     Args:
-        rows: Sends and receives: rank, index, kind (Send, Recv, or SendRecv where that is not told), step, bytes (-1:
-            unknown), end_ns on each rank's own clock.
+        rows: Sends and receives: rank, index, kind (Send, Recv, or SendRecv if unknown), step, bytes (-1: unknown),
+        end_ns
+            on each rank's own clock.
         stages: The pipeline stage of each rank.
-        spans: First and last number of each rank's layers, where they are known.
+        spans: First and last number of each rank's layers, if known.
     """
     import pandas as pd
 
@@ -101,7 +102,7 @@ def pair_messages(
 def _neighbours(
     rows: pd.DataFrame, stages: Mapping[int, int], spans: Mapping[int, tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """Pairs of ranks that may pass messages on: of stages that follow one another, the last and the first too."""
+    """Pairs of ranks that may exchange messages: of adjacent stages, and of the first and last stage."""
     ranks = sorted(set(rows["rank"].tolist()))
     of = {rank: stages.get(rank, 0) for rank in ranks}
     last = max(stages.values(), default=0)
@@ -112,7 +113,7 @@ def _neighbours(
 
 
 def _follow(one: int, other: int, stages: Mapping[int, int], spans: Mapping[int, tuple[int, int]]) -> bool:
-    """Whether no layer is missing between two ranks, as one of a stage that is not there would be."""
+    """Whether the layers of two ranks are adjacent; a gap means that a stage between them is missing."""
     if one not in spans or other not in spans:
         return True
     last = max(stages.values())
@@ -126,7 +127,7 @@ def _close(one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 
 def _vote(rows: pd.DataFrame, first: int, second: int) -> _Pair:
-    """The offset by which the most messages of two ranks end together."""
+    """Find the clock offset with which the most messages of two ranks end together."""
     one, other = (rows[rows["rank"] == rank] for rank in (first, second))
     keys = ["row", "kind", "step", "bytes", "end_ns"]
     both = one.assign(row=one.index)[keys].merge(other.assign(row=other.index)[keys], on="step", suffixes=("", "_o"))
@@ -155,7 +156,7 @@ def _twice(values: Ints) -> Ints:
 
 
 def _partners(pairs: list[_Pair]) -> list[_Pair]:
-    """The pairs that no other offset comes near to, and no other pair that claims the same messages."""
+    """The pairs with an unambiguous offset and without a competing pair for the same messages."""
     clear = [one for one in pairs if one.votes >= LEAST and one.rival <= MARGIN * one.votes]
     claims: dict[int, list[int]] = {}
     for place, one in enumerate(pairs):
@@ -170,7 +171,7 @@ def _partners(pairs: list[_Pair]) -> list[_Pair]:
 
 
 def _match_rest(rows: pd.DataFrame, pair: _Pair, label: npt.NDArray[np.object_], k: Ints) -> None:
-    """Match by order what ended apart, since its sender was done early: in steps that leave as many on both sides."""
+    """Match the rest by order, because a sender can end early; only in steps with as many left on both sides."""
     end, kind, step, rank = (rows[name].to_numpy() for name in ("end_ns", "kind", "step", "rank"))
     if not len(pair.rows):
         return

@@ -1,9 +1,9 @@
-"""The job as a graph of collectives, replayed: its critical path across ranks, and what a quicker part would save.
+"""Replays the job as a graph of collectives: its critical path across ranks, and what-if savings.
 
-A rank's collective begins after what gated its device last (the end of a collective at which it computed nothing) and
-its own work since then, and after the collective before it in the communicator. It ends, on all its ranks, a transfer
-after the last one has come; a sender, or the root of a broadcast, that ended before it came ends as long after its own
-begin as it did. Replaying the graph as it was must give the time that was measured.
+A rank's collective begins after the event that last gated its device (the end of a collective without overlapping
+compute) plus the rank's own work since then, and after the previous collective in the communicator. It ends on all
+ranks one transfer time after the last rank arrives. A sender or the root of a broadcast that ended before the last
+arrival instead keeps its measured duration. Replaying the unmodified graph must reproduce the measured time.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Graph:
     """Members of matched collectives, by time; shape ``(m,)`` each.
 
     Attributes:
-        rank, instance, step, a, e: Of each member: rank, collective, step, aligned start and end.
-        ready: When it could have begun but for the collective before it.
-        gate: The member whose end gated the rank last before `ready`, or `NONE`.
-        before: The member before it in its communicator that ended before it began, or `NONE`.
+        rank, instance, step, a, e: Rank, collective, step, aligned start and end of each member.
+        ready: When it could have begun without the previous collective.
+        gate: The member whose end last gated the rank before `ready`, or `NONE`.
+        before: The previous member in its communicator that ended before it began, or `NONE`.
         low, high: The rank's rows of `segments` between gate and readiness.
         segments: Segments of all ranks, by rank and segment.
         order: The collectives by last arrival, as slices of `by_instance`.
@@ -111,12 +111,12 @@ def build(points: pd.DataFrame, segments: pd.DataFrame, instances: pd.DataFrame)
 
 
 def replay(graph: Graph, cut: Int64Array | None = None, quicker: Int64Array | None = None) -> Int64Array:
-    """The end of each member, replayed, shape ``(m,)``.
+    """Replay the graph; returns the end of each member, shape ``(m,)``.
 
     Args:
         graph: The graph.
-        cut: How much less work each has between its gate and readiness, in ns; None for nothing.
-        quicker: How much less its transfer takes.
+        cut: Reduction of each member's work between its gate and readiness, in ns; None for no change.
+        quicker: Reduction of its transfer time, in ns.
     """
     ends: Int64Array = graph.e.copy()
     nothing = np.zeros(len(ends), dtype=np.int64)
@@ -136,7 +136,7 @@ def replay(graph: Graph, cut: Int64Array | None = None, quicker: Int64Array | No
 
 
 def spent(graph: Graph, weight: npt.NDArray[np.float64]) -> Int64Array:
-    """What each member's work holds of the segments, each with a weight from 0 to 1, in ns."""
+    """Weighted sum of the segments in each member's work, in ns; weights are from 0 to 1."""
     sums = np.concatenate(([0.0], np.cumsum(graph.segments["ns"].to_numpy() * weight)))
     whole: Int64Array = np.round(sums[graph.high] - sums[graph.low]).astype(np.int64)
     return whole
@@ -186,11 +186,11 @@ def critical_path(graph: Graph) -> pd.DataFrame:
 
 
 def what_if(graph: Graph, changes: dict[str, tuple[Int64Array | None, Int64Array | None]]) -> pd.DataFrame:
-    """The step with each change, with `WHAT_IF_COLUMNS`.
+    """The step time with each change, with `WHAT_IF_COLUMNS`.
 
     Args:
         graph: The graph.
-        changes: By name how much less work and transfer each member has; see `replay`.
+        changes: By name, the reductions of work and transfer time of each member; see `replay`.
     """
     import pandas as pd
 
@@ -210,13 +210,13 @@ def _mean_step(graph: Graph, ends: Int64Array) -> float:
 
 
 def error(graph: Graph) -> float:
-    """How far the replay of the unchanged graph is from what was measured, as a share of the step."""
+    """Difference between the replay of the unmodified graph and the measurement, as a share of the step time."""
     measured = _mean_step(graph, graph.e)
     return abs(_mean_step(graph, replay(graph)) - measured) / max(measured, 1.0)
 
 
 def rank_weights(graph: Graph, layers: pd.DataFrame, rank: int, layer: str | None = None) -> npt.NDArray[np.float64]:
-    """Of each segment, the share that a rank (in one layer) would not spend if it were as its equals' median."""
+    """Share of each segment that a rank (in one layer) would save at the median of its equals."""
     import pandas as pd
 
     keys = ["layer", "phase"]
@@ -237,7 +237,7 @@ def rank_weights(graph: Graph, layers: pd.DataFrame, rank: int, layer: str | Non
 
 
 def loader_weights(graph: Graph) -> npt.NDArray[np.float64]:
-    """Of each segment, the share that would not be spent if every rank's data loader were as the median."""
+    """Share of each segment saved if every rank's data loader took the median time."""
     segments = graph.segments
     loads = segments["doing"] == "dataloader"
     sums = segments["ns"].where(loads, 0).groupby([segments["step"], segments["rank"]]).sum()
@@ -249,7 +249,7 @@ def loader_weights(graph: Graph) -> npt.NDArray[np.float64]:
 
 
 def network_cut(graph: Graph, instances: pd.DataFrame) -> Int64Array:
-    """How much less each transfer would take if it were as the median of those of its kind, size and ranks."""
+    """Time that each transfer would save at the median of its kind, size and ranks."""
     known = instances.sort_values("arrival", kind="stable", ignore_index=True)
     took = known["ended"] - known["arrival"]
     usual = took.groupby([known["sort"], known["bytes"], known["n"]]).transform("median")

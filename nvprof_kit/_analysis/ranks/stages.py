@@ -1,7 +1,7 @@
-"""Pipeline stages: which ranks hold which layers, and who a rank's equals are.
+"""Pipeline stages: which ranks have which layers, and which ranks are a rank's equals.
 
-Ranks that have the same layers are of one stage, and equals. Where a stage has one rank alone, its layers are compared
-with those of the same role in all such stages: ``layers.3.mlp`` with every ``layers.N.mlp``.
+Ranks with the same layers are in one stage, and are equals. If a stage has only one rank, its layers are compared with
+those of the same role in all such stages: ``layers.3.mlp`` with every ``layers.N.mlp``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ALIKE = 0.5
-"""Ranks are of one stage where they share so much of their layers."""
+"""Minimum share of common layers for ranks of one stage."""
 
 _NUMBER = re.compile(r"\d+")
 
 
 def stages_of(medians: pd.DataFrame) -> dict[int, int]:
-    """The stage of each rank, by the number of its first layer; all 0 where all ranks have the same layers.
+    """The stage of each rank, ordered by the number of its first layer; 0 for all if all ranks have the same layers.
 
     Args:
         medians: See `nvprof_kit._trace.jobs.tables.JobTables.layer_medians`.
@@ -50,7 +50,7 @@ def _first_number(layers: frozenset[str]) -> float:
 
 
 def spans_of(medians: pd.DataFrame) -> dict[int, tuple[int, int]]:
-    """First and last number of each rank's layers, where these follow one another; empty where some rank's do not."""
+    """First and last number of each rank's layers if they are contiguous; empty if any rank's are not."""
     named = medians[(medians["layer"] != NO_LAYER) & (medians["median_ns"] > 0)]
     spans = {}
     for rank, mine in named.groupby("rank", sort=True):
@@ -62,8 +62,8 @@ def spans_of(medians: pd.DataFrame) -> dict[int, tuple[int, int]]:
 
 
 def with_equals(medians: pd.DataFrame) -> pd.DataFrame:
-    """The medians with stage, group (a number for each set of equals), equals (how many it has), peers_ns and
-    peers_idle_ns (their medians of computing and of being idle).
+    """Add stage, group (an id for each set of equals), equals (its size), and peers_ns and peers_idle_ns (the group's
+    medians of compute and idle time) to the medians.
     """
     stages = stages_of(medians)
     table = medians.assign(stage=medians["rank"].map(stages))

@@ -1,7 +1,7 @@
-"""One sentence on a job: which rank the others wait for, in which layer, why, and what it costs a step.
+"""One-sentence verdict on a job: which rank the others wait for, in which layer, why, and the cost per step.
 
-Costs are compared by their median over steps, so that one bad step is not a bad rank; the step at which the profilers
-start is left out.
+Costs are compared by their median over steps, so that a single bad step does not mark a rank as bad. The step in which
+the profilers start is excluded.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NOTABLE = 0.03
-"""Share of a step from which on a cost is worth a verdict."""
+"""Minimum share of a step for a cost to be reported."""
 
 CRITICAL = 0.20
-"""Share from which on it is critical."""
+"""Minimum share of a step for a critical cost."""
 
 STANDS_OUT = 2.5
-"""A layer is named where it costs so many times what any other layer costs for the same kind of cause."""
+"""A layer is named if it costs at least this multiple of any other layer for the same kind of cause."""
 
 BAD_STEP = 5
-"""A step is bad where it costs so many times the notable cost."""
+"""A step is bad if it costs this multiple of the notable cost."""
 
 SLOW_LINK = 1.5
-"""Transfers are slow where they take so many times the median of their equals."""
+"""Transfers are slow if they take this multiple of the median of their equals."""
 
 _WORK = ("more_kernels", "slower_kernels")
 _PLACES = ("data_loading", "garbage_collection", "warm_up", "allocation")
@@ -67,7 +67,7 @@ class Verdict:
 
 
 class Judged(Protocol):
-    """What has a verdict: a job."""
+    """A result with a verdict: a job."""
 
     @property
     def verdict(self) -> Verdict:
@@ -76,17 +76,17 @@ class Judged(Protocol):
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a verdict is made from.
+    """The data for a verdict.
 
     Attributes:
         charges: See `nvprof_kit._analysis.ranks.waits.waits.Waits.charges`.
-        steps: Steps with their median length over ranks, how many ranks have them, and whether they are warm-up: step,
-            median_ns, ranks, warm_up.
+        steps: One row per step: step, median_ns (median duration over ranks), ranks (how many ranks have it), warm_up
+            (whether it is warm-up).
         layers: See `nvprof_kit._analysis.ranks.layers.layer_table`.
         transfers: See `nvprof_kit._trace.jobs.tables.JobTables.transfers`.
         groups: Ranks of each communicator.
         ranks: Number of ranks.
-        span_ns: From the first arrival to the last end; what costs are compared with where nothing tells steps.
+        span_ns: From the first arrival to the last end; the reference for costs without steps.
     """
 
     charges: pd.DataFrame
@@ -99,7 +99,7 @@ class Evidence:
 
 
 def judge(found: Evidence) -> Verdict:
-    """The verdict."""
+    """Find the verdict."""
     if found.ranks < 2:
         return _none("no verdict: a single rank cannot be compared")
     charges, steps = _counted_steps(found)
@@ -114,7 +114,7 @@ def judge(found: Evidence) -> Verdict:
     median = costs.median() if costs.shape[1] else costs.sum()
     worst = int(median.idxmax()) if len(median) else -1
     notable = len(median) > 0 and median[worst] >= NOTABLE * length
-    # where another rank is late in each step, a rank's own share of it is small
+    # if a different rank is late in each step, a single rank's share is small
     alone = notable and median[worst] >= costs.max(axis=1).median() / 2
     if alone and (link is None or link.cost_ns_per_step < median[worst] / 2):
         return _of_rank(
@@ -131,12 +131,12 @@ def judge(found: Evidence) -> Verdict:
 
 
 def _counted_steps(found: Evidence) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The charges and the steps that count: without warm-up and the step in which the profilers start, where others
+    """The charges and the steps that count: without warm-up and the step in which the profilers start, unless no others
     are left.
     """
     charges, steps = found.charges, found.steps
     if len(steps):
-        # one that few of the profiled ranks have tells nobody's lateness
+        # a step that few of the profiled ranks have does not show which rank is late
         most = int(steps["ranks"].max())
         steps = steps[steps["ranks"] >= max(min(most, 2), most / 2)]
         steps = steps[~steps["warm_up"]] if not steps["warm_up"].all() else steps
@@ -158,7 +158,7 @@ def _without_steps(found: Evidence) -> float:
 def _of_rank(
     found: Evidence, faults: pd.DataFrame, rank: int, *, cost: float, length: float, steps: list[int]
 ) -> Verdict:
-    """The verdict on a rank: the place that stands out, else what most of its cost is."""
+    """The verdict on a rank: the layer that stands out, otherwise the cause of most of its cost."""
     kind = np.where(faults["cause"].isin(_WORK), "work", faults["cause"])
     by_kind = _medians(faults.assign(kind=kind), ["kind"], steps)
     layer, phase, top = _standing_out(found, faults.assign(kind=kind), rank, length, steps)
@@ -217,7 +217,7 @@ _REST = {
 
 
 def _medians(faults: pd.DataFrame, keys: list[str], steps: list[int]) -> pd.Series[float]:
-    """Cost of each key, the median over the steps."""
+    """Median cost of each key over the steps."""
     sums = faults.pivot_table(index="step", columns=keys, values="cost_ns", aggfunc="sum", fill_value=0.0)
     made: pd.Series[float] = sums.reindex(steps, fill_value=0.0).median()
     return made
@@ -226,9 +226,9 @@ def _medians(faults: pd.DataFrame, keys: list[str], steps: list[int]) -> pd.Seri
 def _standing_out(
     found: Evidence, faults: pd.DataFrame, rank: int, length: float, steps: list[int]
 ) -> tuple[str | None, str | None, str | None]:
-    """The layer, phase and kind of cause that costs a notable part of the step and twice as much as any other layer.
+    """The layer, phase and kind of cause that costs a notable part of the step and `STANDS_OUT` times any other layer.
 
-    More GPU work in one layer stands out beside a host that is late everywhere: that varies, and this does not.
+    GPU work is checked first: it varies less than the lateness of a host, which affects all layers.
     """
     places: Any = _medians(faults[faults["layer"] != NO_LAYER], ["kind", "layer"], steps)
     work = found.layers[found.layers["rank"] == rank].groupby("layer")["peers_ns"].sum()
@@ -237,7 +237,7 @@ def _standing_out(
         alike = places[kind].sort_values(ascending=False)
         layer, top = str(alike.index[0]), float(alike.iloc[0])
         rival = float(alike.iloc[1]) if len(alike) > 1 else 0.0
-        # a layer whose share of the cost is its share of the work is not worse than the rest
+        # a layer whose share of the cost equals its share of the work does not stand out
         usual = float(work.get(layer, 0.0) / work.sum()) if len(work) > 1 and work.sum() else 0.0
         if top >= NOTABLE * length and top >= STANDS_OUT * rival and top >= 1.5 * usual * alike.sum():
             phases = faults[(faults["layer"] == layer) & (faults["kind"] == kind)].groupby("phase")["cost_ns"].sum()
@@ -252,7 +252,7 @@ def _ratio(found: Evidence, rank: int) -> str:
 
 
 def _slow_link(found: Evidence, length: float) -> Verdict | None:
-    """Communicators that move the same sizes more slowly than their equals."""
+    """Find communicators whose transfers of the same sizes are slower than their equals'."""
     table = found.transfers
     if not len(table):
         return None
@@ -281,7 +281,7 @@ def _slow_link(found: Evidence, length: float) -> Verdict | None:
 
 
 def _spread_out(faults: pd.DataFrame, costs: pd.DataFrame, length: float) -> Verdict | None:
-    """That no one rank is late, and yet steps are: another one each time, or one step alone."""
+    """A verdict if steps are slow without a single late rank: a different rank each time, or a single step."""
     if not costs.shape[1]:
         return None
     worst: Any = costs.max(axis=1)
@@ -308,14 +308,14 @@ def _spread_out(faults: pd.DataFrame, costs: pd.DataFrame, length: float) -> Ver
 
 
 def _one_place(by_kind: pd.Series[float], cost: float, length: float) -> str | None:
-    """A cause with one place to look at, where it is a good part of the cost: a late host is late everywhere."""
+    """A cause with a specific location, if it is a large part of the cost; a late host affects all layers."""
     found = by_kind[by_kind.index.isin(_PLACES)]
     top = float(found.max()) if len(found) else 0.0
     return str(found.idxmax()) if top >= NOTABLE * length and top >= cost / 3 else None
 
 
 def _mostly(faults: pd.DataFrame) -> str:
-    """The cause of most of the costs, in words; '' if none."""
+    """The cause of most of the cost, in words; '' if none."""
     sums = faults.groupby(np.where(faults["cause"].isin(_WORK), "work", faults["cause"]))["cost_ns"].sum()
     told = {"work": "in more GPU work", "host": "because its host launches late"} | {
         key: text for key, text in _REST.items() if key not in ("work", "host")
@@ -325,7 +325,7 @@ def _mostly(faults: pd.DataFrame) -> str:
 
 
 def _uneven_stages(charges: pd.DataFrame, steps: list[int], length: float) -> Verdict | None:
-    """That pipeline stages wait for one that has more to do, where no rank does more than its equals."""
+    """A verdict if pipeline stages wait for one with more work, and no rank has more work than its equals."""
     own = charges[charges["cause"] == "pipeline"]
     costs = own.pivot_table(index="step", columns="rank", values="cost_ns", aggfunc="sum", fill_value=0.0)
     median = costs.reindex(steps, fill_value=0.0).median()
@@ -339,7 +339,7 @@ def _uneven_stages(charges: pd.DataFrame, steps: list[int], length: float) -> Ve
 
 
 def _start_up(found: Evidence) -> Verdict | None:
-    """That the profilers started at different moments, where nothing else is seen."""
+    """A verdict if the profilers started at different times and nothing else was found."""
     cold = found.charges[found.charges["cause"] == "start_up"]
     if not len(cold) or len(found.steps) > 1:
         return None

@@ -1,4 +1,4 @@
-"""Sentences on a job: what may be missing in it, and numbers of things."""
+"""Sentences about a job: missing data, and counts."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
 
 
 COARSE_NS = 200_000
-"""A clock that is aligned to no better than this is said."""
+"""Warn about a clock with a larger residual."""
 
 
 def many(number: int, noun: str, verb: str = "") -> str:
-    """``1 rank``, ``2,000 ranks``; with a verb, given for one and for several, ``1 rank is``, ``2 ranks are``."""
+    """``1 rank``, ``2,000 ranks``; with a verb as singular/plural, ``1 rank is``, ``2 ranks are``."""
     one, _, several = verb.partition("/")
     return f"{number:,} {noun}" + "s" * (number != 1) + (f" {one if number == 1 else several}" if verb else "")
 
 
 def some(numbers: Sequence[int]) -> str:
-    """The first eight, by commas."""
+    """The first eight numbers, separated by commas."""
     return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
 
 
 def of_job(ranks: int, steps: int, collectives: int) -> list[str]:
-    """How large a job is."""
+    """The size of a job."""
     return [many(ranks, "rank"), many(steps, "step"), many(collectives, "matched collective")]
 
 
@@ -62,7 +62,7 @@ def job_warnings(ranks: pd.DataFrame, clocks: pd.DataFrame, tables: JobTables) -
 
 
 def _of_steps(steps: pd.DataFrame) -> list[str]:
-    """Ranks that lack steps which others have: they began later, ended early, or their window is another one.
+    """Ranks without steps that others have: they started later, ended early, or recorded a different window.
 
     Args:
         steps: See `nvprof_kit._trace.jobs.tables.JobTables.step_ranges`.

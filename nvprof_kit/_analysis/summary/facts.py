@@ -1,4 +1,4 @@
-"""What the views of a summary are made from, each thing computed once."""
+"""Data that the views of a summary share, each computed once."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _QUANTILES = {"p50": 0.5, "p95": 0.95}
 
 
 class Facts(Operations):
-    """A capture and what was found out about it.
+    """A capture and the data derived from it.
 
     Args:
         trace: The capture.
-        own_rules: Rules for kernel classes, asked before the package's.
-        by_step: Whether views tell steps apart.
-        steps: Which steps to look at.
-        known: The same operations, where owners and classes are known already.
+        own_rules: The user's rules for kernel classes, tried before the built-in ones.
+        by_step: Whether views have one row per step.
+        steps: The steps to include.
+        known: The same operations, to reuse their attribution and classes.
     """
 
     def __init__(
@@ -53,19 +53,19 @@ class Facts(Operations):
 
     @cached_property
     def choice(self) -> StepChoice:
-        """The steps that were asked for."""
+        """The selected steps."""
         return choose_steps(self.trace, self.attribution, self._steps)
 
     @cached_property
     def _of_instance(self) -> npt.NDArray[np.bool_]:
-        """Whether each instance of a step counts, and behind the last what lies outside steps."""
+        """Whether each step instance is included, with an entry for outside steps appended."""
         if self.choice.asked:
             return np.append(self.choice.shown, False)
         return np.ones(len(self.choice.shown) + 1, dtype=bool)
 
     @cached_property
     def counted(self) -> npt.NDArray[np.bool_]:
-        """Which operations count: those of the steps asked for, by default all, shape ``(n,)``."""
+        """Which operations are included: those of the selected steps, by default all, shape ``(n,)``."""
         if not self._steps.selects:
             return np.ones(len(self.trace.ops), dtype=bool)
         found: npt.NDArray[np.bool_] = self._of_instance[self.attribution.step]
@@ -73,18 +73,18 @@ class Facts(Operations):
 
     @property
     def step_count(self) -> int:
-        """Number of the steps that count."""
+        """Number of included steps."""
         return self.choice.count if self._steps.selects else len(understand(self.trace).steps)
 
     def counted_ranges(self, ranges: Int64Array) -> Int64Array:
-        """Those of some ranges that count."""
+        """The included ones of the given ranges."""
         if not self.choice.asked:
             return ranges
         found: Int64Array = ranges[self._of_instance[steps_around(self.attribution.ranges, ranges)]]
         return found
 
     def counted_calls(self, calls: Int64Array) -> Int64Array:
-        """Those of some calls of the host that count."""
+        """The included ones of the given host calls."""
         if not self.choice.asked:
             return calls
         found: Int64Array = calls[self._of_instance[self.step_of_calls(calls)]]
@@ -92,32 +92,32 @@ class Facts(Operations):
 
     @property
     def counted_windows(self) -> Int64Array:
-        """The windows that count."""
+        """The included windows."""
         return np.flatnonzero(self._of_instance[self.windows.instance])
 
     @property
     def wall_ns(self) -> int:
-        """Length of these windows, summed over devices; never 0."""
+        """Total duration of these windows over all devices; never 0."""
         windows = self.counted_windows
         return max(int((self.windows.end - self.windows.start)[windows].sum()), 1)
 
     @cached_property
     def windows(self) -> Windows:
-        """The time of every device, cut into steps."""
+        """The time of every device, divided into steps."""
         return step_windows(self.trace, self.attribution)
 
     @cached_property
     def active(self) -> Activity:
-        """What the devices do at every moment."""
+        """The activity of the devices over time."""
         return activity(self.trace, self.classes, self.windows)
 
     @cached_property
     def host(self) -> HostCalls:
-        """What the host's threads did."""
+        """The activity of the host threads."""
         return HostCalls(self.trace)
 
     def launch_ns(self, ops: Int64Array) -> Int64Array:
-        """How long the call took that launched each of some operations, in ns; 0 where the capture lacks it."""
+        """Duration of the launching call of each given operation, in ns; 0 if the capture lacks it."""
         if self.trace.calls is None and "duration_ns" in self.trace.api:
             return _launch_durations(self.trace, ops)
         call = self.host.of_op[ops]
@@ -126,18 +126,18 @@ class Facts(Operations):
 
     @cached_property
     def duration(self) -> Int64Array:
-        """Of each operation, in ns."""
+        """Duration of each operation, in ns."""
         found: Int64Array = (self.trace.ops["end_ns"] - self.trace.ops["start_ns"]).to_numpy()
         return found
 
     @property
     def gpu_ns(self) -> int:
-        """Sum of the durations of the operations that count."""
+        """Sum of the durations of the included operations."""
         return int(self.duration[self.counted].sum())
 
     @property
     def step_columns(self) -> list[str]:
-        """``step``, the instance of a step, where views tell steps apart."""
+        """``step``, the step instance, if views have one row per step."""
         return ["step"] if self.by_step else []
 
     @property
@@ -146,8 +146,8 @@ class Facts(Operations):
         return self.attribution.step.astype(np.int64)
 
     def step_of_calls(self, calls: Int64Array) -> Int64Array:
-        """Index of the step that each of some calls of the host is in, on its thread or else on the one other thread of
-        its process that is in a step; -1 for none.
+        """The step instance of each given host call: on its thread, else on the one other thread of its process that is
+        in a step; -1 if there is none.
         """
         ranges, host = self.attribution.ranges, self.host
         tid, moment = host.tid[calls], host.start[calls]
@@ -160,7 +160,7 @@ class Facts(Operations):
         return step
 
     def states(self, by: Sequence[str]) -> pd.DataFrame:
-        """The time in each state, summed by these columns (and step)."""
+        """The time in each state, summed by the given columns (and step)."""
         import pandas as pd
 
         devices = [self.windows.devices[one] for one in self.windows.device.tolist()]
@@ -182,18 +182,18 @@ class Facts(Operations):
         return made
 
     def statistics(self, frame: pd.DataFrame, by: Sequence[str], whole: int) -> pd.DataFrame:
-        """Calls, and total, avg, max, min, p50, p95 and ratio of the columns ``cpu`` and ``gpu``, by these columns.
+        """Calls, and total, avg, max, min, p50, p95 and ratio of the columns ``cpu`` and ``gpu``, grouped by columns.
 
         Args:
-            frame: A row per thing: the columns of `by`, ``cpu`` and ``gpu`` in ns, and ``step`` as an index.
-            by: What to group by.
-            whole: What the ratio of GPU time is of; the ratio of CPU time is of the view's.
+            frame: One row per item: the columns of `by`, ``cpu`` and ``gpu`` in ns, and ``step`` as an index.
+            by: The columns to group by.
+            whole: Denominator of the GPU time ratio; that of the CPU time ratio is the view's total.
         """
         keys = [*self.step_columns, *by]
         group: Int64Array = frame.groupby(keys, observed=True, sort=False, dropna=False).ngroup().to_numpy()
         calls = np.bincount(group)
         first = np.empty(len(calls), dtype=np.int64)
-        first[group[::-1]] = np.arange(len(group) - 1, -1, -1)  # the first of a group is written last
+        first[group[::-1]] = np.arange(len(group) - 1, -1, -1)  # reversed: the first row of a group is written last
         table = frame[keys].iloc[first].astype({name: str for name in by}).assign(calls=calls)
         for side in ("cpu", "gpu"):
             found = _of_groups(group, frame[side].to_numpy(dtype=np.int64), calls)
@@ -204,8 +204,8 @@ class Facts(Operations):
         return made
 
     def finished(self, table: pd.DataFrame) -> pd.DataFrame:
-        """A view's table, whose column ``step`` is the instance of a step, by instance, what lies outside steps last,
-        with the numbers of the steps beside it; or without the column.
+        """Finish a view's table. By step, sort by step instance with outside steps last, and add the step numbers;
+        otherwise drop the column ``step``.
         """
         import pandas as pd
 
@@ -223,8 +223,8 @@ class Facts(Operations):
 
 
 def _launch_durations(trace: Trace, ops: Int64Array) -> Int64Array:
-    """The durations of the calls that launched some operations, by the table of the launches alone; block by block,
-    since nothing else of a capture is as large.
+    """Durations of the operations' launching calls, from the table of launches alone; in blocks, because that table is
+    the largest of a capture.
     """
     found = np.zeros(len(ops), dtype=np.int64)
     known = {name: trace.ops[name].to_numpy() for name in ("pid", "correlation", "start_ns")}
@@ -232,7 +232,7 @@ def _launch_durations(trace: Trace, ops: Int64Array) -> Int64Array:
     blocks = [slice(start, start + _BLOCK) for start in range(0, len(ops) if len(ids) else 0, _BLOCK)]
     order = np.argsort(ids)
     ids = ids[order]
-    if len(ids) and (ids[1:] > ids[:-1]).all() and pid.min() == pid.max():  # no id stands twice
+    if len(ids) and (ids[1:] > ids[:-1]).all() and pid.min() == pid.max():  # ids are sorted and unique
         took = took[order]
         for block in blocks:
             wanted = known["correlation"][ops[block]]
@@ -247,17 +247,17 @@ def _launch_durations(trace: Trace, ops: Int64Array) -> Int64Array:
 
 
 def _of_groups(group: Int64Array, values: Int64Array, calls: Int64Array) -> dict[str, Int64Array]:
-    """Total, mean, greatest, least and quantiles of the values of each group; a group has at least one.
+    """Total, mean, maximum, minimum and quantiles of the values of each group; no group is empty.
 
     Args:
         group: Group of each value, from 0.
-        values: The values, not negative.
+        values: The values, nonnegative.
         calls: Number of values by group.
     """
     if not len(values):
         return {name: values for name in ("total", "avg", "max", "min", *_QUANTILES)}
     line = Line.over((values,), (values,))
-    # one sort of plain numbers, by group and value, is the quicker way
+    # a single integer sort by group and value is faster than lexsort
     in_one = line.fits(group)
     ordered = line.moment(np.sort(line.at(group, values))) if in_one else values[np.lexsort((values, group))]
     begin = np.cumsum(calls) - calls

@@ -1,7 +1,7 @@
 """Eight summaries of a capture: device, overview, model, distributed, operator, kernel, memory, user.
 
-Where a view is of time on the clock (device, overview, model's busy time, distributed), overlapping time counts once;
-where it is of single things (operator, kernel, memory, user), each thing counts in full.
+In views of wall time (device, overview, busy time in model, distributed), overlapping time counts once; in views of
+individual items (operator, kernel, memory, user), each item counts in full.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ _OF_KERNELS = ("name", "duration_ns")
 
 
 def needed(views: Sequence[str], steps: StepOptions) -> tuple[str, ...]:
-    """The part of it that these views need, all views by default: the kernels' alone is of little."""
+    """What `open_capture` must read for these views, all by default; the kernel view alone needs little."""
     return _OF_KERNELS if views and set(views) == {"kernel"} and steps == ALL_STEPS else OPTIONAL
 
 
 MODEL_PARTS = ("data", "forward", "backward", "recompute", "optimizer", "other")
-"""What the model view tells apart; `data` is the data loader."""
+"""The parts in the model view; `data` is the data loader."""
 
 
 @dataclass(frozen=True)
 class SummaryOptions:
-    """What to show.
+    """Options of a summary.
 
     Attributes:
         views: Which of `VIEWS`, all by default.
-        by_step: A row per step instead of one over all.
-        sort: Column to sort the rows by, descending; each view's own order by default.
-        own_rules: Rules for kernel classes, asked before the package's.
-        steps: Which steps to look at, by default the whole capture.
+        by_step: One row per step instead of one over all.
+        sort: Column to sort the rows by, descending; by default each view's own order.
+        own_rules: The user's rules for kernel classes, tried before the built-in ones.
+        steps: The steps to include, by default the whole capture.
     """
 
     views: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class SummaryResult:
 
 
 def summary(trace: Trace, options: SummaryOptions | None = None, known: Operations | None = None) -> SummaryResult:
-    """Summarise a capture, opened with `OPTIONAL`; owners and classes are taken from `known`, where they are."""
+    """Summarize a capture opened with `OPTIONAL`; attribution and classes come from `known`, if given."""
     options = options or SummaryOptions()
     facts = Facts(trace, options.own_rules, options.by_step, options.steps, known)
     views = {name: _sorted(facts.finished(VIEWS[name](facts)), options.sort) for name in options.views or VIEWS}
@@ -105,7 +105,7 @@ def summary(trace: Trace, options: SummaryOptions | None = None, known: Operatio
 
 
 def _sorted(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The table by a column, descending; kernels stay below their operator."""
+    """Sort the table by a column, descending; kernels stay below their operator."""
     if column not in table:
         return table
     if "operator" in table:
@@ -115,7 +115,7 @@ def _sorted(table: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def _overview(facts: Facts) -> pd.DataFrame:
-    """Time on the clock by sort of event, summed over devices and threads, overlapping time counted once in a row."""
+    """Wall time by kind of event, summed over devices and threads; overlapping time counts once per row."""
     import pandas as pd
 
     ops, rows = facts.trace.ops, []
@@ -148,8 +148,8 @@ def _overview(facts: Facts) -> pd.DataFrame:
 def _busy(
     facts: Facts, start: Any, end: Any, lane: Any, step: Any, *, counts: Any = None
 ) -> list[tuple[Any, int, int]]:
-    """Instance of a step, number and length of the union of intervals, one for all where steps are not told apart.
-    `counts` tells which of the intervals are counted, by default all.
+    """Step instance, number of intervals and length of their union; a single entry for all unless by step. `counts`
+    selects the intervals to count, by default all.
     """
     group = step + 1 if facts.by_step else np.zeros(len(start), dtype=np.int64)
     groups = int(group.max(initial=0)) + 1
@@ -159,7 +159,7 @@ def _busy(
 
 
 def _model(facts: Facts) -> pd.DataFrame:
-    """Data loading, forward, backward, recompute, optimizer, everything else: CPU and GPU time, on the clock."""
+    """Data loading, forward, backward, recompute, optimizer and everything else: CPU and GPU wall time."""
     import pandas as pd
 
     ranges, ops = facts.attribution.ranges, facts.trace.ops
@@ -193,7 +193,7 @@ def _part(phase: str) -> int:
 
 
 def _distributed(facts: Facts) -> pd.DataFrame:
-    """Compute, communication and their overlap on every GPU, on the clock."""
+    """Compute, communication and their overlap on every GPU, in wall time."""
     table = facts.states(("process", "device"))
     table["overlap_ns"] = table["comm_ns"] - table["exposed_comm_ns"]
     table["comm_ratio"] = table["comm_ns"] / table["wall_ns"].clip(lower=1)
@@ -236,7 +236,7 @@ _EMPTY = {
 
 
 def _other_domains(name: str, info: CaptureInfo) -> str:
-    """Which ranges of the capture the user view does not have."""
+    """The ranges of the capture that the user view leaves out."""
     if name != "user" or not info.other_domains:
         return ""
     return f"; ranges of other NVTX domains are not in it: {', '.join(info.other_domains)} (--domain NAME shows one)"

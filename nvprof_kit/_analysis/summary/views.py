@@ -1,4 +1,4 @@
-"""The views of single things: operators with their kernels, kernels, copies, and ranges."""
+"""The views of individual items: operators with their kernels, kernels, copies, and ranges."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ NO_CPU = (
     "CPU utilization was not recorded: nsys records it with --cpuctxsw=process-tree (which needs the right to use "
     "perf events; check with nsys status -e)"
 )
-"""What to do where a capture does not tell of the CPU."""
+"""What to do if the capture has no CPU data."""
 
 _Stretches = tuple[Int64Array, Int64Array]
-"""Starts and ends of stretches in which threads ran, in ns."""
+"""Starts and ends of the intervals in which threads ran, in ns."""
 
 _COLUMNS = ("process", "device", "name", "wall_ns", "busy_ns", "utilisation")
 
 
 def device_view(facts: Facts) -> pd.DataFrame:
-    """Every GPU: how long it was watched and how much of that it ran something. And the CPU over the same time: of each
-    process that uses a GPU, and of all others together, the time of its threads on a CPU, which may exceed the wall.
+    """Wall time and busy time of every GPU, and CPU time over the same period: of each process that uses a GPU, and of
+    all other processes together. CPU time is summed over threads and can exceed the wall time.
     """
     import pandas as pd
 
@@ -51,7 +51,7 @@ def _gpus(facts: Facts) -> pd.DataFrame:
 
 
 def _cpus(facts: Facts) -> pd.DataFrame:
-    """The CPU's rows, over the time in which the first GPU of each process was watched."""
+    """The CPU rows, over the windows of each process's first GPU."""
     import pandas as pd
 
     windows, rows = facts.windows, []
@@ -67,7 +67,7 @@ def _cpus(facts: Facts) -> pd.DataFrame:
                     windows.instance[mine].tolist(), (windows.end - windows.start)[mine], spent, strict=True
                 )
             ]
-    # as objects, since floats, which pandas takes for numbers beside None, do not hold every step's number
+    # dtype object, because with None pandas would use floats, which cannot represent every step number
     frame = pd.DataFrame(rows, columns=["step", "process", "device", "name", "wall_ns", "busy_ns"], dtype=object)
     frame = frame.astype({"step": "int64", "process": "Int64", "device": "Int64"})
     summed = frame.groupby([*facts.step_columns, "process", "device", "name"], dropna=False, sort=False)
@@ -78,7 +78,7 @@ def _cpus(facts: Facts) -> pd.DataFrame:
 
 
 def _threads(facts: Facts, pid: int) -> _Stretches | None:
-    """Starts and ends of the stretches that a process's threads ran, None without recorded context switches."""
+    """Starts and ends of the intervals in which a process's threads ran, None without recorded context switches."""
     scheduled = facts.trace.scheduled
     if scheduled is None or not len(scheduled):
         return None
@@ -87,7 +87,7 @@ def _threads(facts: Facts, pid: int) -> _Stretches | None:
 
 
 def _others(facts: Facts, known: dict[int, int], place: int) -> list[tuple[_Stretches, str]]:
-    """The same of all processes that use no GPU, once: data loaders' workers and whatever else nsys watched."""
+    """The same for all processes without a GPU, once: data loader workers and any other process that nsys recorded."""
     scheduled = facts.trace.scheduled
     if place != 0 or scheduled is None or scheduled["pid"].isin(known).all():
         return []
@@ -96,12 +96,12 @@ def _others(facts: Facts, known: dict[int, int], place: int) -> list[tuple[_Stre
 
 
 def _inside(stretches: _Stretches, low: Int64Array, high: Int64Array) -> Int64Array:
-    """How much of some stretches, added up, lies in each window, shape ``(w,)``."""
+    """Total length of the intervals within each window, shape ``(w,)``."""
     return _until(stretches, high) - _until(stretches, low)
 
 
 def _until(stretches: _Stretches, moment: Int64Array) -> Int64Array:
-    """How much of the stretches, added up, lies before each moment."""
+    """Total length of the intervals before each moment."""
     total = np.zeros(len(moment), dtype=np.int64)
     for edges, sign in zip(map(np.sort, stretches), (1, -1), strict=True):
         before = np.searchsorted(edges, moment)
@@ -110,13 +110,13 @@ def _until(stretches: _Stretches, moment: Int64Array) -> Int64Array:
 
 
 def kernel_view(facts: Facts) -> pd.DataFrame:
-    """Kernels by name: class, family, calls, the launching call's time on the CPU, time on the GPU."""
+    """Kernels by name: class, family, calls, CPU time of the launching call, GPU time."""
     kind, name = facts.trace.ops["kind"].to_numpy(), facts.trace.ops["name"].cat
     copies = (kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset"))
     rows = np.flatnonzero(~copies & facts.counted)
     rows, spent = whole_calls(facts.trace.ops, rows, facts.duration)
     families = facts.classes.families
-    # name and family as one number: a class and a family follow from a name, but for a whole graph's
+    # group by name and family as one number: a name determines the family, except for whole graphs
     both = name.codes.to_numpy()[rows].astype(np.int64) * max(len(families), 1) + facts.classes.family[rows]
     table = facts.statistics(_ops(facts, rows).assign(gpu=spent, both=both), ["both"], facts.gpu_ns)
     of_name, of_family = np.divmod(table["both"].to_numpy(dtype=np.int64), max(len(families), 1))
@@ -153,7 +153,7 @@ def memory_view(facts: Facts) -> pd.DataFrame:
 
 
 def user_view(facts: Facts) -> pd.DataFrame:
-    """Ranges by text and category: calls, time on the CPU, time of the operations launched inside."""
+    """Ranges by text and category: calls, CPU time, time of the operations launched inside."""
     import pandas as pd
 
     ranges = facts.attribution.ranges
@@ -174,14 +174,14 @@ def user_view(facts: Facts) -> pd.DataFrame:
 
 
 def _launched_in(facts: Facts) -> Int64Array:
-    """The range that was innermost on the launching thread when each operation was launched, or `NONE`."""
+    """The innermost range on the launching thread when each operation was launched, or `NONE`."""
     host = facts.host
     return facts.attribution.ranges.nesting.innermost(host.tid[host.of_op], host.start[host.of_op])
 
 
 def _from_other_threads(facts: Facts) -> Int64Array:
-    """For each range what other threads launched while it was open, in ns: autograd's threads work for the loop's
-    ``backward``, and have no range of the loop of their own.
+    """For each range, the duration of operations that other threads launched while it was open, in ns: autograd threads
+    work for the training loop's ``backward`` range, and have no such range of their own.
     """
     ranges, host = facts.attribution.ranges, facts.host
     inner = _launched_in(facts)
@@ -232,7 +232,7 @@ def operator_view(facts: Facts) -> pd.DataFrame:
 
 
 def sorted_operators(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """What `operator_view` gives by a column, descending: operators, and the kernels of each below it."""
+    """Sort the table of `operator_view` by a column, descending: operators, each followed by its kernels."""
     keys = [name for name in ("instance", "operator") if name in table]
     own = table[table["kernel"] == ""].sort_values(column, ascending=False, kind="stable")
     place = own.assign(place=range(len(own)))[[*keys, "place"]]
@@ -244,7 +244,7 @@ def sorted_operators(table: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def _ops(facts: Facts, rows: Int64Array) -> pd.DataFrame:
-    """A row per operation: step, launching call's duration, own duration."""
+    """One row per operation: step, duration of the launching call, own duration."""
     import pandas as pd
 
     step = {"step": facts.step_of_op[rows]} if facts.by_step else {}
@@ -253,7 +253,7 @@ def _ops(facts: Facts, rows: Int64Array) -> pd.DataFrame:
 
 
 def _nested_sums(nesting: Nesting, inner: Int64Array, duration: Int64Array, count: int) -> Int64Array:
-    """For each range the durations of the operations launched in it or in a range inside it."""
+    """For each range, the total duration of operations launched in it or in a nested range."""
     mine = inner >= 0
     total = exact_sums(inner[mine], duration[mine], count)
     for level in range(int(nesting.depth.max(initial=0)), 0, -1):

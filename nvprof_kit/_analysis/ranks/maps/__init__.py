@@ -1,1 +1,1 @@
-"""The map of one rank: what its device and its host did between collectives."""
+"""The map of one rank: device and host activity between collectives."""

@@ -1,4 +1,4 @@
-"""The communication kernels of a rank: communicator, kind, and the numbers by which other ranks' are found."""
+"""The communication kernels of a rank: communicator, kind, and the numbers that match them across ranks."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ KINDS = {
 
 
 class Communications(NamedTuple):
-    """A rank's communication kernels by launch: where they are among its operations, and their columns."""
+    """A rank's communication kernels by launch: their indices among its operations, and their columns."""
 
     place: Int64Array
     table: pd.DataFrame
 
 
 def kind_of(name: str) -> str:
-    """``AllReduce`` of ``ncclDevKernel_AllReduce_Sum_bf16_RING_LL(…)``; '' of a name that says none."""
+    """``AllReduce`` of ``ncclDevKernel_AllReduce_Sum_bf16_RING_LL(…)``; '' if the name does not say."""
     found = _KIND.search(name)
     return KINDS[found[1].lower().replace("_", "")] if found else ""
 
@@ -53,10 +53,10 @@ def communications(
     """The communication kernels of a rank.
 
     Args:
-        trace: The capture with ``name``, ``stream`` and, where it has them, ``collectives``.
+        trace: The capture with ``name``, ``stream`` and, if available, ``collectives``.
         rows: Its operations, as rows of `Trace.ops`, shape ``(n,)``.
         is_comm: Which of them communicate.
-        launch: When they were launched.
+        launch: Their launch times.
         step: Step of each, `NONE` outside.
     """
     import pandas as pd
@@ -93,7 +93,7 @@ def communications(
 
 
 class _Calls(NamedTuple):
-    """What the calls say of their kernels: '' and -1 where none does, and the kind `SendRecv` where several differ."""
+    """Values from the calls of each kernel: '' and -1 without a call, and kind `SendRecv` if several calls differ."""
 
     kind: npt.NDArray[Any]
     communicator: npt.NDArray[Any]
@@ -127,7 +127,7 @@ def _calls(trace: Trace, ops: Int64Array, owner: Int64Array) -> _Calls:
 
 
 def _put_operations(ids: Int64Array, kernel: Int64Array, operation: Int64Array) -> None:
-    """The id of each kernel: its operation's, or of several one that stands for just these, on whichever rank."""
+    """The id of each kernel: its operation's, or one id for a set of several operations, the same on every rank."""
     told = operation >= 0
     order = np.lexsort((operation[told], kernel[told]))
     kernel, operation = kernel[told][order], operation[told][order]
@@ -139,7 +139,7 @@ def _put_operations(ids: Int64Array, kernel: Int64Array, operation: Int64Array) 
 
 
 def _unique(comm: npt.NDArray[Any], sequence: Int64Array) -> Int64Array:
-    """The sequence numbers, but -1 in communicators in which one stands twice: what they count is something else."""
+    """The sequence numbers, but -1 in communicators with duplicates: there the numbers count something else."""
     import pandas as pd
 
     table = pd.DataFrame({"comm": comm, "sequence": sequence})
@@ -150,7 +150,7 @@ def _unique(comm: npt.NDArray[Any], sequence: Int64Array) -> Int64Array:
 
 
 def _by_stream(trace: Trace, ops: Int64Array) -> Int64Array:
-    """The place of each kernel's stream among the streams that communicate, by first use."""
+    """The index of each kernel's stream among the communication streams, by first use."""
     stream = trace.ops["stream"].to_numpy()[ops]
     distinct, first, which = np.unique(stream, return_index=True, return_inverse=True)
     place = np.empty(len(distinct), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What held a rank's host up, beside what idle gaps tell: data loading, garbage collection, loading of code."""
+"""Host delays beyond those in idle gaps: data loading, garbage collection, code loading."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLLECTS = re.compile(r"(python[ .:]*)?gc([ .:(].*)?|garbage[ _-]collect(ion|or|ing)?.*", re.IGNORECASE)
-"""What ranges around Python's garbage collection are called: ``gc``, ``gc.collect``, ``garbage collection``."""
+"""Names of ranges around Python's garbage collection: ``gc``, ``gc.collect``, ``garbage collection``."""
 
 _DATA_TEXTS = ("data", "dataloader")
 
 
 def collecting(trace: Trace, pid: int) -> Int64Array:
-    """Starts and ends of the process's garbage collections that ranges tell, shape ``(2, n)``."""
+    """Starts and ends of the process's garbage collections, from ranges, shape ``(2, n)``."""
     names = trace.ranges["text"].cat.categories
     told = np.flatnonzero([COLLECTS.fullmatch(str(name)) is not None for name in names])
     mine = np.isin(trace.ranges["text"].cat.codes.to_numpy(), told) & (trace.ranges["pid"].to_numpy() == pid)
@@ -33,14 +33,14 @@ def collecting(trace: Trace, pid: int) -> Int64Array:
 
 
 def loading_code(trace: Trace) -> Int64Array:
-    """Starts and ends of what loads or compiles code, shape ``(2, n)``."""
+    """Starts and ends of code loading and compilation, shape ``(2, n)``."""
     if trace.loads is None or not len(trace.loads):
         return np.zeros((2, 0), dtype=np.int64)
     return np.stack([trace.loads[edge].to_numpy() for edge in ("start_ns", "end_ns")])
 
 
 def with_host_causes(gaps: pd.DataFrame, stretches: Mapping[str, Int64Array]) -> pd.DataFrame:
-    """The idle gaps with another cause where most of a gap lies in a stretch of that cause."""
+    """Replace the cause of an idle gap if most of it overlaps an interval of another cause."""
     start, took = gaps["start_ns"].to_numpy(), gaps["idle_ns"].to_numpy()
     for cause, (begins, ends) in stretches.items():
         if not len(begins):
@@ -56,9 +56,9 @@ def with_host_causes(gaps: pd.DataFrame, stretches: Mapping[str, Int64Array]) ->
 def host_times(
     attribution: Attribution, pid: int, pauses: Int64Array, instances: Int64Array
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Time that the host spent on each instance of a step: loading_ns (fetching its data) and gc_ns.
+    """Host time of each step instance: loading_ns (data loading) and gc_ns.
 
-    Data is fetched for the step around it, else for the next one.
+    Data loading counts for the enclosing step, otherwise for the next one.
     """
     ranges = attribution.ranges
     loads = (ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase, _DATA_TEXTS)) & (ranges.pid == pid)
@@ -77,7 +77,7 @@ def host_times(
 
 
 def _outermost(start: Int64Array, end: Int64Array) -> npt.NDArray[np.bool_]:
-    """Which stretches lie in no other."""
+    """Which intervals are not nested in another."""
     order = np.lexsort((-end, start))
     reach = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(end[order])[:-1]))[: len(order)]
     outer = np.zeros(len(order), dtype=bool)

@@ -1,4 +1,4 @@
-"""What a device does at every moment, as pieces: each with what it is, and the operation or the gap it belongs to."""
+"""Device activity over time as pieces, each with its state and its operation or gap."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from nvprof_kit._analysis.breakdown.activity import COMM, COMPUTE, COPY, IDLE
 
 
 class Lane(NamedTuple):
-    """The device's time without gap or overlap, shape ``(p,)`` each.
+    """The device's time without gaps or overlaps, shape ``(p,)`` each.
 
     Attributes:
         start, end: In ns.
-        state: `COMPUTE`, else `COMM`, else `COPY`, else `IDLE`: what it does beside what hides it.
-        op: The operation, an index into the arrays it was made from; `NONE` where it is idle.
+        state: `COMPUTE`, else `COMM`, else `COPY`, else `IDLE`.
+        op: The operation, an index into the input arrays; `NONE` if idle.
     """
 
     start: Int64Array
@@ -33,9 +33,9 @@ def lane_of(start: Int64Array, end: Int64Array, sort: npt.NDArray[np.int8], cuts
         start: Starts of its operations in ns, shape ``(n,)``.
         end: Their ends.
         sort: `COMPUTE`, `COMM` or `COPY` of each.
-        cuts: Moments at which a piece ends besides, within the time of the operations.
+        cuts: Additional times at which to cut, within the time of the operations.
     """
-    moments = np.sort(np.concatenate((start, end, cuts)))  # as np.unique, which is slower for millions
+    moments = np.sort(np.concatenate((start, end, cuts)))  # np.unique is slower for millions
     moments = moments[np.append(True, moments[1:] > moments[:-1])[: len(moments)]]
     if len(moments) < 2:
         nothing = np.zeros(0, dtype=np.int64)
@@ -43,7 +43,7 @@ def lane_of(start: Int64Array, end: Int64Array, sort: npt.NDArray[np.int8], cuts
     begin = moments[:-1]
     state = np.full(len(begin), IDLE, dtype=np.int8)
     op = np.full(len(begin), NONE, dtype=np.int64)
-    for kind in (COPY, COMM, COMPUTE):  # the later hides the earlier
+    for kind in (COPY, COMM, COMPUTE):  # later ones take precedence
         found = _running(start, end, np.flatnonzero(sort == kind), begin)
         here = found != NONE
         state[here], op[here] = kind, found[here]
@@ -51,9 +51,9 @@ def lane_of(start: Int64Array, end: Int64Array, sort: npt.NDArray[np.int8], cuts
 
 
 def latest(marks: Int64Array, moments: Int64Array) -> Int64Array:
-    """The last mark at or before each moment, `NONE` before them all; both ascend.
+    """The last mark at or before each moment, `NONE` before the first; both are sorted.
 
-    As `np.searchsorted` from the right, less one, and quicker where there are fewer marks than moments.
+    Same as `np.searchsorted` with side ``right``, minus one, but faster if there are fewer marks than moments.
     """
     first = np.searchsorted(moments, marks, side="left")
     found: Int64Array = np.cumsum(np.bincount(first, minlength=len(moments) + 1)[: len(moments)]) - 1
@@ -61,7 +61,7 @@ def latest(marks: Int64Array, moments: Int64Array) -> Int64Array:
 
 
 def _running(start: Int64Array, end: Int64Array, rows: Int64Array, moment: Int64Array) -> Int64Array:
-    """Which of some operations runs at each moment: of several the one that began first; else `NONE`."""
+    """The operation that runs at each moment, the first to begin if there are several; else `NONE`."""
     rows = rows[end[rows] > start[rows]]
     if not len(rows):
         return np.full(len(moment), NONE, dtype=np.int64)

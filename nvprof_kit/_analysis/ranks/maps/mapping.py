@@ -1,4 +1,4 @@
-"""The map of one rank, made from its capture: collectives, what the device did between them, layers and steps."""
+"""Builds the map of one rank from its capture: collectives, device activity between them, layers and steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DOING = {COMPUTE: "compute", COMM: "communication", COPY: "copy"}
 
 @dataclass(frozen=True)
 class _Parts:
-    """What the tables are made from, all on one device."""
+    """Inputs for the tables, all for one device."""
 
     trace: Trace
     attribution: Attribution
@@ -53,25 +53,25 @@ class _Parts:
 
     @property
     def instances(self) -> Int64Array:
-        """The instances of steps that the device has, in the order of its windows."""
+        """The step instances of the device, in the order of its windows."""
         mine = (self.windows.device == self.device) & self.windows.in_step
         found: Int64Array = self.windows.instance[mine]
         return found
 
 
 class _Named(NamedTuple):
-    """A column of names as codes into the distinct ones, which are in the order of the alphabet."""
+    """A column of names as codes into the sorted distinct names."""
 
     code: Int64Array
     names: npt.NDArray[Any]
 
     def of(self, rows: Int64Array) -> _Named:
-        """Some of its rows."""
+        """Select rows."""
         return _Named(self.code[rows], self.names)
 
 
 class _Pieces(NamedTuple):
-    """The pieces of a device's time, as columns of the table ``segments``; millions of them, so no names but codes."""
+    """The pieces of a device's time, as columns of the table ``segments``; codes, because there are millions."""
 
     segment: Int64Array
     step: Int64Array
@@ -90,10 +90,10 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
         trace: The capture, opened with `OPTIONAL`.
         rank: The rank.
         facts: The other columns of the schema's table ``ranks``.
-        pid: The rank's process where the capture holds several ranks; None for all.
+        pid: The rank's process if the capture has several ranks; None for all.
 
     Raises:
-        CaptureError: The rank ran nothing on a GPU.
+        CaptureError: The rank ran no GPU operations.
     """
     attribution = attribute(trace)
     windows = step_windows(trace, attribution) if len(trace.ops) else None
@@ -149,7 +149,7 @@ def _parts(
     host: HostCalls,
     pid: int | None,
 ) -> _Parts:
-    """The operations of the rank's device: where a process uses several, the one that communicates, or works, most."""
+    """The operations of the rank's device; if a process uses several, the one with the most communication, or work."""
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     weight = (end - start) * np.where(sort == COMM, 1 << 10, 1)
     allowed = np.array([pid is None or one.pid == pid for one in windows.devices])
@@ -165,7 +165,7 @@ def _parts(
 
 
 def _ready(parts: _Parts, place: Int64Array, start: Int64Array, end: Int64Array, host: HostCalls) -> Int64Array:
-    """When each collective could have begun but for its stream: its launch, and the end of what was launched before."""
+    """When each collective could have begun: after its launch and the end of compute and copies launched before it."""
     order = np.argsort(parts.launch, kind="stable")
     work = np.where(parts.sort[order] == COMM, np.iinfo(np.int64).min, end[order])
     done = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(work)[:-1]))
@@ -221,7 +221,7 @@ def _pieces(
 def _named(
     of_op: pd.Categorical, of_gap: Any, nothing: str, op: Int64Array, idle: tuple[Int64Array, Int64Array]
 ) -> _Named:
-    """The names of pieces: those of their operations `op`, of idle ones those of their gaps, or `nothing` without."""
+    """The names of pieces: of their operations `op`, for idle pieces of their gaps, otherwise `nothing`."""
     names = [*of_op.categories, *of_gap.categories, nothing]
     distinct, place = np.unique(np.array(names, dtype=object), return_inverse=True)
     codes = np.append(place[of_op.codes], NONE)[op]
@@ -264,7 +264,7 @@ def _layers(parts: _Parts, pieces: _Pieces, start: Int64Array, end: Int64Array, 
 
 
 def _summed(keys: Mapping[str, Int64Array | _Named], values: Mapping[str, Int64Array]) -> pd.DataFrame:
-    """Sums by several keys, in the order of the keys."""
+    """Sums by several keys, sorted by key."""
     import pandas as pd
 
     found, sums = sums_by([one.code if isinstance(one, _Named) else one for one in keys.values()], values.values())
@@ -286,7 +286,7 @@ def _steps(parts: _Parts, rank: int) -> pd.DataFrame:
 
 
 def _told(collectives: pd.DataFrame) -> dict[str, bool]:
-    """How a rank's collectives are told from one another: by ids of communicators, by sequence numbers."""
+    """How a rank's collectives are identified: by communicator ids, by sequence numbers."""
     named = ~collectives["comm"].str.startswith("stream ")
     numbered = collectives["sequence"][named] >= 0
     return {"named": bool(named.any()), "numbered": bool(named.any() and numbered.all())}
@@ -299,7 +299,7 @@ def _one_row(rank: int, facts: dict[str, Any]) -> pd.DataFrame:
 
 
 def _ordered(table: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns of the schema with their types, and no others."""
+    """Select the columns of the schema, with their types."""
     import pandas as pd
 
     columns = {name: frame[name].to_numpy(column.dtype) for name, column in TABLES[table].items()}

@@ -1,10 +1,10 @@
-"""Ranks without a profile in a job: their collectives as a map, and where these belong among those of profiled ranks.
+"""Ranks without a profile: maps of their collectives, and how these match those of profiled ranks.
 
-A collective ends on all its ranks at about the same moment. So a rank of which only the duration of its collectives is
-known arrived that much before their end: the shortest came last. No clock of that rank is needed.
+A collective ends on all ranks at about the same time. If only the duration of a rank's collective is known, the rank
+arrived that long before the end; the rank with the shortest duration arrived last. This needs no clock of that rank.
 
-Which of its collectives is which of the profiled ranks' is told by kind and size, in order: the one shift at which all
-agree. Steps repeat, so several shifts may; then the hosts' clocks decide, which are seldom wrong by a step.
+Collectives are matched with those of profiled ranks by kind and size, in order: the one shift at which all agree.
+Because steps repeat, several shifts can fit; then the host clocks decide, which are rarely off by a whole step.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LEAST_OVERLAP = 8
-"""Collectives that must agree, or all where there are fewer."""
+"""Minimum number of collectives that must agree; all if there are fewer."""
 
 CLEARER = 3
-"""A shift is told by the clocks where the next best is so many times as far off."""
+"""The host clocks decide on a shift if the runner-up is off by this multiple."""
 
 FARTHEST_NS = 2_000_000_000
-"""Hosts whose clocks are farther apart are not believed."""
+"""Maximum distance of host clocks; clocks that are further apart are ignored."""
 
 PLACED = ["rank", "index", "c", "s", "k", "step", "sort", "bytes", "size", "comm", "alone", "a", "e"]
-"""Columns of collectives that were placed; as `JobTables` matches them."""
+"""Columns of placed collectives, as `JobTables` matches them."""
 
 
 class Placed(NamedTuple):
-    """The collectives of ranks without a profile, by `PLACED`, and sentences on what could not be placed."""
+    """The collectives of ranks without a profile, with columns `PLACED`, and warnings about those not placed."""
 
     members: pd.DataFrame
     warnings: tuple[str, ...]
@@ -55,7 +55,7 @@ def map_unprofiled(found: pd.DataFrame, facts: dict[str, Any]) -> RankMap:
     ended = found[found["state"] == "completed"].sort_values("enqueued_ns", kind="stable", ignore_index=True)
     kind = np.array([kind_of(str(one)) for one in ended["kind"]], dtype=object)
     peer = ended["peer"].to_numpy() >= 0
-    # sends and receives, and in the inspector's log each kind, are counted apart
+    # sends and receives are numbered separately, and in the inspector's log each kind is
     apart = np.where(peer, " p2p", "") if facts["source"] == "flight_recorder" else " " + kind.astype(str)
     begin, took = ended["enqueued_ns"].to_numpy(), ended["duration_ns"].to_numpy()
     table = pd.DataFrame({"rank": facts["rank"], "index": np.arange(len(ended)), "kind": kind}).assign(
@@ -76,7 +76,7 @@ def map_unprofiled(found: pd.DataFrame, facts: dict[str, Any]) -> RankMap:
 
 
 def dump_warnings(found: pd.DataFrame, tool: str) -> list[str]:
-    """What a dump lacks, in sentences."""
+    """Warnings about missing data in a dump."""
     said = [f"known by the {tool} alone: when it came to a collective is told, not what it did before"]
     again = int((found.duplicated() & (found["enqueued_ns"] > 0)).sum())
     if again:
@@ -98,7 +98,7 @@ def dump_warnings(found: pd.DataFrame, tool: str) -> list[str]:
 
 
 def place(tables: JobTables, clocks: pd.DataFrame) -> Placed:
-    """Put the collectives of ranks without a profile where they belong.
+    """Match the collectives of ranks without a profile.
 
     Args:
         tables: The job's maps.
@@ -125,13 +125,13 @@ def place(tables: JobTables, clocks: pd.DataFrame) -> Placed:
 
 
 def _known(members: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
-    """The collectives of profiled ranks, one row each by time, with their common end and the host's time of launch."""
+    """The collectives of profiled ranks, one row each by time, with their common end and the host's launch time."""
     timed = members.merge(clocks, on="rank")
     drift = (timed["drift"] * (timed["end_ns"] - timed["at_ns"])).round().astype("int64")
     timed["e"] = timed["end_ns"] + timed["offset_ns"] + drift
     timed["unix"] = np.where(timed["epoch_ns"] >= 0, timed["launch_ns"] + timed["epoch_ns"], NONE)
     timed = timed.sort_values(["c", "index"], kind="stable")
-    # in the order of the rank that has most of the communicator's
+    # in the order of the rank with the most collectives in the communicator
     most = timed.groupby(["c", "rank"])["index"].transform("size")
     chosen = timed.assign(most=-most).sort_values(["c", "most", "rank", "index"], kind="stable")
     first = chosen.groupby("c")["rank"].transform("first")
@@ -141,7 +141,7 @@ def _known(members: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
 
 
 def _placed(mine: pd.DataFrame, known: pd.DataFrame) -> pd.DataFrame | None:
-    """A rank's collectives of one communicator, placed; None where they fit nowhere, or nothing tells where."""
+    """Match a rank's collectives of one communicator; None if no shift fits or the shift is ambiguous."""
     mine = mine.sort_values("index", kind="stable", ignore_index=True)
     found = []
     for _, group in known.groupby("c", sort=False):
@@ -168,7 +168,7 @@ def _placed(mine: pd.DataFrame, known: pd.DataFrame) -> pd.DataFrame | None:
 
 
 def _shifts(mine: pd.DataFrame, its: pd.DataFrame) -> list[tuple[int, float]]:
-    """Shifts at which all kinds and sizes agree, each with how far the hosts' clocks are then apart."""
+    """Shifts at which all kinds and sizes agree, each with the resulting distance of the host clocks."""
     least = min(LEAST_OVERLAP, len(mine), len(its))
     sorts = (mine["sort"].to_numpy(), its["sort"].to_numpy())
     sizes = (mine["bytes"].to_numpy(), its["bytes"].to_numpy())
@@ -195,8 +195,8 @@ def _agree(
 
 
 def _by_number(timed: pd.DataFrame) -> pd.DataFrame:
-    """The collectives of a job without any profile, matched by sequence number: each ends after its last enqueuing and
-    its shortest duration.
+    """The collectives of a job without any profile, matched by sequence number: each ends its shortest duration after
+    its last enqueue.
     """
     keys = ["c", "sequence"]
     groups = timed.groupby(keys, sort=False)

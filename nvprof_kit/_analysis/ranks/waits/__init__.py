@@ -1,1 +1,1 @@
-"""Who waited for whom, and why."""
+"""Which rank waits for which, and why."""

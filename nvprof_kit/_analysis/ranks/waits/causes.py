@@ -1,10 +1,11 @@
-"""Where the rank that came last lost its time: its device's time since the last common point, against a waiting rank's.
+"""Finds where the last rank to arrive lost its time: compares its device time since the last common point with that of
+a waiting rank.
 
-The last common point of two ranks is the end of the last collective both took part in for which both devices had
-stopped computing: from there on both had the same start. Up to the collective's arrival each device's time is told
-without gap: computing in a layer, copying, idle for the host in a layer, waiting in another collective. What the late
-rank has more of than the waiting one is what made it late. Where that is another collective, in which the late rank
-itself waited, its causes are taken over: a chain leads to its first cause.
+The last common point of two ranks is the end of the last collective that both took part in, and for which both devices
+had stopped computing: after it both start at the same time. From there to the collective's arrival, each device's time
+is divided without gaps into compute in a layer, copies, idle time in a layer because of the host, and waiting in other
+collectives. Whatever takes longer on the late rank than on the waiting rank made it late. If that is waiting in another
+collective, the causes of that collective apply: a chain leads to its first cause.
 """
 
 from __future__ import annotations
@@ -58,19 +59,19 @@ _OF_DOING = {
     "copy": "copy",
 }
 TOGETHER_NS = 200_000
-"""A collective is a common point of two ranks where it ended on both within so much: a sender may be done long before
-its receiver comes."""
+"""A collective is a common point of two ranks only if it ended on both within this time: a sender can end long before
+its receiver arrives."""
 
 _SHARES = ("instance", "late_rank", "cause", "layer", "phase", "share")
 
 
 class Pair(NamedTuple):
-    """Collectives with the rank that came last and one that waited, shape ``(i,)`` each.
+    """Collectives with the last rank to arrive and one that waited, shape ``(i,)`` each.
 
     Attributes:
         instance: Number of the collective, ascending by arrival.
-        late, peer: The ranks.
-        late_index, peer_index: Which of the ranks' collectives it is.
+        late, peer: The two ranks.
+        late_index, peer_index: Index of the collective on each rank.
     """
 
     instance: Int64Array
@@ -80,16 +81,16 @@ class Pair(NamedTuple):
     peer_index: Int64Array
 
     def among(self, instances: npt.NDArray[np.bool_]) -> Pair:
-        """Those of some instances, shape ``(m,)``."""
+        """Select by instance, shape ``(m,)``."""
         return self.where(instances[self.instance])
 
     def where(self, mine: npt.NDArray[np.bool_]) -> Pair:
-        """Some of them, shape ``(i,)``."""
+        """Select pairs, shape ``(i,)``."""
         return Pair(*(column[mine] for column in self))
 
 
 class _Rank(NamedTuple):
-    """A rank's collectives by index, and its segments' rows."""
+    """A rank's collectives by index, and the rows of its segments."""
 
     instance: Int64Array
     ready: Int64Array
@@ -105,14 +106,14 @@ class _Rank(NamedTuple):
 
 
 class Causes:
-    """Tells the causes of collectives.
+    """Finds the causes of waiting in collectives.
 
     Args:
-        points: The collectives of the ranks that are compared, with a column ``instance`` (number of the matched
-            collective, `NONE` for none).
+        points: The collectives of the compared ranks, with a column ``instance`` (number of the matched collective,
+            `NONE` for none).
         segments: Their segments.
         arrival: Aligned last arrival of each instance, shape ``(m,)``.
-        late_rank: The rank that came last in each, shape ``(m,)``.
+        late_rank: The last rank to arrive in each, shape ``(m,)``.
     """
 
     def __init__(
@@ -127,10 +128,10 @@ class Causes:
         self._gates: dict[tuple[int, int], tuple[Int64Array, Int64Array]] = {}
 
     def shares(self, pairs: Pair) -> pd.DataFrame:
-        """Cause, layer and phase of each collective's waiting, with the shares, which add up to 1 for each.
+        """Cause, layer and phase of each collective's waiting, with shares that add up to 1 for each.
 
         Returns:
-            instance, late_rank (the one the chain leads to), cause, layer, phase, share.
+            instance, late_rank (the one at the end of the chain), cause, layer, phase, share.
         """
         import pandas as pd
 
@@ -180,7 +181,7 @@ class Causes:
         return ready, (since[0], since[1])
 
     def _common(self, one: int, other: int) -> tuple[Int64Array, Int64Array]:
-        """The collectives of two ranks that are common points, as places among each rank's, ascending."""
+        """The common points of two ranks, as indices of each rank's collectives, ascending."""
         if (one, other) not in self._gates:
             a, b = self._ranks[one], self._ranks[other]
             _, mine, its = np.intersect1d(
@@ -199,7 +200,7 @@ class Causes:
         return self._gates[one, other]
 
     def _rows(self, ranks: Int64Array, since: Int64Array, until: Int64Array, pair: Int64Array) -> pd.DataFrame:
-        """What the devices did in their windows: pair, doing, layer, phase, instance (of a collective), ns, ops."""
+        """Device activity in the ranks' windows: pair, doing, layer, phase, instance (of a collective), ns, ops."""
         import pandas as pd
 
         parts = []
@@ -231,7 +232,7 @@ class Causes:
         return made
 
     def _queued(self, ranks: Int64Array, index: Int64Array, pairs: Int64Array) -> pd.DataFrame:
-        """From readiness to arrival: behind another collective of its stream, else on the way to the device."""
+        """From readiness to arrival: behind another collective on its stream, otherwise launch latency."""
         import pandas as pd
 
         rows = []
@@ -248,17 +249,17 @@ class Causes:
         return made
 
     def _told(self, more: pd.DataFrame, pairs: Pair) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """The excesses as shares: those told at once, and those that another collective's causes tell."""
+        """The excesses as shares: those with a direct cause, and those that depend on another collective's causes."""
         share = more["share"].to_numpy()
         pair, doing, of = (more[name].to_numpy() for name in ("pair", "doing", "instance"))
-        pair, of = pair.astype(np.int64), of.astype(np.int64)  # without a row they are of no type
+        pair, of = pair.astype(np.int64), of.astype(np.int64)  # empty frames have columns of type object
         late = pairs.late[pair]
         waits = doing == "communication"
         cause = np.where(waits, "collective", more["kind"]).astype(object)
         compute = doing == "compute"
         cause[compute] = np.where(more["ops"].to_numpy()[compute] > 0, "more_kernels", "slower_kernels")
         chain = waits & (of >= 0) & (of < pairs.instance[pair])
-        # where it came last itself, its own transfer took longer
+        # if the late rank was also last in the other collective, its own transfer took longer
         chain &= self._late[np.where(chain, of, 0)] != late
         cause[waits & ~chain & (of >= 0)] = "transfer"
         frame = more.assign(
@@ -274,8 +275,8 @@ class Causes:
 
 
 def _excess(both: pd.DataFrame) -> pd.DataFrame:
-    """What the late ranks have more of, with its share: first by kind, then by place within a kind, so that what only
-    moved from one layer to the next, as gaps do, counts for nothing.
+    """The excess time of the late ranks, with its share: first by kind, then by layer within a kind, so that time that
+    only moved from one layer to another, as gaps do, does not count.
     """
     kinds = ["pair", "kind", "instance"]
     net = both.groupby(kinds, sort=False)["ns"].sum().clip(lower=0).rename("net")
@@ -295,7 +296,7 @@ def _rank(points: pd.DataFrame, segments: pd.DataFrame) -> _Rank:
 
 
 def unresolved(pairs: Pair, cause: str = "unresolved") -> pd.DataFrame:
-    """The shares of collectives of which nothing more is told than one cause."""
+    """The shares of collectives with a single known cause."""
     return _all_of(pairs, np.arange(len(pairs.instance)), cause)
 
 
@@ -316,7 +317,7 @@ def _all_of(pairs: Pair, which: Int64Array, cause: str) -> pd.DataFrame:
 
 
 def _resolved(direct: pd.DataFrame, chained: pd.DataFrame, late: Int64Array) -> pd.DataFrame:
-    """Every chain replaced by the causes of the collective it leads to, which began earlier and is told before."""
+    """Replace every chain by the causes of the collective it leads to, which began earlier and is already resolved."""
     import pandas as pd
 
     if not len(chained):

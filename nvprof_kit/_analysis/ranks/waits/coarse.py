@@ -1,8 +1,8 @@
-"""The causes of waiting in jobs of so many collectives that they are told step by step, not one by one.
+"""Causes of waiting in jobs with too many collectives to analyze one by one: analyzed per step instead.
 
-Within a step a rank is a root where it spends clearly more time at work, copying or idle than its equals: those that
-have the same layers. Waiting for a root is the root's. Waiting for a rank that is late without having spent more is a
-chain's, and charged to the step's roots in proportion to what they spent more.
+In a step, a rank is a root if it spends clearly more time computing, copying or idle than its equals (ranks with the
+same layers). Waiting for a root is charged to that root. Waiting for a rank that is late without spending more time is
+a chain; it is charged to the step's roots in proportion to their excess.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 LEAST_NS = 20_000
 LEAST_SHARE = 0.03
-"""An excess in a layer counts from here on."""
+"""Minimum excess in a layer."""
 
 ROOT = 0.25
-"""A rank is a root where its excess is so much of the step's largest."""
+"""Minimum excess of a root, as a share of the step's largest."""
 
 
 def coarse_charges(tables: JobTables) -> pd.DataFrame:
-    """All waiting by step, c (communicator), rank, cause, layer and phase: wait_ns, bare (the share of it that is
-    exposed), and n, the communicator's ranks.
+    """All waiting by step, c (communicator), rank, cause, layer and phase: wait_ns, bare (its exposed share), and n,
+    the communicator's ranks.
     """
     import pandas as pd
 
@@ -36,7 +36,7 @@ def coarse_charges(tables: JobTables) -> pd.DataFrame:
     shares = _shares(tables.excesses(LEAST_NS, LEAST_SHARE))
     roots = shares.groupby(["step", "rank"], sort=False)["weight"].sum().reset_index()
     own = waited.merge(roots[["step", "rank"]], on=["step", "rank"], how="left", indicator="root")
-    # in the first step the profilers start: what is late there has no root to be charged to
+    # the profilers start in the first step, so a late rank there has no root to charge
     cold = own["step"] == own["step"].min()
     is_root = (own["root"] == "both").to_numpy() & ~cold.to_numpy()
     own = own.drop(columns="root")
@@ -72,7 +72,7 @@ def _shares(more: pd.DataFrame) -> pd.DataFrame:
 
 
 def _whole(shared: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """The shares in whole nanoseconds, which add up to each wait."""
+    """The shares in integer nanoseconds that add up to each wait."""
     shared = shared.sort_values([*keys, "share"], kind="stable", ignore_index=True)
     ns = np.floor(shared["share"].to_numpy() * shared["wait_ns"].to_numpy()).astype(np.int64)
     groups = shared.groupby(keys, sort=False)

@@ -1,5 +1,5 @@
-"""Causes told further: a host that is late since it fetched data or collected garbage, and what of a pipeline stage's
-time is its own work and no fault.
+"""Refines causes: a host that is late because of data loading or garbage collection, and the part of a pipeline stage's
+time that is regular work and not a fault.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LEAST_NS = 300_000
-"""What a host spends more than the median of the ranks, from here on."""
+"""Minimum excess of a host's time over the median of the ranks."""
 
 EXPLAINS = 0.5
-"""A host's lateness in a step is put down to what it did before, where that took so much of it or more."""
+"""A host's lateness in a step is attributed to an earlier activity that took at least this share of it."""
 
 _WORK = ("more_kernels", "slower_kernels")
 
 
 def host_reasons(causes: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
-    """Rows of the cause ``host`` renamed where the host had fetched data, or collected garbage, for longer than others
-    in that step: it lost its lead there, and the device was idle later.
+    """Rename rows of the cause ``host`` if the host spent more time than others loading data or collecting garbage in
+    that step: it lost its lead then, and the device idled later.
 
     Args:
-        causes: step, rank, cause, layer, phase, and cost, what a waiting rank waits.
+        causes: step, rank, cause, layer, phase, and cost (how long a waiting rank waits).
         tables: The job's maps.
 
     Returns:
-        The rows, in their order, with cause, layer and phase as they are told now.
+        The rows, in the same order, with updated cause, layer and phase.
     """
     made = causes.copy()
     for spent, cause in (("gc_ns", "garbage_collection"), ("loading_ns", "data_loading")):
@@ -54,11 +54,11 @@ def host_reasons(causes: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
 
 
 def stage_work(shares: pd.DataFrame, passed_on: np.ndarray, tables: JobTables) -> pd.DataFrame:
-    """Shares of sends and receives between stages: what the late stage's equals spend too is its own work.
+    """Split shares of sends and receives between stages: time that the late stage's equals also spend is regular work.
 
     Args:
         shares: instance, late_rank, cause, layer, phase, share.
-        passed_on: Which of the instances are sends and receives, shape ``(m,)``.
+        passed_on: Which instances are sends and receives, shape ``(m,)``.
         tables: The job's maps.
     """
     import pandas as pd
@@ -77,7 +77,7 @@ def stage_work(shares: pd.DataFrame, passed_on: np.ndarray, tables: JobTables) -
     kind = np.where(shares["cause"].isin(_WORK), "work", shares["cause"])
     asked = shares.assign(rank=shares["late_rank"], kind=kind)[keys]
     fault = asked.merge(pd.concat(kinds), on=keys, how="left")["over"].to_numpy()
-    # work outside layers, such as the loss, is a stage's own
+    # work outside layers, such as the loss, is specific to a stage
     fault = np.where(np.isnan(fault) | ((shares["layer"] == NO_LAYER) & (kind == "work")).to_numpy(), 0.0, fault)
     split = passed_on[shares["instance"].to_numpy()] & np.isin(kind, list(over))
     own = shares[split].assign(cause="pipeline", share=shares["share"][split] * (1 - fault[split]))

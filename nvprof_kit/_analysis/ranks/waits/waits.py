@@ -1,6 +1,6 @@
-"""Who waited for whom, for how long, and why: every nanosecond of waiting has one late rank and one cause.
+"""Which rank waits for which, how long, and why: every nanosecond of waiting has one late rank and one cause.
 
-A rank waits in a collective from its own arrival (its kernel's start, on the common clock) to the last rank's.
+A rank waits in a collective from its own arrival (its kernel's start, on the aligned clock) to that of the last rank.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ CHARGE_COLUMNS = {
 """The columns of the table of charges."""
 
 MOST = 40_000
-"""Collectives whose causes are told one by one at most; of more they are told step by step."""
+"""Maximum number of collectives to analyze one by one; larger jobs are analyzed per step."""
 
 SHOWN = 20_000
-"""Collectives of a larger job whose waits are in the table: those that wait longest."""
+"""Maximum number of collectives of a larger job in the table of waits: those with the longest waits."""
 
 SHOWN_WAITS = 300_000
-"""And so many waits at most."""
+"""Maximum number of waits in that table."""
 
 NO_FAULT = ("start_up", "unresolved", "pipeline")
-"""Causes for which no rank is responsible."""
+"""Causes that are no rank's fault."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Waits:
     """The waiting of a job.
 
     Attributes:
-        waits: A row for each wait with `WAIT_COLUMNS`, of those collectives whose causes were told.
-        charges: With `CHARGE_COLUMNS`; of all collectives.
+        waits: One row per wait with `WAIT_COLUMNS`, for the collectives whose causes were found.
+        charges: With `CHARGE_COLUMNS`; for all collectives.
         total_ns: All waiting; the charges add up to it.
-        floor_ns: A shorter mean wait is not told further.
+        floor_ns: Shorter mean waits are not analyzed.
     """
 
     waits: pd.DataFrame
@@ -76,14 +76,14 @@ class Waits:
 
 
 def find_waits(tables: JobTables, floor_ns: int) -> Waits:
-    """The waiting of a job, its collectives matched and its clocks aligned.
+    """Find the waiting in a job with matched collectives and aligned clocks.
 
     Args:
         tables: The job's maps.
-        floor_ns: What the clocks tell apart.
+        floor_ns: The resolution of the clocks.
 
     Raises:
-        AssertionError: The charges do not add up to the waiting: a defect of this package.
+        AssertionError: The charges do not add up to the waiting: a bug in this package.
     """
     total, few = tables.total_wait(), tables.count() <= MOST
     found = tables.instances(-1, 0 if few else SHOWN)
@@ -127,7 +127,7 @@ def _shares(tables: JobTables, found: pd.DataFrame, members: pd.DataFrame, floor
 
 
 def _in_detail(tables: JobTables, pairs: Pair, found: pd.DataFrame) -> pd.DataFrame:
-    """The causes of collectives of which both the late rank and one that waits have a profile."""
+    """The causes of collectives in which both the late rank and a waiting one have a profile."""
     if not len(pairs.instance):
         return unresolved(pairs)
     ranks = np.union1d(pairs.late, pairs.peer).tolist()
@@ -138,7 +138,7 @@ def _in_detail(tables: JobTables, pairs: Pair, found: pd.DataFrame) -> pd.DataFr
 
 
 def _told_further(shares: pd.DataFrame, found: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
-    """The shares with the reasons behind a late host, and a pipeline stage's own work apart."""
+    """Refine the shares: the reasons for a late host, and regular work of a pipeline stage."""
     shares = stage_work(shares, (found["sort"] == "SendRecv").to_numpy(), tables)
     of = shares["instance"].to_numpy()
     cost = (found["wait_ns"] / (found["n"] - 1)).to_numpy()[of] * shares["share"].to_numpy()
@@ -150,7 +150,7 @@ def _told_further(shares: pd.DataFrame, found: pd.DataFrame, tables: JobTables) 
 
 
 def _of_steps(charges: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
-    """The causes of collectives from those of their steps: the late rank's own, else that it was itself held up."""
+    """The causes of collectives from those of their steps: the late rank's own, otherwise a chain."""
     top = charges.sort_values("wait_ns", ascending=False, kind="stable").drop_duplicates(["step", "rank"])
     keys = {"left_on": ["step", "late_rank"], "right_on": ["step", "rank"], "how": "left"}
     told = found[["instance", "step", "late_rank"]].merge(top[["step", "rank", "cause", "layer", "phase"]], **keys)
@@ -160,7 +160,7 @@ def _of_steps(charges: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
 
 
 def _numbered(points: pd.DataFrame, told: int) -> pd.DataFrame:
-    """A number for every matched collective, those told further first, so that all can be common points."""
+    """Number the matched collectives, analyzed ones first; the others can still be common points."""
     import pandas as pd
 
     key = pd.MultiIndex.from_frame(points[["c", "s", "k"]])
@@ -171,7 +171,7 @@ def _numbered(points: pd.DataFrame, told: int) -> pd.DataFrame:
 
 
 def _exact(members: pd.DataFrame) -> Int64Array:
-    """Each rank's wait: not beyond its own end where it may be done before the others come, and among two."""
+    """Each rank's wait, limited to its own end for a rank that can end before the others arrive, and with two ranks."""
     wait = (members["arrival"] - members["a"]).to_numpy()
     ends = ((members["n"] == 2) | ~members["sort"].isin(SYMMETRIC)).to_numpy()
     exact: Int64Array = np.where(ends, np.minimum(wait, np.maximum((members["e"] - members["a"]).to_numpy(), 0)), wait)
@@ -179,14 +179,14 @@ def _exact(members: pd.DataFrame) -> Int64Array:
 
 
 def _exposed(members: pd.DataFrame, count: int) -> Int64Array:
-    """What the ranks of each collective wait while their devices do nothing else."""
+    """Waiting time of each collective's ranks during which their devices do nothing else."""
     bare = np.minimum(members["wait_ns"].to_numpy(), members["alone"].to_numpy())
     sums: Int64Array = np.bincount(members["instance"].to_numpy(), weights=bare, minlength=count).astype(np.int64)
     return sums
 
 
 def _pairs(members: pd.DataFrame, profiled: Int64Array) -> Pair:
-    """The late rank of each collective, and of those that waited the one in the middle; one with a profile, if any."""
+    """The late rank of each collective and the median of those that waited, preferably one with a profile."""
     late = members[(members["rank"] == members["late_rank"]) & (members["index"] == members["late_index"])]
     late = late.drop_duplicates("instance").sort_values("instance", kind="stable")
     others = members[members["rank"] != members["late_rank"]].sort_values(
@@ -204,7 +204,7 @@ def _pairs(members: pd.DataFrame, profiled: Int64Array) -> Pair:
 
 
 def _charges(shares: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
-    """The shares in whole nanoseconds: what rounding leaves goes to the largest."""
+    """The shares in integer nanoseconds; the rounding error is added to the largest."""
     shares = shares.sort_values(["instance", "share"], ascending=[True, False], kind="stable", ignore_index=True)
     instance = shares["instance"].to_numpy()
     wait = found["wait_ns"].to_numpy()
@@ -219,8 +219,8 @@ def _charges(shares: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
 
 
 def _costed(charges: pd.DataFrame) -> pd.DataFrame:
-    """The charges with what they cost a waiting rank: in the communicator that waits most for the rank, since the
-    others wait for the same delay as it spreads through the job.
+    """Add the cost to a waiting rank: that of the communicator that waits most for the late rank, because the others
+    wait for the same delay as it propagates.
     """
     cost = charges["bare"] * charges["wait_ns"] / (charges["n"] - 1).clip(lower=1)
     real = ~charges["cause"].isin(NO_FAULT)
@@ -265,10 +265,10 @@ def _waits(members: pd.DataFrame, shares: pd.DataFrame | None) -> pd.DataFrame:
 
 
 def _checked(made: Waits) -> Waits:
-    """The result, its charges added up.
+    """Check that the charges add up, and return the result.
 
     Raises:
-        AssertionError: They are not the waiting.
+        AssertionError: They do not add up to the waiting.
     """
     charged = int(made.charges["wait_ns"].sum()) if len(made.charges) else 0
     if charged != made.total_ns:
