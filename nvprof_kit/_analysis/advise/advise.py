@@ -172,14 +172,14 @@ def _slowest(evidence: Evidence, late: Verdict) -> Finding:
     start, end = evidence.longest(rows) if len(rows) else (0, 0)
     return Finding(
         "slowest-rank",
-        f"Rank {late.rank} is waited for",
+        f"The other ranks wait for rank {late.rank}",
         late.sentence,
         late.layer or "",
         late.phase or "",
         start,
         end,
         saves,
-        f"change rank {late.rank} first: {late.cause.replace('_', ' ')}; nvprof-kit ranks tells more",
+        f"fix rank {late.rank} first: {late.cause.replace('_', ' ')}; nvprof-kit ranks has the details",
         "high" if late.severity == "critical" else "medium",
-        "the ranks keep waiting as long when this one does the same work as the others",
+        "the other ranks still wait as long when this rank does the same work as they do",
     )

@@ -43,8 +43,8 @@ def _idle(
     worst = _worst(rows)
     inside = ", ".join(one for one in (worst["operator"], worst["call"]) if one)
     evidence = (
-        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}); most in {worst['layer']} "
-        f"{worst['phase']}: {ms(worst['place_ns'])}; the longest stretch there {ms(worst['longest_ns'])}"
+        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) idle; most in {worst['layer']} "
+        f"{worst['phase']}: {ms(worst['place_ns'])}; longest stretch there: {ms(worst['longest_ns'])}"
         f"{f', in {inside}' if inside else ''}"
     )
     yield Finding(
@@ -61,17 +61,17 @@ def launch_bound(found: Evidence) -> Iterator[Finding]:
         )
     else:
         advice = (
-            "a CUDA graph or torch.compile(mode='reduce-overhead') over the decoding step (with a static cache), or "
-            "more sequences at once"
+            "use a CUDA graph or torch.compile(mode='reduce-overhead') for the decoding step (with a static cache), or "
+            "decode more sequences at once"
         )
     unknown = found.idle_ns("unknown")
     for one in _idle(
         found, "launch", ("launch", "unknown"), LAUNCH_SHARE,
         title="The GPU waits for the host to launch", advice=advice,
         confidence="medium" if unknown > found.idle_ns("launch") else "high",
-        refuted_by="the step takes as long in a CUDA graph, or with twice the batch takes twice as long",
+        refuted_by="the step is no faster in a CUDA graph, or takes twice as long with twice the batch",
     ):  # fmt: skip
-        said = f"; it is unknown what the host did for {ms(unknown)} of it" if unknown >= one.saves_ns / 10 else ""
+        said = f"; what the host did for {ms(unknown)} of it is unknown" if unknown >= one.saves_ns / 10 else ""
         yield replace(one, evidence=one.evidence + said)
 
 
@@ -87,14 +87,14 @@ def sync_points(found: Evidence) -> Iterator[Finding]:
     worst = mine.iloc[int(mine["lost_ns"].to_numpy().argmax())]
     start = int(gaps["start_ns"].iloc[int(worst["gap"])])
     evidence = (
-        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) in {len(waits)} gaps that begin while the "
-        f"host waits; most after {call} in {layer} {phase}: {ms(int(by_place.max()))} in {len(mine)} gaps, the longest "
-        f"{ms(int(worst['lost_ns']))}"
+        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) idle in {len(waits)} gaps that begin "
+        f"while the host waits for the GPU; most after {call} in {layer} {phase}: {ms(int(by_place.max()))} in "
+        f"{len(mine)} gaps, the longest {ms(int(worst['lost_ns']))}"
     )
-    advice = "remove .item(), .cpu(), print(loss), torch.cuda.synchronize() from the step, or do them every N steps"
-    refuted = "the idle time after the call stays when the call is taken out"
+    advice = "remove .item(), .cpu(), print(loss), torch.cuda.synchronize() from the step, or run them every N steps"
+    refuted = "the idle time remains when the call is removed"
     yield Finding(
-        "sync", "The step waits for the GPU in the middle", evidence, str(layer), str(phase),
+        "sync", "The host waits for the GPU within a step", evidence, str(layer), str(phase),
         start, start + int(worst["lost_ns"]), spent, advice, "high", refuted,
     )  # fmt: skip
 
@@ -104,28 +104,28 @@ def loading(found: Evidence) -> Iterator[Finding]:
     rows = found.idle("loading")
     by_call = int(rows["idle_ns"][rows["call"] != ""].sum())
     again = (
-        "pad to few lengths, so that plans are made once; for attention over growing lengths another kernel: "
+        "pad to a few lengths, so that plans are built once; for attention over growing lengths use another kernel: "
         "torch.backends.cuda.enable_cudnn_sdp(False)"
     )
-    once = "warm up with every shape before, CUDA_MODULE_LOADING=EAGER, torch.backends.cudnn.benchmark=False"
+    once = "warm up with every shape first; set CUDA_MODULE_LOADING=EAGER and torch.backends.cudnn.benchmark=False"
     steps = found.steps["idle_loading_ns"] > 0.01 * found.steps["wall_ns"].clip(lower=1)
     many = int(steps.sum())
     for one in _idle(
-        found, "loading", ("loading",), LOADING_SHARE, title="Loading, compiling or tuning for a shape",
+        found, "loading", ("loading",), LOADING_SHARE, title="Loading, compiling or tuning during steps",
         advice=again if found.choice.count and many > 1 else once,
         confidence="high" if 2 * by_call > int(rows["idle_ns"].sum()) else "medium",
-        refuted_by="the time stays when the same shapes run a second time in the same process",
+        refuted_by="as much time is lost when the same shapes run a second time in the same process",
     ):  # fmt: skip
-        where = f"; in {many} of {len(found.steps)} steps" if found.choice.count else "; no steps tell warm-up apart"
+        where = f"; in {many} of {len(found.steps)} steps" if found.choice.count else "; may include warm-up"
         yield replace(one, evidence=one.evidence + where)
 
 
 def garbage(found: Evidence) -> Iterator[Finding]:
     """Python collects garbage while the GPU waits."""
     yield from _idle(
-        found, "gc", ("gc",), GC_SHARE, title="Python collects garbage while the GPU waits",
-        advice="gc.freeze() after building the model, gc.disable() in the loop and gc.collect() every N steps",
-        confidence="high", refuted_by="the gaps stay with gc.disable()",
+        found, "gc", ("gc",), GC_SHARE, title="Python garbage collection stalls the GPU",
+        advice="call gc.freeze() after building the model, gc.disable() in the loop, and gc.collect() every N steps",
+        confidence="high", refuted_by="the gaps remain with gc.disable()",
     )  # fmt: skip
 
 
@@ -137,10 +137,10 @@ def dataloader(found: Evidence) -> Iterator[Finding]:
     worst = rows.iloc[0]
     evidence = (
         f"{ms(spent)} idle inside the data loader's ranges, {share(spent, found.wall_ns)} of the steps' "
-        f"time; the longest {ms(worst['longest_ns'])}"
+        f"time; longest stretch: {ms(worst['longest_ns'])}"
     )
-    advice = "more DataLoader workers, prefetch_factor, persistent_workers, or prepare the data beforehand"
-    refuted = "the step takes as long with one batch used again and again"
+    advice = "use more DataLoader workers, prefetch_factor, persistent_workers, or preprocess the data offline"
+    refuted = "the step takes as long when it reuses one batch"
     yield Finding(
         "dataloader", "The GPU waits for data", evidence, "", "data", *_at(worst), spent, advice, "high", refuted
     )
@@ -150,9 +150,9 @@ def allocator(found: Evidence) -> Iterator[Finding]:
     """Allocations stall the GPU."""
     yield from _idle(
         found, "allocation", ("allocation",), ALLOCATION_SHARE, title="Allocations stall the GPU",
-        advice="keep shapes the same from step to step, warm up before, "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no empty_cache() in the loop",
-        confidence="high", refuted_by="the same calls come in later steps although shapes repeat and nothing is freed",
+        advice="keep shapes the same from step to step, warm up first, "
+        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no empty_cache() in the loop",
+        confidence="high", refuted_by="the same calls recur in later steps although shapes repeat and nothing is freed",
     )  # fmt: skip
 
 
@@ -167,22 +167,22 @@ def exposed_collectives(found: Evidence) -> Iterator[Finding]:
         return
     worst = rows.iloc[int((rows["exposed_ns"] - rows["waiting_ns"]).to_numpy().argmax())]
     evidence = (
-        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) the GPU only moves data between ranks; "
-        f"most in {worst['collective']} of {worst['layer']} {worst['phase']}: {ms(worst['exposed_ns'])} of "
-        f"{ms(worst['gpu_ns'])} exposed{_moved(worst)}"
+        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) the GPU moves data between ranks and "
+        f"computes nothing; most in {worst['collective']} of {worst['layer']} {worst['phase']}: "
+        f"{ms(worst['exposed_ns'])} of {ms(worst['gpu_ns'])} exposed{_moved(worst)}"
     )
     if waiting:
         evidence += f"; {ms(waiting)} more may be waiting for other ranks"
-    advice = "smaller or earlier buckets (bucket_cap_mb), prefetch of the next layer's shards"
-    title = "Communication in the open"
+    advice = "use smaller or earlier buckets (bucket_cap_mb), or prefetch the next layer's shards"
+    title = "Exposed communication"
     if in_turns:
-        title = "Communication and computing take turns"
+        title = "Communication and compute do not overlap"
         evidence += f"; {share(moving - spent, moving)} of the transfer time is overlapped by compute"
         advice = (
-            "issue collectives asynchronously on a stream of their own; let DDP or FSDP do it (not "
-            "find_unused_parameters, no sync between)"
+            "launch collectives asynchronously on their own stream, or let DDP or FSDP do it (without "
+            "find_unused_parameters, and with no synchronization in between)"
         )
-    refuted = "the collectives take as long alone (nccl-tests), or shrink when the slowest rank is made faster"
+    refuted = "the collectives take as long by themselves (nccl-tests), or get shorter with a faster slowest rank"
     place = _communication(found)
     yield Finding(
         "exposed-collectives", title, evidence, worst["layer"], worst["phase"], *place, spent, advice,
@@ -198,14 +198,14 @@ def rank_waits(found: Evidence) -> Iterator[Finding]:
         return
     worst = rows.iloc[int(rows["waiting_ns"].to_numpy().argmax())]
     evidence = (
-        f"{ms(waiting)} of {ms(found.wall_ns)} ({share(waiting, found.wall_ns)}) of exposed communication is beyond "
-        f"the fastest of its like; most in {worst['collective']} of {worst['layer']} {worst['phase']}: "
+        f"{ms(waiting)} of {ms(found.wall_ns)} ({share(waiting, found.wall_ns)}) is exposed communication beyond "
+        f"the fastest similar collective; most in {worst['collective']} of {worst['layer']} {worst['phase']}: "
         f"{ms(worst['waiting_ns'])}"
     )
-    advice = "find the slowest rank: nvprof-kit ranks, or advise, with the captures of all ranks; change it there"
+    advice = "find the slowest rank with nvprof-kit ranks, or advise, on the captures of all ranks, and fix it there"
     yield Finding(
-        "rank-wait", "It may be waiting for other ranks", evidence, worst["layer"], worst["phase"],
-        *_communication(found), 0, advice, "medium", "the other ranks' collectives of these steps last as long",
+        "rank-wait", "This rank may be waiting for others", evidence, worst["layer"], worst["phase"],
+        *_communication(found), 0, advice, "medium", "the other ranks' collectives take as long in these steps",
     )  # fmt: skip
 
 
@@ -230,15 +230,16 @@ def unstable_step(found: Evidence) -> Iterator[Finding]:
     worst = chosen.rows.iloc[int(chosen.rows["wall_ns"].to_numpy().argmax())]
     evidence = (
         f"{chosen.many} of {len(chosen.rows)} steps take more than {UNSTABLE} times the median of "
-        f"{ms(chosen.middle)}; step {int(worst['step'])} takes {ms(worst['wall_ns'])}; most of it is {chosen.named}"
+        f"{ms(chosen.middle)}; step {int(worst['step'])} takes {ms(worst['wall_ns'])}; most of the excess is "
+        f"{chosen.named}"
     )
     if len(unstable) > 1:
-        evidence += f"; on {len(unstable)} GPUs, this one loses most"
+        evidence += f"; seen on {len(unstable)} GPUs, this one loses most"
     start = int(worst["start_ns"])
-    advice = "look there for allocation, logging, checkpoints, garbage collection, another shape"
+    advice = "look there for allocations, logging, checkpoints, garbage collection, or a different shape"
     yield Finding(
         "unstable-step",
-        "Steps of unequal length",
+        "Step times vary",
         evidence,
         "",
         "",
@@ -247,7 +248,7 @@ def unstable_step(found: Evidence) -> Iterator[Finding]:
         sum(one.lost for one in unstable),
         advice,
         "low",
-        "the long steps are meant to do more: evaluation, a checkpoint, a longer batch",
+        "the long steps are meant to do more work: evaluation, a checkpoint, a longer batch",
         _RULE_OF.get(chosen.part, ""),
     )
 

@@ -51,10 +51,10 @@ def copies(found: Evidence) -> Iterator[Finding]:
     )
     pages = moves[(found.trace.ops["host_memory"].iloc[moves] == "pageable").to_numpy()]
     place = found.longest(pages if len(pages) else moves)
-    advice = "DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy the next batch on another stream"
-    refuted = "the copies take as long from pinned memory, and still nothing overlaps with them"
+    advice = "use DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy the next batch on another stream"
+    refuted = "the copies take as long from pinned memory and still overlap with nothing"
     yield Finding(
-        "copies", "Copies that block", evidence, worst["layer"], worst["phase"], *place, spent, advice, "high", refuted
+        "copies", "Blocking copies", evidence, worst["layer"], worst["phase"], *place, spent, advice, "high", refuted
     )
 
 
@@ -81,19 +81,19 @@ def small_kernels(found: Evidence) -> Iterator[Finding]:
     evidence = (
         f"in {layer} {phase} {int(worst['small']) // steps} of {int(worst['count']) // steps} kernels{found.per_step} "
         f"are shorter than {SMALL_NS // 1000} µs, together {ms(worst['small_ns'])}, and the GPU waits "
-        f"{ms(worst['idle_ns'])} between"
+        f"{ms(worst['idle_ns'])} between them"
     )
     if len(storms) > 1:
-        evidence += f"; so it is in {len(storms) - 1} other places, {ms(storms['small_ns'].iloc[1:].sum())}"
+        evidence += f"; the same in {len(storms) - 1} other places, {ms(storms['small_ns'].iloc[1:].sum())}"
     advice = "torch.compile, a CUDA graph, or a fused kernel for this layer"
     if phase == "optimizer" or found.classes.is_a("optimizer")[short].any():
         advice = f"a fused optimizer (fused=True or foreach=True), {advice}"
     mine = np.flatnonzero((ops["layer"] == layer) & (ops["phase"] == phase) & found.inside)
     start = int(ops["start_ns"].to_numpy()[mine].min())
     end = int(ops["end_ns"].to_numpy()[mine[: max(len(mine) // steps, 1)]].max())
-    refuted = "the kernels run one behind the other without a gap, and a fused kernel takes as long as their sum"
+    refuted = "the kernels run back to back, and a fused kernel takes as long as all of them together"
     yield Finding(
-        "small-kernels", "A storm of small kernels", evidence, layer, phase, start, max(end, start), lost, advice,
+        "small-kernels", "Many small kernels", evidence, layer, phase, start, max(end, start), lost, advice,
         "medium", refuted, "launch",
     )  # fmt: skip
 
@@ -146,9 +146,9 @@ def unfused_chains(found: Evidence) -> Iterator[Finding]:
         f"{ms(float(spent[saved > 0].sum()))} of GPU time; most in "
         f"{name} {where}; the longest has {int(length[saved > 0].max())} kernels"
     )
-    advice = "torch.compile fuses them; or a fused norm, rotary embedding or activation from a library"
+    advice = "use torch.compile, which fuses them, or a fused norm, rotary embedding or activation from a library"
     end = int(ops["end_ns"].to_numpy()[order[chain == worst]].max())
-    refuted = "torch.compile of that layer leaves as many kernels, or its time as it is"
+    refuted = "torch.compile on that layer leaves as many kernels, or makes it no faster"
     yield Finding(
         "unfused-chains", "Chains of small memory-bound kernels", evidence, name, where, start, end, total, advice,
         "medium", refuted,
@@ -170,8 +170,8 @@ def fp32_gemms(found: Evidence) -> Iterator[Finding]:
         f"{str(names.categories[names.codes.iloc[worst]])[:70]}"
     )
     advice = (
-        "autocast to bf16, or torch.set_float32_matmul_precision('high'); tensor cores have about 8 "
-        "times the rate in TF32"
+        "autocast to bf16, or torch.set_float32_matmul_precision('high'); tensor cores are about 8 "
+        "times as fast in TF32"
     )
     place = found.longest(rows)
     refuted = "the program needs fp32 there; or ncu shows the tensor cores busy in these kernels"
@@ -190,7 +190,7 @@ def recompute(found: Evidence) -> Iterator[Finding]:
     by_layer = found.ops.iloc[rows].groupby("layer", observed=True)["ns"].sum()
     by_layer = by_layer.sort_values(ascending=False, kind="stable")
     evidence = (
-        f"{ms(spent)} of GPU time ({share(spent, total)}) is forward work done again; most in "
+        f"{ms(spent)} of GPU time ({share(spent, total)}) is recomputed forward work; most in "
         f"{by_layer.index[0]}: {ms(by_layer.iloc[0])}"
     )
     advice = "checkpoint fewer layers, or only what is cheap to compute and large to keep, if memory allows"
@@ -228,17 +228,17 @@ def outlier_layers(found: Evidence) -> Iterator[Finding]:
             continue
         worst = mine.iloc[0]
         evidence = (
-            f"{worst['layer']} {worst['phase']}: {ms(worst['ns'])} of its own computing, while the median of its "
-            f"{int(worst['many'])} equals is {ms(worst['ns'] - worst['lost'])}"
+            f"{worst['layer']} {worst['phase']}: {ms(worst['ns'])} of its own compute, while the median of the "
+            f"{int(worst['many'])} layers like it is {ms(worst['ns'] - worst['lost'])}"
         )
         if len(mine) > 1:
             others = ", ".join(f"{one['layer']} {one['phase']}" for _, one in mine.iloc[1:5].iterrows())
-            evidence += f"; {block} takes longer in {len(mine) - 1} more: {others}"
+            evidence += f"; {block} also takes longer in {len(mine) - 1} more: {others}"
         advice = (
-            "compare its kernels with those of a peer (nvprof-kit summary --view kernel --by step): another "
-            "shape, dtype or algorithm"
+            "compare its kernels with those of a peer (nvprof-kit summary --view kernel --by step): look for a "
+            "different shape, dtype or algorithm"
         )
         yield Finding(
-            "outlier-layer", "A layer unlike its equals", evidence, str(worst["layer"]), str(worst["phase"]),
+            "outlier-layer", "A layer slower than its peers", evidence, str(worst["layer"]), str(worst["phase"]),
             *found.longest(rows), lost, advice, "high", "the layer is meant to be larger than its peers",
         )  # fmt: skip
