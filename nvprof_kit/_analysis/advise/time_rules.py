@@ -1,4 +1,4 @@
-"""Rules over the time of the steps: the host late, waiting, loading or allocating; communication in the open."""
+"""Rules about where the steps' time goes: a host that is late, waits, loads or allocates; exposed communication."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _at(row: Any) -> tuple[int, int]:
 
 
 def _worst(rows: pd.DataFrame) -> Any:
-    """The layer and phase with most of some idle time, and of its rows the one with most."""
+    """The row with the most idle time in the layer and phase that have the most, and their total as ``place_ns``."""
     by_place = rows.groupby(["layer", "phase"], sort=False)["idle_ns"].sum()
     layer, phase = by_place.index[int(by_place.to_numpy().argmax())]
     mine = rows[(rows["layer"] == layer) & (rows["phase"] == phase)]
@@ -36,7 +36,7 @@ def _idle(
     found: Evidence, rule: str, causes: tuple[str, ...], least: float, *,
     title: str, advice: str, confidence: str, refuted_by: str,
 ) -> Iterator[Finding]:  # fmt: skip
-    """A finding where some causes of idle time take a part of the steps."""
+    """A finding if these causes of idle time take at least this share of the steps."""
     spent, rows = found.idle_ns(*causes), found.idle(*causes)
     if spent < least * found.wall_ns or not len(rows):
         return
@@ -76,7 +76,7 @@ def launch_bound(found: Evidence) -> Iterator[Finding]:
 
 
 def sync_points(found: Evidence) -> Iterator[Finding]:
-    """The host waits for the GPU inside the step, and is late then."""
+    """The host waits for the GPU within the step, and then launches late."""
     waits, gaps = found.times.waits, found.times.gaps
     spent = int(waits["lost_ns"].sum())
     if not len(waits) or spent < SYNC_SHARE * found.wall_ns:
@@ -100,7 +100,7 @@ def sync_points(found: Evidence) -> Iterator[Finding]:
 
 
 def loading(found: Evidence) -> Iterator[Finding]:
-    """Libraries, modules and plans are loaded or made in steps that are no warm-up."""
+    """Libraries, modules and plans are loaded or built in steps that are not warm-up."""
     rows = found.idle("loading")
     by_call = int(rows["idle_ns"][rows["call"] != ""].sum())
     again = (
@@ -121,7 +121,7 @@ def loading(found: Evidence) -> Iterator[Finding]:
 
 
 def garbage(found: Evidence) -> Iterator[Finding]:
-    """Python collects garbage while the GPU waits."""
+    """The GPU waits while Python collects garbage."""
     yield from _idle(
         found, "gc", ("gc",), GC_SHARE, title="Python garbage collection stalls the GPU",
         advice="call gc.freeze() after building the model, gc.disable() in the loop, and gc.collect() every N steps",
@@ -157,7 +157,7 @@ def allocator(found: Evidence) -> Iterator[Finding]:
 
 
 def exposed_collectives(found: Evidence) -> Iterator[Finding]:
-    """Communication that nothing hides takes a part of the step, without what may be waiting for other ranks."""
+    """Exposed communication, without what may be waiting for other ranks, takes a notable share of the step."""
     rows = found.times.communication
     waiting = min(int(rows["waiting_ns"].sum()) + found.waited_ns, int(found.steps["exposed_comm_ns"].sum()))
     comm, exposed = (int(found.steps[name].sum()) for name in ("comm_ns", "exposed_comm_ns"))
@@ -191,7 +191,7 @@ def exposed_collectives(found: Evidence) -> Iterator[Finding]:
 
 
 def rank_waits(found: Evidence) -> Iterator[Finding]:
-    """Collectives last longer than their like: this rank may be waiting for others, and has nothing to change."""
+    """Collectives take longer than similar ones: this rank may be waiting for others, so the fix is not here."""
     rows = found.times.communication
     waiting = int(rows["waiting_ns"].sum()) if len(rows) else 0
     if waiting < WAITING_SHARE * found.wall_ns:
@@ -210,7 +210,7 @@ def rank_waits(found: Evidence) -> Iterator[Finding]:
 
 
 def _moved(row: Any) -> str:
-    """What communication moved and how fast, where the capture tells."""
+    """How much communication moved and how fast, if the capture has it."""
     if str(row["bytes"]) in ("<NA>", "nan"):
         return ""
     return f", {row['bytes'] / 1e6:,.1f} MB at {row['algorithm_gb_per_s']:,.1f} GB/s"
@@ -221,7 +221,7 @@ def _communication(found: Evidence) -> tuple[int, int]:
 
 
 def unstable_step(found: Evidence) -> Iterator[Finding]:
-    """Some steps take much longer than the median, for more than waiting for other ranks."""
+    """Some steps take much longer than the median, and not only because they wait for other ranks."""
     rows = found.steps[found.steps["step"].notna()]
     unstable = [one for _, mine in rows.groupby(["process", "device"]) if (one := _unstable(mine)) is not None]
     if not unstable:
@@ -254,7 +254,7 @@ def unstable_step(found: Evidence) -> Iterator[Finding]:
 
 
 class _Unstable(NamedTuple):
-    """Slow steps of a GPU: what they lost without waiting for ranks, the median, how many, what there is more of."""
+    """Slow steps of a GPU: time lost beyond waiting for ranks, the median, their number, the part that grew most."""
 
     lost: int
     middle: float

@@ -1,4 +1,4 @@
-"""Rules over the work itself: copies, small kernels, chains that could be one, precision, recompute, unequal layers."""
+"""Rules about the work itself: copies, small kernels, unfused chains, precision, recomputation, outlier layers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 
 
 def copies(found: Evidence) -> Iterator[Finding]:
-    """Copies that go through pageable memory or block the host."""
+    """Copies that use pageable memory or block the host."""
     rows = found.times.copies
     bad = rows[(rows["memory"] == "pageable") | (rows["blocking"] > 0)]
     kind = found.trace.ops["kind"].to_numpy()
@@ -59,7 +59,7 @@ def copies(found: Evidence) -> Iterator[Finding]:
 
 
 def small_kernels(found: Evidence) -> Iterator[Finding]:
-    """Layers and phases that are mostly a storm of small kernels."""
+    """Layers and phases that consist mostly of many small kernels."""
     ops, steps = found.ops, max(found.choice.count, 1)
     kernels = ops[(ops["kind"] == OP_KINDS.index("kernel")) & found.inside]
     small = kernels["ns"] < SMALL_NS
@@ -107,7 +107,7 @@ def _places(rows: pd.DataFrame) -> pd.MultiIndex:
 
 
 def unfused_chains(found: Evidence) -> Iterator[Finding]:
-    """Runs of elementwise, norm, reduction and copying kernels, one behind the other in one call of a layer."""
+    """Elementwise, norm, reduction and copy kernels that run one after another in one call of a layer."""
     ops = found.ops
     stream = found.trace.ops["stream"].to_numpy()
     order = np.lexsort(
@@ -130,7 +130,7 @@ def unfused_chains(found: Evidence) -> Iterator[Finding]:
     saved = np.where(long, spent * (1 - 1 / np.maximum(length, 1)), 0)  # one pass over memory instead of `length`
     names = ops["layer"].cat.categories
     outside = names.get_loc(NO_LAYER) if NO_LAYER in names else -1
-    first = np.append(0, order[np.flatnonzero(fresh)])  # the operation that each chain begins with; chain 0 is empty
+    first = np.append(0, order[np.flatnonzero(fresh)])  # each chain's first operation; chain 0 is empty
     saved[layer[first] == outside] = 0
     total = min(int(saved.sum()), found.busy_ns(order[(saved > 0)[chain]]))
     if total < CHAIN_SHARE * found.wall_ns:
@@ -156,7 +156,7 @@ def unfused_chains(found: Evidence) -> Iterator[Finding]:
 
 
 def fp32_gemms(found: Evidence) -> Iterator[Finding]:
-    """Matrix products that do not use the tensor cores."""
+    """Matrix products in FP32 that do not use the tensor cores."""
     names = found.trace.ops["name"].cat
     told = np.array([bool(_FP32.search(str(name))) for name in names.categories])
     rows = np.flatnonzero(told[names.codes.to_numpy()] & found.classes.is_a("gemm") & found.inside)
@@ -203,10 +203,10 @@ def recompute(found: Evidence) -> Iterator[Finding]:
 
 
 def outlier_layers(found: Evidence) -> Iterator[Finding]:
-    """A layer that takes much longer than the others of its kind: its parts and phases are one finding."""
+    """Layers that take much longer than others of their kind; all parts and phases of a block are one finding."""
     import pandas as pd
 
-    work = found.inside & ~found.classes.is_a("comm")  # a collective waits for other ranks
+    work = found.inside & ~found.classes.is_a("comm")  # a collective's time includes waiting for other ranks
     ops = found.ops[(found.ops["layer"] != NO_LAYER) & found.ops["phase"].isin(_LAYER_PHASES) & work]
     sums = ops.groupby(["layer", "phase"], observed=True)["ns"].sum().reset_index().astype({"layer": str, "phase": str})
     sums["kind"] = [_INDEX.sub("N", layer) for layer in sums["layer"]]
