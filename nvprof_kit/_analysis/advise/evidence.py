@@ -79,7 +79,7 @@ class Evidence(Operations):
 
     @cached_property
     def loading_ns(self) -> int:
-        """Idle time inside the data loader's ranges; in the steps and between them, since loops wait in either place."""
+        """Idle time inside the data loader's ranges, in the steps and between them: loops wait in either place."""
         rows = self.times.steps
         return int(rows["idle_dataloader_ns"][(self.times.instances < 0) | rows.index.isin(self.steps.index)].sum())
 
