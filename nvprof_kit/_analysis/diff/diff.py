@@ -64,15 +64,15 @@ class DiffOptions:
 
     Attributes:
         steps: Which steps of each capture to compare, by default all but warm-up.
-        min_steps: Fewest steps of each that can be compared; where there are fewer without warm-up, it is taken in.
-        level: Probability of calling a difference one that is none.
-        noise: Relative change below which nothing is a change.
+        min_steps: The fewest steps of a capture to compare; with fewer, its warm-up steps are compared too.
+        level: Probability of reporting a change where there is none.
+        noise: A relative change below this is not reported as one.
         run_noise: Least standard deviation from run to run of one program, relative.
-        tolerance: What is within ± this is the same; what may be more is undecided.
+        tolerance: Within ± this a row is the same; if its interval reaches further, it is undecided.
         communication: Whether layers and phases count communication, which is mostly waiting for other ranks.
-        allow_undecided: Whether a gate holds that the captures cannot decide.
-        anyway: Compare what should not be compared, with the reason as a warning.
-        own_rules: Rules for kernel classes, asked before the package's.
+        allow_undecided: Whether a gate that the captures cannot decide counts as held.
+        anyway: Compare captures that should not be compared, with the reason as a warning.
+        own_rules: Rules for kernel classes, tried before the package's.
     """
 
     steps: StepOptions = ALL_STEPS
@@ -132,7 +132,7 @@ def diff(
         new: The capture after, or several runs.
         gates: What must not become slower.
         options: What counts as a change.
-        known: The operations of each run, BASE's first, where owners and classes are known already.
+        known: The operations of each run, BASE's first, if their owners and classes are already known.
 
     Raises:
         CaptureError: They cannot be compared: another GPU, another tool, another part of the loop, too few steps.

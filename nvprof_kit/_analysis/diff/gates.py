@@ -83,10 +83,10 @@ class Limits:
     """What a gate calls a change.
 
     Attributes:
-        level: Probability of calling a difference one that is none.
-        noise: Relative change below which nothing is a change.
-        allow_undecided: Whether a gate holds that the captures cannot decide.
-        negligible: Part of the step's time; a row that cannot have lost more is not undecided.
+        level: Probability of reporting a change where there is none.
+        noise: A relative change below this is not reported as one.
+        allow_undecided: Whether a gate that the captures cannot decide counts as held.
+        negligible: Share of the step's time; a row that cannot have lost more than this is never undecided.
     """
 
     level: float
@@ -103,7 +103,7 @@ def judge(gate: Gate, rows: pd.DataFrame, limits: Limits) -> GateOutcome:
     Args:
         gate: The gate.
         rows: `nvprof_kit._analysis.diff.diff.DiffResult.rows`.
-        limits: What is a change.
+        limits: What counts as a change.
 
     Raises:
         UsageError: It limits nothing that either capture has.

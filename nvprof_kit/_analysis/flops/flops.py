@@ -85,7 +85,7 @@ class FlopsOptions:
     """What to compare with.
 
     Attributes:
-        peaks: Operations a second by type of number, in place of what the package knows of the GPU.
+        peaks: Operations per second by number type, instead of the package's values for the GPU.
         steps: Which steps to look at, by default all but warm-up.
     """
 
