@@ -55,7 +55,7 @@ def _kernels(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Find
             "error" if capture.lost > LOST_SHARE * capture.launches else "note",
             "lost-events",
             f"{capture.lost:,} of {capture.launches:,} kernel launches have no kernel in the capture",
-            "sums are too small by what these kernels took; those at the end of a window ran after it ended",
+            "every sum lacks the time of these kernels; those launched at the end of a window ran after it ended",
             "end the window after torch.cuda.synchronize(), capture fewer steps, or use an nsys as new as the driver",
         )
     if kernels:
@@ -65,22 +65,22 @@ def _kernels(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Find
             "error",
             "kernels",
             f"{calls:,} CUDA calls but no kernel",
-            "nsys saw the launches and lost what they ran: another CUPTI client (torch.profiler, DCGM) holds the GPU, "
+            "nsys saw the launches but lost the kernels: another CUPTI client (torch.profiler, DCGM) holds the GPU, "
             "or nsys is older than the driver, or the program ended before the GPU was done",
-            "take torch.profiler out, run torch.cuda.synchronize() before the end, and see: nvprof-kit doctor",
+            "remove torch.profiler, call torch.cuda.synchronize() before the end, and run nvprof-kit doctor",
         )
     else:
         where = (
             "other captures have kernels, so this rank was not traced or did no work"
             if others_have_kernels
-            else ("no CUDA call was made within the capture: CUDA was not traced, or the window lies beside the work")
+            else ("no CUDA call was made within the capture: CUDA was not traced, or the window missed the work")
         )
         yield checked(
             "error",
             "kernels",
             "no kernel and no CUDA call",
             where,
-            "record with --trace=cuda,nvtx, and a window in which the program works: profile.sh --step N",
+            "record with --trace=cuda,nvtx, in a window in which the program uses the GPU: profile.sh --step N",
         )
 
 
@@ -90,7 +90,7 @@ def _tables(capture: CaptureHealth) -> Iterator[Finding]:
             "error",
             "tables",
             "kernels, but no table of CUDA calls",
-            "a kernel's layer is found by the call that launched it, so no kernel has one",
+            "a kernel's layer is found from the call that launched it, so no kernel has one",
             "record with --trace=cuda, and export every table: nsys export --type=sqlite --force-overwrite=true REPORT",
         )
     lacking = [
@@ -110,8 +110,8 @@ def _processes(capture: CaptureHealth) -> Iterator[Finding]:
             "warning",
             "processes",
             f"{len(idle)} of {len(processes)} processes ran no kernel: {', '.join(map(str, idle[:8]))}",
-            "a rank among them was lost or did no work; a dataloader or launcher is meant to run none",
-            "give each rank a capture of its own with ranks.sh, and start workers by spawn instead of fork",
+            "a rank among them was lost or did no work; data loader workers and launchers normally run none",
+            "give each rank its own capture with ranks.sh, and start workers by spawn instead of fork",
         )
 
 
@@ -119,22 +119,22 @@ def _ranges(capture: CaptureHealth) -> Iterator[Finding]:
     domains = capture.domains or {}
     ours, others = domains.get(DOMAIN, 0), {name: count for name, count in domains.items() if name != DOMAIN}
     if ours:
-        yield checked("ok", "ranges", f"{ours:,} ranges of our domain")
+        yield checked("ok", "ranges", f"{ours:,} ranges in the nvprof_kit domain")
     elif DOMAIN in capture.registered:
         yield checked(
             "error",
             "ranges",
-            "our domain was made, but no range of it is there",
-            "without ranges no kernel has a layer; nvtx takes this nsys for absent, or the window held no call",
-            "update nvprof-kit, keep the window around whole steps, and check that NVPROF_KIT is not off",
+            "the nvprof_kit domain exists, but has no range",
+            "without ranges no kernel has a layer; nvtx did not detect this nsys, or no call ran in the window",
+            "update nvprof-kit, capture whole steps, and check that NVPROF_KIT is not off",
         )
     elif others:
         most = max(others, key=lambda name: others[name])
         yield checked(
             "warning",
             "ranges",
-            f"no range of our domain, but {sum(others.values()):,} of others, most in {most or 'the default domain'!r}",
-            "the layers are read from one domain",
+            f"no range in our domain, but {sum(others.values()):,} in others, most in {most or 'the default domain'!r}",
+            "layers are read from one domain only",
             f"read them with --domain {shlex.quote(most)}, or annotate the model: nvprof_kit.annotate_model(model)",
         )
     else:
@@ -150,7 +150,7 @@ def _ranges(capture: CaptureHealth) -> Iterator[Finding]:
             "note",
             "open-ranges",
             f"{capture.open_ranges:,} ranges have no end",
-            "the capture ended within them; they count up to its end",
+            "the capture ended inside them; they count up to its end",
             "capture whole steps: profile.sh --step N",
         )
 
@@ -173,19 +173,19 @@ def _complaints(capture: CaptureHealth) -> Iterator[Finding]:
             "error" if lost and not GUESS.search(text) else "warning",
             "lost-events" if lost else "nsys-error" if is_error else "nsys-warning",
             text + (f" ({count} times)" if count > 1 else ""),
-            "where events are missing, sums are too small" if lost else "nsys wrote it into the capture",
+            "if events are missing, sums are too small" if lost else "nsys wrote this into the capture",
             _fix(text, lost),
         )
 
 
 def _fix(complaint: str, lost: bool) -> str:
     if "driver version" in complaint:
-        return "install the nsys of the driver's CUDA release or a newer one: nvprof-kit doctor"
+        return "install the nsys of the driver's CUDA release or a newer one; nvprof-kit doctor names it"
     if lost:
-        return "capture a shorter window with fewer kinds of trace, with an nsys as new as the driver"
+        return "capture a shorter window and trace less, with an nsys as new as the driver"
     if "cudnn" in complaint.lower():
         return "leave cudnn out of --trace; the tables do not need it"
-    return "see whether this machine is fit: nvprof-kit doctor"
+    return "check this machine: nvprof-kit doctor"
 
 
 def _graphs(capture: CaptureHealth) -> Iterator[Finding]:
@@ -193,8 +193,8 @@ def _graphs(capture: CaptureHealth) -> Iterator[Finding]:
         yield checked(
             "warning",
             "cuda-graphs",
-            f"{capture.whole_graphs:,} replays of CUDA graphs, traced as a whole",
-            "their kernels cannot be told apart and belong to no layer, or are not there at all",
+            f"{capture.whole_graphs:,} CUDA graph replays, each traced as a whole",
+            "their kernels cannot be told apart and belong to no layer, or are missing",
             "record with --cuda-graph-trace=node, as the preset train does",
         )
 
@@ -209,8 +209,8 @@ def _overhead(capture: CaptureHealth) -> Iterator[Finding]:
             "warning",
             "overhead",
             seen,
-            "CPU times and gaps between kernels are too long; the kernels' own times are not touched",
-            "begin the window some steps later, when libraries are loaded and buffers are made: profile.sh --step N",
+            "CPU times and gaps between kernels are too long; the kernels' own times are not affected",
+            "start the window some steps later, after libraries are loaded and buffers made: profile.sh --step N",
         )
     else:
         yield checked("ok", "overhead", seen)
@@ -232,8 +232,8 @@ def _secrets(capture: CaptureHealth) -> Iterator[Finding]:
         yield checked(
             "note",
             "privacy",
-            f"names of home folders: {', '.join(capture.homes[:4])}",
-            "paths of libraries and tools tell who ran the program",
+            f"home folder names: {', '.join(capture.homes[:4])}",
+            "paths of libraries and tools reveal who ran the program",
             f"nvprof-kit scrub {shlex.quote(capture.path)}",
         )
     if not capture.environment:
@@ -246,6 +246,6 @@ def _secrets(capture: CaptureHealth) -> Iterator[Finding]:
         "warning" if secrets else "note",
         "privacy",
         f"{len(capture.environment)} environment variables with their values{named}",
-        "whoever is given the file can read them, and the command line and the machine's name; the .nsys-rep too",
+        "anyone given the file can read them, the command line and the host name; the .nsys-rep has them too",
         f"nvprof-kit scrub {shlex.quote(capture.path)}",
     )

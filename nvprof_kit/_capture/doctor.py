@@ -29,7 +29,7 @@ def _gpu(machine: Machine) -> Iterator[Finding]:
             "warning",
             "gpu",
             "the driver is loaded, but nvidia-smi is missing or finds no GPU",
-            "whether a GPU can be used was not seen, nor which",
+            "it is unknown whether a GPU can be used, and which one",
             "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility, and --gpus all (recipes/nsys/container.sh)",
         )
         return
@@ -38,7 +38,7 @@ def _gpu(machine: Machine) -> Iterator[Finding]:
             "error",
             "gpu",
             "nvidia-smi finds no GPU",
-            "a capture has no kernels then",
+            "without a GPU a capture has no kernels",
             "run on a machine with a GPU; in a container start it with --gpus all (recipes/nsys/container.sh)",
         )
         return
@@ -51,16 +51,16 @@ def _gpu(machine: Machine) -> Iterator[Finding]:
             "warning",
             "gpu",
             f"{old[0].name} has compute capability {old[0].compute}",
-            "ncu and GPU metrics need 7.0 and 7.5",
+            "ncu needs 7.0 or newer, GPU metrics need 7.5",
             "use nsys without --gpu-metrics-devices",
         )
     if any(gpu.mig for gpu in machine.gpus):
         yield checked(
             "note",
             "mig",
-            "a GPU is divided (MIG)",
-            "GPU metrics show the whole GPU, and ncu cannot fix clocks nor measure units shared between instances",
-            "measure on an undivided GPU where that matters",
+            "a GPU is partitioned (MIG)",
+            "GPU metrics show the whole GPU, and ncu can neither lock clocks nor measure units shared by instances",
+            "measure on a GPU without MIG if that matters",
         )
 
 
@@ -68,16 +68,16 @@ def _permission(machine: Machine) -> Iterator[Finding]:
     if machine.counters_for_admin is None:
         return
     if not machine.counters_for_admin or machine.capabilities & _CAP_SYS_ADMIN:
-        yield checked("ok", "counters", "hardware counters may be read")
+        yield checked("ok", "counters", "hardware counters are accessible")
         return
     if machine.container:
-        fix = "start the container with --cap-add=SYS_ADMIN (recipes/nsys/container.sh), or open them on the host: "
+        fix = "start the container with --cap-add=SYS_ADMIN (recipes/nsys/container.sh), or allow access on the host: "
     else:
-        fix = "run as root, or open them for all: "
+        fix = "run as root, or allow access for all users: "
     yield checked(
         "warning",
         "counters",
-        "hardware counters are for administrators only (RmProfilingAdminOnly: 1)",
+        "hardware counters are restricted to administrators (RmProfilingAdminOnly: 1)",
         "ncu and --gpu-metrics-devices fail with ERR_NVGPUCTRPERM; times per layer do not need them",
         f"{fix}echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' > /etc/modprobe.d/nvidia-profiling.conf, "
         "rebuild the initramfs (update-initramfs -u, or dracut -f) and reboot",
@@ -103,15 +103,15 @@ def _other_clients(machine: Machine) -> Iterator[Finding]:
             "warning",
             "other-profilers",
             f"running: {', '.join(machine.processes)}",
-            "DCGM's profiling metrics hold the hardware counters, so ncu and GPU metrics fail meanwhile",
-            "dcgmi profile --pause, and --resume afterwards",
+            "DCGM's profiling metrics hold the hardware counters, so ncu and GPU metrics fail while it runs",
+            "run dcgmi profile --pause, and dcgmi profile --resume afterward",
         )
     attached = [name for name in machine.environment if "INJECTION" in name]
     if attached:
         yield checked(
             "warning",
             "other-profilers",
-            f"set here: {', '.join(sorted(attached))}",
+            f"set in this environment: {', '.join(sorted(attached))}",
             "another profiler attaches to every program started from here, and CUDA serves one at a time",
             f"unset {' '.join(sorted(attached))}",
         )
@@ -125,7 +125,7 @@ def _other_clients(machine: Machine) -> Iterator[Finding]:
         )
     if machine.environment.get("NVPROF_KIT", "").strip().lower() == "off":
         yield checked(
-            "warning", "ranges", "NVPROF_KIT=off", "no range is emitted, so no layer has a time", "unset NVPROF_KIT"
+            "warning", "ranges", "NVPROF_KIT=off", "no ranges are emitted, so no layer has a time", "unset NVPROF_KIT"
         )
 
 
@@ -134,19 +134,19 @@ def _clocks(machine: Machine) -> Iterator[Finding]:
         yield checked(
             "note",
             "clocks",
-            "GPUs of several kinds",
+            "GPUs of different models",
             "their times cannot be compared",
-            "CUDA_VISIBLE_DEVICES of one kind",
+            "set CUDA_VISIBLE_DEVICES to GPUs of one model",
         )
     slow = [gpu for gpu in machine.gpus if gpu.clock and gpu.max_clock and gpu.clock < 0.5 * gpu.max_clock]
     if slow:
         yield checked(
             "note",
             "clocks",
-            f"SM clock now {slow[0].clock} MHz of {slow[0].max_clock}",
-            "an idle GPU clocks down and needs some steps to come up, so the first steps are slower; under load it "
-            "would mean a limit on power or heat",
-            "leave warm-up steps out: profile.sh --step 12; for comparisons fix clocks: nvidia-smi --lock-gpu-clocks",
+            f"the SM clock is at {slow[0].clock} of {slow[0].max_clock} MHz",
+            "an idle GPU clocks down and takes some steps to clock up, so the first steps are slower; under load it "
+            "would mean power or thermal throttling",
+            "skip warm-up steps: profile.sh --step 12; for comparisons lock the clocks: nvidia-smi --lock-gpu-clocks",
         )
 
 
@@ -157,16 +157,16 @@ def _setting(machine: Machine) -> Iterator[Finding]:
             "note",
             "container",
             f"in a container ({machine.container}) without CAP_SYS_ADMIN",
-            f"kernels and ranges are recorded as always; {unsure} may be refused",
+            f"kernels and ranges are recorded as usual; {unsure} may be refused",
             "start it as recipes/nsys/container.sh does",
         )
     if machine.wsl:
         yield checked(
             "note",
             "wsl",
-            "Linux under Windows",
-            "hardware counters are opened in Windows: NVIDIA Control Panel, Developer, GPU performance counters",
-            "allow them to all users there; context switches cannot be traced",
+            "Linux on Windows",
+            "hardware counters are enabled in Windows: NVIDIA Control Panel, Developer, GPU performance counters",
+            "allow access for all users there; context switches cannot be traced",
         )
 
 
@@ -177,6 +177,6 @@ def _disk(machine: Machine) -> Iterator[Finding]:
                 "error" if free < _GIGABYTE / 10 else "warning",
                 "disk",
                 f"{free / 1e6:.0f} MB free in {folder}",
-                "a report grows by some MB for each step, and a full disk leaves none",
-                "free some, or use another folder: -o for the report, TMPDIR for what nsys keeps meanwhile",
+                "a report grows by a few MB per step, and is lost if the disk fills up",
+                "free some space, or use another folder: -o for the report, TMPDIR for nsys's temporary data",
             )

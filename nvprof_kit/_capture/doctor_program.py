@@ -23,7 +23,7 @@ def _missing(program: Program) -> Iterator[Finding]:
             "warning" if word.endswith(".py") else "error",
             "program",
             f"'{word}' is not found, or cannot be run",
-            "here the program would not start",
+            "the program would not start here",
             "run this where the program will run, from its folder; a capture's name ends in .sqlite or .nsys-rep",
         )
 
@@ -34,14 +34,18 @@ def _python(program: Program, machine: Machine) -> Iterator[Finding]:
             "note",
             "program",
             "the command names no Python",
-            "its packages were not looked at",
+            "its packages were not checked",
             "name it: nvprof-kit doctor -- python train.py",
         )
         return
     name, found = program.interpreter, program.found
     if found is None:
         yield checked(
-            "error", "program", f"{name} does not start", "the program would not either", f"see: {name} --version"
+            "error",
+            "program",
+            f"{name} does not start",
+            "the program would not start either",
+            f"run {name} --version to see why",
         )
         return
     if not found.get("nvprof-kit"):
@@ -49,7 +53,7 @@ def _python(program: Program, machine: Machine) -> Iterator[Finding]:
             "warning",
             "program",
             f"{name} has no nvprof-kit",
-            "its ranges come from there",
+            "without it the program emits no ranges",
             f"{name} -m pip install nvprof-kit",
         )
     if found.get("broken"):
@@ -58,7 +62,7 @@ def _python(program: Program, machine: Machine) -> Iterator[Finding]:
             "torch",
             f"torch cannot be imported: {found['broken']}",
             "the program would not run",
-            "install it again",
+            "reinstall torch",
         )
     elif found.get("torch"):
         yield from _torch(name, found["torch"] or "", found.get("cuda"), machine)
@@ -78,9 +82,9 @@ def _torch(name: str, version: str, cuda: str | None, machine: Machine) -> Itera
         yield checked(
             "error",
             "torch",
-            f"torch {version} needs CUDA {cuda}, the driver has {machine.driver_cuda}",
+            f"torch {version} needs CUDA {cuda}, the driver supports {machine.driver_cuda}",
             "it will find no GPU",
-            "update the driver, or install the torch of an older CUDA",
+            "update the driver, or install a torch build for an older CUDA",
         )
     else:
         yield checked("ok", "torch", f"torch {version}" + (f" for CUDA {cuda}" if cuda else ""))
@@ -91,8 +95,8 @@ def _nvtx(version: str | None, machine: Machine) -> Iterator[Finding]:
         yield checked(
             "note",
             "nvtx",
-            f"nvtx {version} takes nsys {machine.nsys} for absent",
-            "our own ranges are recorded all the same; ranges that other packages make with nvtx are not",
+            f"nvtx {version} does not detect nsys {machine.nsys}",
+            "nvprof-kit's own ranges are still recorded; those that other packages make with nvtx are not",
             "update nsys, or: pip install nvtx==0.2.11",
         )
 
@@ -105,7 +109,7 @@ def _source(program: Program) -> Iterator[Finding]:
             "other-profilers",
             "the program uses PyTorch's own profiler",
             "CUDA serves one profiler at a time: with both, one of them gets no kernels",
-            "switch it off while nsys or ncu runs",
+            "turn it off while nsys or ncu runs",
         )
     forks = re.search(r"num_workers\s*=\s*[1-9]|set_start_method\(.fork|os\.fork\(|import multiprocessing", source)
     if forks and not re.search(r"spawn|forkserver", source):
@@ -113,6 +117,6 @@ def _source(program: Program) -> Iterator[Finding]:
             "note",
             "fork",
             f"the program starts processes ({forks[0].strip()}), by fork on Linux before Python 3.14",
-            "nsys does not record a process that was forked; dataloader workers that only load lose nothing",
-            "where such a process uses the GPU: multiprocessing.set_start_method('spawn')",
+            "nsys does not record forked processes; for DataLoader workers that only load data this does not matter",
+            "if such a process uses the GPU: multiprocessing.set_start_method('spawn')",
         )

@@ -21,7 +21,7 @@ def _nsys(machine: Machine) -> Iterator[Finding]:
             "error",
             "nsys",
             f"NSYS={machine.nsys_named} cannot be run" if machine.nsys_named else "no nsys on PATH",
-            "the recipes in recipes/nsys run it",
+            "the recipes in recipes/nsys need it",
             "set NSYS to an executable nsys, or unset it and put nsys on PATH"
             if machine.nsys_named
             else "install Nsight Systems and put its bin folder on PATH, or set NSYS; without it: nvprof-kit record",
@@ -36,7 +36,7 @@ def _ncu(machine: Machine) -> Iterator[Finding]:
             "note",
             "ncu",
             f"NCU={machine.ncu_named} cannot be run" if machine.ncu_named else "no ncu on PATH",
-            "hardware counters of each kernel come from it; times per layer do not need it",
+            "hardware counters of each kernel need ncu; times per layer do not",
             "install Nsight Compute and put it on PATH",
         )
         return
@@ -45,9 +45,9 @@ def _ncu(machine: Machine) -> Iterator[Finding]:
         yield checked(
             "warning",
             "ncu",
-            f"{machine.foreign_lock} is another user's",
-            "ncu locks this file while it measures, and fails where it may not",
-            "give it a folder of your own: export TMPDIR=$HOME/tmp; mkdir -p $TMPDIR",
+            f"{machine.foreign_lock} belongs to another user",
+            "ncu locks this file while it measures, and fails if it cannot",
+            "use a folder of your own: export TMPDIR=$HOME/tmp; mkdir -p $TMPDIR",
         )
 
 
@@ -64,7 +64,7 @@ def _beside_driver(tool: str, version: str, machine: Machine) -> Iterator[Findin
         "warning",
         tool,
         f"{tool} {version}{f' (of CUDA {cuda})' if cuda else ''} is older than the driver (CUDA {driver})",
-        "it may meet calls or a GPU that it does not know, and drop kernels or refuse" + (f"; {why}" if why else ""),
+        "it may not know this GPU or some calls, and drop kernels or refuse to run" + (f"; {why}" if why else ""),
         f"install {f'{tool} {release}, which is that' if release else f'the {tool}'} of CUDA {driver}, or a newer one"
         + (f"; {meanwhile}" if meanwhile else ""),
     )

@@ -1,7 +1,7 @@
 """What to do: findings ranked by what they could save, each with its evidence from the capture.
 
-A rule of `nvprof_kit._findings.RULES` is looked for by a function from the evidence to its findings, in `time_rules`,
-`work_rules` and `metric_rules`.
+Each rule of `nvprof_kit._findings.RULES` is a function that yields its findings from the evidence; the functions are in
+`time_rules`, `work_rules` and `metric_rules`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.ranks.verdict import Verdict
 
 OPTIONAL = (*BREAKDOWN_OPTIONAL, "samples")
-"""What `nvprof_kit._trace.open.open_capture` must read."""
+"""The optional columns that `nvprof_kit._trace.open.open_capture` must read."""
 
 FINDERS: Mapping[str, Callable[[Evidence], Iterator[Finding]]] = MappingProxyType(
     {
@@ -52,7 +52,7 @@ FINDERS: Mapping[str, Callable[[Evidence], Iterator[Finding]]] = MappingProxyTyp
         "gpu-metrics": advice_metrics.bound,
     }
 )
-"""What looks for the findings of each rule of `nvprof_kit._findings.RULES` that a capture alone can show."""
+"""The function of each rule of `nvprof_kit._findings.RULES` that needs only a capture."""
 
 COLUMNS = {
     "rank": "1 is what could save the most",
@@ -112,14 +112,14 @@ def advise(
     known: Operations | None = None,
     late: Verdict | None = None,
 ) -> AdviseResult:
-    """Look for what costs time and could be changed.
+    """Find what costs time and could be improved.
 
     Args:
         trace: The capture, opened with `OPTIONAL`.
-        own_rules: Rules for kernel classes, asked before the package's.
+        own_rules: Rules for kernel classes, tried before the package's.
         steps: Which steps to look at, by default all but warm-up.
-        known: The same operations, where owners and classes are known already.
-        late: What the captures of all ranks say of the slowest: where there is one, it comes first.
+        known: The same operations, if their owners and classes are already known.
+        late: The verdict on the captures of all ranks; if it names a slowest rank, that finding comes first.
 
     Raises:
         UsageError: None of the steps asked for is in the capture.
@@ -140,7 +140,7 @@ def advise(
 
 
 def _merged(found: list[Finding]) -> list[Finding]:
-    """The findings with those that are a symptom of another's cause told with that."""
+    """The findings, with each symptom merged into the finding of its cause."""
     kept = {one.rule: place for place, one in enumerate(found)}
     left = []
     for one in found:
@@ -157,7 +157,7 @@ _CAUSES_OF_OTHERS = ("launch", "sync", "dataloader", "allocation", "loading", "g
 
 
 def _with_slowest(slowest: Finding, found: list[Finding]) -> list[Finding]:
-    """The findings behind that of the slowest rank; what is said of its own place belongs to it."""
+    """The slowest rank's finding, then the others; an outlier layer at the same place is merged into it."""
     place = (slowest.layer, slowest.phase)
     same = [one for one in found if one.rule == "outlier-layer" and (one.layer, one.phase) == place]
     said = "; ".join([slowest.evidence, *(f"{one.title.lower()}: {one.evidence}" for one in same)])
@@ -166,20 +166,20 @@ def _with_slowest(slowest: Finding, found: list[Finding]) -> list[Finding]:
 
 
 def _slowest(evidence: Evidence, late: Verdict) -> Finding:
-    """The finding that a rank is waited for."""
+    """The finding that the other ranks wait for one."""
     saves = min(evidence.waited_ns, evidence.wall_ns)
     rows = np.flatnonzero(evidence.classes.is_a("comm") & evidence.inside)
     start, end = evidence.longest(rows) if len(rows) else (0, 0)
     return Finding(
         "slowest-rank",
-        f"Rank {late.rank} is waited for",
+        f"The other ranks wait for rank {late.rank}",
         late.sentence,
         late.layer or "",
         late.phase or "",
         start,
         end,
         saves,
-        f"change rank {late.rank} first: {late.cause.replace('_', ' ')}; nvprof-kit ranks tells more",
+        f"fix rank {late.rank} first: {late.cause.replace('_', ' ')}; nvprof-kit ranks has the details",
         "high" if late.severity == "critical" else "medium",
-        "the ranks keep waiting as long when this one does the same work as the others",
+        "the other ranks still wait as long when this rank does the same work as they do",
     )

@@ -1,4 +1,4 @@
-"""What the rules of `advise` look at."""
+"""The data that the rules of `advise` examine."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _OF_TRAINING = ("backward", "recompute", "optimizer")
 
 
 class Evidence(Operations):
-    """A capture and what was found out about it; what rules share is computed once.
+    """A capture and what was derived from it; what several rules need is computed once.
 
     Args:
         trace: The capture, with `nvprof_kit._analysis.breakdown.breakdown.OPTIONAL`.
-        own_rules: Rules for kernel classes, asked before the package's.
+        own_rules: Rules for kernel classes, tried before the package's.
         steps: Which steps to look at, by default all but warm-up.
-        known: The same operations, where owners and classes are known already.
-        late: What the captures of all ranks say of the slowest.
+        known: The same operations, if their owners and classes are already known.
+        late: The verdict on the captures of all ranks.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class Evidence(Operations):
 
     @property
     def waited_ns(self) -> int:
-        """What a rank waits for the slowest in these steps, where the captures of all ranks tell."""
+        """How long a rank waits for the slowest one in these steps; 0 without a verdict that names one."""
         named = self._late is not None and self._late.rank is not None
         return self._late.cost_ns_per_step * max(self.choice.count, 1) if named and self._late is not None else 0
 
     @cached_property
     def choice(self) -> StepChoice:
-        """The steps that are looked at: those asked for, or all but warm-up."""
+        """The steps to look at: those requested, or all but warm-up."""
         return choose_steps(self.trace, self.attribution, self._steps)
 
     @cached_property
@@ -67,7 +67,7 @@ class Evidence(Operations):
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """The rows of steps, without warm-up; where the capture has none, its whole time."""
+        """The rows of the steps, without warm-up; all of the capture if it has no steps."""
         rows = self.times.steps
         inside: pd.DataFrame = rows[np.append(self.choice.shown, False)[self.times.instances]]
         return inside if len(inside) else rows
@@ -79,15 +79,13 @@ class Evidence(Operations):
 
     @cached_property
     def loading_ns(self) -> int:
-        """Idle time inside the data loader's ranges, in the steps and between them: it lies in one as often as in the
-        other.
-        """
+        """Idle time inside the data loader's ranges, in the steps and between them: loops wait in either place."""
         rows = self.times.steps
         return int(rows["idle_dataloader_ns"][(self.times.instances < 0) | rows.index.isin(self.steps.index)].sum())
 
     @cached_property
     def inside(self) -> npt.NDArray[np.bool_]:
-        """Which operations belong to these steps, all of them where the capture has no steps, shape ``(n,)``."""
+        """Which operations belong to these steps; all of them if the capture has no steps, shape ``(n,)``."""
         return self.choice.of_ops(self.attribution)
 
     @cached_property
@@ -113,44 +111,44 @@ class Evidence(Operations):
 
     @cached_property
     def trains(self) -> bool:
-        """Whether the capture is of training: something runs backwards, or an optimizer."""
+        """Whether the capture is of training: it has backward work or an optimizer."""
         return bool(self.ops["phase"][self.inside].isin(_OF_TRAINING).any()) or bool(
             self.classes.is_a("optimizer")[self.inside].any()
         )
 
     @property
     def per_step(self) -> str:
-        """The words for a figure per step, '' where the capture has none."""
+        """`` per step`` to append to a number, '' if the capture has no steps."""
         return " per step" if self.choice.count else ""
 
     def idle(self, *causes: str) -> pd.DataFrame:
-        """Idle time of some causes by place, the most first."""
+        """Idle time of these causes by place, largest first."""
         rows = self.times.idle
         made: pd.DataFrame = rows[rows["cause"].isin(causes)]
         return made
 
     def idle_ns(self, *causes: str) -> int:
-        """Idle time of some causes in the steps."""
+        """Idle time of these causes in the steps."""
         return int(sum(self.steps[f"idle_{cause}_ns"].sum() for cause in causes))
 
     def busy_ns(self, rows: Int64Array) -> int:
-        """Time on the clock in which any of these operations runs, summed over devices: all that can go with them."""
+        """Wall time in which any of these operations runs, summed over devices: the most that their removal saves."""
         start, end = (self.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
         gpus = np.stack([self.trace.ops[name].to_numpy()[rows] for name in ("pid", "device")], axis=1)
         lane = np.unique(gpus, axis=0, return_inverse=True)[1].ravel()
         return int(union_lengths(start, end, lane, np.zeros(len(rows), dtype=np.int64), 1)[0])
 
     def longest(self, rows: Int64Array) -> tuple[int, int]:
-        """The stretch of the longest of some operations."""
+        """Start and end of the longest of these operations."""
         one = rows[np.argmax(self.ops["ns"].to_numpy()[rows])]
         return int(self.ops["start_ns"].iloc[one]), int(self.ops["end_ns"].iloc[one])
 
 
 def ms(ns: float) -> str:
-    """A time for a sentence."""
+    """A time as text."""
     return f"{ns / 1e6:.3f} ms"
 
 
 def share(part: float, whole: float) -> str:
-    """A share for a sentence."""
+    """A share as text."""
     return f"{100 * part / max(whole, 1):.1f} %"

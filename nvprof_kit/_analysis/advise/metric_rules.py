@@ -1,4 +1,4 @@
-"""A rule over sampled GPU metrics: whether a layer is bound by memory or by the tensor cores."""
+"""A rule about sampled GPU metrics: whether a layer is limited by memory or by the tensor cores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEMORY_PCT, TENSOR_PCT, BUSY_SHARE = 60.0, 60.0, 0.02
 
 
 def bound(found: Evidence) -> Iterator[Finding]:
-    """The layer that takes most of the time among those bound by memory, and among those bound by the tensor cores."""
+    """The longest-running layer of those limited by memory, and of those limited by the tensor cores."""
     import pandas as pd
 
     samples = found.trace.samples

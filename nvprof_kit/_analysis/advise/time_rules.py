@@ -1,4 +1,4 @@
-"""Rules over the time of the steps: the host late, waiting, loading or allocating; communication in the open."""
+"""Rules about where the steps' time goes: a host that is late, waits, loads or allocates; exposed communication."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _at(row: Any) -> tuple[int, int]:
 
 
 def _worst(rows: pd.DataFrame) -> Any:
-    """The layer and phase with most of some idle time, and of its rows the one with most."""
+    """The row with the most idle time in the layer and phase that have the most, and their total as ``place_ns``."""
     by_place = rows.groupby(["layer", "phase"], sort=False)["idle_ns"].sum()
     layer, phase = by_place.index[int(by_place.to_numpy().argmax())]
     mine = rows[(rows["layer"] == layer) & (rows["phase"] == phase)]
@@ -36,15 +36,15 @@ def _idle(
     found: Evidence, rule: str, causes: tuple[str, ...], least: float, *,
     title: str, advice: str, confidence: str, refuted_by: str,
 ) -> Iterator[Finding]:  # fmt: skip
-    """A finding where some causes of idle time take a part of the steps."""
+    """A finding if these causes of idle time take at least this share of the steps."""
     spent, rows = found.idle_ns(*causes), found.idle(*causes)
     if spent < least * found.wall_ns or not len(rows):
         return
     worst = _worst(rows)
     inside = ", ".join(one for one in (worst["operator"], worst["call"]) if one)
     evidence = (
-        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}); most in {worst['layer']} "
-        f"{worst['phase']}: {ms(worst['place_ns'])}; the longest stretch there {ms(worst['longest_ns'])}"
+        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) idle; most in {worst['layer']} "
+        f"{worst['phase']}: {ms(worst['place_ns'])}; longest stretch there: {ms(worst['longest_ns'])}"
         f"{f', in {inside}' if inside else ''}"
     )
     yield Finding(
@@ -61,22 +61,22 @@ def launch_bound(found: Evidence) -> Iterator[Finding]:
         )
     else:
         advice = (
-            "a CUDA graph or torch.compile(mode='reduce-overhead') over the decoding step (with a static cache), or "
-            "more sequences at once"
+            "use a CUDA graph or torch.compile(mode='reduce-overhead') for the decoding step (with a static cache), or "
+            "decode more sequences at once"
         )
     unknown = found.idle_ns("unknown")
     for one in _idle(
         found, "launch", ("launch", "unknown"), LAUNCH_SHARE,
         title="The GPU waits for the host to launch", advice=advice,
         confidence="medium" if unknown > found.idle_ns("launch") else "high",
-        refuted_by="the step takes as long in a CUDA graph, or with twice the batch takes twice as long",
+        refuted_by="the step is no faster in a CUDA graph, or takes twice as long with twice the batch",
     ):  # fmt: skip
-        said = f"; it is unknown what the host did for {ms(unknown)} of it" if unknown >= one.saves_ns / 10 else ""
+        said = f"; what the host did for {ms(unknown)} of it is unknown" if unknown >= one.saves_ns / 10 else ""
         yield replace(one, evidence=one.evidence + said)
 
 
 def sync_points(found: Evidence) -> Iterator[Finding]:
-    """The host waits for the GPU inside the step, and is late then."""
+    """The host waits for the GPU within the step, and then launches late."""
     waits, gaps = found.times.waits, found.times.gaps
     spent = int(waits["lost_ns"].sum())
     if not len(waits) or spent < SYNC_SHARE * found.wall_ns:
@@ -87,45 +87,45 @@ def sync_points(found: Evidence) -> Iterator[Finding]:
     worst = mine.iloc[int(mine["lost_ns"].to_numpy().argmax())]
     start = int(gaps["start_ns"].iloc[int(worst["gap"])])
     evidence = (
-        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) in {len(waits)} gaps that begin while the "
-        f"host waits; most after {call} in {layer} {phase}: {ms(int(by_place.max()))} in {len(mine)} gaps, the longest "
-        f"{ms(int(worst['lost_ns']))}"
+        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) idle in {len(waits)} gaps that begin "
+        f"while the host waits for the GPU; most after {call} in {layer} {phase}: {ms(int(by_place.max()))} in "
+        f"{len(mine)} gaps, the longest {ms(int(worst['lost_ns']))}"
     )
-    advice = "remove .item(), .cpu(), print(loss), torch.cuda.synchronize() from the step, or do them every N steps"
-    refuted = "the idle time after the call stays when the call is taken out"
+    advice = "remove .item(), .cpu(), print(loss), torch.cuda.synchronize() from the step, or run them every N steps"
+    refuted = "the idle time remains when the call is removed"
     yield Finding(
-        "sync", "The step waits for the GPU in the middle", evidence, str(layer), str(phase),
+        "sync", "The host waits for the GPU within a step", evidence, str(layer), str(phase),
         start, start + int(worst["lost_ns"]), spent, advice, "high", refuted,
     )  # fmt: skip
 
 
 def loading(found: Evidence) -> Iterator[Finding]:
-    """Libraries, modules and plans are loaded or made in steps that are no warm-up."""
+    """Libraries, modules and plans are loaded or built in steps that are not warm-up."""
     rows = found.idle("loading")
     by_call = int(rows["idle_ns"][rows["call"] != ""].sum())
     again = (
-        "pad to few lengths, so that plans are made once; for attention over growing lengths another kernel: "
+        "pad to a few lengths, so that plans are built once; for attention over growing lengths use another kernel: "
         "torch.backends.cuda.enable_cudnn_sdp(False)"
     )
-    once = "warm up with every shape before, CUDA_MODULE_LOADING=EAGER, torch.backends.cudnn.benchmark=False"
+    once = "warm up with every shape first; set CUDA_MODULE_LOADING=EAGER and torch.backends.cudnn.benchmark=False"
     steps = found.steps["idle_loading_ns"] > 0.01 * found.steps["wall_ns"].clip(lower=1)
     many = int(steps.sum())
     for one in _idle(
-        found, "loading", ("loading",), LOADING_SHARE, title="Loading, compiling or tuning for a shape",
+        found, "loading", ("loading",), LOADING_SHARE, title="Loading, compiling or tuning during steps",
         advice=again if found.choice.count and many > 1 else once,
         confidence="high" if 2 * by_call > int(rows["idle_ns"].sum()) else "medium",
-        refuted_by="the time stays when the same shapes run a second time in the same process",
+        refuted_by="as much time is lost when the same shapes run a second time in the same process",
     ):  # fmt: skip
-        where = f"; in {many} of {len(found.steps)} steps" if found.choice.count else "; no steps tell warm-up apart"
+        where = f"; in {many} of {len(found.steps)} steps" if found.choice.count else "; may include warm-up"
         yield replace(one, evidence=one.evidence + where)
 
 
 def garbage(found: Evidence) -> Iterator[Finding]:
-    """Python collects garbage while the GPU waits."""
+    """The GPU waits while Python collects garbage."""
     yield from _idle(
-        found, "gc", ("gc",), GC_SHARE, title="Python collects garbage while the GPU waits",
-        advice="gc.freeze() after building the model, gc.disable() in the loop and gc.collect() every N steps",
-        confidence="high", refuted_by="the gaps stay with gc.disable()",
+        found, "gc", ("gc",), GC_SHARE, title="Python garbage collection stalls the GPU",
+        advice="call gc.freeze() after building the model, gc.disable() in the loop, and gc.collect() every N steps",
+        confidence="high", refuted_by="the gaps remain with gc.disable()",
     )  # fmt: skip
 
 
@@ -137,10 +137,10 @@ def dataloader(found: Evidence) -> Iterator[Finding]:
     worst = rows.iloc[0]
     evidence = (
         f"{ms(spent)} idle inside the data loader's ranges, {share(spent, found.wall_ns)} of the steps' "
-        f"time; the longest {ms(worst['longest_ns'])}"
+        f"time; longest stretch: {ms(worst['longest_ns'])}"
     )
-    advice = "more DataLoader workers, prefetch_factor, persistent_workers, or prepare the data beforehand"
-    refuted = "the step takes as long with one batch used again and again"
+    advice = "use more DataLoader workers, prefetch_factor, persistent_workers, or preprocess the data offline"
+    refuted = "the step takes as long when it reuses one batch"
     yield Finding(
         "dataloader", "The GPU waits for data", evidence, "", "data", *_at(worst), spent, advice, "high", refuted
     )
@@ -150,14 +150,14 @@ def allocator(found: Evidence) -> Iterator[Finding]:
     """Allocations stall the GPU."""
     yield from _idle(
         found, "allocation", ("allocation",), ALLOCATION_SHARE, title="Allocations stall the GPU",
-        advice="keep shapes the same from step to step, warm up before, "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no empty_cache() in the loop",
-        confidence="high", refuted_by="the same calls come in later steps although shapes repeat and nothing is freed",
+        advice="keep shapes the same from step to step, warm up first, "
+        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no empty_cache() in the loop",
+        confidence="high", refuted_by="the same calls recur in later steps although shapes repeat and nothing is freed",
     )  # fmt: skip
 
 
 def exposed_collectives(found: Evidence) -> Iterator[Finding]:
-    """Communication that nothing hides takes a part of the step, without what may be waiting for other ranks."""
+    """Exposed communication, without what may be waiting for other ranks, takes a notable share of the step."""
     rows = found.times.communication
     waiting = min(int(rows["waiting_ns"].sum()) + found.waited_ns, int(found.steps["exposed_comm_ns"].sum()))
     comm, exposed = (int(found.steps[name].sum()) for name in ("comm_ns", "exposed_comm_ns"))
@@ -167,22 +167,22 @@ def exposed_collectives(found: Evidence) -> Iterator[Finding]:
         return
     worst = rows.iloc[int((rows["exposed_ns"] - rows["waiting_ns"]).to_numpy().argmax())]
     evidence = (
-        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) the GPU only moves data between ranks; "
-        f"most in {worst['collective']} of {worst['layer']} {worst['phase']}: {ms(worst['exposed_ns'])} of "
-        f"{ms(worst['gpu_ns'])} exposed{_moved(worst)}"
+        f"{ms(spent)} of {ms(found.wall_ns)} ({share(spent, found.wall_ns)}) the GPU moves data between ranks and "
+        f"computes nothing; most in {worst['collective']} of {worst['layer']} {worst['phase']}: "
+        f"{ms(worst['exposed_ns'])} of {ms(worst['gpu_ns'])} exposed{_moved(worst)}"
     )
     if waiting:
         evidence += f"; {ms(waiting)} more may be waiting for other ranks"
-    advice = "smaller or earlier buckets (bucket_cap_mb), prefetch of the next layer's shards"
-    title = "Communication in the open"
+    advice = "use smaller or earlier buckets (bucket_cap_mb), or prefetch the next layer's shards"
+    title = "Exposed communication"
     if in_turns:
-        title = "Communication and computing take turns"
+        title = "Communication and compute do not overlap"
         evidence += f"; {share(moving - spent, moving)} of the transfer time is overlapped by compute"
         advice = (
-            "issue collectives asynchronously on a stream of their own; let DDP or FSDP do it (not "
-            "find_unused_parameters, no sync between)"
+            "launch collectives asynchronously on their own stream, or let DDP or FSDP do it (without "
+            "find_unused_parameters, and with no synchronization in between)"
         )
-    refuted = "the collectives take as long alone (nccl-tests), or shrink when the slowest rank is made faster"
+    refuted = "the collectives take as long by themselves (nccl-tests), or get shorter with a faster slowest rank"
     place = _communication(found)
     yield Finding(
         "exposed-collectives", title, evidence, worst["layer"], worst["phase"], *place, spent, advice,
@@ -191,26 +191,26 @@ def exposed_collectives(found: Evidence) -> Iterator[Finding]:
 
 
 def rank_waits(found: Evidence) -> Iterator[Finding]:
-    """Collectives last longer than their like: this rank may be waiting for others, and has nothing to change."""
+    """Collectives take longer than similar ones: this rank may be waiting for others, so the fix is not here."""
     rows = found.times.communication
     waiting = int(rows["waiting_ns"].sum()) if len(rows) else 0
     if waiting < WAITING_SHARE * found.wall_ns:
         return
     worst = rows.iloc[int(rows["waiting_ns"].to_numpy().argmax())]
     evidence = (
-        f"{ms(waiting)} of {ms(found.wall_ns)} ({share(waiting, found.wall_ns)}) of exposed communication is beyond "
-        f"the fastest of its like; most in {worst['collective']} of {worst['layer']} {worst['phase']}: "
+        f"{ms(waiting)} of {ms(found.wall_ns)} ({share(waiting, found.wall_ns)}) is exposed communication beyond "
+        f"the fastest similar collective; most in {worst['collective']} of {worst['layer']} {worst['phase']}: "
         f"{ms(worst['waiting_ns'])}"
     )
-    advice = "find the slowest rank: nvprof-kit ranks, or advise, with the captures of all ranks; change it there"
+    advice = "find the slowest rank with nvprof-kit ranks, or advise, on the captures of all ranks, and fix it there"
     yield Finding(
-        "rank-wait", "It may be waiting for other ranks", evidence, worst["layer"], worst["phase"],
-        *_communication(found), 0, advice, "medium", "the other ranks' collectives of these steps last as long",
+        "rank-wait", "This rank may be waiting for others", evidence, worst["layer"], worst["phase"],
+        *_communication(found), 0, advice, "medium", "the other ranks' collectives take as long in these steps",
     )  # fmt: skip
 
 
 def _moved(row: Any) -> str:
-    """What communication moved and how fast, where the capture tells."""
+    """How much communication moved and how fast, if the capture has it."""
     if str(row["bytes"]) in ("<NA>", "nan"):
         return ""
     return f", {row['bytes'] / 1e6:,.1f} MB at {row['algorithm_gb_per_s']:,.1f} GB/s"
@@ -221,7 +221,7 @@ def _communication(found: Evidence) -> tuple[int, int]:
 
 
 def unstable_step(found: Evidence) -> Iterator[Finding]:
-    """Some steps take much longer than the median, for more than waiting for other ranks."""
+    """Some steps take much longer than the median, and not only because they wait for other ranks."""
     rows = found.steps[found.steps["step"].notna()]
     unstable = [one for _, mine in rows.groupby(["process", "device"]) if (one := _unstable(mine)) is not None]
     if not unstable:
@@ -230,15 +230,16 @@ def unstable_step(found: Evidence) -> Iterator[Finding]:
     worst = chosen.rows.iloc[int(chosen.rows["wall_ns"].to_numpy().argmax())]
     evidence = (
         f"{chosen.many} of {len(chosen.rows)} steps take more than {UNSTABLE} times the median of "
-        f"{ms(chosen.middle)}; step {int(worst['step'])} takes {ms(worst['wall_ns'])}; most of it is {chosen.named}"
+        f"{ms(chosen.middle)}; step {int(worst['step'])} takes {ms(worst['wall_ns'])}; most of the excess is "
+        f"{chosen.named}"
     )
     if len(unstable) > 1:
-        evidence += f"; on {len(unstable)} GPUs, this one loses most"
+        evidence += f"; seen on {len(unstable)} GPUs, this one loses most"
     start = int(worst["start_ns"])
-    advice = "look there for allocation, logging, checkpoints, garbage collection, another shape"
+    advice = "look there for allocations, logging, checkpoints, garbage collection, or a different shape"
     yield Finding(
         "unstable-step",
-        "Steps of unequal length",
+        "Step times vary",
         evidence,
         "",
         "",
@@ -247,13 +248,13 @@ def unstable_step(found: Evidence) -> Iterator[Finding]:
         sum(one.lost for one in unstable),
         advice,
         "low",
-        "the long steps are meant to do more: evaluation, a checkpoint, a longer batch",
+        "the long steps are meant to do more work: evaluation, a checkpoint, a longer batch",
         _RULE_OF.get(chosen.part, ""),
     )
 
 
 class _Unstable(NamedTuple):
-    """Slow steps of a GPU: what they lost without waiting for ranks, the median, how many, what there is more of."""
+    """Slow steps of a GPU: time lost beyond waiting for ranks, the median, their number, the part that grew most."""
 
     lost: int
     middle: float

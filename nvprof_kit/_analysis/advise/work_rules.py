@@ -1,4 +1,4 @@
-"""Rules over the work itself: copies, small kernels, chains that could be one, precision, recompute, unequal layers."""
+"""Rules about the work itself: copies, small kernels, unfused chains, precision, recomputation, outlier layers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 
 
 def copies(found: Evidence) -> Iterator[Finding]:
-    """Copies that go through pageable memory or block the host."""
+    """Copies that use pageable memory or block the host."""
     rows = found.times.copies
     bad = rows[(rows["memory"] == "pageable") | (rows["blocking"] > 0)]
     kind = found.trace.ops["kind"].to_numpy()
@@ -51,15 +51,15 @@ def copies(found: Evidence) -> Iterator[Finding]:
     )
     pages = moves[(found.trace.ops["host_memory"].iloc[moves] == "pageable").to_numpy()]
     place = found.longest(pages if len(pages) else moves)
-    advice = "DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy the next batch on another stream"
-    refuted = "the copies take as long from pinned memory, and still nothing overlaps with them"
+    advice = "use DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy the next batch on another stream"
+    refuted = "the copies take as long from pinned memory and still overlap with nothing"
     yield Finding(
-        "copies", "Copies that block", evidence, worst["layer"], worst["phase"], *place, spent, advice, "high", refuted
+        "copies", "Blocking copies", evidence, worst["layer"], worst["phase"], *place, spent, advice, "high", refuted
     )
 
 
 def small_kernels(found: Evidence) -> Iterator[Finding]:
-    """Layers and phases that are mostly a storm of small kernels."""
+    """Layers and phases that consist mostly of many small kernels."""
     ops, steps = found.ops, max(found.choice.count, 1)
     kernels = ops[(ops["kind"] == OP_KINDS.index("kernel")) & found.inside]
     small = kernels["ns"] < SMALL_NS
@@ -81,19 +81,19 @@ def small_kernels(found: Evidence) -> Iterator[Finding]:
     evidence = (
         f"in {layer} {phase} {int(worst['small']) // steps} of {int(worst['count']) // steps} kernels{found.per_step} "
         f"are shorter than {SMALL_NS // 1000} µs, together {ms(worst['small_ns'])}, and the GPU waits "
-        f"{ms(worst['idle_ns'])} between"
+        f"{ms(worst['idle_ns'])} between them"
     )
     if len(storms) > 1:
-        evidence += f"; so it is in {len(storms) - 1} other places, {ms(storms['small_ns'].iloc[1:].sum())}"
+        evidence += f"; the same in {len(storms) - 1} other places, {ms(storms['small_ns'].iloc[1:].sum())}"
     advice = "torch.compile, a CUDA graph, or a fused kernel for this layer"
     if phase == "optimizer" or found.classes.is_a("optimizer")[short].any():
         advice = f"a fused optimizer (fused=True or foreach=True), {advice}"
     mine = np.flatnonzero((ops["layer"] == layer) & (ops["phase"] == phase) & found.inside)
     start = int(ops["start_ns"].to_numpy()[mine].min())
     end = int(ops["end_ns"].to_numpy()[mine[: max(len(mine) // steps, 1)]].max())
-    refuted = "the kernels run one behind the other without a gap, and a fused kernel takes as long as their sum"
+    refuted = "the kernels run back to back, and a fused kernel takes as long as all of them together"
     yield Finding(
-        "small-kernels", "A storm of small kernels", evidence, layer, phase, start, max(end, start), lost, advice,
+        "small-kernels", "Many small kernels", evidence, layer, phase, start, max(end, start), lost, advice,
         "medium", refuted, "launch",
     )  # fmt: skip
 
@@ -107,7 +107,7 @@ def _places(rows: pd.DataFrame) -> pd.MultiIndex:
 
 
 def unfused_chains(found: Evidence) -> Iterator[Finding]:
-    """Runs of elementwise, norm, reduction and copying kernels, one behind the other in one call of a layer."""
+    """Elementwise, norm, reduction and copy kernels that run one after another in one call of a layer."""
     ops = found.ops
     stream = found.trace.ops["stream"].to_numpy()
     order = np.lexsort(
@@ -130,7 +130,7 @@ def unfused_chains(found: Evidence) -> Iterator[Finding]:
     saved = np.where(long, spent * (1 - 1 / np.maximum(length, 1)), 0)  # one pass over memory instead of `length`
     names = ops["layer"].cat.categories
     outside = names.get_loc(NO_LAYER) if NO_LAYER in names else -1
-    first = np.append(0, order[np.flatnonzero(fresh)])  # the operation that each chain begins with; chain 0 is empty
+    first = np.append(0, order[np.flatnonzero(fresh)])  # each chain's first operation; chain 0 is empty
     saved[layer[first] == outside] = 0
     total = min(int(saved.sum()), found.busy_ns(order[(saved > 0)[chain]]))
     if total < CHAIN_SHARE * found.wall_ns:
@@ -146,9 +146,9 @@ def unfused_chains(found: Evidence) -> Iterator[Finding]:
         f"{ms(float(spent[saved > 0].sum()))} of GPU time; most in "
         f"{name} {where}; the longest has {int(length[saved > 0].max())} kernels"
     )
-    advice = "torch.compile fuses them; or a fused norm, rotary embedding or activation from a library"
+    advice = "use torch.compile, which fuses them, or a fused norm, rotary embedding or activation from a library"
     end = int(ops["end_ns"].to_numpy()[order[chain == worst]].max())
-    refuted = "torch.compile of that layer leaves as many kernels, or its time as it is"
+    refuted = "torch.compile on that layer leaves as many kernels, or makes it no faster"
     yield Finding(
         "unfused-chains", "Chains of small memory-bound kernels", evidence, name, where, start, end, total, advice,
         "medium", refuted,
@@ -156,7 +156,7 @@ def unfused_chains(found: Evidence) -> Iterator[Finding]:
 
 
 def fp32_gemms(found: Evidence) -> Iterator[Finding]:
-    """Matrix products that do not use the tensor cores."""
+    """Matrix products in FP32 that do not use the tensor cores."""
     names = found.trace.ops["name"].cat
     told = np.array([bool(_FP32.search(str(name))) for name in names.categories])
     rows = np.flatnonzero(told[names.codes.to_numpy()] & found.classes.is_a("gemm") & found.inside)
@@ -170,8 +170,8 @@ def fp32_gemms(found: Evidence) -> Iterator[Finding]:
         f"{str(names.categories[names.codes.iloc[worst]])[:70]}"
     )
     advice = (
-        "autocast to bf16, or torch.set_float32_matmul_precision('high'); tensor cores have about 8 "
-        "times the rate in TF32"
+        "autocast to bf16, or torch.set_float32_matmul_precision('high'); tensor cores are about 8 "
+        "times as fast in TF32"
     )
     place = found.longest(rows)
     refuted = "the program needs fp32 there; or ncu shows the tensor cores busy in these kernels"
@@ -190,7 +190,7 @@ def recompute(found: Evidence) -> Iterator[Finding]:
     by_layer = found.ops.iloc[rows].groupby("layer", observed=True)["ns"].sum()
     by_layer = by_layer.sort_values(ascending=False, kind="stable")
     evidence = (
-        f"{ms(spent)} of GPU time ({share(spent, total)}) is forward work done again; most in "
+        f"{ms(spent)} of GPU time ({share(spent, total)}) is recomputed forward work; most in "
         f"{by_layer.index[0]}: {ms(by_layer.iloc[0])}"
     )
     advice = "checkpoint fewer layers, or only what is cheap to compute and large to keep, if memory allows"
@@ -203,10 +203,10 @@ def recompute(found: Evidence) -> Iterator[Finding]:
 
 
 def outlier_layers(found: Evidence) -> Iterator[Finding]:
-    """A layer that takes much longer than the others of its kind: its parts and phases are one finding."""
+    """Layers that take much longer than others of their kind; all parts and phases of a block are one finding."""
     import pandas as pd
 
-    work = found.inside & ~found.classes.is_a("comm")  # a collective waits for other ranks
+    work = found.inside & ~found.classes.is_a("comm")  # a collective's time includes waiting for other ranks
     ops = found.ops[(found.ops["layer"] != NO_LAYER) & found.ops["phase"].isin(_LAYER_PHASES) & work]
     sums = ops.groupby(["layer", "phase"], observed=True)["ns"].sum().reset_index().astype({"layer": str, "phase": str})
     sums["kind"] = [_INDEX.sub("N", layer) for layer in sums["layer"]]
@@ -228,17 +228,17 @@ def outlier_layers(found: Evidence) -> Iterator[Finding]:
             continue
         worst = mine.iloc[0]
         evidence = (
-            f"{worst['layer']} {worst['phase']}: {ms(worst['ns'])} of its own computing, while the median of its "
-            f"{int(worst['many'])} equals is {ms(worst['ns'] - worst['lost'])}"
+            f"{worst['layer']} {worst['phase']}: {ms(worst['ns'])} of its own compute, while the median of the "
+            f"{int(worst['many'])} layers like it is {ms(worst['ns'] - worst['lost'])}"
         )
         if len(mine) > 1:
             others = ", ".join(f"{one['layer']} {one['phase']}" for _, one in mine.iloc[1:5].iterrows())
-            evidence += f"; {block} takes longer in {len(mine) - 1} more: {others}"
+            evidence += f"; {block} also takes longer in {len(mine) - 1} more: {others}"
         advice = (
-            "compare its kernels with those of a peer (nvprof-kit summary --view kernel --by step): another "
-            "shape, dtype or algorithm"
+            "compare its kernels with those of a peer (nvprof-kit summary --view kernel --by step): look for a "
+            "different shape, dtype or algorithm"
         )
         yield Finding(
-            "outlier-layer", "A layer unlike its equals", evidence, str(worst["layer"]), str(worst["phase"]),
+            "outlier-layer", "A layer slower than its peers", evidence, str(worst["layer"]), str(worst["phase"]),
             *found.longest(rows), lost, advice, "high", "the layer is meant to be larger than its peers",
         )  # fmt: skip

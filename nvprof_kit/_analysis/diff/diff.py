@@ -1,8 +1,8 @@
-"""Two captures compared, or several of each program: what became slower or faster beyond the noise of steps and runs,
-what is the same and how surely, what the captures cannot decide, and which kernels came and went.
+"""Compare two captures, or several of each program: what became slower or faster beyond the noise of steps and runs,
+what stayed the same and with what certainty, what cannot be decided, and which kernels are new or gone.
 
-`nvprof_kit._analysis.diff.effects` has the model. Its p is corrected for the number of questions asked
-(Benjamini-Hochberg), so that of a hundred layers that did not change five are not called changed.
+The model is in `nvprof_kit._analysis.diff.effects`. Its p is corrected for the number of rows tested
+(Benjamini-Hochberg); without that, five of a hundred unchanged layers would be called changed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ COLUMNS = {
 """The columns of `DiffResult.rows`."""
 
 LEVELS = ("step", "phase", "class", "layer", "layer class")
-"""What is compared, from the whole to its parts."""
+"""The levels of the comparison, from the whole step to its parts."""
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -64,15 +64,15 @@ class DiffOptions:
 
     Attributes:
         steps: Which steps of each capture to compare, by default all but warm-up.
-        min_steps: Fewest steps of each that can be compared; where there are fewer without warm-up, it is taken in.
-        level: Probability of calling a difference one that is none.
-        noise: Relative change below which nothing is a change.
+        min_steps: The fewest steps of a capture to compare; with fewer, its warm-up steps are compared too.
+        level: Probability of reporting a change where there is none.
+        noise: A relative change below this is not reported as one.
         run_noise: Least standard deviation from run to run of one program, relative.
-        tolerance: What is within ± this is the same; what may be more is undecided.
+        tolerance: Within ± this a row is the same; if its interval reaches further, it is undecided.
         communication: Whether layers and phases count communication, which is mostly waiting for other ranks.
-        allow_undecided: Whether a gate holds that the captures cannot decide.
-        anyway: Compare what should not be compared, with the reason as a warning.
-        own_rules: Rules for kernel classes, asked before the package's.
+        allow_undecided: Whether a gate that the captures cannot decide counts as held.
+        anyway: Compare captures that should not be compared, with the reason as a warning.
+        own_rules: Rules for kernel classes, tried before the package's.
     """
 
     steps: StepOptions = ALL_STEPS
@@ -132,7 +132,7 @@ def diff(
         new: The capture after, or several runs.
         gates: What must not become slower.
         options: What counts as a change.
-        known: The operations of each run, BASE's first, where owners and classes are known already.
+        known: The operations of each run, BASE's first, if their owners and classes are already known.
 
     Raises:
         CaptureError: They cannot be compared: another GPU, another tool, another part of the loop, too few steps.
@@ -177,7 +177,7 @@ def diff(
 
 
 def _reasons(captures: Sequence[tuple[CaptureInfo, StepSums]], options: DiffOptions) -> list[str]:
-    """Why the captures measure different things, or too little."""
+    """Reasons not to compare: the captures measure different things, or have too few steps."""
     reasons: list[str] = []
     (first, sums), *others = captures
     for other, its in others:
@@ -192,7 +192,7 @@ def _reasons(captures: Sequence[tuple[CaptureInfo, StepSums]], options: DiffOpti
 
 
 def _unlike(base: CaptureInfo, new: CaptureInfo, before: StepSums, after: StepSums) -> list[str]:
-    """Why two captures measure different things."""
+    """Reasons why two captures measure different things."""
     reasons = []
     if base.gpus != new.gpus:
         reasons.append(f"other GPUs ({', '.join(base.gpus) or 'none'}; {', '.join(new.gpus) or 'none'})")
@@ -207,7 +207,7 @@ def _unlike(base: CaptureInfo, new: CaptureInfo, before: StepSums, after: StepSu
 def _notes(
     before: Sequence[StepSums], after: Sequence[StepSums], rows: pd.DataFrame, widening: float, options: DiffOptions
 ) -> tuple[str, ...]:
-    """How the captures were compared, where a reader may take it for something else."""
+    """What a reader could otherwise misunderstand about how the captures were compared."""
     notes = []
     comm = rows[(rows["level"] == "class") & (rows["kernel_class"] == "comm")]
     if len(comm) and not options.communication:
@@ -234,7 +234,7 @@ Samples = dict[Key, npt.NDArray[np.float64]]
 
 
 def _samples(sums: StepSums, communication: bool) -> Samples:
-    """Everything that is compared, and its values over the steps."""
+    """The values of every compared row, one per step."""
     made: Samples = {("step", "", "", ""): sums.wall.astype(float)}
     for (layer, phase, kernel_class), row in sums.by_key.items():
         keys: list[Key] = [("class", "", "", kernel_class)]
@@ -250,7 +250,7 @@ def _samples(sums: StepSums, communication: bool) -> Samples:
 
 
 def _rows(before: Sequence[StepSums], after: Sequence[StepSums], options: DiffOptions) -> tuple[pd.DataFrame, float]:
-    """The rows of all levels, and what the error of the layers was widened by."""
+    """The rows of all levels, and the factor by which the layers' error was widened."""
     import pandas as pd
 
     sides = [[_samples(sums, options.communication) for sums in side] for side in (before, after)]
@@ -280,7 +280,7 @@ their layers on the GPU agreed within 1 % (``docs/diff.md``).
 
 
 def _host_noise(before: Sequence[StepSums], after: Sequence[StepSums]) -> float:
-    """Least noise from run to run of the length of a step, where one run of each side does not show it."""
+    """The least run-to-run noise of the step time, for use when a side has a single run and does not show it."""
     if len(before) > 1 and len(after) > 1:
         return 0.0
     wall = sum(float(sums.wall.sum()) for sums in (*before, *after))
@@ -294,7 +294,7 @@ def _matrix(keys: list[Key], samples: Samples) -> npt.NDArray[np.float64]:
 
 
 def _equals(keys: list[Key]) -> npt.NDArray[np.int64]:
-    """A number for each row that its equals share: layers whose paths differ only in numbers."""
+    """A group number for each row; layers whose paths differ only in their numbers share one."""
     named = [(_NUMBER.sub("*", layer), phase, kernel_class) for _, layer, phase, kernel_class in keys]
     place = {one: number for number, one in enumerate(dict.fromkeys(named))}
     return np.array([place[one] for one in named], dtype=np.int64)

@@ -23,10 +23,10 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 TRIM = 0.1
-"""Of ten steps or more, this part at either end is left out of a run's mean: a step that stalled is not its level."""
+"""Share of steps trimmed at each end of a run's mean, from ten steps on: one stalled step must not shift it."""
 
 MOST_WIDENING = 3.0
-"""More disagreement of equal layers is a change of some of them and no noise."""
+"""The largest factor: beyond it, equal layers disagree because some of them changed, not because of noise."""
 
 _EQUALS, _RESIDUALS, _MODERATED = 4, 8, 10
 _FLOOR_DF = 4
@@ -37,7 +37,7 @@ _MAD_ERROR = 1.167  # standard error of MAD over sigma, times the root of the nu
 
 @dataclass(frozen=True)
 class Effects:
-    """What each row's change is, shape ``(rows,)`` each.
+    """The change of each row, arrays of shape ``(rows,)``.
 
     Attributes:
         base, new: Time per step of each side: the geometric mean, the mean for a row that some step lacks.
@@ -47,7 +47,7 @@ class Effects:
         p: Of the change being none.
         error: Standard error of the change, in the same relative unit; NaN as `change` is.
         df: Its degrees of freedom.
-        widening: What the error was widened by because equal layers disagree, 1.0 where they do not.
+        widening: The factor by which the error was widened because equal layers disagree; 1.0 if they do not.
     """
 
     base: Floats
@@ -64,7 +64,7 @@ class Effects:
 
 @dataclass(frozen=True)
 class _Run:
-    """A run's level by row, the variance of that level from its steps, and the degrees of freedom of that."""
+    """A run's level by row, the variance of that level estimated from its steps, and its degrees of freedom."""
 
     level: Floats
     variance: Floats
@@ -144,7 +144,7 @@ def _mean(values: Floats, cut: int) -> tuple[Floats, Floats]:
 
 
 def _typical(values: Floats, groups: npt.NDArray[np.int64]) -> Floats:
-    """The median of each value's group, by value."""
+    """For each value the median of its group."""
     import pandas as pd
 
     return pd.Series(values).groupby(groups).transform("median").to_numpy(dtype=np.float64)
@@ -177,8 +177,8 @@ def _variance(
 
 
 def _moderated(variance: Floats, floor: Floats, free: int, logs: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Variances of few runs drawn towards what the other rows have, and their degrees of freedom (Smyth 2004); where
-    there are too few rows, towards the floor.
+    """Variances of few runs shrunk toward those of the other rows, and their degrees of freedom (Smyth 2004); with too
+    few rows, toward the floor.
     """
     from scipy import optimize, special
 

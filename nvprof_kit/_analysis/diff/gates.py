@@ -40,7 +40,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class GateOutcome:
-    """What became of a gate: whether it held, the sentence that says why, and whether the captures could not decide."""
+    """The outcome of a gate: whether it held, the sentence that says why, and whether the captures could not decide."""
 
     gate: Gate
     held: bool
@@ -71,7 +71,7 @@ def parse_gate(text: str) -> Gate:
 
 
 def corrected(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The p of questions that are asked together, corrected for their number (Benjamini-Hochberg)."""
+    """The p values of tests made together, corrected for their number (Benjamini-Hochberg)."""
     from scipy import stats
 
     found: npt.NDArray[np.float64] = stats.false_discovery_control(p)
@@ -83,10 +83,10 @@ class Limits:
     """What a gate calls a change.
 
     Attributes:
-        level: Probability of calling a difference one that is none.
-        noise: Relative change below which nothing is a change.
-        allow_undecided: Whether a gate holds that the captures cannot decide.
-        negligible: Part of the step's time; a row that cannot have lost more is not undecided.
+        level: Probability of reporting a change where there is none.
+        noise: A relative change below this is not reported as one.
+        allow_undecided: Whether a gate that the captures cannot decide counts as held.
+        negligible: Share of the step's time; a row that cannot have lost more than this is never undecided.
     """
 
     level: float
@@ -96,14 +96,14 @@ class Limits:
 
 
 def judge(gate: Gate, rows: pd.DataFrame, limits: Limits) -> GateOutcome:
-    """Whether a gate holds. It fails where something became slower by the limit, beyond the noise; that is asked of the
-    rows it names alone, so p is corrected for their number. It also fails where a row may have become slower by the
-    limit and nobody knows: its upper bound (95 %) reaches the limit.
+    """Whether a gate holds. It fails if a row became slower by the limit or more, beyond the noise; only the rows that
+    the gate names are tested, so p is corrected for their number. It also fails if the captures cannot rule out such a
+    slowdown: the upper bound (95 %) of a row reaches the limit.
 
     Args:
         gate: The gate.
         rows: `nvprof_kit._analysis.diff.diff.DiffResult.rows`.
-        limits: What is a change.
+        limits: What counts as a change.
 
     Raises:
         UsageError: It limits nothing that either capture has.
@@ -126,7 +126,7 @@ def judge(gate: Gate, rows: pd.DataFrame, limits: Limits) -> GateOutcome:
 
 
 def _limited(gate: Gate, rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows that a gate names."""
+    """The rows that a gate limits."""
     mine: pd.DataFrame = rows[rows["level"] == gate.level]
     if gate.level in _COLUMN:
         mine = mine[mine[_COLUMN[gate.level]] == gate.target]
@@ -142,7 +142,7 @@ def _limited(gate: Gate, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _negligible(mine: pd.DataFrame, rows: pd.DataFrame, limits: Limits) -> npt.NDArray[np.bool_]:
-    """Which rows lost next to nothing of the step, whatever their change is."""
+    """Which rows cost the step next to nothing, however large their relative change is."""
     step = int(rows.loc[rows["level"] == "step", "base_ns"].iloc[0])
     found: npt.NDArray[np.bool_] = (mine["at_most"] * mine["base_ns"] < limits.negligible * step).to_numpy()
     return found
@@ -158,7 +158,7 @@ def _bound(row: pd.Series) -> str:
 
 
 def named(row: pd.Series) -> str:
-    """What a row is of, in words."""
+    """What a row is about, as text."""
     level = row["level"]
     if level == "phase":
         return f"all {row['phase']}"

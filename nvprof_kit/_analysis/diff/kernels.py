@@ -1,4 +1,4 @@
-"""Kernels of two programs compared: which came, went, were renamed, or run in another number."""
+"""Compare the kernels of two programs: which are new, gone, renamed, or launched a different number of times."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _SAME_COUNT = 1e-9
 
 
 def compared_kernels(before: Sequence[StepSums], after: Sequence[StepSums]) -> tuple[pd.DataFrame, tuple[float, float]]:
-    """What became of the kernels, with `KERNEL_COLUMNS`, the costliest first, and kernels per step of each side."""
+    """What changed about the kernels, with `KERNEL_COLUMNS`, the costliest first, and kernels per step of each side."""
     base, new = (_mean([sums.kernels for sums in side]) for side in (before, after))
     return _compared(base, new), (float(base["count"].sum()), float(new["count"].sum()))
 
 
 def _mean(runs: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The kernels of the mean run."""
+    """The kernels, averaged over the runs."""
     import pandas as pd
 
     if len(runs) == 1:
@@ -49,7 +49,7 @@ def _mean(runs: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _compared(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
-    """Kernels that only one side has, two that do the same work being one that was renamed, and changed numbers."""
+    """Kernels that only one side has, paired as renamed if they do the same work, and those whose count changed."""
     import pandas as pd
 
     gone, fresh = (

@@ -32,12 +32,12 @@ class StepSums:
     """The samples of one capture.
 
     Attributes:
-        steps: Number of each step, by time; a number may come again.
+        steps: Number of each step, in order of time; numbers may repeat.
         wall: Length of each step in ns, the mean over devices, shape ``(len(steps),)``.
         by_key: GPU time in ns by key, a value per step, shape ``(len(steps),)`` each.
         kernels: A row per kernel name: name, kernel_class, count and gpu_ns per step, where (owners and counts, a
             hashable thing that is equal for kernels doing the same work).
-        left_out: A sentence for each step that is warm-up, and what became of it.
+        left_out: A sentence for each warm-up step that says whether it was compared.
     """
 
     steps: npt.NDArray[np.int64]
@@ -54,14 +54,14 @@ def step_sums(
     least: int = 0,
     known: Operations | None = None,
 ) -> StepSums:
-    """Sum a capture's operations by step and by layer, phase and class; what lies outside these steps is left out.
+    """Sum a capture's operations by step and by layer, phase and class; operations outside these steps are left out.
 
     Args:
         trace: The capture, with the column ``name``.
-        own_rules: Rules for kernel classes, asked before the package's.
+        own_rules: Rules for kernel classes, tried before the package's.
         options: Which steps, by default all but warm-up.
-        least: So many steps are needed: where there are fewer without warm-up, warm-up is taken in.
-        known: The same operations, where owners and classes are known already.
+        least: The number of steps needed; if there are fewer without warm-up, warm-up steps are included.
+        known: The same operations, if their owners and classes are already known.
     """
     operations = Operations(trace, own_rules, known)
     attribution, classes = operations.attribution, operations.classes
@@ -106,8 +106,8 @@ def _wall(trace: Trace, attribution: Attribution, column: Int64Array, steps: int
     Args:
         trace: The capture.
         attribution: Its steps.
-        column: For each instance of a step its place among those looked at, or `NONE`; behind the last `NONE`.
-        steps: How many are looked at.
+        column: For each instance of a step its place among the compared ones, or `NONE`; with `NONE` appended.
+        steps: How many steps are compared.
     """
     windows = step_windows(trace, attribution)
     place = column[windows.instance]

@@ -53,8 +53,8 @@ class Counted:
         return parents_of(dict.fromkeys(layer for chain in self.chains for layer, _ in chain), enclosed)
 
     def rows_of(self, chain: Chain) -> list[Key]:
-        """The rows that what ran in these ranges counts for: its layer's, and in the same phase those of the layers
-        that hold it in the model, as with time (`nvprof_kit._analysis.layers.sums`).
+        """The rows that include the work in these ranges: its layer's row, and in the same phase those of the layers
+        that contain it in the model, as for time (`nvprof_kit._analysis.layers.sums`).
         """
         layer, phase = chain[0]
         if layer == NO_LAYER:
@@ -87,7 +87,7 @@ class Counted:
         return frozenset(key for chain in self.attention for key in self.rows_of(chain))
 
     def told(self, rows: Container[Key]) -> set[Key]:
-        """Those of some rows that any operation, known or not, belongs to: it ran in none of the rows further in."""
+        """Which of these rows have an operation of their own, known or not, outside the rows nested in them."""
         chains = [chain for chain, work in self.work.items() if any(work.values())]
         return {next((key for key in chain if key in rows), chain[0]) for chain in (*chains, *self.unknown)}
 
@@ -112,18 +112,18 @@ def read_counted(counts: FlopsFile) -> Counted:
 
 
 def computed_again(chain: Chain) -> str | None:
-    """The layer that activation checkpointing computed again when it came to these ranges, the outermost one."""
+    """The outermost layer that activation checkpointing was recomputing in these ranges; None if none."""
     return next((layer for layer, phase in reversed(chain) if phase == Category.RECOMPUTE.value), None)
 
 
 def add(work: Work, more: Work, times: float = 1.0) -> None:
-    """Add to some operations others, so many times."""
+    """Add `more`, taken so many times, to `work`."""
     for dtype, flops in more.items():
         work[dtype] = work.get(dtype, 0.0) + flops * times
 
 
 def _chains(counts: FlopsFile) -> list[Chain]:
-    """The ranges that each range is in, itself first."""
+    """For each range the ranges around it, itself first."""
     chains: list[Chain] = []
     columns = ("layer", "phase", "inside")
     for layer, phase, inside in zip(*(counts.ranges[name].tolist() for name in columns), strict=True):

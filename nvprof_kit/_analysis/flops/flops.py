@@ -1,12 +1,11 @@
-"""What each layer gets out of the GPU: its floating point operations over the time that they took, and over the peak.
+"""How well each layer uses the GPU: its floating point operations per second, and their share of the GPU's peak.
 
-The operations were counted in a run of the same program (`nvprof_kit.count_flops`), the time was captured in this one.
-What joins the two is the layer's call: operations of a call as counted, times the calls captured. A row holds what the
-layer and those that it holds in the model do in its phase, in operations as in time, and both are those of the steps,
-where the capture has steps.
+The operations were counted in another run of the same program (`nvprof_kit.count_flops`), the time was captured here.
+The two are joined by calls: counted operations per call, times the captured calls. A row includes the layers nested in
+its layer, in the same phase, for operations and time alike; if the capture has steps, both cover only the steps.
 
-Utilisation is the time that the operations would take at the peak of their types of number, over the time they took.
-HFU takes all of them, MFU leaves out what activation checkpointing computes again (Korthikanti et al., "Reducing
+Utilisation is the time that the operations would take at the peak of their number types, over the time they took. HFU
+counts all operations, MFU leaves out those that activation checkpointing recomputes (Korthikanti et al., "Reducing
 Activation Recomputation in Large Transformer Models", 2022).
 """
 
@@ -35,14 +34,14 @@ if TYPE_CHECKING:
 
 
 MOST_BY_CLOCK = 1.2
-"""A clock above the datasheet's explains no more than this: an H200's may be 1980 MHz, its peak is that of 1830."""
+"""The most that a clock above the datasheet's explains: an H200 may run at 1980 MHz, its peak is given for 1830."""
 
 MOST_BY_HALVES = 2.0
-"""What does half of the operations counted explains no more than this."""
+"""The most that a causal mask or 2:4 sparsity explains: either leaves half of the counted operations to do."""
 
 
 def why_above(hfu: float, *, attention: bool, fp32: bool, own_peak: bool) -> str:
-    """What may be the reason of a utilisation above 1, the likeliest first.
+    """Possible reasons for a utilisation above 1, the likeliest first.
 
     Args:
         hfu: The utilisation.
@@ -78,7 +77,7 @@ COLUMNS = {
 """The columns of `FlopsResult.rows` and what they mean."""
 
 NOTES_APART = " | "
-"""Between two notes of a row."""
+"""The separator between the notes of a row."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class FlopsOptions:
     """What to compare with.
 
     Attributes:
-        peaks: Operations a second by type of number, in place of what the package knows of the GPU.
+        peaks: Operations per second by number type, instead of the package's values for the GPU.
         steps: Which steps to look at, by default all but warm-up.
     """
 
@@ -118,9 +117,7 @@ class FlopsResult:
 
 
 def joined(rows: pd.DataFrame) -> dict[str, Any]:
-    """The columns of `COLUMNS` of some equal layers in a phase together: sums, and over the summed busy time what is a
-    rate.
-    """
+    """`COLUMNS` of several equal layers in a phase together: sums, and rates as means weighted by busy time."""
     busy = rows["gpu_busy_ns"]
     sums = {name: rows[name].sum(skipna=False) for name in ("calls", "gpu_busy_ns", "flops", "model_flops")}
     weighed = {name: (rows[name] * busy)[busy > 0].sum(skipna=False) for name in ("tflops_per_s", "hfu", "mfu")}
@@ -134,7 +131,7 @@ def joined(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _alike_notes(notes: Iterable[str]) -> list[str]:
-    """Each note once; of those that begin with different percentages one, with the least and the most."""
+    """Each note once; notes that differ only in their percentage become one, with the lowest and the highest."""
     found: dict[str, list[int]] = {}
     for note in notes:
         number, sign, rest = note.partition("%")
@@ -147,14 +144,14 @@ def _alike_notes(notes: Iterable[str]) -> list[str]:
 def flops(
     trace: Trace, counts: FlopsFile | None, options: FlopsOptions | None = None, known: Operations | None = None
 ) -> FlopsResult:
-    """Join what was counted with what was captured.
+    """Join the counted operations with the captured times.
 
     Args:
         trace: The capture, its ranges as in the contract, with the operations' names.
-        counts: What was counted, in a run of the same program; None to count by the shapes in the capture itself, which
-            has the optional table ``shapes`` then.
+        counts: The counts from a run of the same program; None to count from the shapes in the capture itself, which
+            then needs the optional table ``shapes``.
         options: What to compare with.
-        known: The same operations, where owners and classes are known already.
+        known: The same operations, if their owners and classes are already known.
     """
     import pandas as pd
 
@@ -191,7 +188,7 @@ def flops(
 
 
 def _times(row: Row, counted: Counted, steps: int) -> float:
-    """How often what was counted of a row happened in the capture; NaN where that cannot be told."""
+    """How often the counted work of a row ran in the capture; NaN if that cannot be known."""
     if row.key[0] == NO_LAYER and steps and counted.steps:
         return steps / counted.steps
     calls = counted.calls.get(row.key, 0)
@@ -250,7 +247,7 @@ class _Records:
         return notes
 
     def why_above(self, hfu: float, key: Key | None = None) -> str:
-        """Why a row, or without a key all of them together, may be above the peak."""
+        """Why a row may be above the peak; without a key, why all rows together may be."""
         work = [self._work.get(key, {})] if key else list(self._work.values())
         return why_above(
             hfu,
@@ -261,13 +258,13 @@ class _Records:
 
 
 def _types(work: Work) -> list[str]:
-    """The types of number that matter, most operations first."""
+    """The number types with at least 1 % of the operations, most operations first."""
     total = sum(work.values())
     return sorted((dtype for dtype in work if 100 * work[dtype] >= total), key=lambda dtype: -work[dtype])
 
 
 def _warnings(counted: Counted, times: Mapping[Key, float], named: str) -> list[str]:
-    """What the counts lack, or have and the capture lacks."""
+    """What the counts lack, and what they have that the capture lacks."""
     everything = sum(sum(work.values()) for work in counted.work.values())
     if not everything:
         return [f"{named}: no operation was counted; count a step that runs its operators, not a graph's replay"]

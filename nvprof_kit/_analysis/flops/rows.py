@@ -1,4 +1,4 @@
-"""What the steps of a capture get out of the GPU, all layers together."""
+"""The rows of the table of operations, and how well the steps of a capture use the GPU, all layers together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nvprof_kit.names import NO_LAYER
 
 _MATRIX_KERNELS = ("gemm", "attention")
 _ODD = 0.02
-"""Part of a row's own time in matrix kernels from which on it is odd that no operation was counted."""
+"""Share of a row's own time in matrix kernels above which it is suspicious that no operation was counted."""
 
 
 class Row(NamedTuple):
@@ -69,8 +69,8 @@ def captured_rows(trace: Trace, attribution: Attribution, choice: StepChoice) ->
 
 
 def uncounted_rows(operations: Operations, counted: Counted, rows: Sequence[Row]) -> dict[Key, float]:
-    """Rows that run kernels of matrix products or attention, while no operation that could be theirs was counted nor
-    is unknown: what called these kernels passed PyTorch by. Each with their part of its own time.
+    """Rows that run matrix or attention kernels although no operation was counted or is unknown there, because these
+    kernels were not launched by PyTorch operators. Each with the share of such kernels in its own time.
     """
     import pandas as pd
 
@@ -120,7 +120,7 @@ class Whole:
 
     @property
     def above_the_peak(self) -> bool:
-        """Whether more was counted than the GPU can do in that time."""
+        """Whether more operations were counted than the GPU can do in that time."""
         return self.hfu > 1 or self.busy_hfu > 1
 
 
@@ -170,22 +170,20 @@ def whole(
 
 
 def utilisation(work: Work, peaks: Peaks | None, time_ns: float, times: float = 1.0) -> float:
-    """The time that some operations, so many times, take at their peaks, over a time; NaN where a peak or the time is
-    not known.
-    """
+    """The time that `times` such operations take at their peaks, over a time; NaN if a peak or the time is unknown."""
     if peaks is None or not time_ns or without_peak(work, peaks):
         return math.nan
     return sum(flops / peaks.flops[dtype] for dtype, flops in work.items()) * times * 1e9 / time_ns
 
 
 def without_peak(work: Work, peaks: Peaks) -> list[str]:
-    """The types of number in some operations of which no peak is known."""
+    """The number types among these operations whose peak is unknown."""
     return sorted(dtype for dtype in work if dtype not in peaks.flops)
 
 
 def _captured(counted: Counted, times: Mapping[Key, float]) -> tuple[Work, Work]:
-    """All operations of the capture, and those without what is computed again. What was counted in a range that the
-    capture lacks goes with the nearest one around it.
+    """All operations of the capture, and the same without recomputation. What was counted in a range that the capture
+    lacks is assigned to the nearest enclosing range that it has.
     """
     total: Work = {}
     model: Work = {}

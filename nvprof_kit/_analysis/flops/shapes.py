@@ -1,9 +1,9 @@
 """Floating point operations from a trace's own shapes, without a count of the program.
 
-A PyTorch trace that was recorded with shapes (``record_shapes=True``) tells for each operator what it was called with.
-The formulas are those of PyTorch's own counter (`torch.utils.flop_counter`), written again here, since reading needs no
-PyTorch. Of operators that call each other the outermost with a formula counts; what multiplies and has none, or lacks
-its shapes, is unknown, by name.
+A PyTorch trace recorded with shapes (``record_shapes=True``) has the arguments of every operator. The formulas are
+those of PyTorch's own counter (`torch.utils.flop_counter`), rewritten here because reading a trace must not need
+PyTorch. Of nested operators the outermost one with a formula counts. An operator that multiplies matrices but has no
+formula, or lacks its shapes, is listed by name as unknown.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ MULTIPLIES = re.compile(
     r"|^_fft_|_cdist_|cholesky|triangular_solve|lu_solve|ormqr|geqrf|transformer_encoder"
     r"|^_?linalg_(?!vector_norm|cross|diagonal|check)"
 )
-"""Operators of PyTorch's that multiply matrices, by name, as there."""
+"""PyTorch operators that multiply matrices, by name, as in that module."""
 
 ONLY_MOVES = re.compile(r"prepack$|_pack_|reorder|flatten_weight|_search$")
-"""Of those, the ones that only prepare, as there."""
+"""Those of them that only prepare data, as in that module."""
 
 _NO_OPERATORS = frozenset({"autograd", "inductor", "torch"})
-"""What the profiler records under a namespace and is no operator."""
+"""Namespaces of events that the profiler records but that are not operators."""
 
 _TYPES = (
     ("fp4", r"float4"),
@@ -52,14 +52,14 @@ _TYPES = (
     ("fp32", r"^float$|complex<float>"),
     ("fp64", r"^double$|complex<double>"),
 )
-"""Types of number as the profiler names them, the narrowest first."""
+"""Number types by the profiler's names, the narrowest first."""
 
 Shape = Sequence[int]
 Said = Sequence[Any]
 
 
 class _Call(NamedTuple):
-    """What an operator was called with: shapes of its arguments, and the values of those that are no tensors."""
+    """The arguments of an operator: their shapes, and the values of those that are not tensors."""
 
     dims: Said
     concrete: Said
@@ -146,7 +146,7 @@ FORMULAS: Mapping[str, Callable[[_Call], int]] = MappingProxyType(
 
 
 def work_of(name: str, said: str) -> tuple[str, int | None]:
-    """Type of number and operations of one call; None where its shapes do not tell.
+    """Number type and operations of one call; None if its shapes do not give them.
 
     Args:
         name: The operator.
@@ -212,8 +212,8 @@ def _may_multiply(name: str) -> bool:
 
 
 def _outermost(frame: Any, formula: Any) -> tuple[Any, Any]:
-    """Which calls count, and which are of unknown work: such as neither lie in one of either kind, nor hold one that
-    counts.
+    """Which calls count, and which are of unknown work. A call inside one of either kind is neither, and one that
+    contains a call that counts is not unknown, so that no work counts twice.
     """
     nesting = nest(*(frame[name].to_numpy() for name in ("start_ns", "end_ns", "tid")))
     holds, inside = np.zeros(len(formula) + 1, dtype=bool), np.zeros(len(formula) + 1, dtype=bool)
@@ -232,7 +232,7 @@ def _outermost(frame: Any, formula: Any) -> tuple[Any, Any]:
 
 
 def _where(ranges: Ranges, choice: StepChoice, frame: Any) -> tuple[Int64Array, Any]:
-    """The range that each call ran in, or `NONE`, and whether it is of a step that counts."""
+    """The range that each call ran in, or `NONE`, and whether it belongs to a step that counts."""
     pid, tid, start = (frame[name].to_numpy() for name in ("pid", "tid", "start_ns"))
     inner = ranges.nesting.innermost(tid, start)
     step = ranges.step_at(inner)
@@ -247,7 +247,7 @@ def _where(ranges: Ranges, choice: StepChoice, frame: Any) -> tuple[Int64Array, 
 
 
 def _chains(ranges: Ranges) -> dict[int, Chain]:
-    """The ranges of layers and phases around each range, itself first; of `NONE` what lies outside all."""
+    """The ranges of layers and phases around each range, itself first; for `NONE`, the place outside all ranges."""
     nowhere: Chain = ((NO_LAYER, NO_PHASE),)
     made: dict[int, Chain] = {NONE: nowhere}
     layer, phase = ranges.is_one_of(LAYER_CATEGORIES).tolist(), ranges.is_one_of(PHASE_CATEGORIES).tolist()

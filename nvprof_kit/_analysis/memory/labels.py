@@ -1,4 +1,4 @@
-"""What an allocation is told by: the label its program set, the stack that asked for it, its size."""
+"""What identifies an allocation: the label its program set, the call stack, its size."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ _ALLOCATOR = re.compile(
     r"^torch::unwind|^torch::CapturedTraceback|gather_with_cpp|CachingAllocator|CachingHostAllocator|GatheredContext"
     r"|^c10::(Storage|DataPtr|alloc|intrusive_ptr)|^\?*$"
 )
-"""Frames of the unwinder and of the allocator, which head every stack with C++ frames."""
+"""Frames of the unwinder and the allocator, which are at the top of every stack with C++ frames."""
 _DISPATCH = re.compile(
     r"^c10::(impl|Dispatcher|KernelFunction|BoxedKernel|OperatorHandle)|\bat::(_ops|detail|empty|native::empty|redispatch)"
     r"|\bwrapper_|\bcreate_out\b|::set_output_|^at::TensorBase |^at::Tensor c10::|^(__)?(clone|start_thread|libc_start)"
     r"|^execute_native_thread|^_?Py|^_start$"
 )
-"""Frames through which every operator comes to the allocator, and the thread's own."""
+"""Frames through which every operator reaches the allocator, and those that start a thread."""
 
 
 def read_labels(labels: Iterable[str]) -> pd.DataFrame:
-    """Layer, phase and step of labels, a row each by number, and of -1, which stands for none."""
+    """Layer, phase and step of each label, a row per label number; -1 stands for no label."""
     read = {number: _read(label) for number, label in enumerate(labels)} | {-1: (NO_LAYER, NO_PHASE, None)}
     table = pd.DataFrame.from_dict(read, orient="index", columns=["layer", "phase", "step"])
     typed: pd.DataFrame = table.astype({"layer": "category", "phase": "category", "step": "Int64"})
@@ -65,7 +65,7 @@ def stack_texts(stacks: Mapping[int, Frames], rows: npt.NDArray[np.int64]) -> li
     """The stack of each of these events in a line: the innermost `_DEPTH` frames outside PyTorch."""
     texts: dict[tuple[int, ...], str] = {}
     made = []
-    for row in rows.tolist():  # what is held at one moment: thousands of blocks, not millions of events
+    for row in rows.tolist():  # only blocks held at one moment: thousands, not the millions of events
         frames = stacks.get(row, [])
         key = tuple(map(id, frames))
         if key not in texts:
@@ -75,7 +75,7 @@ def stack_texts(stacks: Mapping[int, Frames], rows: npt.NDArray[np.int64]) -> li
 
 
 def _line(frames: Frames) -> str:
-    """The innermost frames of the program; of a thread without Python, such as autograd's, those of the operators."""
+    """The program's innermost frames; for a thread without Python, such as autograd's, those of the operators."""
     python = [frame for frame in frames if str(frame["filename"]).endswith((".py", ">")) or ".py:" in str(frame)]
     outside = [frame for frame in python if not any(part in str(frame["filename"]) for part in _INSIDE)]
     if outside or python:
@@ -93,7 +93,7 @@ def _function(name: str) -> str:
 
 
 def size_class(sizes: pd.Series[int]) -> list[str]:
-    """The power of two that a size does not exceed: ``2 MiB``."""
+    """The smallest power of two that is not below each size: ``<= 2 MiB``."""
     powers = np.ceil(np.log2(np.maximum(sizes.to_numpy(), 1))).astype(np.int64)
     return [_power(int(power)) for power in powers]
 
@@ -104,7 +104,7 @@ def _power(power: int) -> str:
 
 
 def holder_table(held: pd.DataFrame, keys: Mapping[str, object], before: int) -> pd.DataFrame:
-    """Bytes and blocks by keys, the most first; a row for what was there before the history began."""
+    """Bytes and blocks by keys, largest first, with a row for what was allocated before the history began."""
     names = list(keys)
     table = pd.DataFrame({**keys, "size_bytes": held["size_bytes"].to_numpy()})
     groups = table.groupby(names, observed=True, sort=False)["size_bytes"]

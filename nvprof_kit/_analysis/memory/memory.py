@@ -1,8 +1,8 @@
 """Who held the GPU's memory: at the peak, from step to step, and at the end.
 
-The level of allocated memory is the sum of what was allocated less what was freed, anchored at the snapshot's end where
-the segments say what is held. Each block held at the peak is told by the layer, phase and stack that allocated it; what
-was there before the history began is a row of its own, so the rows add up to the peak.
+The level of allocated memory is the running sum of allocations minus frees, anchored at the end of the snapshot, where
+the segments show what is held. Each block held at the peak is listed by the layer, phase and stack that allocated it;
+memory from before the history has a row of its own, so the rows add up to the peak.
 """
 
 from __future__ import annotations
@@ -191,18 +191,18 @@ def _device(snapshot: Snapshot, device: int | None) -> int:
 
 
 def _requested(snapshot: Snapshot, device: int) -> int:
-    """Bytes that were asked for in the tensors of a device when the snapshot was taken, before rounding."""
+    """Bytes requested for the tensors of a device at the time of the snapshot, before rounding."""
     mine = (snapshot.segments["device"] == device).to_numpy()[snapshot.blocks["segment"].to_numpy()]
     return int(snapshot.blocks["requested_bytes"][mine & (snapshot.blocks["state"] == "active_allocated")].sum())
 
 
 def _freeing(events: pd.DataFrame) -> str:
-    """The action by which a tensor gives its memory back."""
+    """The action by which a tensor frees its memory."""
     return "free_requested" if "free_requested" in set(events["action"].cat.categories) else "free_completed"
 
 
 def _level(events: pd.DataFrame, signs: dict[str, int], at_end: int) -> Int64Array:
-    """Running sum of sizes by signed actions, such that it ends at a known level."""
+    """Running sum of sizes by signed actions, shifted to end at a known level."""
     by_code = np.array([signs.get(name, 0) for name in events["action"].cat.categories], dtype=np.int64)
     change = by_code[events["action"].cat.codes.to_numpy()] * events["size_bytes"].to_numpy()
     level = np.cumsum(change)
@@ -239,7 +239,7 @@ def _lifetimes(events: pd.DataFrame, freed: str) -> pd.DataFrame:
 
 
 def _leaks(left: pd.DataFrame) -> pd.DataFrame:
-    """What at least `_LEAK_STEPS` steps left behind alike."""
+    """Allocations from the same place that at least `_LEAK_STEPS` steps left behind."""
     by_step = left[left["step"].notna()]
     groups = by_step.groupby(["layer", "phase", "stack"], observed=True, sort=False)
     made = groups.agg(steps=("step", "nunique"), blocks=("step", "size"), bytes=("size_bytes", "sum")).reset_index()

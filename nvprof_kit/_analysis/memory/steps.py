@@ -1,4 +1,4 @@
-"""What each layer allocates over the whole history, held at the peak or not."""
+"""Tables of the segments, of the steps, and of all allocations of each layer, held at the peak or not."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def step_table(held: pd.DataFrame, level: Int64Array, step: pd.Series[int]) -> p
 
 
 def _most(level: Int64Array, first: Int64Array, last: Int64Array) -> Int64Array:
-    """The largest level from each first event to its last."""
+    """For each step the largest level between its first and last event."""
     padded = np.append(level, level[-1])
     most: Int64Array = np.maximum.reduceat(padded, np.stack([first, last + 1], axis=1).ravel())[::2]
     return most
@@ -148,7 +148,7 @@ def traffic_table(held: pd.DataFrame, events: int) -> pd.DataFrame:
 
 
 def _most_held(group: Int64Array, own: pd.DataFrame) -> Int64Array:
-    """Most bytes that each group held at a time."""
+    """The most bytes that each group held at any time."""
     if not len(own):
         return np.array([], dtype=np.int64)
     size = own["size_bytes"].to_numpy()

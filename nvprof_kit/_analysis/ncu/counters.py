@@ -1,7 +1,7 @@
-"""What each measured kernel did, whatever its metrics are called on its architecture and in its release of ncu.
+"""The counters of each measured kernel under names that do not depend on the GPU architecture or the ncu release.
 
-A quantity has one name here and several there: the first that the report holds is taken. Amounts come as sums, per
-second or per cycle; all become amounts of one launch.
+A quantity has one name here and several in ncu; the first one in the report is used. Amounts are reported as sums, per
+second or per cycle; all are converted to amounts per launch.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ def counters(report: NcuReport) -> pd.DataFrame:
 
 
 def missed_links(metrics: pd.DataFrame) -> tuple[str, ...]:
-    """A warning where ncu counted fewer NVLinks than the GPU has: a sum over its mean is the number it counted."""
+    """A warning if ncu counted fewer NVLinks than the GPU has: sum divided by mean is the number it counted."""
     if not len(metrics) or "nvlink__count_physical" not in metrics:
         return ()
     for base in ("nvltx__bytes", "nvlrx__bytes"):
         whole, mean = _first(metrics, (f"{base}.sum",)), _first(metrics, (f"{base}.avg",))
-        most = int(np.argmax(np.nan_to_num(mean)))  # where the digits of a page tell the number best
+        most = int(np.argmax(np.nan_to_num(mean)))  # the largest mean, where rounding in the report matters least
         there = metrics["nvlink__count_physical"].iloc[most]
         if mean[most] > 0 and (counted := np.round(whole[most] / mean[most])) < there:
             return (
@@ -115,10 +115,10 @@ def missed_links(metrics: pd.DataFrame) -> tuple[str, ...]:
 
 
 def tensor_bases(names: Iterable[object]) -> list[str]:
-    """The tensor cores' counters of operations among some metrics: one level of them, so that none counts twice.
+    """The tensor cores' operation counters among these metrics, on one level only, so that none counts twice.
 
-    By source type where that is there, else by pipe and source type. Splits by sparsity and, beside the
-    whole, by destination are left out, and what Blackwell samples besides (``_realtime``).
+    By source type if the report has that, else by pipe and source type. Splits by sparsity, splits by destination next
+    to their total, and what Blackwell also samples (``_realtime``) are left out.
     """
     bases = {str(name).split(".")[0] for name in names}
     bases = {base for base in bases if "sparsity" not in base and not base.endswith("_realtime")}
@@ -130,7 +130,7 @@ def tensor_bases(names: Iterable[object]) -> list[str]:
 
 
 def _first(metrics: pd.DataFrame, candidates: Iterable[str]) -> Floats:
-    """The first of these metrics that a result has, result by result."""
+    """For each result the first of these metrics that it has."""
     values = np.full(len(metrics), np.nan)
     for name in candidates:
         if name in metrics:
@@ -139,7 +139,7 @@ def _first(metrics: pd.DataFrame, candidates: Iterable[str]) -> Floats:
 
 
 def amount(metrics: pd.DataFrame, base: str, duration: Floats) -> Floats:
-    """The amount that a launch counted of a metric, from its sum, its rate per second, or its rate per cycle."""
+    """The amount of a metric per launch, from its sum, its rate per second, or its rate per cycle."""
     values = _first(metrics, (f"{base}.sum",))
     if f"{base}.sum.per_second" in metrics:
         rate = metrics[f"{base}.sum.per_second"].to_numpy()
@@ -157,12 +157,12 @@ def clock(metrics: pd.DataFrame, base: str) -> Floats:
 
 
 def _sum(metrics: pd.DataFrame, parts: Iterable[tuple[str, float]], duration: Floats) -> Floats:
-    """The sum of amounts; NaN where one of them is missing."""
+    """The sum of these amounts; NaN if one of them is missing."""
     return np.sum([factor * amount(metrics, base, duration) for base, factor in parts], axis=0)  # type: ignore[no-any-return]
 
 
 def _sum_of_any(metrics: pd.DataFrame, parts: Iterable[tuple[str, float]], duration: Floats) -> Floats:
-    """The sum of those amounts that were measured; NaN where none was."""
+    """The sum of the measured amounts; NaN if none was measured."""
     values = [factor * amount(metrics, base, duration) for base, factor in parts]
     if not values:
         return np.full(len(metrics), np.nan)

@@ -1,8 +1,8 @@
-"""The hardware table: what each layer did to the GPU, from what ncu measured.
+"""The hardware table: how each layer used the GPU, as ncu measured it.
 
-Alone, an ncu report tells of the launches it measured. With an nsys capture of the same program, each launch of the
-capture takes the counters of the measured launch of its signature: percentages weighted by its time in the capture,
-amounts as they are. What no measured launch stands for is the uncovered share, and is said.
+By itself, an ncu report describes only the launches it measured. With an nsys capture of the same program, each launch
+in the capture takes the counters of the measured launch with its signature: percentages weighted by its time in the
+capture, amounts as they are. The share of time that no measured launch represents is reported as uncovered.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class NcuLayersResult:
 
 @dataclass(frozen=True)
 class Work:
-    """What was launched: an element for each (owner, item) pair, where an item has one row of counters.
+    """The launches: an element for each (owner, item) pair, where an item has one row of counters.
 
     Attributes:
         owners: The distinct (layer, phase) pairs, in the model's order.
@@ -149,7 +149,7 @@ class Work:
 
 
 def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayersResult:
-    """What each layer did to the GPU.
+    """How each layer used the GPU.
 
     Args:
         report: What ncu measured.
@@ -186,7 +186,7 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayersResult
 
 
 def _blocks(work: Work) -> Blocks:
-    """The layers by what they compute: a collective's kernel, which nobody measures, waits."""
+    """The layers by their compute time; collectives are left out because they mostly wait and are not measured."""
     comm = np.array([family_of(name).kernel_class == "comm" for name in work.names], dtype=bool)
     computing = work.item < 0
     computing[~computing] = ~comm[work.item[~computing]]
@@ -198,7 +198,7 @@ def _blocks(work: Work) -> Blocks:
 
 
 def _measured_work(report: NcuReport, counted: pd.DataFrame) -> tuple[Work, tuple[str, ...], int]:
-    """Every measured launch for itself."""
+    """Every measured launch by itself, without a capture."""
     attribution = own_layers(report.kernels)
     owners = tuple(dict.fromkeys(attribution.owners))
     place = {owner: index for index, owner in enumerate(owners)}
@@ -245,7 +245,7 @@ def _spread_work(report: NcuReport, counted: pd.DataFrame, kernels: Kernels, tra
 
 
 def _averages(counted: pd.DataFrame, result_of: list[list[int]]) -> pd.DataFrame:
-    """The counters of each signature: the mean of its measured launches, NaN where there is none."""
+    """The counters of each signature: the mean of its measured launches, NaN if there are none."""
     group = np.concatenate([np.full(len(results), place) for place, results in enumerate(result_of)]).astype(np.int64)
     rows = np.concatenate([np.array(results, dtype=np.int64) for results in result_of])
     means = counted.iloc[rows].groupby(group).mean()
@@ -298,7 +298,7 @@ def _keys(work: Work) -> tuple[list[Owner], list[list[int]]]:
 
 
 def _by_layer(keys: list[Owner]) -> list[Owner]:
-    """The pairs in the order in which their layers came, the phases of one layer together, `(none)` last."""
+    """The pairs in the order in which their layers first appear, phases of one layer together, `(none)` last."""
     first: dict[str, int] = {}
     for layer, _ in keys:
         first.setdefault(layer, len(first))

@@ -1,4 +1,4 @@
-"""Which measured launch stands for which kernels of a capture."""
+"""Which measured launches represent which kernels of a capture."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Owned:
 def own_layers(kernels: pd.DataFrame) -> Owned:
     """The owner of each measured kernel: the innermost layer's range, else the innermost phase's.
 
-    ncu gives no categories, so a backward range tells itself by its suffix. In a program whose ranges have none, a
-    thread that never has a phase's range open, while another has, is autograd's, and its layers are backward.
+    ncu records no categories, so a backward range is recognized by its suffix. In a program whose ranges have none, a
+    thread that never has a phase's range open, while another one does, is autograd's, and its layers are backward.
 
     Args:
         kernels: The kernels of a report, columns pid, tid and stack.
@@ -76,7 +76,7 @@ def own_layers(kernels: pd.DataFrame) -> Owned:
 
 
 def _parents(stacks: list[tuple[RangeName, ...]]) -> dict[str, str]:
-    """The layer that holds each layer, by the forward ranges; of a report of backward alone by its own."""
+    """The layer that contains each layer, from the forward ranges; from the others if the report has only backward."""
     layers = [[named for named in stack if named.category in LAYER_CATEGORIES] for stack in stacks]
     forward = [stack for stack in layers if all(named.category is Category.FORWARD for named in stack)]
     pairs = Counter(
@@ -123,12 +123,12 @@ _CASTS = re.compile(r"\((?:unsigned )?(?:bool|char|short|int|long|long long)\)(?
 
 
 def measured_signatures(report: NcuReport, kernels: Kernels) -> list[list[int]]:
-    """The results of a report that were launched as each signature of a capture says.
+    """The results of a report that match each signature of a capture.
 
     Name, grid and block must be the same; of several such signatures that differ only in registers or shared memory, a
-    result stands for those it agrees with. Where a launch does different work in different roles, the number of the
-    launch tells which it was, if the report says which it has or has all of a step; else the ranges around it tell its
-    role; and a report without either stands for all.
+    result represents those it agrees with. If a launch does different work in different roles, its number identifies
+    the role, provided the report has the numbers or all launches of a step; otherwise the ranges around it identify
+    the role; and a report with neither represents all roles.
 
     Returns:
         For each signature the places of its results, none where it was not measured.
@@ -153,9 +153,9 @@ def measured_signatures(report: NcuReport, kernels: Kernels) -> list[list[int]]:
 
 
 def _by_number(report: NcuReport, kernels: Kernels, places: list[int], kinds: list[int]) -> dict[int, list[int]]:
-    """The results of one launch by the kinds of work it does, nothing where the numbers of the launches are not known.
+    """The results of one launch by the kinds of work it does; empty if the numbers of the launches are unknown.
 
-    The results are in the order of launching. ncu took all launches of a step, or those of the numbers the report has.
+    The results are in launch order. ncu measured all launches of a step, or those whose numbers are in the report.
     """
     mine = kernels.early & np.isin(kernels.signature, kinds)
     kind_of = dict(zip(kernels.invocation[mine].tolist(), kernels.signature[mine].tolist(), strict=True))
@@ -168,9 +168,9 @@ def _by_number(report: NcuReport, kernels: Kernels, places: list[int], kinds: li
 
 
 def _plain(name: str) -> str:
-    """A kernel's name as nsys and ncu both could write it: without namespaces and types of template arguments.
+    """A kernel's name in a form common to nsys and ncu: without namespaces and casts of template arguments.
 
-    Where it prints a report, ncu leaves out some of these (``--rename-kernels``, on since 2024.2).
+    When ncu prints a report, it omits some of these (``--rename-kernels``, the default since 2024.2).
     """
     plain = _SPACES.sub(" ", name).replace("(anonymous namespace)", "<unnamed>").strip()
     return _NAMESPACES.sub("", _CASTS.sub("", plain))

@@ -1,8 +1,8 @@
-"""Which kernels to measure with ncu: the fewest that stand for most of the GPU time.
+"""Which kernels to measure with ncu: the fewest that represent most of the GPU time.
 
-Every launch of one signature does the same work, so ncu need measure one of each. ncu chooses by name and measures
-the first launch of every grid, block and shared memory that a name comes with, so what is chosen here are names, and
-the price of a name is the number of its signatures. Where roles divide a signature, later launches are measured too.
+Every launch of one signature does the same work, so ncu needs to measure only one of each. ncu selects by name and
+measures the first launch of every combination of grid, block and shared memory of that name, so the plan chooses names,
+and the cost of a name is the number of its signatures. If roles divide a signature, later launches are measured too.
 
 Kernels of collectives are left out: most of their time is waiting for other ranks, and ncu's kernel replay, which runs
 a kernel several times on one rank alone, would hang in them.
@@ -33,7 +33,7 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 LEAST_SHARE = 0.002
-"""A kind of a smaller share of the GPU time has no launch measured for itself, unless the asked share needs it."""
+"""A kind of work below this share of the GPU time gets no launch of its own, unless the requested share needs it."""
 
 
 def choose_invocations(
@@ -64,7 +64,7 @@ def choose_invocations(
 
 
 def measured_by(kernels: Kernels, wanted: Bools, invocations: tuple[int, ...]) -> tuple[Bools, int]:
-    """Which of the wanted signatures these numbers measure, and how many launches that are."""
+    """Which of the wanted signatures these launch numbers measure, and with how many launches."""
     early = kernels.early & wanted[kernels.signature]
     signature, number = kernels.signature[early], kernels.invocation[early]
     launches = int(np.isin(number, invocations).sum())
@@ -215,7 +215,7 @@ def block_of(layer: str) -> str:
 
 
 def _asked(kernels: Kernels, options: PlanOptions) -> npt.NDArray[np.bool_]:
-    """Which owners the plan is for."""
+    """Which owners the plan covers."""
     return np.array(
         [
             (not options.layer or options.layer in with_holders(layer, kernels.parents))
@@ -231,7 +231,7 @@ def _of_what(options: PlanOptions) -> str:
 
 
 def _linker_names(signatures: tuple[Signature, ...]) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The distinct linker names, and which of them each signature has, -1 for none."""
+    """The distinct linker names, and the index of each signature's name, -1 for none."""
     names = list(dict.fromkeys(one.mangled for one in signatures if one.mangled))
     place = {name: index for index, name in enumerate(names)}
     return names, np.array([place.get(one.mangled, -1) for one in signatures], dtype=np.int64)
@@ -240,7 +240,7 @@ def _linker_names(signatures: tuple[Signature, ...]) -> tuple[list[str], npt.NDA
 def _goals(
     kernels: Kernels, times: Int64Array, other: Int64Array, options: PlanOptions
 ) -> tuple[list[str], Int64Array]:
-    """What has to be covered: everything, and with `every_layer` each block.
+    """What must be covered: everything, and with `every_layer` each block.
 
     Returns:
         The names of the goals, and their time by signature with that of everything else as a last column, shape
@@ -260,10 +260,10 @@ def _goals(
 def _cover(goals: Int64Array, name: Int64Array, share: float) -> list[int] | None:
     """The names whose signatures cover the share of every goal, few signatures altogether.
 
-    A goal that copies and unnamed kernels keep from its share gets what can be had; the first, which is everything,
-    must reach it, else there is no answer: None. The next name is the one that brings the goals nearer by most for its
-    price; in the end every name that turned out superfluous is dropped, the costliest first. Where every name has one
-    signature and there is one goal, this is the optimum.
+    A goal that cannot reach its share because of copies and unnamed kernels gets as much as possible; only the first,
+    which is everything, must reach it, otherwise the result is None. Greedily, the next name is the one with the most
+    progress for its price; at the end superfluous names are dropped, the costliest first. If every name has one
+    signature and there is one goal, the result is optimal.
     """
     count = int(name.max()) + 1
     known = name >= 0
@@ -280,7 +280,7 @@ def _cover(goals: Int64Array, name: Int64Array, share: float) -> list[int] | Non
     weight = 1 / np.maximum(need, 1)
     while (left > 1e-9 * need).any():
         worth = (np.minimum(gains, np.maximum(left, 0)[:, None]) * weight[:, None]).sum(axis=0) / price
-        worth = worth + 1e-6 * gains[0] / max(gains[0].sum(), 1)  # of equals the one that covers more
+        worth = worth + 1e-6 * gains[0] / max(gains[0].sum(), 1)  # on a tie, the one that covers more
         worth[chosen] = -1
         best = int(np.argmax(worth))
         chosen.append(best)

@@ -1,8 +1,8 @@
-"""The roofline: how many operations a second each kernel does, for how many bytes of DRAM, and what the GPU could do.
+"""The roofline: operations per second and per byte of DRAM of each kernel, and the limits of the GPU.
 
-The ceilings are of the GPU that was measured, at the clocks it ran at, from the peaks that the report itself holds:
-operations a cycle of the CUDA cores and of the tensor cores, bytes a cycle of DRAM. Since Ampere the peak of a type of
-number on tensor cores is that with 2:4 sparsity, twice the dense one (seen on an H200); reports split it by sparsity.
+The ceilings are those of the measured GPU at the clocks it ran at, from the peaks in the report itself: operations per
+cycle of the CUDA cores and of the tensor cores, bytes per cycle of DRAM. Since Ampere the reported peak of a number
+type on tensor cores includes 2:4 sparsity, twice the dense one (seen on an H200); reports split it by sparsity.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def roofline(report: NcuReport, result: NcuLayersResult) -> Roofline:
 
 
 def _peaks(metrics: pd.DataFrame) -> dict[str, float]:
-    """What CUDA cores and tensor cores could do a second, without what the report does not tell."""
+    """Peak operations per second of the CUDA cores and the tensor cores, without those the report lacks."""
     bases = tensor_bases(metrics)
     used = [base for base in bases if _counted(metrics, base)]
     peaks = {"FP32": 2 * _peak(metrics, _FFMA)}
@@ -91,27 +91,25 @@ def _peaks(metrics: pd.DataFrame) -> dict[str, float]:
 
 
 def _split_by_sparsity(metrics: pd.DataFrame, base: str, which: str) -> list[str]:
-    """The counters of a tensor counter's operations with sparsity ``on`` or ``off``, of every pipe and result."""
+    """The parts of a tensor counter with sparsity ``on`` or ``off``, for every pipe and result type."""
     counters = {str(name).split(".")[0] for name in metrics}
     split = re.compile(rf"sm__ops_path_tensor_(op_[a-z0-9]+_)?src_{_number(base)}(_dst_[a-z0-9]+)?_sparsity_{which}")
     return sorted(counter for counter in counters if split.fullmatch(counter))
 
 
 def _number(base: str) -> str:
-    """The types of number of a tensor counter, ``bf16_dst_fp32``."""
+    """The number types of a tensor counter, ``bf16_dst_fp32``."""
     return base.rpartition("_src_")[2]
 
 
 def _counted(metrics: pd.DataFrame, base: str) -> bool:
-    """Whether any kernel did an operation that this counter counts."""
+    """Whether this counter is above 0 for any kernel."""
     names = (f"{base}.sum", f"{base}.sum.per_second", f"{base}.sum.per_cycle_elapsed")
     return any(name in metrics and bool((metrics[name] > 0).any()) for name in names)
 
 
 def _peak(metrics: pd.DataFrame, base: str) -> float:
-    """The largest amount a second: the peak of a cycle by the cycles of a second, the mean over the kernels; 0: not
-    told.
-    """
+    """The peak per second: peak per cycle times cycles per second, the mean over the kernels; 0 if not reported."""
     name = f"{base}.sum.peak_sustained"
     if name not in metrics:
         return 0.0

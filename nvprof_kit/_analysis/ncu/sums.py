@@ -1,4 +1,4 @@
-"""Sums of counters over the launches that a row of the hardware table is about: means over time, and amounts."""
+"""Sums of counters over the launches of a row of the hardware table: means over time, and amounts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 BUSY = 60.0
-"""Percent of its peak from which on a unit counts as busy."""
+"""A unit counts as busy from this percentage of its peak on."""
 
 VERDICTS = ("memory", "compute", "latency", "not measured")
 _MEMORY, _COMPUTE, _LATENCY, _UNKNOWN = range(4)
@@ -33,7 +33,7 @@ def verdicts(counted: pd.DataFrame) -> npt.NDArray[np.int64]:
 
 
 def judge(means: dict[str, float], time_by_verdict: npt.NDArray[np.float64]) -> tuple[str, str]:
-    """The verdict on a group of kernels: that on most of its time; and the reason.
+    """The verdict that covers most of a group's kernel time, and the reason.
 
     Args:
         means: Time-weighted means of the group's kernels of that verdict, by the names of
@@ -85,11 +85,11 @@ Floats = npt.NDArray[np.float64]
 
 
 class Pairs(NamedTuple):
-    """What was launched: an element for each row and item.
+    """The launches: an element for each row and item.
 
     Attributes:
         row: Row of the table.
-        item: Row of the counters, -1 for what cannot be measured.
+        item: Row of the counters, -1 for operations that cannot be measured.
         ns, launches: Time and launches.
         rows: Number of rows of the table.
     """
@@ -129,7 +129,7 @@ class Sums:
         return covered / np.where(self._all_ns > 0, self._all_ns, 1.0)
 
     def mean(self, name: str, chosen: npt.NDArray[np.bool_] | None = None) -> Floats:
-        """Mean over time of what was measured, among some of the pairs, NaN for nothing."""
+        """Time-weighted mean of the measured values, optionally of chosen pairs only; NaN if there are none."""
         values = self._values(name)
         there = ~np.isnan(values) if chosen is None else ~np.isnan(values) & chosen
         weight = np.bincount(self._key[there], weights=self._ns[there], minlength=self._count)
@@ -137,7 +137,7 @@ class Sums:
         return np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), np.nan)
 
     def amount(self, name: str) -> Floats:
-        """Sum over all launches, NaN for nothing."""
+        """Sum over all launches, NaN if nothing was measured."""
         values = self._values(name)
         there = ~np.isnan(values)
         seen = np.bincount(self._key[there], minlength=self._count) > 0
@@ -145,7 +145,7 @@ class Sums:
         return np.where(seen, total, np.nan)
 
     def first_stall(self) -> list[str | None]:
-        """The reason for which most warps wait, None where that was not measured."""
+        """The main stall reason of each row, None if stalls were not measured."""
         names = [str(name) for name in self._counted if str(name).startswith(STALL_PREFIX)]
         if not names:
             return [None] * self._count

@@ -196,11 +196,11 @@ _WHY = {
     "slow_layer": "the same kernels take longer{where}",
     "slow_host": "its host launches late{where}",
     "data_loading": "its data loader keeps it waiting",
-    "copy": "it copies for longer{where}",
-    "slow_link": "its collectives move their bytes more slowly{where}",
+    "copy": "its copies take longer{where}",
+    "slow_link": "its collectives transfer data more slowly{where}",
     "allocation": "its host allocates and frees memory{where}",
     "profiler": "the profiler delays its host",
-    "garbage_collection": "its host collects Python's garbage; collect on all ranks in the same step, or gc.freeze()",
+    "garbage_collection": "its host collects Python garbage; collect on all ranks in the same step, or gc.freeze()",
     "warm_up": "its host loads or compiles code{where}",
     "not_profiled": "it was not profiled, so the reason is unknown",
     "collective": "it is delayed by other collectives",
@@ -208,11 +208,11 @@ _WHY = {
 _REST = {
     "work": "in more GPU work elsewhere",
     "host": "because its host launches late in all layers",
-    "data_loading": "for its data loader",
+    "data_loading": "waiting for its data loader",
     "copy": "in copies",
-    "garbage_collection": "for Python's garbage collection",
-    "warm_up": "for loading or compiling code",
-    "allocation": "for allocating memory",
+    "garbage_collection": "in Python's garbage collector",
+    "warm_up": "loading or compiling code",
+    "allocation": "allocating and freeing memory",
 }
 
 
@@ -274,8 +274,8 @@ def _slow_link(found: Evidence, length: float) -> Verdict | None:
     times = float((slow["median_ns"] / slow["usual"]).max())
     severity = "critical" if cost >= CRITICAL * length else "warning"
     sentence = (
-        f"slow link between ranks {listed}: the same sizes take {times:.1f} times as long as between others, "
-        f"{_ms(cost)} of a step of {_ms(length)}"
+        f"slow link between ranks {listed}: transfers of one size take {times:.1f} times as long as between "
+        f"other ranks, {_ms(cost)} of a step of {_ms(length)}"
     )
     return Verdict(rank, None, None, "slow_link", severity, round(cost), sentence)
 
@@ -292,8 +292,8 @@ def _spread_out(faults: pd.DataFrame, costs: pd.DataFrame, length: float) -> Ver
         who = sorted({int(rank) for rank in by[late]})
         listed = ", ".join(map(str, who[:8])) + (", …" if len(who) > 8 else "")
         sentence = (
-            f"rotating stragglers: another rank is late in each step ({listed}), {_ms(cost)} of a step of "
-            f"{_ms(length)}{_mostly(faults)}; no one rank is at fault"
+            f"rotating stragglers: a different rank is late in each step ({listed}), {_ms(cost)} of a step of "
+            f"{_ms(length)}{_mostly(faults)}; no single rank is at fault"
         )
         severity = "critical" if cost >= CRITICAL * length else "warning"
         return Verdict(None, None, None, "rotating", severity, round(cost), sentence)
@@ -333,7 +333,7 @@ def _uneven_stages(charges: pd.DataFrame, steps: list[int], length: float) -> Ve
         return None
     sentence = (
         f"no straggler: the pipeline's stages wait for one another, most for rank {int(median.idxmax())}, "
-        f"{_ms(float(median.max()))} of a step of {_ms(length)}; no rank does more than its equals"
+        f"{_ms(float(median.max()))} of a step of {_ms(length)}; no rank does more than its peers"
     )
     return Verdict(None, None, None, "uneven_stages", "none", 0, sentence)
 
@@ -344,7 +344,7 @@ def _start_up(found: Evidence) -> Verdict | None:
     if not len(cold) or len(found.steps) > 1:
         return None
     wait = _ms(float(cold["cost_ns"].sum()))
-    sentence = f"no straggler: {wait} of waiting is start-up skew, the profilers did not begin at the same moment"
+    sentence = f"no straggler: {wait} of waiting is startup skew: the profilers did not start at the same moment"
     return Verdict(None, None, None, "start_up", "none", 0, sentence)
 
 

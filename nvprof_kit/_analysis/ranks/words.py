@@ -40,7 +40,8 @@ def job_warnings(ranks: pd.DataFrame, clocks: pd.DataFrame, tables: JobTables) -
     if missing:
         said.append(
             f"{len(missing)} of {many(world, 'rank')} {'is' if len(missing) == 1 else 'are'} missing "
-            f"({some(missing)}): who came last may be one of them; profile them too, or read the waits as lower bounds"
+            f"({some(missing)}): the slowest rank may be one of them; profile them too, or take the waits as "
+            "lower bounds"
         )
     lost = clocks[clocks["offset_ns"].isna()]["rank"].tolist()
     if lost:
@@ -50,7 +51,7 @@ def job_warnings(ranks: pd.DataFrame, clocks: pd.DataFrame, tables: JobTables) -
     if len(drifting):
         said.append(
             f"{many(len(drifting), 'clock', 'is/are')} aligned to no better than {COARSE_NS / 1e6} ms "
-            f"({some(drifting['rank'].tolist())}): shorter waits between them mean nothing"
+            f"({some(drifting['rank'].tolist())}): shorter waits between them cannot be trusted"
         )
     said += _of_steps(tables.step_ranges())
     if unlike := tables.unlike():
@@ -84,6 +85,6 @@ def _of_steps(steps: pd.DataFrame) -> list[str]:
         said.append(
             f"{many(len(fewer), 'rank', 'has/have')} fewer steps than the others ({some(fewer['rank'].tolist())}; "
             f"rank {first['rank']} has steps {first['first']} to {first['last']}, {first['steps']} of {most}): its "
-            "window began later or it ended early; the verdict is on the steps that most ranks have"
+            "window began later or it ended early; the verdict covers the steps that most ranks have"
         )
     return said

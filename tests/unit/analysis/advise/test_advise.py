@@ -337,7 +337,9 @@ def test_unequal_steps_of_several_gpus_are_one_finding(tmp_path: Path) -> None:
             file.kernel(begin + 1_000, begin + length - 1_000, launched=(begin, begin + 500), pid=pid, device=pid - 7)
     (finding,) = (one for one in found(file.write()).findings if one.rule == "unstable-step")
     assert finding.saves_ns == 35_000 + 40_000
-    assert finding.evidence.endswith("step 2 takes 0.090 ms; most of it is computing; on 2 GPUs, this one loses most")
+    assert finding.evidence.endswith(
+        "step 2 takes 0.090 ms; most of the excess is computing; seen on 2 GPUs, this one loses most"
+    )
 
 
 def test_every_finding_has_a_real_capture() -> None:

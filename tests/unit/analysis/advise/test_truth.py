@@ -28,7 +28,7 @@ def test_a_lookalike_is_silent(tmp_path: Path, lookalike: str) -> None:
 
 
 def test_a_symptom_belongs_to_its_cause(tmp_path: Path) -> None:
-    """A storm of small kernels, each launched late: one finding."""
+    """Many small kernels, each launched late: one finding."""
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 0", 0, 2_000_000, category="step", payload=0)
     file.range_("layers.0", 0, 2_000_000)
@@ -36,7 +36,7 @@ def test_a_symptom_belongs_to_its_cause(tmp_path: Path) -> None:
         file.kernel(20_000 * number, 20_000 * number + 2_000, launched=(19_000 * number, 19_000 * number + 1_000))
     (finding,) = advise(open_capture(file.write(), optional=OPTIONAL)).findings
     assert finding.rule == "launch"
-    assert "a storm of small kernels: in layers.0 forward 100 of 100 kernels per step" in finding.evidence
+    assert "many small kernels: in layers.0 forward 100 of 100 kernels per step" in finding.evidence
 
 
 def test_nothing_is_per_step_or_for_training_where_there_is_none(tmp_path: Path) -> None:
@@ -64,5 +64,5 @@ def test_the_slowest_ranks_own_layer_is_told_with_it() -> None:
     trace = open_capture(DATA / "ranks/ddp-layer.rank1-2024.2.sqlite.xz", optional=OPTIONAL)
     late = Verdict(1, "model.layers.2.mlp", "forward", "more_work", "warning", 30_000_000, "rank 1 is the straggler")
     findings = advise(trace, late=late).findings
-    assert "a layer unlike its equals: model.layers.2.mlp forward" in findings[0].evidence
+    assert "a layer slower than its peers: model.layers.2.mlp forward" in findings[0].evidence
     assert "outlier-layer" not in {one.rule for one in findings[1:]}
