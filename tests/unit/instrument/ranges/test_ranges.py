@@ -455,4 +455,6 @@ def test_everything_may_change_while_others_use_it(world) -> None:
             thread.join()
         sys.setswitchinterval(before)
         twin.switch(None)
-    assert errors == []
+    # nobody shares a Here: C must survive it, and in Python another thread may have emptied a list meanwhile
+    expected = IndexError if twin is ranges_python else ()
+    assert [error for error in errors if not isinstance(error, expected)] == []
