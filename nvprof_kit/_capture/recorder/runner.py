@@ -18,9 +18,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import find_spec
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, NoReturn
@@ -29,6 +27,7 @@ from zipfile import is_zipfile
 from nvprof_kit._capture.recorder.record import RecordOptions
 from nvprof_kit._capture.recorder.recording import Limits, Recording, say
 from nvprof_kit._capture.recorder.scheduled import of_rank
+from nvprof_kit._instrument.imports import AfterImport
 from nvprof_kit.errors import NvprofKitError
 
 
@@ -40,30 +39,6 @@ class _Ended(BaseException):
         self.number = number
 
 
-class _AfterImport(MetaPathFinder):
-    """Calls a function once, after a module has been imported."""
-
-    def __init__(self, module: str, then: Callable[[], object]) -> None:
-        self._module = module
-        self._then = then
-
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Delegate to the other finders, and call the function after the loader has executed the module."""
-        if fullname != self._module:
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_call(module: ModuleType) -> None:
-                execute(module)
-                self._then()
-
-            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
-        return spec
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the program and return its exit status; the trace is written however it ends."""
     settings = json.loads(argv[0])
@@ -71,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     recording = Recording(str(of_rank(Path(settings.pop("path")))), RecordOptions(**settings), limits)
     _unwind_on_signals()
     _end_before_leaving(recording)
-    finder = _AfterImport("torch", recording.begin)
+    finder = AfterImport("torch", lambda _: recording.begin())
     sys.meta_path.insert(0, finder)
     try:
         try:

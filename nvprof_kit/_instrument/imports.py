@@ -1,0 +1,39 @@
+"""Calls a function once a module is imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+
+
+class AfterImport(MetaPathFinder):
+    """Put it first in ``sys.meta_path``: it calls a function with a module after its import, once, and removes itself.
+
+    Args:
+        name: Full name of the module.
+        then: The function; what it raises, the program's import raises.
+    """
+
+    def __init__(self, name: str, then: Callable[[ModuleType], object]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Let the other finders find the module, and call the function after the loader has executed it."""
+        if fullname != self._name or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_call(module: ModuleType) -> None:
+                execute(module)
+                self._then(module)
+
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        return spec
