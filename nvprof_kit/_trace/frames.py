@@ -31,7 +31,15 @@ def make_frame(table: str, columns: Mapping[str, Any]) -> Any:
 
     schema = TABLES[table]
     wanted = [name for name, column in schema.items() if name in columns or not column.optional]
-    return pd.DataFrame({name: _typed(columns[name], schema[name]) for name in wanted}, copy=False)
+    made = {name: _typed(columns[name], schema[name]) for name in wanted}
+    return pd.DataFrame(made | ({"pid": _repeated(made["pid"])} if "pid" in made else {}), copy=False)
+
+
+def _repeated(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """A column of one value, as most captures' process is, without memory for each row; else the column itself."""
+    if len(values) and values.min() == values.max():
+        return np.broadcast_to(values[:1].copy(), len(values))
+    return values
 
 
 def empty_frame(table: str) -> Any:
@@ -59,8 +67,9 @@ def labels(codes: npt.NDArray[np.integer[Any]], names: Sequence[str]) -> Any:
         if len(names)
         else (np.array([], object), np.array([], int))
     )
+    narrow = next(one for one in (np.int8, np.int16, np.int32) if len(unique) <= np.iinfo(one).max)  # pandas' choice
     return pd.Categorical.from_codes(
-        index.astype(np.int32)[codes] if len(names) else codes, categories=pd.Index(unique, dtype=object)
+        index.astype(narrow)[codes] if len(names) else codes, categories=pd.Index(unique, dtype=object)
     )
 
 

@@ -9,8 +9,9 @@ that moment, if exactly one other thread has one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,8 +64,7 @@ def attribute(trace: Trace) -> Attribution:
     owners = _Owners(trace)
     # in blocks, so that intermediate arrays stay in the CPU cache and reuse memory
     starts = range(0, max(len(trace.ops), 1), _BLOCK)
-    blocks = [owners.of(slice(start, start + _BLOCK)) for start in starts]
-    whole = _Block(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
+    whole = _joined((owners.of(slice(start, start + _BLOCK)) for start in starts), len(trace.ops))
     phases, phase_of_range = np.unique(np.append(owners.ranges.phase, NO_PHASE).astype(object), return_inverse=True)
     return Attribution(
         ranges=owners.ranges,
@@ -89,6 +89,18 @@ class _Block(NamedTuple):
     how: npt.NDArray[np.int8]
     replay: Int32Array
     uncreated: npt.NDArray[np.bool_]
+
+
+def _joined(blocks: Iterable[_Block], count: int) -> _Block:
+    """The blocks in one; each is copied at once, so that its memory is free for the next."""
+    whole: list[Any] = []
+    place = 0
+    for block in blocks:
+        whole = whole or [np.empty(count, dtype=column.dtype) for column in block]
+        for column, values in zip(whole, block, strict=True):
+            column[place : place + len(values)] = values
+        place += len(block.call)
+    return _Block(*whole)
 
 
 class _Moments(NamedTuple):

@@ -11,6 +11,9 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.lanes import Line, union
 from nvprof_kit._analysis.attribution.nesting import Int64Array, Integers
 
+_BLOCK = 1 << 18
+"""Intervals processed at a time, to limit memory."""
+
 
 def alone(start: Int64Array, end: Int64Array, lane: Int64Array) -> npt.NDArray[np.bool_]:
     """Which intervals overlap no other interval of their lane, shape ``(n,)`` each."""
@@ -38,10 +41,14 @@ def union_lengths(start: Int64Array, end: Int64Array, lane: Int64Array, group: I
         Lengths in the unit of the intervals, shape ``(groups,)``.
     """
     lanes = int(lane.max(initial=0)) + 1
-    order, begins, finishes = _in_lanes(start, end, group * lanes + lane)
-    before = np.concatenate(([begins[0]], np.maximum.accumulate(finishes)[:-1])) if len(order) else finishes
-    added = np.maximum(finishes - np.maximum(begins, before), 0)
-    return exact_sums(group[order], added, groups)
+    order, begins, finishes = _in_lanes(start, end, group * lanes + lane if groups > 1 else lane)
+    # in place, to limit memory: from where the intervals before reach, to the end
+    np.maximum(begins[1:], np.maximum.accumulate(finishes)[:-1], out=begins[1:])
+    finishes -= begins
+    np.maximum(finishes, 0, out=finishes)
+    if groups == 1:
+        return finishes.sum(keepdims=True)
+    return exact_sums(group[order], finishes, groups)
 
 
 def exact_sums(group: Integers, values: Int64Array, groups: int) -> Int64Array:
@@ -88,7 +95,25 @@ def _in_lanes(start: Int64Array, end: Int64Array, lane: Int64Array) -> tuple[Int
         lane = np.unique(lane, return_inverse=True)[1]  # number only the lanes that occur
     begins = line.at(lane, start)
     order = np.argsort(begins, kind="stable")
-    return order, begins[order], line.at(lane, end)[order]
+    begins = begins[order]
+    return order, begins, line.at(lane, end)[order]
+
+
+def touches(others: tuple[Int64Array, Int64Array], start: Int64Array, end: Int64Array) -> npt.NDArray[np.bool_]:
+    """Which intervals overlap one of some others, whatever lane they are on, shape ``(n,)``.
+
+    Args:
+        others: Starts and ends of the others, in ns.
+        start: Start of each interval, in ns.
+        end: Its end.
+    """
+    begins, ends = union(*others)
+    touched = np.zeros(len(start), dtype=bool)
+    for low in range(0, len(start), _BLOCK):
+        block = slice(low, low + _BLOCK)
+        after = np.searchsorted(ends, start[block], side="right")
+        touched[block] = np.searchsorted(begins, end[block], side="left") > after
+    return touched
 
 
 class Cover:

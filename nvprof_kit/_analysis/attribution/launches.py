@@ -10,6 +10,9 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._trace.schema import Trace
 
+_BLOCK = 1 << 18
+"""Operations and ids processed at a time, to limit memory."""
+
 _SPARSE = 8
 """Use a lookup table over the id range if it has at most this many entries per id."""
 
@@ -25,12 +28,29 @@ class Launches:
     def __init__(self, trace: Trace) -> None:
         self.tid = np.append(trace.api["tid"].to_numpy(), NONE)
         self.time = np.append(trace.api["start_ns"].to_numpy(), 0)
-        pid, correlation = trace.api["pid"].to_numpy(), trace.api["correlation"].to_numpy()
-        rows = {process: np.flatnonzero(pid == process) for process in np.unique(pid).tolist()}
-        self._of_process = {process: _Ids(correlation[mine], self.time[mine], mine) for process, mine in rows.items()}
+        self._ids = Correlations(*(trace.api[name].to_numpy() for name in ("pid", "correlation", "start_ns")))
 
     def that_launched(self, pid: Int64Array, correlation: Int64Array, start: Int64Array) -> Int64Array:
-        """The call (index into `Trace.api`) that launched each operation, `NONE` if the capture lacks it.
+        """The call (index into `Trace.api`) that launched each operation, see `Correlations.that_launched`."""
+        return self._ids.that_launched(pid, correlation, start)
+
+
+class Correlations:
+    """Calls by process and correlation id.
+
+    Args:
+        pid, correlation, start: Process, correlation id and start of each call, shape ``(n,)`` each.
+    """
+
+    def __init__(self, pid: Int64Array, correlation: Int64Array, start: Int64Array) -> None:
+        if len(pid) and pid.min() == pid.max():
+            self._of_process = {int(pid[0]): _Ids(correlation, start, None)}
+            return
+        rows = {process: np.flatnonzero(pid == process) for process in np.unique(pid).tolist()}
+        self._of_process = {process: _Ids(correlation[mine], start[mine], mine) for process, mine in rows.items()}
+
+    def that_launched(self, pid: Int64Array, correlation: Int64Array, start: Int64Array) -> Int64Array:
+        """The call that launched each operation, `NONE` if the capture lacks it.
 
         Args:
             pid: Process of each operation, shape ``(n,)``.
@@ -39,11 +59,12 @@ class Launches:
                 operation launched it.
         """
         call = np.full(len(pid), NONE, dtype=np.int64)
-        for process, ids in self._of_process.items():
-            mine = pid == process
-            if mine.all():
-                return ids.rows_of(correlation, start)
-            call[mine] = ids.rows_of(correlation[mine], start[mine])
+        for low in range(0, len(pid), _BLOCK):
+            block = slice(low, low + _BLOCK)
+            of_block = call[block]
+            for process, ids in self._of_process.items():
+                mine = pid[block] == process
+                of_block[mine] = ids.rows_of(correlation[block][mine], start[block][mine])
         return call
 
 
@@ -52,29 +73,41 @@ class _Ids:
     usually small; otherwise use binary search.
     """
 
-    def __init__(self, ids: Int64Array, starts: Int64Array, rows: Int64Array) -> None:
+    def __init__(self, ids: Int64Array, starts: Int64Array, rows: Int64Array | None) -> None:
+        # rows: the indices of the calls; None if they are 0, 1, 2, …
         self._low, self._high = int(ids.min()), int(ids.max())
-        self._table: npt.NDArray[np.int32] | None = None
-        if self._high - self._low <= _SPARSE * len(ids) and len(rows) < np.iinfo(np.int32).max:
-            here = np.arange(len(ids), dtype=np.int32)
-            table = np.full(self._high - self._low + 1, NONE, dtype=np.int32)
-            table[ids - self._low] = here
-            if np.array_equal(table[ids - self._low], here):  # ids are unique
-                self._table = table
-        self._rows = np.append(rows, NONE)
+        self._rows = None if rows is None else np.append(rows, NONE)
+        self._table = _table(ids, self._low, self._high)
         if self._table is None:
             order = np.lexsort((starts, ids))
-            self._ids, self._starts, self._rows = ids[order], starts[order], np.append(rows[order], NONE)
+            self._ids, self._starts = ids[order], starts[order]
+            self._rows = np.append(order if rows is None else rows[order], NONE)
 
     def rows_of(self, wanted: Int64Array, moment: Int64Array) -> Int64Array:
+        place = self._places(wanted, moment)
+        return place if self._rows is None else self._rows[place]
+
+    def _places(self, wanted: Int64Array, moment: Int64Array) -> Int64Array:
         if self._table is not None:
             within = (wanted >= self._low) & (wanted <= self._high)
-            return self._rows[np.where(within, self._table[np.clip(wanted, self._low, self._high) - self._low], NONE)]
+            found = self._table[np.clip(wanted, self._low, self._high) - self._low]
+            return np.where(within, found, NONE).astype(np.int64)
         first, behind = (np.searchsorted(self._ids, wanted, side=side) for side in ("left", "right"))
         place = behind - 1
         while (late := (place > first) & (self._starts[np.maximum(place, 0)] > moment)).any():
             place = np.where(late, place - 1, place)
-        return self._rows[np.where(behind > first, place, NONE)]
+        return np.where(behind > first, place, NONE)
+
+
+def _table(ids: Int64Array, low: int, high: int) -> npt.NDArray[np.int32] | None:
+    """The row of each id from `low` to `high`, `NONE` if there is none; None if ids recur or are too far apart."""
+    if high - low > _SPARSE * len(ids) or len(ids) >= np.iinfo(np.int32).max:
+        return None
+    table = np.full(high - low + 1, NONE, dtype=np.int32)
+    for first in range(0, len(ids), _BLOCK):
+        block = ids[first : first + _BLOCK]
+        table[block - low] = np.arange(first, first + len(block), dtype=np.int32)
+    return table if np.count_nonzero(table != NONE) == len(ids) else None
 
 
 class Creations:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import exact_sums
@@ -165,9 +166,11 @@ def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses,
     if choice.asked:
         listed = np.append(choice.shown, False)[instances]
         steps, instances = steps[listed].reset_index(drop=True), instances[listed]
-    counted = np.ones(len(trace.ops), dtype=bool)
+    counted, of_parts = np.ones(len(trace.ops), dtype=bool), np.ones(len(idling.parts), dtype=bool)
     if windows.in_step.any():
-        counted, idling = choice.of_ops(attribution), _in_steps(idling, windows, choice)
+        counted, of_parts = choice.of_ops(attribution), _in_steps(idling, windows, choice)
+        of_wait = windows.instance[idling.gaps["window"].to_numpy()[idling.waits["gap"].to_numpy()]]
+        idling = replace(idling, waits=idling.waits[np.append(choice.shown, False)[of_wait]])
     middle = median_window(windows, choice.shown)
     shown_as = int(np.count_nonzero(listed[:middle]))
     total = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
@@ -175,10 +178,10 @@ def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses,
         steps=steps,
         instances=instances,
         choice=choice,
-        idle=_idle_table(idling),
+        idle=_idle_table(idling.parts, of_parts),
         communication=comm_table(trace, attribution, active, bare, counted=counted),
         copies=copy_table(trace, attribution, active, bare, host, counted=counted),
-        launches=launch_table(trace, attribution, host, idling, counted=counted),
+        launches=launch_table(trace, attribution, host, idling.parts, counted=counted, of_parts=of_parts),
         queue=queue_over_time(trace, windows, host, middle),
         critical_path=critical_path(trace, attribution, windows, host, middle),
         critical_window=shown_as,
@@ -223,29 +226,34 @@ def _check(steps: pd.DataFrame) -> None:
         raise AssertionError("the parts of a step do not add up to its wall time: please report this")
 
 
-def _in_steps(idling: Idle, windows: Windows, choice: StepChoice) -> Idle:
-    """The idle gaps in the included steps, plus those outside steps in which the host was fetching data."""
-    parts = idling.parts
-    instance = windows.instance[idling.gaps["window"].to_numpy()][parts["gap"].to_numpy()]
-    kept = np.append(choice.shown, False)[instance]
+def _in_steps(idling: Idle, windows: Windows, choice: StepChoice) -> npt.NDArray[np.bool_]:
+    """Which parts of gaps are in the included steps, or outside steps while the host was fetching data."""
+    parts, window = idling.parts, idling.gaps["window"].to_numpy()
+    gap = parts["gap"].to_numpy()
+    kept: npt.NDArray[np.bool_] = np.append(choice.shown, False)[windows.instance][window][gap]
     if not choice.asked:
-        kept |= (instance < 0) & (parts["cause"] == "dataloader").to_numpy()
-    parts = parts if kept.all() else parts[kept]
-    of_wait = windows.instance[idling.gaps["window"].to_numpy()][idling.waits["gap"].to_numpy()]
-    return replace(idling, parts=parts, waits=idling.waits[np.append(choice.shown, False)[of_wait]])
+        kept |= (windows.instance < 0)[window][gap] & (parts["cause"] == "dataloader").to_numpy()
+    return kept
 
 
-def _idle_table(idling: Idle) -> pd.DataFrame:
-    """Idle time by cause, layer, phase, operator and call."""
+def _idle_table(parts: pd.DataFrame, counted: npt.NDArray[np.bool_]) -> pd.DataFrame:
+    """Idle time of the `counted` parts by cause, layer, phase, operator and call."""
     import pandas as pd
 
-    names, spent = ("cause", *PLACE), idling.parts["idle_ns"].to_numpy()
-    columns = [idling.parts[name].cat for name in names]
+    names, spent = ("cause", *PLACE), parts["idle_ns"].to_numpy()[counted]
+    columns = [parts[name].cat for name in names]
     spans = tuple(len(one.categories) + 1 for one in columns)  # + 1 for missing values
-    key = np.ravel_multi_index(tuple(one.codes.to_numpy().astype(np.int64) + 1 for one in columns), spans)
-    found, group = np.unique(key, return_inverse=True)
-    rows = np.lexsort((-spent, group))
-    longest = rows[np.searchsorted(group[rows], np.arange(len(found)))]
+    key = np.zeros(len(spent), dtype=np.int64)
+    for one, span in zip(columns, spans, strict=True):
+        key *= span
+        key += one.codes.to_numpy()[counted]
+        key += 1
+    group, found = pd.factorize(key, sort=True)
+    del key
+    most = np.zeros(len(found), dtype=np.int64)
+    np.maximum.at(most, group, spent)
+    rows = np.flatnonzero(spent == most[group])
+    longest = rows[np.unique(group[rows], return_index=True)[1]]
     idle_ns = exact_sums(group, spent, len(found))
     order = np.lexsort((longest, -spent[longest], -idle_ns))
     places = zip(names, columns, np.unravel_index(found[order], spans), strict=True)
@@ -254,7 +262,7 @@ def _idle_table(idling: Idle) -> pd.DataFrame:
         "gaps": np.bincount(group, minlength=len(found))[order],
         "idle_ns": idle_ns[order],
         "longest_ns": spent[longest][order],
-        "longest_at_ns": idling.parts["start_ns"].to_numpy()[longest][order],
+        "longest_at_ns": parts["start_ns"].to_numpy()[counted][longest][order],
     }
     table: pd.DataFrame = pd.DataFrame({**made, **figures})[list(IDLE_COLUMNS)]
     return table

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.lanes import union
+from nvprof_kit._analysis.attribution.intervals import touches
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, inherit
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._analysis.breakdown.host import HostCalls
@@ -57,9 +57,6 @@ FIRST_NS, FIRST_TIMES, OTHERS = 1_000_000, 10, 2
 """An operator's first call is initialization (loading a library, building a plan for the shape) if its self time
 reaches `FIRST_NS` and it takes `FIRST_TIMES` the median of all calls, of which there must be more than `OTHERS`.
 """
-
-_BLOCK = 1 << 18
-"""Calls processed at a time, to limit memory."""
 
 _LOADS = re.compile(
     r"^cu(da)?(Module|Library)Load|^cuLink|^nvrtc|^nvJitLink|^nvPTXCompiler|^cu(blas|blasLt|dnn|sparse|solver\w*|fft)Create"
@@ -154,7 +151,7 @@ def doing(
         scheduled: The table ``scheduled``, if the capture has it.
         gaps: Starts and ends of the idle gaps on all devices; calls that overlap none of them are left out.
     """
-    rows = np.flatnonzero(~host.overhead[:-1] & _touches(gaps, host.start[:-1], host.end[:-1]))
+    rows = np.flatnonzero(~host.overhead[:-1] & touches(gaps, host.start[:-1], host.end[:-1]))
     stack = Stack(host.tid[rows], host.start[rows], host.end[rows])
     cause, operator = _own_causes(host, rows), np.where(host.operator[rows], rows, NONE)
     for level in range(1, int(stack.depth.max(initial=0)) + 1):
@@ -181,17 +178,6 @@ def doing(
         *_on_cpu(scheduled),
     )
     return Doing(**{**vars(made), "loading": _loading(made, np.flatnonzero(cause == LOADING))})
-
-
-def _touches(gaps: tuple[Int64Array, Int64Array], start: Int64Array, end: Int64Array) -> npt.NDArray[np.bool_]:
-    """Which intervals overlap a gap on any device."""
-    begins, ends = union(*gaps)
-    touched = np.zeros(len(start), dtype=bool)
-    for low in range(0, len(start), _BLOCK):
-        block = slice(low, low + _BLOCK)
-        after = np.searchsorted(ends, start[block], side="right")
-        touched[block] = np.searchsorted(begins, end[block], side="left") > after
-    return touched
 
 
 def _own_causes(host: HostCalls, rows: Int64Array) -> npt.NDArray[np.int8]:
@@ -223,7 +209,7 @@ def _prepares(host: HostCalls, rows: Int64Array, stack: Stack) -> npt.NDArray[np
         return np.zeros(len(rows), dtype=bool)
     every = every[np.argsort(host.start[every], kind="stable")]
     took = host.end[every] - host.start[every]
-    calls = pd.DataFrame({"pid": host.pid[every], "name": host.name[every], "ns": took})
+    calls = pd.DataFrame({"pid": host.pid(every), "name": host.name[every], "ns": took})
     groups = calls.groupby(["pid", "name"])["ns"]
     usual, many = groups.transform("median").to_numpy(), groups.transform("size").to_numpy()
     is_first = ~calls.duplicated(["pid", "name"]).to_numpy()
@@ -246,7 +232,7 @@ def _range_causes(ranges: Ranges) -> npt.NDArray[np.int8]:
 def _profiler(host: HostCalls) -> Stretches:
     loads = np.array([bool(_LOADING_OVERHEAD.search(name)) for name in host.names])[host.name]
     chosen = np.flatnonzero((host.overhead & ~loads)[:-1])
-    return Stretches(host.pid[chosen], host.start[chosen], host.end[chosen])
+    return Stretches(host.pid(chosen), host.start[chosen], host.end[chosen])
 
 
 def _on_cpu(scheduled: pd.DataFrame | None) -> tuple[Stretches | None, tuple[int, int]]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.launches import Launches
+from nvprof_kit._analysis.attribution.launches import Correlations
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._trace.frames import with_spare
 from nvprof_kit._trace.schema import CALL_KINDS, Trace
@@ -23,7 +22,7 @@ class HostCalls:
     """The calls of a capture, in table order; shape ``(c + 1,)`` each, with an entry for `NONE` appended.
 
     Attributes:
-        pid, tid, start, end: Process, thread and times of each call; the last entry is `NONE`, `NONE`, 0 and 0.
+        tid, start, end: Thread and times of each call; the last entry is `NONE`, 0 and 0.
         overhead, operator: Whether it is profiler overhead, and whether it is a PyTorch operator.
         names: The distinct names.
         name: Index into `names`; the last name is ''.
@@ -44,14 +43,17 @@ class HostCalls:
         self.end = with_spare(columns["end_ns"], 0)
         self.overhead = np.append(kind == CALL_KINDS.index("overhead"), False)
         self.operator = np.append(kind == CALL_KINDS.index("operator"), False)
-        self.name = np.append(codes, np.array([len(self.names) - 1]).astype(np.int32)).astype(np.int32)
+        narrow = np.int16 if len(self.names) <= np.iinfo(np.int16).max else np.int32
+        self.name = np.append(codes.astype(narrow), narrow(len(self.names) - 1))
         self._pids, first = columns["pid"], _firsts(columns["tid"])
         self.threads = dict(zip(columns["tid"][first].tolist(), columns["pid"][first].tolist(), strict=True))
 
-    @property
-    def pid(self) -> Int64Array:
-        """The process of each call."""
-        return np.append(self._pids, NONE)
+    def pid(self, calls: Int64Array) -> Int64Array:
+        """The process of each given call, `NONE` for `NONE`."""
+        if not len(self._pids):
+            return np.full(len(calls), NONE, dtype=np.int64)
+        found: Int64Array = np.where(calls == NONE, NONE, self._pids[calls])
+        return found
 
     @cached_property
     def of_op(self) -> Int64Array:
@@ -63,9 +65,11 @@ class HostCalls:
         rows = np.flatnonzero(
             _among(frame["correlation"].to_numpy(), ids["correlation"]) & ~(self.overhead | self.operator)[:-1]
         )
-        launching = frame[["pid", "tid", "correlation", "start_ns"]].iloc[rows]
-        found = Launches(replace(trace, api=launching)).that_launched(ids["pid"], ids["correlation"], ids["start_ns"])
-        return np.append(rows, NONE)[found]
+        launching = (frame[name].to_numpy()[rows] for name in ("pid", "correlation", "start_ns"))
+        found = Correlations(*launching).that_launched(ids["pid"], ids["correlation"], ids["start_ns"])
+        there = found != NONE
+        found[there] = rows[found[there]]
+        return found
 
     @cached_property
     def first_launches(self) -> Int64Array:
@@ -73,8 +77,16 @@ class HostCalls:
         ops = self._trace.ops
         if "name" not in ops:
             return np.zeros(0, dtype=np.int64)
-        order = np.argsort(ops["start_ns"].to_numpy(), kind="stable")
-        found: Int64Array = self.of_op[order[~ops[["pid", "name"]].iloc[order].duplicated().to_numpy()]]
+        start, pid = ops["start_ns"].to_numpy(), ops["pid"].to_numpy()
+        names = len(ops["name"].cat.categories) + 1
+        pids, place = np.unique(pid, return_inverse=True)
+        key = place * names + ops["name"].cat.codes.to_numpy() + 1
+        del place
+        earliest = np.full(len(pids) * names, np.iinfo(np.int64).max)
+        np.minimum.at(earliest, key, start)
+        rows = np.flatnonzero(start == earliest[key])
+        rows = rows[np.unique(key[rows], return_index=True)[1]]  # of those that start at once, the first in the table
+        found: Int64Array = self.of_op[rows]
         return found
 
     def of_process(self, pid: int, rows: Int64Array) -> Int64Array:
@@ -98,6 +110,8 @@ def _firsts(values: Int64Array) -> Int64Array:
 
 
 _SPARSE = 1 << 26
+_BLOCK = 1 << 18
+"""Calls processed at a time, to limit memory."""
 
 
 def _among(ids: Int64Array, wanted: Int64Array) -> npt.NDArray[np.bool_]:
@@ -107,5 +121,8 @@ def _among(ids: Int64Array, wanted: Int64Array) -> npt.NDArray[np.bool_]:
         return (ids >= 0) & np.isin(ids, wanted)
     known = np.zeros(most + 2, dtype=bool)
     known[wanted[wanted >= 0]] = True
-    found: npt.NDArray[np.bool_] = known[np.clip(ids, -1, most + 1)] & (ids >= 0)
+    found = np.zeros(len(ids), dtype=bool)
+    for low in range(0, len(ids), _BLOCK):
+        block = ids[low : low + _BLOCK]
+        found[low : low + _BLOCK] = known[np.clip(block, -1, most + 1)] & (block >= 0)
     return found

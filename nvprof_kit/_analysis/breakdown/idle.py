@@ -6,6 +6,7 @@ thread begins or ends a call, an operator or a range; each piece belongs to the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +29,7 @@ from nvprof_kit._trace.schema import OP_KINDS, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-_BLOCK = 1 << 17
+_BLOCK = 1 << 16
 """Gaps processed at a time, to limit memory."""
 
 PLACE = ("layer", "phase", "operator", "call")
@@ -99,15 +100,35 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, active: Activ
     """
     start, end = active.gap_start, active.gap_end
     splitter = _Splitter(trace, attribution, windows, active, host)
-    columns: list[list[Any]] = [[] for _ in _Parts._fields]
-    for low in range(0, max(len(start), 1), _BLOCK):
-        for column, values in zip(columns, splitter.parts(slice(low, low + _BLOCK)), strict=True):
-            column.append(values)
+    blocks = (slice(low, low + _BLOCK) for low in range(0, max(len(start), 1), _BLOCK))
+    parts = _grown(splitter.parts(block) for block in blocks)
     splitter.done()
-    parts = _Parts(*(np.concatenate(columns.pop(0)) for _ in _Parts._fields))  # pop frees each column's blocks
-    if not np.array_equal(exact_sums(parts.gap, parts.idle_ns, len(start)), end - start):
+    if not np.array_equal(np.add.reduceat(parts.idle_ns, _firsts(parts)) if len(start) else end, end - start):
         raise AssertionError("the causes of idle time do not add up to it: please report this")
     return splitter.named(parts)
+
+
+def _grown(blocks: Iterable[_Parts]) -> _Parts:
+    """The blocks in one; each is copied at once, so that its memory is free for the next."""
+    grown: list[Any] = []
+    count = 0
+    for block in blocks:
+        grown = grown or [np.empty(0, dtype=column.dtype) for column in block]
+        many = len(block.gap)
+        for column, values in zip(grown, block, strict=True):
+            if count + many > len(column):  # in place: realloc can move the memory without a copy
+                column.resize(max(count + many, len(column) * 5 // 4), refcheck=False)
+            column[count : count + many] = values
+        count += many
+    for column in grown:
+        column.resize(count, refcheck=False)
+    return _Parts(*grown)
+
+
+def _firsts(parts: _Parts) -> Int64Array:
+    """The first part of each gap; every gap has one, and its parts are adjacent."""
+    found: Int64Array = np.flatnonzero(np.concatenate(([True], parts.gap[1:] != parts.gap[:-1]))[: len(parts.gap)])
+    return found
 
 
 class _Splitter:
@@ -250,19 +271,26 @@ class _Splitter:
 
 
 def _following(trace: Trace, windows: Windows, active: Activity, host: HostCalls) -> _Next:
+    call = np.append(host.of_op, NONE)  # first: finding it takes memory
     starts = trace.ops["start_ns"].to_numpy()
     line = Line.over((starts, active.gap_start), (starts, active.gap_end))
     key = line.at(windows.of_op, starts)
     order = np.argsort(key, kind="stable")
-    lane = windows.device[active.gap_window]
-    place = np.searchsorted(key[order], line.at(lane, active.gap_end))
+    key = key[order]
     around = np.concatenate(([NONE], order, [NONE]))
+    del order
     of_op = np.append(windows.of_op, NONE)
-    before, op = (np.where(of_op[one] == lane, one, NONE) for one in (around[place], around[place + 1]))
-    call = np.append(host.of_op, NONE)
     is_graph = (trace.ops["graph_node"].to_numpy() >= 0) | (trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
-    both = np.append(is_graph, False)[op] & np.append(is_graph, False)[before]
-    return _Next(call[op], both & (call[op] != call[before]))
+    is_graph = np.append(is_graph, False)
+    found = _Next(np.empty(len(active.gap_end), dtype=np.int64), np.empty(len(active.gap_end), dtype=bool))
+    for low in range(0, len(active.gap_end), _BLOCK):
+        block = slice(low, low + _BLOCK)
+        lane = windows.device[active.gap_window[block]]
+        place = np.searchsorted(key, line.at(lane, active.gap_end[block]))
+        before, op = (np.where(of_op[one] == lane, one, NONE) for one in (around[place], around[place + 1]))
+        found.call[block] = call[op]
+        found.graph[block] = is_graph[op] & is_graph[before] & (call[op] != call[before])
+    return found
 
 
 def _summed(parts: _Parts) -> _Parts:
@@ -280,10 +308,9 @@ def _summed(parts: _Parts) -> _Parts:
 
 
 def _largest(parts: _Parts, gaps: int) -> Int64Array:
-    """The row of the largest part of each gap, the first of equals. Every gap has a part; its parts are adjacent."""
+    """The row of the largest part of each gap, the first of equals."""
     if not gaps:
         return np.zeros(0, dtype=np.int64)
-    first = np.flatnonzero(np.concatenate(([True], parts.gap[1:] != parts.gap[:-1])))
-    most = np.maximum.reduceat(parts.idle_ns, first)
+    most = np.maximum.reduceat(parts.idle_ns, _firsts(parts))
     rows = np.flatnonzero(parts.idle_ns == most[parts.gap])
     return rows[np.concatenate(([True], parts.gap[rows][1:] != parts.gap[rows][:-1]))]

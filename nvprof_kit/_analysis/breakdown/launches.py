@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
-from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.operations import op_owners
 from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._analysis.breakdown.idle import Idle
 from nvprof_kit._trace.schema import Trace
 
 if TYPE_CHECKING:
@@ -35,44 +35,67 @@ _LATE = ("launch", "unknown")
 
 
 def launch_table(
-    trace: Trace, attribution: Attribution, host: HostCalls, idling: Idle, *, counted: npt.NDArray[np.bool_]
+    trace: Trace,
+    attribution: Attribution,
+    host: HostCalls,
+    parts: pd.DataFrame,
+    *,
+    counted: npt.NDArray[np.bool_],
+    of_parts: npt.NDArray[np.bool_],
 ) -> pd.DataFrame:
-    """Launches of the `counted` operations by layer and phase, with `LAUNCH_COLUMNS`; the longest idle first."""
+    """Launches of the `counted` operations by layer and phase, with `LAUNCH_COLUMNS`; the longest idle first.
+
+    Args:
+        trace: The capture.
+        attribution: The owner of each operation.
+        host: The calls.
+        parts: `nvprof_kit._analysis.breakdown.idle.Idle.parts`.
+        counted: The operations to include, shape ``(n,)``.
+        of_parts: The parts to include.
+    """
     import pandas as pd
 
-    layer, phase = op_owners(attribution)
-    call = host.of_op
-    start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    took = _shared_duration(host, call)
-    told = (call >= 0) & counted
-    frame = pd.DataFrame(
-        {
-            "layer": layer,
-            "phase": phase,
-            "ops": 1,
-            "gpu_ns": end - start,
-            "call_ns": took,
-            "short_ops": end - start < took,
-            "delay_ns": np.maximum(start - host.end[call], 0),
-        },
-        copy=False,
-    )[told]
-    groups = frame.groupby(["layer", "phase"], observed=True, sort=False)
-    table = groups[["ops", "gpu_ns", "call_ns", "short_ops"]].sum()
-    table["delay_ns"] = groups["delay_ns"].median().astype("int64")
-    late = idling.parts[idling.parts["cause"].isin(_LATE)]
+    rows = np.flatnonzero((host.of_op >= 0) & counted)
+    group, places = _places(attribution, rows)
+    count = len(places)
+    long, took = (trace.ops["end_ns"].to_numpy() - trace.ops["start_ns"].to_numpy())[rows], _shared_duration(host, rows)
+    columns = {
+        "ops": np.bincount(group, minlength=count),
+        "gpu_ns": exact_sums(group, long, count),
+        "call_ns": exact_sums(group, took, count),
+        "short_ops": np.bincount(group[long < took], minlength=count),
+    }
+    del long, took
+    delay = np.maximum(trace.ops["start_ns"].to_numpy()[rows] - host.end[host.of_op[rows]], 0)
+    table = pd.DataFrame(columns, index=places)
+    table["delay_ns"] = pd.Series(delay).groupby(group).median().astype("int64").to_numpy()
+    late = parts.loc[parts["cause"].isin(_LATE) & of_parts, ["layer", "phase", "idle_ns"]]
     idle = late.groupby(["layer", "phase"], observed=True, sort=False)["idle_ns"].sum()
+    idle.index = pd.MultiIndex.from_frame(idle.index.to_frame().astype(str))
     table = table.join(idle[idle > 0], how="outer").fillna(0).astype("int64")
     table["launch_bound"] = table["idle_ns"] > _BOUND * table["gpu_ns"]
-    plain = table.reset_index().astype({"layer": str, "phase": str})
+    plain = table.reset_index()
     made: pd.DataFrame = plain.sort_values(["idle_ns", "gpu_ns"], ascending=False, kind="stable", ignore_index=True)
     return made
 
 
-def _shared_duration(host: HostCalls, call: Int64Array) -> Int64Array:
-    """Duration of each operation's launching call divided by the number of operations it launched, 0 without a call."""
-    sharing = np.bincount(np.where(call >= 0, call, len(host.tid) - 1), minlength=len(host.tid))
-    took = (host.end - host.start) // np.maximum(sharing, 1)
-    took[NONE] = 0
-    shared: Int64Array = took[call]
+def _places(attribution: Attribution, rows: Int64Array) -> tuple[Int64Array, pd.MultiIndex]:
+    """Layer and phase of some operations, as an index into the distinct pairs, and these in order of appearance."""
+    import pandas as pd
+
+    layer, phase = op_owners(attribution)
+    phases = len(phase.categories)
+    group, pairs = pd.factorize(layer.codes[rows] * np.int64(phases) + phase.codes[rows])
+    codes = zip((layer, phase), np.divmod(pairs, phases), strict=True)
+    texts = [one.categories.to_numpy()[code].astype(str).astype(object) for one, code in codes]
+    made: pd.MultiIndex = pd.MultiIndex.from_arrays(texts, names=["layer", "phase"])
+    return group, made
+
+
+def _shared_duration(host: HostCalls, rows: Int64Array) -> Int64Array:
+    """Duration of the launching call of some operations divided by the number of operations that it launched."""
+    every = host.of_op
+    sharing = np.bincount(every[every >= 0], minlength=len(host.tid))
+    call = every[rows]
+    shared: Int64Array = (host.end[call] - host.start[call]) // sharing[call]
     return shared

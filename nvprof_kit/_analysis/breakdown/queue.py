@@ -40,6 +40,9 @@ QUEUE_TIME_COLUMNS = {
 }
 """The columns of `queue_over_time`."""
 
+_BLOCK = 1 << 18
+"""Moments processed at a time, to limit memory."""
+
 SLICES = 100
 """Number of equal slices of a step."""
 
@@ -64,9 +67,8 @@ def queue_by_window(trace: Trace, windows: Windows, host: HostCalls) -> pd.DataF
     """The queue of the device, one row per window with `QUEUE_COLUMNS`; averages are over the window's duration."""
     import pandas as pd
 
-    waiting = _waiting(trace, host)
     lanes = _Lanes(windows.device, windows.start, windows.end)
-    mean, most, empty = _depths(windows.of_op[waiting.op], waiting, lanes)
+    mean, most, empty = _depths(_Edges.of(windows.of_op, _waiting(trace, host), lanes), lanes)
     made: pd.DataFrame = pd.DataFrame({"queue_mean": mean, "queue_max": most, "queue_empty": empty})
     return made
 
@@ -88,6 +90,8 @@ def queue_over_time(trace: Trace, windows: Windows, host: HostCalls, window: int
     stream = trace.ops["stream"].to_numpy()
     streams = np.unique(stream[here])
     waiting = _waiting(trace, host)
+    mine = (waiting.begin < high) & (waiting.end > low)
+    waiting = _Waiting(*(values[mine] for values in waiting))
     mine = (windows.of_op[waiting.op] == device) & np.isin(stream[waiting.op], streams)
     waiting = _Waiting(*(values[mine] for values in waiting))
     edges = np.unique(np.linspace(low, high, SLICES + 1).round().astype(np.int64))
@@ -95,7 +99,9 @@ def queue_over_time(trace: Trace, windows: Windows, host: HostCalls, window: int
     lanes = _Lanes(
         np.repeat(np.arange(len(streams)), slices), np.tile(edges[:-1], len(streams)), np.tile(edges[1:], len(streams))
     )
-    mean, most, _ = _depths(np.searchsorted(streams, stream[waiting.op]), waiting, lanes)
+    of_op = np.zeros(len(stream), dtype=np.int64)
+    of_op[waiting.op] = np.searchsorted(streams, stream[waiting.op])
+    mean, most, _ = _depths(_Edges.of(of_op, waiting, lanes), lanes)
     numbers = np.full(len(mean), windows.step[window], dtype=np.int64)
     columns = {
         "step": pd.arrays.IntegerArray(numbers, np.full(len(mean), not windows.in_step[window])),
@@ -119,32 +125,40 @@ def _waiting(trace: Trace, host: HostCalls) -> _Waiting:
     return _Waiting(op[waits], begin[waits], end[waits])
 
 
-def _depths(
-    lane: Int64Array, waiting: _Waiting, windows: _Lanes
-) -> tuple[npt.NDArray[np.float64], Int64Array, npt.NDArray[np.float64]]:
-    """Mean depth, maximum depth and share of time with an empty queue in each window, shape ``(w,)`` each.
+class _Edges(NamedTuple):
+    """Starts and ends of queued intervals, each sorted, and the line of lanes that they are on."""
 
-    Args:
-        lane: Lane of each queued interval, shape ``(n,)``.
-        waiting: The queued intervals.
-        windows: The windows.
-    """
-    line = Line.over((windows.start, waiting.begin), (windows.end, waiting.end))
+    line: Line
+    begin: Int64Array
+    end: Int64Array
+
+    @classmethod
+    def of(cls, lane: Int64Array, waiting: _Waiting, windows: _Lanes) -> _Edges:
+        """The edges of queued intervals; `lane` is that of every operation."""
+        line = Line.over((windows.start, waiting.begin), (windows.end, waiting.end))
+        edges = [line.at(lane[waiting.op], edge) for edge in (waiting.begin, waiting.end)]
+        for edge in edges:
+            edge.sort()
+        return cls(line, *edges)
+
+
+def _depths(edges: _Edges, windows: _Lanes) -> tuple[npt.NDArray[np.float64], Int64Array, npt.NDArray[np.float64]]:
+    """Mean depth, maximum depth and share of time with an empty queue in each window, shape ``(w,)`` each."""
+    line, begins, ends = edges
     opens, closes = (line.at(windows.lane, edge) for edge in (windows.start, windows.end))
-    moment = np.concatenate((line.at(lane, waiting.begin), line.at(lane, waiting.end), opens, closes))
-    change = np.repeat(np.array([1, -1, 0], dtype=np.int8), [len(lane), len(lane), 2 * len(opens)])
-    order = np.argsort(moment, kind="stable")
-    moment = moment[order]
-    change = change[order]
-    del order
-    rows = np.flatnonzero(moment[1:] > moment[:-1])  # intervals of nonzero length
-    depth, length, moment = np.cumsum(change, dtype=np.int64)[rows], moment[rows + 1] - moment[rows], moment[rows]
-    window = np.searchsorted(opens, moment, side="right") - 1
-    keep = window >= 0
-    keep[keep] = moment[keep] < closes[window[keep]]
-    depth, length, window = depth[keep], length[keep], window[keep]
+    moments = np.concatenate((begins, ends, opens, closes))
+    moments.sort()
     count, whole = len(opens), np.maximum(windows.end - windows.start, 1)
-    most = np.zeros(count, dtype=np.int64)
-    np.maximum.at(most, window, depth)
-    dry = depth == 0
-    return exact_sums(window, depth * length, count) / whole, most, exact_sums(window[dry], length[dry], count) / whole
+    total, most, dry = (np.zeros(count, dtype=np.int64) for _ in range(3))
+    for low in range(0, max(len(moments) - 1, 0), _BLOCK):
+        moment, length = moments[low : low + _BLOCK], np.diff(moments[low : low + _BLOCK + 1])
+        moment = moment[: len(length)]
+        window = np.searchsorted(opens, moment, side="right") - 1
+        kept = (length > 0) & (window >= 0)
+        kept[kept] = moment[kept] < closes[window[kept]]
+        moment, length, window = moment[kept], length[kept], window[kept]
+        depth = np.searchsorted(begins, moment, side="right") - np.searchsorted(ends, moment, side="right")
+        total += exact_sums(window, depth * length, count)
+        np.maximum.at(most, window, depth)
+        dry += exact_sums(window[depth == 0], length[depth == 0], count)
+    return total / whole, most, dry / whole

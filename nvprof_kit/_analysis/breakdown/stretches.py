@@ -96,16 +96,20 @@ class Stack:
         assert found is not None, "what is shortened nests"
         self.parent, self.depth = found
         begin, finish = begins[order], finishes[order]
+        del begins, finishes, place, found
         # ties: ends from the inside out, then starts from the outside in
         ends = len(order) - 1 - np.argsort(finish[::-1], kind="stable")
-        sorted_ends = finish[ends]
-        of_start = np.arange(len(order)) + np.searchsorted(sorted_ends, begin, side="right")
-        of_end = np.arange(len(order)) + np.searchsorted(begin, sorted_ends, side="left")
-        keys, owner = np.empty(2 * len(order), dtype=np.int64), np.empty(2 * len(order), dtype=np.int64)
-        keys[of_start], keys[of_end] = begin, sorted_ends
-        owner[of_start], owner[of_end] = order, self.parent[order[ends]]
-        self.changes, self.owner = Changes(lanes, line, keys), np.append(owner, NONE)
+        finish = finish[ends]
+        keys = np.empty(2 * len(order), dtype=np.int64)
+        self.owner = np.full(2 * len(order) + 1, NONE, dtype=np.int32 if len(lane) < 1 << 31 else np.int64)
+        of_start = np.arange(len(order)) + np.searchsorted(finish, begin, side="right")
+        keys[of_start], self.owner[of_start] = begin, order
+        del of_start
+        of_end = np.arange(len(order)) + np.searchsorted(begin, finish, side="left")
+        keys[of_end], self.owner[of_end] = finish, self.parent[order[ends]]
+        self.changes = Changes(lanes, line, keys)
 
     def innermost(self, lane: Int64Array, moment: Int64Array) -> Int64Array:
         """The innermost interval open on a lane at a time, or `NONE`, shape ``(n,)``."""
-        return self.owner[self.changes.before(lane, moment)]
+        found: Int64Array = self.owner[self.changes.before(lane, moment)].astype(np.int64)
+        return found

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
-from nvprof_kit._analysis.attribution.intervals import Cover
+from nvprof_kit._analysis.attribution.intervals import Cover, touches
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.operations import op_owners
 from nvprof_kit._analysis.attribution.windows import Windows
@@ -76,7 +76,11 @@ def exposed(trace: Trace, windows: Windows, active: Activity) -> Int64Array:
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     found = np.zeros(len(start), dtype=np.int64)
     other = np.flatnonzero(active.sort != COMPUTE)
-    computes = active.sort == COMPUTE
+    if not len(other):
+        return found
+    computes = np.flatnonzero(active.sort == COMPUTE)
+    # on any device: what hides none of them need not be joined
+    computes = computes[touches((start[other], end[other]), start[computes], end[computes])]
     cover = Cover(windows.of_op[computes], start[computes], end[computes])
     hidden = cover.inside(windows.of_op[other], start[other], end[other])
     found[other] = end[other] - start[other] - hidden

@@ -154,7 +154,7 @@ class Facts(Operations):
         step = ranges.step_at(ranges.nesting.innermost(tid, moment))
         unattributed = np.flatnonzero(step == NONE)
         around = Elsewhere(ranges, ranges.step >= 0).open_at(
-            host.pid[calls[unattributed]], tid[unattributed], moment[unattributed]
+            host.pid(calls[unattributed]), tid[unattributed], moment[unattributed]
         )
         step[unattributed] = np.append(ranges.step, NONE)[around]
         return step

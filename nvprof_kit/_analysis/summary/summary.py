@@ -137,8 +137,9 @@ def _overview(facts: Facts) -> pd.DataFrame:
     for name, mask in {"CUDA API": ~(host.overhead | host.operator), "profiler": host.overhead}.items():
         mine = facts.counted_calls(np.flatnonzero(mask[:-1]))
         if len(mine):
-            lane = np.unique(host.tid[mine], return_inverse=True)[1]
-            busy = _busy(facts, host.start[mine], host.end[mine], lane, facts.step_of_calls(mine))
+            lane = pd.factorize(host.tid[mine])[0]
+            step = facts.step_of_calls(mine) if facts.by_step else mine
+            busy = _busy(facts, host.start[mine], host.end[mine], lane, step)
             rows += [(step, name, count, ns, 0, ns / whole, 0.0) for step, count, ns in busy]
     names = ["step", "event", "calls", "cpu_total_ns", "gpu_total_ns", "cpu_ratio", "gpu_ratio"]
     made: pd.DataFrame = pd.DataFrame(rows, columns=names)

@@ -189,7 +189,7 @@ def _from_other_threads(facts: Facts) -> Int64Array:
     ops = np.flatnonzero(~own_loop & facts.counted & (host.of_op >= 0))
     call = host.of_op[ops]
     loop = ranges.is_one_of((*PHASE_CATEGORIES, Category.STEP, Category.USER))
-    found = Elsewhere(ranges, loop).open_at(host.pid[call], host.tid[call], host.start[call])
+    found = Elsewhere(ranges, loop).open_at(host.pid(call), host.tid[call], host.start[call])
     return _nested_sums(ranges.nesting, found, facts.duration[ops], len(ranges.start))
 
 

@@ -71,22 +71,20 @@ def read_calls(db: Database, fetched: Fetched | None = None, *, operators: bool 
 
     Args:
         db: The file.
-        fetched: The result of `fetch_calls`, if already available.
+        fetched: The result of `fetch_calls`, if already available; it is emptied.
         operators: Whether to read the operators.
     """
     fetched = fetch_calls(db) if fetched is None else fetched
-    parts = [_named(db, kind, read) for kind, read in fetched.items()] + (_operators(db) if operators else [])
-    columns = {
-        name: np.concatenate([part[name] for part in parts] or [np.empty(0, dtype=np.int64)])
+    parts = [_named(db, kind, fetched.pop(kind)) for kind in list(fetched)] + (_operators(db) if operators else [])
+    names = [text for part in parts for text in part["texts"]]
+    # pop: the columns as they were read are free before the next is made
+    columns = {"name": labels(np.concatenate([np.empty(0, dtype=np.int32), *_shifted(parts)]), names)}
+    columns |= {
+        name: np.concatenate([part.pop(name) for part in parts] or [np.empty(0, dtype=np.int64)])
         for name in ("correlation", "kind")
     }
-    columns |= {name: spared([part[name] for part in parts], spare) for name, spare in _SPARE.items()}
-    return {
-        **columns,
-        "pid": columns["tid"] & _PID_MASK,
-        "name": labels(np.concatenate([np.empty(0, dtype=np.int64), *_shifted(parts)]).astype(np.int64),
-                       [text for part in parts for text in part["texts"]]),
-    }  # fmt: skip
+    columns |= {name: spared([part.pop(name) for part in parts], spare) for name, spare in _SPARE.items()}
+    return {**columns, "pid": columns["tid"] & _PID_MASK}
 
 
 def read_loads(db: Database) -> dict[str, Any]:
@@ -107,7 +105,7 @@ def read_loads(db: Database) -> dict[str, Any]:
 def _shifted(parts: list[dict[str, Any]]) -> list[Int64Array]:
     """Shift the name codes of each part to index the concatenated names of all parts."""
     before = np.cumsum([0, *(len(part["texts"]) for part in parts)])
-    return [part["code"] + first for part, first in zip(parts, before, strict=False)]
+    return [part.pop("code").astype(np.int32) + np.int32(first) for part, first in zip(parts, before, strict=False)]
 
 
 def _named(db: Database, kind: str, read: dict[str, Any]) -> dict[str, Any]:
