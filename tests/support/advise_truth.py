@@ -22,8 +22,12 @@ _REPLAYS = ("unfused-chains", "launch sync dataloader allocation loading recompu
 _ALONE = "exposed-collectives rank-wait"
 _EAGER = ("launch unfused-chains", f"recompute loading allocation dataloader fp32-gemms outlier-layer {_ALONE}")
 _RANKS = "recompute fp32-gemms gc small-kernels copies"
+_STEADY = f"launch sync dataloader allocation loading recompute fp32-gemms outlier-layer small-kernels copies {_ALONE}"
 REAL: Mapping[str, tuple[str, str]] = {
     "slow-2024.2": _SLOW,
+    "garbage-2024.2": ("gc", f"unstable-step {_STEADY}"),
+    "lengths-2024.2": ("unstable-step", f"gc {_STEADY}"),
+    "lengths-even-2024.2": ("", f"gc unstable-step {_STEADY}"),
     "slow-cpu-2024.2": _SLOW,
     "slow-operators-2024.2": _SLOW,
     "generate-2024.2": (

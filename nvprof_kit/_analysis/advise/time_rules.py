@@ -237,6 +237,11 @@ def unstable_step(found: Evidence) -> Iterator[Finding]:
         evidence += f"; seen on {len(unstable)} GPUs, this one loses most"
     start = int(worst["start_ns"])
     advice = "look there for allocations, logging, checkpoints, garbage collection, or a different shape"
+    if chosen.part == "compute_ns":
+        advice = (
+            "compare the kernels of these steps with the others' (nvprof-kit summary --view kernel --by step): longer "
+            "batches can be grouped by length or packed; if the same kernels take longer, the GPU's clocks fell"
+        )
     yield Finding(
         "unstable-step",
         "Step times vary",

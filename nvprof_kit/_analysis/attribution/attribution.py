@@ -97,9 +97,10 @@ def _joined(blocks: Iterable[_Block], count: int) -> _Block:
     place = 0
     for block in blocks:
         whole = whole or [np.empty(count, dtype=column.dtype) for column in block]
+        end = place + len(block.call)
         for column, values in zip(whole, block, strict=True):
-            column[place : place + len(values)] = values
-        place += len(block.call)
+            column[place:end] = values
+        place = end
     return _Block(*whole)
 
 

@@ -47,7 +47,7 @@ def union_lengths(start: Int64Array, end: Int64Array, lane: Int64Array, group: I
     finishes -= begins
     np.maximum(finishes, 0, out=finishes)
     if groups == 1:
-        return finishes.sum(keepdims=True)
+        return np.array([finishes.sum()], dtype=np.int64)
     return exact_sums(group[order], finishes, groups)
 
 

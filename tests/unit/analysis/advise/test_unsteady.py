@@ -1,0 +1,99 @@
+"""Python's garbage collection and unequal steps in captures of a program that has them, against plain arithmetic over
+the file, and in captures that look alike. `tests/gpu/programs/unsteady.py` says what each program does.
+"""
+
+from __future__ import annotations
+
+import lzma
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nvprof_kit._analysis.advise.advise import OPTIONAL, AdviseResult, advise
+from nvprof_kit._findings import Finding
+from nvprof_kit._trace.open import open_capture
+
+DATA = Path(__file__).parents[3] / "data"
+LONG = (2048, 2304, 1920, 7168, 2048, 2176, 6144, 1984, 2112, 8192)
+"""Tokens of the steps of `lengths`, in eights, as in the program."""
+
+Spans = list[tuple[int, int]]
+
+
+def found(name: str) -> AdviseResult:
+    return advise(open_capture(DATA / f"{name}-2024.2.sqlite.xz", optional=OPTIONAL))
+
+
+def of_rule(name: str, rule: str) -> Finding:
+    (finding,) = [one for one in found(name).findings if one.rule == rule]
+    return finding
+
+
+class Plain:
+    """A capture, read with nothing but SQL."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        path = folder / f"{name}.sqlite"
+        path.write_bytes(lzma.decompress((DATA / f"{name}-2024.2.sqlite.xz").read_bytes()))
+        self._db = sqlite3.connect(path)
+
+    def ranges(self, like: str) -> Spans:
+        text = "coalesce(text, (SELECT value FROM StringIds WHERE id = textId))"
+        return self._db.execute(
+            f'SELECT start, "end" FROM NVTX_EVENTS WHERE eventType IN (59, 60) AND {text} LIKE ? ORDER BY start',
+            (like,),
+        ).fetchall()
+
+    def work(self, begin: int, end: int) -> Spans:
+        """What the GPU ran for the calls between two moments."""
+        kinds = ("KERNEL", "MEMCPY", "MEMSET")
+        found = [
+            row
+            for kind in kinds
+            for row in self._db.execute(
+                f'SELECT o.start, o."end" FROM CUPTI_ACTIVITY_KIND_{kind} o JOIN CUPTI_ACTIVITY_KIND_RUNTIME r ON '
+                "o.correlationId = r.correlationId WHERE r.start BETWEEN ? AND ?",
+                (begin, end),
+            )
+        ]
+        return sorted(found)
+
+
+def test_garbage_collection_costs_the_time_in_which_the_gpu_had_nothing_to_do(tmp_path: Path) -> None:
+    plain = Plain(tmp_path, "garbage")
+    every = plain.work(0, 1 << 62)
+    collections = plain.ranges("gc%")
+    assert len(collections) == 2
+    # each begins while the GPU has work, and launches none: it is in the way from the end of that work to its own end
+    idle = [end - max(done for began, done in every if began < end) for begin, end in collections]
+    finding = of_rule("garbage", "gc")
+    assert finding.saves_ns == sum(idle)
+    # the program saw its steps 3 and 7 take 308.8 and 303.2 ms where the others take 65 to 72
+    assert 440_000_000 < finding.saves_ns < 308_800_000 + 303_200_000 - 2 * 65_000_000
+    assert "2 of 10 steps take more than 1.2 times the median" in finding.evidence  # one cause, one finding
+
+
+def test_steps_of_longer_batches_are_unequal(tmp_path: Path) -> None:
+    plain = Plain(tmp_path, "lengths")
+    ends = [max(end for _, end in plain.work(*step)) for step in plain.ranges("step%")]
+    begin = plain.ranges("step 0")[0][0]
+    walls = np.diff([begin, *ends])  # the GPU goes from step to step without a pause
+    long = np.array(LONG) > 2 * np.median(LONG)
+    assert np.array_equal(walls > 1.2 * np.median(walls), long)
+    finding = of_rule("lengths", "unstable-step")
+    lost = (walls - np.median(walls))[long].sum()
+    assert finding.saves_ns == pytest.approx(lost, rel=0.005)
+    assert finding.evidence.startswith("3 of 10 steps") and "most of the excess is computing" in finding.evidence
+    assert "length" in finding.fix and "allocations" not in finding.fix
+
+
+@pytest.mark.parametrize("name", ["garbage", "lengths"])
+def test_nothing_else_is_found(name: str) -> None:
+    assert len(found(name).findings) == 1
+
+
+def test_even_steps_with_an_evaluation_between_them_are_no_finding(tmp_path: Path) -> None:
+    assert len(Plain(tmp_path, "lengths-even").ranges("evaluation")) == 3
+    assert found("lengths-even").findings == ()
