@@ -26,6 +26,7 @@ _STEADY = f"launch sync dataloader allocation loading recompute fp32-gemms outli
 REAL: Mapping[str, tuple[str, str]] = {
     "slow-2024.2": _SLOW,
     "garbage-2024.2": ("gc", f"unstable-step {_STEADY}"),
+    "garbage-hidden-2024.2": ("", f"gc unstable-step {_STEADY}"),
     "lengths-2024.2": ("unstable-step", f"gc {_STEADY}"),
     "lengths-even-2024.2": ("", f"gc unstable-step {_STEADY}"),
     "slow-cpu-2024.2": _SLOW,

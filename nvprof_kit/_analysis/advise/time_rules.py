@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from nvprof_kit._analysis.advise.evidence import Evidence, ms, share
+from nvprof_kit._analysis.attribution.step_times import median_place
 from nvprof_kit._analysis.breakdown.causes import CAUSES
 from nvprof_kit._findings import Finding
 
@@ -262,7 +263,7 @@ class _Unstable(NamedTuple):
     """Slow steps of a GPU: time lost beyond waiting for ranks, the median, their number, the part that grew most."""
 
     lost: int
-    middle: float
+    middle: int
     many: int
     part: str
     rows: pd.DataFrame
@@ -287,12 +288,13 @@ _RULE_OF = {
 
 def _unstable(rows: pd.DataFrame) -> _Unstable | None:
     wall = (rows["wall_ns"] - rows["exposed_comm_ns"]).to_numpy()
-    middle = float(np.median(rows["wall_ns"]))
-    slow = (rows["wall_ns"] > UNSTABLE * middle).to_numpy() & (wall - np.median(wall) > (UNSTABLE - 1) * middle / 2)
+    whole = rows["wall_ns"].to_numpy()
+    middle, usual = (int(one[median_place(one)]) for one in (whole, wall))  # a step's, as in breakdown and on the page
+    slow = (whole > UNSTABLE * middle) & (wall - usual > (UNSTABLE - 1) * middle / 2)
     if len(rows) < STEPS_TO_JUDGE or not slow.any():
         return None
     names = ["compute_ns", "exposed_copy_ns", *(f"idle_{cause}_ns" for cause in CAUSES)]
     parts = rows[names]
     more = (parts[slow] - parts[~slow].median()).sum() if (~slow).any() else parts[slow].sum()
-    lost = int((wall[slow] - np.median(wall)).sum())
+    lost = int((wall[slow] - usual).sum())
     return _Unstable(lost, middle, int(slow.sum()), str(more.idxmax()), rows)
