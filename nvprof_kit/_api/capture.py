@@ -760,9 +760,8 @@ _PLOTS: tuple[PlotView, ...] = ("layers", "timeline", "steps", "tree", "queue")
 class Tables(Mapping[str, "pd.DataFrame"]):
     """The tables of a capture by name, as DataFrames.
 
-    The tables and columns are those of `nvprof_kit._trace.schema.TABLES`. The table ``operations`` has one row per row
-    of ``ops`` (kernel, memcpy, memset or graph replay), with ``layer``, ``phase``, ``step`` (missing outside steps),
-    ``kernel_class``, and ``how`` it was attributed.
+    The page "Tables and SQL" of the documentation lists all tables and columns. The table ``operations`` has one row
+    per kernel, memcpy, memset or graph replay, with the ``layer``, ``phase`` and ``step`` that it belongs to.
 
     The texts of ``ranges`` are translated by the capture's rules. A table without data is empty, not absent. Times are
     int64 nanoseconds since the start of the capture.
