@@ -53,6 +53,9 @@ INTERNAL = {
 }
 """Members without an underscore that other modules of the library use; they are not public."""
 
+OPENED = ("Capture", "Job", "MemorySnapshot", "NcuReports", "Tables", "TimerLog")
+"""Classes whose objects come from functions; their constructors are not public."""
+
 _HEADINGS = {"Args": "Arguments", "Attributes": "Fields", "Returns": "Returns", "Yields": "Yields", "Raises": "Raises"}
 
 
@@ -81,7 +84,9 @@ def types(tables: Mapping[int, str]) -> str:
 
 def _entry(name: str, thing: Any, tables: Mapping[int, str], remark: str = "", *, signed: bool = True) -> list[str]:
     """A heading, the docstring, and the public members."""
-    head = f"### `{name}{_signature(thing) if signed else ''}`" + (f" {remark}" if remark else "")
+    head = f"### `{name}{_signature(thing) if signed and name not in OPENED else ''}`" + (
+        f" {remark}" if remark else ""
+    )
     lines = [head, "", *_described(thing, name, tables)]
     if inspect.isclass(thing) and issubclass(thing, Result):
         for base in inspect.getmro(thing)[1:]:

@@ -21,13 +21,13 @@ DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8")
 
 @dataclass(frozen=True)
 class Peaks:
-    """The peaks of one GPU.
+    """The peak throughput of a GPU.
 
     Attributes:
-        name: Its name.
-        flops: FLOP/s without sparsity, by data type.
+        name: Name of the GPU.
+        flops: Operations per second without sparsity, by data type.
         bandwidth: Memory bandwidth in bytes per second, 0 if unknown.
-        source: Source of the figures.
+        source: The document that states the figures.
     """
 
     name: str

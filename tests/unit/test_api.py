@@ -52,7 +52,7 @@ nvprof_kit.nosuch  # type: ignore[attr-defined]
 CALLS = {
     "layers": "Capture.layers",
     "ranks compare": "open_job",
-    "ranks map": "open_job",
+    "ranks map": "map_captures",
     "summary": "Capture.summary",
     "breakdown": "Capture.breakdown",
     "advise": "Capture.advise",

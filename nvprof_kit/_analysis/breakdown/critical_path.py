@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 PATH_COLUMNS = {
     "layer": "module path, or `(none)`",
     "phase": "phase of the layer or of the loop",
-    "operator": "of time on the host the innermost operator, '' for none or where the capture has no operators",
-    "gpu_ns": "time of the path in its operations",
-    "host_ns": "time of the path on the host, in its ranges",
-    "wait_ns": "time of the path between an operation's launch, or the operation before, and its start",
-    "share": "the three over the step's wall time; all shares add up to 1",
+    "operator": "for host time, the innermost PyTorch operator; '' if none or not recorded",
+    "gpu_ns": "time of the path in operations of the layer",
+    "host_ns": "time of the path on the host, in ranges of the layer",
+    "wait_ns": "time of the path between an operation's launch, or the end of the previous operation, and its start",
+    "share": "sum of the three over the wall time of the step; all shares add up to 1",
 }
 """The columns of the critical path."""
 

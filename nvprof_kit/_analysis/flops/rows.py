@@ -92,19 +92,19 @@ def uncounted_rows(operations: Operations, counted: Counted, rows: Sequence[Row]
 
 @dataclass(frozen=True)
 class Whole:
-    """A step on average; of a capture without steps all of it.
+    """Figures over all layers, for a mean step; for the whole capture if it has no steps.
 
     Attributes:
-        steps: Number of steps, 0 where there are none.
-        devices: GPUs that ran something.
-        step_ns: How long a step took (`nvprof_kit._analysis.attribution.windows`).
-        busy_ns: Time of a step in which a GPU worked, summed over devices.
-        flops: Floating point operations of a step.
-        model_flops: The same without what is computed again.
-        hfu: Over the step's time on all its GPUs; NaN where no peak is known.
-        mfu: The same of the model's operations.
-        busy_hfu: Over the busy time alone.
-        busy_mfu: The same of the model's operations.
+        steps: Number of steps, 0 without steps.
+        devices: Number of GPUs that ran operations.
+        step_ns: Mean duration of a step in ns, with the boundaries of `breakdown`.
+        busy_ns: Time per step in which a GPU was busy, summed over devices, in ns.
+        flops: Floating point operations per step.
+        model_flops: The same without recomputation.
+        hfu: Hardware FLOPs utilization over the duration of the step on all GPUs, 0 to 1; NaN if no peak is known.
+        mfu: Model FLOPs utilization: the same for `model_flops`.
+        busy_hfu: Like `hfu`, over the busy time only.
+        busy_mfu: Like `mfu`, over the busy time only.
     """
 
     steps: int

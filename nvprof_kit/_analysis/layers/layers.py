@@ -33,25 +33,29 @@ if TYPE_CHECKING:
 LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 
 COLUMNS = {
-    "step": "number of the step, missing outside steps (only by step)",
-    "instance": "which instance of a step, by time from 0, since numbers may return; missing outside (only by step)",
+    "step": "step number, missing outside steps (only by step)",
+    "instance": "index of the step instance in time, from 0 (step numbers can repeat); missing "
+    "outside steps (only by step)",
     "layer": "module path, or `(none)` for work outside every layer",
     "phase": (
         "`forward`, `backward` or `recompute`; outside layers the text of the phase's range (`optimizer`, "
         "`data`, …) or `other`"
     ),
     "calls": (
-        "times it ran: its ranges, and one for each CUDA-graph replay that ran it; for `(none)` the ranges of the phase"
+        "how often it ran: its ranges, plus one for each CUDA graph replay that contains it; for `(none)` the ranges "
+        "of the phase"
     ),
-    "gpu_ops": ("its own operations: kernels, copies, memsets and whole-graph replays with this innermost layer"),
-    "gpu_self_ns": "sum of the durations of these, in ns",
-    "compute_ns": "the part of `gpu_self_ns` in kernels that compute, in ns",
-    "comm_ns": "the part in collectives and other communication, in ns: moving bytes, and waiting for other ranks",
+    "gpu_ops": (
+        "its own GPU operations (kernels, copies, memsets, whole-graph replays): those whose innermost layer it is"
+    ),
+    "gpu_self_ns": "sum of their durations, in ns",
+    "compute_ns": "the part of `gpu_self_ns` in compute kernels, in ns",
+    "comm_ns": "the part in communication kernels, including waiting for other ranks, in ns",
     "copy_ns": "the part in copies and memsets, in ns; the three add up to `gpu_self_ns`",
-    "gpu_total_ns": "`gpu_self_ns` including nested layers of the model, in the same phase, in ns",
-    "gpu_busy_ns": "length of the union of the total's intervals, summed over devices, in ns",
-    "cpu_ns": "CPU wall time inside its ranges, in ns",
-    "share": "`gpu_self_ns` over the capture's sum, 0 to 1",
+    "gpu_total_ns": "`gpu_self_ns` of the layer and all layers inside it, in the same phase, in ns",
+    "gpu_busy_ns": "the same as `gpu_total_ns`, but overlapping operations count once per device, in ns",
+    "cpu_ns": "wall time on the CPU inside its ranges, in ns",
+    "share": "`gpu_self_ns` divided by its sum over all rows, 0 to 1",
 }
 """The columns of `LayersResult.rows` and what they mean."""
 
@@ -99,10 +103,10 @@ class Summary:
         work_ns: The part of `shown_ns` without communication, much of which is waiting.
         wall_ns: From the first operation's start to the last one's end.
         ops: Number of operations.
-        steps: Number of shown steps (`nvprof_kit._analysis.attribution.steps`).
+        steps: Number of shown steps.
         all_steps: Number of steps in the capture.
         layers: Number of distinct layers.
-        by_how: Time by how the owner was found (`nvprof_kit._analysis.attribution.attribution.HOW`).
+        by_how: Time by how it was attributed: ``launch``, ``graph node``, ``other thread``, ``none``.
         loop_layer_share: The share of forward, backward and recompute time in a named layer; 0 if there is none.
     """
 

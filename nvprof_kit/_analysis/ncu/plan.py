@@ -79,27 +79,27 @@ def _hit(signature: npt.NDArray[np.intp], number: Ints, chosen: list[int], count
 
 COLUMNS = {
     "kernel": "the kernel's name",
-    "grid": "blocks of the launch",
-    "block": "threads of a block",
-    "registers": "registers of a thread",
-    "shared_bytes": "shared memory of a block in bytes, static and dynamic",
-    "launches": "launches of this signature that the plan is for",
-    "gpu_ns": "their time on the GPU, in ns",
-    "share": "the same over the GPU time that the plan is for, 0 to 1",
-    "covered": "share of this row and the rows above it, 0 to 1",
+    "grid": "grid size of the launch, in blocks",
+    "block": "block size, in threads",
+    "registers": "registers per thread",
+    "shared_bytes": "static and dynamic shared memory per block, in bytes",
+    "launches": "number of launches with this kernel and launch configuration",
+    "gpu_ns": "their GPU time, in ns",
+    "share": "`gpu_ns` as a fraction of the GPU time that the plan covers, 0 to 1",
+    "covered": "cumulative share of this row and the rows above it, 0 to 1",
 }
 """The columns of `Plan.rows` and what they mean."""
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a plan is for.
+    """What a plan covers.
 
     Attributes:
-        share: How much of the GPU time the measured kernels stand for, 0 to 1.
-        layer: Only this layer and those in it, '' for everything.
-        phase: Only this phase, '' for every phase.
-        every_layer: Reach the share in each of the outermost blocks (``model.layers.3``) too, not only over all.
+        share: Fraction of the GPU time that the measured kernels represent, 0 to 1.
+        layer: Only this layer and the layers inside it; '' for all.
+        phase: Only this phase; '' for all.
+        every_layer: Reach the share in each of the outermost blocks (``model.layers.3``), not only overall.
     """
 
     share: float = 0.9

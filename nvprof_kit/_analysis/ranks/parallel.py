@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 GROUP_COLUMNS = {
     "group": "the communicator",
-    "name": "what the program calls it, '' if unknown",
+    "name": "name that the program gave it, '' if unknown",
     "parallel": "data, tensor, pipeline, context, expert, or unknown",
-    "told_by": "name, or use: what its collectives are and where they run",
-    "size": "its ranks",
-    "ranks": "the ranks that are there",
-    "kinds": "its kinds of collectives",
-    "collectives": "how many, over its ranks",
+    "told_by": "how it was recognized: `name`, or `use` (kinds of collectives and where they run)",
+    "size": "number of ranks",
+    "ranks": "ranks with a capture",
+    "kinds": "kinds of its collectives",
+    "collectives": "number of collectives, summed over its ranks",
 }
 """The columns of the table of groups."""
 

@@ -175,16 +175,14 @@ def map_(
     /shared/maps /local/captures; then nvprof-kit ranks /shared/maps. Tasks that see the same captures can share the
     work: --part $SLURM_PROCID/$SLURM_NTASKS.
     """
-    from nvprof_kit._api.capture import domain_of, read_rules
     from nvprof_kit._api.job_maps import map_captures
 
-    named = read_rules(rules)
     with progress() as say:
         names = map_captures(
             captures,
             maps,
-            domain=domain_of(named, named_domain(domain)),
-            rules=named,
+            domain=named_domain(domain),
+            rules=rules,
             ranks=_given(given),
             workers=workers,
             dask=dask,
