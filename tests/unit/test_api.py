@@ -39,7 +39,40 @@ reveal_type(capture.sql("SELECT 1"))  # pandas.core.frame.DataFrame
 reveal_type(capture.plot("timeline").to_frame())  # pandas.core.frame.DataFrame
 reveal_type(capture.report("run.html"))  # pathlib.Path
 reveal_type(capture.ncu_plan().script())  # str
-reveal_type(nvprof_kit.open_ncu("raw.csv").layers(capture).to_frame())  # pandas.core.frame.DataFrame
+reveal_type(capture.export("run.pb.gz"))  # pathlib.Path
+reveal_type(capture.page("other.sqlite").data)  # bytes
+reveal_type(capture.perfetto(step=3).save("run.json.gz"))  # pathlib.Path
+reveal_type(capture.pprof())  # nvprof_kit._results.document.Document
+reveal_type(capture.info.gpus)  # tuple[str, ...]
+reveal_type(capture.warnings)  # tuple[str, ...]
+reveal_type(capture.sources)  # tuple[pathlib.Path, ...]
+job = nvprof_kit.open_job("folder/", workers=1)
+reveal_type(nvprof_kit.map_captures("folder/", "maps/"))  # list[str]
+reveal_type(job.verdict.rank)  # int | None
+reveal_type(job.waits().to_frame())  # pandas.core.frame.DataFrame
+reveal_type(job.charges().rows)  # pandas.core.frame.DataFrame
+reveal_type(job.layers().figure())  # matplotlib.figure.Figure
+reveal_type(job.clocks().save("clocks.csv"))  # pathlib.Path
+reveal_type(job.groups())  # nvprof_kit._results.ranks.RankTable
+reveal_type(job.bubbles())  # nvprof_kit._results.ranks.RankTable
+reveal_type(job.micro_batches())  # nvprof_kit._results.ranks.RankTable
+reveal_type(job.critical_path())  # nvprof_kit._results.ranks.RankTable
+reveal_type(job.what_if(3, "model.layers.1"))  # nvprof_kit._results.ranks.RankTable
+reveal_type(job.answer().to_frame("charges"))  # pandas.core.frame.DataFrame
+reveal_type(job.page())  # nvprof_kit._results.document.Document
+reveal_type(job.report("job.html"))  # pathlib.Path
+reveal_type(job.perfetto(ranks=[0, 1]))  # nvprof_kit._results.document.Document
+reveal_type(job.export("job.json.gz"))  # pathlib.Path
+reveal_type(job.warnings)  # tuple[str, ...]
+reveal_type(job.ranks)  # pandas.core.frame.DataFrame
+reports = nvprof_kit.open_ncu("raw.csv")
+reveal_type(reports.layers(capture).to_frame())  # pandas.core.frame.DataFrame
+reveal_type(reports.kernels().rows)  # pandas.core.frame.DataFrame
+reveal_type(reports.report.kernels)  # pandas.core.frame.DataFrame
+reveal_type(nvprof_kit.open_snapshot("s.pickle").snapshot.events)  # pandas.core.frame.DataFrame
+reveal_type(nvprof_kit.open_timers("logs/").logs.stages)  # pandas.core.frame.DataFrame
+reveal_type(nvprof_kit.open_timers("logs/").sources)  # tuple[pathlib.Path, ...]
+reveal_type(layers.selected(where="*.mlp", sort="gpu_self_ns", budget=10_000))  # nvprof_kit._results.layers.Layers
 reveal_type(nvprof_kit.open_snapshot("s.pickle").memory().to_frame("leak"))  # pandas.core.frame.DataFrame
 reveal_type(nvprof_kit.open_timers("logs/").timers("rank").to_frame())  # pandas.core.frame.DataFrame
 reveal_type(nvprof_kit.doctor().ok)  # bool
@@ -113,6 +146,21 @@ def test_a_strictly_typed_program_passes_without_any(tmp_path: Path) -> None:
     lines = PROGRAM.splitlines()
     meant = {str(number): line.split("  # ")[1] for number, line in enumerate(lines, 1) if "reveal_type" in line}
     assert said == meant and done.returncode == 0, done.stdout
+
+
+OPENED = {
+    nvprof_kit.Capture: "capture",
+    nvprof_kit.Job: "job",
+    nvprof_kit.NcuReports: "reports",
+    nvprof_kit.MemorySnapshot: r'open_snapshot\("s.pickle"\)',
+    nvprof_kit.TimerLog: r'open_timers\("logs/"\)',
+}
+
+
+@pytest.mark.parametrize("opened", OPENED, ids=lambda opened: str(opened.__name__))
+def test_the_typed_program_uses_every_method_and_property(opened: type) -> None:
+    public = {name for name, member in vars(opened).items() if name[0] != "_" and inspect.getdoc(member)}
+    assert public == {name for name in public if re.search(rf"{OPENED[opened]}\.{name}\b", PROGRAM)}
 
 
 RECIPES = ("profile", "launch", "start", "stop", "status")
