@@ -119,7 +119,7 @@ def scaled(value: float) -> str:
 
 
 def _notes() -> list[RenderableType]:
-    what = "Percentages are of the GPU's peak, means over GPU time; a layer's figures include its children's."
+    what = "Percentages are of the GPU's peak, means over GPU time, including nested layers."
     return [Text(what, "dim")]
 
 
