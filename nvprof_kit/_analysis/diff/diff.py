@@ -217,8 +217,8 @@ def _notes(
         )
     if len(before) == len(after) == 1:
         notes.append(
-            f"One run of each: their noise from run to run is taken to be {100 * options.run_noise:g} % "
-            "(--run-noise); give several of each with --base and --new to have it measured."
+            f"One run per side: the noise between runs is assumed to be {100 * options.run_noise:g} % (--run-noise); "
+            "with several runs per side (--base, --new) it is measured."
         )
     if widening > 1:
         notes.append(

@@ -290,7 +290,7 @@ def _tables(view: JobView) -> list[PageTable]:
     worst = found.clocks.sort_values("residual_ns", ascending=False, kind="stable")
     clocks = worst.assign(residual_us=pd.to_numeric(worst["residual_ns"], errors="coerce") / 1e3)
     error = f"; the unchanged graph is replayed to within {found.replay_error or 0:.1%}"
-    equals = f"milliseconds of a step if this were as the median of its equals{error}"
+    equals = f"milliseconds of a step if this were as fast as the median{error}"
     made = [
         (charges, "charges", "What the waiting is charged to", "milliseconds over all steps and ranks", "charges"),
         (found.what_if, "what-if", "What if", equals, "what-if"),

@@ -35,11 +35,11 @@ _NUMBERS: dict[str, Callable[[Any], str]] = {
 }
 _RANKS = dict.fromkeys(("idle", "gpu", "exposed", "layer", "share"), 0) | {"step": 3, "process": 3, "device": 3}
 _TITLES = {
-    "idle": "Idle, by cause and by what the host did meanwhile",
+    "idle": "Idle time, by cause and by what the host was doing",
     "communication": "Communication",
     "copies": "Copies",
     "launches": "Launches",
-    "queue": "Operations launched and not yet begun through {step}, by stream",
+    "queue": "Queued operations during {step}, by stream",
     "critical-path": "Critical path of {step}",
 }
 
@@ -166,7 +166,7 @@ def _queue(rows: pd.DataFrame) -> pd.DataFrame:
             "stream": str(stream),
             "queue_mean": mine["queue_mean"].mean(),
             "queue_max": int(mine["queue_max"].max()),
-            "through the step": _heights(mine["queue_mean"].to_numpy() / deepest),
+            "during the step": _heights(mine["queue_mean"].to_numpy() / deepest),
         }
         for stream, mine in rows.groupby("stream")
     ]

@@ -259,8 +259,8 @@ def apart(result: LayersResult) -> list[str]:
     summary, lines = result.summary, []
     if summary.outside_ns and not result.steps.asked:
         outside = Milliseconds.for_total(summary.total_ns)(summary.outside_ns)
-        lines.append(f"Outside steps: {outside} ms in the whole capture, in no figure per step")
-    lines += [f"Warm-up, not in figures per step: {said}" for said in result.steps.left_out]
+        lines.append(f"Outside steps: {outside} ms in the whole capture, excluded from per-step figures")
+    lines += [f"Warm-up, excluded from per-step figures: {said}" for said in result.steps.left_out]
     return lines
 
 
