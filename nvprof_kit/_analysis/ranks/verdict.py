@@ -116,7 +116,7 @@ def judge(found: Evidence) -> Verdict:
     worst = int(median.idxmax()) if len(median) else -1
     notable = len(median) > 0 and median[worst] >= NOTABLE * length
     # if a different rank is late in each step, a single rank's share is small
-    alone = notable and median[worst] >= costs.max(axis=1).median() / 2 and not _others_fill_in(costs, worst, length)
+    alone = notable and median[worst] >= costs.max(axis=1).median() / 2 and not _takes_turns(costs, worst, length)
     if alone and (link is None or link.cost_ns_per_step < median[worst] / 2):
         return _of_rank(
             found, faults[faults["rank"] == worst], worst, cost=float(median[worst]), length=length, steps=number
@@ -131,16 +131,17 @@ def judge(found: Evidence) -> Verdict:
     )
 
 
-def _others_fill_in(costs: pd.DataFrame, worst: int, length: float) -> bool:
-    """Whether other ranks are as late in the steps in which the worst rank is not.
+def _takes_turns(costs: pd.DataFrame, worst: int, length: float) -> bool:
+    """Whether other ranks are the late ones in a quarter of the steps, and as late as the worst rank is in its own.
 
     Of two ranks that take turns, one is late in more than half of an odd number of steps.
     """
-    spared = costs[costs[worst] < NOTABLE * length].drop(columns=worst)
-    if len(spared) < len(costs) / 4 or not spared.shape[1]:
+    mine, others = costs[worst], costs.drop(columns=worst)
+    if not others.shape[1]:
         return False
-    as_late = spared.max(axis=1) >= max(costs[worst].median() / 2, NOTABLE * length)
-    return bool(as_late.mean() > 0.5)
+    late = others.max(axis=1)
+    theirs = (late >= 2 * mine) & (late >= max(mine.median() / 2, NOTABLE * length))
+    return int(theirs.sum()) >= 2 and float(theirs.mean()) >= 0.25
 
 
 def _counted_steps(found: Evidence) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -178,9 +179,11 @@ def _of_rank(
     top = top or _one_place(by_kind, cost, length) or str(by_kind.idxmax())
     mine = faults[(kind == top) & ((faults["layer"] == layer) if layer else True)]
     more = mine.groupby("cause")["cost_ns"].sum().idxmax() == "more_kernels"
+    where = f" in {layer} {phase}" if layer else ""
     if layer is None and top in ("work", "host"):
         phase = _phase_outside_layers(found, mine, rank)
-    where = f" in {layer} {phase}" if layer else f" outside layers, in the {phase} phase" if phase else ""
+        where = {None: "", NO_PHASE: " outside layers"}.get(phase, f" outside layers, in the {phase} phase")
+        phase = None if phase == NO_PHASE else phase
     cause = ("more_work" if more else "slow_layer" if where else "slow_gpu") if top == "work" else _NAMES.get(top, top)
     own = float(_medians(mine.assign(kind=top), ["kind"], steps).sum())
     severity = "critical" if cost >= CRITICAL * length else "warning"
@@ -268,7 +271,7 @@ def _phase_outside_layers(found: Evidence, mine: pd.DataFrame, rank: int) -> str
     work: Any = found.layers[found.layers["rank"] == rank].groupby(["layer", "phase"])["peers_ns"].sum()
     usual = float(work.get((layer, phase), 0.0) / work.sum()) if len(work) and work.sum() else 0.0
     share = float(sums.max() / sums.sum()) if sums.sum() else 0.0
-    named = layer == NO_LAYER and phase != NO_PHASE and share > 0.5 and share >= 1.5 * usual
+    named = layer == NO_LAYER and share > 0.5 and share >= 1.5 * usual
     return str(phase) if named else None
 
 

@@ -28,6 +28,8 @@ OTHER_FAULTS = {
     "ddp-optimizer": (0, None, "optimizer", "more_work"),
     "ddp-rotating": (None, None, None, "rotating"),
     "fsdp-backward": (0, "model.layers.1.mlp", "backward", "more_work"),
+    "fsdp-rotating": (None, None, None, "rotating"),
+    "pipeline-first-stage": (0, "layers.0.mlp", "forward", "more_work"),
     "tensor-sleep": (0, "model.layers.3.mlp", "forward", "slow_host"),
 }
 """The rank, layer, phase and cause of the faults of tests/gpu/programs/rank_faults.py."""
@@ -110,9 +112,10 @@ def test_the_cost_is_what_the_program_wrote_down(unpacked: Path) -> None:
     assert all(24e6 < cost < 28e6 for cost in steps), steps
 
 
-def test_the_layer_of_rotating_stragglers_is_named(unpacked: Path) -> None:
+@pytest.mark.parametrize("name", ["ddp-rotating", "fsdp-rotating"])
+def test_the_layer_of_rotating_stragglers_is_named(unpacked: Path, name: str) -> None:
     """Rank 0 is late in even steps and rank 1 in odd ones: one of them in more steps than the other."""
-    sentence = opened(unpacked, "ddp-rotating").verdict.sentence
+    sentence = opened(unpacked, name).verdict.sentence
     assert "their hosts launch late in model.layers.1.self_attn forward" in sentence
 
 
