@@ -103,7 +103,7 @@ def link_of(gpu: str, copy: str) -> Link:
         gpu: The GPU's name, as in the capture.
         copy: The kind of copy: ``memcpy HtoD``, ``Memcpy PtoP (Device -> Device)``.
     """
-    said = _said_of(gpu)
+    said = _entry_of(gpu)
     if re.search(r"\b(HtoD|DtoH)\b", copy) and said:
         return Link(said["host"], _data()["link"][said["host"]])
     if re.search(r"\bPtoP\b", copy) and "peer" in said:
@@ -112,7 +112,7 @@ def link_of(gpu: str, copy: str) -> Link:
 
 
 @lru_cache
-def _said_of(gpu: str) -> dict[str, Any]:
+def _entry_of(gpu: str) -> dict[str, Any]:
     return next((one for one in _data()["gpu"] if re.search(one["match"], gpu)), {})
 
 

@@ -22,7 +22,7 @@ from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import choose_steps
 from nvprof_kit._analysis.layers.blocks import computing_blocks
 from nvprof_kit._analysis.layers.fold import NO_BLOCKS, Blocks
-from nvprof_kit._analysis.layers.order import layer_parents, with_holders
+from nvprof_kit._analysis.layers.order import layer_parents, with_ancestors
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER
@@ -225,7 +225,7 @@ def _rows(
     """The (layer, phase) pairs, each with its operations including submodules."""
     own: dict[tuple[str, str], list[npt.NDArray[np.intp]]] = {}
     for (layer, phase), chosen in _owners(attribution, trace):
-        for holder in with_holders(layer, parent):
+        for holder in with_ancestors(layer, parent):
             own.setdefault((holder, phase), []).append(chosen)
     first = {layer: place for place, layer in enumerate(dict.fromkeys(layer for layer, _ in own))}
     for key in sorted(own, key=lambda key: (key[0] == NO_LAYER, first[key[0]])):

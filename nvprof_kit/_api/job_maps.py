@@ -85,7 +85,7 @@ def map_capture(task: MapTask) -> list[str]:
             "source": "profile",
             "epoch_ns": epoch,
             "gpu": trace.info.gpus[0] if trace.info.gpus else "",
-            "rank_told_by": told.told_by,
+            "rank_told_by": told.found_by,
             "warnings": "\n".join(trace.info.warnings),
         }
         name = map_name(path, told.rank)
@@ -145,7 +145,7 @@ def _ranks_in(trace: Any, path: Path, given: int | None) -> dict[int, RankName]:
     if len(told) > 1:
         return told
     if given is not None:
-        return {-1: RankName(given, told_by="given")}
+        return {-1: RankName(given, found_by="given")}
     single = next(iter(told.values()), None) or _first(rank_of_capture(path), rank_of_name(path))
     if single.rank < 0:
         raise CaptureError(

@@ -16,7 +16,7 @@ SMALL = ("--layers", "2", "--width", "512", "--vocabulary", "4096", "--steps", "
 
 
 def check(capture: Path) -> None:
-    """The table against brute force; all of forward and backward is in a layer but one fill kernel per backward pass."""
+    """The table against brute force; all of forward and backward but a fill kernel per step is in a layer."""
     result = layers(open_capture(capture))
     parent = dict(zip(result.tree["layer"], result.tree["parent"], strict=True))
     truth = BruteForce(capture).table(parent=parent)

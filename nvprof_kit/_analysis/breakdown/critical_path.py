@@ -82,7 +82,7 @@ def critical_path(
     pieces = _Walk(trace, windows, host, window).pieces()
     sort, start, end, op, tid = (np.array(column, dtype=np.int64) for column in zip(*pieces, strict=True))
     pid = windows.devices[int(windows.device[window])].pid
-    on_host = _on_host(trace, attribution, host, pid, _Stretches(tid, start, end, np.flatnonzero(sort == _HOST)))
+    on_host = _on_host(trace, attribution, host, pid, _Intervals(tid, start, end, np.flatnonzero(sort == _HOST)))
     rows = np.flatnonzero(sort != _HOST)
     layer, phase = (np.asarray(column[op[rows]]) for column in op_owners(attribution))
     frame = pd.DataFrame(
@@ -99,7 +99,7 @@ def critical_path(
     return made
 
 
-class _Stretches(NamedTuple):
+class _Intervals(NamedTuple):
     """Intervals by thread; `rows` selects some of them."""
 
     tid: Int64Array
@@ -108,7 +108,7 @@ class _Stretches(NamedTuple):
     rows: Int64Array
 
 
-def _on_host(trace: Trace, attribution: Attribution, host: HostCalls, pid: int, path: _Stretches) -> pd.DataFrame:
+def _on_host(trace: Trace, attribution: Attribution, host: HostCalls, pid: int, path: _Intervals) -> pd.DataFrame:
     """Host activity in the host segments of the path: layer, phase, operator, kind, ns."""
     import pandas as pd
 

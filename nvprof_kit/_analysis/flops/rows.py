@@ -82,11 +82,11 @@ def uncounted_rows(operations: Operations, counted: Counted, rows: Sequence[Row]
     ns = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
     frame = pd.DataFrame({"layer": layer, "phase": phase, "ns": ns, "matrix": np.where(is_matrix, ns, 0)})
     sums = frame.groupby(["layer", "phase"], observed=True)[["ns", "matrix"]].sum()
-    told = counted.told({row.key for row in rows})
+    own_work = counted.with_own_work({row.key for row in rows})
     return {
         (str(layer), str(phase)): matrix / total
         for (layer, phase), total, matrix in sums.itertuples()
-        if total and matrix / total > _ODD and (layer, phase) not in told
+        if total and matrix / total > _ODD and (layer, phase) not in own_work
     }
 
 
@@ -188,8 +188,8 @@ def _captured(counted: Counted, times: Mapping[Key, float]) -> tuple[Work, Work]
     total: Work = {}
     model: Work = {}
     for chain, work in counted.work.items():
-        told = (times[key] for key in chain if not math.isnan(times.get(key, math.nan)))
-        often = next(told, 0.0)
+        measured = (times[key] for key in chain if not math.isnan(times.get(key, math.nan)))
+        often = next(measured, 0.0)
         add(total, work, often)
         add(model, {} if computed_again(chain) is not None else work, often)
     return total, model

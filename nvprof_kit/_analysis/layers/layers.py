@@ -185,15 +185,15 @@ def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attr
     whole = not (options.by_step or options.steps.selects)
     sums = sum_layers(trace, attribution, columns, classes, busy=not whole)
     order = model_order(attribution.ranges, sums.layers, sums.parent)
-    told = _Told(sums, columns, choice, options, ("name" in trace.ops))
-    rows = told.rows(attribution.ranges.steps, order)
-    summary = _summary(trace, attribution, told)
+    builder = _Builder(sums, columns, choice, options, ("name" in trace.ops))
+    rows = builder.rows(attribution.ranges.steps, order)
+    summary = _summary(trace, attribution, builder)
     if int(rows["gpu_self_ns"].sum()) != summary.total_ns:
         raise AssertionError(
             f"{rows['gpu_self_ns'].sum()} ns in the rows, {summary.total_ns} ns in the operations: please report this"
         )
     memory = layer_memory(trace, attribution, by_step=options.by_step) if options.memory else None
-    tree = told.tree(order)
+    tree = builder.tree(order)
     splits: dict[str, tuple[str, ...]] = {}
     if options.splits and not options.by_step:
         rows, tree, splits = _split(trace, (attribution, classes), (rows, tree), choice, options.splits)
@@ -237,7 +237,7 @@ def _split(
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Builder:
     """Builds tables from the sums.
 
     Attributes:
@@ -362,18 +362,18 @@ class _Told:
         return tree
 
 
-def _summary(trace: Trace, attribution: Attribution, told: _Told) -> Summary:
+def _summary(trace: Trace, attribution: Attribution, builder: _Builder) -> Summary:
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    of_ops = told.choice.of_ops(attribution)
-    listed = of_ops if told.choice.asked else np.ones_like(of_ops)
+    of_ops = builder.choice.of_ops(attribution)
+    listed = of_ops if builder.choice.asked else np.ones_like(of_ops)
     duration = np.where(listed, end - start, 0)
     by_how = np.bincount(attribution.how, weights=duration, minlength=len(HOW)).astype(np.int64)
-    sums, by_sort = told.sums, told.by_sort
-    shown, comm = told.part(sums.self_ns), told.part(sums.comm_ns)
+    sums, by_sort = builder.sums, builder.by_sort
+    shown, comm = builder.part(sums.self_ns), builder.part(sums.comm_ns)
     work = shown - comm
     named = np.array([layer != NO_LAYER for layer, _ in sums.keys])
     in_loop = int(work[np.array([phase in LAYER_PHASES for _, phase in sums.keys])].sum())
-    outside = int(duration[attribution.step < 0].sum()) if len(told.choice.shown) else 0
+    outside = int(duration[attribution.step < 0].sum()) if len(builder.choice.shown) else 0
     total, shown_ns, in_layers = int(duration.sum()), int(shown.sum()), int(work[named].sum())
     return Summary(
         total_ns=total,
@@ -385,8 +385,8 @@ def _summary(trace: Trace, attribution: Attribution, told: _Told) -> Summary:
         work_ns=int(work.sum()),
         wall_ns=int(end[listed].max() - start[listed].min()) if listed.any() else 0,
         ops=int(np.count_nonzero(listed)),
-        steps=told.choice.count,
-        all_steps=len(told.choice.shown),
+        steps=builder.choice.count,
+        all_steps=len(builder.choice.shown),
         layers=len(sums.layers),
         by_how={how: int(ns) for how, ns in zip(HOW, by_how, strict=True) if ns},
         loop_layer_share=in_layers / in_loop if in_loop else 0.0,

@@ -83,7 +83,7 @@ class LayerMemory:
     warnings: tuple[str, ...]
 
 
-def tells_memory(trace: Trace) -> bool:
+def has_memory(trace: Trace) -> bool:
     """Whether a capture has any memory data."""
     return _has_marks(trace) or _has_allocations(trace)
 

@@ -134,7 +134,7 @@ class _Grid:
         cell = np.ravel_multi_index(tuple(codes), self.shape)
         return exact_sums(cell, table[column].to_numpy(), int(np.prod(self.shape)))
 
-    def held(self, own: Int64Array) -> Int64Array:
+    def with_nested(self, own: Int64Array) -> Int64Array:
         """Add the submodules' values to each layer in a flat array."""
         held: Int64Array = own.reshape(self.shape).copy()
         place = {name: code for code, name in enumerate(self.layers)}
@@ -148,8 +148,8 @@ class _Grid:
         import pandas as pd
 
         flat = {name: self.sums(self._table, name) for name in ("calls", "gpu_ops", "gpu_self_ns", "cpu_ns")}
-        flat["gpu_ns"] = self.held(flat["gpu_self_ns"])
-        flat["attention_ns"] = self.held(self.sums(attention, "ns"))
+        flat["gpu_ns"] = self.with_nested(flat["gpu_self_ns"])
+        flat["attention_ns"] = self.with_nested(self.sums(attention, "ns"))
         seen = np.any([values != 0 for values in flat.values()], axis=0)
         by_step = np.transpose(np.arange(len(seen)).reshape(self.shape), (2, 0, 1)).ravel()
         kept = by_step[seen[by_step]]

@@ -139,7 +139,7 @@ def traffic_table(held: pd.DataFrame, events: int) -> pd.DataFrame:
     own = held[held["start"] >= 0]
     groups = own.groupby(["layer", "phase"], observed=True, sort=False)
     made = groups["size_bytes"].agg(allocations="size", allocated_bytes="sum", largest_bytes="max")
-    made["peak_bytes"] = _most_held(groups.ngroup().to_numpy(), own)
+    made["peak_bytes"] = _peak_by_group(groups.ngroup().to_numpy(), own)
     kept = own["size_bytes"].where(own["end"] == events, 0)
     made["kept_bytes"] = kept.groupby([own["layer"], own["phase"]], observed=True, sort=False).sum()
     typed = made.reset_index().astype({"layer": "str", "phase": "str"})[list(TRAFFIC)]
@@ -147,7 +147,7 @@ def traffic_table(held: pd.DataFrame, events: int) -> pd.DataFrame:
     return in_order
 
 
-def _most_held(group: Int64Array, own: pd.DataFrame) -> Int64Array:
+def _peak_by_group(group: Int64Array, own: pd.DataFrame) -> Int64Array:
     """The most bytes that each group held at any time."""
     if not len(own):
         return np.array([], dtype=np.int64)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._analysis.kernels.signatures import Kernels, read_kernels
 from nvprof_kit._analysis.layers.fold import NO_BLOCKS, Blocks
-from nvprof_kit._analysis.layers.order import with_holders
+from nvprof_kit._analysis.layers.order import with_ancestors
 from nvprof_kit._analysis.ncu.counters import AMOUNT_NAMES, PERCENTAGES, counters, missed_links
 from nvprof_kit._analysis.ncu.owners import Owner, measured_signatures, own_layers
 from nvprof_kit._analysis.ncu.sums import Pairs, Sums
@@ -288,7 +288,7 @@ def _keys(work: Work) -> tuple[list[Owner], list[list[int]]]:
     place: dict[Owner, int] = {}
     of_owner = []
     for layer, phase in sorted(work.owners, key=lambda owner: owner[0] == NO_LAYER):
-        mine = with_holders(layer, work.parents)
+        mine = with_ancestors(layer, work.parents)
         of_owner.append(((layer, phase), [place.setdefault((path, phase), len(place)) for path in mine]))
     order = _by_layer(list(place))
     rank = {key: index for index, key in enumerate(order)}

@@ -20,7 +20,7 @@ from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._analysis.kernels.signatures import Kernels, Signature, read_kernels
-from nvprof_kit._analysis.layers.order import with_holders
+from nvprof_kit._analysis.layers.order import with_ancestors
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.names import NO_LAYER
@@ -154,7 +154,7 @@ def plan(trace: Trace, options: PlanOptions | None = None, attribution: Attribut
     """
     options = options or PlanOptions()
     kernels = read_kernels(trace, attribution)
-    asked = _asked(kernels, options)
+    asked = _owners_to_cover(kernels, options)
     times = kernels.by_owner() * asked[:, None]
     collective = np.array([family_of(one.name).kernel_class == "comm" for one in kernels.signatures], dtype=bool)
     collectives_ns = int(times[:, collective].sum())
@@ -214,11 +214,11 @@ def block_of(layer: str) -> str:
     return ".".join(parts[: number + 1])
 
 
-def _asked(kernels: Kernels, options: PlanOptions) -> npt.NDArray[np.bool_]:
+def _owners_to_cover(kernels: Kernels, options: PlanOptions) -> npt.NDArray[np.bool_]:
     """Which owners the plan covers."""
     return np.array(
         [
-            (not options.layer or options.layer in with_holders(layer, kernels.parents))
+            (not options.layer or options.layer in with_ancestors(layer, kernels.parents))
             and (not options.phase or phase == options.phase)
             for layer, phase in kernels.owners
         ],

@@ -58,13 +58,13 @@ def parallel_groups(tables: JobTables, stages: Mapping[int, int]) -> pd.DataFram
     for _, mine in tables.uses().groupby("c", sort=False):
         ranks = sorted({int(rank) for listed in mine["ranks"] for rank in listed})
         name, kinds = str(mine["group"].max()), sorted(filter(None, set(mine["kind"])))
-        parallel, told_by = named_parallel(name), "name"
+        parallel, found_by = named_parallel(name), "name"
         if parallel == "unknown":
-            parallel, told_by = used_parallel(mine, len({stages.get(rank, 0) for rank in ranks}) > 1), "use"
+            parallel, found_by = used_parallel(mine, len({stages.get(rank, 0) for rank in ranks}) > 1), "use"
         size = max(int(mine["size"].max()), len(ranks))
         shown = ", ".join(map(str, ranks[:_LISTED])) + (", …" if len(ranks) > _LISTED else "")
         count = int(mine["collectives"].sum())
-        rows.append((str(mine["comm"].iloc[0]), name, parallel, told_by, size, shown, ", ".join(kinds), count))
+        rows.append((str(mine["comm"].iloc[0]), name, parallel, found_by, size, shown, ", ".join(kinds), count))
     frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(GROUP_COLUMNS))
     ordered: pd.DataFrame = frame.sort_values(["parallel", "group", "ranks"], kind="stable", ignore_index=True)
     return ordered

@@ -117,11 +117,11 @@ def compare(
             made = job.page(timeline=_numbers(shown), title=", ".join(captures[:4]), command=command)
             return output.write_document(made)
         answer = job.answer(top)
-    _check_told(answer, view)
+    _check_available(answer, view)
     output.write_results([answer if view is None else answer.only(view)], select)
 
 
-def _check_told(answer: Ranks, view: str | None) -> None:
+def _check_available(answer: Ranks, view: str | None) -> None:
     """Reject a table that is only available for a limited number of collectives.
 
     Raises:

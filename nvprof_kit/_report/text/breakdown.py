@@ -71,7 +71,12 @@ def breakdown_report(
             step = _step_name(result.steps.iloc[result.critical_window])
             heading = title.format(step=step if step != _OUTSIDE else f"the time {step}")
             shown = _queue(rows) if name == "queue" else rows
-            parts += [Text(heading, "bold"), _plain(_told(shown.head(top))), *_rest(len(shown) - top), ""]
+            parts += [
+                Text(heading, "bold"),
+                _plain(_nonempty(shown.head(top))),
+                *_rest(len(shown) - top),
+                "",
+            ]
     note = "Milliseconds; compute, exposed communication, exposed copies and idle add up to wall."
     return [*parts, Text(note, "dim"), *warning_lines(result.warnings)]
 
@@ -150,7 +155,7 @@ def _causes(idle: pd.DataFrame) -> list[RenderableType]:
     return ["", Text("Idle:", "bold"), *lines] if lines else []
 
 
-def _told(rows: pd.DataFrame) -> pd.DataFrame:
+def _nonempty(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows without empty columns."""
     made: pd.DataFrame = rows.loc[:, rows.notna().any() & (rows != "").any()] if len(rows) else rows
     return made

@@ -159,7 +159,7 @@ def plan_lines(plan: Plan, section_set: str, memory_gb: float) -> list[str]:
     seconds = predicted_seconds(plan, section_set, memory_gb)
     if seconds:
         lines.append(
-            f"ncu --set {section_set} takes about {seconds[0]:,.0f} s, instead of {seconds[1]:,.0f} s for all launches, "
-            f"including program start, if the program uses {memory_gb:g} GB of GPU memory"
+            f"ncu --set {section_set} takes about {seconds[0]:,.0f} s, instead of {seconds[1]:,.0f} s for all "
+            f"launches, including program start, if the program uses {memory_gb:g} GB of GPU memory"
         )
     return lines

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._trace.annotations import loop_annotation
 from nvprof_kit._trace.files.checks import check_moments, check_sizes
-from nvprof_kit._trace.files.kinds import told_by
+from nvprof_kit._trace.files.kinds import description_of
 from nvprof_kit._trace.files.packed import check_file
 from nvprof_kit._trace.files.plain_pickle import handed_over
 from nvprof_kit.errors import CaptureError
@@ -138,7 +138,7 @@ def read_snapshot(path: str | Path) -> Snapshot:
             head = file.read(64)
     except OSError as error:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    if not head.startswith(_PICKLE) and (known := told_by(head)):
+    if not head.startswith(_PICKLE) and (known := description_of(head)):
         raise CaptureError(f"{path}: {known}; needed a snapshot of torch.cuda.memory._dump_snapshot")
     return _snapshot(handed_over(path, "snapshot", MEMORY_STRETCHES), path)
 

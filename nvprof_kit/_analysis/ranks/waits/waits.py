@@ -97,7 +97,7 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
     members["wait_ns"] = _exact(members)
     found["exposed_ns"] = _exposed(members, len(found))
     if few:
-        shares = _told_further(_shares(tables, found, members, floor_ns), found, tables)
+        shares = _refined(_shares(tables, found, members, floor_ns), found, tables)
         charges = _charges(shares, found)
     else:
         charges = coarse_charges(tables)
@@ -136,7 +136,7 @@ def _in_detail(tables: JobTables, pairs: Pair, found: pd.DataFrame) -> pd.DataFr
     return causes.shares(pairs)
 
 
-def _told_further(shares: pd.DataFrame, found: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
+def _refined(shares: pd.DataFrame, found: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
     """Refine the shares: the reasons for a late host, and regular work of a pipeline stage."""
     shares = stage_work(shares, (found["sort"] == "SendRecv").to_numpy(), tables)
     of = shares["instance"].to_numpy()

@@ -15,7 +15,7 @@ SHARED = {
     "ddp": 0.98,  # DDP copies its gradient buckets after the backward pass of every layer
     "fsdp": 0.9,  # FSDP gathers what the root holds (embedding, head) before the first layer's backward begins
 }
-"""Captures in which the wrapper of the whole model works in forward or backward: the least share in a layer, and why."""
+"""Captures in which the wrapper of the whole model works in them, too: the least share in a layer, and why."""
 
 ANNOTATED = [path for path in CAPTURES if not path.name.startswith("hooks-")]
 
