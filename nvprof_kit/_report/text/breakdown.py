@@ -127,7 +127,7 @@ def _middle(wall: pd.Series[int]) -> int:
 
 
 def _warm_up(result: BreakdownResult) -> list[RenderableType]:
-    return [Text(f"Warm-up, in no figure below: {said}") for said in result.choice.left_out]
+    return [Text(f"Warm-up, excluded from the figures below: {said}") for said in result.choice.left_out]
 
 
 def _step_name(row: Any) -> str:
