@@ -254,7 +254,7 @@ def _resolved(module: str, word: str) -> Any:
 
 @cache
 def _for_types(home: ModuleType) -> Mapping[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for node in ast.walk(ast.parse(inspect.getsource(home))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nvprof_kit"):
             source = importlib.import_module(str(node.module))

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 from click.testing import CliRunner
@@ -51,8 +51,11 @@ from nvprof_kit._instrument.meters import utilisation
 from nvprof_kit._report.export import schemas
 from nvprof_kit._trace.jobs.schema import TABLES as MAP_TABLES
 from nvprof_kit._trace.jobs.schema import VERSION as MAP_VERSION
+from nvprof_kit._trace.ncu.schema import KERNELS
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import TABLES as CAPTURE_TABLES
+from nvprof_kit._trace.timer_log import STAGES
+from nvprof_kit._trace.torch_memory.snapshot import BLOCKS, EVENTS, SEGMENTS
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
@@ -176,6 +179,7 @@ def texts() -> Mapping[str, str]:
     made["attribution-programs"] = attribution_programs()
     made["columns-maps"] = _maps()
     made["tables"] = _tables()
+    made["tables-other"] = _other_tables()
     made["presets"] = _presets()
     made["schemas"] = _schemas()
     made |= _api(tables)
@@ -186,6 +190,8 @@ def texts() -> Mapping[str, str]:
 def _api(tables: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """The sections of the page of the API."""
     links = {id(columns): f"[{verb}]({_place(verb)})" for verb, columns in tables.items() if _place(verb)}
+    for heading, (_, columns) in OTHER_TABLES.items():
+        links[id(columns)] = f"[{heading}](tables.md#{_anchor(heading)})"
     made = {f"api-{name}": api_page.section(packages, links) for name, packages in api_page.SECTIONS.items()}
     return made | {"api-types": api_page.types(links)}
 
@@ -196,8 +202,12 @@ def _place(verb: str) -> str:
         before, found, _ = page.read_text(encoding="utf-8").partition(f"<!-- columns-{verb}:begin -->")
         if found:
             heading = re.findall(r"^#+ (.*)$", before, re.M)[-1]
-            return f"{page.name}#{re.sub(r'[^a-z0-9 _-]', '', heading.lower()).replace(' ', '-')}"
+            return f"{page.name}#{_anchor(heading)}"
     return ""
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-")
 
 
 def _gpu_peaks() -> str:
@@ -256,6 +266,25 @@ def _tables() -> str:
     for table, meaning in TABLE_MEANINGS.items():
         lines += [f"## {table}", "", meaning, "", "| column | type | meaning |", "|---|---|---|"]
         lines += [f"| `{name}` | {column.dtype} | {column.meaning} |" for name, column in tables[table].items()]
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+OTHER_TABLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "Snapshot: events": ("`open_snapshot(...).snapshot.events`: the allocator's history, per device in order.", EVENTS),
+    "Snapshot: segments": ("`open_snapshot(...).snapshot.segments`: memory reserved from CUDA.", SEGMENTS),
+    "Snapshot: blocks": ("`open_snapshot(...).snapshot.blocks`: the parts of the segments.", BLOCKS),
+    "Nsight Compute: kernels": ("`open_ncu(...).report.kernels`: one row per measured kernel.", KERNELS),
+    "Timer logs: stages": ("`open_timers(...).logs.stages`: one row per call of a stage on a rank.", STAGES),
+}
+"""The tables of what is not a capture, by heading: what they are, and the meaning of their columns."""
+
+
+def _other_tables() -> str:
+    lines = []
+    for heading, (meaning, columns) in OTHER_TABLES.items():
+        lines += [f"## {heading}", "", meaning, "", "| column | meaning |", "|---|---|"]
+        lines += [f"| `{name}` | {getattr(column, 'meaning', column)} |" for name, column in columns.items()]
         lines.append("")
     return "\n".join(lines).rstrip()
 
