@@ -63,6 +63,12 @@ def amplify(packed: Path, target: Path, copies: int) -> dict[str, int]:
         return {table: db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in have}
 
 
+def of_repository() -> dict[str, str]:
+    """The environment, with the package of this repository first."""
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def used(command: list[str], environment: dict[str, str]) -> tuple[float, float, float]:
     """Seconds by the clock, CPU seconds, and peak memory (MB) of one run of a command."""
     began = time.perf_counter()
@@ -81,7 +87,7 @@ def timed(command: list[str], environment: dict[str, str]) -> tuple[float, float
 
 def measure(commands: dict[str, list[str]], rounds: int) -> dict[str, tuple[float, float]]:
     """Median seconds and highest memory of each command, run in turn."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = of_repository()
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
     for _ in range(rounds):
         for name, command in commands.items():
@@ -103,7 +109,7 @@ def main() -> None:
     parser.add_argument("--capture", type=Path, default=DATA / "hooks-train-2023.4.sqlite.xz")
     parser.add_argument("--nsys", default=shutil.which("nsys"), help="which nsys; that on PATH by default")
     options = parser.parse_args()
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = of_repository()
     with tempfile.TemporaryDirectory() as folder:
         large, small = Path(folder) / "large.sqlite", Path(folder) / "small.sqlite"
         rows = amplify(options.capture, large, options.copies)
