@@ -316,9 +316,12 @@ def under(nsys: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         options = ["-t", "nvtx,osrt", "-s", "none", "--cpuctxsw=none", "-o", f"{folder}/report"]
         command = [nsys, "profile", *options, sys.executable, __file__, "--rounds", str(rounds)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines(keepends=True) if " ns" in line or line.startswith(OVER)]
-    print("".join(lines) or done.stderr, flush=True)
+        lines = []
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+            for line in running.stdout or ():
+                if " ns" in line or line.startswith(OVER):
+                    lines.append(line)
+                    print(line, end="", flush=True)
     return bool(lines) and not any(line.startswith(OVER) for line in lines)
 
 

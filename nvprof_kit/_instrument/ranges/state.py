@@ -157,7 +157,7 @@ def grad_mode(torch: Any) -> int:
     """Address of PyTorch's C function that returns whether gradients are enabled; 0 if this PyTorch has none.
 
     It belongs to the C interface that PyTorch keeps stable for compiled models. ``torch.is_grad_enabled`` takes eight
-    times as long, and calls the program's torch function modes.
+    times as long.
     """
     try:  # only if it is already loaded: PyTorch may have been built with its libraries elsewhere
         library = ctypes.CDLL(f"{torch.__path__[0]}/lib/libtorch_cpu.so", os.RTLD_NOLOAD | os.RTLD_LAZY)
