@@ -39,9 +39,14 @@ static int number_from(const Query *query, long long *answer) {
     if (result == NULL) {
         return -1;
     }
-    *answer = PyLong_AsLongLong(result);
+    int too_large = 0;
+    bool whole = PyLong_CheckExact(result); /* then -1 is an answer, the usual one, and never an error */
+    *answer = PyLong_AsLongLongAndOverflow(result, &too_large);
     Py_DECREF(result);
-    return *answer == -1 && PyErr_Occurred() ? -1 : 0;
+    if (too_large != 0) {
+        PyErr_SetString(PyExc_OverflowError, "PyTorch's number of an autograd node or pass exceeds 64 bits");
+    }
+    return too_large != 0 || (*answer == -1 && !whole && PyErr_Occurred()) ? -1 : 0;
 }
 
 int ask_task(long long *task) {

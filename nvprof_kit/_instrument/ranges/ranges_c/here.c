@@ -175,7 +175,7 @@ PyTypeObject HereType = {
 
 /* The calling thread's `backend.thread.here`, a new reference. */
 static Here *here_now(void) {
-    uint64_t id = PyThreadState_GetID(PyThreadState_Get()), serial = now.serial;
+    uint64_t id = PyThreadState_Get()->id, serial = now.serial;
     size_t slot = (size_t)(id % KEPT);
     if (kept[slot].here != NULL && kept[slot].id == id && kept[slot].serial == serial && kept[slot].freed == freed) {
         return (Here *)Py_NewRef(kept[slot].here);
