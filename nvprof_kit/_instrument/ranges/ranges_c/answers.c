@@ -3,19 +3,19 @@
 
 struct Answers answers;
 
-Raised put_by(void) {
-    Raised raised;
+SavedError save_error(void) {
+    SavedError raised;
     PyErr_Fetch(&raised.kind, &raised.error, &raised.traceback);
     return raised;
 }
 
-void put_back(Raised raised) {
+void restore_error(SavedError raised) {
     if (raised.kind != NULL) {
         PyErr_Restore(raised.kind, raised.error, raised.traceback);
     }
 }
 
-int called(PyObject *result) {
+int drop_result(PyObject *result) {
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
 }
