@@ -684,7 +684,8 @@ class Capture:
 
         chosen, large = steps or _all_steps(), self.path.stat().st_size > LARGE_BYTES
         few = (*FOR_TIMELINE, *FOR_LAYERS)
-        known = self._operations((*(few if large else OPTIONAL), *MEMORY_TABLES))
+        sparing = large and findings is not True
+        known = self._operations((*(few if sparing else OPTIONAL), *MEMORY_TABLES))
         many = len(known.trace.ops) > MANY_OPERATIONS
         wanted = not many if findings is None else findings
         if wanted:
