@@ -691,14 +691,16 @@ class Capture:
         if wanted:
             known = self._operations((*OPTIONAL, *MEMORY_TABLES))
         trace = known.trace
+        times = breakdown(trace, self._kernel_rules, chosen, known) if wanted and len(trace.ops) else None
+        advice = advise(trace, self._kernel_rules, chosen, known, times=times) if wanted and trace.info.on_gpu else None
         sheet = sheet_of(
             trace,
             step,
-            advise(trace, self._kernel_rules, chosen, known) if wanted and trace.info.on_gpu else None,
+            advice,
             self._kernel_rules,
             steps=chosen,
             known=known,
-            broken_down=breakdown(trace, self._kernel_rules, chosen, known) if wanted and len(trace.ops) else None,
+            broken_down=times,
             left_out=[] if wanted or findings is False else _not_looked_for(self.path),
         )
         from nvprof_kit._trace.flops_file import find_flops

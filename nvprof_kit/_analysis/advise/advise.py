@@ -27,6 +27,7 @@ from nvprof_kit._trace.schema import CaptureInfo, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nvprof_kit._analysis.breakdown.breakdown import BreakdownResult
     from nvprof_kit._analysis.ranks.verdict import Verdict
 
 OPTIONAL = (*BREAKDOWN_OPTIONAL, "samples")
@@ -112,6 +113,8 @@ def advise(
     steps: StepOptions = ALL_STEPS,
     known: Operations | None = None,
     late: Verdict | None = None,
+    *,
+    times: BreakdownResult | None = None,
 ) -> AdviseResult:
     """Find what costs time and could be improved.
 
@@ -121,11 +124,12 @@ def advise(
         steps: Which steps to look at, by default all but warm-up.
         known: The same operations, if their owners and classes are already known.
         late: The verdict on the captures of all ranks; if it names a slowest rank, that finding comes first.
+        times: The breakdown of the same steps, if it is already known.
 
     Raises:
         UsageError: None of the steps asked for is in the capture.
     """
-    evidence = Evidence(trace, own_rules, steps, known, late)
+    evidence = Evidence(trace, own_rules, steps, known, late, times=times)
     found = _merged([finding for find in FINDERS.values() for finding in find(evidence)])
     found.sort(key=lambda one: -one.saves_ns)
     if late is not None and late.rank is not None:

@@ -36,6 +36,7 @@ class Evidence(Operations):
         steps: Which steps to look at, by default all but warm-up.
         known: The same operations, if their owners and classes are already known.
         late: The verdict on the captures of all ranks.
+        times: The result of `nvprof_kit._analysis.breakdown.breakdown.breakdown` for these steps, if known.
     """
 
     def __init__(
@@ -45,9 +46,11 @@ class Evidence(Operations):
         steps: StepOptions = ALL_STEPS,
         known: Operations | None = None,
         late: Verdict | None = None,
+        *,
+        times: BreakdownResult | None = None,
     ) -> None:
         super().__init__(trace, own_rules, known)
-        self._steps, self._late = steps, late
+        self._steps, self._late, self._times = steps, late, times
 
     @property
     def waited_ns(self) -> int:
@@ -63,6 +66,8 @@ class Evidence(Operations):
     @cached_property
     def times(self) -> BreakdownResult:
         """Where the time goes."""
+        if self._times is not None:
+            return self._times
         return breakdown_of(self.trace, self.attribution, self.classes, self.choice)
 
     @cached_property
