@@ -77,7 +77,7 @@ def test_a_capture_that_began_inside_a_step(file: NsysFile) -> None:
         (None, "layers.7", "forward"): 2,
         (4, "layers.0", "forward"): 4,
     }
-    assert any("2 of 3 operations are in no step" in warning for warning in result.warnings)
+    assert any("2 of 3 operations are outside steps" in warning for warning in result.warnings)
 
 
 def test_windows_repeated(file: NsysFile) -> None:
