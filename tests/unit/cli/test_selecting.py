@@ -240,7 +240,7 @@ def test_memory_of_some_steps(tmp_path: Path) -> None:
 def test_warnings_come_once_and_the_weightiest_first() -> None:
     given = [
         "3 ranges were still open",
-        "42 of 1,713 operations are in no step",
+        "42 of 1,713 operations are outside steps",
         "900 of 1713 operations were launched where no layer was open",
         "nsys dropped 3 events; record less at once",
         "3 ranges were still open",
