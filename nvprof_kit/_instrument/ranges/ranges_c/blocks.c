@@ -173,7 +173,7 @@ static int end_call(Here *here, Block *self, PyObject *outputs) {
 }
 
 /* End the block's innermost call; closes its range even on error. */
-static int end_at(const Context *context, Block *self, PyObject *outputs) {
+int end_at(const Context *context, Block *self, PyObject *outputs) {
     SavedError raised = {NULL, NULL, NULL};
     int done = end_call(context->here, self, outputs);
     if (done < 0) {
@@ -199,8 +199,26 @@ int end(Block *self, PyObject *outputs) {
     return done;
 }
 
-/* Begin a call with these arguments; returns 1 if ranges are emitted. */
-int begin(Block *self, PyObject *const *values, Py_ssize_t count, PyObject *more) {
+/* Begin a call with these arguments. */
+int begin_at(const Context *context, Block *self, PyObject *const *values, Py_ssize_t count, PyObject *more) {
+    int recomputes = open_block(context, self);
+    int done = recomputes < 0 ? -1 : 0;
+    if (done == 0 && self->backward != Py_None && self->backward != NULL && answers.grad_nodes != NULL) {
+        int wanted = ask_grad();
+        done = wanted <= 0 ? wanted : follow_call(context->here, self, values, count, more, recomputes == 1);
+        if (done < 0) {
+            SavedError raised = save_error();
+            if (end_at(context, self, Py_None) < 0) {
+                PyErr_Clear();
+            }
+            restore_error(raised);
+        }
+    }
+    return done;
+}
+
+/* Begin a call on the calling thread; returns 1 if ranges are emitted. */
+static int begin(Block *self, PyObject *const *values, Py_ssize_t count, PyObject *more) {
     Context context;
     if (now.backend == NULL) {
         return 0;
@@ -208,19 +226,7 @@ int begin(Block *self, PyObject *const *values, Py_ssize_t count, PyObject *more
     if (get_context(&context) < 0) {
         return -1;
     }
-    int recomputes = open_block(&context, self);
-    int done = recomputes < 0 ? -1 : 0;
-    if (done == 0 && self->backward != Py_None && self->backward != NULL && answers.grad_nodes != NULL) {
-        int wanted = ask_grad();
-        done = wanted <= 0 ? wanted : follow_call(context.here, self, values, count, more, recomputes == 1);
-        if (done < 0) {
-            SavedError raised = save_error();
-            if (end_at(&context, self, Py_None) < 0) {
-                PyErr_Clear();
-            }
-            restore_error(raised);
-        }
-    }
+    int done = begin_at(&context, self, values, count, more);
     release_context(&context);
     return done < 0 ? -1 : 1;
 }

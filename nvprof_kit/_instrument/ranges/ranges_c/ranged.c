@@ -7,27 +7,39 @@ typedef struct {
     vectorcallfunc vectorcall;
 } Ranged;
 
+/* End the call; `serial` counts the changes of the receiver before it began. */
+static int end_call_at(const Context *context, uint64_t serial, Block *block, PyObject *outputs) {
+    return serial == now.serial ? end_at(context, block, outputs) : end(block, outputs);
+}
+
 static PyObject *Ranged_vectorcall(PyObject *object, PyObject *const *args, size_t flags, PyObject *names) {
     Ranged *self = (Ranged *)object;
+    Block *block = (Block *)self->block;
     Py_ssize_t count = PyVectorcall_NARGS(flags) + (names == NULL ? 0 : PyTuple_GET_SIZE(names));
-    int begun = begin((Block *)self->block, args, count, NULL);
-    if (begun < 0) {
+    uint64_t serial = now.serial;
+    Context context;
+    if (now.backend == NULL) {
+        return PyObject_Vectorcall(self->function, args, flags, names);
+    }
+    if (get_context(&context) < 0) {
+        return NULL;
+    }
+    if (begin_at(&context, block, args, count, NULL) < 0) {
+        release_context(&context);
         return NULL;
     }
     PyObject *outputs = PyObject_Vectorcall(self->function, args, flags, names);
-    if (begun == 0) {
-        return outputs;
-    }
     SavedError raised = {NULL, NULL, NULL};
     if (outputs == NULL) {
         raised = save_error();
     }
-    if (end((Block *)self->block, outputs == NULL ? Py_None : outputs) < 0) {
+    if (end_call_at(&context, serial, block, outputs == NULL ? Py_None : outputs) < 0) {
         if (outputs == NULL) {
             PyErr_Clear();
         }
         Py_CLEAR(outputs);
     }
+    release_context(&context);
     restore_error(raised);
     return outputs;
 }

@@ -154,7 +154,8 @@ typedef struct {
 
 extern PyTypeObject RangeType, BlockType, RangedType;
 
-int begin(Block *self, PyObject *const *values, Py_ssize_t count, PyObject *more);
+int begin_at(const Context *context, Block *self, PyObject *const *values, Py_ssize_t count, PyObject *more);
+int end_at(const Context *context, Block *self, PyObject *outputs);
 int end(Block *self, PyObject *outputs);
 PyObject *ranged(PyObject *module, PyObject *args);
 
