@@ -112,9 +112,12 @@ class FabricCallback:
         self.loop = HostLoop(schedule, path=path, annotation=annotation, own_steps=True)
 
     def on_after_setup(self, module: Any) -> None:
-        """A model is set up; the first one determines the steps."""
+        """A model is set up; further ones have their class before the names of their layers."""
+        model = getattr(module, "_original_module", module)
         if not self.loop.runs:
-            self.loop.begin(getattr(module, "_original_module", module))
+            self.loop.begin(model)
+        else:
+            self.loop.annotate_too(model)
 
     def close(self) -> None:
         """End the loop and write what was recorded; also called at exit."""
