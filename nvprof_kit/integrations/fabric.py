@@ -35,7 +35,7 @@ class FabricCallback:
     def __init__(self, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
         self.loop = HostLoop(schedule, path=path, annotation=annotation, own_steps=True)
 
-    def on_after_setup(self, module: Any) -> None:
+    def on_after_setup(self, fabric: Any = None, module: Any = None) -> None:
         """A model is set up; further ones have their class before the names of their layers."""
         model = getattr(module, "_original_module", module)
         if not self.loop.runs:
