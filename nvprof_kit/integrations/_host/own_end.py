@@ -21,6 +21,7 @@ class OwnEnd:
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._expected: weakref.WeakSet[Any] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._of_others: weakref.WeakKeyDictionary[nn.Module, tuple[int, bool]] = weakref.WeakKeyDictionary()
 
     def know(self, optimizer: Any) -> None:
         """An optimizer was made."""
@@ -49,9 +50,12 @@ class OwnEnd:
 
     def is_of_others(self, model: nn.Module) -> bool:
         """Whether there are optimizers, and none has a parameter of this model."""
-        own = {id(parameter) for parameter in model.parameters()}
-        held = _parameters(self._known)
-        return bool(held) and own.isdisjoint(held)
+        known = len(self._known)
+        if self._of_others.get(model, (0, False))[0] != known:
+            held = _parameters(self._known)
+            apart = bool(held) and held.isdisjoint(map(id, model.parameters()))
+            self._of_others[model] = known, apart
+        return self._of_others.get(model, (0, False))[1]
 
 
 def _parameters(optimizers: Iterable[Any]) -> set[int]:
