@@ -238,6 +238,7 @@ class Watch(Guarded):
             self._loop.add(model)
             return
         self._loop = HostLoop(own_steps=True)
+        self._loop.updates_itself = True  # every optimizer that is made is seen
         for optimizer in self._made:
             self._loop.know_optimizer(optimizer)
         self._loop.trains = None if self._made else False

@@ -61,6 +61,7 @@ class HostLoop(LoopRanges):
         train_dataset: The training dataset, if known; fetching from another one is an evaluation.
         trains: Whether the loop trains; None if not yet known.
         handles: The annotations that this loop created.
+        updates_itself: Whether a program without a known optimizer has none: its step then ends after a backward pass.
 
     Raises:
         UsageError: The schedule is invalid.
@@ -91,6 +92,7 @@ class HostLoop(LoopRanges):
         self._entered: list[nn.Module] = []
         self._names: list[str] = []
         self._own_end = OwnEnd()
+        self.updates_itself = False
 
     def _reset(self) -> None:
         super()._reset()
@@ -289,8 +291,12 @@ class HostLoop(LoopRanges):
             return
         if self._points is not None and self._points.ends:
             self._inside = model
+        if self._own_steps and self.trains is False:
+            trained = _is_grad_enabled() and model.training
+            self._calling_for_inference("forward" if trained else inference_phase(args, kwargs))
+            return
         if not (_is_grad_enabled() or model.training or self._is_frozen_in_training(model)):
-            self._calling_without_gradient(args, kwargs)
+            self._calling_without_gradient(kwargs)
             return
         self.evaluation_ends()
         if self._own_end.is_due():
@@ -299,6 +305,13 @@ class HostLoop(LoopRanges):
         if self.accumulation > 1 and self._micro is None:
             self._open_micro_batch()
         self.phase("forward")
+
+    def _calling_for_inference(self, phase: str) -> None:
+        """Each call is a step, with gradients too, which programs often leave on."""
+        self._stepped = self._step is not None
+        self._end_own_step()
+        self._ensure_step()
+        self.phase(phase)
 
     @never_fails
     def call_ended(self, model: nn.Module) -> None:
@@ -313,13 +326,7 @@ class HostLoop(LoopRanges):
         others = [one for one in self._models if one is not model]
         return not others or self._is_training()
 
-    def _calling_without_gradient(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if self.trains is False:
-            self._stepped = self._step is not None
-            self._end_own_step()
-            self._ensure_step()
-            self.phase(inference_phase(args, kwargs))
-            return
+    def _calling_without_gradient(self, kwargs: Mapping[str, Any]) -> None:
         self._end_own_step()
         if self._evaluates:
             self.phase("eval")
@@ -343,6 +350,8 @@ class HostLoop(LoopRanges):
             self.phase(None)
             self._close(self._micro)
             self._micro = None
+            if self.updates_itself and not self._own_end.any:
+                self._stepped = True
             if self._in_optimizer:  # the backward ran in a closure of the optimizer
                 self.phase("optimizer")
 

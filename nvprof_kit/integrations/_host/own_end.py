@@ -23,6 +23,11 @@ class OwnEnd:
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._of_others: weakref.WeakKeyDictionary[nn.Module, tuple[int, bool]] = weakref.WeakKeyDictionary()
 
+    @property
+    def any(self) -> bool:
+        """Whether any optimizer is known."""
+        return len(self._known) > 0
+
     def know(self, optimizer: Any) -> None:
         """An optimizer was made."""
         self._known.add(optimizer)

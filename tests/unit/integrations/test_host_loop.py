@@ -175,6 +175,35 @@ def test_inference_has_a_step_for_each_call(heard: Outline) -> None:
     assert heard.outline == ["step 0", "  prefill", "step 1", "  decode"]
 
 
+def test_inference_that_left_gradients_on_has_its_steps_too(heard: Outline) -> None:
+    """Pipelines are often neither in evaluation mode nor, outside their call, without gradients."""
+    encoder, denoiser = small(), small()
+    loop = HostLoop(own_steps=True)
+    loop.trains = False
+    loop.begin(encoder)
+    encoder(torch.randn(2, 4))
+    loop.add(denoiser)
+    with torch.no_grad():
+        denoiser(torch.randn(2, 4))
+        denoiser(torch.randn(2, 4))
+    loop.end()
+    assert heard.outline == [line for number in range(3) for line in (f"step {number}", "  forward")]
+
+
+def test_a_program_that_updates_its_parameters_itself(heard: Outline) -> None:
+    model = small()
+    loop = HostLoop(own_steps=True)
+    loop.trains, loop.updates_itself = False, True
+    loop.begin(model)
+    for _ in range(2):
+        model(torch.randn(2, 4)).sum().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad)
+    loop.end()
+    assert heard.outline == ["step 0", "  forward", "  backward", "step 1", "  forward", "  backward"]
+
+
 def test_the_optimizer_calls_a_closure(heard: Outline) -> None:
     model = small()
     loop = begun(model)
