@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _noted: list[tuple[Callable[..., Any], bool]] = []
 """Decorated functions, and whether torch.compile skips their callees too."""
 
-_told = False
+_registered = False
 """Whether the compiler knows the decorated functions."""
 
 
@@ -56,12 +56,12 @@ def uncompiled_itself(function: F) -> F:
 
 def leave_ranges_to_python() -> None:
     """Make torch.compile skip all decorated functions, including functions decorated later."""
-    global _told  # noqa: PLW0603
-    if not _told and "torch._dynamo" in sys.modules:
+    global _registered  # noqa: PLW0603
+    if not _registered and "torch._dynamo" in sys.modules:
         _skip_files(sys.modules["torch._dynamo"])
-    elif not _told:
+    elif not _registered:
         sys.meta_path.insert(0, AfterImport("torch._dynamo", _skip_files))
-    _told = hasattr(sys.modules.get("torch"), "compiler")
+    _registered = hasattr(sys.modules.get("torch"), "compiler")
     for function, callees in _noted:
         leave_to_python(function, callees=callees)
 
@@ -101,6 +101,6 @@ def _skip_files(dynamo: Any) -> None:
 
 def _note(function: F, callees: bool) -> F:
     _noted.append((function, callees))
-    if _told:
+    if _registered:
         leave_to_python(function, callees=callees)
     return function
