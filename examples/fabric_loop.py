@@ -6,7 +6,7 @@ from tiny_transformer import TinyTransformer, counting
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from nvprof_kit.integrations.lightning import FabricCallback  # (1)
+from nvprof_kit.integrations.fabric import FabricCallback  # (1)
 
 fabric = Fabric(devices=1, callbacks=[FabricCallback()])  # (2)
 model = TinyTransformer(width=64, layers=2)

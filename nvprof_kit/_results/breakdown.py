@@ -48,6 +48,17 @@ class Breakdown(Result, BreakdownResult):
         """
         return self.table(view or self.view or "steps")
 
+    def frame(self) -> pd.DataFrame:
+        """The selected rows; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        from nvprof_kit._analysis.layers.fold_ranked import mark_ranked
+        from nvprof_kit._report.text.breakdown import ALIKE, COSTS, with_cost
+
+        rows, view = self.to_frame(), self.view or "steps"
+        if self.select.fold and view in COSTS:
+            marked = mark_ranked(with_cost(view, rows), COSTS[view], ALIKE.get(view, ()))
+            rows = marked[[*rows.columns, "folded_into", "unlike"]]
+        return self.select.of(rows)
+
     def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
         return _BARS.get(self.view or "steps", ((), ()))
 

@@ -43,12 +43,22 @@ class Diff(Result, DiffResult):
         return self.kernels if (view or self.view) == "kernels" else self.rows
 
     def frame(self) -> pd.DataFrame:
-        """The rows; with a selection, only those of the selected layers."""
-        if not self.select.where or self.view == "kernels":
+        """The rows of the selected layers; where equal blocks are folded, with ``folded_into`` and ``unlike``."""
+        if self.view == "kernels":
             return self.to_frame()
-        kept = [not layer or self.select.matches(layer) for layer in self.rows["layer"].astype(str)]
-        rows: pd.DataFrame = self.rows[kept]
-        return rows
+        rows = self._among(self.rows)
+        if not self.select.fold:
+            return rows
+        from nvprof_kit._analysis.layers.fold_ranked import mark_ranked
+        from nvprof_kit._report.text.diff import ALIKE
+
+        return mark_ranked(rows, "change_ns", ALIKE)
+
+    def _among(self, rows: pd.DataFrame) -> pd.DataFrame:
+        if not self.select.where:
+            return rows
+        kept: pd.DataFrame = rows[[not layer or self.select.matches(layer) for layer in rows["layer"].astype(str)]]
+        return kept
 
     def _bars(self) -> tuple[Sequence[str], Sequence[str]]:
         return ("change_ns",), ("level", "layer", "kernel_class", "phase")
@@ -57,7 +67,8 @@ class Diff(Result, DiffResult):
         """The printed report: largest changes, changed kernels, and gates."""
         from nvprof_kit._report.text.diff import diff_report
 
-        return diff_report(replace(self, rows=self.frame() if self.view == "rows" else self.rows), self.top)
+        rows = self._among(self.rows) if self.view == "rows" else self.rows
+        return diff_report(replace(self, rows=rows), self.top, self.select.fold)
 
     def warnings_beside(self, form: str) -> Sequence[str]:
         """As in `Result`; none for ``md``, where the report contains the warnings."""
@@ -68,5 +79,5 @@ class Diff(Result, DiffResult):
         if form == "md":
             from nvprof_kit._report.text.diff import diff_markdown
 
-            return diff_markdown(self, self.top).encode("utf-8", "replace")
+            return diff_markdown(self, self.top, self.select.fold).encode("utf-8", "replace")
         return super().encode(form)

@@ -46,6 +46,16 @@ class Memory(Result, MemoryResult):
 
         return table(self, view or self.by or "layer")
 
+    def frame(self) -> pd.DataFrame:
+        """The selected rows; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        from nvprof_kit._analysis.layers.fold_ranked import mark_ranked
+        from nvprof_kit._report.text.memory import ALIKE, COSTS
+
+        rows, name = self.to_frame(), self.by or "layer"
+        if self.select.fold and name in COSTS:
+            rows = mark_ranked(rows, COSTS[name], ALIKE[name])
+        return self.select.of(rows)
+
     def parts(self) -> list[RenderableType]:
         """The printed tables."""
         from nvprof_kit._report.text.memory import memory_report

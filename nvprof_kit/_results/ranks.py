@@ -75,6 +75,14 @@ class RankTable(Result):
 
         return rank_table(self.frame(), self.top)
 
+    def frame(self) -> pd.DataFrame:
+        """The selected rows; where equal blocks are folded, ``charges`` with ``folded_into`` and ``unlike``."""
+        if not self.select.fold or self.name != "charges":
+            return super().frame()
+        from nvprof_kit._analysis.layers.fold_ranked import mark_ranked
+
+        return self.select.of(mark_ranked(self.rows, "wait_ns"))
+
     def figure(self) -> Figure:
         """Draw ``waits`` and ``charges`` as one bar per late rank, split by cause; ``layers`` as a heat map by rank.
 
@@ -121,7 +129,7 @@ class Ranks(Result, RanksAnswer):
             {name: getattr(self, name) for name in ("charges", "layers", "critical_path")} if self.select.where else {}
         )
         chosen: dict[str, Any] = dict(self.select.each(views))
-        return ranks_report(replace(self, **chosen), self.top)
+        return ranks_report(replace(self, **chosen), self.top, self.select.fold)
 
     @property
     def schema(self) -> str:

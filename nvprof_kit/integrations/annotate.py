@@ -79,7 +79,7 @@ class Watch(Guarded):
     """Watches the outermost calls of modules for models to annotate.
 
     Attributes:
-        found: Class name and handle of the annotated models.
+        found: Name and handle of the annotated models; the name is the class, with a number from the second on.
         failed: Class name and reason for models that could not be annotated.
     """
 
@@ -90,7 +90,8 @@ class Watch(Guarded):
         self._patches: list[Any] = []
         self._kept: Any = None
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._optimizers = False
+        self._parts: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._made: weakref.WeakSet[Any] = weakref.WeakSet()
         self._quiet = 0
         self._called = False
         self._pid = os.getpid()
@@ -164,10 +165,11 @@ class Watch(Guarded):
 
     def _noting_optimizer(self, init: Any) -> Any:
         def noted(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            self._optimizers = True
+            init(optimizer, *args, **kwargs)
+            self._made.add(optimizer)
             if self._loop is not None:
                 self._loop.trains = self._loop.trains or None
-            init(optimizer, *args, **kwargs)
+                self._loop.know_optimizer(optimizer)
 
         return noted
 
@@ -184,10 +186,11 @@ class Watch(Guarded):
         if os.getpid() != self._pid or not _is_model(module):
             return
         from nvprof_kit._instrument.modules.kinds import class_name, unwrapped
+        from nvprof_kit.integrations._host.models import free_name
 
         model = unwrapped(module)
         self._seen.add(model)
-        name = class_name(model)
+        name = free_name(class_name(model), [name for name, _handle in self.found])
         try:
             handle = self._annotated(model, name)
         except Exception as error:
@@ -202,28 +205,52 @@ class Watch(Guarded):
     def _annotated(self, model: Any, name: str) -> Any:
         from nvprof_kit._instrument.modules.annotate import annotate_model
         from nvprof_kit._instrument.ranges import state
-        from nvprof_kit.integrations._host.loop import HostLoop
         from nvprof_kit.integrations._host.models import annotate_under, is_ranged
 
-        if model in state.annotated or is_ranged(model):
+        handle = None
+        self._release_parts_of(model)
+        if model in self._parts:
+            pass  # a part of a model that was annotated before, called by itself
+        elif model in state.annotated or is_ranged(model):
             say(f"{name} is already annotated by the program; nothing to do")
-            handle = None
         elif self.found:
             handle = annotate_under(name, model)
         else:
             handle = annotate_model(model)
-        if self._loop is None:
-            self._loop = HostLoop(own_steps=True)
-            self._loop.trains = None if self._optimizers else False
-            self._loop.begin(model)
+        if handle is not None:
+            self._parts.update(model.modules())
+        self._range_loop_of(model)
         return handle
+
+    def _release_parts_of(self, model: Any) -> None:
+        """Take back the annotation of models that turn out to be parts of this one, which is annotated as a whole."""
+        inside = set(map(id, model.modules()))
+        for name, handle in list(self.found):
+            part = handle._owner()
+            if part is not None and part is not model and id(part) in inside:
+                handle.remove()
+                self.found.remove((name, handle))
+
+    def _range_loop_of(self, model: Any) -> None:
+        from nvprof_kit.integrations._host.loop import HostLoop
+
+        if self._loop is not None:
+            self._loop.add(model)
+            return
+        self._loop = HostLoop(own_steps=True)
+        self._loop.updates_itself = True  # every optimizer that is made is seen
+        for optimizer in self._made:
+            self._loop.know_optimizer(optimizer)
+        self._loop.trains = None if self._made else False
+        self._loop.begin(model)
 
     def report(self) -> None:
         """Report at exit which modules had no ranges."""
         if os.getpid() != self._pid:
             return
         if not self.found and not self.failed and self._loop is None and self._should_have_called():
-            say(f"no module of {SMALL} parameters or with repeated blocks was called; nothing is annotated")
+            what = f"no module of {SMALL} parameters or with repeated blocks was called in this process"
+            say(f"{what}; nothing is annotated in it")
         for name, handle in self.found:
             inside, never = handle.inside_compiled, handle.never_entered()
             if inside:

@@ -76,7 +76,7 @@ def _around_step(loop: HostLoop, engine: Any, step: Callable[..., Any]) -> Calla
     def ranged(*args: Any, **kwargs: Any) -> Any:
         if not engine.is_gradient_accumulation_boundary():
             return step(*args, **kwargs)
-        loop.optimizer_begins()
+        loop.optimizer_begins(engine)
         try:
             return step(*args, **kwargs)
         finally:

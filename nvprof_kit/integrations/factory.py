@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from nvprof_kit.integrations._host.guard import warn
@@ -9,23 +10,21 @@ from nvprof_kit.integrations._host.guard import warn
 
 def lightning_callbacks() -> list[Any]:
     """The callback for Lightning's `Trainer` if a tool is attached or a schedule is set, else none."""
-    return _made("LayerCallback")
+    return _made("lightning", "LayerCallback")
 
 
 def fabric_callbacks() -> list[Any]:
     """The callback for Lightning's `Fabric` if a tool is attached or a schedule is set, else none."""
-    return _made("FabricCallback")
+    return _made("fabric", "FabricCallback")
 
 
-def _made(name: str) -> list[Any]:
+def _made(module: str, name: str) -> list[Any]:
     try:
         from nvprof_kit.integrations._host.loop import listens
 
         if not listens():
             return []
-        from nvprof_kit.integrations import lightning
-
-        return [getattr(lightning, name)()]
+        return [getattr(import_module(f"nvprof_kit.integrations.{module}"), name)()]
     except Exception as error:  # the run must not fail
         warn(f"no {name} for Lightning ({type(error).__name__}: {error})")
         return []

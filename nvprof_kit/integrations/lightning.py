@@ -27,6 +27,9 @@ from nvprof_kit._instrument.modules.blocks import Part, children
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit.integrations._host.guard import Guarded, never_fails
 from nvprof_kit.integrations._host.loop import HostLoop
+from nvprof_kit.integrations.fabric import FabricCallback
+
+__all__ = ["FabricCallback", "LayerCallback", "LayerProfiler"]
 
 
 class LayerCallback(Callback):  # type: ignore[misc]  # the package may be missing
@@ -91,34 +94,6 @@ class _TrainerLoop(HostLoop):
         """A batch has ended, after this many optimizer steps."""
         if self.optimizer_has_stepped or global_step > self.number:
             self.step_end()
-
-
-class FabricCallback:
-    """Range a loop with `Fabric`: ``Fabric(callbacks=[FabricCallback()])``.
-
-    The loop begins with ``fabric.setup(model, …)``. Fabric has no notion of steps, so a step ends when an optimizer has
-    stepped and the next batch is fetched or the model is called.
-
-    Args:
-        schedule: Which steps to record, in any form of `nvprof_kit.profiling_schedule`.
-        path: Trace file of the embedded recorder; ``run.json.gz`` by default.
-        annotation: Keyword arguments of `nvprof_kit.annotate_model`.
-
-    Raises:
-        UsageError: The schedule is invalid.
-    """
-
-    def __init__(self, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
-        self.loop = HostLoop(schedule, path=path, annotation=annotation, own_steps=True)
-
-    def on_after_setup(self, module: Any) -> None:
-        """A model is set up; the first one determines the steps."""
-        if not self.loop.runs:
-            self.loop.begin(getattr(module, "_original_module", module))
-
-    def close(self) -> None:
-        """End the loop and write what was recorded; also called at exit."""
-        self.loop.end()
 
 
 class LayerProfiler(Profiler, Guarded):  # type: ignore[misc]  # the package may be missing

@@ -312,7 +312,7 @@ class _Folder:
         """
         name = self._layer[node]
         own = f"{self._layer[holder]}." if holder >= 0 else ""
-        return name[len(own) :] if name.startswith(own) else _pattern(name)
+        return name[len(own) :] if name.startswith(own) else fold_pattern(name)
 
     def _below(self, holders: list[int], parent: str) -> None:
         """Add the rows below a set of equal layers."""
@@ -323,7 +323,7 @@ class _Folder:
                 by_name.setdefault(name, []).append(child)
         alike: dict[tuple[str, int], list[list[int]]] = {}
         for name, nodes in by_name.items():
-            alike.setdefault((_pattern(name), self._shape[nodes[0]]), []).append(nodes)
+            alike.setdefault((fold_pattern(name), self._shape[nodes[0]]), []).append(nodes)
         patterns = [pattern for pattern, _ in alike]
         most = {pattern: max(len(sets) for (one, _), sets in alike.items() if one == pattern) for pattern in patterns}
         rows: list[_Row] = []
@@ -346,7 +346,7 @@ class _Folder:
             said = unlike
             if not said and main is not None and group is not max(groups, key=len):
                 said = _difference(np.median(times[group], axis=0), main, self._kinds)
-            rows.append(_Row(_label([self._layer[node] for node in nodes]), parent, nodes, said))
+            rows.append(_Row(fold_label([self._layer[node] for node in nodes]), parent, nodes, said))
         return rows
 
 
@@ -429,11 +429,12 @@ def _difference(times: Floats, equals: Floats, kinds: Sequence[str]) -> str:
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
 
 
-def _pattern(path: str) -> str:
+def fold_pattern(path: str) -> str:
+    """A path with ``*`` for its numbers."""
     return _NUMBER.sub("*", path)
 
 
-def _label(paths: Sequence[str]) -> str:
+def fold_label(paths: Sequence[str]) -> str:
     """One path for several that differ in numbers: ``stages.0-3.blocks.0-5``."""
     if len(paths) == 1:
         return paths[0]

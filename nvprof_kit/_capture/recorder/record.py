@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import shutil
 import warnings
 from contextlib import ContextDecorator
@@ -55,6 +56,7 @@ class record(ContextDecorator):
 
     Attributes:
         written: Whether the trace has been written.
+        empty: Whether the written trace has no event: nothing of PyTorch ran.
 
     Raises:
         UsageError: On entry: the path cannot be written, or a recording is already running.
@@ -65,6 +67,7 @@ class record(ContextDecorator):
         self.path = Path(path).absolute()
         self.options = options
         self.written = False
+        self.empty = False
         self._profiler: Any = None
         self._started = False
         self._process = os.getpid()
@@ -147,7 +150,7 @@ class record(ContextDecorator):
         with waiting_signals():
             profiler.stop_trace()
             try:
-                _export(profiler, self.path)
+                self.empty = _export(profiler, self.path)
             except OSError as failure:  # a failed write must not end the program
                 warnings.warn(f"{self.path} is not written: {failure.strerror or failure}", stacklevel=2)
                 return
@@ -227,18 +230,28 @@ def _is_enabled() -> bool:
     return bool(profiler._is_profiler_enabled)
 
 
-def _export(profiler: Any, path: Path) -> None:
-    """Write the trace to a temporary name and rename it, so that readers never see a partial file."""
+_EVENT = re.compile(rb'"cat": "(?!Trace")')
+"""An event of the program; PyTorch writes one of the recording itself into every trace."""
+
+
+def _export(profiler: Any, path: Path) -> bool:
+    """Write the trace to a temporary name and rename it, so that readers never see a partial file.
+
+    Returns:
+        Whether it has no event. Such a trace has a few kilobytes of names, and larger ones are not searched.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.json")
     packed = partial.with_name(f"{partial.name}.gz")
     try:
         profiler.export_chrome_trace(str(partial))
         if not partial.exists() or not partial.stat().st_size:
             raise OSError("PyTorch could not write it; is the disk full?")
+        empty = partial.stat().st_size < 1 << 16 and not _EVENT.search(partial.read_bytes())
         if path.name.endswith(".gz"):
             _compress(partial, packed)
             partial = packed
         partial.replace(path)
+        return empty
     finally:
         for left in (partial, packed, path.with_name(f".{path.name}.{os.getpid()}.json")):
             left.unlink(missing_ok=True)

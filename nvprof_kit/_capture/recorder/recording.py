@@ -76,6 +76,7 @@ class Recording:
         self._steps = 0
         self._base = 0
         self._began = False
+        self._empty = False
         self._thread = 0
         self._pid = os.getpid()
 
@@ -108,6 +109,9 @@ class Recording:
         if recorder is not None:
             with progress_while_writing(self.shown), _announced(recorder, self.shown):
                 recorder.__exit__(None, None, None)
+            if recorder.empty:
+                self._empty = True
+                recorder.path.unlink(missing_ok=True)
 
     def nothing(self) -> str:
         """Why there is no trace at the program's end; '' if there is one, or if the reason was already printed."""
@@ -116,6 +120,11 @@ class Recording:
             return f"nothing was recorded by the schedule {self._limits.schedule}: {steps}"
         if self._options.stacks and not self._limits.schedule and not self._began:
             return "no module was called, which is when a recording with stacks begins: nothing was recorded"
+        if self._empty:
+            return (
+                f"this process ran nothing of PyTorch: nothing was recorded, {self.shown} is not written; of other "
+                "processes only the ranks of torchrun and accelerate launch are recorded"
+            )
         return ""
 
     # begin
@@ -295,7 +304,7 @@ def _announced(recorder: record | None, shown: str, what: str = "") -> Iterator[
     try:
         yield
     finally:
-        if recorder is not None and recorder.written:
+        if recorder is not None and recorder.written and not recorder.empty:
             say(f"wrote {shown}{what}; next: nvprof-kit layers {shown}")
 
 

@@ -51,12 +51,17 @@ def main(argv: Sequence[str]) -> int:
     try:
         try:
             _run(argv[1:])
+        except SystemExit as end:
+            if end.code:
+                raise
         finally:
             recording.end()
+        nothing = recording.nothing()
         if finder in sys.meta_path:
-            say(f"the program never imported torch: nothing was recorded, {recording.shown} is not written")
-        elif recording.nothing():
-            say(recording.nothing())
+            nothing = f"the program never imported torch: nothing was recorded, {recording.shown} is not written"
+        if nothing:
+            say(nothing)
+            return 1
     except NvprofKitError as error:
         say(str(error))
         return error.exit_code

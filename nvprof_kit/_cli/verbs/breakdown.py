@@ -23,7 +23,7 @@ VIEWS = ("steps", "idle", "communication", "copies", "launches", "queue", "criti
 @reading()
 @click.option("--view", type=click.Choice(VIEWS), help="One table only; csv, json, md and parquet default to steps.")
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to print per table.")
-@selecting()
+@selecting(fold=True)
 @steps_options
 @rules_option
 @kernel_rules

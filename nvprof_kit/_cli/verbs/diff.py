@@ -69,7 +69,7 @@ def _sides(captures: tuple[str, ...], bases: tuple[str, ...], news: tuple[str, .
 )
 @click.option("--top", type=click.IntRange(min=1), default=15, show_default=True, help="Rows to print per table.")
 @click.option("--anyway", is_flag=True, help="Compare captures that would be refused, with a warning.")
-@selecting(sort=False)
+@selecting(sort=False, fold=True)
 @domain_option
 @steps_options
 @rules_option

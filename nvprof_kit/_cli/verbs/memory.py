@@ -32,7 +32,7 @@ _VIEWS = ("layer", "stack", "size", "allocation", "step", "segment", "leak")
 @click.option(
     "--device", type=click.IntRange(min=0), help="Device ordinal; default: the device with the most reserved memory."
 )
-@selecting(top="Rows of each table for reading; default: 20.")
+@selecting(top="Rows of each table for reading; default: 20.", fold=True)
 @steps_options
 def memory(
     output: Output, *, snapshot: Path, by: MemoryView | None, device: int | None, select: Selection, steps: StepOptions

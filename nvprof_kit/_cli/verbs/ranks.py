@@ -63,7 +63,7 @@ _workers = click.option(
 @click.option("--maps", metavar="MAPS", help="Folder in which to keep maps, and reuse those of unchanged captures.")
 @_ranks
 @_workers
-@selecting()
+@selecting(fold=True)
 @click.option(
     "--timeline", "shown", metavar="RANKS", default="", help="Ranks on the timeline of the page, separated by commas."
 )

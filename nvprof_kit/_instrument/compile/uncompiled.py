@@ -9,7 +9,10 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from importlib import import_module
+from typing import Any, TypeVar, cast
+
+from nvprof_kit._instrument.imports import AfterImport
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,9 +57,46 @@ def uncompiled_itself(function: F) -> F:
 def leave_ranges_to_python() -> None:
     """Make torch.compile skip all decorated functions, including functions decorated later."""
     global _registered  # noqa: PLW0603
+    if not _registered and "torch._dynamo" in sys.modules:
+        _skip_files(sys.modules["torch._dynamo"])
+    elif not _registered:
+        sys.meta_path.insert(0, AfterImport("torch._dynamo", _skip_files))
     _registered = hasattr(sys.modules.get("torch"), "compiler")
     for function, callees in _noted:
         leave_to_python(function, callees=callees)
+
+
+def unseen(function: F) -> F:
+    """Decorator: the compiler of PyTorch before 2.7 also skips what the function calls in Python's library.
+
+    For functions that are called rarely; newer PyTorch skips the callees of what calls them.
+    """
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        import torch._C._dynamo
+
+        eval_frame: Any = torch._C._dynamo.eval_frame
+        if hasattr(eval_frame, "set_code_exec_strategy"):
+            return function(*args, **kwargs)
+        before = eval_frame.set_eval_frame(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            eval_frame.set_eval_frame(before)
+
+    return cast(F, called)
+
+
+def _skip_files(dynamo: Any) -> None:
+    """Make the compiler of PyTorch before 2.7 skip this package's code, as it cannot skip the callees of a function."""
+    import torch._C._dynamo
+
+    if hasattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy"):
+        return
+    rules = import_module(f"{dynamo.__name__}.trace_rules")
+    if hasattr(rules, "add"):
+        rules.add("nvprof_kit._instrument")
 
 
 def _note(function: F, callees: bool) -> F:

@@ -175,6 +175,8 @@ class SavedTensors:
                     del self._storages[key]
 
     def _pack(self, tensor: torch.Tensor) -> Any:
+        if any(_has_no_memory(part) for part in parts(tensor)):
+            return tensor
         if any(part.untyped_storage()._cdata in self._weights for part in parts(tensor)):
             return tensor.data  # parameters are not activations
         return _Saved(tensor, self)
@@ -219,6 +221,11 @@ class SavedTensors:
     def _path(self) -> str:
         paths = self._paths()
         return paths[-1] if paths else NONE
+
+
+def _has_no_memory(part: torch.Tensor) -> bool:
+    """Whether a tensor only stands for another one while the compiler traces, which PyTorch 2.4 does in these hooks."""
+    return bool(part.untyped_storage().device.type == "meta" or torch._is_functional_tensor(part))
 
 
 def _unpack(saved: Any) -> torch.Tensor:

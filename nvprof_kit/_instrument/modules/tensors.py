@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from nvprof_kit._instrument.compile.uncompiled import uncompiled
+from nvprof_kit._instrument.compile.uncompiled import uncompiled, unseen
 
 plain: set[type] = {type(None), bool, int, float, str}
 """Types known to hold no tensors; grows as others are found."""
@@ -63,6 +63,7 @@ def _of_dataclass(record: Any) -> Iterable[Any]:
     return [getattr(record, field.name, None) for field in fields(record)]
 
 
+@unseen
 def _learn(kind: type) -> _Parts | None:
     """A function that returns the parts of a value of this type; None if no tensors can be found in it."""
     parts_of: _Parts | None = None

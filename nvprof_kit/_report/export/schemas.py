@@ -104,15 +104,15 @@ TABLES: Mapping[str, Columns] = MappingProxyType(
     {
         "layers": {**layers.COLUMNS, **memory.MEMORY, **FOLD},
         "breakdown-steps": breakdown.COLUMNS,
-        "breakdown-idle": breakdown.IDLE_COLUMNS,
-        "breakdown-communication": transfers.COMM_COLUMNS,
-        "breakdown-copies": transfers.COPY_COLUMNS,
-        "breakdown-launches": launches.LAUNCH_COLUMNS,
+        "breakdown-idle": {**breakdown.IDLE_COLUMNS, **FOLD},
+        "breakdown-communication": {**transfers.COMM_COLUMNS, **FOLD},
+        "breakdown-copies": {**transfers.COPY_COLUMNS, **FOLD},
+        "breakdown-launches": {**launches.LAUNCH_COLUMNS, **FOLD},
         "breakdown-queue": queue.QUEUE_TIME_COLUMNS,
-        "breakdown-critical-path": critical_path.PATH_COLUMNS,
+        "breakdown-critical-path": {**critical_path.PATH_COLUMNS, **FOLD},
         **{f"summary-{view}": columns for view, columns in SUMMARIES.items()},
         "advise": advise.COLUMNS,
-        "diff": diff.COLUMNS,
+        "diff": {**diff.COLUMNS, **FOLD},
         "diff-kernels": kernels.KERNEL_COLUMNS,
         "flops": {**flops.COLUMNS, **FOLD},
         "metrics": {**METRICS, **FOLD},
@@ -123,16 +123,16 @@ TABLES: Mapping[str, Columns] = MappingProxyType(
         "timers-calls": {"rank": "rank", "stage": "name of the stage", "call": "index of the call, from 0",
                          "cpu_ns": "CPU time, in ns", "cuda_ns": "GPU time between CUDA events, in ns; "
                          "missing if not measured", "depth": "number of enclosing stages"},
-        "memory-layer": snapshots.HOLDERS,
+        "memory-layer": {**snapshots.HOLDERS, **FOLD},
         "memory-stack": {**snapshots.HOLDERS, "stack": "call stack of the allocation"},
         "memory-size": {**snapshots.HOLDERS, "size": "size class of the blocks"},
-        "memory-allocation": memory_steps.TRAFFIC,
+        "memory-allocation": {**memory_steps.TRAFFIC, **FOLD},
         "memory-step": memory_steps.STEPS,
         "memory-segment": memory_steps.SEGMENTS,
         "memory-leak": snapshots.LEAKS,
         "doctor": DOCTOR,
         "ranks-waits": waits.WAIT_COLUMNS,
-        "ranks-charges": waits.CHARGE_COLUMNS,
+        "ranks-charges": {**waits.CHARGE_COLUMNS, **FOLD},
         "ranks-layers": ranks_layers.COLUMNS,
         "ranks-clocks": clocks.COLUMNS,
         "ranks-groups": parallel.GROUP_COLUMNS,
@@ -151,12 +151,12 @@ _MORE: Mapping[str, Columns] = MappingProxyType({"layers": split.COLUMNS})
 _OPEN = ("ncu-kernels", "timers-calls", ANY)
 """Tables with additional columns."""
 
-_BOOLEANS = {"launch_bound", "enough", "unlike"}
+_BOOLEANS = {"launch_bound", "enough"}
 _TEXTS = {
     "layer", "phase", "cause", "call", "collective", "copy", "memory", "link", "rule", "title", "evidence", "advice",
     "level", "kernel_class", "verdict", "what", "name", "now", "dtype", "unknown", "note", "kernel", "grid", "block",
     "stall", "bound", "reason", "stage", "stack", "size", "kind", "pool", "event", "part", "operator", "family",
-    "range", "category", "folded_into", "subject", "check", "seen", "why", "fix", "through",
+    "range", "category", "folded_into", "unlike", "subject", "check", "seen", "why", "fix", "through",
     "group", "parallel", "told_by", "kinds", "direction", "confidence", "refuted_by",
 }  # fmt: skip
 _WHOLE = {
@@ -166,7 +166,7 @@ _WHOLE = {
     "micro_batch", "from_rank", "collectives",
 }  # fmt: skip
 _KINDS = {
-    ("layers", "unlike"): "string",
+    ("ranks-layers", "unlike"): "boolean",
     ("timers-calls", "call"): "integer",
     ("ranks-clocks", "through"): "integer",
     ("ranks-layers", "ops"): "number",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.breakdown.causes import CAUSES
+from nvprof_kit._analysis.layers.fold_ranked import EACH, fold_ranked
 from nvprof_kit._report.selection import EVERYTHING, Selection
+from nvprof_kit._report.text.table.folded import ranked_notes
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, percent
 
@@ -33,7 +35,24 @@ _NUMBERS: dict[str, Callable[[Any], str]] = {
     "launch_bound": lambda value: "yes" if value else "",
     "delay_ns": lambda value: f"{value / 1000:,.1f} µs",
 }
-_RANKS = dict.fromkeys(("idle", "gpu", "exposed", "layer", "share"), 0) | {"step": 3, "process": 3, "device": 3}
+_RANKS = dict.fromkeys(("idle", "gpu", "exposed", "layer", "share"), 0) | {
+    **dict.fromkeys(("step", "process", "device", *EACH), 3),
+    "unlike": 2,
+}
+_PATH = "path_ns"
+
+COSTS = {
+    "idle": "idle_ns",
+    "communication": "exposed_ns",
+    "copies": "gpu_ns",
+    "launches": "idle_ns",
+    "critical-path": _PATH,
+}
+"""What ranks the rows of the tables with layers."""
+
+ALIKE = {"launches": ("idle_ns", "gpu_ns"), "critical-path": ("gpu_ns", "host_ns", "wait_ns")}
+"""What equal blocks have in common, where it is not the cost alone."""
+
 _TITLES = {
     "idle": "Idle time, by cause and by what the host was doing",
     "communication": "Communication",
@@ -55,7 +74,8 @@ def breakdown_report(
         top: Maximum number of rows per table.
         select: Selection and order of rows.
     """
-    tables = select.each({name: result.table(name) for name in (*_TITLES, "steps") if view in (None, name)})
+    tables = {name: result.table(name) for name in (*_TITLES, "steps") if view in (None, name)}
+    tables = select.each(folded({name: one for name, one in select.changed(sort="").each(tables).items()}, select.fold))
     steps = len(result.choice.shown)
     parts: list[RenderableType] = [capture_line(result.info, steps), ""]
     if view in (None, "steps"):
@@ -77,8 +97,29 @@ def breakdown_report(
                 *_rest(len(shown) - top),
                 "",
             ]
+    notes = ranked_notes(tables.values())
     note = "Milliseconds; compute, exposed communication, exposed copies and idle add up to wall."
-    return [*parts, Text(note, "dim"), *warning_lines(result.warnings)]
+    return [*parts, Text(note, "dim"), *notes, *warning_lines(result.warnings)]
+
+
+def folded(tables: Mapping[str, pd.DataFrame], asked: bool | None) -> dict[str, pd.DataFrame]:
+    """The tables with equal blocks in one row."""
+    return {
+        name: fold_ranked(with_cost(name, one), COSTS[name], asked, ALIKE.get(name, ())).drop(columns=_PATH)
+        if name == "critical-path"
+        else fold_ranked(one, COSTS[name], asked, ALIKE.get(name, ()))
+        if name in COSTS
+        else one
+        for name, one in tables.items()
+    }
+
+
+def with_cost(name: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """A table with the column of `COSTS`, which the critical path does not have."""
+    made: pd.DataFrame = (
+        rows.assign(**{_PATH: rows[list(ALIKE[name])].sum(axis=1)}) if name == "critical-path" else rows
+    )
+    return made
 
 
 def _steps(result: BreakdownResult, in_order: pd.DataFrame | None, top: int) -> RenderableType:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from nvprof_kit._analysis.diff.diff import LEVELS
 from nvprof_kit._analysis.diff.gates import named
+from nvprof_kit._analysis.layers.fold_ranked import fold_ranked
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells
 
@@ -24,9 +25,16 @@ _MARKUP = re.compile(r"[\\|*`\[\]]")
 _HEAD = ("", "base", "new", "change", "95 % interval", "verdict")
 
 
-def diff_report(result: DiffResult, top: int) -> list[RenderableType]:
-    """The report for the terminal: verdict, changes, new and removed kernels, gates."""
-    rows = _shown(result, top)
+def diff_report(result: DiffResult, top: int, fold: bool | None = None) -> list[RenderableType]:
+    """The report for the terminal: verdict, changes, new and removed kernels, gates.
+
+    Args:
+        result: The comparison.
+        top: Maximum number of rows per level.
+        fold: Whether to print layers that are equal blocks as one row; None folds if there are many.
+    """
+    changed = _changed(result, fold)
+    rows = _shown(changed, top)
     kinds = {0: "path", 5: "left"}
     ranks = {"new": 0, "change": 0, "verdict": 1, "base": 2, "95 % interval": 3}
     made = table([(name, kinds.get(place, "right")) for place, name in enumerate(_HEAD)], ranks)
@@ -39,7 +47,7 @@ def diff_report(result: DiffResult, top: int) -> list[RenderableType]:
         Text(_headline(result), "bold"),
         "",
         made,
-        *([Text(_unshown(result, len(rows)), "dim")] if _unshown(result, len(rows)) else []),
+        *([Text(unshown, "dim")] if (unshown := _unshown(result, len(changed) - len(rows))) else []),
     ]
     if len(result.kernels):
         parts += ["", Text(_kernel_head(result), "bold"), *(Text(line) for line in _kernel_lines(result, top))]
@@ -49,14 +57,16 @@ def diff_report(result: DiffResult, top: int) -> list[RenderableType]:
         *parts,
         "",
         Text("Milliseconds per step, geometric means; GPU time, and wall time for the step.", "dim"),
+        *(Text(note, "dim") for note in _fold_notes(changed)),
         *(Text(note, "dim") for note in result.notes),
         *warning_lines(result.warnings),
     ]
 
 
-def diff_markdown(result: DiffResult, top: int) -> str:
-    """The report for a pull request."""
-    rows = _shown(result, top)
+def diff_markdown(result: DiffResult, top: int, fold: bool | None = None) -> str:
+    """The report for a pull request; the arguments are those of `diff_report`."""
+    changed = _changed(result, fold)
+    rows = _shown(changed, top)
     lines = [f"**{_headline(result)}**", ""]
     lines += [f"- {'✅' if held else '❌'} {_escaped(line)}" for held, line in _gate_lines(result)]
     lines += [""] if result.gates else []
@@ -74,7 +84,7 @@ def diff_markdown(result: DiffResult, top: int) -> str:
     lines += [
         "",
         f"{base}, {result.base_steps} steps; {new}, {result.new_steps} steps. Milliseconds per step, geometric means.",
-        *map(_escaped, result.notes),
+        *map(_escaped, (*_fold_notes(changed), *result.notes)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -102,22 +112,40 @@ def _verdict(row: Any) -> str:
     return f"the same within ±{max(100 * row['within'], 0.1):.1f} %" if same else str(row["verdict"])
 
 
-def _changed(result: DiffResult) -> pd.DataFrame:
+ALIKE = ("base_ns", "new_ns")
+"""What equal blocks have in common; `change_ns` is their cost."""
+
+
+def _changed(result: DiffResult, fold: bool | None) -> pd.DataFrame:
+    """The step, and what changed; equal blocks in one row with their sums, and the widest ends of their intervals."""
+    import pandas as pd
+
     rows = result.rows[result.rows["level"] != "layer class"]
     same = rows["verdict"].isin(("same", "undecided"))
     changed: pd.DataFrame = rows[(rows["level"] == "step") | ~same]
-    return changed
+    layers = changed[changed["level"] == "layer"]
+    folded = fold_ranked(layers, "change_ns", fold, ALIKE)
+    if folded is layers:
+        return changed
+    folded["change"] = (folded["change_ns"] / folded["base_ns"].where(folded["base_ns"] > 0)).astype("float64")
+    made: pd.DataFrame = pd.concat([changed[changed["level"] != "layer"], folded], ignore_index=True)
+    return made
 
 
-def _shown(result: DiffResult, top: int) -> list[tuple[str, ...]]:
+def _fold_notes(changed: pd.DataFrame) -> list[str]:
+    if "unlike" not in changed:
+        return []
+    note = "x80: equal blocks in one line: their sums, and the widest ends of their intervals"
+    return [f"{note}. --no-fold prints one line per block."]
+
+
+def _shown(rows: pd.DataFrame, top: int) -> list[tuple[str, ...]]:
     """The step, then the changed phases, classes and layers, the largest change first."""
-    rows = _changed(result)
     parts = [rows[rows["level"] == level].head(top).to_dict("records") for level in LEVELS[:-1]]
     return [_cells(row) for part in parts for row in part]
 
 
-def _unshown(result: DiffResult, shown: int) -> str:
-    more = len(_changed(result)) - shown
+def _unshown(result: DiffResult, more: int) -> str:
     rows = result.rows[result.rows["level"].isin(("phase", "class", "layer"))]
     same, undecided = (rows[rows["verdict"] == verdict] for verdict in ("same", "undecided"))
     parts = [f"{more} more changed"] if more else []
@@ -141,7 +169,9 @@ def _cells(row: Any) -> tuple[str, ...]:
     known = row["change"] == row["change"]
     interval = f"{100 * row['low']:+.1f} … {100 * row['high']:+.1f} %" if row["low"] == row["low"] else ""
     change = f"{100 * row['change']:+.1f} %" if known else ""
-    return (named(row), _MS(int(row["base_ns"])), _MS(int(row["new_ns"])), change, interval, _verdict(row))
+    unlike = row.get("unlike")
+    said = f"{_verdict(row)}; {unlike} of its equals' change" if isinstance(unlike, str) and unlike else _verdict(row)
+    return (named(row), _MS(int(row["base_ns"])), _MS(int(row["new_ns"])), change, interval, said)
 
 
 def _kernel_head(result: DiffResult) -> str:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from nvprof_kit._analysis.layers.fold_ranked import EACH, fold_ranked
 from nvprof_kit._report.page.plain import Section, page
 from nvprof_kit._report.page.template import svg_of
 from nvprof_kit._report.selection import EVERYTHING, Selection
+from nvprof_kit._report.text.table.folded import ranked_notes
 from nvprof_kit._report.text.table.terminal import Bar, table, warning_lines
 from nvprof_kit._report.text.table.units import mib, mib_cell, percent
 
@@ -23,6 +25,13 @@ MOST_ROWS = 20
 """Maximum number of displayed rows per table; data formats contain all rows."""
 
 _RANKS = {"MiB": 0, "peak": 0, "allocated": 0, "total": 0, "step": 0, "phase": 0, "largest": 2, "blocks": 2}
+_RANKS |= dict.fromkeys(EACH, 3)
+
+COSTS = {"layer": "bytes", "allocation": "allocated_bytes"}
+"""What ranks the rows of the views with layers."""
+
+ALIKE = {"layer": ("bytes", "largest_bytes"), "allocation": ("allocated_bytes", "peak_bytes")}
+"""What equal blocks have in common."""
 
 VIEWS = {
     "layer": "At the peak, by layer",
@@ -55,13 +64,19 @@ def memory_report(result: MemoryResult, views: tuple[str, ...], select: Selectio
     parts: list[RenderableType] = [*map(Text, header(result))]
     parts[0] = Text(header(result)[0], "bold")
     most = select.top or MOST_ROWS
-    for name, rows in select.each({name: view(result, name) for name in views}).items():
+    tables = select.changed(sort="").each({name: view(result, name) for name in views})
+    tables = {
+        name: fold_ranked(one, COSTS[name], select.fold, ALIKE[name]) if name in COSTS else one
+        for name, one in tables.items()
+    }
+    for name, rows in select.each(tables).items():
         if len(rows):
             parts += ["", Text(VIEWS[name], "bold"), _table(rows, most)]
             if len(rows) > most:
                 more = f"{len(rows) - most} more; --top shows them, --by {name} -o FILE.csv has all"
                 parts.append(Text(more, "dim"))
-    return [*parts, "", Text("MiB of 1,048,576 bytes.", "dim"), *warning_lines(result.warnings)]
+    notes = [Text("MiB of 1,048,576 bytes.", "dim"), *ranked_notes(tables.values())]
+    return [*parts, "", *notes, *warning_lines(result.warnings)]
 
 
 def memory_page(result: MemoryResult, snapshot: Snapshot) -> bytes:
@@ -98,9 +113,10 @@ def header(result: MemoryResult) -> list[str]:
 
 
 def _table(rows: pd.DataFrame, most: int) -> RenderableType:
+    rows = rows.loc[:, rows.notna().any() & (rows.astype(str) != "").any()]
     names, cells = _plain(rows.head(most))
     share = "share" in rows
-    text = {"layer", "phase", "stack", "size", "kind", "pool", "address"}
+    text = {"layer", "phase", "stack", "size", "kind", "pool", "address", "unlike"}
     columns = [(name, "path" if name == "layer" else "left" if name in text else "right") for name in names]
     made = table([*columns, ("", "bar")] if share else columns, _RANKS)
     longest = max(rows["share"], default=0.0) or 1.0 if share else 1.0
@@ -117,6 +133,8 @@ def _plain(rows: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 
 def _cell(name: Any, value: Any) -> str:
+    if value is None or str(value) == "<NA>":
+        return ""
     if name == "bytes" or name.startswith("bytes_") or name.endswith("_bytes"):
         return mib_cell(int(value))
     if name in ("share", "fragmentation"):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
+from nvprof_kit._analysis.layers.fold_ranked import fold_ranked
 from nvprof_kit._analysis.ranks.words import many, of_job
 from nvprof_kit._report.text.table.grid import Grid
 from nvprof_kit._report.text.table.terminal import table, warning_lines
@@ -23,36 +24,37 @@ FOLD = 8
 _MS = Cells(1, 3)
 
 
-def ranks_report(found: RanksAnswer, top: int = 10) -> list[RenderableType]:
+def ranks_report(found: RanksAnswer, top: int = 10, fold: bool | None = None) -> list[RenderableType]:
     """The report.
 
     Args:
         found: The result.
         top: Maximum number of rows per table.
+        fold: Whether to print layers that are equal blocks as one row; None folds if there are many.
     """
     verdict = found.verdict
     style = {"critical": "bold red", "warning": "bold yellow"}.get(verdict.severity, "bold green")
     facts = " · ".join(of_job(len(found.clocks), found.steps, found.collectives))
     parts: list[RenderableType] = [Text(facts), "", Text(verdict.sentence, style), ""]
-    parts += _charges(found.charges, found.steps, found.total_wait_ns, top)
+    parts += _charges(found.charges, found.steps, found.total_wait_ns, top, fold)
     parts += _who_waits(found.matrix, top)
-    parts += _unlike(found.layers, top)
+    parts += _unlike(found.layers, top, fold)
     parts += _groups(found.groups, top)
     parts += _bubbles(found.bubbles)
     parts += _clocks(found.clocks)
     if len(found.critical_path):
-        parts += _path(found.critical_path, top)
+        parts += _path(found.critical_path, top, fold)
         parts += _what_if(found.what_if, found.replay_error or 0.0)
     note = "Milliseconds. A rank waits from its kernel's start to the last rank's; all waiting is in the first table."
     return [*parts, Text(note, "dim"), *warning_lines(found.warnings)]
 
 
-def _charges(charges: pd.DataFrame, steps: int, total: int, top: int) -> list[RenderableType]:
+def _charges(charges: pd.DataFrame, steps: int, total: int, top: int, fold: bool | None) -> list[RenderableType]:
     """Waiting by charged rank and cause: the largest first, the rest in one line."""
     if not len(charges):
         return []
     keys = ["rank", "cause", "layer", "phase"]
-    sums = charges.groupby(keys, sort=False)["wait_ns"].sum().sort_values(ascending=False)
+    sums = _folded(charges.groupby(keys, sort=False)["wait_ns"].sum().sort_values(ascending=False), fold)
     made = table(
         [
             ("late rank", "right"),
@@ -100,11 +102,20 @@ def _who_waits(matrix: pd.DataFrame, top: int) -> list[RenderableType]:
     return [Text("Whom the others waited for", "bold"), made, ""]
 
 
-def _unlike(layers: pd.DataFrame, top: int) -> list[RenderableType]:
+def _folded(sums: pd.Series[int], fold: bool | None) -> pd.Series[int]:
+    """Sums by layer and other keys, with equal blocks in one."""
+    keys = list(sums.index.names)
+    rows = fold_ranked(sums.reset_index(), str(sums.name), fold)
+    made: pd.Series[int] = rows.set_index(keys)[sums.name]
+    return made
+
+
+def _unlike(layers: pd.DataFrame, top: int, fold: bool | None) -> list[RenderableType]:
     """Layers by rank: those that differ most if there are few ranks, else only ranks unlike their equals."""
     ranks = sorted(layers["rank"].unique())
     if len(ranks) <= FOLD:
         wide = layers.pivot_table(index=["layer", "phase"], columns="rank", values="median_ns", aggfunc="sum")
+        wide = _folded_ranks(wide, fold)
         gap = (wide.max(axis=1) - wide.min(axis=1)).sort_values(ascending=False)
         made = table(
             [
@@ -145,6 +156,16 @@ def _unlike(layers: pd.DataFrame, top: int) -> list[RenderableType]:
     title = f"Ranks unlike their equals: {odd['rank'].nunique()} of {len(ranks)}"
     more = [Text(f"… and {len(odd) - top} more; csv and json have them all", "dim")] if len(odd) > top else []
     return [Text(title, "bold"), made, *more, ""]
+
+
+def _folded_ranks(wide: pd.DataFrame, fold: bool | None) -> pd.DataFrame:
+    """A column for each rank, with equal blocks in one row; equal ones have the same slowest rank."""
+    gap = wide.max(axis=1) - wide.min(axis=1)
+    rows = wide.assign(by_ns=gap, slowest=wide.idxmax(axis=1)).rename(columns=str).reset_index()
+    names = {str(rank): rank for rank in wide.columns}
+    found = fold_ranked(rows, "by_ns", fold, tuple(names)).rename(columns=names)
+    made: pd.DataFrame = found.set_index(["layer", "phase"])[list(names.values())]
+    return made
 
 
 def _groups(groups: pd.DataFrame | None, top: int) -> list[RenderableType]:
@@ -204,10 +225,10 @@ def _clocks(clocks: pd.DataFrame) -> list[RenderableType]:
     return [Text(title, "bold"), made, ""]
 
 
-def _path(path: pd.DataFrame, top: int) -> list[RenderableType]:
+def _path(path: pd.DataFrame, top: int, fold: bool | None) -> list[RenderableType]:
     """The critical path over all steps, the longest parts first."""
     keys = ["rank", "layer", "phase", "what"]
-    sums = path.groupby(keys, sort=False)["ns"].sum().sort_values(ascending=False)
+    sums = _folded(path.groupby(keys, sort=False)["ns"].sum().sort_values(ascending=False), fold)
     total = max(int(sums.sum()), 1)
     made = table(
         [

@@ -22,10 +22,12 @@ from nvprof_kit._capture.recorder.scheduled import scheduled
 from nvprof_kit._instrument.loop.schedule import Schedule
 from nvprof_kit._instrument.loop.switch import Switch, profiling_schedule
 from nvprof_kit._instrument.modules.annotate import ModelAnnotation
+from nvprof_kit._instrument.modules.kinds import class_name, unwrapped
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit.errors import UsageError
 from nvprof_kit.integrations._host.guard import never_fails, warn
-from nvprof_kit.integrations._host.models import annotate_models
+from nvprof_kit.integrations._host.models import annotate_models, annotate_under, free_name, is_ranged
+from nvprof_kit.integrations._host.own_end import OwnEnd
 from nvprof_kit.integrations._host.points import Points
 from nvprof_kit.integrations._host.ranges import LoopRanges, inference_phase
 
@@ -51,13 +53,15 @@ class HostLoop(LoopRanges):
         path: Trace file of the embedded recorder, as in `nvprof_kit.scheduled`.
         annotation: Keyword arguments of `nvprof_kit.annotate_model`; None if the program annotates the model.
         own_steps: The framework does not report steps. A step then ends when an optimizer has stepped and the next
-            batch is fetched or the model is called; without an optimizer, at each call of the model.
+            batch is fetched, or when all optimizers have stepped and a model is called; without an optimizer, at each
+            call of a model.
 
     Attributes:
         accumulation: Micro-batches per step; each has a range if there are several.
         train_dataset: The training dataset, if known; fetching from another one is an evaluation.
         trains: Whether the loop trains; None if not yet known.
         handles: The annotations that this loop created.
+        updates_itself: Whether a program without a known optimizer has none: its step then ends after a backward pass.
 
     Raises:
         UsageError: The schedule is invalid.
@@ -84,12 +88,18 @@ class HostLoop(LoopRanges):
         self._points: Points | None = None
         self._windows: scheduled | None = None
         self._thread = 0
+        self._models: list[nn.Module] = []
+        self._entered: list[nn.Module] = []
+        self._names: list[str] = []
+        self._own_end = OwnEnd()
+        self.updates_itself = False
 
     def _reset(self) -> None:
         super()._reset()
         self._evaluates = False
         self._in_optimizer = False
         self._stepped = False
+        self._inside: nn.Module | None = None
 
     @property
     def runs(self) -> bool:
@@ -130,15 +140,44 @@ class HostLoop(LoopRanges):
             return
         self.number, self._thread = first, threading.get_ident()
         _running = weakref.ref(self)
-        self._models = list(named.values())
+        self._models, self._entered = list(named.values()), list(entered)
+        self._names = [name or class_name(unwrapped(model)) for name, model in named.items()]
         if self._annotation is not None:
             self.handles += annotate_models(named, self._annotation)
         if watch:
-            self._points = Points(self, [*self._models, *entered])
+            self._points = self._watched()
         if self.broken:
             return
         self._windows = scheduled(self._schedule(), self._path)
         self._windows.__enter__()
+
+    @never_fails
+    def add(self, model: nn.Module) -> None:
+        """Watch the calls of another model too; the caller annotates it."""
+        if self._points is None or any(model is one for one in self._models):
+            return
+        self._models.append(model)
+        self._points.remove()
+        self._points = self._watched()
+
+    @never_fails
+    def annotate_too(self, model: nn.Module) -> None:
+        """Annotate another model, under the name of its class, and watch its calls."""
+        if self._annotation is not None and model not in state.annotated and not is_ranged(model):
+            name = free_name(class_name(unwrapped(model)), self._names)
+            self._names.append(name)
+            self.handles.append(annotate_under(name, model))
+        self.add(model)
+
+    def _watched(self) -> Points:
+        models = [*self._models, *self._entered]
+        inside = {id(part) for model in models for part in model.modules() if part is not model}
+        return Points(self, models, ends=self._own_steps and any(id(model) in inside for model in models))
+
+    @never_fails
+    def know_optimizer(self, optimizer: Any) -> None:
+        """An optimizer was made, or steps."""
+        self._own_end.know(optimizer)
 
     def _schedule(self) -> Schedule | None:
         """The schedule; None lets `scheduled` read ``NVPROF_KIT_SCHEDULE``."""
@@ -198,6 +237,7 @@ class HostLoop(LoopRanges):
             return
         self._abandon_step()
         self._stepped = False
+        self._own_end.restart()
         self._micro_batches = 0
         self.number += 1
         self._windows.step()
@@ -239,30 +279,54 @@ class HostLoop(LoopRanges):
     def _is_of_evaluation(self, dataset: object) -> bool:
         if self.train_dataset is not None:
             return dataset is not self.train_dataset
-        return self.trains is not False and not any(model.training for model in self._models)
+        return self.trains is not False and not self._is_training()
+
+    def _is_training(self) -> bool:
+        return any(model.training for model in self._models)
 
     @never_fails
     def calling(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """The model is called, for training, evaluation or inference."""
-        if not self._is_mine() or self._is_in("backward"):
+        """A model is called, for training, evaluation or inference."""
+        if not self._is_mine() or self._is_in("backward") or self._inside is not None:
             return
-        if not (_is_grad_enabled() or model.training):
-            self._calling_without_gradient(args, kwargs)
+        if self._points is not None and self._points.ends:
+            self._inside = model
+        if self._own_steps and self.trains is False:
+            trained = _is_grad_enabled() and model.training
+            self._calling_for_inference("forward" if trained else inference_phase(args, kwargs))
+            return
+        if not (_is_grad_enabled() or model.training or self._is_frozen_in_training(model)):
+            self._calling_without_gradient(kwargs)
             return
         self.evaluation_ends()
-        self._end_own_step()
+        if self._own_end.is_due():
+            self._end_own_step()
         self._ensure_step()
         if self.accumulation > 1 and self._micro is None:
             self._open_micro_batch()
         self.phase("forward")
 
-    def _calling_without_gradient(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if self.trains is False:
-            self._stepped = self._step is not None
-            self._end_own_step()
-            self._ensure_step()
-            self.phase(inference_phase(args, kwargs))
-            return
+    def _calling_for_inference(self, phase: str) -> None:
+        """Each call is a step, with gradients too, which programs often leave on."""
+        self._stepped = self._step is not None
+        self._end_own_step()
+        self._ensure_step()
+        self.phase(phase)
+
+    @never_fails
+    def call_ended(self, model: nn.Module) -> None:
+        """The call of a model has ended."""
+        if self._inside is model and threading.get_ident() == self._thread:
+            self._inside = None
+
+    def _is_frozen_in_training(self, model: nn.Module) -> bool:
+        """Whether a model in evaluation mode takes part in training: a teacher, a reference, a frozen encoder."""
+        if not self._own_steps or self.trains is False or not self._own_end.is_of_others(model):
+            return False
+        others = [one for one in self._models if one is not model]
+        return not others or self._is_training()
+
+    def _calling_without_gradient(self, kwargs: Mapping[str, Any]) -> None:
         self._end_own_step()
         if self._evaluates:
             self.phase("eval")
@@ -286,13 +350,16 @@ class HostLoop(LoopRanges):
             self.phase(None)
             self._close(self._micro)
             self._micro = None
+            if self.updates_itself and not self._own_end.any:
+                self._stepped = True
             if self._in_optimizer:  # the backward ran in a closure of the optimizer
                 self.phase("optimizer")
 
     @never_fails
-    def optimizer_begins(self) -> None:
+    def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer's step begins."""
         if self._is_mine():
+            self._own_end.steps(optimizer)
             self._in_optimizer = True
             self.phase("optimizer")
 

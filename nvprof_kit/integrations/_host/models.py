@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import nn
@@ -32,6 +32,12 @@ def annotate_under(prefix: str, model: nn.Module) -> ModelAnnotation:
         UsageError: The model is already annotated.
     """
     return ModelAnnotation(model, _by_structure(Part(prefix, model)), backward=True, root=prefix)
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """A name, with a number behind it if others have it: ``Critic``, ``Critic2``."""
+    numbered = (name if number == 1 else f"{name}{number}" for number in range(1, len(taken) + 2))
+    return next(one for one in numbered if one not in taken)
 
 
 def is_ranged(model: nn.Module) -> bool:

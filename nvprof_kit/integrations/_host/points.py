@@ -7,7 +7,7 @@ in PyTorch itself.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -31,13 +31,16 @@ class Watcher(Protocol):
     def calling(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The model is called."""
 
+    def call_ended(self, model: nn.Module) -> None:
+        """The call of the model has ended."""
+
     def backward_begins(self) -> None:
         """A backward pass begins."""
 
     def backward_ends(self) -> None:
         """A backward pass ends."""
 
-    def optimizer_begins(self) -> None:
+    def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer's step begins."""
 
     def optimizer_ends(self) -> None:
@@ -64,36 +67,53 @@ class LoopHooks(Annotation):
         yield keep_out(self)
 
 
-class Points(LoopHooks):
-    """The hooks of a loop.
+class Calls(LoopHooks):
+    """Hooks that report the calls of models.
 
     Args:
         watcher: The receiver of the events; held weakly.
         models: The models that the loop calls; kept alive as long as their hooks.
+        ends: Report the ends of the calls too; needed if one of the models calls another.
     """
 
-    def __init__(self, watcher: Watcher, models: list[nn.Module]) -> None:
+    def __init__(self, watcher: Watcher, models: Sequence[nn.Module], ends: bool = False) -> None:
         self._models = models
+        self.ends = ends
         super().__init__(watcher)
 
     def _install(self, owner: Any) -> Iterator[Removable]:
-        yield from self._hook_models(owner)
-        yield Patch(dataloader._BaseDataLoaderIter, "__next__", functools.partial(_reporting_fetch, owner))
-        yield Patch(torch.autograd, "backward", functools.partial(_reporting_backward, owner))
-        yield register_optimizer_step_pre_hook(lambda *_call: owner.optimizer_begins())
-        yield register_optimizer_step_post_hook(lambda *_call: owner.optimizer_ends())
+        for model in self._models:
+            for place in Compiled(model).places(model):
+                yield place.register_forward_pre_hook(self._begin(owner, model), prepend=True, with_kwargs=True)
+                if self.ends:
+                    yield place.register_forward_hook(self._end(owner, model), always_call=True)
 
-    def _hook_models(self, owner: Any) -> list[Any]:
-        def call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _begin(self, owner: Any, model: nn.Module) -> Any:
+        def call(_place: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             if not torch.compiler.is_dynamo_compiling():
                 owner.calling(model, args, kwargs)
 
         leave_to_python(call)
-        return [
-            place.register_forward_pre_hook(Hook(call).call, prepend=True, with_kwargs=True)
-            for model in self._models
-            for place in Compiled(model).places(model)
-        ]
+        return Hook(call).call
+
+    def _end(self, owner: Any, model: nn.Module) -> Any:
+        def call(*_call: Any) -> None:
+            if not torch.compiler.is_dynamo_compiling():
+                owner.call_ended(model)
+
+        leave_to_python(call)
+        return Hook(call).call
+
+
+class Points(Calls):
+    """The hooks of a loop: the calls of its models, and data, backward pass and optimizer in PyTorch."""
+
+    def _install(self, owner: Any) -> Iterator[Removable]:
+        yield from super()._install(owner)
+        yield Patch(dataloader._BaseDataLoaderIter, "__next__", functools.partial(_reporting_fetch, owner))
+        yield Patch(torch.autograd, "backward", functools.partial(_reporting_backward, owner))
+        yield register_optimizer_step_pre_hook(lambda optimizer, *_call: owner.optimizer_begins(optimizer))
+        yield register_optimizer_step_post_hook(lambda *_call: owner.optimizer_ends())
 
 
 def _reporting_fetch(owner: Watcher, fetch: Callable[..., Any]) -> Callable[..., Any]:

@@ -166,6 +166,47 @@ def test_every_table_of_layers_folds(verb: str, block: str, parts: str, by_defau
     assert len(marked) == len(whole) and sum(row["folded_into"] == name for row in marked) == 2 * int(count)
 
 
+RANKED = {
+    "breakdown": ["breakdown", str(DATA / "slow-2024.2.sqlite.xz"), "--view", "critical-path"],
+    "diff": ["diff", str(DATA / "eager-2023.4.sqlite.xz"), str(DATA / "checkpoint-2023.4.sqlite.xz")],
+    "memory": ["memory", "run.pickle", "--by", "layer"],
+    "ranks": [
+        *("ranks", "--view", "charges"),
+        *(str(DATA / "ranks" / f"ddp-layer.rank{rank}-2024.2.sqlite.xz") for rank in (0, 1)),
+    ],
+}
+"""Verbs whose tables are ranked by cost and have other columns beside the layer."""
+
+
+@pytest.mark.parametrize(
+    ("verb", "said", "into"),
+    [
+        ("breakdown", ["layers.0-2,4-5.up x5", "+281 %"], {"layers.0-2,4-5.up", "layers.0-5"}),
+        ("diff", ["model.layers.0-3.mlp x4 recompute"], {"model.layers.0-3.mlp", "model.layers.0-3"}),
+        ("memory", ["layers.0-3.norm2 x4", "+549 %"], {"layers.1-3.self_attn", "layers.0-3.norm2"}),
+        ("ranks", [], {"model.layers.0-3.self_attn", "model.layers.0-3.mlp"}),
+    ],
+)
+def test_ranked_tables_fold_too(
+    verb: str, said: list[str], into: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.pickle").write_bytes(lzma.decompress((DATA / "snapshots" / "run-2.11.pickle.xz").read_bytes()))
+    words = RANKED[verb]
+    folded = table(*words, "--fold")
+    assert all(one in folded for one in said)
+    assert not said or "--no-fold prints one line per block." in " ".join(folded.split())
+    assert " x4" not in table(*words) and " x6" not in table(*words)  # fewer than 8 equal blocks stay as they are
+    plain, marked = rows(*words), rows(*words, "--fold")
+    assert len(plain) == len(marked) and "folded_into" not in plain[0]
+    assert into <= {row["folded_into"] for row in marked}
+
+
+def test_the_report_of_a_job_folds() -> None:
+    text = table("ranks", "--fold", *RANKED["ranks"][3:])
+    assert "model.layers.0-3.self_attn x4" in text and "model.layers.2.mlp " in text  # the late one by its name
+
+
 def test_folded_figures_are_those_of_all_the_blocks() -> None:
     result = nvprof_kit.open(FOLDING["flops"][1]).flops().selected(fold=True)
     told = ByLayer(result.rows, result.blocks, result.select).read(

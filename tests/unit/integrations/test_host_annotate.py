@@ -67,11 +67,44 @@ def test_a_training_is_ranged_without_a_line(tmp_path: Path) -> None:
     assert {f"nvprof_kit:{name}" for name in wanted} <= names
 
 
+PARTS = """
+import sys
+import torch
+sys.path.append("examples")
+from tiny_transformer import TinyTransformer, counting
+model, other = (TinyTransformer(width=128, layers=2).eval() for _ in range(2))
+with torch.no_grad():
+    model.layers[0](torch.randn(1, 8, 128))  # a part by itself, before the whole is known
+    model(counting(1, 8))
+    model.layers[1](torch.randn(1, 8, 128))
+    other(counting(1, 8))
+"""
+
+
+def test_parts_and_several_models_of_a_class(tmp_path: Path) -> None:
+    trace = tmp_path / "run.json.gz"
+    done = run("-m", "nvprof_kit", "record", "-o", str(trace), "--", sys.executable, "-c", PARTS)
+    assert done.returncode == 0, done.stderr
+    models = [line.partition("annotated ")[2] for line in told(done) if "annotated" in line]
+    assert models == [
+        "Block: 5 modules",
+        "TinyTransformer: 14 modules, 2 blocks among them",
+        "TinyTransformer2: 14 modules, 2 blocks among them",
+    ]
+    with gzip.open(trace, "rt") as file:
+        names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
+    assert [name for name in names if name.startswith("nvprof_kit:step:")][-1] == "nvprof_kit:step:step 3"
+    assert names.count("nvprof_kit:forward:layers.1") == 2  # in the whole, and by itself
+    assert names.count("nvprof_kit:forward:TinyTransformer2.layers.1") == 1
+
+
 def test_a_program_without_a_model_is_told_so_once() -> None:
     child = "import subprocess, sys, torch; subprocess.run([sys.executable, '-c', 'import torch'], check=True)"
     done = run("-c", child)
     assert done.returncode == 0, done.stderr
-    nothing = "no module of 100000 parameters or with repeated blocks was called; nothing is annotated"
+    nothing = (
+        "no module of 100000 parameters or with repeated blocks was called in this process; nothing is annotated in it"
+    )
     assert told(done) == [f"nvprof-kit annotate: {nothing}"]
 
 

@@ -26,6 +26,16 @@ def test_an_entry_point_leads_somewhere(group: str) -> None:
     assert callable(getattr(import_module(module), name))
 
 
+def test_fabric_needs_no_lightning_trainer(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``lightning-fabric`` can be installed alone."""
+    for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+    for name in ("fabric", "lightning"):
+        monkeypatch.delitem(sys.modules, f"nvprof_kit.integrations.{name}", raising=False)
+    module, _, name = POINTS["lightning.fabric.callbacks_factory"].partition(":")
+    assert [type(one).__name__ for one in getattr(import_module(module), name)()] == ["FabricCallback"]
+
+
 def test_lightning_takes_the_callback_while_somebody_listens(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
     lightning = pytest.importorskip("lightning", exc_type=ImportError)
     registry = import_module("lightning.fabric.utilities.registry")

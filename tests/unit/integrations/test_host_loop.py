@@ -88,6 +88,82 @@ def test_an_evaluation_is_of_no_step(heard: Outline) -> None:
     assert heard.outline == ["step 0", *STEP, "eval", "step 1", *STEP]
 
 
+def adversaries(loop: HostLoop, rounds: int, optimizers: int = 2) -> None:
+    """The rounds of a generator and a discriminator, both of one class, without a loader; the second is added."""
+    made, judge = small(), small()
+    loop.begin(made)
+    loop.annotate_too(judge)
+    of_made, of_judge = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (made, judge))
+    known = [of_made, of_judge, torch.optim.SGD(made.parameters(), lr=1.0)]  # the last one never steps
+    for optimizer in known[:optimizers]:
+        loop.know_optimizer(optimizer)
+    for _ in range(rounds):
+        fake = made(torch.randn(2, 4))
+        judge(fake.detach()).sum().backward()
+        of_judge.step()
+        judge(fake).sum().backward()
+        of_made.step()
+    loop.end()
+
+
+@pytest.mark.parametrize("optimizers", [2, 3])
+def test_a_step_ends_when_all_optimizers_have_stepped(optimizers: int, heard: Outline) -> None:
+    adversaries(HostLoop(annotation={}, own_steps=True), 2, optimizers)
+    body = ["  forward", "  backward", "  optimizer"] * 2
+    assert heard.outline == ["step 0", *body, "step 1", *body]
+    assert {"Sequential", "Sequential2", "Sequential2.0", "0"} <= set(heard.under("forward"))
+
+
+def test_optimizers_that_nobody_announced_are_known_after_a_step(heard: Outline) -> None:
+    adversaries(HostLoop(annotation={}, own_steps=True), 3, 0)
+    body = ["  forward", "  backward", "  optimizer"]
+    assert heard.outline == [
+        "step 0",
+        *body,
+        "step 1",
+        *body,
+        *(line for number in (2, 3) for line in (f"step {number}", *body * 2)),
+    ]
+
+
+def test_a_frozen_teacher_takes_part_in_the_step(heard: Outline) -> None:
+    teacher, student = small().eval(), small()
+    loop = HostLoop(annotation={}, own_steps=True)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    loop.know_optimizer(optimizer)
+    loop.begin(teacher)
+    for _ in range(2):
+        with torch.no_grad():
+            wanted = teacher(torch.ones(2, 4))
+        loop.annotate_too(student)
+        (student(torch.ones(2, 4)) - wanted).sum().backward()
+        optimizer.step()
+    student.eval()
+    with torch.no_grad():
+        teacher(torch.ones(2, 4)), student(torch.ones(2, 4))
+    loop.end()
+    step = ["  forward", "  backward", "  optimizer"]
+    assert heard.outline == ["step 0", *step, "step 1", *step, "eval"]
+    assert heard.under("eval")[0] == "Sequential" and "Sequential2" in heard.under("eval")
+
+
+def test_a_model_inside_another_begins_no_step(heard: Outline) -> None:
+    inner = nn.Linear(4, 4)
+    whole = nn.Sequential(inner, nn.ReLU()).eval()
+    loop = HostLoop(own_steps=True)
+    loop.trains = False
+    loop.begin(inner)
+    with torch.no_grad():
+        inner(torch.randn(2, 4))
+        loop.add(whole)
+        whole(torch.randn(2, 4))
+        with pytest.raises(RuntimeError):
+            whole(torch.randn(2, 5))
+        inner(torch.randn(2, 4))
+    loop.end()
+    assert heard.outline == [line for number in range(4) for line in (f"step {number}", "  forward")]
+
+
 def test_inference_has_a_step_for_each_call(heard: Outline) -> None:
     model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8)).eval()
     loop = begun(model, own_steps=True)
@@ -97,6 +173,35 @@ def test_inference_has_a_step_for_each_call(heard: Outline) -> None:
         model(torch.tensor([[1]]))
     loop.end()
     assert heard.outline == ["step 0", "  prefill", "step 1", "  decode"]
+
+
+def test_inference_that_left_gradients_on_has_its_steps_too(heard: Outline) -> None:
+    """Pipelines are often neither in evaluation mode nor, outside their call, without gradients."""
+    encoder, denoiser = small(), small()
+    loop = HostLoop(own_steps=True)
+    loop.trains = False
+    loop.begin(encoder)
+    encoder(torch.randn(2, 4))
+    loop.add(denoiser)
+    with torch.no_grad():
+        denoiser(torch.randn(2, 4))
+        denoiser(torch.randn(2, 4))
+    loop.end()
+    assert heard.outline == [line for number in range(3) for line in (f"step {number}", "  forward")]
+
+
+def test_a_program_that_updates_its_parameters_itself(heard: Outline) -> None:
+    model = small()
+    loop = HostLoop(own_steps=True)
+    loop.trains, loop.updates_itself = False, True
+    loop.begin(model)
+    for _ in range(2):
+        model(torch.randn(2, 4)).sum().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad)
+    loop.end()
+    assert heard.outline == ["step 0", "  forward", "  backward", "step 1", "  forward", "  backward"]
 
 
 def test_the_optimizer_calls_a_closure(heard: Outline) -> None:

@@ -1,14 +1,8 @@
-"""The plug-ins of vLLM and SGLang: on runners like theirs, and against the source of the real packages.
-
-The engines need a GPU: what is asserted of them here is that what is wrapped exists and is called as assumed.
-"""
+"""The plug-ins of vLLM, SGLang and Megatron: on runners like theirs; `test_host_engines.py` has the real packages."""
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -178,84 +172,3 @@ def test_megatron_lm(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
     layers.close()
     assert training.train_step is train_step
     assert heard.outline == ["step 4", "  forward", "  backward", "step 5", "  forward", "  backward"]
-
-
-# the real packages' source
-
-
-def functions(package: str, path: str) -> dict[str, list[str]]:
-    """The functions of a package's file, ``Class.method`` among them, with their parameters; without importing it."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"needs the source of {package}")
-    tree = ast.parse((Path(next(iter(spec.submodule_search_locations))) / path).read_text(encoding="utf-8"))
-    found = {}
-    for node in tree.body:
-        for inner in [node, *(node.body if isinstance(node, ast.ClassDef) else [])]:
-            if isinstance(inner, ast.FunctionDef):
-                name = inner.name if inner is node else f"{node.name}.{inner.name}"  # type: ignore[union-attr]
-                found[name] = [argument.arg for argument in inner.args.args]
-    return found
-
-
-@pytest.mark.parametrize("path", ["v1/worker/gpu_model_runner.py", "v1/worker/gpu/model_runner.py"])
-def test_vllm_has_what_is_wrapped(path: str) -> None:
-    known = functions("vllm", path)
-    assert known["GPUModelRunner.execute_model"][:2] == ["self", "scheduler_output"]
-    assert {"GPUModelRunner.load_model", "GPUModelRunner.get_model", "GPUModelRunner.sample_tokens"} <= known.keys()
-
-
-def test_vllm_captures_as_assumed() -> None:
-    assert functions("vllm", "v1/worker/gpu_model_runner.py")["GPUModelRunner._warmup_and_capture"][:2] == [
-        "self",
-        "desc",
-    ]
-    assert functions("vllm", "v1/worker/gpu/cudagraph_utils.py")["CudaGraphManager.capture"][:2] == [
-        "self",
-        "create_forward_fn",
-    ]
-
-
-def test_sglang_has_what_is_wrapped() -> None:
-    runner = functions("sglang", "srt/model_executor/model_runner.py")
-    assert runner["ModelRunner.forward"][:2] == ["self", "forward_batch"]
-    assert {"ModelRunner.load_model", "ModelRunner.sample"} <= runner.keys()
-    graphs = functions("sglang", "srt/model_executor/runner/decode_cuda_graph_runner.py")
-    assert graphs["DecodeCudaGraphRunner.capture_one_shape"][:2] == ["self", "size"]
-
-
-def test_sglangs_own_registry_takes_the_hooks(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
-    functions("sglang", "version.py")
-    spec = importlib.util.find_spec("sglang")
-    assert spec is not None and spec.submodule_search_locations
-    path = Path(next(iter(spec.submodule_search_locations))) / "srt" / "plugins" / "hook_registry.py"
-    own = importlib.util.spec_from_file_location("hook_registry", path)
-    assert own is not None and own.loader is not None
-    registry = importlib.util.module_from_spec(own)
-    own.loader.exec_module(registry)
-    runner = type("ModelRunner", (), {"load_model": lambda self: setattr(self, "model", Model())})
-    runner.forward = lambda self, forward_batch: self.model(torch.randn(1, 4))  # type: ignore[attr-defined]
-    runner.sample = lambda self, output, forward_batch: "tokens"  # type: ignore[attr-defined]
-    module = ModuleType("runners")
-    module.ModelRunner = runner  # type: ignore[attr-defined]
-    module.DecodeCudaGraphRunner = type("Graphs", (), {"capture_one_shape": lambda self, size, forward: None})  # type: ignore[attr-defined]
-    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", registry)
-    monkeypatch.setitem(sys.modules, "runners", module)
-    monkeypatch.setattr(sglang, "RUNNER", "runners.ModelRunner")
-    monkeypatch.setattr(sglang, "GRAPHS", "runners.DecodeCudaGraphRunner")
-    sglang.register()
-    registry.HookRegistry.apply_hooks()
-    one = runner()
-    one.load_model()
-    one.forward(SimpleNamespace(forward_mode=SimpleNamespace(name="DECODE")))
-    assert one.sample(None, None) == "tokens"
-    serving.engine().end()
-    assert heard.outline == ["step 0", "  decode"]
-
-
-def test_megatron_core_has_what_is_wrapped() -> None:
-    if importlib.util.find_spec("megatron") is None:
-        pytest.skip("needs the source of megatron.core")
-    assert functions("megatron.core", "pipeline_parallel/schedules.py")["backward_step"]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 from nvprof_kit._report.text.table.units import Milliseconds
 
+_FOLDED = r" x\d+$"
 EACH = ("median", "min", "max")
 COLUMNS = (*EACH, "unlike")
 RANKS = dict.fromkeys(EACH, 1) | {"unlike": 2}
@@ -30,6 +34,20 @@ def fold_columns(lines: Iterable[Mapping[str, str]]) -> list[str]:
     """The non-empty columns of `fold_cells`."""
     used = {name for line in lines for name in COLUMNS if line.get(name)}
     return [name for name in COLUMNS if name in used]
+
+
+def ranked_notes(tables: Iterable[pd.DataFrame]) -> list[Text]:
+    """A note about folded rows of `nvprof_kit._analysis.layers.fold_ranked.fold_ranked`, if there are any."""
+    if not any("unlike" in one and "layer" in one and one["layer"].astype(str).str.contains(_FOLDED).any()
+               for one in tables):  # fmt: skip
+        return []
+    return [
+        Text(
+            "x80: equal blocks in one line with their sums; median, min and max are of one of them. --no-fold prints "
+            "one line per block.",
+            "dim",
+        )
+    ]
 
 
 def fold_notes(columns: Iterable[str], figures: str, each: str) -> list[Text]:

@@ -79,7 +79,16 @@ def test_a_schedule_counts_the_steps_of_the_program_up_to_its_last(tmp_path: Pat
 def test_a_schedule_that_never_came_is_said(tmp_path: Path) -> None:
     done = recorded(tmp_path, STEPS, "--schedule", "50:60")
     assert told(done) == ["nvprof-kit record: nothing was recorded by the schedule 50:60: it took 6 steps"]
-    assert not (tmp_path / "run.json").exists()
+    assert done.returncode == 1 and not (tmp_path / "run.json").exists()
+
+
+@pytest.mark.parametrize(("work", "leaves", "status"), [("", "", 1), ("", "sys.exit(4)", 4), ("torch.ones(2)", "", 0)])
+def test_a_recording_with_nothing_in_it_is_a_failure(tmp_path: Path, work: str, leaves: str, status: int) -> None:
+    child = "import subprocess\nsubprocess.run([sys.executable, '-c', 'import torch; torch.ones(2)'], check=True)\n"
+    done = recorded(tmp_path, f"import sys, torch\n{work or child}\n{leaves}\n")
+    assert done.returncode == status, done.stderr
+    assert (tmp_path / "run.json").exists() == bool(work)
+    assert any("this process ran nothing of PyTorch" in line for line in told(done)) == (status == 1)
 
 
 def test_a_trace_that_exists_is_replaced_only_by_force(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""Folds equal blocks in a table that is ranked by cost and has other columns beside the layer.
+
+The tables of `nvprof_kit._analysis.layers.fold` have a row for each layer of the model. Those here have one for a
+cause, a copy or a stack in it, and not for each layer. Rows fold if their layers differ only in numbers, all their
+other texts are equal, and their costs are similar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvprof_kit._analysis.layers.fold import LEAST, MANY, equal_groups, fold_label, fold_pattern
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EACH = ("median", "min", "max")
+"""The columns that `fold_ranked` adds, with the unit of the cost behind them: those of one of the folded rows."""
+
+_LARGEST = ("longest_ns", "largest", "largest_bytes", "p", "within", "high")
+_LEAST = ("low",)
+_MEAN = ("gb_per_s", "algorithm_gb_per_s", "bus_gb_per_s", "of_link", "hidden", "delay_ns", "short_ns")
+_FIRST = ("longest_at_ns",)
+_KEYS = ("ranks", "process", "device", "rank", "step", "stream", "slowest", "launch_bound")
+
+
+def fold_ranked(rows: pd.DataFrame, cost: str, asked: bool | None, alike: Sequence[str] = ()) -> pd.DataFrame:
+    """Fold equal blocks into one row with their sums.
+
+    Args:
+        rows: Rows with a column ``layer``.
+        cost: The column that ranks the rows.
+        alike: The columns to compare; empty for the cost.
+        asked: Whether to fold; None folds if many blocks are equal.
+
+    Returns:
+        The rows, the costliest first. The layer of a folded row is ``layers.0-79 x80``, and `EACH` is the cost of one
+        of its rows. The column ``unlike`` says how a row differs from its equals. Without anything to fold, the rows as
+        they are.
+    """
+    import pandas as pd
+
+    if asked is False or "layer" not in rows or len(rows) < LEAST:
+        return rows
+    groups, unlike = _groups(rows, cost, alike or (cost,))
+    most = max(map(len, groups), default=0)
+    if most < (LEAST if asked else MANY):
+        return rows
+    unit = cost.rpartition("_")[2]
+    inside = {place for group in groups for place in group}
+    made: list[dict[Any, Any]] = []
+    for place, row in enumerate(rows.to_dict("records")):
+        if place not in inside:
+            made.append({**row, "unlike": unlike.get(place, "")})
+    for group in groups:
+        made.append({**_joined(rows.iloc[group], cost, unit), "unlike": unlike.get(group[0], "")})
+    each = [f"{name}_{unit}" for name in EACH]
+    table = pd.DataFrame(made, columns=[*rows.columns, *each, "unlike"])
+    for name in rows.columns:
+        table[name] = table[name].astype(rows[name].dtype)
+    table[each] = table[each].astype("Int64")
+    found: pd.DataFrame = table.sort_values(cost, ascending=False, kind="stable", key=abs, ignore_index=True)
+    return found
+
+
+def mark_ranked(rows: pd.DataFrame, cost: str, alike: Sequence[str] = ()) -> pd.DataFrame:
+    """Add the columns ``folded_into``, the label of the folded row, and ``unlike``, unless there is one."""
+    if "layer" not in rows:
+        return rows
+    groups, unlike = _groups(rows, cost, alike or (cost,))
+    layers = rows["layer"].astype(str).tolist()
+    into = [""] * len(rows)
+    for group in groups:
+        for place in group:
+            into[place] = fold_label([layers[one] for one in group])
+    said = [unlike.get(place, "") for place in range(len(rows))]
+    made: pd.DataFrame = rows.assign(folded_into=np.array(into, dtype=object))
+    return made if "unlike" in rows else made.assign(unlike=np.array(said, dtype=object))
+
+
+def _groups(rows: pd.DataFrame, cost: str, alike_by: Sequence[str]) -> tuple[list[list[int]], dict[int, str]]:
+    """The places of the rows that fold together, and how rows differ from their equals."""
+    layers = rows["layer"].astype(str).tolist()
+    keys = [rows[name].astype(str).tolist() for name in rows.columns if name != "layer" and _is_key(rows, str(name))]
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for place, told in enumerate(zip(map(fold_pattern, layers), *keys, strict=True)):
+        if told[0] != layers[place]:
+            alike.setdefault(told, []).append(place)
+    figures = rows[list(alike_by)].fillna(0).to_numpy(dtype=np.float64)
+    costs = rows[cost].fillna(0).to_numpy(dtype=np.float64)
+    groups: list[list[int]] = []
+    unlike: dict[int, str] = {}
+    for places in alike.values():
+        if len({layers[place] for place in places}) < len(places):  # the same layer twice: something else differs
+            continue
+        found = equal_groups(np.abs(figures[places]), LEAST) if len(places) >= LEAST else []
+        if not found:
+            continue
+        main = max(found, key=len)
+        middle = float(np.median(costs[[places[one] for one in main]]))
+        groups += [[places[one] for one in group] for group in found]
+        for one in set(range(len(places))).difference(main):
+            if middle:
+                unlike[places[one]] = f"{100 * (costs[places[one]] / middle - 1):+.0f} %"
+    return groups, unlike
+
+
+def _is_key(rows: pd.DataFrame, name: str) -> bool:
+    return name in _KEYS or rows[name].dtype.kind not in "iuf"
+
+
+def _joined(group: pd.DataFrame, cost: str, unit: str) -> dict[Any, Any]:
+    """One row for several."""
+    row = dict(group.iloc[0].to_dict())
+    for name in group.columns:
+        if _is_key(group, str(name)) or name in _FIRST or group[name].isna().all():
+            continue
+        values = group[name]
+        row[name] = (
+            values.max() if name in _LARGEST else values.min() if name in _LEAST
+            else values.mean() if name in _MEAN else values.sum()
+        )  # fmt: skip
+        if values.dtype.kind in "iu":
+            row[name] = round(row[name])
+    told = (group[cost].median(), group[cost].min(), group[cost].max())
+    label = f"{fold_label(group['layer'].astype(str).tolist())} x{len(group)}"
+    return {**row, "layer": label, **{f"{name}_{unit}": round(one) for name, one in zip(EACH, told, strict=True)}}
