@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
+from nvprof_kit._trace.frames import MISSING_PAYLOAD
 
 
 def null_safe(db: Database, table: str, column: str, name: str, default: str = "-1") -> str:
@@ -14,7 +15,7 @@ def null_safe(db: Database, table: str, column: str, name: str, default: str = "
 
 def strings_of(db: Database, ids: Int64Array) -> dict[int, str]:
     """The strings of the file by id; unknown ids are omitted."""
-    wanted = [int(id_) for id_ in ids if id_ >= 0]
+    wanted = [int(id_) for id_ in ids if id_ not in (-1, MISSING_PAYLOAD)]
     sql = f"SELECT id, CAST(value AS TEXT) FROM StringIds WHERE id IN ({integer_list(wanted)}) AND value IS NOT NULL"
     found = dict(db.rows(sql)) if wanted else {}
     if len(found) < len(set(wanted)):
