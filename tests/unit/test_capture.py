@@ -12,6 +12,7 @@ from support.nsys_file import NsysFile
 
 import nvprof_kit
 from nvprof_kit._analysis.attribution import operations
+from nvprof_kit._api.sql import answer
 from nvprof_kit._trace.nsys import read
 
 
@@ -225,3 +226,17 @@ def test_loading_is_read_when_warm_up_is_asked_for_first(tmp_path: Path) -> None
     assert len(capture.tables["ops"]) == 2
     assert capture.layers().steps.shown.tolist() == [False, True]
     assert capture.tables["loads"]["end_ns"].tolist() == [490]
+
+
+def test_a_query_ends_within_its_limits(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "a.sqlite")
+    file.range_("layers.0", 0, 50)
+    file.kernel(100, 110, launched=(1, 2))
+    opened = nvprof_kit.open(file.write())
+    endless = "WITH RECURSIVE t(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t"
+    with pytest.raises(nvprof_kit.UsageError, match="ended after 0.5 s"):
+        opened.sql(endless, longest_s=0.5)
+    with pytest.raises(nvprof_kit.UsageError, match="larger than 1 MiB"):
+        answer("SELECT * FROM range(10000000)", {}, most_bytes=1 << 20)
+    assert len(answer("SELECT * FROM range(300000)", {})) == 300_000
+    assert answer("SELECT 1 AS one WHERE false", {}).columns.tolist() == ["one"]
