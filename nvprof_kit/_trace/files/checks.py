@@ -25,6 +25,8 @@ _BLOCK = 1 << 16
 _MOST_BYTES = 1 << 50
 """Larger than any size or count on a real machine."""
 _LAST_DEVICE = 1023
+_SAMPLE, _FEW = 10_000, 20
+"""How many events of a kind are looked at to find where most are, and how few are too few."""
 AGAIN = "the file is damaged: copy it again, export it again or record it again"
 
 
@@ -57,6 +59,26 @@ def check_moments(named: str | Path, moments: Iterable[Int64Array]) -> None:
     first, last = min(low for low, _ in edges), max(high for _, high in edges)
     if last - first > _LONGEST_DAYS * DAY_NS:
         raise CaptureError(f"{named}: times from {first} to {last} ns, more than {_LONGEST_DAYS} days apart; {AGAIN}")
+
+
+def strays(starts: Mapping[str, Int64Array]) -> tuple[str, ...]:
+    """Warnings about events that lie more than an hour, and a hundred times as long as nearly all others last together,
+    before or after the others.
+
+    Args:
+        starts: Start times in ns by the name of the events in the file.
+    """
+    some = np.concatenate([found[:: max(len(found) // _SAMPLE, 1)] for found in starts.values()] or [np.zeros(0)])
+    if len(some) < _FEW:
+        return ()
+    first, middle, last = np.quantile(some, (0.02, 0.5, 0.98), method="nearest")
+    most = max(100 * int(last - first), 3600 * 10**9)
+    counts = {name: int(np.count_nonzero(np.abs(found - int(middle)) > most)) for name, found in starts.items()}
+    return tuple(
+        f"ts of {name} lies hours away from the rest of the trace in {count} events; what they tell is wrong"
+        for name, count in counts.items()
+        if count
+    )
 
 
 def check_after_zero(tables: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:

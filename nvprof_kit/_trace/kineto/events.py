@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.files.checks import check_spans, whole_ns
+from nvprof_kit._trace.files.checks import check_moments, check_spans, strays, whole_ns
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.kineto.stream import UNREADABLE, Args, Row
 from nvprof_kit._trace.schema import KINETO_SOURCES
@@ -177,6 +177,9 @@ class Events:
         self._rows = {category: found.rows(names, named) for category, found in self._columns.items()}
         self._columns.clear()
         self._none = _Columns("", {}).rows(names, named)
+        edges = {name: found.start_ns for name, found in self._rows.items()}
+        check_moments(named, (*edges.values(), *(found.end_ns for found in self._rows.values())))
+        self.warnings += strays(edges)
         self.shapes = list(self._shapes or ())
         self.arrows = arrows.made(named)
         known = [pids[one] for one in (*CALL_CATEGORIES, _OPERATOR, _ANNOTATION) if one in pids]
