@@ -58,6 +58,15 @@ _SHAPES = ("dims", "types", "concrete")
 _NO_ARGS = Args()
 
 
+_NOT_READ = frozenset({
+    "trace", "ac2g", "fwdbwd", "async_cpu_to_gpu", "async_gpu", "gpu_user_annotation", "external_correlation",
+    "cpu_instant_event", "cuda_sync", "cuda_event", "cuda_profiler_range", "gpu_pm_counter", "collective_comm",
+    "glow_runtime", "hpu_op", "mtia_runtime", "mtia_ccp_events", "mtia_insight", "mtia_workloadd", "xpu_runtime",
+    "xpu_driver", "privateuse1_runtime", "privateuse1_driver", "triton",
+})  # fmt: skip
+"""Kineto's other categories of complete events (ActivityType.cpp of libkineto)."""
+
+
 @dataclass(frozen=True)
 class Rows:
     """Complete ("X") events as columns; arrays have the shape ``(n,)``.
@@ -188,6 +197,7 @@ class Events:
     def _read(self, batches: Iterable[Sequence[Row]], arrows: _ArrowColumns) -> dict[str, Any]:
         """Sort the events into columns; returns the process of the first event of each category."""
         pids: dict[str, Any] = {}
+        unknown: Counter[str] = Counter()
         for batch in batches:
             groups: dict[tuple[str | None, str | None], list[Row]] = {}
             for row in batch:
@@ -204,6 +214,12 @@ class Events:
                     arrows.add(rows)
                 elif category in KINETO_SOURCES:
                     self._missing[category, "ph"] += sum(row.dur is not None for row in rows)
+                elif kind == "X" and category not in _NOT_READ:
+                    unknown[category] += len(rows)
+        self.warnings += [
+            f"cat is {category[:80]!r} in {count} events, a category that is not known: they are not read"
+            for category, count in unknown.most_common(3)
+        ]
         return pids
 
     def _add(self, category: str, rows: list[Row]) -> None:

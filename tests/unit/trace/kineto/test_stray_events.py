@@ -41,3 +41,10 @@ def test_a_call_hours_away_from_all_others(tmp_path: Path, moment: float) -> Non
 def test_a_call_of_a_hundred_days_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="more than 100 days apart"):
         open_capture(trace(tmp_path / "run.json", 7, dur=1e13))
+
+
+def test_a_category_of_another_release_is_warned_of(tmp_path: Path) -> None:
+    """A kernel that is not read is missing in every sum."""
+    (said,) = open_capture(trace(tmp_path / "run.json", 7, cat="gpu_runtime")).info.warnings[:1]
+    assert said == "cat is 'gpu_runtime' in 1 events, a category that is not known: they are not read"
+    assert open_capture(trace(tmp_path / "run.json", 7, cat="cuda_sync")).info.warnings == ()
