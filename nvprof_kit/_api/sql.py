@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from nvprof_kit._trace.files.interrupts import interruptible
 from nvprof_kit._trace.files.packed import free_memory
 from nvprof_kit.errors import ToolError, UsageError
 
@@ -46,7 +47,7 @@ def answer(
         "memory_limit": f"{limit >> 20}MiB",
         "temp_directory": "",  # its default is a folder in the current one
     }
-    with duckdb.connect(":memory:", config=settings) as database, _limited(database, longest_s):
+    with duckdb.connect(":memory:", config=settings) as database, _limited(database, longest_s), interruptible():
         database.execute("SET lock_configuration = true")
         try:
             named = {name.rpartition(".")[2].strip('"').lower() for name in database.get_table_names(query)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,20 @@ def test_a_query_ends_within_its_limits(tmp_path: Path) -> None:
         answer("SELECT * FROM range(10000000)", {}, most_bytes=1 << 20)
     assert len(answer("SELECT * FROM range(300000)", {})) == 300_000
     assert answer("SELECT 1 AS one WHERE false", {}).columns.tolist() == ["one"]
+
+
+def test_ctrl_c_during_a_query_is_ctrl_c() -> None:
+    """DuckDB raises a RuntimeError for it, which the command line took for a defect of its own."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    answer("SELECT 1", {})  # imports the library, which must not be interrupted
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            answer("WITH RECURSIVE t(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t", {}, longest_s=30)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

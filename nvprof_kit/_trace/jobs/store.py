@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nvprof_kit._trace.files.interrupts import interruptible
 from nvprof_kit._trace.jobs.schema import TABLES, VERSION, RankMap
 from nvprof_kit.errors import CaptureError, UsageError
 
@@ -143,7 +144,7 @@ def _asked(query: str, files: Sequence[Path]) -> list[tuple[Any, ...]]:
     """
     import duckdb
 
-    with duckdb.connect(":memory:") as database:
+    with duckdb.connect(":memory:") as database, interruptible():
         try:
             rows: list[tuple[Any, ...]] = database.execute(query, [[str(file) for file in files]]).fetchall()
             return rows
