@@ -1,4 +1,4 @@
-/* Saving errors, and state of the calling thread. */
+/* Saving errors, and queries about the calling thread. */
 #include "ranges.h"
 
 struct Answers answers;
@@ -34,8 +34,8 @@ PyObject *call_held_with(PyObject *function, PyObject *argument) {
     return result;
 }
 
-static int number_from(PyObject *question, long long *answer) {
-    PyObject *result = call_held(question);
+static int number_from(const Query *query, long long *answer) {
+    PyObject *result = call_query(query);
     if (result == NULL) {
         return -1;
     }
@@ -45,18 +45,21 @@ static int number_from(PyObject *question, long long *answer) {
 }
 
 int ask_task(long long *task) {
-    return number_from(answers.task, task);
+    return number_from(&answers.task, task);
 }
 
 int ask_sequence(uint64_t *sequence) {
     long long number = 0;
-    int done = number_from(answers.sequence, &number);
+    int done = number_from(&answers.sequence, &number);
     *sequence = (uint64_t)number;
     return done;
 }
 
 int ask_grad(void) {
-    PyObject *result = call_held(answers.grad);
+    if (answers.grad_mode != NULL) {
+        return answers.grad_mode();
+    }
+    PyObject *result = call_query(&answers.grad);
     int truth = result == NULL ? -1 : PyObject_IsTrue(result);
     Py_XDECREF(result);
     return truth;

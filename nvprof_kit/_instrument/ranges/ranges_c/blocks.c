@@ -136,15 +136,25 @@ static Open *followed(Here *here, PyObject *owner) {
     return index < 0 || !here->open[index].follows ? NULL : &here->open[index];
 }
 
+/* Whether no other followed call is around this one, and none with a frame was in it. */
+static bool is_alone(const Here *here, const Open *call) {
+    bool alone = call->frame == NULL;
+    for (const Open *open = here->open; alone && open < call; open++) {
+        alone = !open->follows;
+    }
+    return alone;
+}
+
 static int end_call(Here *here, Block *self, PyObject *outputs) {
     uint64_t sequence;
-    if (followed(here, owner_of(self)) == NULL) {
+    Open *open = followed(here, owner_of(self));
+    if (open == NULL || (has_no_tensors(outputs) && is_alone(here, open))) {
         return 0;
     }
     if (ask_sequence(&sequence) < 0) {
         return -1;
     }
-    Open *open = followed(here, owner_of(self)); /* looked up again: Python code may have run */
+    open = followed(here, owner_of(self)); /* looked up again: Python code may have run */
     if (open == NULL || (open->frame == NULL && open->begin == sequence)) { /* no autograd node was created in it */
         return 0;
     }

@@ -1,13 +1,14 @@
 /* State of a thread: its open ranges, and its position in the backward pass. */
 #include "ranges.h"
 
-/* The thread's last result of `here_now`, borrowed: valid for the same thread state and receiver, while no Here has
- * been freed since. */
-static _Thread_local struct {
+/* Recent results of `here_now`, borrowed, by the thread state's id, which no other thread state ever has: valid for the
+ * same receiver, while no Here has been freed since. Not thread-local: in a shared library that takes longer. */
+#define KEPT 8
+
+static struct {
     uint64_t serial, freed, id;
-    PyThreadState *thread;
     Here *here;
-} last;
+} kept[KEPT];
 
 static uint64_t freed;
 
@@ -81,12 +82,14 @@ Py_ssize_t find(const Here *self, PyObject *owner) {
     return index;
 }
 
+static Parts pops; /* of the last pop that is a partial */
+
 static int close_from(Here *self, Py_ssize_t index, PyObject *pop) {
     int done = 0;
     Py_INCREF(pop);
     while (done == 0 && self->count > index) {
         drop(self);
-        done = called(PyObject_CallNoArgs(pop));
+        done = called(call_partial(pop, &pops));
     }
     Py_DECREF(pop);
     return done;
@@ -172,11 +175,10 @@ PyTypeObject HereType = {
 
 /* The calling thread's `backend.thread.here`, a new reference. */
 static Here *here_now(void) {
-    PyThreadState *thread = PyThreadState_Get();
-    uint64_t id = PyThreadState_GetID(thread), serial = now.serial;
-    if (now.local && last.here != NULL && last.serial == serial && last.freed == freed && last.thread == thread &&
-        last.id == id) {
-        return (Here *)Py_NewRef(last.here);
+    uint64_t id = PyThreadState_GetID(PyThreadState_Get()), serial = now.serial;
+    size_t slot = (size_t)(id % KEPT);
+    if (kept[slot].here != NULL && kept[slot].id == id && kept[slot].serial == serial && kept[slot].freed == freed) {
+        return (Here *)Py_NewRef(kept[slot].here);
     }
     PyObject *holder = Py_NewRef(now.thread);
     PyObject *here = PyObject_GetAttr(holder, names.here);
@@ -185,11 +187,10 @@ static Here *here_now(void) {
         PyErr_SetString(PyExc_TypeError, "backend.thread.here is no Here");
         Py_CLEAR(here);
     }
-    last.here = (Here *)here;
-    last.serial = serial;
-    last.freed = freed;
-    last.thread = thread;
-    last.id = id;
+    kept[slot].here = now.local ? (Here *)here : NULL;
+    kept[slot].serial = serial;
+    kept[slot].freed = freed;
+    kept[slot].id = id;
     return (Here *)here;
 }
 
@@ -223,7 +224,7 @@ int open_range(const Place *place, PyObject *object, PyObject *owner) {
         PyErr_SetString(PyExc_RuntimeError, "a range is opened that no backend prepared");
         return -1;
     }
-    return called(call_held(range->push)) < 0 ? -1 : add(place->here, owner);
+    return called(call_partial(range->push, &range->parts)) < 0 ? -1 : add(place->here, owner);
 }
 
 /* Create the frame of a call among the open ranges, and those of the enclosing calls. */
