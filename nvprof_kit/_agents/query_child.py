@@ -27,6 +27,7 @@ def main() -> None:
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = head["addresses"] if hard == resource.RLIM_INFINITY else min(head["addresses"], hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    said: dict[str, str | int]
     try:
         found = answer(head["query"], tables, head["longest_s"], head["most_bytes"])
     except MemoryError:

@@ -68,7 +68,8 @@ def strays(starts: Mapping[str, Int64Array]) -> tuple[str, ...]:
     Args:
         starts: Start times in ns by the name of the events in the file.
     """
-    some = np.concatenate([found[:: max(len(found) // _SAMPLE, 1)] for found in starts.values()] or [np.zeros(0)])
+    sampled = [found[:: max(len(found) // _SAMPLE, 1)] for found in starts.values()]
+    some = np.concatenate([np.empty(0, dtype=np.int64), *sampled])
     if len(some) < _FEW:
         return ()
     first, middle, last = np.quantile(some, (0.02, 0.5, 0.98), method="nearest")
