@@ -229,14 +229,16 @@ def test_loading_is_read_when_warm_up_is_asked_for_first(tmp_path: Path) -> None
     assert capture.tables["loads"]["end_ns"].tolist() == [490]
 
 
+ENDLESS = "WITH RECURSIVE t(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t"
+
+
 def test_a_query_ends_within_its_limits(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "a.sqlite")
     file.range_("layers.0", 0, 50)
     file.kernel(100, 110, launched=(1, 2))
     opened = nvprof_kit.open(file.write())
-    endless = "WITH RECURSIVE t(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t"
     with pytest.raises(nvprof_kit.UsageError, match=r"ended after 0\.5 s"):
-        opened.sql(endless, longest_s=0.5)
+        opened.sql(ENDLESS, longest_s=0.5)
     with pytest.raises(nvprof_kit.UsageError, match="larger than 1 MiB"):
         answer("SELECT * FROM range(10000000)", {}, most_bytes=1 << 20)
     assert len(answer("SELECT * FROM range(300000)", {})) == 300_000
@@ -254,7 +256,7 @@ def test_ctrl_c_during_a_query_is_ctrl_c() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     try:
         with pytest.raises(KeyboardInterrupt):
-            answer("WITH RECURSIVE t(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t", {}, longest_s=30)
+            answer(ENDLESS, {}, longest_s=30)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

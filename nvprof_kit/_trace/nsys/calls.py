@@ -10,8 +10,7 @@ import numpy as np
 from nvprof_kit._trace.files.checks import check_spans
 from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
 from nvprof_kit._trace.frames import distinct, labels, spared
-from nvprof_kit._trace.nsys.columns import strings_of
-from nvprof_kit._trace.nsys.sources import check_rows
+from nvprof_kit._trace.nsys.sources import check_rows, strings_of
 from nvprof_kit._trace.nsys.tables import launches_among, read_launches
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
 

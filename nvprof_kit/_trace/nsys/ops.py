@@ -12,9 +12,8 @@ from nvprof_kit._trace.files.checks import check_sizes
 from nvprof_kit._trace.files.sqlite import Database, Int64Array
 from nvprof_kit._trace.frames import distinct, labels
 from nvprof_kit._trace.nsys.calls import host_memory_item, host_memory_names
-from nvprof_kit._trace.nsys.columns import null_safe, strings_of, zero_is_missing
 from nvprof_kit._trace.nsys.enums import COPY_KINDS, defined
-from nvprof_kit._trace.nsys.sources import check_rows
+from nvprof_kit._trace.nsys.sources import check_rows, null_safe, strings_of, zero_is_missing
 from nvprof_kit._trace.schema import OP_KINDS, OPS
 
 Columns = dict[str, Any]

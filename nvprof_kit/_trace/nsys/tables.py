@@ -13,9 +13,8 @@ from nvprof_kit._trace.domains import named_domains
 from nvprof_kit._trace.files.checks import check_spans
 from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, labels
-from nvprof_kit._trace.nsys.columns import strings_of, zero_is_missing
 from nvprof_kit._trace.nsys.enums import EVENT_TYPES, defined
-from nvprof_kit._trace.nsys.sources import check_rows, node_table
+from nvprof_kit._trace.nsys.sources import check_rows, node_table, strings_of, zero_is_missing
 
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 Columns = dict[str, Any]
