@@ -104,7 +104,7 @@ def _tool_backend() -> Nvtx | None:
     return NvtxWithMemory(read_cuda) if with_memory else Nvtx()
 
 
-def carry_memory(read: Read = read_cuda) -> None:
+def add_memory_marks(read: Read = read_cuda) -> None:
     """Add memory marks to layer ranges under an attached tool, until the process ends."""
     global _tool
     if _tool is None:
@@ -137,7 +137,7 @@ def restore(watcher: Backend, before: Backend | None) -> None:
         _switch(before)
 
 
-def meet_torch() -> bool:
+def find_torch() -> bool:
     """Replacement of ``is_dynamo_compiling`` until torch is loaded; then installs torch's own functions."""
     global graph_task  # noqa: PLW0603
     torch: Any = sys.modules.get("torch")
@@ -178,14 +178,14 @@ def when_torch(then: Callable[[], None]) -> None:
 
 
 def _find_graph_task() -> int:
-    meet_torch()
+    find_torch()
     return -1 if graph_task is _find_graph_task else graph_task()
 
 
 graph_task: Callable[[], int] = _find_graph_task
 """Number of the backward pass running on this thread; -1 if none, or if torch is not loaded."""
 
-gate["__compiling"] = meet_torch
+gate["__compiling"] = find_torch
 ranges.ask(_find_graph_task, lambda: False, lambda: 0)
 _tool = _tool_backend()
 if _tool is not None:

@@ -74,7 +74,7 @@ def current(folder: Path, name: str, wanted: Fingerprint) -> bool:
     if fault_of(folder, [name]):
         return False
     fields = ("capture", "size_bytes", "changed_ns", "reading")
-    rows = _asked(f"SELECT {', '.join(fields)} FROM read_parquet(?)", [folder / "ranks" / name])
+    rows = _query(f"SELECT {', '.join(fields)} FROM read_parquet(?)", [folder / "ranks" / name])
     return bool(rows) and all(row == tuple(getattr(wanted, field) for field in fields) for row in rows)
 
 
@@ -97,7 +97,7 @@ def fault_of(folder: Path, names: Sequence[str] | None = None) -> str:
         for table, some in files.items():
             if found := _fault(table, some):
                 return found
-        versions = [row[0] for row in _asked("SELECT DISTINCT version FROM read_parquet(?)", files["ranks"])]
+        versions = [row[0] for row in _query("SELECT DISTINCT version FROM read_parquet(?)", files["ranks"])]
     except CaptureError as error:
         return f"{folder}: {error}; map again"
     others = [version for version in versions if version != VERSION]
@@ -119,9 +119,9 @@ def _changed(folder: Path, name: str) -> str:
 
 
 def _fault(table: str, files: Sequence[Path]) -> str:
-    told = {(file, name): kind for file, name, kind in _asked(
+    told = {(file, name): kind for file, name, kind in _query(
         "SELECT file_name, name, type FROM parquet_schema(?)", files)}  # fmt: skip
-    nulls = {(file, name): int(count) for file, name, count in _asked(
+    nulls = {(file, name): int(count) for file, name, count in _query(
         "SELECT file_name, path_in_schema, sum(stats_null_count) FROM parquet_metadata(?) "
         "WHERE stats_null_count > 0 GROUP BY ALL", files)}  # fmt: skip
     for file in map(str, files):
@@ -136,7 +136,7 @@ def _fault(table: str, files: Sequence[Path]) -> str:
     return ""
 
 
-def _asked(query: str, files: Sequence[Path]) -> list[tuple[Any, ...]]:
+def _query(query: str, files: Sequence[Path]) -> list[tuple[Any, ...]]:
     """Rows of a query over Parquet files. Uses DuckDB because pyarrow can crash on damaged files.
 
     Raises:

@@ -95,7 +95,7 @@ class JobTables:
         self._gathered: set[str] = set()
         self._once("ranks")
         for table in TABLES:
-            self._asked(f"CREATE VIEW IF NOT EXISTS {table} AS {self._read(table)}")
+            self._query(f"CREATE VIEW IF NOT EXISTS {table} AS {self._read(table)}")
         told = self._one(
             "SELECT bool_and(named), bool_or(named), bool_and(numbered) FROM ranks WHERE source = 'profile'"
         )
@@ -119,7 +119,7 @@ class JobTables:
     def _show(self, members: str) -> None:
         """Set the query for the job's collectives."""
         self._queried = members
-        self._asked(f"CREATE OR REPLACE VIEW members AS {members}")
+        self._query(f"CREATE OR REPLACE VIEW members AS {members}")
         self._gathered.discard("tallies")
 
     def _read(self, table: str) -> str:
@@ -135,14 +135,14 @@ class JobTables:
         for table in tables:
             if table not in self._gathered:
                 file = str(Path(self._spill.name) / f"{table}.parquet").replace("'", "''")
-                self._asked(f"COPY ({self._read(table)}) TO '{file}' (FORMAT parquet)")
-                self._asked(f"CREATE OR REPLACE VIEW {table} AS SELECT * FROM read_parquet('{file}')")
+                self._query(f"COPY ({self._read(table)}) TO '{file}' (FORMAT parquet)")
+                self._query(f"CREATE OR REPLACE VIEW {table} AS SELECT * FROM read_parquet('{file}')")
                 self._gathered.add(table)
 
     def _tallies(self) -> str:
         """Name of the table with the number of collectives of each rank: c, comm, s, rank, n."""
         if "tallies" not in self._gathered:
-            self._asked(
+            self._query(
                 "CREATE OR REPLACE TABLE tallies AS "
                 "SELECT c, comm, s, rank, count(*) AS n FROM members GROUP BY c, comm, s, rank"
             )
@@ -166,7 +166,7 @@ class JobTables:
 
     def profiled_ranks(self) -> list[int]:
         """The ranks with a profile."""
-        return [int(row[0]) for row in self._asked(f"{_PROFILED} ORDER BY rank").fetchall()]
+        return [int(row[0]) for row in self._query(f"{_PROFILED} ORDER BY rank").fetchall()]
 
     def world_size(self) -> int:
         """World size according to the captures; -1 if unknown."""
@@ -201,7 +201,7 @@ class JobTables:
             parts: comm, rank, and the part of the communicator that the rank belongs to.
         """
         self._db.register("given", parts)
-        self._asked("CREATE OR REPLACE TABLE parts AS SELECT * FROM given")
+        self._query("CREATE OR REPLACE TABLE parts AS SELECT * FROM given")
         join = f"LEFT JOIN (SELECT comm AS of, rank, part FROM parts) AS p ON p.of = {self._comm} AND p.rank = x.rank"
         members = self._members(f"hash({self._comm}, coalesce(part, 0))", f"AS x {join}")
         self._show(members.replace("SELECT rank,", "SELECT x.rank,", 1))
@@ -216,7 +216,7 @@ class JobTables:
     def renumber(self, messages: pd.DataFrame) -> None:
         """Replace the communicators and numbers of sends and receives: rank, index, label, k."""
         self._db.register("given", messages)
-        self._asked("CREATE OR REPLACE TABLE messages AS SELECT * FROM given")
+        self._query("CREATE OR REPLACE TABLE messages AS SELECT * FROM given")
         self._show(
             "SELECT m.* REPLACE (CASE WHEN t.label IS NULL THEN m.c ELSE hash(t.label) END AS c, "
             "CASE WHEN t.label IS NULL THEN m.s ELSE -2 END AS s, coalesce(t.k, m.k) AS k) "
@@ -268,7 +268,7 @@ class JobTables:
         """
         for name, frame in (("clocks", clocks), ("renumbered", renumbered)):
             self._db.register("given", frame)
-            self._asked(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM given")
+            self._query(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM given")
         number, join = "m.k", ""
         if len(renumbered):
             number, join = "coalesce(r.k, m.k)", "LEFT JOIN renumbered AS r USING (rank, index, c, s)"
@@ -280,16 +280,16 @@ class JobTables:
         )
         # without renumbering, members can be filtered before clock alignment
         self._chosen_first = not join and (placed is None or not len(placed))
-        self._asked(f"CREATE OR REPLACE VIEW matched AS {self._matched.format('members')}")
-        self._asked(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES}")
-        self._asked(f"CREATE OR REPLACE TABLE clipped AS {_CLIPPED}")
+        self._query(f"CREATE OR REPLACE VIEW matched AS {self._matched.format('members')}")
+        self._query(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES}")
+        self._query(f"CREATE OR REPLACE TABLE clipped AS {_CLIPPED}")
 
     def _with(self, placed: pd.DataFrame | None) -> str:
         """Query part for members of ranks without a profile."""
         if placed is None or not len(placed):
             return ""
         self._db.register("given", placed)
-        self._asked("CREATE OR REPLACE TABLE placed AS SELECT * FROM given")
+        self._query("CREATE OR REPLACE TABLE placed AS SELECT * FROM given")
         return "UNION ALL SELECT rank, index, c::UBIGINT, s, k, step, sort, bytes, size, comm, alone, a, e FROM placed"
 
     def instances(self, least_ns: int = -1, most: int = 0) -> pd.DataFrame:
@@ -533,15 +533,15 @@ class JobTables:
 
     def _one(self, query: str) -> tuple[Any, ...]:
         with interruptible():
-            row: tuple[Any, ...] = self._asked(query).fetchall()[0]
+            row: tuple[Any, ...] = self._query(query).fetchall()[0]
         return row
 
     def _frame(self, query: str) -> pd.DataFrame:
         with interruptible():
-            made: pd.DataFrame = self._asked(query).df()
+            made: pd.DataFrame = self._query(query).df()
         return made
 
-    def _asked(self, query: str) -> Any:
+    def _query(self, query: str) -> Any:
         import duckdb
 
         try:

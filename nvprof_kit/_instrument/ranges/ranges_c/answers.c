@@ -3,19 +3,19 @@
 
 struct Answers answers;
 
-Raised put_by(void) {
-    Raised raised;
+SavedError save_error(void) {
+    SavedError raised;
     PyErr_Fetch(&raised.kind, &raised.error, &raised.traceback);
     return raised;
 }
 
-void put_back(Raised raised) {
+void restore_error(SavedError raised) {
     if (raised.kind != NULL) {
         PyErr_Restore(raised.kind, raised.error, raised.traceback);
     }
 }
 
-int called(PyObject *result) {
+int drop_result(PyObject *result) {
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
 }
@@ -39,9 +39,14 @@ static int number_from(const Query *query, long long *answer) {
     if (result == NULL) {
         return -1;
     }
-    *answer = PyLong_AsLongLong(result);
+    int too_large = 0;
+    bool whole = PyLong_CheckExact(result); /* then -1 is an answer, the usual one, and never an error */
+    *answer = PyLong_AsLongLongAndOverflow(result, &too_large);
     Py_DECREF(result);
-    return *answer == -1 && PyErr_Occurred() ? -1 : 0;
+    if (too_large != 0) {
+        PyErr_SetString(PyExc_OverflowError, "PyTorch's number of an autograd node or pass exceeds 64 bits");
+    }
+    return too_large != 0 || (*answer == -1 && !whole && PyErr_Occurred()) ? -1 : 0;
 }
 
 int ask_task(long long *task) {

@@ -68,11 +68,11 @@ int ask_grad(void);
 /* An error that is saved during another call. */
 typedef struct {
     PyObject *kind, *error, *traceback;
-} Raised;
+} SavedError;
 
-Raised put_by(void);
-void put_back(Raised raised); /* replaces an error raised since, if one was saved */
-int called(PyObject *result); /* drop the result of a call; -1 if it is NULL */
+SavedError save_error(void);
+void restore_error(SavedError raised); /* replaces an error raised since, if one was saved */
+int drop_result(PyObject *result); /* drop the result of a call; -1 if it is NULL */
 PyObject *call_held(PyObject *function); /* call a function that may be replaced during the call */
 PyObject *call_held_with(PyObject *function, PyObject *argument);
 
@@ -131,12 +131,12 @@ extern PyTypeObject HereType;
 typedef struct {
     PyObject *backend, *pop;
     Here *here;
-} Place;
+} Context;
 
-int take_place(Place *place); /* valid only while ranges are emitted */
-void leave_place(Place *place);
-int open_range(const Place *place, PyObject *range, PyObject *owner);
-int close_owner(const Place *place, PyObject *owner);
+int get_context(Context *context); /* valid only while ranges are emitted */
+void release_context(Context *context);
+int open_range(const Context *context, PyObject *range, PyObject *owner);
+int close_owner(const Context *context, PyObject *owner);
 Py_ssize_t find(const Here *self, PyObject *owner);
 Frame *frame_at(Here *self, Py_ssize_t index); /* of the innermost followed call at or outside index, a new reference */
 
