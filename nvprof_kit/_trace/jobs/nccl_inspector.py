@@ -117,7 +117,9 @@ def _table(path: Path, read: pa.Table) -> pd.DataFrame:
         )
     for kind in ("coll", "p2p"):
         mine = pc.is_valid(column(f"{kind}_perf", kind)).to_numpy(zero_copy_only=False)
-        paths = [(f"{kind}_perf", f"{kind}_{name}") for name in ("sn", "msg_size_bytes", "exec_time_us")]
+        paths: list[tuple[str, ...]] = [
+            (f"{kind}_perf", f"{kind}_{name}") for name in ("sn", "msg_size_bytes", "exec_time_us")
+        ]
         paths += [(f"{kind}_perf", "event_trace_ts", f"{kind}_start_ts"), ("header", "rank"), ("header", "n_ranks")]
         for names in (*paths, *([("p2p_perf", "p2p_peer")] if kind == "p2p" else [])):
             _check_field(path, ".".join(names), column(*names), mine)
