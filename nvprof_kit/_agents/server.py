@@ -99,9 +99,18 @@ class Questions:
 
     def query(self, capture: str, sql: str, max_rows: int = 40) -> Answer:
         """Any other question, as a query in DuckDB's SQL over the capture's tables: operations (one row per kernel and
-        copy with layer, phase, step, start_ns, end_ns, name), ranges, calls, api. Nothing else can be read.
+        copy with layer, phase, step, start_ns, end_ns, name), ranges, calls, api. Nothing else can be read. A query is
+        ended after a minute.
         """
-        return self._made(lambda: self._captures.open(capture).sql(sql), max_rows)
+        from nvprof_kit._agents.query import bounded_query
+
+        opened = self._captures.open(capture)
+        try:
+            rows, count = bounded_query(sql, opened.tables, min(max(max_rows, 1), MOST_ROWS))
+        except CaptureError as error:
+            return _unavailable(error)
+        told = bounded(rows, max_rows, opened.warnings)
+        return {**told, "rows_left_out": count - len(rows)}
 
     @staticmethod
     def _made(ask: Callable[[], Any], max_rows: int, sort: str = "") -> Answer:

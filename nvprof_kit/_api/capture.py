@@ -614,20 +614,22 @@ class Capture:
         """The capture's tables by name, as DataFrames; each is read on first access."""
         return Tables(self)
 
-    def sql(self, query: str) -> pd.DataFrame:
-        """Query `tables` in SQL, with an in-memory DuckDB that has no access to files or the network.
+    def sql(self, query: str, *, longest_s: float = 600.0) -> pd.DataFrame:
+        """Query `tables` in SQL, with an in-memory DuckDB that has no access to files or the network. Query and result
+        take at most half of the free memory each.
 
         Args:
             query: A query in DuckDB's SQL dialect. The tables are those of `tables`, including ``operations`` with the
                 layer of each operation.
+            longest_s: Time limit in seconds.
 
         Raises:
             ToolError: DuckDB is not installed.
-            UsageError: The query is invalid, or accesses files or the network.
+            UsageError: The query is invalid, accesses files or the network, or exceeds a limit.
         """
         from nvprof_kit._api.sql import answer
 
-        return answer(query, self.tables)
+        return answer(query, self.tables, longest_s)
 
     # ---------------------------------------------------------------- what is read
 

@@ -1,43 +1,99 @@
-"""SQL over a capture's tables, in an in-memory database without access to files or the network."""
+"""SQL over a capture's tables, in an in-memory database without access to files or the network, within limits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
+from nvprof_kit._trace.files.interrupts import interruptible
+from nvprof_kit._trace.files.packed import free_memory
 from nvprof_kit.errors import ToolError, UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
 
+LONGEST_S = 600.0
+"""Default time limit of a query."""
+_LEAST_BYTES = 256 << 20
+_VECTORS = 64
+"""Rows that are fetched at a time, in DuckDB's vectors of 2048."""
 
-def answer(query: str, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+
+def answer(
+    query: str, tables: Mapping[str, pd.DataFrame], longest_s: float = LONGEST_S, most_bytes: int | None = None
+) -> pd.DataFrame:
     """The result of a query.
 
     Args:
         query: A query of DuckDB's SQL.
         tables: The tables by name; only those named in the query are read.
+        longest_s: Time limit in seconds.
+        most_bytes: Memory limit of the database, and of the result; half of the free memory if None.
 
     Raises:
         ToolError: DuckDB is not installed.
-        UsageError: The query is invalid, or accesses files or the network.
+        UsageError: The query is invalid, accesses files or the network, or exceeds a limit.
     """
     try:
         import duckdb
     except ImportError:
         raise ToolError('SQL over a capture needs DuckDB: pip install "nvprof-kit[sql]"') from None
+    limit = most_bytes or max(free_memory() // 2, _LEAST_BYTES)
     settings: dict[str, str | bool | int | float | list[str]] = {
         "enable_external_access": "false",
         "python_enable_replacements": "false",
+        "memory_limit": f"{limit >> 20}MiB",
+        "temp_directory": "",  # its default is a folder in the current one
     }
-    with duckdb.connect(":memory:", config=settings) as database:
+    with duckdb.connect(":memory:", config=settings) as database, _limited(database, longest_s), interruptible():
         database.execute("SET lock_configuration = true")
         try:
             named = {name.rpartition(".")[2].strip('"').lower() for name in database.get_table_names(query)}
             for name in sorted(named & {*tables}):
                 database.register(name, tables[name])
-            found: pd.DataFrame = database.sql(query).df()
-        except (duckdb.Error, AttributeError) as error:
-            said = str(error).splitlines()[0] if isinstance(error, duckdb.Error) else "it gives no rows"
+            database.execute(query)
+            return _fetched(database, limit)
+        except duckdb.InterruptException:
+            raise UsageError(f"this query was ended after {longest_s:g} s; restrict it") from None
+        except duckdb.OutOfMemoryException:
+            raise UsageError(f"this query takes more than {limit >> 20} MiB of memory; restrict it") from None
+        except duckdb.Error as error:
+            said = str(error).splitlines()[0]
             raise UsageError(f"this query cannot be answered: {said}; the tables are {', '.join(tables)}") from None
-    return found
+
+
+@contextmanager
+def _limited(database: Any, longest_s: float) -> Iterator[None]:
+    """Interrupt the database's queries after a time."""
+    timer = threading.Timer(longest_s, database.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _fetched(database: Any, most_bytes: int) -> pd.DataFrame:
+    """The rows of the query that was executed, piece by piece.
+
+    Raises:
+        UsageError: It gives no rows, or more bytes than allowed.
+    """
+    import pandas as pd
+
+    if not database.description:
+        raise UsageError("this query cannot be answered: it gives no rows")
+    found, size = [database.fetch_df_chunk(_VECTORS)], 0
+    while len(found[-1]):
+        size += int(found[-1].memory_usage(deep=True).sum())
+        if size > most_bytes:
+            raise UsageError(
+                f"this query's result is larger than {most_bytes >> 20} MiB; aggregate in it, or end it with LIMIT"
+            )
+        found.append(database.fetch_df_chunk(_VECTORS))
+    whole = found[:-1] or found
+    made: pd.DataFrame = whole[0] if len(whole) == 1 else pd.concat(whole, ignore_index=True)
+    return made

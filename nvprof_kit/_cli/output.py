@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from nvprof_kit._report.export import tables
 from nvprof_kit._report.export.writer import refuse_input, write_file
 from nvprof_kit._report.export.writer import writing as write_into
-from nvprof_kit._report.plain import plain
+from nvprof_kit._report.plain import title
 from nvprof_kit._report.plots import plots
 from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._results.base import TABLE, no_plot
@@ -154,7 +154,7 @@ class Output:
                 file.writelines(pieces)
         try:
             for warning in warnings:
-                print("!", plain(warning), file=sys.stderr)
+                print("!", title(warning), file=sys.stderr)
         except OSError:  # stderr is closed; the output is complete, so keep the exit status
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 

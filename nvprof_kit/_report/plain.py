@@ -18,6 +18,11 @@ def plain(text: str) -> str:
     return text if text.isascii() and text.isprintable() else text.translate(_STEERING)
 
 
+def title(path: str) -> str:
+    """A path as it is shown: on one line, whatever its name holds."""
+    return plain(" ".join(path.splitlines()))
+
+
 def csv_cell(text: str) -> str:
     """The same for a CSV cell; a text that a spreadsheet would take for a formula gets a leading apostrophe."""
     return plain(f"'{text}" if text.startswith(_FORMULA) else text)

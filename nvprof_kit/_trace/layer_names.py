@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import os
 import re
 import shutil
 import sqlite3
@@ -72,7 +73,7 @@ def _kineto_layers(path: Path) -> set[str]:
 
 def _exported_layers(path: Path) -> list[str]:
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as db:
+        with closing(sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode=ro&immutable=1", uri=True)) as db:
             return sorted(set(_layers(text for (text,) in db.execute(_QUERY, (DOMAIN,)))))
     except (sqlite3.Error, OSError):
         return []

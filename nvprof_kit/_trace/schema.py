@@ -309,6 +309,7 @@ NSYS_SOURCES: Mapping[str, Source] = MappingProxyType(
         "NVTX_PAYLOAD_SCHEMA_ENTRIES": Source(
             ("domainId", "schemaId"), given=("name",), nullable=("offset",), texts=("name",)
         ),
+        "NCCL_GPU_OPERATIONS": Source(("start", "end", "operationId", "text"), texts=("text",)),
     }
 )
 """The tables of an nsys export used for a `Trace`; the others only describe the system."""

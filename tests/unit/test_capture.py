@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from support.nsys_file import NsysFile
 
 import nvprof_kit
 from nvprof_kit._analysis.attribution import operations
+from nvprof_kit._api.sql import answer
 from nvprof_kit._trace.nsys import read
 
 
@@ -225,3 +227,36 @@ def test_loading_is_read_when_warm_up_is_asked_for_first(tmp_path: Path) -> None
     assert len(capture.tables["ops"]) == 2
     assert capture.layers().steps.shown.tolist() == [False, True]
     assert capture.tables["loads"]["end_ns"].tolist() == [490]
+
+
+ENDLESS = "WITH RECURSIVE t(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t"
+
+
+def test_a_query_ends_within_its_limits(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "a.sqlite")
+    file.range_("layers.0", 0, 50)
+    file.kernel(100, 110, launched=(1, 2))
+    opened = nvprof_kit.open(file.write())
+    with pytest.raises(nvprof_kit.UsageError, match=r"ended after 0\.5 s"):
+        opened.sql(ENDLESS, longest_s=0.5)
+    with pytest.raises(nvprof_kit.UsageError, match="larger than 1 MiB"):
+        answer("SELECT * FROM range(10000000)", {}, most_bytes=1 << 20)
+    assert len(answer("SELECT * FROM range(300000)", {})) == 300_000
+    assert answer("SELECT 1 AS one WHERE false", {}).columns.tolist() == ["one"]
+
+
+def test_ctrl_c_during_a_query_is_ctrl_c() -> None:
+    """DuckDB raises a RuntimeError for it, which the command line took for a defect of its own."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    answer("SELECT 1", {})  # imports the library, which must not be interrupted
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            answer(ENDLESS, {}, longest_s=30)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

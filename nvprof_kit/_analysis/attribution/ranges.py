@@ -36,6 +36,7 @@ class Ranges:
         step: The step instance of a step range, an index into `steps`, else `NONE`.
         steps: The step number of each instance, by start time (`nvprof_kit._analysis.attribution.steps`); a number can
             repeat.
+        crossing: Whether some ranges crossed others.
     """
 
     start: Int64Array
@@ -53,6 +54,7 @@ class Ranges:
     phase: npt.NDArray[Any]
     step: Int64Array
     steps: Int64Array
+    crossing: bool = False
 
     @property
     def whole_end(self) -> Int64Array:
@@ -95,7 +97,8 @@ def understand(trace: Trace) -> Ranges:
     start, end, tid = (frame[column].to_numpy() for column in ("start_ns", "end_ns", "tid"))
     first = np.ones(len(frame), dtype=bool)
     nesting = nest(start, end, tid)
-    if nesting.crossing:
+    crossing = nesting.crossing
+    if crossing:
         pieces = cut(start, end, tid)
         frame, start, end, first = frame.iloc[pieces.range], pieces.start, pieces.end, pieces.first
         tid = frame["tid"].to_numpy()
@@ -136,6 +139,7 @@ def understand(trace: Trace) -> Ranges:
         phase=phase,
         step=step,
         steps=instances.number,
+        crossing=crossing,
     )
 
 

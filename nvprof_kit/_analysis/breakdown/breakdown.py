@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.joins import join_warnings
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
@@ -191,6 +192,7 @@ def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses,
         warnings=(
             *trace.info.warnings,
             *classes.warnings(total),
+            *join_warnings(trace, attribution),
             *_warnings(trace, steps),
             *first_collective(trace, classes, counted),
         ),

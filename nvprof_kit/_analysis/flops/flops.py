@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from nvprof_kit._analysis.attribution.joins import join_warnings
 from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import choose_steps, left_out_warnings
@@ -177,6 +178,7 @@ def flops(
         info=trace.info,
         warnings=(
             *trace.info.warnings,
+            *join_warnings(trace, operations.attribution),
             *above,
             *left_out_warnings(choice),
             *_warnings(counted, times, named),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from nvprof_kit._analysis.attribution.attribution import HOW, Attribution
+from nvprof_kit._analysis.attribution.joins import join_warnings
 from nvprof_kit._analysis.attribution.nesting import NONE
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 from nvprof_kit.names import LAYER_CATEGORIES
@@ -16,7 +17,7 @@ def layer_warnings(trace: Trace, attribution: Attribution, total_ns: int) -> tup
     """All warnings about the owners of a capture's operations."""
     return (
         *_layers(attribution, total_ns),
-        *_launches(attribution, len(trace.ops)),
+        *join_warnings(trace, attribution),
         *_lost(trace, attribution),
         *_graphs(trace, attribution),
         *_steps(trace, attribution),
@@ -32,16 +33,6 @@ def _layers(attribution: Attribution, total_ns: int) -> list[str]:
     if not total_ns and len(attribution.how):
         return ["all operations of the capture have no length"]
     return []
-
-
-def _launches(attribution: Attribution, ops: int) -> list[str]:
-    if not attribution.unlaunched:
-        return []
-    return [
-        f"{attribution.unlaunched} of {ops} operations were launched by calls that are not in the capture (before "
-        "its window, or dropped), "
-        "so they have no layer; begin and end the window at a synchronize"
-    ]
 
 
 def _lost(trace: Trace, attribution: Attribution) -> list[str]:
@@ -69,11 +60,6 @@ def _lost(trace: Trace, attribution: Attribution) -> list[str]:
 
 def _graphs(trace: Trace, attribution: Attribution) -> list[str]:
     warnings = []
-    if attribution.uncreated:
-        warnings.append(
-            f"{attribution.uncreated} operations replay CUDA graphs that were built outside the collected window, "
-            "so they belong to what launched the replay; include the graph's capture in the window"
-        )
     whole = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
     if whole and not any("--cuda-graph-trace" in warning for warning in trace.info.warnings):
         warnings.append(
@@ -85,12 +71,6 @@ def _graphs(trace: Trace, attribution: Attribution) -> list[str]:
 
 def _steps(trace: Trace, attribution: Attribution) -> list[str]:
     warnings = []
-    left_open = int(trace.ranges["left_open"].sum())
-    if left_open:
-        warnings.append(
-            f"{left_open} ranges were still open when the capture ended and were closed there; end the window "
-            "between two steps"
-        )
     outside = int(np.count_nonzero(attribution.step == NONE))
     if len(attribution.ranges.steps) and outside > _NOTABLE * len(attribution.step):
         warnings.append(

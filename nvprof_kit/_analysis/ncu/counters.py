@@ -48,6 +48,7 @@ AMOUNTS: dict[str, tuple[tuple[tuple[str, float], ...], ...]] = {
     "dram_bytes": (
         (("dram__bytes", 1.0),),
         (("dram__bytes_read", 1.0), ("dram__bytes_write", 1.0)),
+        (("dram__bytes_op_read", 1.0), ("dram__bytes_op_write", 1.0)),
         (("dram__sectors", 32.0),),
     ),
     "l2_bytes": ((("lts__t_bytes", 1.0),), (("lts__t_sectors", 32.0),)),

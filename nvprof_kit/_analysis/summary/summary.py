@@ -15,6 +15,7 @@ import numpy as np
 
 from nvprof_kit._analysis.attribution.instances import begins
 from nvprof_kit._analysis.attribution.intervals import union_lengths
+from nvprof_kit._analysis.attribution.joins import join_warnings
 from nvprof_kit._analysis.attribution.operations import Operations
 from nvprof_kit._analysis.attribution.ranges import steps_around
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
@@ -99,7 +100,11 @@ def summary(trace: Trace, options: SummaryOptions | None = None, known: Operatio
         views=views,
         notes={name: _note(name, table) + _other_domains(name, trace.info) for name, table in views.items()},
         steps=facts.step_count,
-        warnings=(*trace.info.warnings, *facts.classes.warnings(facts.gpu_ns)),
+        warnings=(
+            *trace.info.warnings,
+            *facts.classes.warnings(facts.gpu_ns),
+            *join_warnings(trace, facts.attribution),
+        ),
         info=trace.info,
     )
 

@@ -69,6 +69,10 @@ def _escaped(found: re.Match[str]) -> str:
     return f"\\u{ord(found.group()):04x}"
 
 
+_MARKED = re.compile(r"[\\|<\[`]")
+"""Characters that Markdown would read as a cell's end, HTML (``kernel<float>`` would vanish), a link or code."""
+
+
 def _markdown(table: pd.DataFrame) -> bytes:
     numbers = set(table.select_dtypes("number"))
     rules = ["---:" if name in numbers else "---" for name in table.columns]
@@ -82,7 +86,7 @@ def _cell(value: object) -> str:
         return f"{value:.6g}"
     if value is None:
         return ""
-    return plain(str(value)).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+    return _MARKED.sub(r"\\\g<0>", plain(str(value))).replace("\n", " ")
 
 
 def _parquet(table: pd.DataFrame) -> bytes:

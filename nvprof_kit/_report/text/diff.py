@@ -11,6 +11,7 @@ from rich.text import Text
 from nvprof_kit._analysis.diff.diff import LEVELS
 from nvprof_kit._analysis.diff.gates import named
 from nvprof_kit._analysis.layers.fold_ranked import fold_ranked
+from nvprof_kit._report.plain import title
 from nvprof_kit._report.text.table.terminal import capture_line, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells
 
@@ -78,7 +79,7 @@ def diff_markdown(result: DiffResult, top: int, fold: bool | None = None) -> str
         lines += ["", "</details>"]
     lines += [f"\n> {_escaped(warning)}" for warning in result.warnings]
     base, new = (
-        ", ".join(f"`{info.path}`" for info in runs) + f" ({one.tool}, {', '.join(one.gpus)})"
+        ", ".join(f"`{title(info.path)}`" for info in runs) + f" ({one.tool}, {', '.join(one.gpus)})"
         for one, runs in ((result.base, result.base_runs), (result.new, result.new_runs))
     )
     lines += [
@@ -93,7 +94,10 @@ def _captures(side: str, runs: tuple[CaptureInfo, ...], steps: int) -> list[Text
     """A line for one run; for several, a line each and the total number of steps."""
     if len(runs) == 1:
         return [Text(f"{side} ").append_text(capture_line(runs[0], steps))]
-    return [*(Text(f"{side} {info.path}") for info in runs), Text(f"     {steps} steps of {len(runs)} runs", "dim")]
+    return [
+        *(Text(f"{side} {title(info.path)}") for info in runs),
+        Text(f"     {steps} steps of {len(runs)} runs", "dim"),
+    ]
 
 
 def _headline(result: DiffResult) -> str:

@@ -10,6 +10,7 @@ from rich.text import Text
 from nvprof_kit._analysis.layers.fold_ranked import EACH, fold_ranked
 from nvprof_kit._report.page.plain import Section, page
 from nvprof_kit._report.page.template import svg_of
+from nvprof_kit._report.plain import title
 from nvprof_kit._report.selection import EVERYTHING, Selection
 from nvprof_kit._report.text.table.folded import ranked_notes
 from nvprof_kit._report.text.table.terminal import Bar, table, warning_lines
@@ -93,7 +94,7 @@ def memory_page(result: MemoryResult, snapshot: Snapshot) -> bytes:
         Section(VIEWS["segment"], table=_plain(result.segments)),
     ]
     made = [section for section in sections if section.svg or section.table is None or section.table[1]]
-    return page(f"GPU memory: {result.path}", header(result), made, result.warnings)
+    return page(f"GPU memory: {title(result.path)}", header(result), made, result.warnings)
 
 
 def header(result: MemoryResult) -> list[str]:
@@ -105,7 +106,7 @@ def header(result: MemoryResult) -> list[str]:
     idle = int(result.segments["free_bytes"].sum())
     rounding = int(result.segments["rounding_bytes"].sum())
     return [
-        f"{result.path} · device {summary.device} · {summary.events:,} events",
+        f"{title(result.path)} · device {summary.device} · {summary.events:,} events",
         peak,
         f"At the end: {mib(summary.allocated_bytes)} MiB allocated, {mib(summary.reserved_bytes)} MiB reserved; "
         f"{mib(idle)} MiB idle in {len(result.segments):,} segments, {mib(rounding)} MiB lost to rounding",

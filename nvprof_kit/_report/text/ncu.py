@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.ncu.plan import predicted_seconds
+from nvprof_kit._report.plain import title
 from nvprof_kit._report.text.table.folded import KINDS, RANKS, fold_cells, fold_columns, fold_notes, path_label
 from nvprof_kit._report.text.table.terminal import table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, Milliseconds, percent, short_kernel
@@ -68,7 +69,7 @@ def ncu_layers_report(result: NcuLayersResult, most: int | None = None) -> list[
 def header(result: NcuLayersResult) -> list[str]:
     """What was measured, and its share of the GPU time."""
     ms = Milliseconds.for_total(max(result.gpu_ns, 1))
-    lines = [f"{result.path}: {result.measured:,} measured kernels"]
+    lines = [f"{title(result.path)}: {result.measured:,} measured kernels"]
     if result.capture:
         lines.append(
             f"spread over {result.capture}: they stand for {percent(result.covered)} of its {ms(result.gpu_ns)} ms of "
@@ -145,7 +146,7 @@ def plan_lines(plan: Plan, section_set: str, memory_gb: float) -> list[str]:
     of_what = " ".join(part for part in (plan.options.layer, plan.options.phase) if part)
     lines = [
         f"{plan.measurements} launches represent {percent(plan.covered)} of the GPU time"
-        f"{f' of {of_what}' if of_what else ''} in {plan.info.path}, which has {plan.launches:,} launches"
+        f"{f' of {of_what}' if of_what else ''} in {title(plan.info.path)}, which has {plan.launches:,} launches"
     ]
     if plan.collectives_ns:
         left_out = percent(plan.collectives_ns / (plan.gpu_ns + plan.collectives_ns))

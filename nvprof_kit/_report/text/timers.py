@@ -10,6 +10,7 @@ import pandas as pd
 from rich.console import RenderableType
 from rich.text import Text
 
+from nvprof_kit._report.plain import title
 from nvprof_kit._report.plots.plots import PALETTE
 from nvprof_kit._report.text.table.terminal import Bar, table, warning_lines
 from nvprof_kit._report.text.table.units import Cells, Milliseconds, percent
@@ -88,7 +89,10 @@ def _header(result: TimersResult) -> list[RenderableType]:
     wall = Milliseconds.for_total(result.wall_ns)(result.wall_ns) or "0"
     about = f" · {ranks} rank{'s' * (ranks != 1)} · {len(result.calls):,} calls in {wall} ms"
     verdict = result.verdict
-    lines: list[RenderableType] = [Text(result.path, "bold").append(about, style="not bold"), verdict_line(verdict)]
+    lines: list[RenderableType] = [
+        Text(title(result.path), "bold").append(about, style="not bold"),
+        verdict_line(verdict),
+    ]
     if verdict.severity in ("warning", "critical"):
         gap = Milliseconds.for_total(verdict.gap_ns)(verdict.gap_ns)
         lines.append(Text(f"It costs {gap} ms a step, {percent(verdict.score)} of it"))

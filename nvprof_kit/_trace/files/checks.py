@@ -24,6 +24,9 @@ _CLOCKS_NS = 100_000
 _BLOCK = 1 << 16
 _MOST_BYTES = 1 << 50
 """Larger than any size or count on a real machine."""
+_LAST_DEVICE = 1023
+_SAMPLE, _FEW = 10_000, 20
+"""How many events of a kind are looked at to find where most are, and how few are too few."""
 AGAIN = "the file is damaged: copy it again, export it again or record it again"
 
 
@@ -58,6 +61,49 @@ def check_moments(named: str | Path, moments: Iterable[Int64Array]) -> None:
         raise CaptureError(f"{named}: times from {first} to {last} ns, more than {_LONGEST_DAYS} days apart; {AGAIN}")
 
 
+def strays(starts: Mapping[str, Int64Array]) -> tuple[str, ...]:
+    """Warnings about events that lie more than an hour, and a hundred times as long as nearly all others last together,
+    before or after the others.
+
+    Args:
+        starts: Start times in ns by the name of the events in the file.
+    """
+    sampled = [found[:: max(len(found) // _SAMPLE, 1)] for found in starts.values()]
+    some = np.concatenate([np.empty(0, dtype=np.int64), *sampled])
+    if len(some) < _FEW:
+        return ()
+    first, middle, last = np.quantile(some, (0.02, 0.5, 0.98), method="nearest")
+    most = max(100 * int(last - first), 3600 * 10**9)
+    counts = {name: int(np.count_nonzero(np.abs(found - int(middle)) > most)) for name, found in starts.items()}
+    return tuple(
+        f"ts of {name} lies hours away from the rest of the trace in {count} events; what they tell is wrong"
+        for name, count in counts.items()
+        if count
+    )
+
+
+def check_after_zero(tables: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Warnings about events that begin before the capture's zero, by the names of their tables in the file."""
+    counts = {name: int(np.count_nonzero(table["start_ns"] < 0)) for name, table in tables.items()}
+    return tuple(
+        f"{name}.start is negative in {count} rows: the events lie before the capture began; times that hold them are "
+        "wrong"
+        for name, count in counts.items()
+        if count
+    )
+
+
+def check_flags(named: str | Path, what: str, values: Int64Array) -> None:
+    """Reject values other than 0 and 1.
+
+    Raises:
+        CaptureError: There is another value.
+    """
+    wrong = values[(values != 0) & (values != 1)]
+    if len(wrong):
+        raise CaptureError(f"{named}: {what} is {wrong[0]} in {len(wrong)} rows, needed 0 or 1; {AGAIN}")
+
+
 def check_sizes(named: str | Path, what: str, sizes: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> None:
     """Reject sizes, counts and shares that are negative, NaN or implausibly large.
 
@@ -70,6 +116,17 @@ def check_sizes(named: str | Path, what: str, sizes: npt.NDArray[np.int64] | npt
         CaptureError: One of them is negative, NaN, or above 2**50.
     """
     wrong = sizes[~((sizes >= 0) & (sizes <= _MOST_BYTES))]
+    if len(wrong):
+        raise CaptureError(f"{named}: {what} is {wrong[0]} in {len(wrong)} rows; {AGAIN}")
+
+
+def check_devices(named: str | Path, what: str, devices: Int64Array) -> None:
+    """Reject device ordinals that no machine has.
+
+    Raises:
+        CaptureError: One is negative or above 1023.
+    """
+    wrong = devices[(devices < 0) | (devices > _LAST_DEVICE)]
     if len(wrong):
         raise CaptureError(f"{named}: {what} is {wrong[0]} in {len(wrong)} rows; {AGAIN}")
 
@@ -123,7 +180,7 @@ def check_operations(named: str | Path, ops: Mapping[str, Any], api: Mapping[str
         CaptureError: An operation ends before it begins, moves fewer than 0 bytes, or runs on no device.
     """
     check_spans(named, "operations", ops["start_ns"], ops["end_ns"])
-    check_sizes(named, "the device of operations", ops["device"])
+    check_devices(named, "the device of operations", ops["device"])
     if "bytes" in ops:
         check_sizes(named, "the size of copies and memsets", ops["bytes"][ops["bytes"] != -1])
     twice = repeated(*(ops[key] for key in ("start_ns", "end_ns", "device", "pid", "correlation", "graph_node")))

@@ -26,12 +26,26 @@ def room_for(packed_bytes: int) -> int:
     return max(_LEAST, _RATIO * packed_bytes)
 
 
+_CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""Limit and use of a container's memory, in both versions of control groups."""
+
+
 def free_memory() -> int:
-    """Available memory in bytes."""
+    """Available memory in bytes, of the machine or of the container."""
+    free = 1 << 40
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 1 << 40
+            free = int(line.split()[1]) * 1024
+    for most, used in _CGROUPS:
+        try:
+            left = int(Path(most).read_text()) - int(Path(used).read_text())
+        except (OSError, ValueError):  # no such group, or no limit ("max")
+            continue
+        free = min(free, max(left, 0))
+    return free
 
 
 _OTHERS = (

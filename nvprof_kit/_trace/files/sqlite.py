@@ -6,6 +6,7 @@ per value. Both open the file read-only and immutable, so neither creates a jour
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -49,7 +50,7 @@ class Database:
         self.path, self.named = path, named or path
         self.warnings: list[str] = []
         journal = any(path.with_name(path.name + end).exists() for end in ("-wal", "-journal"))
-        self._uri = f"file:{quote(str(path.resolve()))}?mode=ro" + ("" if journal else "&immutable=1")
+        self._uri = f"file:{quote(os.fsencode(path.resolve()))}?mode=ro" + ("" if journal else "&immutable=1")
         try:
             self._small = sqlite3.connect(self._uri, uri=True, check_same_thread=False)
         except sqlite3.Error as error:

@@ -63,7 +63,7 @@ _WIDTHS = {
 _NAME = re.compile(r"(?:\w+:)?_?(\w+?)(?:_base)?(?: \d+(?:->|<-)(\d+))?")
 _RANK_OF_FILE = re.compile(r"(?:rank[_.-]?|_)(\d+)(?:\.\w+)*$|^(\d+)$")
 _COALESCED = "coalesced"
-_MOST = {"rank": 1 << 30, "ranks": 1 << 30, "peer": 1 << 30, "duration_ns": 100 * DAY_NS}
+_MOST = {"rank": 1 << 30, "sequence": 1 << 48, "ranks": 1 << 30, "peer": 1 << 30, "duration_ns": 100 * DAY_NS}
 
 
 @dataclass(frozen=True)
@@ -176,27 +176,38 @@ def _group_sizes(groups: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _row(entry: Mapping[str, Any], rank: int, sizes: Mapping[str, int]) -> dict[str, Any]:
-    name, description = (*(entry.get("process_group") or ()), "", "")[:2]
+    names = entry.get("process_group") or ()
+    if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) for one in names):
+        raise ValueError(f"process_group is {names!r}, no list of names")
+    name, description = (*names, "", "")[:2]
     group = str(name or entry.get("pg_id", ""))
     said = _NAME.fullmatch(entry["profiling_name"])
     kind, peer = said.groups() if said else (entry["profiling_name"], None)
-    is_p2p = bool(entry.get("is_p2p"))
+    number = "p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id"
     duration = entry.get("duration_ms")
     return {
         "rank": rank,
         "communicator": group,
         "description": str(description),
         "ranks": sizes.get(group, -1),
-        "sequence": _whole(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id", entry.get("seq_id", -1))),
+        "sequence": _count(entry, "seq_id" if number not in entry else number),
         "kind": str(kind),
         "peer": -1 if peer is None else int(peer),
         "bytes": max(_bytes(entry, "input"), _bytes(entry, "output")),
-        "enqueued_ns": _whole(entry.get("time_created_ns") or -1),
-        "start_ns": _whole(entry.get("time_discovered_started_ns") or -1),
-        "end_ns": _whole(entry.get("time_discovered_completed_ns") or -1),
+        "enqueued_ns": _count(entry, "time_created_ns") or -1,
+        "start_ns": _count(entry, "time_discovered_started_ns") or -1,
+        "end_ns": _count(entry, "time_discovered_completed_ns") or -1,
         "duration_ns": -1 if duration is None else round(duration * 1e6),
         "state": str(entry.get("state", "")),
     }
+
+
+def _count(entry: Mapping[str, Any], key: str) -> int:
+    """A number or a time that an entry has; -1 if it has none."""
+    value = entry.get(key)
+    if value is not None and _whole(value) < 0:
+        raise ValueError(f"{key} is {value}")
+    return -1 if value is None else int(value)
 
 
 def _whole(value: Any) -> int:

@@ -115,6 +115,14 @@ def _table(path: Path, read: pa.Table) -> pd.DataFrame:
         raise CaptureError(
             f"{path}: line {line} is not from the NCCL Inspector: needed header and coll_perf or p2p_perf"
         )
+    for kind in ("coll", "p2p"):
+        mine = pc.is_valid(column(f"{kind}_perf", kind)).to_numpy(zero_copy_only=False)
+        paths: list[tuple[str, ...]] = [
+            (f"{kind}_perf", f"{kind}_{name}") for name in ("sn", "msg_size_bytes", "exec_time_us")
+        ]
+        paths += [(f"{kind}_perf", "event_trace_ts", f"{kind}_start_ts"), ("header", "rank"), ("header", "n_ranks")]
+        for names in (*paths, *([("p2p_perf", "p2p_peer")] if kind == "p2p" else [])):
+            _check_field(path, ".".join(names), column(*names), mine)
     start, end = _kernel_times(column("coll_perf", "event_trace_ts", "kernel_events"), len(read))
     p2p_start, p2p_end = _kernel_times(column("p2p_perf", "event_trace_ts", "kernel_events"), len(read))
     kind = _labels(call, _KINDS)
@@ -149,6 +157,23 @@ def _table(path: Path, read: pa.Table) -> pd.DataFrame:
     if (beyond := (table["rank"] >= table["ranks"]) & (table["ranks"] > 0)).any():
         raise CaptureError(f"{path}: header.rank is no rank of header.n_ranks in {beyond.sum()} rows; {AGAIN}")
     return table
+
+
+def _check_field(path: Path, name: str, values: Any, mine: Any) -> None:
+    """Reject a field that only some of these lines have, or that is negative. A field that all lack is unknown.
+
+    Raises:
+        CaptureError: It is so.
+    """
+    import pyarrow.compute as pc
+
+    given = pc.is_valid(values).to_numpy(zero_copy_only=False)[mine]
+    lacking = int(np.count_nonzero(~given))
+    if 0 < lacking < len(given):
+        raise CaptureError(f"{path}: {name} is missing in {lacking} of {len(given)} lines that need it; {AGAIN}")
+    found = pc.fill_null(values, 0).to_numpy(zero_copy_only=False)[mine]
+    if (negative := found < 0).any():
+        raise CaptureError(f"{path}: {name} is {found[negative][0]} in {int(negative.sum())} lines; {AGAIN}")
 
 
 def _of_all(size: Any, ranks: Any) -> Any:

@@ -1,7 +1,8 @@
 """The schema of maps: a rank's capture condensed to versioned Parquet tables.
 
 A folder of maps has one subfolder per table, with one Parquet file per capture. Times are int64 nanoseconds on the
-capture's clock. The file in ``ranks`` is written last: without it, a map is incomplete.
+capture's clock. The file in ``ranks`` is written last: without it, a map is incomplete. The subfolder ``sums`` has the
+checksums of each map's files.
 """
 
 from __future__ import annotations

@@ -1,21 +1,27 @@
-"""Storage of maps as Parquet files: written atomically, and reused while the capture is unchanged."""
+"""Storage of maps as Parquet files with checksums: written atomically, and reused while the capture is unchanged."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nvprof_kit._trace.files.interrupts import interruptible
 from nvprof_kit._trace.jobs.schema import TABLES, VERSION, RankMap
 from nvprof_kit.errors import CaptureError, UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
 
+
+_SUMS = "sums"
+"""Folder of the checksums of a map's files. Parquet's own sums are of pages only, and DuckDB does not check them."""
 
 _ARROW = {"object": "string"}
 _TYPES = {"int64": "INT64", "bool": "BOOLEAN", "object": "BYTE_ARRAY"}
@@ -75,7 +81,7 @@ def current(folder: Path, name: str, wanted: Fingerprint) -> bool:
 def fault_of(folder: Path, names: Sequence[str] | None = None) -> str:
     """What is wrong with maps: a missing table, column or value, or another version; '' if nothing.
 
-    Reads only the Parquet footers.
+    Reads the Parquet footers, and all bytes for the checksums.
 
     Args:
         folder: The folder of maps.
@@ -95,7 +101,21 @@ def fault_of(folder: Path, names: Sequence[str] | None = None) -> str:
     except CaptureError as error:
         return f"{folder}: {error}; map again"
     others = [version for version in versions if version != VERSION]
-    return f"{folder}: maps of version {max(others)}, this release reads {VERSION}; map again" if others else ""
+    if others:
+        return f"{folder}: maps of version {max(others)}, this release reads {VERSION}; map again"
+    return next((found for name in names if (found := _changed(folder, name))), "")
+
+
+def _changed(folder: Path, name: str) -> str:
+    """Which file of a map is not as it was written; '' if none is, or if the map has no checksums."""
+    try:
+        sums = json.loads((folder / _SUMS / f"{name}.json").read_bytes())
+        wrong = [table for table in TABLES if zlib.crc32((folder / table / name).read_bytes()) != sums[table]]
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        return f"{folder / _SUMS / name}.json: damaged ({type(error).__name__}); map again"
+    return f"{folder / wrong[0] / name}: a damaged map (its checksum is wrong); map again" if wrong else ""
 
 
 def _fault(table: str, files: Sequence[Path]) -> str:
@@ -124,7 +144,7 @@ def _query(query: str, files: Sequence[Path]) -> list[tuple[Any, ...]]:
     """
     import duckdb
 
-    with duckdb.connect(":memory:") as database:
+    with duckdb.connect(":memory:") as database, interruptible():
         try:
             rows: list[tuple[Any, ...]] = database.execute(query, [[str(file) for file in files]]).fetchall()
             return rows
@@ -138,27 +158,37 @@ def write_map(folder: Path, name: str, made: RankMap) -> None:
     Raises:
         UsageError: The folder cannot be written to.
     """
+    tables = {table: _encoded(getattr(made, table), table) for table in reversed(list(TABLES))}
+    sums = json.dumps({table: zlib.crc32(data) for table, data in tables.items()}).encode()
     try:
         (folder / "ranks" / name).unlink(missing_ok=True)
-        for table in reversed(list(TABLES)):
-            place = folder / table
-            place.mkdir(parents=True, exist_ok=True)
-            _write(getattr(made, table), table, place / name)
+        _write(sums, folder / _SUMS / f"{name}.json")
+        for table, data in tables.items():
+            _write(data, folder / table / name)
     except OSError as error:
         raise UsageError(f"{folder}: cannot write maps there: {error.strerror or error}") from None
 
 
-def _write(frame: pd.DataFrame, table: str, file: Path) -> None:
+def _encoded(frame: pd.DataFrame, table: str) -> bytes:
+    """A table as a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     # explicit types: Arrow cannot infer those of an empty column
     fields = [(name, _ARROW.get(column.dtype, column.dtype)) for name, column in TABLES[table].items()]
     arrow = pa.Table.from_pandas(frame, schema=pa.schema(fields), preserve_index=False)
+    made = pa.BufferOutputStream()
+    pq.write_table(arrow, made, compression="zstd")
+    data: bytes = made.getvalue().to_pybytes()
+    return data
+
+
+def _write(data: bytes, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
     beside = file.with_name(f".{secrets.token_hex(8)}.tmp")  # unpredictable, against symlink attacks
     try:
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as opened:
-            pq.write_table(arrow, opened, compression="zstd")
+            opened.write(data)
         beside.replace(file)
     finally:
         beside.unlink(missing_ok=True)

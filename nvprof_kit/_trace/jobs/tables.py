@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvprof_kit._trace.files.interrupts import interruptible
 from nvprof_kit._trace.jobs.schema import TABLES
 from nvprof_kit._trace.jobs.store import fault_of
 from nvprof_kit.errors import CaptureError
@@ -531,18 +532,21 @@ class JobTables:
         self._db.register("wanted_ranks", pd.DataFrame({"rank": np.asarray(ranks, dtype=np.int64)}))
 
     def _one(self, query: str) -> tuple[Any, ...]:
-        row: tuple[Any, ...] = self._query(query).fetchall()[0]
+        with interruptible():
+            row: tuple[Any, ...] = self._query(query).fetchall()[0]
         return row
 
     def _frame(self, query: str) -> pd.DataFrame:
-        made: pd.DataFrame = self._query(query).df()
+        with interruptible():
+            made: pd.DataFrame = self._query(query).df()
         return made
 
     def _query(self, query: str) -> Any:
         import duckdb
 
         try:
-            return self._db.execute(query)
+            with interruptible():
+                return self._db.execute(query)
         except duckdb.Error as error:
             if type(error) not in (duckdb.Error, duckdb.IOException, duckdb.InvalidInputException):
                 raise

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.files.checks import check_spans, whole_ns
+from nvprof_kit._trace.files.checks import check_moments, check_spans, strays, whole_ns
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.kineto.stream import UNREADABLE, Args, Row
 from nvprof_kit._trace.schema import KINETO_SOURCES
@@ -56,6 +56,15 @@ _ESSENTIAL = ("args.correlation", "args.device")
 """Arguments required to identify an operation of a category."""
 _SHAPES = ("dims", "types", "concrete")
 _NO_ARGS = Args()
+
+
+_NOT_READ = frozenset({
+    "trace", "ac2g", "fwdbwd", "async_cpu_to_gpu", "async_gpu", "gpu_user_annotation", "external_correlation",
+    "cpu_instant_event", "cuda_sync", "cuda_event", "cuda_profiler_range", "gpu_pm_counter", "collective_comm",
+    "glow_runtime", "hpu_op", "mtia_runtime", "mtia_ccp_events", "mtia_insight", "mtia_workloadd", "xpu_runtime",
+    "xpu_driver", "privateuse1_runtime", "privateuse1_driver", "triton",
+})  # fmt: skip
+"""Kineto's other categories of complete events (ActivityType.cpp of libkineto)."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +186,9 @@ class Events:
         self._rows = {category: found.rows(names, named) for category, found in self._columns.items()}
         self._columns.clear()
         self._none = _Columns("", {}).rows(names, named)
+        edges = {name: found.start_ns for name, found in self._rows.items()}
+        check_moments(named, (*edges.values(), *(found.end_ns for found in self._rows.values())))
+        self.warnings += strays(edges)
         self.shapes = list(self._shapes or ())
         self.arrows = arrows.made(named)
         known = [pids[one] for one in (*CALL_CATEGORIES, _OPERATOR, _ANNOTATION) if one in pids]
@@ -185,6 +197,7 @@ class Events:
     def _read(self, batches: Iterable[Sequence[Row]], arrows: _ArrowColumns) -> dict[str, Any]:
         """Sort the events into columns; returns the process of the first event of each category."""
         pids: dict[str, Any] = {}
+        unknown: Counter[str] = Counter()
         for batch in batches:
             groups: dict[tuple[str | None, str | None], list[Row]] = {}
             for row in batch:
@@ -201,6 +214,12 @@ class Events:
                     arrows.add(rows)
                 elif category in KINETO_SOURCES:
                     self._missing[category, "ph"] += sum(row.dur is not None for row in rows)
+                elif kind == "X" and category not in _NOT_READ:
+                    unknown[category] += len(rows)
+        self.warnings += [
+            f"cat is {category[:80]!r} in {count} events, a category that is not known: they are not read"
+            for category, count in unknown.most_common(3)
+        ]
         return pids
 
     def _add(self, category: str, rows: list[Row]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._trace.domains import named_domains
-from nvprof_kit._trace.files.checks import check_moments, check_operations
+from nvprof_kit._trace.files.checks import check_operations
 from nvprof_kit._trace.frames import empty_frame, make_frame
 from nvprof_kit._trace.kineto.calls import host_memory, read_calls, read_collectives, read_loads, read_shapes
 from nvprof_kit._trace.kineto.events import MISSING, Events, Int64Array, Rows, joined, number
@@ -66,9 +66,6 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
     ranges = read_ranges(events, process)
     operators = read_operators(events, process)
     odd = (*check_operations(named, ops, api), *events.warnings)
-    check_moments(
-        named, (table[edge] for table in (ranges, ops, api) for edge in ("start_ns", "end_ns") if edge in table)
-    )
     return Trace(
         info=CaptureInfo(
             path=str(named),

@@ -10,7 +10,7 @@ import numpy as np
 from nvprof_kit._trace.files.checks import check_spans
 from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
 from nvprof_kit._trace.frames import distinct, labels, spared
-from nvprof_kit._trace.nsys.sources import check_rows
+from nvprof_kit._trace.nsys.sources import check_rows, strings_of
 from nvprof_kit._trace.nsys.tables import launches_among, read_launches
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
 
@@ -111,8 +111,8 @@ def _shifted(parts: list[dict[str, Any]]) -> list[Int64Array]:
 def _named(db: Database, kind: str, read: dict[str, Any]) -> dict[str, Any]:
     check_spans(db.named, f"rows of {_TABLES[kind][0]}", read["start_ns"], read["end_ns"])
     known, code = distinct(read.pop("name"))
-    strings = dict(db.rows(f"SELECT id, value FROM StringIds WHERE id IN ({integer_list(known)})"))
-    texts = [_plain(str(strings.get(one) or "(unnamed call)")) for one in known.tolist()]
+    strings = strings_of(db, known)
+    texts = [_plain(strings.get(one) or "(unnamed call)") for one in known.tolist()]
     return {**read, "kind": np.full(len(code), CALL_KINDS.index(kind), dtype=np.int8), "code": code, "texts": texts}
 
 
@@ -128,8 +128,10 @@ def _operators(db: Database) -> list[dict[str, Any]]:
         return []
     start, end, tid, texts = zip(*rows, strict=True)
     known, code = np.unique([text.partition(",")[0] for text in texts], return_inverse=True)
+    begins, ends = np.array(start, dtype=np.int64), np.array(end, dtype=np.int64)
+    check_spans(db.named, "ranges of NVTX_EVENTS", begins, ends)
     return [{
-        "start_ns": np.array(start, dtype=np.int64), "end_ns": np.array(end, dtype=np.int64),
+        "start_ns": begins, "end_ns": ends,
         "tid": np.array(tid, dtype=np.int64), "correlation": np.full(len(rows), -1, dtype=np.int64),
         "kind": np.full(len(rows), CALL_KINDS.index("operator"), dtype=np.int8), "code": code, "texts": known.tolist(),
     }]  # fmt: skip

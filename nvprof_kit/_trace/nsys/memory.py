@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.files.checks import check_sizes
+from nvprof_kit._trace.files.checks import check_devices, check_flags, check_sizes
 from nvprof_kit._trace.files.sqlite import Database, Int64Array
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.nsys.sources import check_rows
@@ -47,6 +47,10 @@ def read_allocations(db: Database) -> Columns:
         diagnose=lambda: check_rows(db, (_EVENTS,)),
     )
     check_sizes(db.named, f"{_EVENTS}.bytes", read["bytes"])
+    check_devices(db.named, f"{_EVENTS}.deviceId", read["device"])
+    check_flags(db.named, f"{_EVENTS}.memoryOperationType", read["freed"])
+    if (strange := (read["kind"] < 0) | (read["kind"] >= len(_KINDS))).any():
+        db.warn(f"{_EVENTS}.memKind is {read['kind'][strange][0]} in {int(strange.sum())} rows: memory of unknown kind")
     tid, call = _calls(db, read["pid"], read["correlation"])
     return {
         "time_ns": read["time"],

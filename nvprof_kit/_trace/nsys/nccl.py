@@ -17,6 +17,7 @@ import numpy.typing as npt
 from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.nsys.nccl_operations import has_operations, read_operations
+from nvprof_kit._trace.nsys.sources import check_rows
 
 Columns = dict[str, Any]
 
@@ -35,6 +36,8 @@ def read_collectives(db: Database) -> Columns:
     if has_operations(db):
         return read_operations(db)
     rows = _calls(db)
+    if any(not isinstance(number, int) for row in rows for number in row[:4]):
+        check_rows(db, ("NVTX_EVENTS",))
     if not rows:
         return _columns([], np.empty((0, 3), dtype=np.int64))
     said = _payloads(db, rows)

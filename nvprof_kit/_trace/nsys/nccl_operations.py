@@ -14,6 +14,7 @@ import numpy as np
 
 from nvprof_kit._trace.files.sqlite import Database, Int64Array
 from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.nsys.sources import check_rows
 
 TABLE = "NCCL_GPU_OPERATIONS"
 _NEEDED = ("text", "start", "end", "operationId")
@@ -39,10 +40,11 @@ def has_operations(db: Database) -> bool:
 
 def read_operations(db: Database) -> dict[str, Any]:
     """Columns of the schema's ``collectives``: operations with their kernels, without operations that have none."""
+    check_rows(db, (TABLE, _KERNELS))
     said = {name: name if db.has(TABLE, name) else "NULL" for name in ("commHash", "count", "dataType")}
     rows = db.rows(
         f'SELECT start, "end", text, operationId, {said["commHash"]}, {said["count"]}, {said["dataType"]} '
-        f'FROM {TABLE} WHERE start IS NOT NULL AND "end" IS NOT NULL AND operationId IS NOT NULL ORDER BY start'
+        f"FROM {TABLE} ORDER BY start"
     )
     kernels = db.rows(
         f'SELECT k.start, k."end", k.correlationId, k.globalPid, s.value FROM {_KERNELS} AS k '
@@ -104,4 +106,4 @@ def _bytes(text: object, count: object, data_type: object) -> int:
     """Bytes of the operation's larger buffer; -1 if unknown."""
     size = _BYTES.get(_plain(data_type).removeprefix("nccl"), 0)
     told = isinstance(count, int) and size and _plain(text).removeprefix("nccl") not in _PER_RANK
-    return count * size if told and isinstance(count, int) else -1
+    return count * size if told and isinstance(count, int) and 0 <= count < 1 << 46 else -1

@@ -12,8 +12,8 @@ from nvprof_kit._trace.files.checks import check_sizes
 from nvprof_kit._trace.files.sqlite import Database, Int64Array
 from nvprof_kit._trace.frames import distinct, labels
 from nvprof_kit._trace.nsys.calls import host_memory_item, host_memory_names
-from nvprof_kit._trace.nsys.columns import null_safe, strings_of, zero_is_missing
-from nvprof_kit._trace.nsys.sources import check_rows
+from nvprof_kit._trace.nsys.enums import COPY_KINDS, defined
+from nvprof_kit._trace.nsys.sources import check_rows, null_safe, strings_of, zero_is_missing
 from nvprof_kit._trace.schema import OP_KINDS, OPS
 
 Columns = dict[str, Any]
@@ -24,6 +24,7 @@ _OP_TABLES = {
     "CUPTI_ACTIVITY_KIND_MEMSET": "memset",
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "graph",
 }
+_UNKNOWN = 0
 _COPY_KINDS = {
     1: "HtoD",
     2: "DtoH",
@@ -83,6 +84,7 @@ def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns
         moves = np.isin(ops["kind"], [OP_KINDS.index(kind) for kind in ("memcpy", "memset")])
         check_sizes(db.named, "the size (bytes) of copies and memsets", ops["bytes"][moves])
     if "name" in optional:
+        _warn_of_copy_kinds(db, read["name"][ops["kind"] == OP_KINDS.index("memcpy")])
         ops["name"] = _op_names(db, ops["kind"], read["name"])
     if "host_memory" in optional:
         ops["host_memory"] = host_memory_names(read["host_memory"])
@@ -91,6 +93,13 @@ def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns
             db.warn("CUPTI_ACTIVITY_KIND_KERNEL.mangledName is missing: kernels have no linker names")
         ops["mangled"] = _names_of(db, read["mangled"])
     return ops
+
+
+def _warn_of_copy_kinds(db: Database, kinds: Int64Array) -> None:
+    strange = {*np.unique(kinds).tolist()} - defined(db, COPY_KINDS) - {_UNKNOWN}
+    if strange:
+        count = int(np.isin(kinds, [*strange]).sum())
+        db.warn(f"CUPTI_ACTIVITY_KIND_MEMCPY.copyKind is {min(strange)} in {count} rows: copies of unknown direction")
 
 
 def _op_select(db: Database, table: str, optional: Collection[str]) -> str:

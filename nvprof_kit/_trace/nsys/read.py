@@ -16,11 +16,19 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit._trace.domains import named_domains
-from nvprof_kit._trace.files.checks import DAY_NS, check_moments, check_operations, repeated
-from nvprof_kit._trace.files.sqlite import Database
+from nvprof_kit._trace.files.checks import (
+    DAY_NS,
+    check_after_zero,
+    check_moments,
+    check_operations,
+    check_spans,
+    repeated,
+)
+from nvprof_kit._trace.files.sqlite import Database, Int64Array
 from nvprof_kit._trace.frames import make_frame
 from nvprof_kit._trace.nsys import tables
 from nvprof_kit._trace.nsys.calls import busy_calls, fetch_calls, launches_of, read_calls, read_loads
+from nvprof_kit._trace.nsys.enums import check_enums
 from nvprof_kit._trace.nsys.memory import read_allocations, read_marks
 from nvprof_kit._trace.nsys.nccl import read_collectives
 from nvprof_kit._trace.nsys.ops import named_ops, op_tables, read_no_ops, read_ops
@@ -31,6 +39,7 @@ from nvprof_kit._trace.nsys.warnings import capture_warnings, handed_over_warnin
 from nvprof_kit._trace.schema import BUSY_CALLS, OPS, SHAPES, CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 
+_MOMENTS = ("start_ns", "end_ns", "time_ns")
 _EXPORT_METADATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 
 
@@ -51,6 +60,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
         _check_is_nsys(db, named)
         check_columns(db, tables_for(optional))
         check_rows(db, ("StringIds",))
+        check_enums(db)
         lacks = _lacking_operations(db)
         if lacks and not cpu_only:
             raise CaptureError(f"{named}: {lacks}")
@@ -75,9 +85,13 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
         _check_has_ranges(ranges, domain, named)
         tables.close_open_ranges(db, ranges, api, ops)
         timed = [ranges, api, ops, *([calls] if calls else [])]
-        check_moments(named, (table[edge] for table in timed for edge in ("start_ns", "end_ns") if edge in table))
+        moments = [table[edge] for table in (*timed, nodes) for edge in ("start_ns", "end_ns") if edge in table]
+        check_moments(named, moments)
         _check_joins(db, ranges, ops, nodes, registered=tables.has_categories(domains, domain))
-        odd = check_operations(named, ops, api)
+        _warn_of_other_devices(db, ops)
+        early = check_after_zero({"NVTX_EVENTS": ranges, tables.RUNTIME: api, "CUPTI_ACTIVITY_KIND_*": ops})
+        odd = (*check_operations(named, ops, api), *early)
+        more = _optional_tables(db, domain, {*optional} - {"calls"}, moments)
         others = tuple(sorted({*domains.by_name} - {*named_domains(domain, domains.by_name)}))
         handed_over = handed_over_warnings(tables.handed_over(db, domains, domain))
         return Trace(
@@ -87,7 +101,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
             ops=make_frame("ops", ops),
             graph_nodes=make_frame("graph_nodes", nodes),
             calls=make_frame("calls", calls) if calls else None,
-            **_optional_tables(db, domain, {*optional} - {"calls"}),
+            **more,
         )
 
 
@@ -106,9 +120,8 @@ def read_more(path: Path, trace: Trace, domain: str, optional: Collection[str], 
     """
     with closing(Database(path, named)) as db:
         check_columns(db, tables_for(optional))
-        found = _optional_tables(db, domain, optional)
-        if "calls" in found:
-            check_moments(named, (found["calls"][edge].to_numpy() for edge in ("start_ns", "end_ns")))
+        moments = [trace.ops["start_ns"].to_numpy(), trace.ranges["start_ns"].to_numpy()]
+        found = _optional_tables(db, domain, optional, moments)
         wanted = [name for name, column in OPS.items() if column.optional and name in optional]
         if wanted:
             read = read_no_ops if trace.info.lacks else read_ops
@@ -124,8 +137,10 @@ def read_more(path: Path, trace: Trace, domain: str, optional: Collection[str], 
     return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, *more)), **found)
 
 
-def _optional_tables(db: Database, domain: str, optional: Collection[str]) -> dict[str, Any]:
-    """The requested optional tables, by name."""
+def _optional_tables(
+    db: Database, domain: str, optional: Collection[str], moments: Collection[Int64Array]
+) -> dict[str, Any]:
+    """The requested optional tables, by name; their times must be near these moments."""
     readers: dict[str, Callable[[], dict[str, Any]]] = {
         "calls": lambda: read_calls(db),
         "samples": lambda: read_samples(db),
@@ -136,7 +151,13 @@ def _optional_tables(db: Database, domain: str, optional: Collection[str]) -> di
         "loads": lambda: read_loads(db),
         "shapes": lambda: dict.fromkeys(SHAPES, ()),  # nsys does not record operator arguments
     }
-    return {name: make_frame(name, read()) for name, read in readers.items() if name in optional}
+    found = {name: make_frame(name, read()) for name, read in readers.items() if name in optional}
+    for name, frame in found.items():
+        if {"start_ns", "end_ns"} <= {*frame}:
+            check_spans(db.named, f"rows of {name}", frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
+    edges = [frame[edge].to_numpy() for frame in found.values() for edge in _MOMENTS if edge in frame]
+    check_moments(db.named, (*moments, *edges))
+    return found
 
 
 def _check_is_nsys(db: Database, named: Path) -> None:
@@ -212,6 +233,14 @@ def _check_joins(
         if of_graph.any() and (nodes["original"] < 0).all():
             db.warn(f"{node_table(db)}.originalGraphNodeId is NULL in every row: replayed kernels are counted for the "
                     "layer that launched the graph")  # fmt: skip
+
+
+def _warn_of_other_devices(db: Database, ops: dict[str, Any]) -> None:
+    known = tables.known_devices(db)
+    strange = [one for one in np.unique(ops["device"]).tolist() if known and one not in known]
+    if strange:
+        count = int(np.isin(ops["device"], strange).sum())
+        db.warn(f"deviceId of {count} operations is {strange[0]}, a GPU that TARGET_INFO_GPU does not list")
 
 
 def _info(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from nvprof_kit._trace.files.checks import check_flags
 from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.nsys.sources import check_rows
 from nvprof_kit._trace.nsys.tables import process_of
@@ -26,6 +27,7 @@ def read_scheduled(db: Database) -> dict[str, Any]:
         needed=("start", "put_on", "tid"),
         diagnose=lambda: check_rows(db, (_TABLE,)),
     )
+    check_flags(db.named, f"{_TABLE}.isSchedIn", read["put_on"])
     read = {name: values[read["tid"] != -1] for name, values in read.items()}
     order = np.lexsort((read["start"], read["tid"]))  # the sort is stable: at equal times the file's order holds
     moment, tid, put_on = (read[name][order] for name in ("start", "tid", "put_on"))

@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._trace.domains import named_domains
+from nvprof_kit._trace.files.checks import check_spans
 from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, labels
-from nvprof_kit._trace.nsys.columns import strings_of, zero_is_missing
-from nvprof_kit._trace.nsys.sources import check_rows, node_table
+from nvprof_kit._trace.nsys.enums import EVENT_TYPES, defined
+from nvprof_kit._trace.nsys.sources import check_rows, node_table, strings_of, zero_is_missing
 
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 Columns = dict[str, Any]
@@ -25,6 +26,8 @@ _BLOCK = 1 << 16
 _NAMELESS = -1  # the value for a NULL nameId
 _CATEGORY, _DOMAIN_CREATE = 33, 75
 _DEFAULT_DOMAIN = 0
+_OPEN = (0, -1)
+"""What exporters write as the end of a range that was still open, besides NULL."""
 
 
 def process_of(tid: Int64Array) -> Int64Array:
@@ -88,25 +91,35 @@ def has_categories(domains: Domains, domain: str) -> bool:
 
 
 def read_ranges(db: Database, domains: Domains, domain: str) -> Columns:
-    """Columns of the schema's ``ranges`` for one domain, or several separated by commas. A range is open if it has no
-    end or an end before its start: exporters before 2022 wrote 0.
+    """Columns of the schema's ``ranges`` for one domain, or several separated by commas. A range without an end is
+    open; exporters before 2022 wrote 0 for it.
+
+    Raises:
+        CaptureError: A range ends before it begins.
     """
     read = read_nvtx(db, domains, domain, _NESTED + _START_END)
+    left_open = read["end"] < read["start"]  # true for `MISSING_PAYLOAD` too
+    ended = left_open & ~np.isin(read["end"], (*_OPEN, MISSING_PAYLOAD))
+    check_spans(db.named, "ranges of NVTX_EVENTS", read["start"][ended], read["end"][ended])
     return {
         "start_ns": read["start"],
         "end_ns": read["end"].copy(),
         "nested": np.isin(read["kind"], _NESTED),
-        "left_open": read["end"] < read["start"],  # true for `MISSING_PAYLOAD` too
+        "left_open": left_open,
         **{name: read[name] for name in ("pid", "tid", "category", "text", "payload")},
     }
 
 
 def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...]) -> Columns:
     """Events of these kinds of one domain, or several separated by commas: start, end, kind, pid, tid, category, text
-    and payload; `MISSING_PAYLOAD` means a missing end or payload.
+    and payload; `MISSING_PAYLOAD` means a missing end or payload. Events of unknown types and domains are read too, and
+    cause a warning.
     """
-    pairs = _pairs_of(domains, domain)
-    wanted = f"(domainId IN ({integer_list(_domain_ids(domains, domain))}) OR {_no_number('domainId')})"
+    pairs, types = _pairs_of(domains, domain), defined(db, EVENT_TYPES)
+    registered = {pair for some in domains.by_name.values() for pair in some}
+    others = {_DEFAULT_DOMAIN, *(id_ for _, id_ in registered)} - _domain_ids(domains, domain)
+    wanted = f"(domainId NOT IN ({integer_list(others)}) OR {_no_number('domainId')})"
+    unwanted = integer_list(sorted(types - {*kinds}))
     read = db.columns(
         'SELECT start, [end] AS "end", eventType AS kind, globalTid AS tid, '
         + ", ".join(
@@ -118,7 +131,7 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
                 "coalesce(uint64Value, int64Value, uint32Value, int32Value) AS payload",
             ]
         )
-        + f" FROM NVTX_EVENTS WHERE (eventType IN ({integer_list(kinds)}) OR {_no_number('eventType')}) AND {wanted}",
+        + f" FROM NVTX_EVENTS WHERE (eventType NOT IN ({unwanted}) OR {_no_number('eventType')}) AND {wanted}",
         missing=MISSING_PAYLOAD,
         texts=("text",),
         needed=("start", "kind", "tid", "domain"),
@@ -128,6 +141,12 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
     pid = process_of(read["tid"])
     keep = _of_domain(pid, read["domain"], pairs) | (read["domain"] == _DEFAULT_DOMAIN)
     if not keep.all():
+        _warn_of_unregistered(db, pid[~keep], read["domain"][~keep], registered)
+    if (unknown := ~np.isin(read["kind"], kinds)).any():
+        db.warn(f"NVTX_EVENTS.eventType is unknown in {int(unknown.sum())} events, which are not read: "
+                f"{integer_list(np.unique(read['kind'][unknown])[:5])}")  # fmt: skip
+        keep &= ~unknown
+    if not keep.all():
         read, pid = {name: values[keep] for name, values in read.items()}, pid[keep]
     return {
         **{name: read[name] for name in ("start", "end", "kind", "tid", "payload")},
@@ -135,6 +154,15 @@ def read_nvtx(db: Database, domains: Domains, domain: str, kinds: tuple[int, ...
         "category": _category_names(pid, read["domain"], read["category"], domains),
         "text": _range_texts(db, read["text_id"], read["text"]),
     }
+
+
+def _warn_of_unregistered(db: Database, pid: Int64Array, domain: Int64Array, registered: set[tuple[int, int]]) -> None:
+    """Warn about events whose domain their process never registered."""
+    pairs, counts = np.unique(np.stack([pid, domain], axis=1), axis=0, return_counts=True)
+    lost = [count for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True) if tuple(pair) not in registered]
+    if lost:
+        db.warn(f"NVTX_EVENTS.domainId or globalTid of {sum(lost)} events names a domain that their process has not "
+                "registered: they are not read")  # fmt: skip
 
 
 def _pairs_of(domains: Domains, domain: str) -> set[tuple[int, int]]:
@@ -310,14 +338,21 @@ def read_graph_nodes(db: Database) -> Columns:
 # ---------------------------------------------------------------- the machine
 
 
-def gpu_names(db: Database, devices: Iterable[int]) -> tuple[str, ...]:
-    """GPU names of the CUDA ordinals that ran operations."""
+def known_devices(db: Database) -> dict[int, str]:
+    """GPU names by CUDA ordinal; empty if the capture does not list its GPUs."""
     if not db.has("TARGET_INFO_GPU", "name", "id"):
-        return ()
+        return {}
     ordinal = "cuDevice" if db.has("TARGET_INFO_GPU", "cuDevice") else "id"
-    known = {
+    return {
         (row[0] if row[0] is not None else row[1]): str(row[2])
         for row in db.rows(f"SELECT {ordinal}, id, name FROM TARGET_INFO_GPU ORDER BY id")
     }
+
+
+def gpu_names(db: Database, devices: Iterable[int]) -> tuple[str, ...]:
+    """GPU names of the CUDA ordinals that ran operations."""
+    known = known_devices(db)
+    if not known:
+        return ()
     every = sorted(set(known.values()))
     return tuple(known.get(int(device), every[0] if len(every) == 1 else "GPU of unknown name") for device in devices)

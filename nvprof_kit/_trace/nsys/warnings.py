@@ -116,9 +116,12 @@ def _overhead(db: Database, ops: dict[str, Any]) -> list[str]:
     if not db.has("PROFILER_OVERHEAD", "start", "end"):
         return []
     first, last = int(ops["start_ns"].min()), int(ops["end_ns"].max())
-    spent = db.rows(
-        f'SELECT coalesce(sum("end" - start), 0) FROM PROFILER_OVERHEAD WHERE start >= {first} AND "end" <= {last}'
-    )[0][0]
+    backwards, spent = db.rows(
+        f'SELECT count(*) FILTER (WHERE "end" < start), coalesce(sum("end" - start), 0) FROM PROFILER_OVERHEAD '
+        f'WHERE start >= {first} AND "end" <= {last}'
+    )[0]
+    if backwards:
+        raise db.refuse(f"{backwards} rows of PROFILER_OVERHEAD end before they begin")
     if spent <= _OVERHEAD_SHARE * (last - first):
         return []
     return [

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 from support.nsys_file import NsysFile
 
 import nvprof_kit
+from nvprof_kit._agents import query as query_module
 from nvprof_kit._agents.captures import Captures
 from nvprof_kit._agents.server import MOST_ROWS, TOOLS, Questions, serve_mcp
+from nvprof_kit.errors import UsageError
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests" / "data"
@@ -159,3 +162,28 @@ def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "mcp.server", None)
     with pytest.raises(nvprof_kit.ToolError, match=r'pip install "nvprof-kit\[mcp\]"'):
         serve_mcp(tmp_path)
+
+
+ENDLESS = "WITH RECURSIVE t(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t"
+
+
+def test_a_query_ends_in_bounded_time_and_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = Questions(folder)
+    asked = partial(questions.query, "tiny.sqlite")
+    assert asked("SELECT count(*) AS n, min(layer) AS first FROM operations")["rows"] == [
+        {"n": 60, "first": "layers.0"}
+    ]
+    told = asked("SELECT layer FROM operations ORDER BY start_ns", max_rows=2)
+    assert (len(told["rows"]), told["rows_left_out"]) == (2, 58)
+    monkeypatch.setattr(query_module, "LONGEST_S", 1.0)
+    with pytest.raises(UsageError, match="ended after 1 s"):
+        asked(ENDLESS)
+    monkeypatch.setattr(query_module, "LONGEST_S", 30.0)
+    monkeypatch.setattr(query_module, "_MOST_BYTES", 64 << 20)
+    with pytest.raises(UsageError, match="larger than 64 MiB"):
+        asked("SELECT range AS number, 'some text ' || range AS said FROM range(100000000)")
+    with pytest.raises(UsageError, match="memory"):
+        asked("SELECT count(DISTINCT a.range * 100000 + b.range) FROM range(100000) AS a, range(100000) AS b")
+    for words in ("SELECT * FROM read_text('/etc/passwd')", "SELECT nothing FROM operations", "", ";", "SELEC"):
+        with pytest.raises(UsageError, match="cannot be answered"):
+            asked(words)

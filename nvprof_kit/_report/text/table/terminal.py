@@ -12,7 +12,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from nvprof_kit._report.plain import plain
+from nvprof_kit._report.plain import plain, title
 from nvprof_kit._report.text.table.bar import Bar
 from nvprof_kit._report.text.table.grid import WIDE, Column, Grid
 from nvprof_kit._report.text.table.units import counted
@@ -89,7 +89,7 @@ def table(columns: Iterable[tuple[str, str]], ranks: Mapping[str, int] | None = 
 def capture_line(info: CaptureInfo, steps: int) -> Text:
     """A line about the capture: file, tool, GPUs, processes and steps."""
     facts = "".join(f" · {fact}" for fact in capture_facts(info, steps))
-    return Text(info.path, "bold").append(facts, style="not bold")
+    return Text(title(info.path), "bold").append(facts, style="not bold")
 
 
 def capture_facts(info: CaptureInfo, steps: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,16 @@ def test_a_snapshot_of_one_step_and_of_running_out(plain: Path) -> None:
     oom = memory(read_snapshot(plain / "oom_oom-2.11.pickle"))
     assert oom.summary.ooms == (4 << 40,), "a float for each of 1 << 40 numbers"
     assert any("out of memory 1 times" in warning for warning in oom.warnings)
+
+
+@pytest.mark.parametrize("mode", ["fast", "dladdr", "addr2line"])
+def test_no_stack_is_headed_by_the_allocator_or_the_unwinder(mode: str, plain: Path) -> None:
+    """C++ frames (``stacks="all"``) in all of PyTorch's ways to name them; what a stack is headed by allocated it."""
+    found = memory(read_snapshot(plain / f"cpp-{mode}-2.11.pickle")).by_stack
+    heads = [str(stack).split(" < ")[0] for stack in found["stack"]]
+    assert len(heads) > 8
+    for head in heads:
+        assert not re.search(r"unwind|allocator|Traceback|gather|c10::Storage|DataPtr|malloc|::empty|^\W*$", head, re.I)
+    # the largest blocks: activations of the forward, the workspace of cuBLAS, gradients and states of the optimizer
+    assert [head.partition(" ")[2] for head in heads if ".py:" in head][:3] == ["train", "train", "model_of"]
+    assert sum("CUDABlasHandle" in head or "setWorkspaceForHandle" in head for head in heads) == 1

@@ -164,6 +164,12 @@ def test_the_bound_of_a_layer_is_that_of_most_of_its_time() -> None:
     assert rows(made, "bound", "reason")[0][2:] == ["memory", "60 % of its time: memory at 90 % of its peak"]
 
 
+def test_dram_bytes_of_a_consumer_blackwell() -> None:
+    """Its metrics have other names."""
+    counted = counters(report({"ns": 2000, "dram__bytes_op_read.sum": 500, "dram__bytes_op_write.sum": 20}))
+    assert counted["dram_bytes"].iloc[0] == 520
+
+
 def test_amounts_from_rates_and_cycles() -> None:
     counted = counters(
         report(

@@ -55,6 +55,27 @@ def test_a_map_that_is_not_whole_is_refused_by_name(maps: Path, table: str) -> N
     refused(f"{table}/.*: no such file, and the map is not whole without it; map again")
 
 
+@pytest.mark.parametrize("table", TABLES)
+def test_one_flipped_bit_is_found_wherever_it_is(maps: Path, table: str) -> None:
+    """Parquet reads most flipped bits of its data as other values."""
+    file = of_rank_0(maps, table)
+    raw = file.read_bytes()
+    for place in range(4, len(raw) - 8, max(len(raw) // 12, 1)):
+        file.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
+        with pytest.raises(CaptureError, match="map again"):
+            open_job([maps], workers=1)
+    file.write_bytes(raw)
+    assert len(open_job([maps], workers=1).ranks) == 2
+
+
+def test_a_damaged_list_of_checksums_is_refused(maps: Path) -> None:
+    (sums,) = (maps / "sums").glob("*rank00000*")
+    for text in (b"", b"{}", b"[]", b"null", b"\xff", b'{"ranks": 1'):
+        sums.write_bytes(text)
+        with pytest.raises(CaptureError, match=r"\.json: damaged .*; map again"):
+            open_job([maps], workers=1)
+
+
 def test_a_damaged_map_is_made_anew_from_its_capture(maps: Path) -> None:
     file = of_rank_0(maps, "collectives")
     raw = file.read_bytes()

@@ -200,11 +200,11 @@ def test_a_missing_file(tmp_path: Path) -> None:
     ("key", "value", "complaint"),
     [
         ("duration_ms", -3.0, "duration_ns of collectives is -3000000"),
-        ("time_created_ns", -5, "enqueued_ns of collectives is -5"),
+        ("time_created_ns", -5, "time_created_ns is -5"),
         ("time_created_ns", "12", "'12' is no whole number"),
         ("time_created_ns", 2**63 + 5, "is no whole number of 64 bits"),
         ("time_discovered_completed_ns", 1000, "end before they begin"),
-        ("collective_seq_id", -7, "sequence of collectives is -7"),
+        ("collective_seq_id", -7, "collective_seq_id is -7"),
         ("output_sizes", [[-5]], "output_sizes has a negative length"),
     ],
 )
@@ -227,3 +227,22 @@ def test_what_no_recorder_writes_is_refused_by_name(tmp_path: Path, key: str, va
     path.write_text(json.dumps({"version": "2.4", "entries": [entry | {key: value}]}))
     with pytest.raises(CaptureError, match=complaint):
         read_flight_recorder(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("collective_seq_id", -1, "collective_seq_id is -1"),
+        ("collective_seq_id", 1 << 62, "sequence of collectives is 4611686018427387904"),
+        ("time_created_ns", -5, "time_created_ns is -5"),
+        ("process_group", "default_pg", "process_group is 'default_pg', no list of names"),
+        ("process_group", ["0", 7], "no list of names"),
+    ],
+)
+def test_one_wrong_field_is_refused_by_name(tmp_path: Path, field: str, value: object, said: str) -> None:
+    """-1 stands for unknown in the table, not in the file."""
+    dump = pickle.loads((DUMPS / "ddp-layer.rank0.flight").read_bytes())
+    dump["entries"][63][field] = value
+    (tmp_path / "x.rank0.flight").write_bytes(pickle.dumps(dump))
+    with pytest.raises(CaptureError, match=said):
+        read_flight_recorder(tmp_path / "x.rank0.flight")

@@ -134,11 +134,11 @@ def test_a_missing_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "key", "value", "complaint"),
     [
-        ("coll_perf", "coll_exec_time_us", -5, "duration_ns of collectives is -5000"),
+        ("coll_perf", "coll_exec_time_us", -5, "coll_perf.coll_exec_time_us is -5"),
         ("coll_perf", "coll_exec_time_us", 2**62, "duration_ns of collectives is"),
         ("coll_perf", "coll_msg_size_bytes", 2**62, "the size of collectives is"),
-        ("coll_perf", "coll_sn", -3, "sequence of collectives is -3"),
-        ("header", "n_ranks", -4, "ranks of collectives is -4"),
+        ("coll_perf", "coll_sn", -3, "coll_perf.coll_sn is -3"),
+        ("header", "n_ranks", -4, "header.n_ranks is -4"),
         ("header", "rank", 77, "header.rank is no rank of header.n_ranks"),
     ],
 )
@@ -151,3 +151,16 @@ def test_what_no_inspector_writes_is_refused_by_name(
     (path := tmp_path / "a.log").write_text(json.dumps(line) + "\n")
     with pytest.raises(CaptureError, match=complaint):
         read_nccl_inspector(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [("header", "rank"), ("header", "n_ranks"), ("coll_perf", "coll_sn"), ("coll_perf", "coll_exec_time_us")],
+)
+@pytest.mark.parametrize("value", [None, -1])
+def test_a_field_that_only_some_lines_have_is_named(tmp_path: Path, part: str, key: str, value: int | None) -> None:
+    """Where no line has it, it is unknown; -1 stands for that in the table, and is no value of a log."""
+    said = json.loads(line())
+    said[part][key] = value
+    with pytest.raises(CaptureError, match=rf"{part}\.{key} is (missing in 1 of 3 lines|-1 in 1 lines)"):
+        read(tmp_path, line() + json.dumps(said) + "\n" + line())

@@ -1,0 +1,75 @@
+"""Warnings about operations, calls and ranges of a capture that do not fit together, for every table made from them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nvprof_kit._analysis.attribution.attribution import Attribution
+from nvprof_kit._analysis.attribution.nesting import Int64Array, nest
+from nvprof_kit._trace.schema import Trace
+
+
+def join_warnings(trace: Trace, attribution: Attribution) -> tuple[str, ...]:
+    """All warnings of this kind about a capture."""
+    return (*_launches(attribution), *_nodes(attribution), *_open(trace), *_crossing(trace, attribution))
+
+
+def _launches(attribution: Attribution) -> list[str]:
+    if not attribution.unlaunched:
+        return []
+    return [
+        f"{attribution.unlaunched} of {len(attribution.how)} operations were launched by calls that are not in the "
+        "capture (before its window, or dropped), so they have no layer; begin and end the window at a synchronize"
+    ]
+
+
+def _nodes(attribution: Attribution) -> list[str]:
+    if not attribution.uncreated:
+        return []
+    return [
+        f"{attribution.uncreated} operations replay CUDA graphs that were built outside the collected window, "
+        "so they belong to what launched the replay; include the graph's capture in the window"
+    ]
+
+
+def _open(trace: Trace) -> list[str]:
+    left_open = int(trace.ranges["left_open"].sum())
+    if not left_open:
+        return []
+    return [
+        f"{left_open} ranges were still open when the capture ended and were closed there; end the window "
+        "between two steps"
+    ]
+
+
+def _crossing(trace: Trace, attribution: Attribution) -> list[str]:
+    """Push/pop ranges of one domain cannot cross on their thread; those derived from operators can, and those of
+    PyTorch traces do by rounding.
+    """
+    recorded = trace.info.tool.startswith("nsys") and trace.operators is None and "," not in trace.info.domain
+    if not (recorded and attribution.ranges.crossing):
+        return []
+    frame = trace.ranges[trace.ranges["nested"].to_numpy()]
+    start, end, tid = (frame[column].to_numpy() for column in ("start_ns", "end_ns", "tid"))
+    if not nest(start, end, tid).crossing:
+        return []
+    count = _outlasting(start, end, tid)
+    return [
+        f"{count} push/pop ranges of NVTX_EVENTS end after a range that they begin in: start, end or globalTid is "
+        "wrong in some of them, so work may have the wrong layer; export or record it again"
+    ]
+
+
+def _outlasting(start: Int64Array, end: Int64Array, tid: Int64Array) -> int:
+    """Number of ranges that end after one that was open when they began."""
+    count = 0
+    for thread in np.unique(tid):
+        mine = np.flatnonzero(tid == thread)
+        mine = mine[np.lexsort((-end[mine], start[mine]))]
+        open_ends: list[int] = []
+        for begin, finish in zip(start[mine].tolist(), end[mine].tolist(), strict=True):
+            while open_ends and open_ends[-1] <= begin:
+                open_ends.pop()
+            count += bool(open_ends) and finish > open_ends[-1]
+            open_ends.append(finish)
+    return count

@@ -1,0 +1,84 @@
+"""Names of files and layers that a terminal, a spreadsheet, Markdown or a page could take for something else."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from support.nsys_file import NsysFile
+
+from nvprof_kit._cli import main
+
+LAYERS = (
+    "=cmd|'/c calc'!A1",
+    "@SUM(1)",
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "\x1b[31mred",
+    "\x9b31m",
+    "a\nb",
+    "a\u202eb",
+    "[link](javascript:alert(1))",
+    "`code`",
+    "a|b",
+    "kernel<float>",
+)
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Path:
+    """One kernel in each layer."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    for number, name in enumerate(LAYERS):
+        at = 1000 * number
+        file.range_(name, at, at + 900)
+        file.kernel(at + 100_000, at + 100_100, launched=(at + 10, at + 20), name=f"k{name}")
+    return file.write()
+
+
+def run(*words: str | Path) -> int:
+    with pytest.raises(SystemExit) as end:
+        main([str(word) for word in words])
+    return int(end.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["-rf", "--help", "a\nb", "\x1b[31mx", "$(id)'\"", "=1+1", "%d", "x?mode=rw#", "<b>", "u\udcff"]
+)
+def test_a_file_of_any_name(name: str, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = capture.with_name(f"{name}.sqlite")
+    try:
+        shutil.copy(capture, file)
+    except OSError:
+        pytest.skip("this file system has no such names")
+    out = capture.parent / "out"
+    assert run("layers", file) == 0
+    said = capsys.readouterr()
+    assert not {"\x1b", "\x9b", "\u202e"} & {*said.out, *said.err}
+    assert "run · nsys" in said.out.replace(said.out.splitlines()[0].partition(" · nsys")[0], "run", 1).splitlines()[0]
+    for suffix in ("json", "html", "pftrace", "pb.gz", "csv", "md", "parquet"):
+        verb = {"html": "report", "pftrace": "export", "pb.gz": "export"}.get(suffix, "layers")
+        assert run(verb, file, "-o", f"{out}.{suffix}") == 0, suffix
+    json.loads(Path(f"{out}.json").read_text(encoding="utf-8"))
+    if name == "<b>":
+        assert f"{os.sep}<b>.sqlite" not in Path(f"{out}.html").read_text(encoding="utf-8")
+
+
+def test_layers_of_any_name(capture: Path, tmp_path: Path) -> None:
+    for suffix in ("csv", "md"):
+        assert run("layers", capture, "-o", tmp_path / f"o.{suffix}") == 0
+    assert run("report", capture, "-o", tmp_path / "o.html") == 0
+    text = (tmp_path / "o.csv").read_text(encoding="utf-8")
+    assert all(row["layer"][0] not in "=+-@" for row in csv.DictReader(io.StringIO(text)))
+    page = (tmp_path / "o.html").read_text(encoding="utf-8")
+    assert "<script>alert(1)" not in page and "<img src=x" not in page
+    lines = (tmp_path / "o.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 2 + len(LAYERS)  # no name begins a row
+    told = "\n".join(lines)
+    for said in (r"\<img src=x", r"kernel\<float>", r"\[link](javascript", r"\`code\`", r"a\|b"):
+        assert said in told

@@ -1,0 +1,50 @@
+"""Events of a PyTorch trace whose time cannot be: refused, or warned of by key and category."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvprof_kit._trace.open import open_capture
+from nvprof_kit.errors import CaptureError
+
+BOOTED_US = 51 * 86_400 * 1e6
+"""Kineto counts from when the machine was booted, here 51 days ago."""
+
+
+def trace(path: Path, changed: int = -1, **change: Any) -> Path:
+    """30 calls, each 10 µs after the other, and the kernels that they launch; one of the calls changed."""
+    events = []
+    for number in range(30):
+        at = BOOTED_US + 10 * number
+        call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": at, "dur": 2.0}
+        call |= {"args": {"correlation": number + 1}} | (change if number == changed else {})
+        kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": at + 5, "dur": 4.0}
+        events += [call, kernel | {"args": {"correlation": number + 1, "device": 0, "stream": 7}}]
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    return path
+
+
+def test_the_trace_itself(tmp_path: Path) -> None:
+    assert open_capture(trace(tmp_path / "run.json")).info.warnings == ()
+
+
+@pytest.mark.parametrize("moment", [-1.0, 0.0, 99.0, BOOTED_US + 86_400e6])
+def test_a_call_hours_away_from_all_others(tmp_path: Path, moment: float) -> None:
+    (said, *_) = open_capture(trace(tmp_path / "run.json", 7, ts=moment)).info.warnings[-1:]
+    assert "ts of cuda_runtime lies hours away from the rest of the trace in 1 events" in said
+
+
+def test_a_call_of_a_hundred_days_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="more than 100 days apart"):
+        open_capture(trace(tmp_path / "run.json", 7, dur=1e13))
+
+
+def test_a_category_of_another_release_is_warned_of(tmp_path: Path) -> None:
+    """A kernel that is not read is missing in every sum."""
+    (said,) = open_capture(trace(tmp_path / "run.json", 7, cat="gpu_runtime")).info.warnings[:1]
+    assert said == "cat is 'gpu_runtime' in 1 events, a category that is not known: they are not read"
+    assert open_capture(trace(tmp_path / "run.json", 7, cat="cuda_sync")).info.warnings == ()

@@ -1,0 +1,151 @@
+"""Events of an nsys export that cannot be: each is refused or warned of by the name of its table and column."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.nsys_file import NsysFile
+
+import nvprof_kit
+from nvprof_kit._trace.nsys.enums import ALL
+from nvprof_kit._trace.open import open_capture
+from nvprof_kit.errors import CaptureError
+
+OPTIONAL = ("name", "calls", "allocations", "scheduled", "collectives", "marks")
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Path:
+    """A step with two layers after each other, a kernel launched in each, and a copy in the second."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 0", 100, 900, category="step", payload=0)
+    file.range_("layers.0", 200, 400)
+    file.range_("layers.1", 500, 700)
+    file.kernel(1000, 1010, launched=(300, 310))
+    file.kernel(1020, 1040, launched=(600, 610))
+    file.kernel(1050, 1060, correlation=file.call("cudaMemcpyAsync_v3020", 620, 630), table="MEMCPY")
+    path = file.write()
+    change(
+        path,
+        "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INT, globalPid INT, deviceId INT, bytes INT, memKind INT, "
+        "memoryOperationType INT, correlationId INT)",
+        "INSERT INTO CUDA_GPU_MEMORY_USAGE_EVENTS SELECT 250, globalPid, 0, 512, 2, 0, 7 FROM "
+        "CUPTI_ACTIVITY_KIND_KERNEL LIMIT 1",
+        "CREATE TABLE SCHED_EVENTS (start INT, isSchedIn INT, globalTid INT)",
+        "INSERT INTO SCHED_EVENTS SELECT 100, 1, globalTid FROM CUPTI_ACTIVITY_KIND_RUNTIME LIMIT 1",
+        "INSERT INTO SCHED_EVENTS SELECT 800, 0, globalTid FROM CUPTI_ACTIVITY_KIND_RUNTIME LIMIT 1",
+    )
+    return path
+
+
+def change(path: Path, *statements: str) -> Path:
+    with closing(sqlite3.connect(path)) as db, db:
+        for statement in statements:
+            db.execute(statement)
+    return path
+
+
+def warnings_of(path: Path) -> str:
+    return " | ".join(open_capture(path, optional=OPTIONAL).info.warnings)
+
+
+def test_the_capture_itself(capture: Path) -> None:
+    assert warnings_of(capture) == ""
+    assert nvprof_kit.open(capture).layers().warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("change_", "named"),
+    [
+        ("UPDATE NVTX_EVENTS SET eventType = 99 WHERE start = 200", "NVTX_EVENTS.eventType is unknown in 1 events"),
+        ("UPDATE NVTX_EVENTS SET eventType = -1 WHERE start = 200", "NVTX_EVENTS.eventType is unknown in 1 events"),
+        ("UPDATE NVTX_EVENTS SET domainId = 99 WHERE start = 200", "NVTX_EVENTS.domainId"),
+        ("UPDATE NVTX_EVENTS SET globalTid = 1 WHERE start = 200", "NVTX_EVENTS.domainId or globalTid"),
+        ("UPDATE NVTX_EVENTS SET start = -7 WHERE start = 200", "NVTX_EVENTS.start is negative in 1 rows"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET start = -1 WHERE start = 300", "RUNTIME.start is negative"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET nameId = 4096 WHERE start = 300", "StringIds lacks the text"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = 99", "deviceId of 2 operations is 99"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET copyKind = 99", "CUPTI_ACTIVITY_KIND_MEMCPY.copyKind is 99"),
+        ("UPDATE CUDA_GPU_MEMORY_USAGE_EVENTS SET memKind = 99", "CUDA_GPU_MEMORY_USAGE_EVENTS.memKind is 99"),
+    ],
+)
+def test_warned_of_by_name(capture: Path, change_: str, named: str) -> None:
+    assert named in warnings_of(change(capture, change_))
+
+
+@pytest.mark.parametrize(
+    ("change_", "named"),
+    [
+        ("UPDATE NVTX_EVENTS SET [end] = 150 WHERE start = 200", "ranges of NVTX_EVENTS end before they begin"),
+        ("UPDATE NVTX_EVENTS SET eventType = 0.5 WHERE start = 200", "NVTX_EVENTS.eventType is not a whole number"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = 1 << 40", "the device of operations is 1099511627776"),
+        ("UPDATE CUDA_GPU_MEMORY_USAGE_EVENTS SET deviceId = -5", "CUDA_GPU_MEMORY_USAGE_EVENTS.deviceId is -5"),
+        ("UPDATE CUDA_GPU_MEMORY_USAGE_EVENTS SET memoryOperationType = 2", "memoryOperationType is 2 in 1 rows"),
+        ("UPDATE CUDA_GPU_MEMORY_USAGE_EVENTS SET start = 1 << 62", "more than 100 days apart"),
+        ("UPDATE SCHED_EVENTS SET isSchedIn = 7", "SCHED_EVENTS.isSchedIn is 7 in 2 rows"),
+        ("UPDATE SCHED_EVENTS SET start = 1 << 62", "more than 100 days apart"),
+    ],
+)
+def test_refused_by_name(capture: Path, change_: str, named: str) -> None:
+    with pytest.raises(CaptureError, match=named):
+        warnings_of(change(capture, change_))
+
+
+@pytest.mark.parametrize("end", ["NULL", "0", "-1"])
+def test_a_range_left_open_is_no_error(capture: Path, end: str) -> None:
+    """Exporters wrote NULL, before 2022 also 0."""
+    trace = open_capture(change(capture, f"UPDATE NVTX_EVENTS SET [end] = {end} WHERE start = 100"))
+    assert trace.ranges["left_open"].sum() == 1
+
+
+@pytest.mark.parametrize(
+    "change_",
+    [
+        "UPDATE NVTX_EVENTS SET [end] = NULL WHERE start = 200",  # the step has an end: its layer cannot stay open
+        "UPDATE NVTX_EVENTS SET [end] = 600 WHERE start = 200",  # layers.1 begins at 500, in it, and ends after it
+    ],
+)
+def test_ranges_that_cross_are_warned_of_in_every_table(capture: Path, change_: str) -> None:
+    opened = nvprof_kit.open(change(capture, change_))
+    for result in (opened.layers(), opened.breakdown(), opened.summary()):
+        assert any("push/pop ranges of NVTX_EVENTS end after" in said for said in result.warnings), type(result)
+
+
+def test_an_operation_without_its_call_is_warned_of_in_every_table(capture: Path) -> None:
+    path = change(capture, "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET correlationId = 9 WHERE start = 1020")
+    opened = nvprof_kit.open(path)
+    for result in (opened.layers(), opened.breakdown(), opened.summary()):
+        assert any(said.startswith("1 of 3 operations were launched by calls") for said in result.warnings)
+
+
+@pytest.mark.parametrize("table", [one.table for one in ALL])
+def test_an_enumeration_with_other_numbers_is_refused(capture: Path, table: str) -> None:
+    names = next(one.names for one in ALL if one.table == table)
+    moved = {number + 1: name for number, name in names.items()}
+    with pytest.raises(CaptureError, match=f"{table} numbers"):
+        warnings_of(enumerated(capture, table, moved))
+
+
+def test_a_value_with_a_new_name_is_warned_of(capture: Path) -> None:
+    for one in ALL:
+        enumerated(capture, one.table, dict(one.names))
+    assert warnings_of(capture) == ""
+    change(capture, "UPDATE ENUM_CUDA_MEMCPY_OPER SET name = 'HOST_TO_DEVICE' WHERE id = 1")
+    assert "ENUM_CUDA_MEMCPY_OPER calls 1 'HOST_TO_DEVICE'; it is read as CUDA_MEMCPY_KIND_HTOD" in warnings_of(capture)
+
+
+def test_a_new_value_that_the_export_names_is_no_error(capture: Path) -> None:
+    names = next(one.names for one in ALL if one.table == "ENUM_CUDA_MEMCPY_OPER")
+    enumerated(capture, "ENUM_CUDA_MEMCPY_OPER", {**names, 14: "CUDA_MEMCPY_KIND_NEW"})
+    assert warnings_of(change(capture, "UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET copyKind = 14")) == ""
+
+
+def enumerated(path: Path, table: str, names: dict[int, Any]) -> Path:
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(f"CREATE TABLE {table} (id INTEGER, name TEXT, label TEXT)")
+        db.executemany(f"INSERT INTO {table} VALUES (?, ?, ?)", [(one, name, name) for one, name in names.items()])
+    return path
