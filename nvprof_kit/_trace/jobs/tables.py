@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvprof_kit._trace.jobs.schema import TABLES
-from nvprof_kit._trace.jobs.store import fault_of
+from nvprof_kit._trace.jobs.schema import TABLES, VERSION
+from nvprof_kit._trace.jobs.store import fault_of, version_fault
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ _MEMBERS = """
     FROM collectives {join}
 """
 """The collectives with the keys that match them across ranks: communicator, step and number."""
+
+_TYPES = {"int64": "BIGINT", "bool": "BOOLEAN", "object": "VARCHAR"}
+"""DuckDB's types of the columns."""
 
 _PROFILED = "SELECT rank FROM ranks WHERE source = 'profile'"
 
@@ -84,17 +87,23 @@ class JobTables:
 
         if names is None and not any((folder / "ranks").glob("*.parquet")):
             raise CaptureError(f"{folder}: no map in it; make some with nvprof-kit ranks map -o {folder} CAPTURE...")
-        if fault := fault_of(folder, names):
+        if fault := fault_of(folder, names, ("collectives",)):  # the others are checked when they are read
             raise CaptureError(fault)
         self._folder = folder
         self._spill = tempfile.TemporaryDirectory(prefix="nvprof-kit-ranks-")
         config = {"memory_limit": MEMORY, "temp_directory": self._spill.name, "preserve_insertion_order": False}
         self._db: Any = duckdb.connect(config=config)
+        self._db.execute("SET enable_progress_bar = false")  # DuckDB would draw it on stdout, among the answer
+        self._db.execute("SET parquet_metadata_cache = true")  # each of 10,000 files is opened several times
         self._names = names
         self._gathered: set[str] = set()
-        self._once("ranks")
-        for table in TABLES:
-            self._asked(f"CREATE VIEW IF NOT EXISTS {table} AS {self._read(table)}")
+        self._asked(f"CREATE VIEW collectives AS {self._read('collectives')}")
+        self._merge("ranks")
+        others = self._one(f"SELECT max(version) FROM ranks WHERE version <> {VERSION}")[0]
+        if others is not None:
+            raise CaptureError(version_fault(folder, others))
+        self._merge("layers")
+        self._merge("steps")
         told = self._one(
             "SELECT bool_and(named), bool_or(named), bool_and(numbered) FROM ranks WHERE source = 'profile'"
         )
@@ -129,14 +138,41 @@ class JobTables:
         wanted = ", ".join(f'"{name}"' for name in TABLES[table])
         return f"SELECT {wanted} FROM read_parquet([{listed}])"
 
-    def _once(self, *tables: str) -> None:
-        """Merge a small table of all ranks into one file, because opening 10,000 files takes seconds."""
-        for table in tables:
-            if table not in self._gathered:
-                file = str(Path(self._spill.name) / f"{table}.parquet").replace("'", "''")
-                self._asked(f"COPY ({self._read(table)}) TO '{file}' (FORMAT parquet)")
-                self._asked(f"CREATE OR REPLACE VIEW {table} AS SELECT * FROM read_parquet('{file}')")
-                self._gathered.add(table)
+    def _merge(self, table: str) -> None:
+        """Merge a small table of all ranks into one file, because opening 10,000 files takes seconds, and check it.
+
+        Raises:
+            CaptureError: A column or a value is missing, or has another type.
+        """
+        import duckdb
+
+        file = str(Path(self._spill.name) / f"{table}.parquet").replace("'", "''")
+        lacking = " OR ".join(f'count("{name}") < count(*)' for name in TABLES[table])
+        said = ""
+        try:
+            self._db.execute(f"COPY ({self._read(table)}) TO '{file}' (FORMAT parquet)")
+            self._db.execute(f"CREATE VIEW {table} AS SELECT * FROM read_parquet('{file}')")
+            good = not self._db.execute(f"SELECT {lacking} FROM {table}").fetchall()[0][0]
+            types = [row[1] for row in self._db.execute(f"DESCRIBE {table}").fetchall()]
+            good = good and types == [_TYPES[column.dtype] for column in TABLES[table].values()]
+        except (duckdb.InvalidInputException, duckdb.BinderException, duckdb.ConversionException) as error:
+            good, said = False, f"{self._folder}: a damaged map ({str(error).partition(chr(10))[0]}); map again"
+        except duckdb.IOException as error:
+            good, said = False, f"{self._folder}: {str(error).partition(chr(10))[0]}"
+        if not good:
+            self._refuse(fault_of(self._folder, self._names, (table,)) or said)
+
+    def _check_segments(self) -> None:
+        """Check the table that only small jobs read, at its first use."""
+        if "segments" not in self._gathered:
+            self._refuse(fault_of(self._folder, self._names, ("segments",)))
+            self._asked(f"CREATE VIEW segments AS {self._read('segments')}")
+            self._gathered.add("segments")
+
+    def _refuse(self, fault: str) -> None:
+        if fault:
+            self.close()
+            raise CaptureError(fault)
 
     def _tallies(self) -> str:
         """Name of the table with the number of collectives of each rank: c, comm, s, rank, n."""
@@ -159,8 +195,8 @@ class JobTables:
 
     def table(self, name: str) -> pd.DataFrame:
         """A complete table of the maps."""
-        if name not in {"collectives", "segments"}:
-            self._once(name)
+        if name == "segments":
+            self._check_segments()
         return self._frame(f"SELECT * FROM {name}")
 
     def profiled_ranks(self) -> list[int]:
@@ -378,6 +414,7 @@ class JobTables:
 
     def step_times(self) -> pd.DataFrame:
         """Device activity in steps: step, rank, doing, passes_on (only in a send or receive), ns."""
+        self._check_segments()
         return self._frame(
             "SELECT p.step, p.rank, p.doing, coalesce(x.sort = 'SendRecv', false) AS passes_on, "
             "sum(p.ns)::BIGINT AS ns FROM segments AS p "
@@ -408,6 +445,7 @@ class JobTables:
 
     def segments(self, ranks: Sequence[int]) -> pd.DataFrame:
         """The segments of the given ranks, by rank and segment."""
+        self._check_segments()
         self._want(ranks)
         return self._frame("SELECT * FROM segments SEMI JOIN wanted_ranks USING (rank) ORDER BY rank, segment")
 
@@ -415,7 +453,6 @@ class JobTables:
         """Layer x phase x rank, as medians over the rank's steps: rank, layer, phase, median_ns, idle_ns, comm_ns, ops,
         steps. Without steps, values of the whole capture.
         """
-        self._once("layers")
         medians = ", ".join(
             f"quantile_disc({name}, 0.5) AS {made}"
             for name, made in (
@@ -441,7 +478,6 @@ class JobTables:
         Returns:
             step, rank, kind (compute, copy, host, data_loading), layer, phase, excess_ns, more_ops.
         """
-        self._once("layers")
         kinds = {
             "compute": "compute_ns",
             "copy": "copy_ns",
@@ -474,7 +510,6 @@ class JobTables:
             spent: The column to compare: loading_ns or gc_ns.
             least_ns: Minimum excess.
         """
-        self._once("steps")
         return self._frame(
             f"SELECT step, rank, {spent} - usual AS excess_ns FROM steps JOIN "
             f"(SELECT step, quantile_disc({spent}, 0.5) AS usual FROM steps GROUP BY step) USING (step) "
@@ -492,7 +527,6 @@ class JobTables:
 
     def step_lengths(self) -> pd.DataFrame:
         """Steps: step, median_ns over ranks, ranks, and warm_up (true if it is warm-up on any rank)."""
-        self._once("steps")
         return self._frame(
             "SELECT step, quantile_disc(end_ns - start_ns, 0.5) AS median_ns, count(*) AS ranks, "
             "bool_or(warm_up) AS warm_up FROM steps "
@@ -513,7 +547,6 @@ class JobTables:
 
     def rank_steps(self) -> pd.DataFrame:
         """Step by rank: step, rank, length_ns, compute_ns, idle_ns, and wait_ns in matched collectives."""
-        self._once("layers", "steps")
         clips = f"i.n = 2 OR i.sort NOT IN {_SYMMETRIC}"
         return self._frame(
             "WITH spent AS (SELECT rank, step, sum(compute_ns)::BIGINT AS compute_ns, sum(idle_ns)::BIGINT AS idle_ns "
