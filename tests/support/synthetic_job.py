@@ -52,6 +52,7 @@ class SyntheticJob:
     missing: tuple[int, ...] = ()
     work_ns: float = 0.5 * MS
     transfer_ns: float = 40 * US
+    more: tuple[Fault, ...] = ()  # faults beside the first
     named: bool = True  # communicators bear names of their own; else only their streams tell them
     true_clocks: dict[int, tuple[float, float]] = field(default_factory=dict, compare=False)
 
@@ -91,29 +92,31 @@ def play(job: SyntheticJob) -> Played:
     work = job.work_ns * random.uniform(0.7, 1.3, job.per_step)
     grid = np.arange(ranks).reshape(job.rows, job.columns)
     link = np.ones((2, ranks))
-    fault, hit = job.fault, np.zeros(ranks, dtype=bool)
-    hit[fault.rank] = True
-    if fault.kind == "slow_link":
-        link[0, grid[fault.rank // job.columns]] = 1 + 5 * fault.size
+    faults = [(fault, np.arange(ranks) == fault.rank) for fault in (job.fault, *job.more)]
+    for fault, _ in faults:
+        if fault.kind == "slow_link":
+            link[0, grid[fault.rank // job.columns]] = 1 + 5 * fault.size
     for step in range(job.steps):
         began[step] = now
         loaded[step] = 0.3 * MS + random.exponential(20 * US, ranks)
-        if fault.kind == "data_loading":
-            loaded[step] += hit * fault.size * 0.25 * job.work_ns * job.per_step
+        for fault, hit in faults:
+            if fault.kind == "data_loading":
+                loaded[step] += hit * fault.size * 0.25 * job.work_ns * job.per_step
         now = now + loaded[step]
-        late = (np.arange(ranks) == _late_in(job, step)) if fault.kind in ("rotating", "one_bad_step") else None
         for k in range(job.per_step):
             layer, _ = job.layer_of(k)
             took = work[k] * random.normal(1, 0.004, ranks).clip(0.97, 1.03)
             idle = random.exponential(3 * US, ranks)
-            if fault.kind == "slow_gpu":
-                took = took * np.where(hit, 1 + 0.2 * fault.size, 1)
-            elif fault.kind == "slow_layer" and layer == fault.layer:
-                took = took * np.where(hit, 1 + 0.25 * job.layers * fault.size, 1)
-            elif fault.kind == "slow_host":
-                idle = idle + hit * 0.2 * fault.size * job.work_ns
-            elif late is not None:
-                took = took * np.where(late, 1 + (0.25 if fault.kind == "rotating" else 2.0) * fault.size, 1)
+            for fault, hit in faults:
+                if fault.kind == "slow_gpu":
+                    took = took * np.where(hit, 1 + 0.2 * fault.size, 1)
+                elif fault.kind == "slow_layer" and layer == fault.layer:
+                    took = took * np.where(hit, 1 + 0.25 * job.layers * fault.size, 1)
+                elif fault.kind == "slow_host":
+                    idle = idle + hit * 0.2 * fault.size * job.work_ns
+                elif fault.kind in ("rotating", "one_bad_step"):
+                    late = np.arange(ranks) == _late_in(job, fault, step)
+                    took = took * np.where(late, 1 + (0.25 if fault.kind == "rotating" else 2.0) * fault.size, 1)
             place = step * job.per_step + k
             arrived[place] = now + took + idle
             computed[place], idled[place] = took, idle
@@ -126,10 +129,10 @@ def play(job: SyntheticJob) -> Played:
     return Played(arrived, ended, computed, idled, loaded, began)
 
 
-def _late_in(job: SyntheticJob, step: int) -> int:
-    if job.fault.kind == "rotating":
+def _late_in(job: SyntheticJob, fault: Fault, step: int) -> int:
+    if fault.kind == "rotating":
         return int(np.random.default_rng(job.seed).permutation(job.ranks)[step % job.ranks])
-    return job.fault.rank if step == job.fault.step else -1
+    return fault.rank if step == fault.step else -1
 
 
 def write_maps(job: SyntheticJob, folder: Path, ranks_per_file: int = 1) -> None:

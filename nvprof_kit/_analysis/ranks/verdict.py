@@ -29,6 +29,10 @@ STANDS_OUT = 2.5
 BAD_STEP = 5
 """A step is bad if it costs this multiple of the notable cost."""
 
+ECHO = 0.25
+"""A cost below this share of the rank's in the step before is an echo of that step: ranks that it held up are late too.
+"""
+
 SLOW_LINK = 1.5
 """Transfers are slow if they take this multiple of the median of their equals."""
 
@@ -110,6 +114,7 @@ def judge(found: Evidence) -> Verdict:
     number = steps["step"].tolist() if len(steps) else sorted(charges["step"].unique().tolist())
     costs = faults.pivot_table(index="step", columns="rank", values="cost_ns", aggfunc="sum", fill_value=0.0)
     costs = costs.reindex(number, fill_value=0.0)
+    costs = costs.where(costs >= ECHO * costs.shift(1, fill_value=0.0), 0.0)
     link = _slow_link(found, length)
     median = costs.median() if costs.shape[1] else costs.sum()
     worst = int(median.idxmax()) if len(median) else -1

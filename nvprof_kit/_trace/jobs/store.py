@@ -84,7 +84,8 @@ def kept(folder: Path, wanted: Sequence[Fingerprint]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     with _Footers() as footers:
         for file, *told in footers.asked(
-            f"SELECT DISTINCT filename, {fields} FROM read_parquet(?, filename = true)", [place / name for name in names]
+            f"SELECT DISTINCT filename, {fields} FROM read_parquet(?, filename = true)",
+            [place / name for name in names],
         ):
             name = Path(file).name
             one = by_name[_of_capture(name)]

@@ -40,20 +40,28 @@ _TYPES = {"int64": "BIGINT", "bool": "BOOLEAN", "object": "VARCHAR"}
 
 _PROFILED = "SELECT rank FROM ranks WHERE source = 'profile'"
 
-_INSTANCES = """
-    SELECT * EXCLUDE (late), (late >> 32)::INTEGER AS late_rank, (late & 4294967295)::INTEGER AS late_index FROM (
+_SORTS = (*SYMMETRIC, "SendRecv", "Broadcast", "Reduce")
+_CODE = " ".join(f"WHEN '{sort}' THEN {code}" for code, sort in enumerate(_SORTS, 1))
+
+_INSTANCES = f"""
+    SELECT * EXCLUDE (late, low, high, sum_alone, late_alone), (late >> 32)::INTEGER AS late_rank,
+        (late & 4294967295)::INTEGER AS late_index, coalesce({list(_SORTS)}[low], '') AS sort, low <> high AS unlike,
+        sum_alone::BIGINT - late_alone AS alone_ns
+    FROM (
         SELECT c, s, k, count(*)::INTEGER AS n, max(a) AS arrival, arg_max((rank << 32) | index, a) AS late,
-            min(a) AS first, sum(a) AS sum_a, max(e) AS ended,
-            arg_min(e, a) AS first_end, coalesce(min(step) FILTER (WHERE step >= 0), -1) AS step,
-            any_value(sort) AS sort, min(hash(sort)) <> max(hash(sort)) AS unlike,
-            max(bytes) AS bytes, max(size)::INTEGER AS size,
-            (sum(alone) - arg_max(alone, a))::BIGINT AS alone_ns
-        FROM matched GROUP BY c, s, k HAVING count(*) > 1
+            sum(a) AS sum_a, max(e) AS ended, arg_min(e, a) AS first_end, {{step}} AS step, min(sort) AS low,
+            max(sort) AS high, max(bytes) AS bytes, max(size)::INTEGER AS size, sum(alone::DOUBLE) AS sum_alone,
+            arg_max(alone, a) AS late_alone
+        FROM (SELECT * REPLACE (CASE sort {_CODE} ELSE 0 END::UTINYINT AS sort) FROM matched)
+        GROUP BY c, s, k HAVING count(*) > 1
     )
 """
-"""One row per matched collective. Rank and index are packed into one integer and there is no text, because there are
-millions of rows.
+"""One row per matched collective. There are millions of groups, so each has few bytes: rank and index are packed into
+one integer, kinds are codes, and sums of what is far below 2^53 are floating-point numbers, which are exact there.
 """
+
+_STEP = "coalesce(min(step) FILTER (WHERE step >= 0), -1)"
+"""The step of a matched collective, where it is not among the keys."""
 
 _CLIPPED = f"""
     SELECT c, s, k, sum(least(i.arrival - m.a, greatest(m.e - m.a, 0)))::BIGINT AS clipped_ns
@@ -65,7 +73,7 @@ _WAITED = "n * arrival::HUGEINT - sum_a"
 _WAITS = f"""(
     SELECT i.*, CAST(
         CASE WHEN sort NOT IN {_SYMMETRIC} THEN clipped_ns
-        WHEN n = 2 THEN least({_WAITED}, greatest(first_end - first, 0)) ELSE {_WAITED} END AS BIGINT
+        WHEN n = 2 THEN least({_WAITED}, greatest(first_end - (sum_a - arrival), 0)) ELSE {_WAITED} END AS BIGINT
     ) AS wait_ns FROM instances AS i LEFT JOIN clipped USING (c, s, k) WHERE NOT unlike
 )"""
 """The matched collectives with the wait time of their ranks."""
@@ -112,11 +120,18 @@ class JobTables:
         # if only some ranks have communicator ids, match by stream, which all ranks have
         self._comm = "comm" if told[0] in (True, None) or not told[1] else "'stream ' || stream"
         self._sequence = "sequence" if told[2] else "-1"
-        every = self._one(
-            "SELECT bool_and(told) FROM (SELECT rank, bool_or(operation >= 0) AS told FROM collectives "
-            f"WHERE rank IN ({_PROFILED}) GROUP BY rank)"
+        some = self._one("SELECT count(*) FROM collectives WHERE operation >= 0")[0]  # by the footers
+        every = (
+            [some]
+            if not some
+            else self._one(
+                "SELECT bool_and(told) FROM (SELECT rank, bool_or(operation >= 0) AS told FROM collectives "
+                f"WHERE rank IN ({_PROFILED}) GROUP BY rank)"
+            )
         )
         self._operation = "operation" if every[0] else "-1"
+        # whether the step is among the keys of all members
+        self._by_step = self._operation == self._sequence == "-1"
         self._show(self._members(f"hash({self._comm})"))
 
     @property
@@ -252,6 +267,7 @@ class JobTables:
         """Replace the communicators and numbers of sends and receives: rank, index, label, k."""
         self._db.register("given", messages)
         self._asked("CREATE OR REPLACE TABLE messages AS SELECT * FROM given")
+        self._by_step = False
         self._show(
             "SELECT m.* REPLACE (CASE WHEN t.label IS NULL THEN m.c ELSE hash(t.label) END AS c, "
             "CASE WHEN t.label IS NULL THEN m.s ELSE -2 END AS s, coalesce(t.k, m.k) AS k) "
@@ -316,7 +332,8 @@ class JobTables:
         # without renumbering, members can be filtered before clock alignment
         self._chosen_first = not join and (placed is None or not len(placed))
         self._asked(f"CREATE OR REPLACE VIEW matched AS {self._matched.format('members')}")
-        self._asked(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES}")
+        step = "s" if self._by_step and self._chosen_first else _STEP
+        self._asked(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES.format(step=step)}")
         self._asked(f"CREATE OR REPLACE TABLE clipped AS {_CLIPPED}")
 
     def _with(self, placed: pd.DataFrame | None) -> str:
@@ -365,7 +382,12 @@ class JobTables:
 
     def span(self) -> int:
         """From the first arrival to the last end of the matched collectives, in ns."""
-        return int(self._one("SELECT coalesce(max(ended) - min(first), 0) FROM instances WHERE NOT unlike")[0])
+        return int(
+            self._one(
+                "SELECT coalesce(max(e) - min(a), 0) FROM matched SEMI JOIN "
+                "(SELECT c, s, k FROM instances WHERE NOT unlike) USING (c, s, k)"
+            )[0]
+        )
 
     def total_wait(self) -> int:
         """Total wait time of all ranks, in ns."""
