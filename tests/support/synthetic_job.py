@@ -351,6 +351,32 @@ def random_job(seed: int) -> SyntheticJob:
     )  # fmt: skip
 
 
+ODD_WORLDS = ((1, 2), (1, 3), (1, 5), (1, 7), (2, 2), (3, 1), (2, 3), (7, 3), (3, 5), (1, 8), (6, 2))
+
+
+def odd_job(seed: int) -> SyntheticJob:
+    """A job of an odd world, half of them without names of communicators, with more collectives lost."""
+    random = np.random.default_rng(seed)
+    rows, columns = ODD_WORLDS[seed % len(ODD_WORLDS)]
+    ranks, kind = rows * columns, KINDS[int(random.integers(len(KINDS)))]
+    # a slow link needs others to compare with, and two ranks do not rotate
+    if (kind == "slow_link" and (rows < 3 or columns < 2)) or (kind == "rotating" and ranks < 3):
+        kind = "none"
+    steps, layers = int(random.integers(6, 10)), int(random.integers(3, 9))
+    fault = Fault(
+        kind, int(random.integers(ranks)), int(random.integers(layers)), int(random.integers(2, steps)),
+        float(random.uniform(0.8, 2)),
+    )  # fmt: skip
+    lost = int(random.integers(0, 12))
+    in_row = {fault.rank // columns * columns + one for one in range(columns)}
+    gone = random.permutation(ranks)[: int(random.integers(0, 2))].tolist()
+    missing = tuple(rank for rank in gone if rank not in in_row)
+    return SyntheticJob(
+        rows, columns, steps, int(random.integers(10, 16)) * 2, layers, fault, seed, True, lost, missing,
+        named=bool(random.integers(2)),
+    )  # fmt: skip
+
+
 def misjudged(job: SyntheticJob, verdict: object) -> str:
     """What a verdict says wrongly of a job, '' where it is right."""
     said = (verdict.rank, verdict.layer, verdict.cause, verdict.severity)  # type: ignore[attr-defined]

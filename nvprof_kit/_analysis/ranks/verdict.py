@@ -50,8 +50,8 @@ class Verdict:
         layer: The layer in which it loses the time; None if it is not a single layer.
         phase: The phase of that layer.
         cause: ``slow_gpu``, ``slow_layer``, ``more_work``, ``slow_host``, ``data_loading``, ``slow_link``, ``copy``,
-            ``rotating``, ``one_bad_step``, ``garbage_collection``, ``warm_up``, ``uneven_stages``, ``start_up``,
-            ``none``, …
+            ``rotating``, ``one_bad_step``, ``collective``, ``garbage_collection``, ``warm_up``, ``uneven_stages``,
+            ``start_up``, ``none``, …
         severity: ``none``, ``warning`` or ``critical``.
         cost_ns_per_step: Waiting time that it costs each other rank, the median over steps, in ns.
         sentence: The verdict as a sentence.
@@ -122,6 +122,8 @@ def judge(found: Evidence) -> Verdict:
     # if a different rank is late in each step, a single rank's share is small
     alone = notable and median[worst] >= costs.max(axis=1).median() / 2
     if alone and (link is None or link.cost_ns_per_step < median[worst] / 2):
+        if held_up := _held_up(faults, worst, cost=float(median[worst]), length=length):
+            return held_up
         return _of_rank(
             found, faults[faults["rank"] == worst], worst, cost=float(median[worst]), length=length, steps=number
         )
@@ -192,6 +194,18 @@ def _of_rank(
         + (f", in {often} of {many(len(steps), 'step')}" if len(found.steps) else "")
     )
     return Verdict(rank, layer, phase, cause, severity, round(cost), sentence)
+
+
+def _held_up(faults: pd.DataFrame, rank: int, *, cost: float, length: float) -> Verdict | None:
+    """A verdict if what makes a rank late are collectives with ranks that are missing or were not matched."""
+    spent = faults[faults["rank"] == rank].groupby("cause")["cost_ns"].sum()
+    if spent.get("collective", 0.0) <= spent.sum() / 2:
+        return None
+    sentence = (
+        f"no straggler is known: rank {rank} holds the others up for {_ms(cost)} of a step of {_ms(length)}, because "
+        "of collectives that match none of another rank; the rank that it waits for may be missing"
+    )
+    return Verdict(None, None, None, "collective", "warning", round(cost), sentence)
 
 
 _NAMES = {"host": "slow_host", "transfer": "slow_link"}
