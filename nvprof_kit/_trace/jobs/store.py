@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_ARROW = {"object": "string"}
 _TYPES = {"int64": "INT64", "bool": "BOOLEAN", "object": "BYTE_ARRAY"}
-"""Arrow types of the columns."""
+"""Parquet types of the columns."""
 
 FINGERPRINT = ("capture", "size_bytes", "changed_ns", "reading")
 """The columns of the table ``ranks`` that tell whether a map is of its capture as it is now."""
@@ -238,8 +237,9 @@ def _write(frame: pd.DataFrame, table: str, file: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # explicit types: Arrow cannot infer those of an empty column
-    fields = [(name, _ARROW.get(column.dtype, column.dtype)) for name, column in TABLES[table].items()]
+    # explicit types: Arrow cannot infer those of an empty column; text is a dictionary, as Parquet stores it
+    text = pa.dictionary(pa.int32(), pa.string())
+    fields = [(name, text if column.dtype == "object" else column.dtype) for name, column in TABLES[table].items()]
     arrow = pa.Table.from_pandas(frame, schema=pa.schema(fields), preserve_index=False)
     beside = file.with_name(f".{secrets.token_hex(8)}.tmp")  # unpredictable, against symlink attacks
     try:

@@ -270,7 +270,7 @@ def _summed(keys: Mapping[str, Int64Array | _Named], values: Mapping[str, Int64A
     found, sums = sums_by([one.code if isinstance(one, _Named) else one for one in keys.values()], values.values())
     columns: dict[str, Any] = {}
     for (name, key), codes in zip(keys.items(), found, strict=True):
-        columns[name] = key.names[codes] if isinstance(key, _Named) else codes
+        columns[name] = pd.Categorical.from_codes(codes, pd.Index(key.names)) if isinstance(key, _Named) else codes
     made: pd.DataFrame = pd.DataFrame({**columns, **dict(zip(values, sums, strict=True))}, copy=False)
     return made
 
@@ -302,6 +302,10 @@ def _ordered(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     """Select the columns of the schema, with their types."""
     import pandas as pd
 
-    columns = {name: frame[name].to_numpy(column.dtype) for name, column in TABLES[table].items()}
+    columns = {
+        # names stay codes: as text, millions of them take longer than all else
+        name: frame[name] if isinstance(frame[name].dtype, pd.CategoricalDtype) else frame[name].to_numpy(column.dtype)
+        for name, column in TABLES[table].items()
+    }
     made: pd.DataFrame = pd.DataFrame(columns, copy=False)
     return made
