@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -99,6 +99,8 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     windows = step_windows(trace, attribution) if len(trace.ops) else None
     if windows is None:
         raise CaptureError(f"{trace.info.path}: no operation ran on a GPU; ranks are compared by what their GPUs did")
+    numbers = _numbers(attribution.ranges.steps)
+    windows = replace(windows, step=np.where(windows.in_step, np.append(numbers, 0)[windows.instance], 0))
     classes = classify(trace.ops)
     active = activity(trace, classes, windows)
     host = HostCalls(trace)
@@ -140,6 +142,13 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     )
 
 
+def _numbers(steps: Int64Array) -> Int64Array:
+    """The number of each step; their places where numbers repeat, as in a loop that counts each epoch from 0: two steps
+    of one number would be compared as one.
+    """
+    return steps if len(np.unique(steps)) == len(steps) else np.arange(len(steps))
+
+
 def _parts(
     trace: Trace,
     attribution: Attribution,
@@ -159,7 +168,7 @@ def _parts(
     device = int(np.where(allowed, spent, -1).argmax())
     rows = np.flatnonzero(windows.of_op == device)
     layer, phase = op_owners(attribution)
-    step = np.append(attribution.ranges.steps, NONE)[attribution.step[rows]]
+    step = np.append(_numbers(attribution.ranges.steps), NONE)[attribution.step[rows]]
     launch = np.where(host.of_op[rows] >= 0, host.start[host.of_op[rows]], start[rows])
     return _Parts(trace, attribution, windows, device, rows, sort[rows], launch, layer[rows], phase[rows], step)
 
