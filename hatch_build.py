@@ -42,13 +42,13 @@ def _build(folder: Path) -> Path | None:
         return None
     library = folder / f"_ranges{sysconfig.get_config_var('EXT_SUFFIX')}"
     flags = ["-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", f"-I{sysconfig.get_paths()['include']}"]
-    sources = sorted(map(str, (ROOT / PLACE / "ranges_c").glob("*.c")))
+    source = str(ROOT / PLACE / "ranges_c" / "extension.c")
     try:
         # written beside and then moved: a program that runs with an earlier build keeps that
         with tempfile.TemporaryDirectory(dir=folder) as beside:
             built = Path(beside, library.name)
             asked = shlex.split(os.environ.get("CFLAGS", ""))
-            command = [*_compiler(), *flags, *asked, *sources, "-o", str(built)]
+            command = [*_compiler(), *flags, *asked, source, "-o", str(built)]
             subprocess.run(command, check=True, capture_output=True, text=True)
             built.replace(library)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:

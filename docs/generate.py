@@ -10,19 +10,19 @@ a page is stale.
 
 from __future__ import annotations
 
-import inspect
 import re
+import sys
 from collections.abc import Mapping
-from dataclasses import is_dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 from click.testing import CliRunner
 
-import nvprof_kit
 from nvprof_kit._analysis.advise import advise
+from nvprof_kit._analysis.attribution.operations import OWNER_COLUMNS
 from nvprof_kit._analysis.breakdown import breakdown, critical_path, queue, transfers
 from nvprof_kit._analysis.breakdown import launches as launching
 from nvprof_kit._analysis.diff import diff, kernels
@@ -45,16 +45,21 @@ from nvprof_kit._analysis.ranks import bubbles, clocks, parallel, replay
 from nvprof_kit._analysis.ranks import layers as ranks_layers
 from nvprof_kit._analysis.ranks.waits import waits
 from nvprof_kit._analysis.timers import COLUMNS as TIMERS_COLUMNS
+from nvprof_kit._api.capture import ATTRIBUTED
 from nvprof_kit._cli import group
 from nvprof_kit._instrument.meters import utilisation
 from nvprof_kit._report.export import schemas
-from nvprof_kit._results.base import Result
-from nvprof_kit._results.document import Document
 from nvprof_kit._trace.jobs.schema import TABLES as MAP_TABLES
 from nvprof_kit._trace.jobs.schema import VERSION as MAP_VERSION
+from nvprof_kit._trace.ncu.schema import KERNELS
 from nvprof_kit._trace.open import open_capture
+from nvprof_kit._trace.schema import TABLES as CAPTURE_TABLES
+from nvprof_kit._trace.timer_log import STAGES
+from nvprof_kit._trace.torch_memory.snapshot import BLOCKS, EVENTS, SEGMENTS
 
 DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+import api_page  # noqa: E402  # beside this file
 
 PROGRAMS = {
     "eager-2023.4": "Llama, eager",
@@ -139,7 +144,7 @@ def _breakdown_columns() -> dict[str, Mapping[str, str]]:
 def texts() -> Mapping[str, str]:
     """Every generated text by its name."""
     made = {f"help-{verb.replace(' ', '-')}": f"```\n{_help(verb)}\n```" for verb in _verbs()}
-    for verb, columns in {
+    tables: dict[str, Mapping[str, str]] = {
         "layers": COLUMNS,
         "layers-memory": LAYER_MEMORY_COLUMNS,
         "layers-split": LAYER_SPLIT_COLUMNS,
@@ -166,117 +171,43 @@ def texts() -> Mapping[str, str]:
         "ranks-clocks": clocks.COLUMNS,
         "ranks-critical-path": replay.PATH_COLUMNS,
         "ranks-what-if": replay.WHAT_IF_COLUMNS,
-    }.items():
+    }
+    for verb, columns in tables.items():
         rows = [f"| `{name}` | {meaning} |" for name, meaning in columns.items()]
         made[f"columns-{verb}"] = "\n".join(["| column | meaning |", "|---|---|", *rows])
     made |= {f"example-{name}": _example(line) for name, line in EXAMPLES.items()}
     made["attribution-programs"] = attribution_programs()
     made["columns-maps"] = _maps()
+    made["tables"] = _tables()
+    made["tables-other"] = _other_tables()
     made["presets"] = _presets()
     made["schemas"] = _schemas()
-    made |= {f"api-{group}": _api(rooms) for group, rooms in API.items()}
+    made |= _api(tables)
     made["gpu-peaks"] = _gpu_peaks()
     return made
 
 
-API = {
-    "opening": ("_api", "_analysis"),
-    "programs": ("_agents",),
-    "answers": ("_results", "_findings"),
-    "errors": ("errors",),
-    "instrumentation": ("_instrument",),
-    "recording": ("_capture", "_profiler"),
-}
-"""The sections of the API's page, and the rooms that their names come from."""
-
-_SECTIONS = {"Args": "Arguments", "Attributes": "Fields", "Returns": "Returns", "Yields": "Yields", "Raises": "Raises"}
+def _api(tables: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """The sections of the page of the API."""
+    links = {id(columns): f"[{verb}]({_place(verb)})" for verb, columns in tables.items() if _place(verb)}
+    for heading, (_, columns) in OTHER_TABLES.items():
+        links[id(columns)] = f"[{heading}](tables.md#{_anchor(heading)})"
+    made = {f"api-{name}": api_page.section(packages, links) for name, packages in api_page.SECTIONS.items()}
+    return made | {"api-types": api_page.types(links)}
 
 
-def _api(rooms: tuple[str, ...]) -> str:
-    """What the package offers from some rooms: every name with its signature and its docstring."""
-    lines: list[str] = []
-    for name in nvprof_kit.__all__:
-        thing = getattr(nvprof_kit, name)
-        home = getattr(thing, "__module__", None) or thing.__name__
-        if home.split(".")[1] not in rooms:
-            continue
-        described = _described(thing)
-        for base in inspect.getmro(thing)[1:] if inspect.isclass(thing) and "_results" in rooms else ():
-            if base.__module__.startswith("nvprof_kit._analysis"):
-                own = _fields(base)
-                described += own[2:] if f"*{_SECTIONS['Attributes']}*" in described else ["", *own]
-        lines += [f"### `{name}{_signature(thing)}`", "", *described, ""]
-        for member, method in sorted(vars(thing).items()) if inspect.isclass(thing) else ():
-            if member.startswith("_") or not inspect.getdoc(method) or not callable(_called(method)):
-                continue
-            shown = "" if isinstance(method, (property, cached_property)) else _signature(_called(method))
-            lines += [f"#### `{name}.{member}{shown}`", "", *_described(_called(method)), ""]
-    return "\n".join(lines).rstrip()
+def _place(verb: str) -> str:
+    """The page and heading below which the columns of a table are described; '' if no page does."""
+    for page in sorted(DOCS.glob("*.md")):
+        before, found, _ = page.read_text(encoding="utf-8").partition(f"<!-- columns-{verb}:begin -->")
+        if found:
+            heading = re.findall(r"^#+ (.*)$", before, re.M)[-1]
+            return f"{page.name}#{_anchor(heading)}"
+    return ""
 
 
-def _called(member: Any) -> Any:
-    """The function behind a method, a property, or a class method; None for anything else."""
-    if isinstance(member, property):
-        return member.fget
-    if isinstance(member, cached_property):
-        return member.func
-    return getattr(member, "__func__", member) if inspect.isroutine(member) else None
-
-
-def _signature(thing: Any) -> str:
-    """The arguments without their types, which the docstring tells; '' where there are none to tell."""
-    if not callable(thing) or (inspect.isclass(thing) and issubclass(thing, (Exception, Result, Document))):
-        return ""
-    try:
-        found = inspect.signature(thing)
-    except ValueError:
-        return ""
-    plain = [
-        one.replace(annotation=one.empty, default=_default(one.default))
-        if one.default is not one.empty
-        else one.replace(annotation=one.empty)
-        for one in found.parameters.values()
-        if one.name != "self"
-    ]
-    return str(inspect.Signature(plain)).replace("'…'", "…")
-
-
-def _default(value: Any) -> Any:
-    """A default as it is shown; one that is an object of its own is described where its class is."""
-    return "…" if repr(value).startswith("<") or is_dataclass(value) else value
-
-
-def _described(thing: Any) -> list[str]:
-    """A docstring of Google's style as Markdown."""
-    return _markdown((inspect.getdoc(thing) or "").splitlines())
-
-
-def _fields(base: Any) -> list[str]:
-    """The fields that a docstring tells of."""
-    lines = (inspect.getdoc(base) or "").splitlines()
-    return _markdown(lines[lines.index("Attributes:") :]) if "Attributes:" in lines else []
-
-
-def _markdown(lines: list[str]) -> list[str]:
-    made: list[str] = []
-    section = ""
-    code = False
-    for line in lines:
-        head = line.rstrip(":")
-        if line.startswith("```"):
-            code = not code
-            made.append(line)
-        elif code:
-            made.append(line)
-        elif line.endswith(":") and head in _SECTIONS:
-            section = head
-            made += [f"*{_SECTIONS[head]}*", ""]
-        elif section and re.match(r"    \S", line) and section not in ("Returns", "Yields"):
-            named, _, meaning = line.strip().partition(": ")
-            made.append(f"- `{named}`: {meaning}".replace("``", "`"))
-        else:
-            made.append((f"  {line.strip()}" if section and line.strip() else line.strip()).replace("``", "`"))
-    return made
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-")
 
 
 def _gpu_peaks() -> str:
@@ -305,6 +236,57 @@ def _maps() -> str:
             kind = {"object": "text"}.get(column.dtype, column.dtype)
             lines.append(f"| `{table}` | `{name}` | {kind} | {column.meaning} |")
     return "\n".join(lines)
+
+
+TABLE_MEANINGS = {
+    "operations": "GPU operations with the layer, phase and step that each belongs to. All columns of `ops`, and:",
+    "ops": "GPU operations; in a capture without a GPU, the self time of CPU operators.",
+    "ranges": "NVTX ranges of the capture's domain, or annotations of a PyTorch trace. Texts are translated by the "
+    "rules.",
+    "marks": "NVTX marks of that domain.",
+    "api": "CUDA runtime and driver calls that launched operations.",
+    "calls": "All CUDA runtime and driver calls, profiler overheads, and PyTorch operators.",
+    "loads": "Calls that load CUDA modules or libraries, compile or autotune.",
+    "graph_nodes": "Creations of CUDA graph nodes (nsys `--cuda-graph-trace=node`).",
+    "operators": "PyTorch operators with autograd sequence numbers (PyTorch traces).",
+    "shapes": "Arguments of operators (PyTorch traces recorded with shapes).",
+    "collectives": "Calls of NCCL, and the collectives of PyTorch traces.",
+    "allocations": "CUDA memory allocations and frees (nsys `--cuda-memory-usage=true`).",
+    "samples": "GPU Metrics samples (nsys `--gpu-metrics-device`).",
+    "scheduled": "Intervals in which a thread ran on a CPU (nsys `--cpuctxsw`).",
+}
+"""The tables of a capture, in the order of the page."""
+
+
+def _tables() -> str:
+    """Every table of a capture and its columns."""
+    tables = {**CAPTURE_TABLES, ATTRIBUTED: OWNER_COLUMNS}
+    assert set(tables) == set(TABLE_MEANINGS)
+    lines = []
+    for table, meaning in TABLE_MEANINGS.items():
+        lines += [f"## {table}", "", meaning, "", "| column | type | meaning |", "|---|---|---|"]
+        lines += [f"| `{name}` | {column.dtype} | {column.meaning} |" for name, column in tables[table].items()]
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+OTHER_TABLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "Snapshot: events": ("`open_snapshot(...).snapshot.events`: the allocator's history, per device in order.", EVENTS),
+    "Snapshot: segments": ("`open_snapshot(...).snapshot.segments`: memory reserved from CUDA.", SEGMENTS),
+    "Snapshot: blocks": ("`open_snapshot(...).snapshot.blocks`: the parts of the segments.", BLOCKS),
+    "Nsight Compute: kernels": ("`open_ncu(...).report.kernels`: one row per measured kernel.", KERNELS),
+    "Timer logs: stages": ("`open_timers(...).logs.stages`: one row per call of a stage on a rank.", STAGES),
+}
+"""The tables of what is not a capture, by heading: what they are, and the meaning of their columns."""
+
+
+def _other_tables() -> str:
+    lines = []
+    for heading, (meaning, columns) in OTHER_TABLES.items():
+        lines += [f"## {heading}", "", meaning, "", "| column | meaning |", "|---|---|"]
+        lines += [f"| `{name}` | {getattr(column, 'meaning', column)} |" for name, column in columns.items()]
+        lines.append("")
+    return "\n".join(lines).rstrip()
 
 
 def _schemas() -> str:

@@ -72,22 +72,22 @@ _FORMER = {"advice": "fix", "level": "severity", "check": "title", "seen": "evid
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a rule of `advise` or `doctor` found.
+    """A finding of a rule of `advise` or `doctor`.
 
     Attributes:
         rule: Name of the rule.
-        title: What it is, in a few words.
-        evidence: What was seen: the numbers from the capture, or the facts of the machine.
-        layer, phase: Where, '' for no one place.
-        start_ns, end_ns: The stretch to look at in Nsight, in ns since the start of the capture; both 0 for none.
-        saves_ns: The most that the fix could save, in ns over the whole capture and all GPUs.
-        fix: The change or command to try; empty where there is nothing to fix.
-        confidence: How sure it is: `high` where the capture shows it directly, `medium` where it follows if the usual
-            holds, `low` where another explanation is as good.
-        refuted_by: What would show it wrong.
-        symptom_of: Name of the rule for its cause: where that found something, it is a part of that finding.
-        severity: `error` (the run or the capture is of no use), `warning`, `note`, or `ok`.
-        why: Why it matters; empty where all is well, and where what it saves says so.
+        title: The finding in a few words.
+        evidence: The numbers from the capture, or the facts about the machine.
+        layer, phase: Where it was found; '' if not in one place.
+        start_ns, end_ns: The interval to look at in Nsight, in ns since the start of the capture; both 0 if none.
+        saves_ns: Upper bound of what the fix could save, in ns over the whole capture and all GPUs.
+        fix: The change or command to try; empty if there is nothing to fix.
+        confidence: ``high``: the capture shows it; ``medium``: it follows under usual assumptions; ``low``: check
+            first.
+        refuted_by: An observation that would refute it.
+        symptom_of: Name of the rule for its cause. If that rule found something, this finding is part of it.
+        severity: ``error`` (the run or the capture is unusable), ``warning``, ``note`` or ``ok``.
+        why: Why it matters; empty if all is well, or if `saves_ns` says so.
     """
 
     rule: str

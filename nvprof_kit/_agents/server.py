@@ -1,7 +1,7 @@
 """A Model Context Protocol server: the methods of `nvprof_kit.Capture` as read-only tools with limited output.
 
 A tool call returns an object with ``rows`` (the costliest first, at most as many as requested), ``rows_left_out`` and
-``warnings``; or ``cannot_be_told`` with the reason if the capture lacks the data.
+``warnings``; or ``unavailable`` with the reason if the capture lacks the data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LONGEST = 300
 
 _ABOUT = (
     "Per-layer GPU and CPU costs of PyTorch programs from Nsight Systems and Kineto captures. Times are integer "
-    "nanoseconds, sizes bytes, as the column names say. Read the warnings of an answer before its rows. cannot_be_told "
+    "nanoseconds, sizes bytes, as the column names say. Read the warnings of an answer before its rows. unavailable "
     "is a valid answer: do not guess instead. The resource nvprof-kit://skill says which tool answers which question."
 )
 
@@ -53,35 +53,35 @@ class Questions:
         (gpu_self_ns) and including nested layers (gpu_total_ns). Layer "(none)" is work outside all layers. The
         costliest first.
         """
-        return self._told(lambda: self._captures.open(capture).layers(by_step=by_step), max_rows, sort="gpu_self_ns")
+        return self._made(lambda: self._captures.open(capture).layers(by_step=by_step), max_rows, sort="gpu_self_ns")
 
     def breakdown(self, capture: str, view: str = "steps", max_rows: int = 40) -> Answer:
         """Time of each step on each GPU, split into compute, exposed communication and copies, and idle time by cause.
         Views: steps, idle (by cause and place), communication, copies, launches, queue, critical-path.
         """
         named: BreakdownView = view  # type: ignore[assignment]
-        return self._told(lambda: self._captures.open(capture).breakdown(named), max_rows)
+        return self._made(lambda: self._captures.open(capture).breakdown(named), max_rows)
 
     def summary(self, capture: str, view: str = "kernel", max_rows: int = 40) -> Answer:
         """One of eight summaries: device, overview, model, distributed, operator, kernel, memory, user."""
         named: SummaryView = view  # type: ignore[assignment]
-        return self._told(lambda: self._captures.open(capture).summary(named), max_rows)
+        return self._made(lambda: self._captures.open(capture).summary(named), max_rows)
 
     def advise(self, capture: str, max_rows: int = 10) -> Answer:
         """What could be made faster: findings with evidence, the time that could be saved, and a fix."""
-        return self._told(lambda: self._captures.open(capture).advise(), max_rows)
+        return self._made(lambda: self._captures.open(capture).advise(), max_rows)
 
     def flops(self, capture: str, max_rows: int = 40) -> Answer:
         """Floating point operations and model FLOPs utilization (MFU) of each layer; needs a file of counts next to the
         capture.
         """
-        return self._told(lambda: self._captures.open(capture).flops(), max_rows)
+        return self._made(lambda: self._captures.open(capture).flops(), max_rows)
 
     def diff(self, base: str, new: str, max_rows: int = 40) -> Answer:
         """What became slower or faster between two captures of the same program, beyond the noise between steps and
         runs.
         """
-        return self._told(lambda: self._captures.open(base).diff(self._captures.open(new)), max_rows)
+        return self._made(lambda: self._captures.open(base).diff(self._captures.open(new)), max_rows)
 
     def ranks(self, captures: list[str], max_rows: int = 20) -> Answer:
         """Which rank the others wait for, in which layer and why (verdict; its rank is null if none is late), and the
@@ -101,10 +101,10 @@ class Questions:
         """Any other question, as a query in DuckDB's SQL over the capture's tables: operations (one row per kernel and
         copy with layer, phase, step, start_ns, end_ns, name), ranges, calls, api. Nothing else can be read.
         """
-        return self._told(lambda: self._captures.open(capture).sql(sql), max_rows)
+        return self._made(lambda: self._captures.open(capture).sql(sql), max_rows)
 
     @staticmethod
-    def _told(ask: Callable[[], Any], max_rows: int, sort: str = "") -> Answer:
+    def _made(ask: Callable[[], Any], max_rows: int, sort: str = "") -> Answer:
         """An answer, or the reason why there is none."""
         try:
             result = ask()
@@ -118,7 +118,7 @@ class Questions:
 
 def _unavailable(error: CaptureError) -> Answer:
     """The answer if the capture lacks the data."""
-    return {"cannot_be_told": str(error), "rows": [], "rows_left_out": 0, "warnings": []}
+    return {"unavailable": str(error), "rows": [], "rows_left_out": 0, "warnings": []}
 
 
 def bounded(table: pd.DataFrame, max_rows: int, warnings: tuple[str, ...] = ()) -> Answer:

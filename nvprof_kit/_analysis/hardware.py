@@ -21,13 +21,13 @@ DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8")
 
 @dataclass(frozen=True)
 class Peaks:
-    """The peaks of one GPU.
+    """The peak throughput of a GPU.
 
     Attributes:
-        name: Its name.
-        flops: FLOP/s without sparsity, by data type.
+        name: Name of the GPU.
+        flops: Operations per second without sparsity, by data type.
         bandwidth: Memory bandwidth in bytes per second, 0 if unknown.
-        source: Source of the figures.
+        source: The document that states the figures.
     """
 
     name: str
@@ -103,7 +103,7 @@ def link_of(gpu: str, copy: str) -> Link:
         gpu: The GPU's name, as in the capture.
         copy: The kind of copy: ``memcpy HtoD``, ``Memcpy PtoP (Device -> Device)``.
     """
-    said = _said_of(gpu)
+    said = _entry_of(gpu)
     if re.search(r"\b(HtoD|DtoH)\b", copy) and said:
         return Link(said["host"], _data()["link"][said["host"]])
     if re.search(r"\bPtoP\b", copy) and "peer" in said:
@@ -112,7 +112,7 @@ def link_of(gpu: str, copy: str) -> Link:
 
 
 @lru_cache
-def _said_of(gpu: str) -> dict[str, Any]:
+def _entry_of(gpu: str) -> dict[str, Any]:
     return next((one for one in _data()["gpu"] if re.search(one["match"], gpu)), {})
 
 

@@ -22,7 +22,7 @@ from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.attribution.warm_up import choose_steps
 from nvprof_kit._analysis.layers.blocks import computing_blocks
 from nvprof_kit._analysis.layers.fold import NO_BLOCKS, Blocks
-from nvprof_kit._analysis.layers.order import layer_parents, with_holders
+from nvprof_kit._analysis.layers.order import layer_parents, with_ancestors
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER
@@ -47,21 +47,21 @@ METRICS: dict[str, tuple[str, ...]] = {
 """Column names, and the nsys metric names on different GPUs."""
 
 COLUMNS = {
-    "layer": "module path, with everything nested in it; or `(none)` for work outside every layer",
+    "layer": "module path, including nested layers; or `(none)` for work outside all layers",
     "phase": "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`",
-    "busy_ns": "time in which an operation of it ran, in ns, summed over devices",
-    "samples": "samples behind the figures: that time by the interval between two samples",
-    "enough": "whether these are enough; where not, there are no figures",
-    "sm_active_pct": "SMs with at least one warp, in percent, mean over the busy time",
-    "sm_issue_pct": "cycles in which an SM issued an instruction, the same",
-    "tensor_active_pct": "cycles in which the tensor cores worked, the same",
-    "warps_pct": "compute warps in flight, in percent of what the GPU has room for",
-    "dram_read_pct": "DRAM read bandwidth, in percent of its peak",
-    "dram_write_pct": "DRAM write bandwidth, the same",
-    "nvlink_rx_pct": "NVLink bandwidth received, the same",
-    "nvlink_tx_pct": "NVLink bandwidth sent, the same",
-    "pcie_rx_pct": "PCIe bandwidth received, the same",
-    "pcie_tx_pct": "PCIe bandwidth sent, the same",
+    "busy_ns": "time in which one of its operations ran, in ns, summed over devices",
+    "samples": "number of samples: `busy_ns` divided by the sampling interval",
+    "enough": "whether there are enough samples; if not, the figures are missing",
+    "sm_active_pct": "SMs with at least one resident warp, in percent; mean over the busy time",
+    "sm_issue_pct": "cycles in which an SM issued an instruction, in percent",
+    "tensor_active_pct": "cycles in which the Tensor Cores were active, in percent",
+    "warps_pct": "compute warps in flight, in percent of the maximum",
+    "dram_read_pct": "DRAM read bandwidth, in percent of the peak",
+    "dram_write_pct": "DRAM write bandwidth, in percent of the peak",
+    "nvlink_rx_pct": "NVLink receive bandwidth, in percent of the peak",
+    "nvlink_tx_pct": "NVLink transmit bandwidth, in percent of the peak",
+    "pcie_rx_pct": "PCIe receive bandwidth, in percent of the peak",
+    "pcie_tx_pct": "PCIe transmit bandwidth, in percent of the peak",
 }
 """The columns of `MetricsResult.rows` and their descriptions. Values without samples are missing."""
 
@@ -225,7 +225,7 @@ def _rows(
     """The (layer, phase) pairs, each with its operations including submodules."""
     own: dict[tuple[str, str], list[npt.NDArray[np.intp]]] = {}
     for (layer, phase), chosen in _owners(attribution, trace):
-        for holder in with_holders(layer, parent):
+        for holder in with_ancestors(layer, parent):
             own.setdefault((holder, phase), []).append(chosen)
     first = {layer: place for place, layer in enumerate(dict.fromkeys(layer for layer, _ in own))}
     for key in sorted(own, key=lambda key: (key[0] == NO_LAYER, first[key[0]])):

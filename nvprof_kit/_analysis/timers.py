@@ -204,24 +204,25 @@ def _cause(times: pd.DataFrame, chosen: tuple[str, ...], culprit: int, gap: floa
 
 COLUMNS: Mapping[str, str] = MappingProxyType(
     {
-        "stage": "the stage's name",
-        "rank": "the rank; none in a row over all ranks",
-        "calls": "times it ran",
-        "cpu_total_ns": "time on the CPU clock, summed",
-        "cpu_mean_ns": "its mean over the calls",
-        "cpu_median_ns": "its median",
-        "cpu_p95_ns": "its 95th percentile",
-        "cpu_min_ns": "its minimum",
-        "cpu_max_ns": "its maximum",
-        "cuda_total_ns": "time on the GPU by CUDA events, summed; none where none was taken",
-        "cuda_mean_ns": "its mean over the calls",
-        "cuda_median_ns": "its median",
-        "cuda_p95_ns": "its 95th percentile",
-        "cuda_min_ns": "its minimum",
-        "cuda_max_ns": "its maximum",
-        "skew_start_ns": "mean over the calls of latest less earliest start among the ranks",
-        "skew_ns": "mean over the calls of longest less shortest among the ranks, on the GPU where every call has it",
-        "slowest": "the rank with the largest mean of that time",
+        "stage": "name of the stage",
+        "rank": "rank; missing in a row over all ranks",
+        "calls": "number of calls",
+        "cpu_total_ns": "CPU time, sum over the calls",
+        "cpu_mean_ns": "mean over the calls",
+        "cpu_median_ns": "median",
+        "cpu_p95_ns": "95th percentile",
+        "cpu_min_ns": "minimum",
+        "cpu_max_ns": "maximum",
+        "cuda_total_ns": "GPU time between CUDA events, sum over the calls; missing if not measured",
+        "cuda_mean_ns": "mean over the calls",
+        "cuda_median_ns": "median",
+        "cuda_p95_ns": "95th percentile",
+        "cuda_min_ns": "minimum",
+        "cuda_max_ns": "maximum",
+        "skew_start_ns": "latest minus earliest start among the ranks, mean over the calls",
+        "skew_ns": "longest minus shortest duration among the ranks, mean over the calls; GPU time "
+        "if all calls have it",
+        "slowest": "rank with the largest mean duration",
     }
 )
 """Columns of `TimersResult.rows`."""

@@ -115,7 +115,7 @@ class Capture:
         self.domain = domain_of(self._rules, domain)
         self._rule_files = tuple(Path(one) for one in (rules, kernel_rules) if one is not None and Path(one).is_file())
         self._read: set[str] = set()
-        self._held: Operations | None = None
+        self._attributed_ops: Operations | None = None
         self._operators: pd.DataFrame | None = None
         try:
             self.path.stat()
@@ -648,7 +648,7 @@ class Capture:
             CaptureError: Nothing ran on a GPU, and ``cpu_only`` is not set.
         """
         missing = {*needed} - self._read
-        if self._held is None:
+        if self._attributed_ops is None:
             from nvprof_kit._trace.open import open_capture
 
             trace = open_capture(self.path, domain=self.domain, optional=missing, cpu_only=True)
@@ -656,21 +656,21 @@ class Capture:
             from nvprof_kit._analysis.foreign.translate import translate
 
             self._operators = trace.operators
-            self._held = Operations(translate(trace, self._rules), self._kernel_rules)
+            self._attributed_ops = Operations(translate(trace, self._rules), self._kernel_rules)
         elif missing:
             from nvprof_kit._trace.open import open_more
 
-            if self.path.suffix == ".xz" or not self._held.trace.info.tool.startswith("nsys"):
+            if self.path.suffix == ".xz" or not self._attributed_ops.trace.info.tool.startswith("nsys"):
                 missing = _everything() - self._read  # it has to be unpacked or parsed whole again: once is enough
-            self._held.trace = open_more(self._held.trace, domain=self.domain, optional=missing)
+            self._attributed_ops.trace = open_more(self._attributed_ops.trace, domain=self.domain, optional=missing)
         self._read |= missing
-        if (lacks := self._held.trace.info.lacks) and not cpu_only:
+        if (lacks := self._attributed_ops.trace.info.lacks) and not cpu_only:
             raise CaptureError(f"{self.path}: {lacks}; `layers` and `tables` still show CPU times")
-        return self._held
+        return self._attributed_ops
 
     def _forget(self) -> None:
         """Release the memory of the tables."""
-        self._held, self._operators = None, None
+        self._attributed_ops, self._operators = None, None
         self._read.clear()
 
     def _sheet(self, step: int | None, findings: bool | None, steps: StepOptions | None) -> tuple[Sheet, list[str]]:
@@ -760,9 +760,8 @@ _PLOTS: tuple[PlotView, ...] = ("layers", "timeline", "steps", "tree", "queue")
 class Tables(Mapping[str, "pd.DataFrame"]):
     """The tables of a capture by name, as DataFrames.
 
-    The tables and columns are those of `nvprof_kit._trace.schema.TABLES`. The table ``operations`` has one row per row
-    of ``ops`` (kernel, memcpy, memset or graph replay), with ``layer``, ``phase``, ``step`` (missing outside steps),
-    ``kernel_class``, and ``how`` it was attributed.
+    The page "Tables and SQL" of the documentation lists all tables and columns. The table ``operations`` has one row
+    per kernel, memcpy, memset or graph replay, with the ``layer``, ``phase`` and ``step`` that it belongs to.
 
     The texts of ``ranges`` are translated by the capture's rules. A table without data is empty, not absent. Times are
     int64 nanoseconds since the start of the capture.

@@ -93,11 +93,11 @@ class Job:
         return self._table("clocks", self._aligned.clocks)
 
     def waits(self) -> RankTable:
-        """One row per collective and waiting rank: how long it waited, for which rank, and why."""
+        """One row per collective and waiting rank: how long it waited in ns, for which rank, and why."""
         return self._table("waits", self._waits.waits)
 
     def charges(self) -> RankTable:
-        """Total waiting time, grouped by the late rank, cause, layer and phase that caused it."""
+        """Total waiting time in ns, grouped by the late rank, cause, layer and phase that caused it."""
         return self._table("charges", self._waits.charges)
 
     def layers(self) -> RankTable:
@@ -125,11 +125,11 @@ class Job:
         return micro_batches(self._tables, self._stages)
 
     def micro_batches(self) -> RankTable:
-        """How long each pipeline stage waits for each micro-batch; empty without pipeline parallelism."""
+        """How long each pipeline stage waits for each micro-batch, in ns; empty without pipeline parallelism."""
         return self._table("micro-batches", self._micro_batches)
 
     def bubbles(self) -> RankTable:
-        """The pipeline bubbles: time per stage and step without computing; empty without pipeline parallelism."""
+        """The pipeline bubbles: time in ns per stage and step without computing; empty without pipeline parallelism."""
         from nvprof_kit._analysis.ranks.bubbles import bubbles
 
         return self._table("bubbles", bubbles(self._tables, self._stages, self._micro_batches))
@@ -164,7 +164,7 @@ class Job:
         return build(self._tables.points(ranks), self._tables.segments(ranks), instances), instances
 
     def critical_path(self) -> RankTable:
-        """The critical path across ranks, by step, rank, layer and phase.
+        """The critical path across ranks: time in ns by step, rank, layer and phase.
 
         Raises:
             UsageError: The job has too many collectives to replay.
@@ -174,8 +174,8 @@ class Job:
         return self._table("critical-path", critical_path(self._graph[0]))
 
     def what_if(self, rank: int | None = None, layer: str | None = None) -> RankTable:
-        """The predicted step time if a rank, one of its layers, the data loaders or the network were as fast as their
-        median.
+        """The predicted step time in ns if a rank, one of its layers, the data loaders or the network were as fast as
+        their median.
 
         The prediction replays the measured operations and collectives of all ranks with changed durations.
 
@@ -281,16 +281,18 @@ class Job:
         form: TraceForm = "json.gz",
         steps: StepOptions | None = None,
     ) -> Document:
-        """A trace of the ranks beside each other on one clock, for the Perfetto UI and chrome://tracing.
+        """Make a trace that shows the ranks side by side on one clock, for the Perfetto UI and chrome://tracing.
 
         Args:
-            ranks: Only these; all by default.
-            step: Only what ran in this step; None for the whole captures.
-            form: ``pftrace`` is Perfetto's own, the smallest; ``json`` and ``json.gz`` open in chrome://tracing too.
-            steps: Only what ran in these steps; None for the whole captures.
+            ranks: Include only these ranks; all by default.
+            step: Include only this step; None for the whole captures.
+            form: ``pftrace`` is Perfetto's protobuf format and the smallest; ``json`` and ``json.gz`` also open in
+                chrome://tracing.
+            steps: Include only these steps; None for the whole captures.
 
         Raises:
-            UsageError: The job has no such rank or step, its captures are gone, or one holds several ranks.
+            UsageError: The job does not contain the rank or step, its captures no longer exist, or one contains several
+                ranks.
         """
         from nvprof_kit._api.capture import _among
         from nvprof_kit._api.capture import open as open_capture
@@ -322,7 +324,7 @@ class Job:
         The suffix selects the format: ``.pftrace``, ``.perfetto-trace``, ``.json.gz`` or ``.json``.
 
         Raises:
-            UsageError: The suffix is unknown, or a case of `perfetto`.
+            UsageError: The suffix is unknown, or as in `perfetto`.
         """
         from nvprof_kit._report.export.forms import TRACES, form_of
 
@@ -389,8 +391,8 @@ def open_job(
     Args:
         captures: Capture files, folders of captures, or one folder of maps.
         maps: Folder in which to keep maps and reuse existing ones; None uses a temporary folder.
-        domain: NVTX domain of the ranges, several by commas; None for that of the rules, else nvprof_kit's own.
-        rules: How the program names its ranges: the name of a preset or a TOML file; None for our own names.
+        domain: NVTX domain of the ranges, as in `nvprof_kit.open`.
+        rules: How the program names its ranges, as in `nvprof_kit.open`.
         ranks: Rank by file name, for captures that do not contain their rank.
         workers: Number of processes that read captures; None for one per processor.
         done: Called with the path of each capture when it is mapped.

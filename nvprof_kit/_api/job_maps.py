@@ -84,7 +84,7 @@ def map_capture(task: MapTask) -> list[str]:
             "source": "profile",
             "epoch_ns": epoch,
             "gpu": trace.info.gpus[0] if trace.info.gpus else "",
-            "rank_told_by": told.told_by,
+            "rank_told_by": told.found_by,
             "warnings": "\n".join(trace.info.warnings),
         }
         name = map_name(path, told.rank)
@@ -138,7 +138,7 @@ def _ranks_in(trace: Any, path: Path, given: int | None) -> dict[int, RankName]:
     if len(told) > 1:
         return told
     if given is not None:
-        return {-1: RankName(given, told_by="given")}
+        return {-1: RankName(given, found_by="given")}
     single = next(iter(told.values()), None) or _first(rank_of_capture(path), rank_of_name(path))
     if single.rank < 0:
         raise CaptureError(
@@ -177,30 +177,41 @@ def map_captures(
     captures: Iterable[str | Path],
     maps: str | Path,
     *,
-    domain: str = DOMAIN,
-    rules: Rules | None = None,
+    domain: str | None = None,
+    rules: str | Path | Rules | None = None,
     ranks: Mapping[str, int] | None = None,
     workers: int | None = None,
     dask: str | None = None,
     part: tuple[int, int] = (0, 1),
     done: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
-    """Map captures into a folder; see `open_job` for the arguments.
+    """Condense captures to maps, which `open_job` reads; a map is reused while its capture is unchanged.
+
+    On a cluster, each node can map its own captures into a shared folder.
 
     Args:
-        captures: Files and folders.
-        maps: The folder of maps.
-        domain: NVTX domain of the ranges.
-        rules: How the program names its ranges.
-        ranks: Ranks by file name.
-        workers: Number of processes.
+        captures: Capture files, and folders of captures.
+        maps: Folder to write the maps to, a few megabytes of Parquet per rank.
+        domain: NVTX domain of the ranges, as in `nvprof_kit.open`.
+        rules: How the program names its ranges, as in `nvprof_kit.open`.
+        ranks: Rank by file name, for captures that do not contain their rank.
+        workers: Number of processes that read captures; None for one per processor.
         dask: Address of a Dask scheduler, whose workers map instead.
         part: ``(index, count)``: map only this part of the captures, so that several processes can share the work.
         done: Called with the path of each capture when it is mapped.
 
     Returns:
-        Names of the maps' files.
+        The file names of the maps.
+
+    Raises:
+        UsageError: A path does not exist, or two captures have the same rank.
+        CaptureError: A capture cannot be read, or its rank is unknown.
+        ToolError: Dask is not installed, or its scheduler does not answer.
     """
+    from nvprof_kit._api.capture import domain_of, read_rules
+
+    rules = read_rules(rules) if rules is None or isinstance(rules, (str, Path)) else rules
+    domain = domain_of(rules, domain)
     said = ranks or {}
     tasks = [
         MapTask(str(path), str(maps), domain, rules, said.get(path.name, said.get(str(path))))

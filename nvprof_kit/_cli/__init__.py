@@ -16,7 +16,7 @@ from typing import NoReturn, TextIO
 import click
 
 from nvprof_kit import __version__
-from nvprof_kit._cli.completion import complete_if_asked
+from nvprof_kit._cli.completion import complete_if_requested
 from nvprof_kit._cli.verbs.advise import advise
 from nvprof_kit._cli.verbs.agents import mcp, skill
 from nvprof_kit._cli.verbs.breakdown import breakdown
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         _replace_unencodable(stream)
-    completed = complete_if_asked(group)
+    completed = complete_if_requested(group)
     if completed is not None:
         sys.exit(completed)
     try:

@@ -38,7 +38,7 @@ class _Completed(_Text):
         return self._values(ctx, incomplete)
 
 
-def complete_if_asked(group: click.Group) -> int | None:
+def complete_if_requested(group: click.Group) -> int | None:
     """Handle a completion request of the shell; returns the exit status, or None if there is no request."""
     asked = os.environ.get(_VARIABLE)
     if not asked:

@@ -51,9 +51,9 @@ def run_id() -> str | None:
 
     torchrun sets ``none`` if it has no id.
     """
-    told = os.environ.get("NVPROF_KIT_RUN_ID") or os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    if told and told != "none":
-        return told
+    named = os.environ.get("NVPROF_KIT_RUN_ID") or os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    if named and named != "none":
+        return named
     job, part = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_STEP_ID")
     if job:
         return f"{job}.{part}" if part else job

@@ -138,14 +138,14 @@ class OtlpGauges(Gauges):
         meter = (provider or self._library.get_meter_provider()).get_meter("nvprof_kit")
         for name, gauge in GAUGES.items():
             meter.create_observable_gauge(
-                gauge.opentelemetry, callbacks=[self._asked(name)], unit=gauge.unit, description=gauge.meaning
+                gauge.opentelemetry, callbacks=[self._observer(name)], unit=gauge.unit, description=gauge.meaning
             )
 
     def show(self, found: dict[str, list[Point]]) -> None:
         """Store the values for the next export."""
         self._found = found
 
-    def _asked(self, name: str) -> Any:
+    def _observer(self, name: str) -> Any:
         def observe(_options: object) -> Iterator[Any]:
             shown: Sequence[Point] = self._found[name]
             for labels, value in shown:

@@ -18,10 +18,13 @@ class Selection:
     """A selection of rows.
 
     Attributes:
-        where: Glob patterns of layers, in which ``*`` matches any text; keeps rows that match one of them. None keeps
-        all. sort: Column to sort by: numbers descending, texts ascending. '' keeps the order. top: Rows to display;
-        None for the default of the command. fold: Whether to display equal blocks as one row; None folds if there are
-        many. max_rows: Rows in a file or JSON answer; None for all. budget: Bytes of a JSON answer; None for no limit.
+        where: Glob patterns of layers, in which ``*`` matches any text; keeps rows that match one of them. Empty keeps
+            all.
+        sort: Column to sort by: numbers descending, texts ascending. '' keeps the order.
+        top: Maximum number of rows to print; None for the default of the command.
+        fold: Whether to print equal blocks as one row; None folds if there are many.
+        max_rows: Maximum number of rows in a file; None for all.
+        budget: Maximum number of bytes of a JSON answer; None for no limit.
     """
 
     where: tuple[str, ...] = ()

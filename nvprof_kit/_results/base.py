@@ -126,6 +126,7 @@ class Result(ABC):
         top: int | None = None,
         fold: bool | None = None,
         max_rows: int | None = None,
+        budget: int | None = None,
     ) -> _Own:
         """Choose which rows to print and write.
 
@@ -135,16 +136,17 @@ class Result(ABC):
             top: Maximum number of rows to print per table.
             fold: Whether to print equal blocks as one row; None folds if there are many.
             max_rows: Maximum number of rows to write to a file; the costliest are kept.
+            budget: Maximum number of bytes of a JSON answer, which then contains as many of the costliest rows as fit.
 
         Returns:
             A copy of the result with this selection.
         """
         patterns = (where,) if isinstance(where, str) else tuple(where)
-        return replace(self, select=Selection(patterns, sort, top, fold, max_rows))
+        return replace(self, select=Selection(patterns, sort, top, fold, max_rows, budget))
 
     @property
     def schema(self) -> str:
-        """Name of the JSON schema, one of `nvprof_kit._report.export.schemas.TABLES`."""
+        """Name of the JSON schema; docs/json.md lists all."""
         return "rows"
 
     @property

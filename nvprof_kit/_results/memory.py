@@ -25,7 +25,7 @@ class Memory(Result, MemoryResult):
 
     Attributes:
         snapshot: The snapshot, for the plot of its segments.
-        by: The table (one of `VIEWS`) to print and to return from `to_frame`; None prints all and returns ``layer``.
+        by: The table to print and to return from `to_frame`; None prints all and returns ``layer``.
     """
 
     snapshot: Snapshot = field(kw_only=True)

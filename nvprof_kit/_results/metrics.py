@@ -40,7 +40,7 @@ class Metrics(Result, MetricsResult):
         return self.rows
 
     def frame(self) -> pd.DataFrame:
-        """The rows that are wanted; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        """The selected rows; if equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
         return ByLayer(self.rows, self.blocks, self.select).written()
 
     def _bars(self) -> tuple[Sequence[str], Sequence[str]]:

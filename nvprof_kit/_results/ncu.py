@@ -121,7 +121,7 @@ class NcuLayers(Result, NcuLayersResult):
         return self.rows
 
     def frame(self) -> pd.DataFrame:
-        """The rows that are wanted; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        """The selected rows; if equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
         return ByLayer(self.rows, self.blocks, self.select).written()
 
     def parts(self) -> list[RenderableType]:

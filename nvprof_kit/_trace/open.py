@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._trace.files.kinds import told_by
+from nvprof_kit._trace.files.kinds import description_of
 from nvprof_kit._trace.files.packed import check_file, unpack
 from nvprof_kit._trace.schema import TABLES
 from nvprof_kit.errors import CaptureError
@@ -167,7 +167,7 @@ def _reader(plain: Path, named: Path, cpu_only: bool) -> Callable[[Path, str, Co
         from nvprof_kit._trace.kineto.read import read_kineto
 
         return lambda path, domain, optional: read_kineto(path, domain, optional, named)
-    if known := told_by(head):
+    if known := description_of(head):
         raise CaptureError(f"{named}: {known}; needed {_KINDS}")
     raise CaptureError(f"{named}: neither SQLite, an nsys report nor JSON (it begins {head[:12]!r}); needed {_KINDS}")
 

@@ -28,7 +28,7 @@ class Column(NamedTuple):
 RANGES: Mapping[str, Column] = MappingProxyType(
     {
         "start_ns": Column("int64", "when the range was pushed or started"),
-        "end_ns": Column("int64", "when it was popped or ended; the capture's end where it was left open"),
+        "end_ns": Column("int64", "when it was popped or ended; the end of the capture if it was left open"),
         "pid": Column("int64", "process key: nsys's globalPid, Kineto's pid"),
         "tid": Column("int64", "thread key, unique over processes: nsys's globalTid"),
         "nested": Column("bool", "a push/pop range, which nests on its thread; False for a start/end range"),
@@ -45,8 +45,10 @@ API: Mapping[str, Column] = MappingProxyType(
         "start_ns": Column("int64", "when the call began on the CPU"),
         "tid": Column("int64", "thread that made the call"),
         "pid": Column("int64", "process that made the call"),
-        "correlation": Column("int64", "id that the GPU operations it launched carry, unique within a process"),
-        "duration_ns": Column("int64", "how long the call took", optional=True),
+        "correlation": Column(
+            "int64", "correlation id, which the launched GPU operations share; unique within a process"
+        ),
+        "duration_ns": Column("int64", "duration of the call", optional=True),
     }
 )
 """CUDA runtime and driver calls that launched operations."""
@@ -57,9 +59,11 @@ CALLS: Mapping[str, Column] = MappingProxyType(
         "end_ns": Column("int64", "when it returned"),
         "tid": Column("int64", "thread that made the call"),
         "pid": Column("int64", "process that made the call"),
-        "correlation": Column("int64", "id that the GPU operations it launched carry, -1: none"),
-        "kind": Column("int8", "index into CALL_KINDS"),
-        "name": Column("category", "name of the function, without its ABI version"),
+        "correlation": Column("int64", "correlation id, which the launched GPU operations share; -1 if none"),
+        "kind": Column(
+            "int8", "0: CUDA API call; 1: profiler overhead; 2: PyTorch operator or Python garbage collection"
+        ),
+        "name": Column("category", "name of the function, without its version suffix"),
     }
 )
 """CUDA runtime and driver calls, PyTorch operators, and profiler overheads."""
@@ -86,24 +90,30 @@ OPS: Mapping[str, Column] = MappingProxyType(
         "end_ns": Column("int64", "when it ended on the device"),
         "device": Column("int64", "device ordinal as the process sees it"),
         "pid": Column("int64", "process that launched it"),
-        "correlation": Column("int64", "the launching call's id, -1 if unknown"),
-        "graph_node": Column("int64", "CUDA-graph node that a replay ran, -1 outside a node-traced replay"),
-        "kind": Column("int8", "index into OP_KINDS"),
-        "name": Column("category", "kernel's name, or the kind of copy", optional=True),
+        "correlation": Column("int64", "correlation id of the launching call, -1 if unknown"),
+        "graph_node": Column(
+            "int64", "CUDA graph node that a replay ran; -1 if it is not part of a replay that was traced by node"
+        ),
+        "kind": Column("int8", "0: kernel; 1: memcpy; 2: memset; 3: a whole CUDA graph replay; 4: CPU operator"),
+        "name": Column("category", "name of the kernel, or direction of the copy", optional=True),
         "stream": Column("int64", "stream id, unique within process and context", optional=True),
-        "bytes": Column("int64", "bytes moved or set, -1 for a kernel", optional=True),
-        "host_memory": Column("category", "host end of a copy: pageable, pinned or managed; '' if none", optional=True),
-        "mangled": Column("category", "kernel's linker name, '' if none", optional=True),
-        "grid_x": Column("int64", "blocks of a kernel's launch, -1 if none", optional=True),
-        "grid_y": Column("int64", "the same in y", optional=True),
-        "grid_z": Column("int64", "the same in z", optional=True),
-        "block_x": Column("int64", "threads of a block, -1 if none", optional=True),
-        "block_y": Column("int64", "the same in y", optional=True),
-        "block_z": Column("int64", "the same in z", optional=True),
-        "registers": Column("int64", "registers of a thread, -1 if none", optional=True),
-        "shared_bytes": Column("int64", "shared memory of a block, static and dynamic, -1: none", optional=True),
+        "bytes": Column("int64", "bytes copied or set, -1 for a kernel", optional=True),
+        "host_memory": Column(
+            "category", "host memory of a copy: pageable, pinned or managed; '' if none", optional=True
+        ),
+        "mangled": Column("category", "mangled name of the kernel, '' if none", optional=True),
+        "grid_x": Column("int64", "grid size in x, in blocks; -1 if not a kernel", optional=True),
+        "grid_y": Column("int64", "grid size in y", optional=True),
+        "grid_z": Column("int64", "grid size in z", optional=True),
+        "block_x": Column("int64", "block size in x, in threads; -1 if not a kernel", optional=True),
+        "block_y": Column("int64", "block size in y", optional=True),
+        "block_z": Column("int64", "block size in z", optional=True),
+        "registers": Column("int64", "registers per thread, -1 if not a kernel", optional=True),
+        "shared_bytes": Column(
+            "int64", "static and dynamic shared memory per block in bytes, -1 if not a kernel", optional=True
+        ),
         "operator_call": Column(
-            "int64", "the call of a CPU operator that it is a stretch of, counted from 0", optional=True
+            "int64", "number of the CPU operator call that this interval is part of, from 0", optional=True
         ),
     }
 )
@@ -115,7 +125,8 @@ GRAPH_NODES: Mapping[str, Column] = MappingProxyType(
     {
         "node": Column("int64", "graph node id"),
         "original": Column(
-            "int64", "id of the node it was cloned or instantiated from, -1 for a node built by capture or by hand"
+            "int64",
+            "id of the node it was cloned or instantiated from; -1 if it was created by stream capture or explicitly",
         ),
         "start_ns": Column("int64", "when the node was created"),
         "tid": Column("int64", "thread that created it"),
@@ -130,10 +141,16 @@ OPERATORS: Mapping[str, Column] = MappingProxyType(
         "end_ns": Column("int64", "when it ended"),
         "pid": Column("int64", "process"),
         "tid": Column("int64", "thread that ran it"),
-        "backward": Column("bool", "a node of the backward pass; else an operator of the forward that made a node"),
-        "engine": Column("bool", "of a node, what the engine does for it: the node's own work lies inside"),
-        "sequence": Column("int64", "sequence number that a node shares with the operator that made it, -1: none"),
-        "forward_tid": Column("int64", "thread whose forward made a node, -1 where it is not known"),
+        "backward": Column(
+            "bool", "True for an autograd node (backward pass), False for a forward operator that created one"
+        ),
+        "engine": Column(
+            "bool", "True for the autograd engine's evaluation of a node, which encloses the node's own operator"
+        ),
+        "sequence": Column(
+            "int64", "autograd sequence number, the same for a node and the operator that created it; -1 if none"
+        ),
+        "forward_tid": Column("int64", "thread of the forward operator that created the node; -1 if unknown"),
         "name": Column("category", "the operator's name"),
     }
 )
@@ -146,25 +163,25 @@ SHAPES: Mapping[str, Column] = MappingProxyType(
         "pid": Column("int64", "process"),
         "tid": Column("int64", "thread that ran it"),
         "name": Column("category", "the operator's name"),
-        "arguments": Column("category", "JSON: shapes, types, and values of its arguments, a list of each"),
+        "arguments": Column("category", "JSON object with lists of the shapes, types and values of its arguments"),
     }
 )
 """Arguments of operators, if the capture has them (a Kineto trace recorded with shapes)."""
 
 SAMPLES: Mapping[str, Column] = MappingProxyType(
     {
-        "time_ns": Column("int64", "when the sample's interval began; it lasts until the next one of its GPU"),
-        "device": Column("int64", "device ordinal as the process sees it, else the GPU's own number"),
-        "metric": Column("category", "the metric's name without its unit: `SM Active`"),
-        "value": Column("float64", "its mean over the interval, in percent of the peak where the metric has one"),
+        "time_ns": Column("int64", "start of the sampling interval, which lasts until the next sample of the same GPU"),
+        "device": Column("int64", "device ordinal in the process; if unknown, the GPU's id in nsys"),
+        "metric": Column("category", "name of the metric without its unit, such as `SM Active`"),
+        "value": Column("float64", "mean over the interval; in percent of the maximum for throughput metrics"),
     }
 )
 """GPU metrics samples, if nsys recorded them (`--gpu-metrics-device`)."""
 
 SCHEDULED: Mapping[str, Column] = MappingProxyType(
     {
-        "start_ns": Column("int64", "when the thread was put on a CPU"),
-        "end_ns": Column("int64", "when it was taken off"),
+        "start_ns": Column("int64", "when the thread was scheduled on a CPU"),
+        "end_ns": Column("int64", "when it was descheduled"),
         "pid": Column("int64", "its process"),
         "tid": Column("int64", "the thread"),
     }
@@ -177,29 +194,34 @@ COLLECTIVES: Mapping[str, Column] = MappingProxyType(
         "end_ns": Column("int64", "when it returned"),
         "pid": Column("int64", "process"),
         "tid": Column("int64", "thread that made the call"),
-        "correlation": Column("int64", "id that its kernel carries, -1 where only thread and time tell the kernel"),
-        "call": Column("category", "what was called: `ncclAllReduce`; `ncclGroupEnd` launches what its group called"),
+        "correlation": Column("int64", "correlation id of its kernel; -1 if the kernel is matched by thread and time"),
+        "call": Column(
+            "category", "name of the function, such as `ncclAllReduce`; `ncclGroupEnd` launches the calls of its group"
+        ),
         "bytes": Column(
             "int64",
-            "bytes of its larger buffer: all of an all-gather's output or a reduce-scatter's input; -1: unknown",
+            "bytes of the larger buffer: the whole output of an all-gather, the whole input of a "
+            "reduce-scatter; -1 if unknown",
         ),
-        "ranks": Column("int64", "ranks of its group, -1: unknown"),
+        "ranks": Column("int64", "number of ranks in its group, -1 if unknown"),
         "communicator": Column(
-            "category", "what its communicator is called on every rank; '' if unknown", optional=True
+            "category", "id of the communicator, the same on every rank; '' if unknown", optional=True
         ),
-        "description": Column("category", "what the program calls the communicator, '' if unknown", optional=True),
-        "sequence": Column("int64", "sequence number within the communicator, -1: unknown", optional=True),
-        "peers": Column("category", "ranks of the group, or the other rank of a send or receive; ''", optional=True),
-        "operation": Column("int64", "id that the operation has on every rank, -1: unknown", optional=True),
+        "description": Column("category", "name that the program gave the communicator, '' if unknown", optional=True),
+        "sequence": Column("int64", "sequence number within the communicator, -1 if unknown", optional=True),
+        "peers": Column(
+            "category", "ranks of the group, or the peer of a send or receive; '' if unknown", optional=True
+        ),
+        "operation": Column("int64", "id of the operation, the same on every rank; -1 if unknown", optional=True),
     }
 )
 """Calls of a communication library (NCCL), if the capture has their messages."""
 
 MARKS: Mapping[str, Column] = MappingProxyType(
     {
-        "time_ns": Column("int64", "when it was set"),
+        "time_ns": Column("int64", "when it was emitted"),
         "pid": Column("int64", "process"),
-        "tid": Column("int64", "thread that set it"),
+        "tid": Column("int64", "thread that emitted it"),
         "category": Column("category", "name of the NVTX category, '' if none"),
         "text": Column("category", "the message"),
         "payload": Column("Int64", "integer payload, NA if none"),
@@ -209,12 +231,14 @@ MARKS: Mapping[str, Column] = MappingProxyType(
 
 ALLOCATIONS: Mapping[str, Column] = MappingProxyType(
     {
-        "time_ns": Column("int64", "when it happened; 0 or before it for what was there when the capture began"),
+        "time_ns": Column(
+            "int64", "when it happened; 0 or less for memory that was allocated before the capture began"
+        ),
         "pid": Column("int64", "process"),
-        "tid": Column("int64", "thread whose call asked for it, -1 where the call is not in the capture"),
-        "call_ns": Column("int64", "when that call began, -1 where it is not in the capture"),
+        "tid": Column("int64", "thread of the call, -1 if the call is not in the capture"),
+        "call_ns": Column("int64", "when the call began, -1 if it is not in the capture"),
         "device": Column("int64", "device ordinal as the process sees it"),
-        "bytes": Column("int64", "bytes allocated, negative where they were freed"),
+        "bytes": Column("int64", "bytes allocated; negative for a free"),
         "kind": Column("category", "kind of memory: device, managed, array, pinned, static, …"),
     }
 )

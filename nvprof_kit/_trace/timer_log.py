@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 STAGES: Mapping[str, str] = MappingProxyType(
     {
-        "rank": "the rank (int64)",
-        "stage": "the stage's name (category)",
-        "call": "how often the rank had run the stage before (int64)",
-        "start_ns": "when it started, ns since 1970 on the rank's own clock (int64)",
+        "rank": "rank (int64)",
+        "stage": "name of the stage (category)",
+        "call": "number of earlier calls of the stage on the rank (int64)",
+        "start_ns": "when it started, in ns since 1970 on the rank's own clock (int64)",
         "end_ns": "when it ended (int64)",
-        "cpu_ns": "time on the CPU clock (int64)",
-        "cuda_ns": "time on the GPU between the stage's two events, NA where none was taken (Int64)",
+        "cpu_ns": "CPU time in ns (int64)",
+        "cuda_ns": "GPU time between the stage's two CUDA events in ns, NA if not measured (Int64)",
     }
 )
 """Columns of `TimerLogs.stages`."""
@@ -48,7 +48,7 @@ class TimerLogs:
 
     Attributes:
         path: The path as given by the user.
-        stages: One row per stage run, with the columns of `STAGES`, by rank and start.
+        stages: One row per call of a stage, sorted by rank and start; columns `STAGES`.
         warnings: Sentences about unreadable data.
     """
 

@@ -1,13 +1,17 @@
 """What a range costs, against the least that it can cost.
 
 Run as a script: it measures idle calls here, then runs itself under each nsys of NVPROF_KIT_NSYS (or the one on the
-PATH) and measures there. Times are nanoseconds of the thread's CPU time per call, of interleaved runs. The least is a
-bare pair of `Domain.push_range` and `Domain.pop_range` (around the same operator, where there is one) and PyTorch's own
-price of empty hooks of the same kinds.
+PATH) and measures there; ``--rounds 100`` measures less often. Times are nanoseconds of the thread's CPU time per call,
+of interleaved runs. It fails if a median is over its limit: 1.5 times the least for functions, 1.6 for modules.
+
+The least is a bare pair of NVTX's push and pop: the two functions of nvtx's extension in C, with their arguments bound
+beforehand (around the same operator, where there is one), and for modules PyTorch's own price of empty hooks of the
+same kinds. `Domain.push_range` and `Domain.pop_range`, as a program would write them, cost more.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import shutil
@@ -18,9 +22,11 @@ import tempfile
 import time
 import timeit
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from nvtx._lib import lib
 from torch import nn
 
 from nvprof_kit import annotate_model, layer_range, phase
@@ -28,7 +34,9 @@ from nvprof_kit._instrument.ranges import ranges, state
 from nvprof_kit._instrument.ranges.backends import nvtx_domain
 
 ROUNDS, CALLS, LAYERS = 405, 200, 20  # short rounds, so that few of them are interrupted
-STEPS, MODEL_ROUNDS = 10, 60
+STEPS = 10
+FUNCTION, MODULE = 1.5, 1.6
+"""Limits of the ratio of medians."""
 ORDER = random.Random(0)
 TEXT = "model.layers.3.self_attn"
 
@@ -46,19 +54,25 @@ class Cost(NamedTuple):
         return Cost(self.median - other.median, self.minimum - other.minimum)
 
 
+rounds = ROUNDS
+over: list[str] = []
+
+
 def costs(*functions: Callable[[], object], calls: int = CALLS) -> list[Cost]:
     """The cost of each function, interleaved in random order so that slow moments hit all alike."""
     times: list[list[float]] = [[] for _ in functions]
     order = list(zip(functions, times, strict=True))
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         ORDER.shuffle(order)
         for function, seen in order:
             seen.append(timeit.timeit(function, timer=time.thread_time, number=calls) / calls * 1e9)
     return [Cost(statistics.median(seen), min(seen)) for seen in times]
 
 
-def report(what: str, cost: Cost, least: Cost, ranges: int = 1) -> None:
+def report(what: str, cost: Cost, least: Cost, ranges: int = 1, limit: float | None = FUNCTION) -> None:
     """Print a line; ``ranges`` is how many of each were measured at once."""
+    if limit is not None and cost.median > limit * least.median:
+        over.append(what)
     ratios = " ".join(f"{mine / other:5.2f}" for mine, other in zip(cost, least, strict=True))
     numbers = (
         f"{cost.median / ranges:7.0f} {least.median / ranges:7.0f}",
@@ -91,7 +105,16 @@ DOMAIN = nvtx_domain()
 ATTRIBUTES = DOMAIN.get_event_attributes(message=TEXT, category="forward", payload=3)
 
 
+push = partial(lib.push_range, ATTRIBUTES, DOMAIN.handle)
+pop = partial(lib.pop_range, DOMAIN.handle)
+
+
 def pair() -> None:
+    push()
+    pop()
+
+
+def by_hand() -> None:
     DOMAIN.push_range(ATTRIBUTES)
     DOMAIN.pop_range()
 
@@ -115,10 +138,11 @@ def blocks() -> None:
         with phase("generate"):
             pass
 
-    empty, least, *ranged = costs(nothing, pair, kept, anew, phase_kept, phase_anew)
+    empty, least, domain, *ranged = costs(nothing, pair, by_hand, kept, anew, phase_kept, phase_anew)
+    report("Domain.push_range and Domain.pop_range by hand", domain - empty, least - empty, limit=None)
     names = ("layer_range that is kept", "layer_range(name) anew", "phase that is kept", "phase(name) anew")
     for name, cost in zip(names, ranged, strict=True):
-        report(f"with {name}", cost - empty, least - empty)
+        report(f"with {name}", cost - empty, least - empty, limit=None)
 
 
 def calls() -> None:
@@ -129,9 +153,9 @@ def calls() -> None:
         return x.neg()
 
     def paired(x: torch.Tensor) -> torch.Tensor:
-        DOMAIN.push_range(ATTRIBUTES)
+        push()
         y = x.neg()
-        DOMAIN.pop_range()
+        pop()
         return y
 
     def marked(x: torch.Tensor) -> torch.Tensor:
@@ -198,9 +222,9 @@ def modules() -> None:
 
     with torch.no_grad():
         empty, least, plain, hooks, ranged = costs(nothing, pair, *map(forward, (bare, hooked, annotated)))
-    report("module, forward, no gradients", ranged - plain, least - empty + hooks - plain)
+    report("module, forward, no gradients", ranged - plain, least - empty + hooks - plain, limit=MODULE)
     empty, least, plain, hooks, ranged = costs(nothing, pair, *map(forward, (bare, marked, annotated)))
-    report("module, forward, with gradients", ranged - plain, least - empty + hooks - plain)
+    report("module, forward, with gradients", ranged - plain, least - empty + hooks - plain, limit=MODULE)
     many = nn.Sequential(*(Echo() for _ in range(LAYERS)))
     many_marked = nn.Sequential(*(MarkedEcho() for _ in range(LAYERS)))
     many_annotated = nn.Sequential(*(Echo() for _ in range(LAYERS)))
@@ -212,17 +236,18 @@ def modules() -> None:
         *map(training, (many, many_marked, many_annotated)),
         calls=5,
     )
-    report("module, forward and backward, each of 20 layers", ranged - plain, least - empty + hooks - plain, LAYERS)
+    added, floor = ranged - plain, least - empty + hooks - plain
+    report("module, forward and backward, each of 20 layers", added, floor, LAYERS, MODULE)
 
 
 def least_hooks(module: nn.Module) -> list[Any]:
     """Hooks that push and pop a range around a module's forward and at the node of its output, and do nothing else."""
 
     def before(_module: object, _args: object, _kwargs: object) -> None:
-        DOMAIN.push_range(ATTRIBUTES)
+        push()
 
     def after(_module: object, _args: object, outputs: Any) -> None:
-        DOMAIN.pop_range()
+        pop()
         output = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
         if output.grad_fn is not None:
             output.grad_fn.register_prehook(lambda _grads: pair())
@@ -275,7 +300,7 @@ def llama() -> None:
         ranged = [model if path == "LlamaForCausalLM" else model.get_submodule(path) for path in annotation.paths]
     kinds: list[Callable[[], float]] = [plain, least, annotated]
     seen: dict[str, list[float]] = {kind.__name__: [] for kind in kinds}
-    for _ in range(MODEL_ROUNDS):
+    for _ in range(rounds // 7):
         ORDER.shuffle(kinds)
         for kind in kinds:
             seen[kind.__name__].append(kind())
@@ -283,32 +308,48 @@ def llama() -> None:
     added = [
         Cost(statistics.median(map(float.__sub__, times, bare)), min(times) - min(bare)) for times in (cost, floor)
     ]
-    report(f"module of a Llama, each of {len(ranged)}, a training step", *added, len(ranged))
+    report(f"module of a Llama, each of {len(ranged)}, a training step", *added, len(ranged), MODULE)
 
 
-def under(nsys: str) -> None:
+def under(nsys: str) -> bool:
+    """Measure under an nsys; returns whether all is within the limits."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["-t", "nvtx,osrt", "-s", "none", "--cpuctxsw=none", "-o", f"{folder}/report"]
-        command = [nsys, "profile", *options, sys.executable, __file__]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    print("".join(line for line in done.stdout.splitlines(keepends=True) if " ns" in line) or done.stderr, flush=True)
+        command = [nsys, "profile", *options, sys.executable, __file__, "--rounds", str(rounds)]
+        lines = []
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+            for line in running.stdout or ():
+                if " ns" in line or line.startswith(OVER):
+                    lines.append(line)
+                    print(line, end="", flush=True)
+    return bool(lines) and not any(line.startswith(OVER) for line in lines)
 
 
-def main() -> None:
+OVER = "over the limit: "
+
+
+def main() -> int:
+    global rounds  # noqa: PLW0603
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    rounds = parser.parse_args().rounds
     if state.backend is not None:
         blocks()
         calls()
         modules()
         llama()
-        return
+        print("".join(f"{OVER}{what}\n" for what in over), flush=True)
+        return 0
     print(f"ranges by {'the extension in C' if ranges.compiled else 'Python'}")
     idle()
     named = os.environ.get("NVPROF_KIT_NSYS", shutil.which("nsys") or "")
+    within = True
     for nsys in filter(None, named.split(os.pathsep)):
         version = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=True).stdout
         print(f"\n{version.strip()}")
-        under(nsys)
+        within = under(nsys) and within
+    return not within
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

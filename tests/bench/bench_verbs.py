@@ -9,14 +9,13 @@ than the clock's what else the machine does.
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 
-from bench_layers import DATA, amplify, timed
+from bench_layers import DATA, amplify, of_repository, timed
 
 VERBS = {
     "layers": ["layers", "--format", "csv"],
@@ -59,7 +58,7 @@ def main() -> None:
 def measured(command: list[str]) -> tuple[float, float, float]:
     """Seconds by the clock, seconds of processor, and megabytes of a command."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds, megabytes = timed(command, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
+    seconds, megabytes = timed(command, of_repository())
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return seconds, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, megabytes
 

@@ -55,19 +55,20 @@ FINDERS: Mapping[str, Callable[[Evidence], Iterator[Finding]]] = MappingProxyTyp
 """The function of each rule of `nvprof_kit._findings.RULES` that needs only a capture."""
 
 COLUMNS = {
-    "rank": "1 is what could save the most",
-    "rule": "name of the rule that found it",
-    "title": "what it is",
+    "rank": "1 for the largest possible saving",
+    "rule": "name of the rule",
+    "title": "the finding in a few words",
     "evidence": "the numbers from the capture",
-    "layer": "where, '' for no one place",
-    "phase": "phase there",
-    "start_ns": "where to look in Nsight: begin, in ns since the start of the capture",
+    "layer": "layer; '' if not in one layer",
+    "phase": "phase of that layer, or of the loop",
+    "start_ns": "start of the interval to look at in Nsight, in ns since the start of the capture",
     "end_ns": "its end",
-    "saves_ns": "the most that a change could save, in ns over the whole capture and all GPUs; findings overlap",
-    "saves": "the same as a share of the wall time of the steps and of the waits for data between them",
+    "saves_ns": "upper bound of the saving in ns, over the whole capture and all GPUs; savings "
+    "of different findings overlap",
+    "saves": "the same as a share of the wall time of the steps, including waits for data between them",
     "advice": "the change to try",
     "confidence": "`high`: the capture shows it; `medium`: it follows under usual assumptions; `low`: check first",
-    "refuted_by": "what would show it wrong",
+    "refuted_by": "observation that would refute the finding",
 }
 """The columns of `AdviseResult.rows`."""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from nvprof_kit._analysis.advise.evidence import Evidence, ms
-from nvprof_kit._analysis.layers.order import with_holders
+from nvprof_kit._analysis.layers.order import with_ancestors
 from nvprof_kit._analysis.metrics import MetricsOptions, metrics
 from nvprof_kit._findings import Finding
 from nvprof_kit.names import NO_LAYER
@@ -52,7 +52,7 @@ def bound(found: Evidence) -> Iterator[Finding]:
         )
         names = found.ops["layer"].cat.categories
         holders = {} if worst["own"] else sampled.parents
-        within = [name for name in names if layer in with_holders(str(name), holders)]
+        within = [name for name in names if layer in with_ancestors(str(name), holders)]
         mine = np.flatnonzero(found.ops["layer"].isin(within) & (found.ops["phase"] == phase) & found.inside)
         saves = int(worst["busy_ns"] * (100 - tensor[place]) / 100) if what == "memory" else int(worst["busy_ns"] // 2)
         yield Finding(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,11 +13,30 @@ from nvprof_kit._analysis.attribution.attribution import HOW, Attribution, attri
 from nvprof_kit._analysis.attribution.nesting import NONE, Integers
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify
-from nvprof_kit._trace.schema import Trace
+from nvprof_kit._trace.schema import Column, Trace
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+OWNER_COLUMNS: Mapping[str, Column] = MappingProxyType(
+    {
+        "layer": Column("category", "module path of the layer, `(none)` outside layers"),
+        "phase": Column(
+            "category",
+            "`forward`, `backward` or `recompute`; outside layers the phase of the loop (`optimizer`, …) or `other`",
+        ),
+        "step": Column("Int64", "step number, NA outside steps"),
+        "kernel_class": Column("category", "`gemm`, `attention`, `norm`, … (docs/kernel-classes.md)"),
+        "how": Column(
+            "category",
+            "how it was attributed: by its `launch`, by the creation of its `graph node`, by the phase open on an "
+            "`other thread`, or `none`",
+        ),
+    }
+)
+"""The columns that `attributed` adds to those of `nvprof_kit._trace.schema.OPS`."""
 
 
 class Operations:
@@ -80,7 +100,7 @@ def attributed(operations: Operations, ops: pd.DataFrame) -> pd.DataFrame:
         ops: Their table, in the same order.
 
     Returns:
-        The table with the additional columns layer, phase, step (missing outside steps), kernel_class and how.
+        The table with the additional columns `OWNER_COLUMNS`.
     """
     import pandas as pd
 

@@ -37,32 +37,32 @@ OPTIONAL = ("name", "stream", "bytes", "host_memory", "calls", "collectives", "l
 """What `nvprof_kit._trace.open.open_capture` must read."""
 
 COLUMNS = {
-    "step": "number of the step, missing for the time outside steps",
-    "process": "place of the process among the capture's processes",
-    "device": "ordinal of the GPU as the process sees it",
-    "wall_ns": "length of the step on the device, from the end of the step before to its own end",
-    "compute_ns": "time in which a kernel computes, whatever else runs",
-    "exposed_comm_ns": "time in which the device communicates and does not compute",
-    "exposed_copy_ns": "time in which it copies or sets memory and does neither",
-    "idle_ns": "time in which it runs nothing; the four add up to `wall_ns`",
-    "comm_ns": "time in which it communicates, hidden or exposed",
-    "copy_ns": "time in which it copies, hidden or exposed",
+    "step": "step number, missing outside steps",
+    "process": "index of the process in the capture",
+    "device": "device ordinal in the process",
+    "wall_ns": "duration of the step on the device, from the end of the previous step to its own end",
+    "compute_ns": "time in which a compute kernel runs, whatever else runs",
+    "exposed_comm_ns": "communication time not overlapped by compute",
+    "exposed_copy_ns": "time of copies and memsets, not overlapped by compute or communication",
+    "idle_ns": "time in which nothing runs; the four add up to `wall_ns`",
+    "comm_ns": "communication time, overlapped or exposed",
+    "copy_ns": "copy time, overlapped or exposed",
     **{f"idle_{cause}_ns": f"idle: {meaning}" for cause, meaning in CAUSES.items()},
     **QUEUE_COLUMNS,
-    "start_ns": "where the step begins on the device, in ns since the start of the capture",
+    "start_ns": "start of the step on the device, in ns since the start of the capture",
 }
 """The columns of `BreakdownResult.steps`."""
 
 IDLE_COLUMNS = {
     "cause": "why the device was idle",
-    "layer": "layer whose range the host was in, `(none)` for none",
-    "phase": "phase there",
-    "operator": "innermost operator it was in, '' for none or where the capture has no operators",
-    "call": "API call it was in, '' for none",
-    "gaps": "number of gaps with such a time",
-    "idle_ns": "time of it in them",
-    "longest_ns": "the most in one gap",
-    "longest_at_ns": "where that begins, in ns since the start of the capture: the place to jump to in Nsight",
+    "layer": "layer that the host was in, `(none)` outside layers",
+    "phase": "phase of that layer, or of the loop",
+    "operator": "innermost PyTorch operator it was in; '' if none or not recorded",
+    "call": "CUDA API call it was in, '' if none",
+    "gaps": "number of idle gaps with this cause and place",
+    "idle_ns": "idle time with this cause and place",
+    "longest_ns": "the longest such time in one gap",
+    "longest_at_ns": "its start, in ns since the start of the capture; jump there in Nsight",
 }
 """The columns of `BreakdownResult.idle`."""
 
@@ -84,9 +84,10 @@ class BreakdownResult:
         critical_path: The critical path of the median step; columns
             `nvprof_kit._analysis.breakdown.critical_path.PATH_COLUMNS`.
         critical_window: The row of the median step in `steps`.
-        gaps: One row per idle gap, see `nvprof_kit._analysis.breakdown.idle.Idle.gaps`; `window` is a row of `steps`.
-        waits: Gaps that began while the host waited for the device; see
-            `nvprof_kit._analysis.breakdown.idle.Idle.waits`.
+        gaps: One row per idle gap: window (row of `steps`), start_ns, idle_ns; cause, layer, phase, operator and call
+            of its largest part.
+        waits: One row per gap that began while the host waited for the device: gap (row of `gaps`); layer, phase and
+            call of the wait; lost_ns, by how much the wait delayed the host.
         warnings: What may be missing or distorted; each sentence says what to do about it.
         info: Recording tool, GPUs and processes of the capture.
     """

@@ -21,7 +21,7 @@ from nvprof_kit._analysis.attribution.lanes import union
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, inherit
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._analysis.breakdown.stretches import Changes, Stack, Stretches
+from nvprof_kit._analysis.breakdown.lookups import Changes, IntervalUnion, Stack
 from nvprof_kit.names import LAYER_CATEGORIES, Category
 
 if TYPE_CHECKING:
@@ -116,9 +116,9 @@ class Doing:
     range_cause: npt.NDArray[np.int8]
     in_layer: npt.NDArray[np.bool_]
     in_phase: npt.NDArray[np.bool_]
-    loading: Stretches
-    profiler: Stretches
-    on_cpu: Stretches | None
+    loading: IntervalUnion
+    profiler: IntervalUnion
+    on_cpu: IntervalUnion | None
     watched: tuple[int, int]
 
     @property
@@ -139,7 +139,7 @@ class Doing:
             return np.zeros(len(tid), dtype=bool)
         first, last = self.watched
         watched = np.isin(tid, self.on_cpu.changes.lanes) & (moment >= first) & (moment < last)
-        off: npt.NDArray[np.bool_] = watched & ~self.on_cpu.hold(tid, moment)
+        off: npt.NDArray[np.bool_] = watched & ~self.on_cpu.covers(tid, moment)
         return off
 
 
@@ -176,7 +176,7 @@ def doing(
         _range_causes(ranges),
         in_layer,
         in_layer | np.append(ranges.phase_range >= 0, False),
-        Stretches(*np.zeros((3, 0), dtype=np.int64)),
+        IntervalUnion(*np.zeros((3, 0), dtype=np.int64)),
         _profiler(host),
         *_on_cpu(scheduled),
     )
@@ -243,20 +243,20 @@ def _range_causes(ranges: Ranges) -> npt.NDArray[np.int8]:
     return np.append(inherit(own.astype(np.int64), ranges.nesting), NONE).astype(np.int8)
 
 
-def _profiler(host: HostCalls) -> Stretches:
+def _profiler(host: HostCalls) -> IntervalUnion:
     loads = np.array([bool(_LOADING_OVERHEAD.search(name)) for name in host.names])[host.name]
     chosen = np.flatnonzero((host.overhead & ~loads)[:-1])
-    return Stretches(host.pid[chosen], host.start[chosen], host.end[chosen])
+    return IntervalUnion(host.pid[chosen], host.start[chosen], host.end[chosen])
 
 
-def _on_cpu(scheduled: pd.DataFrame | None) -> tuple[Stretches | None, tuple[int, int]]:
+def _on_cpu(scheduled: pd.DataFrame | None) -> tuple[IntervalUnion | None, tuple[int, int]]:
     if scheduled is None or not len(scheduled):
         return None, (0, 0)
     tid, start, end = (scheduled[name].to_numpy() for name in ("tid", "start_ns", "end_ns"))
-    return Stretches(tid, start, end), (int(start.min()), int(end.max()))
+    return IntervalUnion(tid, start, end), (int(start.min()), int(end.max()))
 
 
-def _loading(made: Doing, told: Int64Array) -> Stretches:
+def _loading(made: Doing, told: Int64Array) -> IntervalUnion:
     """The loading intervals, by thread."""
     host, calls = made.host, made.rows[told]
     tid, start, end = host.tid[calls], host.start[calls], host.end[calls]
@@ -272,7 +272,7 @@ def _loading(made: Doing, told: Int64Array) -> Stretches:
     inside = operator != NONE
     low = np.where(inside, np.maximum(low, host.start[operator]), low)
     high = np.where(inside, np.minimum(high, host.end[operator]), high)
-    return Stretches(tid, np.minimum(low, start), np.maximum(high, end))
+    return IntervalUnion(tid, np.minimum(low, start), np.maximum(high, end))
 
 
 def _noted_loading(made: Doing) -> tuple[Int64Array, Int64Array, Int64Array]:

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 PATH_COLUMNS = {
     "layer": "module path, or `(none)`",
     "phase": "phase of the layer or of the loop",
-    "operator": "of time on the host the innermost operator, '' for none or where the capture has no operators",
-    "gpu_ns": "time of the path in its operations",
-    "host_ns": "time of the path on the host, in its ranges",
-    "wait_ns": "time of the path between an operation's launch, or the operation before, and its start",
-    "share": "the three over the step's wall time; all shares add up to 1",
+    "operator": "for host time, the innermost PyTorch operator; '' if none or not recorded",
+    "gpu_ns": "time of the path in operations of the layer",
+    "host_ns": "time of the path on the host, in ranges of the layer",
+    "wait_ns": "time of the path between an operation's launch, or the end of the previous operation, and its start",
+    "share": "sum of the three over the wall time of the step; all shares add up to 1",
 }
 """The columns of the critical path."""
 
@@ -82,7 +82,7 @@ def critical_path(
     pieces = _Walk(trace, windows, host, window).pieces()
     sort, start, end, op, tid = (np.array(column, dtype=np.int64) for column in zip(*pieces, strict=True))
     pid = windows.devices[int(windows.device[window])].pid
-    on_host = _on_host(trace, attribution, host, pid, _Stretches(tid, start, end, np.flatnonzero(sort == _HOST)))
+    on_host = _on_host(trace, attribution, host, pid, _Intervals(tid, start, end, np.flatnonzero(sort == _HOST)))
     rows = np.flatnonzero(sort != _HOST)
     layer, phase = (np.asarray(column[op[rows]]) for column in op_owners(attribution))
     frame = pd.DataFrame(
@@ -99,7 +99,7 @@ def critical_path(
     return made
 
 
-class _Stretches(NamedTuple):
+class _Intervals(NamedTuple):
     """Intervals by thread; `rows` selects some of them."""
 
     tid: Int64Array
@@ -108,7 +108,7 @@ class _Stretches(NamedTuple):
     rows: Int64Array
 
 
-def _on_host(trace: Trace, attribution: Attribution, host: HostCalls, pid: int, path: _Stretches) -> pd.DataFrame:
+def _on_host(trace: Trace, attribution: Attribution, host: HostCalls, pid: int, path: _Intervals) -> pd.DataFrame:
     """Host activity in the host segments of the path: layer, phase, operator, kind, ns."""
     import pandas as pd
 

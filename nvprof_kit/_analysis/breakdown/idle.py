@@ -81,7 +81,7 @@ class _Parts(NamedTuple):
     start_ns: Int64Array
 
 
-class _Told(NamedTuple):
+class _Waits(NamedTuple):
     """The columns of `Idle.waits`; the name of the call as a code."""
 
     gap: Int64Array
@@ -181,16 +181,16 @@ class _Splitter:
     def _causes(self, pieces: Pieces, graph: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
         doing, wait = self._doing, pieces.wait
         own, of_range = doing.cause[pieces.done], doing.range_cause[pieces.range]
-        told = (pieces.done != NONE) | doing.in_phase[pieces.range]
+        located = (pieces.done != NONE) | doing.in_phase[pieces.range]
         chosen: list[tuple[npt.NDArray[np.bool_], Any]] = [
-            (doing.profiler.hold(wait.pid, wait.start), NAMES.index("profiler")),
+            (doing.profiler.covers(wait.pid, wait.start), NAMES.index("profiler")),
             (own != NONE, own),
-            (doing.prepares[pieces.done] | doing.loading.hold(wait.tid, wait.start), LOADING),
+            (doing.prepares[pieces.done] | doing.loading.covers(wait.tid, wait.start), LOADING),
             (of_range != NONE, of_range),
             (doing.off_cpu(wait.tid, wait.start), NAMES.index("off_cpu")),
             (wait.start < wait.late_until, NAMES.index("after_sync")),
             (graph[wait.gap], NAMES.index("graph")),
-            (told, LAUNCH),
+            (located, LAUNCH),
         ]
         codes: list[Any] = [code for _, code in chosen]
         found: npt.NDArray[np.integer[Any]] = np.select([held for held, _ in chosen], codes, UNKNOWN)
@@ -208,7 +208,7 @@ class _Splitter:
         """Free the memory that only splitting needs."""
         gap, call, lost = (np.concatenate(columns) for columns in zip(*self._waited, strict=True))
         around = self._doing.ranges.nesting.innermost(self._host.tid[call], self._host.start[call])
-        self._told = _Told(gap, self._layers[around], self._phases[around], self._host.name[call], lost)
+        self._gap_waits = _Waits(gap, self._layers[around], self._phases[around], self._host.name[call], lost)
         del self._doing, self._callers, self._following, self._waited
 
     def named(self, parts: _Parts) -> Idle:
@@ -237,13 +237,13 @@ class _Splitter:
     def _named_waits(self) -> pd.DataFrame:
         import pandas as pd
 
-        told = self._told
+        waits = self._gap_waits
         columns = {
-            "gap": told.gap,
-            "layer": told.layer,
-            "phase": told.phase,
-            "call": labels(told.call, self._host.names),
-            "lost_ns": told.lost_ns,
+            "gap": waits.gap,
+            "layer": waits.layer,
+            "phase": waits.phase,
+            "call": labels(waits.call, self._host.names),
+            "lost_ns": waits.lost_ns,
         }
         made: pd.DataFrame = pd.DataFrame(columns, copy=False)
         return made

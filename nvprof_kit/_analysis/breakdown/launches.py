@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 LAUNCH_COLUMNS = {
     "layer": "module path, or `(none)`",
     "phase": "phase of the layer or of the loop",
-    "ops": "operations of its own whose launching call is in the capture",
+    "ops": "its own operations whose launching call is in the capture",
     "gpu_ns": "sum of their durations",
-    "call_ns": "sum of the durations of the calls that launched them, a graph launch shared by its operations",
-    "short_ops": "operations that are shorter than the call that launched them",
-    "delay_ns": "median time from a launching call's return to the operation's start; 0 where it started before",
-    "idle_ns": "time in which the device was idle because the host, here, had not launched on",
-    "launch_bound": "the idle time exceeds a tenth of the operations' time",
+    "call_ns": "sum of the durations of the launching calls; a graph launch is divided among its operations",
+    "short_ops": "number of operations shorter than the call that launched them",
+    "delay_ns": "median time from the return of the launching call to the start of the "
+    "operation; 0 if it started before",
+    "idle_ns": "time in which the device was idle because the host, in this layer, had not launched the next operation",
+    "launch_bound": "True if `idle_ns` exceeds a tenth of `gpu_ns`",
 }
 """The columns of the launch analysis."""
 

@@ -10,7 +10,7 @@ from nvprof_kit._analysis.attribution.lanes import Line
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
 from nvprof_kit._analysis.breakdown.causes import Doing
 from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._analysis.breakdown.stretches import Changes
+from nvprof_kit._analysis.breakdown.lookups import Changes
 
 
 class Waits(NamedTuple):

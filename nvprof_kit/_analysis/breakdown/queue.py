@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 QUEUE_COLUMNS = {
-    "queue_mean": "operations launched and not yet begun, averaged over time",
-    "queue_max": "the most at once",
-    "queue_empty": "share of the time in which none waited",
+    "queue_mean": "mean number of launched operations that have not begun",
+    "queue_max": "their maximum number",
+    "queue_empty": "share of the time in which none was queued",
 }
 """The columns that `queue_by_window` computes for each step."""
 
 QUEUE_TIME_COLUMNS = {
-    "step": "number of the step, missing if none",
-    "process": "place of the process among the capture's processes",
-    "device": "ordinal of the GPU as the process sees it",
+    "step": "step number, missing if none",
+    "process": "index of the process in the capture",
+    "device": "device ordinal in the process",
     "stream": "the stream",
-    "start_ns": "where the slice begins, in ns since the start of the capture",
-    "end_ns": "where it ends",
-    "queue_mean": "operations of the stream launched and not yet begun, averaged over the slice",
-    "queue_max": "the most at once",
+    "start_ns": "start of the interval, in ns since the start of the capture",
+    "end_ns": "end of the interval",
+    "queue_mean": "mean number of operations of the stream that are launched but have not begun",
+    "queue_max": "their maximum number",
 }
 """The columns of `queue_over_time`."""
 

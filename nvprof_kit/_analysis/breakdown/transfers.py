@@ -25,33 +25,34 @@ if TYPE_CHECKING:
 COMM_COLUMNS = {
     "layer": "module path, or `(none)`",
     "phase": "phase of the layer or of the loop",
-    "collective": "what was communicated: `AllReduce`, `AllGather`, … where the kernel's name says so",
+    "collective": "`AllReduce`, `AllGather`, … if the kernel's name contains it",
     "ops": "kernels",
     "gpu_ns": "sum of their durations",
-    "exposed_ns": "the part not overlapped by compute on the device",
-    "hidden": "the rest, as a share of `gpu_ns`",
-    "waiting_ns": "the part of `exposed_ns` beyond the fastest similar collective: possibly waiting for other ranks",
+    "exposed_ns": "the part not overlapped by compute on the same device",
+    "hidden": "the overlapped part, as a share of `gpu_ns`",
+    "waiting_ns": "the part of `exposed_ns` in excess of the fastest similar collective: "
+    "possibly waiting for other ranks",
     "bytes": "bytes of the larger buffer (all of an all-gather's output), missing if unknown",
-    "exposed_bytes": "the part of them that moved while nothing computed, taken in proportion to time",
-    "ranks": "ranks of the group, missing if unknown or different",
-    "algorithm_gb_per_s": "`bytes` over `gpu_ns`, 10⁹ bytes per second; waiting for the other ranks is in `gpu_ns`",
-    "bus_gb_per_s": "the same times what the bus moves for each byte (as nccl-tests define it): comparable to the link",
+    "exposed_bytes": "estimate of the bytes moved while exposed, in proportion to time",
+    "ranks": "number of ranks in the group; missing if unknown or not the same for all",
+    "algorithm_gb_per_s": "`bytes` over `gpu_ns` in 10⁹ bytes per second; `gpu_ns` includes waiting for other ranks",
+    "bus_gb_per_s": "bus bandwidth as defined by nccl-tests, comparable to the bandwidth of the link",
 }
 """The columns of the communication table."""
 
 COPY_COLUMNS = {
-    "copy": "direction, or memset",
-    "memory": "the host's end: `pageable`, `pinned`, `managed`, '' if none or it is unknown",
+    "copy": "direction of the copy, or memset",
+    "memory": "host memory: `pageable`, `pinned` or `managed`; '' if none or unknown",
     "layer": "module path, or `(none)`",
     "phase": "phase of the layer or of the loop",
     "ops": "copies",
     "bytes": "sum of their bytes",
     "gpu_ns": "sum of their durations",
-    "exposed_ns": "the part not overlapped by compute on the device",
+    "exposed_ns": "the part not overlapped by compute on the same device",
     "gb_per_s": "bytes over duration, 10⁹ bytes per second",
-    "link": "what a copy to the host or another GPU goes over: `PCIe 5 x16`, `NVLink`; '' where it is not known",
-    "of_link": "`gb_per_s` as a share of what the link carries at most in one direction",
-    "blocking": "copies whose call waits until the copy is done (not asynchronous), or that pageable memory makes wait",
+    "link": "link of a copy to or from the host or another GPU: `PCIe 5 x16`, `NVLink`; '' if unknown",
+    "of_link": "`gb_per_s` as a share of the link's bandwidth in one direction",
+    "blocking": "number of copies that block the host: synchronous calls, or pageable memory",
 }
 """The columns of the copy table."""
 

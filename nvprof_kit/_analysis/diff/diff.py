@@ -33,22 +33,22 @@ OPTIONAL = ("name", "loads")
 
 COLUMNS = {
     "level": "`step` (wall time), `phase` and `class` (over all layers), `layer` (over all classes), `layer class`",
-    "layer": "module path or `(none)`, '' over all",
-    "phase": "phase of the layer or of the loop, '' over all",
-    "kernel_class": "class of the kernels, '' over all",
-    "base_ns": "time per step in BASE: the geometric mean, the mean where some step lacks the row",
+    "layer": "module path or `(none)`; '' for all layers",
+    "phase": "phase of the layer or of the loop; '' for all phases",
+    "kernel_class": "kernel class; '' for all classes",
+    "base_ns": "time per step in BASE: the geometric mean over steps, or the arithmetic mean if a step lacks the row",
     "new_ns": "the same in NEW",
     "change_ns": "the difference",
-    "change": "the difference over `base_ns`, missing where that is 0",
-    "low": "lower end of the 95 % interval of `change`, missing where the steps bound nothing",
-    "high": "its upper end",
-    "p": "of no change, by the t test of the effect model, corrected for the number of rows of its level",
-    "p_alone": "the same before the correction",
+    "change": "the difference divided by `base_ns`; missing if that is 0",
+    "low": "lower end of the 95 % confidence interval of `change`; missing with too few steps",
+    "high": "upper end of the interval",
+    "p": "p-value of no change (t test), corrected for the number of rows of the same level",
+    "p_alone": "the p-value before the correction",
     "verdict": "`slower`, `faster`, `same`, `undecided`, `new`, `gone`",
-    "within": "the change is within ± this with 95 %: the larger end of the interval",
-    "at_most": "the change is below this with 95 %: what a gate compares with its limit",
-    "error": "standard error of `change`, of steps and runs, missing as `change` is",
-    "df": "its degrees of freedom; 1e6 where the run-to-run floor is all of it",
+    "within": "the change is within ± this value with 95 % confidence",
+    "at_most": "the change is below this value with 95 % confidence; gates compare it with their limit",
+    "error": "standard error of `change`, from steps and runs; missing if `change` is",
+    "df": "degrees of freedom of `error`; 1e6 if it is only the lower bound of the noise between runs",
 }
 """The columns of `DiffResult.rows`."""
 
@@ -217,8 +217,8 @@ def _notes(
         )
     if len(before) == len(after) == 1:
         notes.append(
-            f"One run of each: their noise from run to run is taken to be {100 * options.run_noise:g} % "
-            "(--run-noise); give several of each with --base and --new to have it measured."
+            f"One run per side: the noise between runs is assumed to be {100 * options.run_noise:g} % (--run-noise); "
+            "with several runs per side (--base, --new) it is measured."
         )
     if widening > 1:
         notes.append(

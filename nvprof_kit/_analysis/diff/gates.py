@@ -23,13 +23,14 @@ _COLUMN = {"phase": "phase", "class": "kernel_class"}
 
 @dataclass(frozen=True)
 class Gate:
-    """A limit.
+    """A limit on a relative change.
 
     Attributes:
-        text: As it was given.
+        text: The gate as given.
         level: ``step``, ``phase``, ``class`` or ``layer``.
-        target: What it limits: '' for the step, a phase, a class, or a pattern of layers, also with their phase.
-        limit: The relative change that fails, 0.05 for 5 %.
+        target: What it limits: '' for the step; a phase; a kernel class; a glob pattern of layers, with or without a
+            phase.
+        limit: The relative change at which it fails, 0.05 for 5 %.
     """
 
     text: str
@@ -40,7 +41,14 @@ class Gate:
 
 @dataclass(frozen=True)
 class GateOutcome:
-    """The outcome of a gate: whether it held, the sentence that says why, and whether the captures could not decide."""
+    """The outcome of a gate.
+
+    Attributes:
+        gate: The gate.
+        held: Whether it holds.
+        reason: One sentence that says why.
+        undecided: Whether the captures are too noisy to decide it.
+    """
 
     gate: Gate
     held: bool

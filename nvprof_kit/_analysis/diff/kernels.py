@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.diff.samples import StepSums
 
 KERNEL_COLUMNS = {
-    "what": "`new`, `gone`, `renamed`, or `launches` where both have it and run it in another number",
-    "name": "the kernel, in BASE where it is gone or renamed",
-    "now": "its name in NEW where it is renamed",
+    "what": "`new`, `gone`, `renamed`, or `launches` if the number of launches differs",
+    "name": "name of the kernel; in BASE if it is gone or renamed",
+    "now": "its name in NEW if it is renamed",
     "kernel_class": "its class",
-    "count": "runs per step, in BASE unless it is new",
+    "count": "launches per step, in BASE unless it is new",
     "base_ns": "time per step in BASE",
     "new_ns": "time per step in NEW",
-    "base_count": "runs per step in BASE",
-    "new_count": "runs per step in NEW",
+    "base_count": "launches per step in BASE",
+    "new_count": "launches per step in NEW",
 }
 """The columns of `nvprof_kit._analysis.diff.diff.DiffResult.kernels`."""
 

@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from nvprof_kit._analysis.layers.order import parents_of, with_holders
+from nvprof_kit._analysis.layers.order import parents_of, with_ancestors
 from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit.names import NO_LAYER, Category
 
@@ -59,7 +59,7 @@ class Counted:
         layer, phase = chain[0]
         if layer == NO_LAYER:
             return [chain[0]]
-        holders = with_holders(layer, self._parent)
+        holders = with_ancestors(layer, self._parent)
         return [(one, phase) for one in holders if one == layer or (one, phase) in self.calls]
 
     def nested(self, *, model: bool = False) -> dict[Key, Work]:
@@ -86,7 +86,7 @@ class Counted:
         """Each (layer, phase) that fused attention was counted in."""
         return frozenset(key for chain in self.attention for key in self.rows_of(chain))
 
-    def told(self, rows: Container[Key]) -> set[Key]:
+    def with_own_work(self, rows: Container[Key]) -> set[Key]:
         """Which of these rows have an operation of their own, known or not, outside the rows nested in them."""
         chains = [chain for chain, work in self.work.items() if any(work.values())]
         return {next((key for key in chain if key in rows), chain[0]) for chain in (*chains, *self.unknown)}

@@ -82,29 +82,29 @@ def uncounted_rows(operations: Operations, counted: Counted, rows: Sequence[Row]
     ns = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
     frame = pd.DataFrame({"layer": layer, "phase": phase, "ns": ns, "matrix": np.where(is_matrix, ns, 0)})
     sums = frame.groupby(["layer", "phase"], observed=True)[["ns", "matrix"]].sum()
-    told = counted.told({row.key for row in rows})
+    own_work = counted.with_own_work({row.key for row in rows})
     return {
         (str(layer), str(phase)): matrix / total
         for (layer, phase), total, matrix in sums.itertuples()
-        if total and matrix / total > _ODD and (layer, phase) not in told
+        if total and matrix / total > _ODD and (layer, phase) not in own_work
     }
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A step on average; of a capture without steps all of it.
+    """Figures over all layers, for a mean step; for the whole capture if it has no steps.
 
     Attributes:
-        steps: Number of steps, 0 where there are none.
-        devices: GPUs that ran something.
-        step_ns: How long a step took (`nvprof_kit._analysis.attribution.windows`).
-        busy_ns: Time of a step in which a GPU worked, summed over devices.
-        flops: Floating point operations of a step.
-        model_flops: The same without what is computed again.
-        hfu: Over the step's time on all its GPUs; NaN where no peak is known.
-        mfu: The same of the model's operations.
-        busy_hfu: Over the busy time alone.
-        busy_mfu: The same of the model's operations.
+        steps: Number of steps, 0 without steps.
+        devices: Number of GPUs that ran operations.
+        step_ns: Mean duration of a step in ns, with the boundaries of `breakdown`.
+        busy_ns: Time per step in which a GPU was busy, summed over devices, in ns.
+        flops: Floating point operations per step.
+        model_flops: The same without recomputation.
+        hfu: Hardware FLOPs utilization over the duration of the step on all GPUs, 0 to 1; NaN if no peak is known.
+        mfu: Model FLOPs utilization: the same for `model_flops`.
+        busy_hfu: Like `hfu`, over the busy time only.
+        busy_mfu: Like `mfu`, over the busy time only.
     """
 
     steps: int
@@ -188,8 +188,8 @@ def _captured(counted: Counted, times: Mapping[Key, float]) -> tuple[Work, Work]
     total: Work = {}
     model: Work = {}
     for chain, work in counted.work.items():
-        told = (times[key] for key in chain if not math.isnan(times.get(key, math.nan)))
-        often = next(told, 0.0)
+        measured = (times[key] for key in chain if not math.isnan(times.get(key, math.nan)))
+        often = next(measured, 0.0)
         add(total, work, often)
         add(model, {} if computed_again(chain) is not None else work, often)
     return total, model

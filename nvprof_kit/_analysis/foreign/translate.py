@@ -41,7 +41,7 @@ def translate(trace: Trace, rules: Rules | None = None) -> Trace:
     ranges = _Renamed(trace, rules)
     warnings = [*ranges.warnings()]
     operators = ranges.operators() if trace.operators is None else _operators_of(trace.operators)
-    if len(operators) and not ranges.tell_backward():
+    if len(operators) and not ranges.annotates_backward():
         if not ranges.is_a(_FORWARD).any():
             ranges.add_operators(trace.operators)
             warnings.append(
@@ -76,7 +76,7 @@ class _Renamed:
         """Which ranges have one of these categories."""
         return _flags(self._names, lambda name: name.category in categories)[self._name]
 
-    def tell_backward(self) -> bool:
+    def annotates_backward(self) -> bool:
         """Whether the program itself annotated its backward pass; a rule for a single function's backward does not
         count.
         """

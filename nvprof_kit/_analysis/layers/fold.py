@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.nesting import Int64Array
-from nvprof_kit._analysis.layers.order import with_holders
+from nvprof_kit._analysis.layers.order import with_ancestors
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER
 
 if TYPE_CHECKING:
@@ -73,12 +73,12 @@ class Blocks:
             parents: The parent of each layer, '' at the top.
             layers: The layers, in any order.
         """
-        chains = [with_holders(layer, parents) for layer in dict.fromkeys(layers) if layer != NO_LAYER]
+        chains = [with_ancestors(layer, parents) for layer in dict.fromkeys(layers) if layer != NO_LAYER]
         place = {layer: row for row, layer in enumerate(dict.fromkeys(one for chain in chains for one in chain))}
         times = np.zeros((len(place), len(_PHASES)))
         for (layer, phase), ns in own.items():
             if layer in place and phase in _PHASES:
-                for holder in with_holders(layer, parents):
+                for holder in with_ancestors(layer, parents):
                     times[place[holder], _PHASES.index(phase)] += ns
         return cls(tuple(place), tuple(parents.get(layer, "") for layer in place), times)
 

@@ -33,25 +33,29 @@ if TYPE_CHECKING:
 LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 
 COLUMNS = {
-    "step": "number of the step, missing outside steps (only by step)",
-    "instance": "which instance of a step, by time from 0, since numbers may return; missing outside (only by step)",
+    "step": "step number, missing outside steps (only by step)",
+    "instance": "index of the step instance in time, from 0 (step numbers can repeat); missing "
+    "outside steps (only by step)",
     "layer": "module path, or `(none)` for work outside every layer",
     "phase": (
         "`forward`, `backward` or `recompute`; outside layers the text of the phase's range (`optimizer`, "
         "`data`, …) or `other`"
     ),
     "calls": (
-        "times it ran: its ranges, and one for each CUDA-graph replay that ran it; for `(none)` the ranges of the phase"
+        "how often it ran: its ranges, plus one for each CUDA graph replay that contains it; for `(none)` the ranges "
+        "of the phase"
     ),
-    "gpu_ops": ("its own operations: kernels, copies, memsets and whole-graph replays with this innermost layer"),
-    "gpu_self_ns": "sum of the durations of these, in ns",
-    "compute_ns": "the part of `gpu_self_ns` in kernels that compute, in ns",
-    "comm_ns": "the part in collectives and other communication, in ns: moving bytes, and waiting for other ranks",
+    "gpu_ops": (
+        "its own GPU operations (kernels, copies, memsets, whole-graph replays): those whose innermost layer it is"
+    ),
+    "gpu_self_ns": "sum of their durations, in ns",
+    "compute_ns": "the part of `gpu_self_ns` in compute kernels, in ns",
+    "comm_ns": "the part in communication kernels, including waiting for other ranks, in ns",
     "copy_ns": "the part in copies and memsets, in ns; the three add up to `gpu_self_ns`",
-    "gpu_total_ns": "`gpu_self_ns` including nested layers of the model, in the same phase, in ns",
-    "gpu_busy_ns": "length of the union of the total's intervals, summed over devices, in ns",
-    "cpu_ns": "CPU wall time inside its ranges, in ns",
-    "share": "`gpu_self_ns` over the capture's sum, 0 to 1",
+    "gpu_total_ns": "`gpu_self_ns` of the layer and all layers inside it, in the same phase, in ns",
+    "gpu_busy_ns": "the same as `gpu_total_ns`, but overlapping operations count once per device, in ns",
+    "cpu_ns": "wall time on the CPU inside its ranges, in ns",
+    "share": "`gpu_self_ns` divided by its sum over all rows, 0 to 1",
 }
 """The columns of `LayersResult.rows` and what they mean."""
 
@@ -99,10 +103,10 @@ class Summary:
         work_ns: The part of `shown_ns` without communication, much of which is waiting.
         wall_ns: From the first operation's start to the last one's end.
         ops: Number of operations.
-        steps: Number of shown steps (`nvprof_kit._analysis.attribution.steps`).
+        steps: Number of shown steps.
         all_steps: Number of steps in the capture.
         layers: Number of distinct layers.
-        by_how: Time by how the owner was found (`nvprof_kit._analysis.attribution.attribution.HOW`).
+        by_how: Time by how it was attributed: ``launch``, ``graph node``, ``other thread``, ``none``.
         loop_layer_share: The share of forward, backward and recompute time in a named layer; 0 if there is none.
     """
 
@@ -181,15 +185,15 @@ def layers(trace: Trace, options: LayersOptions | None = None, attribution: Attr
     whole = not (options.by_step or options.steps.selects)
     sums = sum_layers(trace, attribution, columns, classes, busy=not whole)
     order = model_order(attribution.ranges, sums.layers, sums.parent)
-    told = _Told(sums, columns, choice, options, ("name" in trace.ops))
-    rows = told.rows(attribution.ranges.steps, order)
-    summary = _summary(trace, attribution, told)
+    builder = _Builder(sums, columns, choice, options, ("name" in trace.ops))
+    rows = builder.rows(attribution.ranges.steps, order)
+    summary = _summary(trace, attribution, builder)
     if int(rows["gpu_self_ns"].sum()) != summary.total_ns:
         raise AssertionError(
             f"{rows['gpu_self_ns'].sum()} ns in the rows, {summary.total_ns} ns in the operations: please report this"
         )
     memory = layer_memory(trace, attribution, by_step=options.by_step) if options.memory else None
-    tree = told.tree(order)
+    tree = builder.tree(order)
     splits: dict[str, tuple[str, ...]] = {}
     if options.splits and not options.by_step:
         rows, tree, splits = _split(trace, (attribution, classes), (rows, tree), choice, options.splits)
@@ -233,7 +237,7 @@ def _split(
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Builder:
     """Builds tables from the sums.
 
     Attributes:
@@ -358,18 +362,18 @@ class _Told:
         return tree
 
 
-def _summary(trace: Trace, attribution: Attribution, told: _Told) -> Summary:
+def _summary(trace: Trace, attribution: Attribution, builder: _Builder) -> Summary:
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    of_ops = told.choice.of_ops(attribution)
-    listed = of_ops if told.choice.asked else np.ones_like(of_ops)
+    of_ops = builder.choice.of_ops(attribution)
+    listed = of_ops if builder.choice.asked else np.ones_like(of_ops)
     duration = np.where(listed, end - start, 0)
     by_how = np.bincount(attribution.how, weights=duration, minlength=len(HOW)).astype(np.int64)
-    sums, by_sort = told.sums, told.by_sort
-    shown, comm = told.part(sums.self_ns), told.part(sums.comm_ns)
+    sums, by_sort = builder.sums, builder.by_sort
+    shown, comm = builder.part(sums.self_ns), builder.part(sums.comm_ns)
     work = shown - comm
     named = np.array([layer != NO_LAYER for layer, _ in sums.keys])
     in_loop = int(work[np.array([phase in LAYER_PHASES for _, phase in sums.keys])].sum())
-    outside = int(duration[attribution.step < 0].sum()) if len(told.choice.shown) else 0
+    outside = int(duration[attribution.step < 0].sum()) if len(builder.choice.shown) else 0
     total, shown_ns, in_layers = int(duration.sum()), int(shown.sum()), int(work[named].sum())
     return Summary(
         total_ns=total,
@@ -381,8 +385,8 @@ def _summary(trace: Trace, attribution: Attribution, told: _Told) -> Summary:
         work_ns=int(work.sum()),
         wall_ns=int(end[listed].max() - start[listed].min()) if listed.any() else 0,
         ops=int(np.count_nonzero(listed)),
-        steps=told.choice.count,
-        all_steps=len(told.choice.shown),
+        steps=builder.choice.count,
+        all_steps=len(builder.choice.shown),
         layers=len(sums.layers),
         by_how={how: int(ns) for how, ns in zip(HOW, by_how, strict=True) if ns},
         loop_layer_share=in_layers / in_loop if in_loop else 0.0,

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 CARRIED: Mapping[str, str] = MappingProxyType(
     {
-        "memory_begin_bytes": "allocated when its calls began, their median, in bytes",
-        "memory_end_bytes": "allocated when they ended, their median, in bytes",
+        "memory_begin_bytes": "bytes allocated at the begin of a call, median over calls",
+        "memory_end_bytes": "bytes allocated at the end of a call, median over calls",
         "memory_retained_bytes": (
-            "what a call and the layers in it leave allocated, the median; negative where it frees"
+            "bytes that a call leaves allocated, including nested layers, median over calls; negative if it frees"
         ),
         "memory_peak_bytes": (
-            "most that was allocated in any call; exact where the process's peak rose there, else the most that was "
-            "read at its ends and those of the layers in it"
+            "maximum of the bytes allocated during a call; exact if the process's peak rose there, otherwise the "
+            "maximum over the begins and ends of the call and of the layers inside it"
         ),
     }
 )
@@ -52,8 +52,8 @@ CARRIED: Mapping[str, str] = MappingProxyType(
 
 TRACED: Mapping[str, str] = MappingProxyType(
     {
-        "cuda_alloc_bytes": "bytes that CUDA handed out in calls of its own (`cudaMalloc`), not those of layers in it",
-        "cuda_free_bytes": "bytes that it gave back to CUDA",
+        "cuda_alloc_bytes": "bytes allocated by CUDA (`cudaMalloc`) in the layer, without nested layers",
+        "cuda_free_bytes": "bytes freed by CUDA (`cudaFree`) in the layer, without nested layers",
     }
 )
 """Columns from CUDA allocations; missing if nsys did not trace them."""
@@ -83,7 +83,7 @@ class LayerMemory:
     warnings: tuple[str, ...]
 
 
-def tells_memory(trace: Trace) -> bool:
+def has_memory(trace: Trace) -> bool:
     """Whether a capture has any memory data."""
     return _has_marks(trace) or _has_allocations(trace)
 

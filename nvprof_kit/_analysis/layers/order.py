@@ -50,7 +50,7 @@ def parents_of(layers: Iterable[str], enclosed: Iterable[tuple[str, str, int]]) 
     return parent
 
 
-def with_holders(layer: str, parent: Mapping[str, str]) -> list[str]:
+def with_ancestors(layer: str, parent: Mapping[str, str]) -> list[str]:
     """A layer and its ancestors, outermost first."""
     found = [layer]
     while holder := parent.get(found[-1], ""):

@@ -26,43 +26,44 @@ if TYPE_CHECKING:
 ATTENTION = "attention"
 
 MEMORY_COLUMNS = {
-    "allocated_bytes": "allocated when its last call in the step ended; memory only with CUDA",
-    "retained_bytes": "what its calls left allocated, summed; negative where they freed",
-    "transient_bytes": "most that a call needed above that for a while",
-    "peak_bytes": "most that was allocated while it ran",
-    "reserved_bytes": "most that was reserved from CUDA when a call ended",
+    "allocated_bytes": "bytes allocated at the end of its last call in the step; memory columns need CUDA",
+    "retained_bytes": "bytes that its calls left allocated, summed; negative if they freed",
+    "transient_bytes": "maximum of the bytes that a call needed temporarily in addition",
+    "peak_bytes": "maximum of the allocated bytes while it ran",
+    "reserved_bytes": "maximum of the bytes reserved from CUDA at the end of a call",
 }
 """Memory columns, from the allocator's statistics at each begin and end of a layer."""
 
 COLUMNS = {
-    "step": "number of the step, missing outside steps",
-    "instance": "which instance of a step, by time from 0, since numbers may return; missing outside steps",
+    "step": "step number, missing outside steps",
+    "instance": "index of the step instance in time, from 0 (step numbers can repeat); missing outside steps",
     "layer": "module path, or `(none)` for work outside every layer",
     "phase": "`forward`, `backward`, `recompute`; outside layers the phase of the loop, or `other`",
-    "kind": "kind of block, missing for what is no block",
-    "calls": "times it ran",
-    "gpu_ops": "operations that are its own",
-    "gpu_self_ns": "GPU time of these, in ns; of CPU operators in a recording without a GPU",
-    "gpu_ns": "the same with that of the layers it holds, in ns",
-    "attention_ns": "the part of it in fused attention kernels, in ns",
-    "cpu_ns": "CPU wall time inside its ranges, in ns",
+    "kind": "kind of block; missing for other modules",
+    "calls": "number of calls",
+    "gpu_ops": "its own GPU operations, without those of nested layers",
+    "gpu_self_ns": "their GPU time in ns; without a GPU, the time of its CPU operators",
+    "gpu_ns": "GPU time including nested layers, in ns",
+    "attention_ns": "the part of `gpu_ns` in fused attention kernels, in ns",
+    "cpu_ns": "wall time on the CPU inside its ranges, in ns",
     **MEMORY_COLUMNS,
 }
 """The columns of `LayerProfile.rows`."""
 
 KIND_COLUMNS = {
     "kind": "kind of block, or the fused attention that ran: `flash attention`, `cuDNN attention`, …",
-    "is_block": "whether it is a kind of block",
-    "layers": "blocks of the kind; layers that the attention ran in",
-    "count": "calls of the blocks in forward; kernels of the attention",
+    "is_block": "True for a kind of block, False for a kind of attention",
+    "layers": "number of blocks of this kind, or of layers in which the attention ran",
+    "count": "number of forward calls of the blocks, or of attention kernels",
     **{f"{phase}_ns": f"GPU time in {phase}, summed over blocks and steps, in ns" for phase in LAYER_PHASES},
-    "gpu_ns": "the sum of these",
-    "attention_ns": "the part of it in fused attention kernels, in ns",
-    "cpu_ns": "CPU wall time inside the blocks' ranges, in ns; missing for attention",
-    "mean_ns": "GPU time of one block in one step: the mean over blocks and steps, in ns; of attention, of one layer",
-    "min_ns": "the least of them",
-    "max_ns": "the most of them",
-    "retained_bytes": "what a block's forward leaves allocated: the mean over blocks and steps; missing without CUDA",
+    "gpu_ns": "sum of the three",
+    "attention_ns": "the part of `gpu_ns` in fused attention kernels, in ns",
+    "cpu_ns": "wall time on the CPU inside the blocks' ranges, in ns; missing for attention",
+    "mean_ns": "GPU time of one block (or of attention in one layer) in one step, mean over blocks and steps, in ns",
+    "min_ns": "minimum",
+    "max_ns": "maximum",
+    "retained_bytes": "bytes that the forward of a block leaves allocated, mean over blocks "
+    "and steps; missing without CUDA",
 }
 """The columns of `LayerProfile.kinds`."""
 
@@ -133,7 +134,7 @@ class _Grid:
         cell = np.ravel_multi_index(tuple(codes), self.shape)
         return exact_sums(cell, table[column].to_numpy(), int(np.prod(self.shape)))
 
-    def held(self, own: Int64Array) -> Int64Array:
+    def with_nested(self, own: Int64Array) -> Int64Array:
         """Add the submodules' values to each layer in a flat array."""
         held: Int64Array = own.reshape(self.shape).copy()
         place = {name: code for code, name in enumerate(self.layers)}
@@ -147,8 +148,8 @@ class _Grid:
         import pandas as pd
 
         flat = {name: self.sums(self._table, name) for name in ("calls", "gpu_ops", "gpu_self_ns", "cpu_ns")}
-        flat["gpu_ns"] = self.held(flat["gpu_self_ns"])
-        flat["attention_ns"] = self.held(self.sums(attention, "ns"))
+        flat["gpu_ns"] = self.with_nested(flat["gpu_self_ns"])
+        flat["attention_ns"] = self.with_nested(self.sums(attention, "ns"))
         seen = np.any([values != 0 for values in flat.values()], axis=0)
         by_step = np.transpose(np.arange(len(seen)).reshape(self.shape), (2, 0, 1)).ravel()
         kept = by_step[seen[by_step]]

@@ -21,7 +21,7 @@ from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers,
 from nvprof_kit._analysis.attribution.ranges import Ranges, steps_around
 from nvprof_kit._analysis.attribution.windows import devices_of
 from nvprof_kit._analysis.kernels.classes import KernelClasses
-from nvprof_kit._analysis.layers.order import parents, with_holders
+from nvprof_kit._analysis.layers.order import parents, with_ancestors
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES
 
@@ -125,7 +125,7 @@ def sum_layers(
     parts = {name: exact_sums(cell[mine], duration[mine], count) for name, mine in _sorts(trace, classes).items()}
     self_ns = np.sum(list(parts.values()), axis=0)
     free = alone(start, end, device)
-    busy_ns = chain.held(exact_sums(cell[free], duration[free], count))
+    busy_ns = chain.with_nested(exact_sums(cell[free], duration[free], count))
     many = 1 if busy else width
     busy_ns = busy_ns.reshape(-1, many).sum(axis=1)
     crowd = np.flatnonzero(~free)
@@ -145,7 +145,7 @@ def sum_layers(
         compute_ns=parts["compute"].reshape(cells),
         comm_ns=parts["comm"].reshape(cells),
         copy_ns=parts["copy"].reshape(cells),
-        total_ns=chain.held(self_ns).reshape(cells),
+        total_ns=chain.with_nested(self_ns).reshape(cells),
         busy_ns=busy_ns.reshape(len(keyed.keys), -1),
         cpu_ns=cpu_ns.reshape(cells),
     )
@@ -251,12 +251,12 @@ class _Chain:
         outer = np.full(len(keyed.keys) + 1, NONE, dtype=np.int64)
         depth = np.zeros(len(keyed.keys), dtype=np.int64)
         for place, (layer, phase) in enumerate(keyed.keys):
-            holders = with_holders(layer, parent)[:-1] if layer != NO_LAYER else []
+            holders = with_ancestors(layer, parent)[:-1] if layer != NO_LAYER else []
             depth[place] = len(holders)
             outer[place] = next((index[one, phase] for one in reversed(holders) if (one, phase) in index), NONE)
         return cls(outer, np.argsort(depth, kind="stable").tolist(), columns)
 
-    def held(self, own: Int64Array) -> Int64Array:
+    def with_nested(self, own: Int64Array) -> Int64Array:
         """Sums by cell including those of descendants."""
         table = own.reshape(-1, self.columns).copy()
         for key in reversed(self.inwards):

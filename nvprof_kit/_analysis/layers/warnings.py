@@ -94,13 +94,13 @@ def _steps(trace: Trace, attribution: Attribution) -> list[str]:
     outside = int(np.count_nonzero(attribution.step == NONE))
     if len(attribution.ranges.steps) and outside > _NOTABLE * len(attribution.step):
         warnings.append(
-            f"{outside} of {len(attribution.step)} operations are in no step and in no figure per step; --by step "
-            "tells them apart"
+            f"{outside} of {len(attribution.step)} operations are outside steps and excluded from per-step "
+            "figures; --by step lists them"
         )
     unattributed = int(np.count_nonzero(attribution.how == HOW.index("none")))
     if unattributed > _NOTABLE * len(attribution.how):
         warnings.append(
-            f"{unattributed} of {len(attribution.how)} operations were launched where no layer and no phase was open; "
+            f"{unattributed} of {len(attribution.how)} operations were launched outside all layers and phases; "
             "wrap the rest of the loop in nvprof_kit.phase(...)"
         )
     return warnings

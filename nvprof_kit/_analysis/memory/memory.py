@@ -29,25 +29,25 @@ _RESERVING = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment
 
 HOLDERS: Mapping[str, str] = MappingProxyType(
     {
-        "layer": "module path that was running when it was allocated, `(none)` outside every layer",
+        "layer": "module path of the layer that allocated it, `(none)` outside layers",
         "phase": "`forward`, `backward`, `recompute`; outside layers the phase of the loop or `other`",
         "bytes": "bytes held at the peak",
-        "blocks": "blocks they are in",
-        "largest_bytes": "the largest of them",
-        "share": "bytes over the peak",
+        "blocks": "number of blocks",
+        "largest_bytes": "size of the largest",
+        "share": "`bytes` divided by the peak",
     }
 )
 """Columns of `MemoryResult.by_layer`; `by_stack` and `by_size` have ``stack`` or ``size`` in place of the first two."""
 
 LEAKS: Mapping[str, str] = MappingProxyType(
     {
-        "layer": "module path that was running when it was allocated",
-        "phase": "its phase",
-        "stack": "who asked for it",
-        "steps": "number of steps that left some of it behind",
-        "blocks": "blocks left behind",
+        "layer": "module path of the layer that allocated it",
+        "phase": "phase of the layer, or of the loop",
+        "stack": "call stack of the allocation",
+        "steps": "number of steps that left blocks behind",
+        "blocks": "number of blocks left behind",
         "bytes": "bytes left behind",
-        "bytes_per_step": "their mean over these steps",
+        "bytes_per_step": "mean over these steps",
     }
 )
 """Columns of `MemoryResult.leaks`."""
@@ -57,17 +57,17 @@ _LEAK_STEPS = 3
 
 @dataclass(frozen=True)
 class MemorySummary:
-    """A device's memory in a few numbers.
+    """Key figures of a device's memory.
 
     Attributes:
-        device: Its ordinal.
-        peak_bytes: Most that was allocated at a time, in the history; as asked for, before rounding.
-        peak_event: Row of the event that reached it, among the device's events; -1 without a history.
-        reserved_bytes: Reserved from CUDA when the snapshot was taken.
-        allocated_bytes: Allocated then, rounded as the allocator does.
-        events: Length of the history.
-        labelled: Share of the peak's bytes in a named layer.
-        ooms: Sizes that could not be allocated, in bytes.
+        device: Device ordinal.
+        peak_bytes: Maximum of the allocated bytes in the history, as requested, before rounding.
+        peak_event: Index of the event that reached the peak, among the device's events; -1 without a history.
+        reserved_bytes: Bytes reserved from CUDA when the snapshot was taken.
+        allocated_bytes: Bytes allocated at that time, as rounded by the allocator.
+        events: Number of events in the history.
+        labelled: Fraction of the peak's bytes in a named layer, 0 to 1.
+        ooms: Sizes of failed allocations, in bytes.
     """
 
     device: int

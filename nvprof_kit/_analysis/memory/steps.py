@@ -12,17 +12,17 @@ from nvprof_kit._analysis.attribution.nesting import Int64Array
 
 SEGMENTS: Mapping[str, str] = MappingProxyType(
     {
-        "address": "where the segment begins",
+        "address": "start address of the segment",
         "kind": "`small`, `large` or `expandable`",
-        "stream": "the stream it serves",
-        "pool": "the pool it belongs to",
-        "total_bytes": "reserved from CUDA",
-        "allocated_bytes": "of it in tensors",
-        "rounding_bytes": "of the allocated, more than was asked for",
-        "free_bytes": "idle, usable by the allocator only",
-        "largest_free_bytes": "the largest piece of that",
-        "blocks": "blocks in use",
-        "fragmentation": "1 less the largest free piece over all that is free: 0 is one piece",
+        "stream": "stream that it belongs to",
+        "pool": "memory pool that it belongs to",
+        "total_bytes": "bytes reserved from CUDA",
+        "allocated_bytes": "the part in allocated blocks",
+        "rounding_bytes": "the part of `allocated_bytes` added by rounding",
+        "free_bytes": "bytes not allocated, which only PyTorch's allocator can use",
+        "largest_free_bytes": "largest contiguous free block",
+        "blocks": "number of allocated blocks",
+        "fragmentation": "1 - `largest_free_bytes` / `free_bytes`; 0 if the free bytes are contiguous",
     }
 )
 """Columns of the segments' table."""
@@ -53,14 +53,14 @@ def segment_table(segments: pd.DataFrame, blocks: pd.DataFrame, device: int) -> 
 
 STEPS: Mapping[str, str] = MappingProxyType(
     {
-        "step": "the step's number",
-        "peak_bytes": "most that was allocated during the step",
-        "end_bytes": "allocated at its end",
-        "growth_bytes": "the same less that of the step before",
-        "allocated_bytes": "sum of all that it allocated",
-        "allocations": "how many",
+        "step": "step number",
+        "peak_bytes": "maximum of the allocated bytes during the step",
+        "end_bytes": "bytes allocated at its end",
+        "growth_bytes": "increase of `end_bytes` since the previous step",
+        "allocated_bytes": "sum of the bytes of its allocations",
+        "allocations": "number of its allocations",
         "largest_bytes": "the largest allocation",
-        "kept_bytes": "of what it allocated, held at the snapshot's end",
+        "kept_bytes": "bytes of its allocations that are still held at the end of the snapshot",
     }
 )
 """Columns of the table of steps."""
@@ -117,13 +117,13 @@ def _most(level: Int64Array, first: Int64Array, last: Int64Array) -> Int64Array:
 
 TRAFFIC: Mapping[str, str] = MappingProxyType(
     {
-        "layer": "module path that was running, `(none)` outside every layer",
-        "phase": "its phase",
-        "allocations": "how often it allocated",
-        "allocated_bytes": "sum of these",
-        "largest_bytes": "the largest of them",
-        "peak_bytes": "most that it held at a time",
-        "kept_bytes": "what of it is held at the snapshot's end",
+        "layer": "module path of the layer, `(none)` outside layers",
+        "phase": "phase of the layer, or of the loop",
+        "allocations": "number of allocations",
+        "allocated_bytes": "sum of their bytes",
+        "largest_bytes": "size of the largest",
+        "peak_bytes": "maximum of the bytes held at a time",
+        "kept_bytes": "bytes still held at the end of the snapshot",
     }
 )
 """Columns of the table of allocations."""
@@ -139,7 +139,7 @@ def traffic_table(held: pd.DataFrame, events: int) -> pd.DataFrame:
     own = held[held["start"] >= 0]
     groups = own.groupby(["layer", "phase"], observed=True, sort=False)
     made = groups["size_bytes"].agg(allocations="size", allocated_bytes="sum", largest_bytes="max")
-    made["peak_bytes"] = _most_held(groups.ngroup().to_numpy(), own)
+    made["peak_bytes"] = _peak_by_group(groups.ngroup().to_numpy(), own)
     kept = own["size_bytes"].where(own["end"] == events, 0)
     made["kept_bytes"] = kept.groupby([own["layer"], own["phase"]], observed=True, sort=False).sum()
     typed = made.reset_index().astype({"layer": "str", "phase": "str"})[list(TRAFFIC)]
@@ -147,7 +147,7 @@ def traffic_table(held: pd.DataFrame, events: int) -> pd.DataFrame:
     return in_order
 
 
-def _most_held(group: Int64Array, own: pd.DataFrame) -> Int64Array:
+def _peak_by_group(group: Int64Array, own: pd.DataFrame) -> Int64Array:
     """The most bytes that each group held at any time."""
     if not len(own):
         return np.array([], dtype=np.int64)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._analysis.kernels.signatures import Kernels, read_kernels
 from nvprof_kit._analysis.layers.fold import NO_BLOCKS, Blocks
-from nvprof_kit._analysis.layers.order import with_holders
+from nvprof_kit._analysis.layers.order import with_ancestors
 from nvprof_kit._analysis.ncu.counters import AMOUNT_NAMES, PERCENTAGES, counters, missed_links
 from nvprof_kit._analysis.ncu.owners import Owner, measured_signatures, own_layers
 from nvprof_kit._analysis.ncu.sums import Pairs, Sums
@@ -47,32 +47,32 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 COLUMNS = {
-    "layer": "module path, with everything nested in it; or `(none)` for work outside every layer",
+    "layer": "module path, including nested layers; or `(none)` for work outside all layers",
     "phase": "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`",
-    "launches": "kernel launches: those measured, or with a capture those of the capture",
-    "gpu_ns": "their time on the GPU in ns: ncu's, or with a capture that of the capture, copies included",
-    "covered": "share of that time that measured kernels stand for, 0 to 1",
-    "compute_pct": "how busy the SMs are, in percent of their peak, mean over the covered time",
-    "memory_pct": "the same of the memory as a whole",
-    "dram_pct": "the same of DRAM",
-    "l2_pct": "the same of the L2 cache",
-    "l1_pct": "the same of the L1 cache",
-    "tensor_pct": "the same of the tensor cores",
-    "occupancy_pct": "warps on an SM, in percent of those it has room for",
-    "l2_hit_pct": "sectors found in the L2 cache, in percent",
-    "l1_hit_pct": "sectors found in the L1 cache, in percent",
-    "dram_bytes": "bytes between DRAM and L2 in the covered launches",
-    "l2_bytes": "bytes between L2 and the SMs, in these",
-    "l1_bytes": "bytes through the L1 caches, in these",
-    "nvlink_bytes": "bytes over NVLink, both ways, in these, the protocol's own included",
-    "nvlink_sent_bytes": "what was sent in these, without the protocol",
-    "nvlink_received_bytes": "what was received, less what a peer sent before the launch began",
-    "flop": "floating point operations of the CUDA cores, in these",
-    "tensor_flop": "operations of the tensor cores, in these",
-    "intensity": "all operations by byte of DRAM",
-    "stall": "what warps wait for most, by ncu's name",
-    "bound": "`memory`, `compute` or `latency`, by most of its covered time; or `not measured`",
-    "reason": "why",
+    "launches": "number of kernel launches: the measured ones or, with a capture, those of the capture",
+    "gpu_ns": "their GPU time in ns, from ncu or, with a capture, from the capture, including copies",
+    "covered": "fraction of `gpu_ns` that measured kernels represent, 0 to 1",
+    "compute_pct": "SM throughput in percent of the peak, mean over the covered time",
+    "memory_pct": "memory throughput (the busiest part of the memory system), in percent of the peak",
+    "dram_pct": "DRAM throughput, in percent of the peak",
+    "l2_pct": "L2 cache throughput, in percent of the peak",
+    "l1_pct": "L1 cache throughput, in percent of the peak",
+    "tensor_pct": "Tensor Core throughput, in percent of the peak",
+    "occupancy_pct": "achieved occupancy: active warps per SM, in percent of the maximum",
+    "l2_hit_pct": "L2 hit rate, in percent of sectors",
+    "l1_hit_pct": "L1 hit rate, in percent of sectors",
+    "dram_bytes": "bytes between DRAM and L2, over the covered launches",
+    "l2_bytes": "bytes between L2 and the SMs, over the covered launches",
+    "l1_bytes": "bytes through the L1 caches, over the covered launches",
+    "nvlink_bytes": "bytes over NVLink in both directions, including protocol overhead, over the covered launches",
+    "nvlink_sent_bytes": "bytes sent over NVLink, without protocol overhead",
+    "nvlink_received_bytes": "bytes received over NVLink, without those that a peer sent before the launch began",
+    "flop": "floating point operations of the CUDA cores, over the covered launches",
+    "tensor_flop": "operations of the Tensor Cores, over the covered launches",
+    "intensity": "arithmetic intensity: all operations per byte of DRAM traffic",
+    "stall": "most frequent stall reason of warps, as named by ncu",
+    "bound": "`memory`, `compute` or `latency`, whichever holds for most of the covered time; or `not measured`",
+    "reason": "reason for `bound`",
 }
 """The columns of `NcuLayersResult.rows` and what they mean. What was not measured is missing."""
 
@@ -288,7 +288,7 @@ def _keys(work: Work) -> tuple[list[Owner], list[list[int]]]:
     place: dict[Owner, int] = {}
     of_owner = []
     for layer, phase in sorted(work.owners, key=lambda owner: owner[0] == NO_LAYER):
-        mine = with_holders(layer, work.parents)
+        mine = with_ancestors(layer, work.parents)
         of_owner.append(((layer, phase), [place.setdefault((path, phase), len(place)) for path in mine]))
     order = _by_layer(list(place))
     rank = {key: index for index, key in enumerate(order)}

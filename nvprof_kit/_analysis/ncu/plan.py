@@ -20,7 +20,7 @@ from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.nesting import Int64Array
 from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._analysis.kernels.signatures import Kernels, Signature, read_kernels
-from nvprof_kit._analysis.layers.order import with_holders
+from nvprof_kit._analysis.layers.order import with_ancestors
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.names import NO_LAYER
@@ -79,27 +79,27 @@ def _hit(signature: npt.NDArray[np.intp], number: Ints, chosen: list[int], count
 
 COLUMNS = {
     "kernel": "the kernel's name",
-    "grid": "blocks of the launch",
-    "block": "threads of a block",
-    "registers": "registers of a thread",
-    "shared_bytes": "shared memory of a block in bytes, static and dynamic",
-    "launches": "launches of this signature that the plan is for",
-    "gpu_ns": "their time on the GPU, in ns",
-    "share": "the same over the GPU time that the plan is for, 0 to 1",
-    "covered": "share of this row and the rows above it, 0 to 1",
+    "grid": "grid size of the launch, in blocks",
+    "block": "block size, in threads",
+    "registers": "registers per thread",
+    "shared_bytes": "static and dynamic shared memory per block, in bytes",
+    "launches": "number of launches with this kernel and launch configuration",
+    "gpu_ns": "their GPU time, in ns",
+    "share": "`gpu_ns` as a fraction of the GPU time that the plan covers, 0 to 1",
+    "covered": "cumulative share of this row and the rows above it, 0 to 1",
 }
 """The columns of `Plan.rows` and what they mean."""
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a plan is for.
+    """What a plan covers.
 
     Attributes:
-        share: How much of the GPU time the measured kernels stand for, 0 to 1.
-        layer: Only this layer and those in it, '' for everything.
-        phase: Only this phase, '' for every phase.
-        every_layer: Reach the share in each of the outermost blocks (``model.layers.3``) too, not only over all.
+        share: Fraction of the GPU time that the measured kernels represent, 0 to 1.
+        layer: Only this layer and the layers inside it; '' for all.
+        phase: Only this phase; '' for all.
+        every_layer: Reach the share in each of the outermost blocks (``model.layers.3``), not only overall.
     """
 
     share: float = 0.9
@@ -154,7 +154,7 @@ def plan(trace: Trace, options: PlanOptions | None = None, attribution: Attribut
     """
     options = options or PlanOptions()
     kernels = read_kernels(trace, attribution)
-    asked = _asked(kernels, options)
+    asked = _owners_to_cover(kernels, options)
     times = kernels.by_owner() * asked[:, None]
     collective = np.array([family_of(one.name).kernel_class == "comm" for one in kernels.signatures], dtype=bool)
     collectives_ns = int(times[:, collective].sum())
@@ -214,11 +214,11 @@ def block_of(layer: str) -> str:
     return ".".join(parts[: number + 1])
 
 
-def _asked(kernels: Kernels, options: PlanOptions) -> npt.NDArray[np.bool_]:
+def _owners_to_cover(kernels: Kernels, options: PlanOptions) -> npt.NDArray[np.bool_]:
     """Which owners the plan covers."""
     return np.array(
         [
-            (not options.layer or options.layer in with_holders(layer, kernels.parents))
+            (not options.layer or options.layer in with_ancestors(layer, kernels.parents))
             and (not options.phase or phase == options.phase)
             for layer, phase in kernels.owners
         ],

@@ -59,7 +59,7 @@ def align_job(tables: JobTables, ranks: list[int]) -> Alignment:
         parts = groups_of(tables.stream_ends())
         if len(parts):
             tables.split(parts)
-    said = _tell_messages(tables, ranks)
+    said = _match_messages(tables, ranks)
     every = 1 if rows <= FEW else max(most // SAMPLES, 1)
     odd = tables.odd_steps()
     ends = tables.ends(every)
@@ -79,7 +79,7 @@ def align_job(tables: JobTables, ranks: list[int]) -> Alignment:
     return Alignment(clocks, floor, (*said, *(placed.warnings if placed else ())))
 
 
-def _tell_messages(tables: JobTables, ranks: list[int]) -> tuple[str, ...]:
+def _match_messages(tables: JobTables, ranks: list[int]) -> tuple[str, ...]:
     """Match the sends and receives of a pipeline of more than two ranks whose communicators have no names."""
     if max(max(ranks, default=0) + 1, tables.world_size()) < 3 or not 1 < len(ranks) <= TOLD_APART:
         return ()

@@ -16,14 +16,14 @@ BUBBLE_COLUMNS = {
     "step": "step",
     "stage": "pipeline stage",
     "rank": "rank",
-    "step_ns": "length of the step on the rank's device",
-    "busy_ns": "of it, computing or copying",
-    "wait_ns": "in sends and receives alone, waiting for the other stage and moving bytes",
-    "host_ns": "idle: the host had not launched on, fetched data, …",
-    "other_ns": "in other collectives alone",
-    "bubble_ns": "what is not busy",
-    "bubble_share": "of the step",
-    "ideal_share": "(p - 1) / (m + p - 1) for p equal stages and m micro-batches: what GPipe and 1F1B cannot avoid",
+    "step_ns": "duration of the step on the rank's device",
+    "busy_ns": "the part spent computing or copying",
+    "wait_ns": "the part in exposed sends and receives: waiting for the other stage, and moving bytes",
+    "host_ns": "the idle part: the host had not launched the next operation, was fetching data, …",
+    "other_ns": "the part in other exposed collectives",
+    "bubble_ns": "the part that is not busy",
+    "bubble_share": "`bubble_ns` divided by `step_ns`",
+    "ideal_share": "minimum for GPipe and 1F1B: (p - 1) / (m + p - 1) for p equal stages and m micro-batches",
 }
 """The columns of the table of bubbles."""
 
@@ -31,12 +31,12 @@ MICRO_BATCH_COLUMNS = {
     "step": "step",
     "stage": "stage that waits",
     "rank": "rank that waits",
-    "direction": "forward: for the stage before it; backward: for the one behind it",
-    "micro_batch": "which of the step's messages in that direction it is, from 0",
-    "from_rank": "rank it waits for",
-    "wait_ns": "from its arrival to the sender's",
-    "transfer_ns": "from the sender's arrival to the end",
-    "bubble_ns": "of the waiting, while the device did nothing else",
+    "direction": "`forward`: waits for the previous stage; `backward`: for the next stage",
+    "micro_batch": "index of the message in the step in this direction, from 0",
+    "from_rank": "rank that it waits for",
+    "wait_ns": "time from its arrival to that of the sender",
+    "transfer_ns": "time from the arrival of the sender to the end",
+    "bubble_ns": "the exposed part of `wait_ns`",
 }
 """The columns of the table of micro-batches."""
 

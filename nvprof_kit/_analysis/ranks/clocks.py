@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 COLUMNS = {
     "rank": "rank",
-    "offset_ns": "what is added to the rank's times, at `at_ns`; missing if the rank could not be aligned",
-    "drift_ppm": "how much more is added for each million nanoseconds after `at_ns`",
-    "residual_ns": "scaled median absolute deviation of the collectives' ends from it",
-    "matched": "collectives it was found from",
-    "at_ns": "moment on the rank's own clock",
-    "through": "rank whose clock it was joined to",
+    "offset_ns": "offset to add to the rank's times at `at_ns`; missing if the rank could not be aligned",
+    "drift_ppm": "increase of the offset per time after `at_ns`, in parts per million",
+    "residual_ns": "scaled median absolute deviation of the ends of collectives after alignment",
+    "matched": "number of collectives used",
+    "at_ns": "reference time on the rank's own clock",
+    "through": "rank whose clock it was aligned with",
 }
 """The columns of the table of clocks."""
 

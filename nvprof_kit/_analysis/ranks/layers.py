@@ -15,18 +15,18 @@ COLUMNS = {
     "layer": "module path, or `(none)`",
     "phase": "phase of the layer or of the loop",
     "rank": "rank",
-    "median_ns": "computing in its own kernels, the median over the rank's steps",
-    "idle_ns": "time in which the device was idle there, median over steps",
-    "comm_ns": "its communication kernels, waiting included, median over steps",
-    "ops": "its kernels that compute, median over steps",
-    "steps": "steps that have it",
-    "stage": "pipeline stage of the rank, by the order of layers; 0 where all ranks have the same layers",
-    "peers_ns": "the median of `median_ns` over its equals: the ranks of its stage that have this layer and phase; "
-    "where it is alone, the layers of the same role in all stages",
-    "peers_idle_ns": "the same of `idle_ns`",
-    "excess_ns": "`median_ns` over `peers_ns`",
-    "score": "excess over the scaled median absolute deviation of these ranks",
-    "unlike": "the rank is unlike its equals: score above 5, and excess above 5 % and 10 µs",
+    "median_ns": "time in its own compute kernels, median over the rank's steps",
+    "idle_ns": "time in which the device was idle in this layer, median over steps",
+    "comm_ns": "time in its communication kernels, including waiting, median over steps",
+    "ops": "number of its compute kernels, median over steps",
+    "steps": "number of steps that contain it",
+    "stage": "pipeline stage of the rank, in the order of layers; 0 if all ranks have the same layers",
+    "peers_ns": "median of `median_ns` over its peers: the ranks of its stage with this layer and phase; if there are "
+    "none, the corresponding layers of all stages",
+    "peers_idle_ns": "median of `idle_ns` over its peers",
+    "excess_ns": "`median_ns` minus `peers_ns`",
+    "score": "`excess_ns` divided by the scaled median absolute deviation of the peers",
+    "unlike": "True if the rank differs from its peers: score above 5, and excess above 5 % and 10 µs",
 }
 """The columns of the table of layers."""
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 GROUP_COLUMNS = {
     "group": "the communicator",
-    "name": "what the program calls it, '' if unknown",
+    "name": "name that the program gave it, '' if unknown",
     "parallel": "data, tensor, pipeline, context, expert, or unknown",
-    "told_by": "name, or use: what its collectives are and where they run",
-    "size": "its ranks",
-    "ranks": "the ranks that are there",
-    "kinds": "its kinds of collectives",
-    "collectives": "how many, over its ranks",
+    "told_by": "how it was recognized: `name`, or `use` (kinds of collectives and where they run)",
+    "size": "number of ranks",
+    "ranks": "ranks with a capture",
+    "kinds": "kinds of its collectives",
+    "collectives": "number of collectives, summed over its ranks",
 }
 """The columns of the table of groups."""
 
@@ -58,13 +58,13 @@ def parallel_groups(tables: JobTables, stages: Mapping[int, int]) -> pd.DataFram
     for _, mine in tables.uses().groupby("c", sort=False):
         ranks = sorted({int(rank) for listed in mine["ranks"] for rank in listed})
         name, kinds = str(mine["group"].max()), sorted(filter(None, set(mine["kind"])))
-        parallel, told_by = named_parallel(name), "name"
+        parallel, found_by = named_parallel(name), "name"
         if parallel == "unknown":
-            parallel, told_by = used_parallel(mine, len({stages.get(rank, 0) for rank in ranks}) > 1), "use"
+            parallel, found_by = used_parallel(mine, len({stages.get(rank, 0) for rank in ranks}) > 1), "use"
         size = max(int(mine["size"].max()), len(ranks))
         shown = ", ".join(map(str, ranks[:_LISTED])) + (", …" if len(ranks) > _LISTED else "")
         count = int(mine["collectives"].sum())
-        rows.append((str(mine["comm"].iloc[0]), name, parallel, told_by, size, shown, ", ".join(kinds), count))
+        rows.append((str(mine["comm"].iloc[0]), name, parallel, found_by, size, shown, ", ".join(kinds), count))
     frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(GROUP_COLUMNS))
     ordered: pd.DataFrame = frame.sort_values(["parallel", "group", "ranks"], kind="stable", ignore_index=True)
     return ordered

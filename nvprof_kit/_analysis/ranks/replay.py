@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 PATH_COLUMNS = {
     "step": "step, -1 outside steps",
-    "rank": "the rank on the path",
-    "layer": "layer it was in, or `(none)`",
-    "phase": "phase there",
-    "what": "compute, copy, transfer, or idle with its cause",
-    "ns": "time of the path there; all rows add up to the time replayed",
-    "share": "of the time replayed",
+    "rank": "rank on the path",
+    "layer": "layer, or `(none)`",
+    "phase": "phase of that layer, or of the loop",
+    "what": "`compute`, `copy`, `transfer`, or idle with its cause",
+    "ns": "time of the path; the rows add up to the replayed time",
+    "share": "`ns` divided by the replayed time",
 }
 """The columns of the critical path."""
 
 WHAT_IF_COLUMNS = {
-    "what": "what would be as good as the median of its equals",
-    "measured_ns": "mean step as measured",
-    "replayed_ns": "mean step as the unchanged graph is replayed",
-    "step_ns": "mean step with the change",
-    "saved_ns": "what it saves a step, against the replay",
-    "saved_share": "that over the replayed step",
+    "what": "what is changed to the median of its peers",
+    "measured_ns": "measured step time, mean",
+    "replayed_ns": "step time of the replay without changes, mean",
+    "step_ns": "step time of the replay with the change, mean",
+    "saved_ns": "saving per step: `replayed_ns` minus `step_ns`",
+    "saved_share": "`saved_ns` divided by `replayed_ns`",
 }
 """The columns of what-if."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from nvprof_kit._analysis.ranks.words import many
-from nvprof_kit.names import NO_LAYER
+from nvprof_kit.names import NO_LAYER, NO_PHASE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +48,8 @@ class Verdict:
     Attributes:
         rank: The late rank; None if there is none.
         layer: The layer in which it loses the time; None if it is not a single layer.
-        phase: The phase of that layer.
+        phase: The phase of that layer; without a layer, the phase outside layers in which it loses the time, if one
+            stands out (``optimizer``).
         cause: ``slow_gpu``, ``slow_layer``, ``more_work``, ``slow_host``, ``data_loading``, ``slow_link``, ``copy``,
             ``rotating``, ``one_bad_step``, ``collective``, ``garbage_collection``, ``warm_up``, ``uneven_stages``,
             ``start_up``, ``none``, …
@@ -120,7 +121,7 @@ def judge(found: Evidence) -> Verdict:
     worst = int(median.idxmax()) if len(median) else -1
     notable = len(median) > 0 and median[worst] >= NOTABLE * length
     # if a different rank is late in each step, a single rank's share is small
-    alone = notable and median[worst] >= costs.max(axis=1).median() / 2
+    alone = notable and median[worst] >= costs.max(axis=1).median() / 2 and not _takes_turns(costs, worst, length)
     if alone and (link is None or link.cost_ns_per_step < median[worst] / 2):
         if held_up := _held_up(faults, worst, cost=float(median[worst]), length=length):
             return held_up
@@ -135,6 +136,19 @@ def judge(found: Evidence) -> Verdict:
         or _start_up(found)
         or _quiet(costs, length, found.ranks)
     )
+
+
+def _takes_turns(costs: pd.DataFrame, worst: int, length: float) -> bool:
+    """Whether other ranks are the late ones in a quarter of the steps, and as late as the worst rank is in its own.
+
+    Of two ranks that take turns, one is late in more than half of an odd number of steps.
+    """
+    mine, others = costs[worst], costs.drop(columns=worst)
+    if not others.shape[1]:
+        return False
+    late = others.max(axis=1)
+    theirs = (late >= 2 * mine) & (late >= max(mine.median() / 2, NOTABLE * length))
+    return int(theirs.sum()) >= 2 and float(theirs.mean()) >= 0.25
 
 
 def _counted_steps(found: Evidence) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -172,16 +186,20 @@ def _of_rank(
     top = top or _one_place(by_kind, cost, length) or str(by_kind.idxmax())
     mine = faults[(kind == top) & ((faults["layer"] == layer) if layer else True)]
     more = mine.groupby("cause")["cost_ns"].sum().idxmax() == "more_kernels"
-    cause = (
-        ("more_work" if more else "slow_gpu" if layer is None else "slow_layer")
-        if top == "work"
-        else _NAMES.get(top, top)
-    )
+    where = f" in {layer} {phase}" if layer else ""
+    if layer is None and top in ("work", "host"):
+        phase = _phase_outside_layers(found, mine, rank)
+        where = {None: "", NO_PHASE: " outside layers"}.get(phase, f" outside layers, in the {phase} phase")
+        phase = None if phase == NO_PHASE else phase
+    cause = ("more_work" if more else "slow_layer" if where else "slow_gpu") if top == "work" else _NAMES.get(top, top)
     own = float(_medians(mine.assign(kind=top), ["kind"], steps).sum())
     severity = "critical" if cost >= CRITICAL * length else "warning"
     often = int((faults.groupby("step")["cost_ns"].sum() >= NOTABLE * length).sum())
-    why = _WHY.get(cause, cause).format(where=f" in {layer} {phase}" if layer else "", ratio=_ratio(found, rank))
+    why = _WHY.get(cause, cause).format(where=where, ratio=_ratio(found, rank))
     rest = f", {_ms(own)} of it there" if layer and own < 0.9 * cost else ""
+    elsewhere = float(by_kind[top]) - own
+    if layer and elsewhere >= NOTABLE * length:
+        rest += f", {_ms(elsewhere)} {_ELSEWHERE.get(top, 'for the same reason elsewhere')}"
     rest += "".join(
         f", {_ms(ns)} {_REST.get(str(one), str(one))}"
         for one, ns in by_kind.items()
@@ -224,6 +242,7 @@ _WHY = {
     "not_profiled": "it was not profiled, so the reason is unknown",
     "collective": "it is delayed by other collectives",
 }
+_ELSEWHERE = {"work": "in more GPU work elsewhere", "host": "because its host launches late elsewhere"}
 _REST = {
     "work": "in more GPU work elsewhere",
     "host": "because its host launches late in all layers",
@@ -262,6 +281,17 @@ def _standing_out(
             phases = faults[(faults["layer"] == layer) & (faults["kind"] == kind)].groupby("phase")["cost_ns"].sum()
             return layer, str(phases.idxmax()), kind
     return None, None, None
+
+
+def _phase_outside_layers(found: Evidence, mine: pd.DataFrame, rank: int) -> str | None:
+    """The phase outside layers, such as the optimizer, in which most of the cost of a cause lies; None if none is."""
+    sums: Any = mine.groupby(["layer", "phase"])["cost_ns"].sum()
+    layer, phase = sums.idxmax()
+    work: Any = found.layers[found.layers["rank"] == rank].groupby(["layer", "phase"])["peers_ns"].sum()
+    usual = float(work.get((layer, phase), 0.0) / work.sum()) if len(work) and work.sum() else 0.0
+    share = float(sums.max() / sums.sum()) if sums.sum() else 0.0
+    named = layer == NO_LAYER and share > 0.5 and share >= 1.5 * usual
+    return str(phase) if named else None
 
 
 def _ratio(found: Evidence, rank: int) -> str:
@@ -310,9 +340,10 @@ def _spread_out(faults: pd.DataFrame, costs: pd.DataFrame, length: float) -> Ver
     if late.mean() > 0.5 and len(costs) >= 3:
         who = sorted({int(rank) for rank in by[late]})
         listed = ", ".join(map(str, who[:8])) + (", …" if len(who) > 8 else "")
+        why = _mostly(faults).replace("its host launches", "their hosts launch")
         sentence = (
-            f"rotating stragglers: a different rank is late in each step ({listed}), {_ms(cost)} of a step of "
-            f"{_ms(length)}{_mostly(faults)}; no single rank is at fault"
+            f"rotating stragglers: different ranks are late in different steps ({listed}), {_ms(cost)} of a step of "
+            f"{_ms(length)}{why}; no single rank is at fault"
         )
         severity = "critical" if cost >= CRITICAL * length else "warning"
         return Verdict(None, None, None, "rotating", severity, round(cost), sentence)
@@ -340,7 +371,12 @@ def _mostly(faults: pd.DataFrame) -> str:
         key: text for key, text in _REST.items() if key not in ("work", "host")
     }
     top = str(sums.idxmax()) if len(sums) and sums.sum() > 0 else ""
-    return f", {told[top]}" if top in told and sums[top] > sums.sum() / 2 else ""
+    if top not in told or sums[top] <= sums.sum() / 2:
+        return ""
+    places: Any = faults.groupby(["layer", "phase"])["cost_ns"].sum()
+    layer, phase = places.idxmax()
+    one = layer != NO_LAYER and top in ("work", "host") and places.max() > places.sum() / 2
+    return f", {told[top]}" + (f" in {layer} {phase}" if one else "")
 
 
 def _uneven_stages(charges: pd.DataFrame, steps: list[int], length: float) -> Verdict | None:

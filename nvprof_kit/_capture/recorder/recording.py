@@ -106,7 +106,7 @@ class Recording:
             windows.__exit__()
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
-            with told_of_writing(self.shown), _told(recorder, self.shown):
+            with progress_while_writing(self.shown), _announced(recorder, self.shown):
                 recorder.__exit__(None, None, None)
 
     def nothing(self) -> str:
@@ -285,12 +285,12 @@ class _Traces(Traces):
         recorder = self._recorder
         shown = min(str(recorder.path), os.path.relpath(recorder.path), key=len) if recorder is not None else ""
         steps = f", steps {window.first_step} to {window.last_step}"
-        with told_of_writing(shown), _told(recorder, shown, steps):
+        with progress_while_writing(shown), _announced(recorder, shown, steps):
             super().stop(window)
 
 
 @contextmanager
-def _told(recorder: record | None, shown: str, what: str = "") -> Iterator[None]:
+def _announced(recorder: record | None, shown: str, what: str = "") -> Iterator[None]:
     """Print that a trace is written, also if a delayed signal ends the program."""
     try:
         yield
@@ -312,7 +312,7 @@ while not over.wait(wait):
 
 
 @contextmanager
-def told_of_writing(shown: str) -> Iterator[None]:
+def progress_while_writing(shown: str) -> Iterator[None]:
     """Print progress after 5, 15, 35 … s during a write, from a separate process because PyTorch holds the GIL."""
     teller = None
     with suppress(OSError), warnings.catch_warnings():

@@ -117,11 +117,11 @@ def compare(
             made = job.page(timeline=_numbers(shown), title=", ".join(captures[:4]), command=command)
             return output.write_document(made)
         answer = job.answer(top)
-    _check_told(answer, view)
+    _check_available(answer, view)
     output.write_results([answer if view is None else answer.only(view)], select)
 
 
-def _check_told(answer: Ranks, view: str | None) -> None:
+def _check_available(answer: Ranks, view: str | None) -> None:
     """Reject a table that is only available for a limited number of collectives.
 
     Raises:
@@ -175,16 +175,14 @@ def map_(
     /shared/maps /local/captures; then nvprof-kit ranks /shared/maps. Tasks that see the same captures can share the
     work: --part $SLURM_PROCID/$SLURM_NTASKS.
     """
-    from nvprof_kit._api.capture import domain_of, read_rules
     from nvprof_kit._api.job_maps import map_captures
 
-    named = read_rules(rules)
     with progress() as say:
         names = map_captures(
             captures,
             maps,
-            domain=domain_of(named, named_domain(domain)),
-            rules=named,
+            domain=named_domain(domain),
+            rules=rules,
             ranks=_given(given),
             workers=workers,
             dask=dask,

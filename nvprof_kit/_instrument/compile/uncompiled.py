@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _noted: list[tuple[Callable[..., Any], bool]] = []
 """Decorated functions, and whether torch.compile skips their callees too."""
 
-_told = False
+_registered = False
 """Whether the compiler knows the decorated functions."""
 
 
@@ -53,14 +53,14 @@ def uncompiled_itself(function: F) -> F:
 
 def leave_ranges_to_python() -> None:
     """Make torch.compile skip all decorated functions, including functions decorated later."""
-    global _told  # noqa: PLW0603
-    _told = hasattr(sys.modules.get("torch"), "compiler")
+    global _registered  # noqa: PLW0603
+    _registered = hasattr(sys.modules.get("torch"), "compiler")
     for function, callees in _noted:
         leave_to_python(function, callees=callees)
 
 
 def _note(function: F, callees: bool) -> F:
     _noted.append((function, callees))
-    if _told:
+    if _registered:
         leave_to_python(function, callees=callees)
     return function

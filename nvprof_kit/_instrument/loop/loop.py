@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from nvprof_kit._instrument.loop.optimizers import Undo, hook_steps, innermost
-from nvprof_kit._instrument.modules.again import replace_in_notebook
 from nvprof_kit._instrument.modules.annotation import Annotation, Removable
+from nvprof_kit._instrument.modules.notebook import replace_in_notebook
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.backends import Range
 from nvprof_kit._instrument.ranges.scope import F, Scope, keep

@@ -23,7 +23,7 @@ from nvprof_kit.names import LAYER_CATEGORIES, MEMORY_STRETCHES, PHASE_CATEGORIE
 
 _LABELLING = (*LAYER_CATEGORIES, *PHASE_CATEGORIES)
 _NATIVE = "native"
-_STRETCHES = 100_000
+_MOST_CHANGES = 100_000
 """Maximum number of kept begins and ends of steps and phases."""
 
 _running: memory_snapshot | None = None
@@ -52,18 +52,18 @@ class Labels:
     """Labels allocations with the innermost layer or phase, and the step.
 
     PyTorch keeps one label per thread. A thread outside all layers and phases, such as autograd's before its first
-    layer, has no label; the reader then uses `stretches` to find what the other threads were doing at that time.
+    layer, has no label; the reader then uses `changes` to find what the other threads were doing at that time.
 
     Args:
         set_label: Sets the label of later allocations of the calling thread.
         step_ended: Called with the step number when a step ends.
 
     Attributes:
-        stretches: ``(µs since 1970, label from then on)`` for each begin and end of a step or phase.
+        changes: ``(µs since 1970, label from then on)`` for each begin and end of a step or phase.
     """
 
     def __init__(self, set_label: Any, step_ended: Any) -> None:
-        self.stretches: deque[tuple[int, str]] = deque(maxlen=_STRETCHES)
+        self.changes: deque[tuple[int, str]] = deque(maxlen=_MOST_CHANGES)
         self._set = set_label
         self._step_ended = step_ended
         self._step: int | None = None
@@ -102,7 +102,7 @@ class Labels:
             label = memory_label(names[-1] if names else "", self._step)
         self._set(label)
         if range_.category not in LAYER_CATEGORIES:
-            self.stretches.append((time.time_ns() // 1000, label))
+            self.changes.append((time.time_ns() // 1000, label))
 
 
 class memory_snapshot(ContextDecorator):
@@ -206,8 +206,8 @@ class memory_snapshot(ContextDecorator):
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with partial.open("wb") as file:
-                stretches = [] if self._labels is None else list(self._labels.stretches)
-                pickle.dump({**self._memory._snapshot(), MEMORY_STRETCHES: stretches}, file)
+                changes = [] if self._labels is None else list(self._labels.changes)
+                pickle.dump({**self._memory._snapshot(), MEMORY_STRETCHES: changes}, file)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)

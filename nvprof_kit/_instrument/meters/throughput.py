@@ -194,15 +194,15 @@ class Throughput(Generic[Batch]):
         read = [one[1] / 1e9 for one in steps]
         samples = [one[2] for one in steps]
         tokens = [one[3] for one in steps]
-        told = any(samples)
+        has_samples = any(samples)
         return ThroughputSummary(
             steps=len(steps),
             reader_cost=_costs(read),
             batch_cost=_costs(batch),
-            ips=_rates(samples if told else [1] * len(steps), batch),
+            ips=_rates(samples if has_samples else [1] * len(steps), batch),
             tokens=_rates(tokens, batch) if any(tokens) else None,
             reader_ratio=sum(read) / sum(batch) if sum(batch) else 0.0,
-            unit="samples" if told else "steps",
+            unit="samples" if has_samples else "steps",
         )
 
 

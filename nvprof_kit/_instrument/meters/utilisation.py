@@ -221,15 +221,15 @@ def _line(device: int | None, rows: list[dict[str, float]]) -> str:
         return fmean(values) if values else None
 
     if device is None:
-        told = [("process", "cpu_process_percent", "{:.1f} %"), ("system", "cpu_system_percent", "{:.1f} %")]
+        shown = [("process", "cpu_process_percent", "{:.1f} %"), ("system", "cpu_system_percent", "{:.1f} %")]
         head = "CPU"
     else:
         head = f"GPU {device}"
-        told = [
+        shown = [
             ("utilisation", "gpu_percent", "{:.1f} %"),
             ("power", "power_watts", "{:.0f} W"),
             ("temperature", "temperature_celsius", "{:.0f} °C"),
             ("SM clock", "sm_clock_mhz", "{:.0f} MHz"),
         ]
-    parts = [f"{name} {form.format(mean(key))}" for name, key, form in told if mean(key) is not None]
+    parts = [f"{name} {form.format(mean(key))}" for name, key, form in shown if mean(key) is not None]
     return f"{head}: {', '.join(parts)} (mean of {len(rows)} samples)"

@@ -13,12 +13,12 @@ from torch import nn
 from nvprof_kit._instrument.compile.hidden import keep_out
 from nvprof_kit._instrument.compile.inductor import range_kernels
 from nvprof_kit._instrument.memory.marks import Read, read_cuda
-from nvprof_kit._instrument.modules.again import replace_in_notebook
 from nvprof_kit._instrument.modules.annotation import Annotation, Removable
 from nvprof_kit._instrument.modules.blocks import Part, children, descendants, find_blocks, is_list
 from nvprof_kit._instrument.modules.calls import Calls
 from nvprof_kit._instrument.modules.checkpointing import range_recomputes
 from nvprof_kit._instrument.modules.kinds import class_name, unwrapped
+from nvprof_kit._instrument.modules.notebook import replace_in_notebook
 from nvprof_kit._instrument.modules.ranged import Compiled, Ranged, annotated, note_wrappers
 from nvprof_kit._instrument.ranges import state
 from nvprof_kit._instrument.ranges.layer import Family, Layer
@@ -240,7 +240,7 @@ def annotate_model(
     if select is not None and depth is not None:
         raise UsageError("annotate_model takes select= or depth=, not both")
     if memory:
-        state.carry_memory(read_cuda if memory is True else memory)
+        state.add_memory_marks(read_cuda if memory is True else memory)
     holder = None if isinstance(model, nn.Module) else _components(model)
     top = cast(nn.Module, model)
     tops = [Part("", top)] if holder is None else [Part(name, part) for name, part in holder.items()]

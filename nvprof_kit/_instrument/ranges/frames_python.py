@@ -21,7 +21,7 @@ _LEFT = "nvprof_kit"
 
 NONE: Mapping[int, Any] = {}
 
-_GATHERS = 2**64 - 1
+_ACCUMULATE_GRAD = 2**64 - 1
 """Sequence number of nodes that accumulate a leaf's gradient; they belong to no call and run right after the node
 before.
 """
@@ -99,15 +99,15 @@ class Frame:
         while pending:
             node, origin = pending.pop()
             number = node._sequence_nr()
-            stretch = bisect_right(self.edges, number)
-            if not stretch & 1 or number == _GATHERS or id(node) in self.given:
+            section = bisect_right(self.edges, number)
+            if not section & 1 or number == _ACCUMULATE_GRAD or id(node) in self.given:
                 continue
-            if stretch != origin and number not in self.marked:
+            if section != origin and number not in self.marked:
                 self.marked.add(number)
                 node.register_prehook(self.reach)
-            if stretch > 1 and number not in self.seen:  # no section follows the first one
+            if section > 1 and number not in self.seen:  # no section follows the first one
                 self.seen.add(number)
-                pending += [(maker, stretch) for maker, _ in node.next_functions if maker is not None]
+                pending += [(maker, section) for maker, _ in node.next_functions if maker is not None]
 
     def end(self, nodes: list[Any]) -> None:
         """End the call; these nodes created its outputs."""

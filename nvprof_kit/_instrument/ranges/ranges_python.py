@@ -13,7 +13,7 @@ from nvprof_kit._instrument.compile.uncompiled import uncompiled, uncompiled_its
 from nvprof_kit._instrument.ranges.frames_python import NONE, OUTSIDE, Frame, now
 from nvprof_kit.names import encodable
 
-INTERFACE = 3
+INTERFACE = 4
 """Changes with the interface of this module and the C extension, so that an outdated extension is not loaded."""
 
 
@@ -22,13 +22,14 @@ def switch(backend: Any) -> None:
     now.backend = backend
 
 
-def ask(task: Callable[[], int], grad: Callable[[], bool], sequence: Callable[[], int]) -> None:
+def ask(task: Callable[[], int], grad: Callable[[], bool], sequence: Callable[[], int], _grad_mode: int = 0) -> None:
     """Set the functions about the calling thread.
 
     Args:
         task: Returns the number of the running backward pass, or -1.
         grad: Returns whether gradients are enabled.
         sequence: Returns the sequence number of the next autograd node.
+        _grad_mode: Address of a C function that returns what ``grad`` does, or 0. Used only in C.
     """
     now.task, now.grad, now.sequence = task, grad, sequence
 

@@ -83,7 +83,7 @@ def bind(__call, __ranged):
 
 def _forwarder(call: Callable[..., Any], in_range: Callable[..., Any], define: str, result: str) -> Callable[..., Any]:
     """Compile a function with the parameters of ``call`` that calls it, or ``in_range`` while ranges are emitted."""
-    state.meet_torch()
+    state.find_torch()
     plain = isinstance(call, types.FunctionType)
     signature = inspect.signature(call if plain else _any, follow_wrapped=False)
     parameters, arguments = _source(signature)

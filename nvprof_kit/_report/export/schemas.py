@@ -45,54 +45,58 @@ ANY = "rows"
 """Schema of tables without a schema of their own."""
 
 _STATISTICS: Columns = {
-    "calls": "how often",
+    "calls": "number of calls",
     **{
         f"{clock}_{name}_ns": f"{meaning}, in ns"
         for clock, of in (("cpu", "CPU time"), ("gpu", "GPU time"))
         for name, meaning in (
-            ("total", f"{of}, summed"),
-            ("avg", "its mean over the calls"),
-            ("max", "the most"),
-            ("min", "the least"),
-            ("p50", "its median"),
-            ("p95", "its 95th percentile"),
+            ("total", f"{of}, sum over the calls"),
+            ("avg", "mean over the calls"),
+            ("max", "maximum"),
+            ("min", "minimum"),
+            ("p50", "median"),
+            ("p95", "95th percentile"),
         )
     },
-    "cpu_ratio": "`cpu_total_ns` over that of the capture",
-    "gpu_ratio": "`gpu_total_ns` over that of the capture",
+    "cpu_ratio": "`cpu_total_ns` divided by that of the capture",
+    "gpu_ratio": "`gpu_total_ns` divided by that of the capture",
 }
 _BY_STEP: Columns = {name: layers.COLUMNS[name] for name in layers.BY_STEP}
 _GPU: Columns = {
-    "process": "place of the process among the capture's processes; missing for a CPU that several use",
-    "device": "ordinal of the GPU as the process sees it; missing for a CPU",
-    "wall_ns": "how long it was watched, in ns",
+    "process": "index of the process in the capture; missing for a CPU used by several",
+    "device": "device ordinal in the process; missing for a CPU",
+    "wall_ns": "duration of the recording, in ns",
 }
 
 SUMMARIES: Mapping[str, Columns] = MappingProxyType(
     {
-        "device": {**_BY_STEP, **_GPU, "name": "the GPU, or `CPU`", "busy_ns": "time in which it ran something, in ns; "
+        "device": {**_BY_STEP, **_GPU, "name": "name of the GPU, or `CPU`",
+                   "busy_ns": "time in which it was busy, in ns; "
                    "missing without context switches", "utilisation": "`busy_ns` over `wall_ns`; above 1 for "
                    "several threads on a CPU"},
-        "overview": {**_BY_STEP, "event": "what ran, each moment counted once", **_STATISTICS},
-        "model": {**_BY_STEP, "part": "part of the loop", "gpu_ops": "operations on the GPU", **_STATISTICS},
+        "overview": {**_BY_STEP, "event": "kind of activity; overlapping time counts once", **_STATISTICS},
+        "model": {**_BY_STEP, "part": "part of the loop", "gpu_ops": "number of GPU operations", **_STATISTICS},
         "distributed": {**_BY_STEP, **_GPU, "compute_ns": "time in which it computed, in ns",
                         "comm_ns": "time in which it communicated, in ns", "overlap_ns": "time of both, in ns",
                         "exposed_comm_ns": "exposed communication, in ns",
                         "comm_ratio": "`comm_ns` over `wall_ns`", "overlap_ratio": "`overlap_ns` over `comm_ns`"},
-        "operator": {**_BY_STEP, "operator": "the operator", "kernel": "a kernel of its, '' for the operator itself",
+        "operator": {**_BY_STEP, "operator": "name of the operator",
+                     "kernel": "a kernel that it launched; '' for the operator itself",
                      **_STATISTICS},
-        "kernel": {**_BY_STEP, "name": "the kernel", "kernel_class": "its class", "family": "the rule that told it",
+        "kernel": {**_BY_STEP, "name": "name of the kernel",
+                   "kernel_class": "its class", "family": "the rule that classified it",
                    **_STATISTICS},
-        "memory": {**_BY_STEP, "copy": "direction, or memset", "memory": "the host's end, '' if none",
+        "memory": {**_BY_STEP, "copy": "direction of the copy, or memset", "memory": "host memory, '' if none",
                    **_STATISTICS, "bytes": "sum of their bytes", "gb_per_s": "10^9 bytes per second"},
-        "user": {**_BY_STEP, "range": "the range's text", "category": "its category", **_STATISTICS},
+        "user": {**_BY_STEP, "range": "text of the range", "category": "its category", **_STATISTICS},
     }
 )  # fmt: skip
 """The columns of the views of ``summary``; each view has a subset."""
 
 FOLD: Columns = {
-    "folded_into": "the equal blocks that it is one of, `model.layers.0-79`; '' where in none (only with `--fold`)",
-    "unlike": "in what it differs from its equals, '' where in nothing (only with `--fold`)",
+    "folded_into": "the group of equal blocks that contains it, such as `model.layers.0-79`; "
+    "'' if none (only with `--fold`)",
+    "unlike": "how it differs from the other blocks of the group; '' if it does not (only with `--fold`)",
 }
 """Columns that `--fold` adds to rows of layers."""
 
@@ -116,12 +120,12 @@ TABLES: Mapping[str, Columns] = MappingProxyType(
         "ncu-layers": {**ncu_layers.COLUMNS, **FOLD},
         "ncu-kernels": {"layer": "module path, or `(none)`", "phase": "its phase"},
         "timers": TIMERS,
-        "timers-calls": {"rank": "the rank", "stage": "the stage's name", "call": "which of its calls",
-                         "cpu_ns": "time on the CPU clock, in ns", "cuda_ns": "time on the GPU by CUDA events, in ns; "
-                         "missing where none was taken", "depth": "stages that it is inside of"},
+        "timers-calls": {"rank": "rank", "stage": "name of the stage", "call": "index of the call, from 0",
+                         "cpu_ns": "CPU time, in ns", "cuda_ns": "GPU time between CUDA events, in ns; "
+                         "missing if not measured", "depth": "number of enclosing stages"},
         "memory-layer": snapshots.HOLDERS,
-        "memory-stack": {**snapshots.HOLDERS, "stack": "who asked for it"},
-        "memory-size": {**snapshots.HOLDERS, "size": "how large the blocks are"},
+        "memory-stack": {**snapshots.HOLDERS, "stack": "call stack of the allocation"},
+        "memory-size": {**snapshots.HOLDERS, "size": "size class of the blocks"},
         "memory-allocation": memory_steps.TRAFFIC,
         "memory-step": memory_steps.STEPS,
         "memory-segment": memory_steps.SEGMENTS,
@@ -214,12 +218,12 @@ def reasons(table: str, columns: Iterable[str]) -> dict[str, str]:
 
 
 def _reason(meaning: str, column: str) -> str:
-    said = re.search(r"(?:missing|none|NaN) (?:for|where|outside|in|as)[^;.(]*", meaning)
+    said = re.search(r"(?:missing|none|NaN) (?:for|if|where|outside|in|as|with|without)[^;.(]*", meaning)
     if said:
         return said.group().strip()
     if column in _BY_STEP:
         return "missing outside steps"
-    return "the capture does not tell it, or it does not apply to the row"
+    return "the capture does not contain it, or it does not apply to the row"
 
 
 def _property(table: str, column: str, meaning: str) -> dict[str, Any]:
@@ -238,7 +242,11 @@ def schema(table: str) -> dict[str, Any]:
         facts = {
             name: {"type": ["number", "null"]} for name in ("replay_error", "total_wait_ns", "steps", "collectives")
         }
-        verdict = {"type": "object", "description": "who is late, where and why", "required": ["rank", "sentence"]}
+        verdict = {
+            "type": "object",
+            "description": "the late rank, where it loses time, and why",
+            "required": ["rank", "sentence"],
+        }
         cut = {"type": ["object", "null"], "additionalProperties": made["properties"]["truncated"]}
         made["properties"] |= {"verdict": verdict, **parts, **facts, "truncated": cut}
         made["required"] += ["verdict", *parts]
@@ -258,9 +266,9 @@ def _head(table: str) -> dict[str, Any]:
         "required": ["rows_left_out", "rows", "bound", "kept"],
         "properties": {
             "rows_left_out": {"type": "integer"},
-            "rows": {"type": "integer", "description": "rows that there are"},
+            "rows": {"type": "integer", "description": "number of rows without the limit"},
             "bound": {"enum": ["max_rows", "budget"]},
-            "kept": {"type": "string", "description": "which rows are there"},
+            "kept": {"type": "string", "description": "which rows were kept"},
         },
     }
     return {
@@ -272,7 +280,7 @@ def _head(table: str) -> dict[str, Any]:
         "properties": {
             "schema": {"const": name},
             "version": {"const": version},
-            "sources": {**texts, "description": "files that the answer was made of"},
+            "sources": {**texts, "description": "input files"},
             "warnings": {**texts, "description": "what may be missing or distorted, the most severe first"},
             "unknown": {**reasons_of, "description": "columns with null in some row, each with the reason"},
             "truncated": left_out,
@@ -286,7 +294,7 @@ def _rows(table: str) -> dict[str, Any]:
     row: dict[str, Any] = {
         "type": "object",
         "properties": {
-            "capture": {"type": "string", "description": "the file, where there are several"},
+            "capture": {"type": "string", "description": "the file, with several captures"},
             **{name: _property(table, name, meaning) for name, meaning in columns.items()},
         },
         "additionalProperties": table in _OPEN,

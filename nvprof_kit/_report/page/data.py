@@ -24,7 +24,7 @@ from nvprof_kit._analysis.attribution.step_times import (
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.kernels.classes import CLASSES, Rule
 from nvprof_kit._analysis.layers.layers import LayersOptions, layers
-from nvprof_kit._analysis.layers.memory import layer_memory, memory_tree, tells_memory
+from nvprof_kit._analysis.layers.memory import has_memory, layer_memory, memory_tree
 from nvprof_kit._analysis.timeline import StepWindows, idle_by_step, timeline
 from nvprof_kit._findings import Finding
 from nvprof_kit._report.page.kernels import KernelTable, kernel_table
@@ -297,7 +297,7 @@ def sheet_of(
     times = step_times(trace, attribution)
     result = layers(trace, LayersOptions(by_step=True, steps=steps), attribution)
     pointed = [] if found is None or step is not None else _steps_of(found, times)
-    told = _told_steps(times, step, trace.info.path, pointed, result.steps.shown)
+    told = _listed_steps(times, step, trace.info.path, pointed, result.steps.shown)
     moments, idle, unshown = _moments(trace, attribution, times, told, alone=step is not None)
     counted = result.steps.of_ops(attribution)
     tables = [] if broken_down is None else breakdown_tables(broken_down, trace.info.path)
@@ -308,7 +308,7 @@ def sheet_of(
         idle=idle,
         classes=class_times(operations, counted),
         findings=[] if found is None else _findings(found, result, moments),
-        memory=memory_tree(layer_memory(trace, attribution), result.tree) if tells_memory(trace) else None,
+        memory=memory_tree(layer_memory(trace, attribution), result.tree) if has_memory(trace) else None,
         kernels=kernel_table(operations, counted) if "name" in trace.ops and len(trace.ops) else None,
         tables=tables,
         left_out=(*left_out, *unshown),
@@ -392,7 +392,7 @@ def _findings(found: AdviseResult, result: LayersResult, moments: Moments) -> li
     return made
 
 
-def _told_steps(
+def _listed_steps(
     times: pd.DataFrame, step: int | None, path: str, pointed: Sequence[int], shown: npt.NDArray[np.bool_]
 ) -> list[tuple[str, int | None]]:
     """The highlighted step instances with titles; None for the whole capture."""

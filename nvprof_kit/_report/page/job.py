@@ -290,7 +290,7 @@ def _tables(view: JobView) -> list[PageTable]:
     worst = found.clocks.sort_values("residual_ns", ascending=False, kind="stable")
     clocks = worst.assign(residual_us=pd.to_numeric(worst["residual_ns"], errors="coerce") / 1e3)
     error = f"; the unchanged graph is replayed to within {found.replay_error or 0:.1%}"
-    equals = f"milliseconds of a step if this were as the median of its equals{error}"
+    equals = f"milliseconds of a step if this were as fast as the median{error}"
     made = [
         (charges, "charges", "What the waiting is charged to", "milliseconds over all steps and ranks", "charges"),
         (found.what_if, "what-if", "What if", equals, "what-if"),
@@ -314,7 +314,7 @@ def _timeline(view: JobView, held: Sequence[int], texts: Texts, block: Block) ->
     points, segments = view.tables.placed(held), view.tables.segments(held)
     if not len(points):
         return None, ""
-    steps = _held_steps(points, segments)
+    steps = _selected_steps(points, segments)
     left_out = points["step"].nunique() - len(steps)
     points = points[points["step"].isin(steps)]
     origin = int(points["a"].min())
@@ -333,7 +333,7 @@ def _timeline(view: JobView, held: Sequence[int], texts: Texts, block: Block) ->
     return {"start": origin, "steps": whole, "groups": [one for one in drawn if one["rows"]], "note": note}, note
 
 
-def _held_steps(points: pd.DataFrame, segments: pd.DataFrame) -> list[int]:
+def _selected_steps(points: pd.DataFrame, segments: pd.DataFrame) -> list[int]:
     """The steps with boxes on the page: all, or those in which the selected ranks waited most."""
     boxes = points.groupby("step").size().mul(2).add(segments.groupby("step").size(), fill_value=0)
     boxes = boxes[boxes.index.isin(points["step"].unique())]

@@ -35,11 +35,11 @@ _NUMBERS: dict[str, Callable[[Any], str]] = {
 }
 _RANKS = dict.fromkeys(("idle", "gpu", "exposed", "layer", "share"), 0) | {"step": 3, "process": 3, "device": 3}
 _TITLES = {
-    "idle": "Idle, by cause and by what the host did meanwhile",
+    "idle": "Idle time, by cause and by what the host was doing",
     "communication": "Communication",
     "copies": "Copies",
     "launches": "Launches",
-    "queue": "Operations launched and not yet begun through {step}, by stream",
+    "queue": "Queued operations during {step}, by stream",
     "critical-path": "Critical path of {step}",
 }
 
@@ -71,7 +71,12 @@ def breakdown_report(
             step = _step_name(result.steps.iloc[result.critical_window])
             heading = title.format(step=step if step != _OUTSIDE else f"the time {step}")
             shown = _queue(rows) if name == "queue" else rows
-            parts += [Text(heading, "bold"), _plain(_told(shown.head(top))), *_rest(len(shown) - top), ""]
+            parts += [
+                Text(heading, "bold"),
+                _plain(_nonempty(shown.head(top))),
+                *_rest(len(shown) - top),
+                "",
+            ]
     note = "Milliseconds; compute, exposed communication, exposed copies and idle add up to wall."
     return [*parts, Text(note, "dim"), *warning_lines(result.warnings)]
 
@@ -122,7 +127,7 @@ def _middle(wall: pd.Series[int]) -> int:
 
 
 def _warm_up(result: BreakdownResult) -> list[RenderableType]:
-    return [Text(f"Warm-up, in no figure below: {said}") for said in result.choice.left_out]
+    return [Text(f"Warm-up, excluded from the figures below: {said}") for said in result.choice.left_out]
 
 
 def _step_name(row: Any) -> str:
@@ -150,7 +155,7 @@ def _causes(idle: pd.DataFrame) -> list[RenderableType]:
     return ["", Text("Idle:", "bold"), *lines] if lines else []
 
 
-def _told(rows: pd.DataFrame) -> pd.DataFrame:
+def _nonempty(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows without empty columns."""
     made: pd.DataFrame = rows.loc[:, rows.notna().any() & (rows != "").any()] if len(rows) else rows
     return made
@@ -166,7 +171,7 @@ def _queue(rows: pd.DataFrame) -> pd.DataFrame:
             "stream": str(stream),
             "queue_mean": mine["queue_mean"].mean(),
             "queue_max": int(mine["queue_max"].max()),
-            "through the step": _heights(mine["queue_mean"].to_numpy() / deepest),
+            "during the step": _heights(mine["queue_mean"].to_numpy() / deepest),
         }
         for stream, mine in rows.groupby("stream")
     ]

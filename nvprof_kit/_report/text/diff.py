@@ -48,7 +48,7 @@ def diff_report(result: DiffResult, top: int) -> list[RenderableType]:
     return [
         *parts,
         "",
-        Text("Milliseconds per step, geometric means; GPU time but for the step.", "dim"),
+        Text("Milliseconds per step, geometric means; GPU time, and wall time for the step.", "dim"),
         *(Text(note, "dim") for note in result.notes),
         *warning_lines(result.warnings),
     ]
@@ -146,7 +146,7 @@ def _cells(row: Any) -> tuple[str, ...]:
 
 def _kernel_head(result: DiffResult) -> str:
     base, new = result.launches
-    return f"Kernels that came, went or changed; {base:.6g} → {new:.6g} launches per step"
+    return f"New, removed and changed kernels; {base:.6g} → {new:.6g} launches per step"
 
 
 def _kernel_lines(result: DiffResult, top: int) -> list[str]:

@@ -37,7 +37,7 @@ class LayersView:
     """Which part of the model to show.
 
     Attributes:
-        depth: Levels of the tree; None for all. A layer's figures include its children's.
+        depth: Levels of the tree; None for all. A layer's figures include nested layers.
         select: Selection, order and folding of lines.
     """
 
@@ -259,8 +259,8 @@ def apart(result: LayersResult) -> list[str]:
     summary, lines = result.summary, []
     if summary.outside_ns and not result.steps.asked:
         outside = Milliseconds.for_total(summary.total_ns)(summary.outside_ns)
-        lines.append(f"Outside steps: {outside} ms in the whole capture, in no figure per step")
-    lines += [f"Warm-up, not in figures per step: {said}" for said in result.steps.left_out]
+        lines.append(f"Outside steps: {outside} ms in the whole capture, excluded from per-step figures")
+    lines += [f"Warm-up, excluded from per-step figures: {said}" for said in result.steps.left_out]
     return lines
 
 
@@ -323,19 +323,19 @@ def _cells(line: Line, columns: Sequence[str], longest: float) -> list[Renderabl
 
 def _notes(result: LayersResult, columns: Sequence[str]) -> list[Text]:
     unit = "Milliseconds per step" if result.summary.steps > 1 else "Milliseconds"
-    what = f"{unit} of {time_name(result)}; a layer's include its children's."
-    notes = [Text(f"{what} CPU is the time its ranges were open on the CPU.", "dim")]
+    what = f"{unit} of {time_name(result)}, including nested layers."
+    notes = [Text(f"{what} CPU is the wall time inside the layer's ranges.", "dim")]
     if result.summary.comm_ns:
         notes.append(Text("comm is the part of total in communication, which may be waiting for other ranks.", "dim"))
     notes += fold_notes(columns, "their sums", "of one of them, without communication")
     if result.memory is not None:
         notes.append(
             Text(
-                "MiB of 1,048,576 bytes: kept is what a call of its forward leaves allocated, peak the most while it "
-                "ran, CUDA what CUDA itself handed out in the whole capture.",
+                "MiB of 1,048,576 bytes: kept is what one forward call leaves allocated, peak the maximum while it "
+                "ran, CUDA what cudaMalloc allocated in the whole capture.",
                 "dim",
             )
         )
         if result.memory.before_bytes:
-            notes.append(Text(f"{mib(result.memory.before_bytes)} MiB were there when the capture began.", "dim"))
+            notes.append(Text(f"{mib(result.memory.before_bytes)} MiB were allocated before the capture began.", "dim"))
     return notes

@@ -45,7 +45,7 @@ def steps_table(result: LayersResult, view: LayersView) -> list[RenderableType]:
         made.add_row(line_label(row, view.flat), *cells, style=style, cost=row["total_ns"])
     made.add_section()
     made.add_row("total", *map(ms, times[columns].to_numpy()[-1].tolist()), style="bold")
-    what = f"Milliseconds of {time_name(result)} in each step, all phases together; a layer's include its children's."
+    what = f"Milliseconds of {time_name(result)} in each step, all phases together, including nested layers."
     if (left_out := len(times.columns) - MAX_STEPS) > 0:
         what += f" {left_out} more columns are left out here; -o FILE.csv has all steps."
     return [made, "", Text(what, "dim")]

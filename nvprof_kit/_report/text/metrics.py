@@ -47,7 +47,7 @@ def metrics_report(result: MetricsResult, most: int | None = None) -> list[Rende
     every = f"{result.interval_ns / 1000:g} µs"
     lines = [
         capture_line(result.info, result.steps),
-        Text(f"{result.samples:,} samples, one every {every}; of all busy time: {_overall(result, columns)}"),
+        Text(f"{result.samples:,} samples, one every {every}; mean over all busy time: {_overall(result, columns)}"),
     ]
     note = (
         f"Means over the time in which the layer's operations ran, in percent of the peak. {TOO_FEW}: fewer than "

@@ -119,7 +119,7 @@ def scaled(value: float) -> str:
 
 
 def _notes() -> list[RenderableType]:
-    what = "Percentages are of the GPU's peak, means over GPU time; a layer's figures include its children's."
+    what = "Percentages are of the GPU's peak, means over GPU time, including nested layers."
     return [Text(what, "dim")]
 
 
@@ -144,7 +144,7 @@ def plan_lines(plan: Plan, section_set: str, memory_gb: float) -> list[str]:
     """The plan in a few sentences."""
     of_what = " ".join(part for part in (plan.options.layer, plan.options.phase) if part)
     lines = [
-        f"{plan.measurements} launches stand for {percent(plan.covered)} of the GPU time"
+        f"{plan.measurements} launches represent {percent(plan.covered)} of the GPU time"
         f"{f' of {of_what}' if of_what else ''} in {plan.info.path}, which has {plan.launches:,} launches"
     ]
     if plan.collectives_ns:
@@ -159,7 +159,7 @@ def plan_lines(plan: Plan, section_set: str, memory_gb: float) -> list[str]:
     seconds = predicted_seconds(plan, section_set, memory_gb)
     if seconds:
         lines.append(
-            f"ncu --set {section_set} will take about {seconds[0]:,.0f} s, instead of {seconds[1]:,.0f} s for every "
-            f"launch, the program's start included, if it holds {memory_gb:g} GB on the GPU"
+            f"ncu --set {section_set} takes about {seconds[0]:,.0f} s, instead of {seconds[1]:,.0f} s for all "
+            f"launches, including program start, if the program uses {memory_gb:g} GB of GPU memory"
         )
     return lines

@@ -73,7 +73,7 @@ def _charges(charges: pd.DataFrame, steps: int, total: int, top: int) -> list[Re
     made.add_section()
     made.add_row("", "all", "", "", _MS(total), "100.0 %" if total else "", style="bold")
     return [
-        Text(f"Waiting in collectives, over {many(steps, 'step')} and all ranks, by what it is charged to", "bold"),
+        Text(f"Waiting in collectives, over {many(steps, 'step')} and all ranks, by late rank and cause", "bold"),
         made,
         "",
     ]
@@ -229,11 +229,11 @@ def _path(path: pd.DataFrame, top: int) -> list[RenderableType]:
 
 def _what_if(changes: pd.DataFrame, error: float) -> list[RenderableType]:
     """The step time with each change, and the replay error of the unchanged graph."""
-    made = table([("as the median of its equals", "left"), ("step", "right"), ("saved", "right"), ("share", "right")])
+    made = table([("as fast as the median", "left"), ("step", "right"), ("saved", "right"), ("share", "right")])
     for row in changes.to_dict("records"):
         made.add_row(row["what"], _MS(row["step_ns"]), _MS(row["saved_ns"]), percent(row["saved_share"]))
     measured = _MS(int(changes["measured_ns"].iloc[0]))
-    note = f"Replaying the unchanged graph gives the measured mean step of {measured} ms to within {percent(error)}."
+    note = f"A replay without changes gives the measured mean step of {measured} ms to within {percent(error)}."
     bad = "" if error <= 0.02 else " That is more than 2 %: do not trust the savings."
     return [Text("What if", "bold"), made, Text(note + bad, "yellow" if bad else "dim"), ""]
 

@@ -91,7 +91,7 @@ def kind_of(head: bytes) -> Kind | None:
     return CSV if b"," in first and b"_ns" in first else None
 
 
-def told_by(head: bytes) -> str:
+def description_of(head: bytes) -> str:
     """Description of a file with these first bytes and the verb that reads it; '' if unknown."""
     kind = TRACE if head.startswith(_GZIP) else kind_of(head)
     return kind.sentence if kind else ""

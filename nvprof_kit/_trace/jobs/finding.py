@@ -42,7 +42,7 @@ class RankName:
     rank: int = -1
     world_size: int = -1
     run: str = ""
-    told_by: str = ""
+    found_by: str = ""
 
 
 def find_captures(named: Sequence[str | Path], is_other: Callable[[Path], bool] = lambda _: False) -> list[Path]:
@@ -93,7 +93,7 @@ def _without_exports(files: Iterable[Path]) -> list[Path]:
 def rank_of_name(path: Path) -> RankName:
     """The rank in a file name: ``run.rank3.sqlite``, ``rank_03-….json``."""
     found = _IN_NAME.findall(path.name)
-    return RankName(int(found[-1]), told_by="name") if found else RankName()
+    return RankName(int(found[-1]), found_by="name") if found else RankName()
 
 
 def rank_of_marks(texts: Iterable[str]) -> RankName:
@@ -107,7 +107,7 @@ def rank_of_marks(texts: Iterable[str]) -> RankName:
 def rank_of_environment(text: str) -> RankName:
     """The rank in the environment variables of the profiler."""
     found = _ENVIRONMENT.search(text)
-    return RankName(int(found[1]), told_by="capture") if found else RankName()
+    return RankName(int(found[1]), found_by="capture") if found else RankName()
 
 
 def rank_of_capture(path: Path) -> RankName:
@@ -120,7 +120,7 @@ def rank_of_capture(path: Path) -> RankName:
     if not found:
         return RankName()
     said = {key: int(value) for key, value in re.findall(r'"(rank|world_size)"\s*:\s*(\d+)', text[found.end() :])}
-    return RankName(said["rank"], said.get("world_size", -1), told_by="capture") if "rank" in said else RankName()
+    return RankName(said["rank"], said.get("world_size", -1), found_by="capture") if "rank" in said else RankName()
 
 
 def head_of(path: Path) -> bytes:

@@ -24,18 +24,18 @@ RANKS: Mapping[str, Column] = MappingProxyType(
         "rank": Column("int64", "rank in the job"),
         "version": Column("int64", "version of the map's schema"),
         "capture": Column("object", "path of the capture"),
-        "size_bytes": Column("int64", "its size when it was mapped"),
-        "changed_ns": Column("int64", "when it had changed last, ns since 1970"),
-        "reading": Column("object", "what it was read with: domain and rules"),
+        "size_bytes": Column("int64", "size of the capture when it was mapped"),
+        "changed_ns": Column("int64", "modification time of the capture, in ns since 1970"),
+        "reading": Column("object", "NVTX domain and rules that it was read with"),
         "run": Column("object", "id of the run, '' if unknown"),
         "world_size": Column("int64", "ranks of the job, -1 if unknown"),
-        "tool": Column("object", "what wrote the capture"),
-        "source": Column("object", "what the map is of: profile, or flight_recorder or nccl_inspector (no profile)"),
-        "epoch_ns": Column("int64", "what is added to its times to have ns since 1970, by its host; -1: unknown"),
-        "named": Column("bool", "it tells its communicators by ids, and not by their streams alone"),
-        "numbered": Column("bool", "all collectives of these have sequence numbers"),
+        "tool": Column("object", "tool that wrote the capture"),
+        "source": Column("object", "kind of source: profile, flight_recorder or nccl_inspector"),
+        "epoch_ns": Column("int64", "offset from its times to ns since 1970 on the clock of its host, -1 if unknown"),
+        "named": Column("bool", "True if communicators have ids, False if they are only distinguished by stream"),
+        "numbered": Column("bool", "True if all collectives of communicators with ids have sequence numbers"),
         "gpu": Column("object", "name of the GPU"),
-        "rank_told_by": Column("object", "where the rank was read: mark, capture, name, given"),
+        "rank_told_by": Column("object", "how the rank was found: mark, capture, name (of the file), given"),
         "warnings": Column("object", "what may be missing or distorted in the capture, one a line"),
     }
 )
@@ -44,27 +44,27 @@ RANKS: Mapping[str, Column] = MappingProxyType(
 COLLECTIVES: Mapping[str, Column] = MappingProxyType(
     {
         "rank": Column("int64", "rank"),
-        "index": Column("int64", "place among the rank's collectives, by launch"),
-        "comm": Column("object", "communicator: its id, or the place of its stream among the rank's communicators"),
-        "operation": Column("int64", "id that the operation has on every rank, -1: none"),
+        "index": Column("int64", "index among the rank's collectives, in order of launch"),
+        "comm": Column("object", "communicator: its id, or the index of its stream among the rank's communicators"),
+        "operation": Column("int64", "id of the operation, the same on every rank; -1 if none"),
         "sequence": Column("int64", "sequence number within the communicator, -1: none"),
         "step": Column("int64", "step that launched it, -1 outside steps"),
-        "number": Column("int64", "place within communicator and step, by launch"),
-        "stream": Column("int64", "place of its stream among the rank's that communicate, by first use"),
-        "group": Column("object", "what the program calls the communicator, '' if unknown"),
+        "number": Column("int64", "index within communicator and step, in order of launch"),
+        "stream": Column("int64", "index of its stream among the rank's communication streams, in order of first use"),
+        "group": Column("object", "name that the program gave the communicator, '' if unknown"),
         "kind": Column("object", "AllReduce, AllGather, ReduceScatter, Broadcast, Send, Recv, SendRecv, …"),
         "bytes": Column("int64", "bytes of the larger buffer, -1: unknown"),
         "size": Column("int64", "ranks of the communicator, -1: unknown"),
-        "start_ns": Column("int64", "when its kernel began: the rank's arrival"),
-        "end_ns": Column("int64", "when its kernel ended"),
-        "launch_ns": Column("int64", "when the host launched it"),
-        "alone_ns": Column("int64", "how long it ran while the device did nothing else: what of it is exposed"),
-        "ready_ns": Column("int64", "when what was launched before it was done and it was launched itself"),
-        "ready_segment": Column("int64", "last of the rank's segments that ends by `ready_ns`"),
-        "end_segment": Column("int64", "last of the rank's segments that ends by `end_ns`"),
-        "gates": Column("bool", "the device's other work waited for its end"),
+        "start_ns": Column("int64", "start of its kernel: the arrival of the rank"),
+        "end_ns": Column("int64", "end of its kernel"),
+        "launch_ns": Column("int64", "when the host launched its kernel"),
+        "alone_ns": Column("int64", "exposed time: the device ran nothing else"),
+        "ready_ns": Column("int64", "when it was launched and all work launched before it was done"),
+        "ready_segment": Column("int64", "index of the last segment of the rank that ends by `ready_ns`"),
+        "end_segment": Column("int64", "index of the last segment of the rank that ends by `end_ns`"),
+        "gates": Column("bool", "True if other work of the device waited for its end"),
         "layer": Column("object", "layer that launched it, or `(none)`"),
-        "phase": Column("object", "phase there"),
+        "phase": Column("object", "phase of that layer, or of the loop"),
     }
 )
 """One row per communication kernel."""
@@ -72,14 +72,18 @@ COLLECTIVES: Mapping[str, Column] = MappingProxyType(
 SEGMENTS: Mapping[str, Column] = MappingProxyType(
     {
         "rank": Column("int64", "rank"),
-        "segment": Column("int64", "stretch between two of the rank's moments `ready_ns` and gating ends, by time"),
-        "step": Column("int64", "step of the stretch, -1 outside steps"),
+        "segment": Column(
+            "int64",
+            "index of the segment in time; segments are separated by `ready_ns` and the ends that "
+            "other work waited for",
+        ),
+        "step": Column("int64", "step of the segment, -1 outside steps"),
         "doing": Column("object", "compute, copy, communication, or idle with its cause: launch, dataloader, …"),
         "layer": Column("object", "layer, or `(none)`"),
         "phase": Column("object", "phase"),
-        "collective": Column("int64", "`index` of the collective that runs alone, else -1"),
-        "ns": Column("int64", "time spent so"),
-        "ops": Column("int64", "operations that began in it"),
+        "collective": Column("int64", "`index` of the collective that runs alone, -1 if none"),
+        "ns": Column("int64", "duration in ns"),
+        "ops": Column("int64", "number of operations that began in it"),
     }
 )
 """What the device did between the points of comparison; covers its time exactly once."""
@@ -90,12 +94,12 @@ LAYERS: Mapping[str, Column] = MappingProxyType(
         "step": Column("int64", "step, -1 outside steps"),
         "layer": Column("object", "layer, or `(none)`"),
         "phase": Column("object", "phase"),
-        "compute_ns": Column("int64", "sum of the durations of its own kernels that compute"),
-        "comm_ns": Column("int64", "the same of communication kernels, waiting included"),
-        "copy_ns": Column("int64", "the same of copies and memsets"),
-        "ops": Column("int64", "operations that compute"),
-        "idle_ns": Column("int64", "time in which the device was idle, by where the launching thread was"),
-        "loading_ns": Column("int64", "the part of it that the data loader took"),
+        "compute_ns": Column("int64", "sum of the durations of its own compute kernels"),
+        "comm_ns": Column("int64", "the same for communication kernels, including waiting"),
+        "copy_ns": Column("int64", "the same for copies and memsets"),
+        "ops": Column("int64", "number of compute operations"),
+        "idle_ns": Column("int64", "time in which the device was idle while the launching thread was in this layer"),
+        "loading_ns": Column("int64", "the part in which it waited for the data loader"),
     }
 )
 """Layer x phase x step."""
@@ -108,7 +112,7 @@ STEPS: Mapping[str, Column] = MappingProxyType(
         "end_ns": Column("int64", "when it ended there"),
         "loading_ns": Column("int64", "time that the host spent fetching data for it"),
         "gc_ns": Column("int64", "time that the host spent in Python's garbage collection in it"),
-        "warm_up": Column("bool", "it is warm-up: long, or it loads and compiles code"),
+        "warm_up": Column("bool", "True for warm-up: unusually long, or loading or compiling code"),
     }
 )
 """The steps of a rank."""

@@ -82,7 +82,7 @@ def kept(folder: Path, wanted: Sequence[Fingerprint]) -> dict[str, list[str]]:
     fields = ", ".join(FINGERPRINT)
     found: dict[str, list[str]] = {}
     with _Footers() as footers:
-        for file, *told in footers.asked(
+        for file, *told in footers.query(
             f"SELECT DISTINCT filename, {fields} FROM read_parquet(?, filename = true)",
             [place / name for name in names],
         ):
@@ -131,7 +131,7 @@ def fault_of(folder: Path, names: Sequence[str] | None = None, tables: Sequence[
                     return found
             if "ranks" not in tables:
                 return ""
-            others = footers.asked(
+            others = footers.query(
                 f"SELECT max(version) FROM read_parquet(?) WHERE version <> {VERSION}",
                 [folder / "ranks" / name for name in names],
             )[0][0]
@@ -176,7 +176,7 @@ class _Footers:
     def __exit__(self, *_: object) -> None:
         self._db.close()
 
-    def asked(self, query: str, files: Sequence[Path]) -> list[tuple[Any, ...]]:
+    def query(self, query: str, files: Sequence[Path]) -> list[tuple[Any, ...]]:
         """Rows of a query over files.
 
         Raises:
@@ -195,7 +195,7 @@ class _Footers:
         good = " OR ".join(
             f"(path_in_schema = '{name}' AND type = '{_TYPES[column.dtype]}')" for name, column in TABLES[table].items()
         )
-        whole = {file for (file,) in self.asked(
+        whole = {file for (file,) in self.query(
             f"SELECT file_name FROM parquet_metadata(?) GROUP BY file_name HAVING count(*) FILTER "
             f"(({good}) AND coalesce(stats_null_count, 0) = 0) = {len(TABLES[table])} * count(DISTINCT row_group_id)",
             files)}  # fmt: skip
@@ -203,8 +203,8 @@ class _Footers:
 
     def _told(self, table: str, file: Path) -> str:
         """The same for a single file, which may have no rows, in words."""
-        told = dict(self.asked("SELECT name, type FROM parquet_schema(?)", [file]))
-        nulls = dict(self.asked(
+        told = dict(self.query("SELECT name, type FROM parquet_schema(?)", [file]))
+        nulls = dict(self.query(
             "SELECT path_in_schema, sum(stats_null_count)::BIGINT FROM parquet_metadata(?) GROUP BY ALL", [file]
         ))  # fmt: skip
         for name, column in TABLES[table].items():

@@ -105,7 +105,7 @@ class JobTables:
         self._db.execute("SET parquet_metadata_cache = true")  # each of 10,000 files is opened several times
         self._names = names
         self._gathered: set[str] = set()
-        self._asked(f"CREATE VIEW collectives AS {self._read('collectives')}")
+        self._query(f"CREATE VIEW collectives AS {self._read('collectives')}")
         self._merge("ranks")
         others = self._one(f"SELECT max(version) FROM ranks WHERE version <> {VERSION}")[0]
         if others is not None:
@@ -142,7 +142,7 @@ class JobTables:
     def _show(self, members: str) -> None:
         """Set the query for the job's collectives."""
         self._queried = members
-        self._asked(f"CREATE OR REPLACE VIEW members AS {members}")
+        self._query(f"CREATE OR REPLACE VIEW members AS {members}")
         self._gathered.discard("tallies")
 
     def _read(self, table: str) -> str:
@@ -181,7 +181,7 @@ class JobTables:
         """Check the table that only small jobs read, at its first use."""
         if "segments" not in self._gathered:
             self._refuse(fault_of(self._folder, self._names, ("segments",)))
-            self._asked(f"CREATE VIEW segments AS {self._read('segments')}")
+            self._query(f"CREATE VIEW segments AS {self._read('segments')}")
             self._gathered.add("segments")
 
     def _refuse(self, fault: str) -> None:
@@ -192,7 +192,7 @@ class JobTables:
     def _tallies(self) -> str:
         """Name of the table with the number of collectives of each rank: c, comm, s, rank, n."""
         if "tallies" not in self._gathered:
-            self._asked(
+            self._query(
                 "CREATE OR REPLACE TABLE tallies AS "
                 "SELECT c, comm, s, rank, count(*) AS n FROM members GROUP BY c, comm, s, rank"
             )
@@ -216,7 +216,7 @@ class JobTables:
 
     def profiled_ranks(self) -> list[int]:
         """The ranks with a profile."""
-        return [int(row[0]) for row in self._asked(f"{_PROFILED} ORDER BY rank").fetchall()]
+        return [int(row[0]) for row in self._query(f"{_PROFILED} ORDER BY rank").fetchall()]
 
     def world_size(self) -> int:
         """World size according to the captures; -1 if unknown."""
@@ -251,7 +251,7 @@ class JobTables:
             parts: comm, rank, and the part of the communicator that the rank belongs to.
         """
         self._db.register("given", parts)
-        self._asked("CREATE OR REPLACE TABLE parts AS SELECT * FROM given")
+        self._query("CREATE OR REPLACE TABLE parts AS SELECT * FROM given")
         join = f"LEFT JOIN (SELECT comm AS of, rank, part FROM parts) AS p ON p.of = {self._comm} AND p.rank = x.rank"
         members = self._members(f"hash({self._comm}, coalesce(part, 0))", f"AS x {join}")
         self._show(members.replace("SELECT rank,", "SELECT x.rank,", 1))
@@ -266,7 +266,7 @@ class JobTables:
     def renumber(self, messages: pd.DataFrame) -> None:
         """Replace the communicators and numbers of sends and receives: rank, index, label, k."""
         self._db.register("given", messages)
-        self._asked("CREATE OR REPLACE TABLE messages AS SELECT * FROM given")
+        self._query("CREATE OR REPLACE TABLE messages AS SELECT * FROM given")
         self._by_step = False
         self._show(
             "SELECT m.* REPLACE (CASE WHEN t.label IS NULL THEN m.c ELSE hash(t.label) END AS c, "
@@ -319,7 +319,7 @@ class JobTables:
         """
         for name, frame in (("clocks", clocks), ("renumbered", renumbered)):
             self._db.register("given", frame)
-            self._asked(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM given")
+            self._query(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM given")
         number, join = "m.k", ""
         if len(renumbered):
             number, join = "coalesce(r.k, m.k)", "LEFT JOIN renumbered AS r USING (rank, index, c, s)"
@@ -331,17 +331,17 @@ class JobTables:
         )
         # without renumbering, members can be filtered before clock alignment
         self._chosen_first = not join and (placed is None or not len(placed))
-        self._asked(f"CREATE OR REPLACE VIEW matched AS {self._matched.format('members')}")
+        self._query(f"CREATE OR REPLACE VIEW matched AS {self._matched.format('members')}")
         step = "s" if self._by_step and self._chosen_first else _STEP
-        self._asked(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES.format(step=step)}")
-        self._asked(f"CREATE OR REPLACE TABLE clipped AS {_CLIPPED}")
+        self._query(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES.format(step=step)}")
+        self._query(f"CREATE OR REPLACE TABLE clipped AS {_CLIPPED}")
 
     def _with(self, placed: pd.DataFrame | None) -> str:
         """Query part for members of ranks without a profile."""
         if placed is None or not len(placed):
             return ""
         self._db.register("given", placed)
-        self._asked("CREATE OR REPLACE TABLE placed AS SELECT * FROM given")
+        self._query("CREATE OR REPLACE TABLE placed AS SELECT * FROM given")
         return "UNION ALL SELECT rank, index, c::UBIGINT, s, k, step, sort, bytes, size, comm, alone, a, e FROM placed"
 
     def instances(self, least_ns: int = -1, most: int = 0) -> pd.DataFrame:
@@ -586,14 +586,14 @@ class JobTables:
         self._db.register("wanted_ranks", pd.DataFrame({"rank": np.asarray(ranks, dtype=np.int64)}))
 
     def _one(self, query: str) -> tuple[Any, ...]:
-        row: tuple[Any, ...] = self._asked(query).fetchall()[0]
+        row: tuple[Any, ...] = self._query(query).fetchall()[0]
         return row
 
     def _frame(self, query: str) -> pd.DataFrame:
-        made: pd.DataFrame = self._asked(query).df()
+        made: pd.DataFrame = self._query(query).df()
         return made
 
-    def _asked(self, query: str) -> Any:
+    def _query(self, query: str) -> Any:
         import duckdb
 
         try:

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 KERNELS: Mapping[str, Column] = MappingProxyType(
     {
-        "id": Column("int64", "ncu's number of the result, counted from 0 in each report"),
+        "id": Column("int64", "ncu's id of the result, from 0 in each report"),
         "pid": Column("int64", "process id, -1 if unknown"),
-        "tid": Column("int64", "thread that launched it, -1 where the report has no NVTX state"),
-        "kernel": Column("object", "the kernel's name, without a prefix of `--print-nvtx-rename`"),
-        "grid": Column("object", "blocks of the launch as `(64, 1, 1)`, '' if unknown"),
-        "block": Column("object", "threads of a block, the same"),
+        "tid": Column("int64", "thread that launched it, -1 if the report has no NVTX state"),
+        "kernel": Column("object", "name of the kernel, without a prefix of `--print-nvtx-rename`"),
+        "grid": Column("object", "grid size in blocks, as `(64, 1, 1)`; '' if unknown"),
+        "block": Column("object", "block size in threads, in the same form"),
         "device": Column("int64", "device ordinal, -1 if unknown"),
         "cc": Column("object", "compute capability: `9.0`, '' if unknown"),
-        "stack": Column("object", "tuple of the texts of the domain's ranges open on that thread, outermost first"),
+        "stack": Column("object", "texts of the domain's ranges open on that thread, outermost first (tuple)"),
     }
 )
 """The measured kernels."""
@@ -37,7 +37,7 @@ class NcuReport:
 
     Attributes:
         path: The file as given by the user.
-        kernels: One row per result, with the columns of `KERNELS`.
+        kernels: One row per measured kernel; columns `KERNELS`.
         metrics: One float64 column per metric by full name, one row per result; missing values are NaN.
         texts: The metrics with text values, in the same layout.
         units: Base unit of each metric: ``ns``, ``byte``, ``hz``, ``%``, ``inst``, ``''``.

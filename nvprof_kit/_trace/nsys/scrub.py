@@ -235,7 +235,7 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None) -> dict[s
             removed["facts of the export"] += db.execute(
                 f"UPDATE {table} SET value = '{GONE}' WHERE {_EXPORT}"
             ).rowcount
-    removed["paths that nsys told"] += _told_paths(db, columns.get("DIAGNOSTIC_EVENT", set()))
+    removed["paths that nsys told"] += _truncate_messages(db, columns.get("DIAGNOSTIC_EVENT", set()))
     removed["logs of nsys"] += _logs(db, columns.get("ANALYSIS_FILE", set()))
     if "ProcessStreams" in columns:
         removed["printed output"] += db.execute(
@@ -282,7 +282,7 @@ def _homes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:
     return count
 
 
-def _told_paths(db: sqlite3.Connection, columns: set[str]) -> int:
+def _truncate_messages(db: sqlite3.Connection, columns: set[str]) -> int:
     """Truncate nsys's messages at a path, such as the folder of the captured output."""
     if "text" not in columns:
         return 0

@@ -57,7 +57,7 @@ def main(path: str, what: str, stretches: str = "") -> None:
     _limit(resource.RLIMIT_AS, _ROOM + _ROOM_PER_BYTE * size)
     _limit(resource.RLIMIT_CPU, _SECONDS + size // _BYTES_PER_SECOND)
     gc.disable()  # the collector would traverse a million live dicts again and again
-    said = _said(path, what, stretches)
+    said = _outcome(path, what, stretches)
     try:
         pickle.dump(said, sys.stdout.buffer, protocol=5)
         sys.stdout.buffer.flush()
@@ -73,7 +73,7 @@ def _limit(of: int, to: int) -> None:
     resource.setrlimit(of, (to, to))
 
 
-def _said(path: str, what: str, stretches: str) -> dict[str, Any]:
+def _outcome(path: str, what: str, stretches: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             plain = _PlainUnpickler(file).load()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._trace.annotations import loop_annotation
 from nvprof_kit._trace.files.checks import check_moments, check_sizes
-from nvprof_kit._trace.files.kinds import told_by
+from nvprof_kit._trace.files.kinds import description_of
 from nvprof_kit._trace.files.packed import check_file
 from nvprof_kit._trace.files.plain_pickle import handed_over
 from nvprof_kit.errors import CaptureError
@@ -31,10 +31,10 @@ EVENTS: Mapping[str, str] = MappingProxyType(
         "device": "device ordinal (int64)",
         "action": "alloc, free_requested, free_completed, segment_alloc, segment_free, oom, … (category)",
         "addr": "address; 0 for an oom (int64)",
-        "size_bytes": "bytes, as asked for (int64)",
-        "stream": "stream it was asked for on (int64)",
-        "time_ns": "when, ns since 1970; 0 where the snapshot has no times (int64)",
-        "label": "what the program said it was doing, '' where it said nothing (category)",
+        "size_bytes": "requested bytes (int64)",
+        "stream": "stream of the allocation (int64)",
+        "time_ns": "time in ns since 1970, 0 if not recorded (int64)",
+        "label": "annotation that was open, with layer and phase; '' if none (category)",
     }
 )
 """Columns of `Snapshot.events`; rows in the order of each device's events."""
@@ -42,13 +42,13 @@ EVENTS: Mapping[str, str] = MappingProxyType(
 SEGMENTS: Mapping[str, str] = MappingProxyType(
     {
         "device": "device ordinal (int64)",
-        "address": "where it begins (int64)",
-        "total_bytes": "its size, as reserved from CUDA (int64)",
-        "allocated_bytes": "of it in tensors (int64)",
-        "active_bytes": "of it in tensors, or waiting for a stream to be done with it (int64)",
+        "address": "start address (int64)",
+        "total_bytes": "size as reserved from CUDA (int64)",
+        "allocated_bytes": "the part in allocated blocks (int64)",
+        "active_bytes": "the part in allocated blocks, or waiting for a stream before it is freed (int64)",
         "kind": "small, large, or expandable (category)",
-        "stream": "the stream it serves (int64)",
-        "pool": "the pool it belongs to; (0, 0) is the default one (category)",
+        "stream": "stream that it belongs to (int64)",
+        "pool": "memory pool; (0, 0) is the default pool (category)",
     }
 )
 """Columns of `Snapshot.segments`: memory reserved from CUDA at the time of the snapshot."""
@@ -56,9 +56,9 @@ SEGMENTS: Mapping[str, str] = MappingProxyType(
 BLOCKS: Mapping[str, str] = MappingProxyType(
     {
         "segment": "row of its segment (int64)",
-        "address": "where it begins (int64)",
-        "size_bytes": "its size (int64)",
-        "requested_bytes": "what was asked for, before rounding (int64)",
+        "address": "start address (int64)",
+        "size_bytes": "size (int64)",
+        "requested_bytes": "requested size, before rounding (int64)",
         "state": "active_allocated, active_pending_free, or inactive (category)",
     }
 )
@@ -109,9 +109,9 @@ class Snapshot:
 
     Attributes:
         path: The file as given by the user.
-        events: The history, with the columns of `EVENTS`.
-        segments: With the columns of `SEGMENTS`.
-        blocks: With the columns of `BLOCKS`.
+        events: The history; columns `EVENTS`.
+        segments: Memory reserved from CUDA; columns `SEGMENTS`.
+        blocks: The parts of the segments; columns `BLOCKS`.
         stacks: The call stack of each ``alloc`` event, by its row in `events`; empty if not recorded.
         settings: The allocator's settings.
     """
@@ -138,7 +138,7 @@ def read_snapshot(path: str | Path) -> Snapshot:
             head = file.read(64)
     except OSError as error:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    if not head.startswith(_PICKLE) and (known := told_by(head)):
+    if not head.startswith(_PICKLE) and (known := description_of(head)):
         raise CaptureError(f"{path}: {known}; needed a snapshot of torch.cuda.memory._dump_snapshot")
     return _snapshot(handed_over(path, "snapshot", MEMORY_STRETCHES), path)
 

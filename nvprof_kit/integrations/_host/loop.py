@@ -122,7 +122,7 @@ class HostLoop(LoopRanges):
         named = _named(models)
         other = _running() if _running is not None else None
         if other is not None and other is not self and other.runs:
-            if other.holds(list(named.values())):
+            if other.contains_any(list(named.values())):
                 return
             other.end()
         self.end()
@@ -150,7 +150,7 @@ class HostLoop(LoopRanges):
             warn(f"{error}; nothing is recorded by it")
             return None
 
-    def holds(self, models: Sequence[nn.Module]) -> bool:
+    def contains_any(self, models: Sequence[nn.Module]) -> bool:
         """Whether one of these models is, contains, or is part of a model of this loop."""
         own = {id(module) for model in self._models for module in model.modules()}
         tops = {id(model) for model in self._models}

@@ -78,8 +78,8 @@ class Points(LoopHooks):
 
     def _install(self, owner: Any) -> Iterator[Removable]:
         yield from self._hook_models(owner)
-        yield Patch(dataloader._BaseDataLoaderIter, "__next__", functools.partial(_telling_fetch, owner))
-        yield Patch(torch.autograd, "backward", functools.partial(_telling_backward, owner))
+        yield Patch(dataloader._BaseDataLoaderIter, "__next__", functools.partial(_reporting_fetch, owner))
+        yield Patch(torch.autograd, "backward", functools.partial(_reporting_backward, owner))
         yield register_optimizer_step_pre_hook(lambda *_call: owner.optimizer_begins())
         yield register_optimizer_step_post_hook(lambda *_call: owner.optimizer_ends())
 
@@ -96,14 +96,14 @@ class Points(LoopHooks):
         ]
 
 
-def _telling_fetch(owner: Watcher, fetch: Callable[..., Any]) -> Callable[..., Any]:
+def _reporting_fetch(owner: Watcher, fetch: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fetch)
-    def told(iterator: Any) -> Any:
+    def reported(iterator: Any) -> Any:
         if not _is_exhausted(iterator):
             owner.fetching(getattr(iterator, "_dataset", None))
         return fetch(iterator)
 
-    return told
+    return reported
 
 
 def _is_exhausted(iterator: Any) -> bool:
@@ -114,14 +114,14 @@ def _is_exhausted(iterator: Any) -> bool:
         return False
 
 
-def _telling_backward(owner: Watcher, backward: Callable[..., Any]) -> Callable[..., Any]:
+def _reporting_backward(owner: Watcher, backward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(backward)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def reported(*args: Any, **kwargs: Any) -> Any:
         owner.backward_begins()
         try:
             return backward(*args, **kwargs)
         finally:
             owner.backward_ends()
 
-    leave_to_python(told, callees=False)
-    return told
+    leave_to_python(reported, callees=False)
+    return reported

@@ -40,7 +40,7 @@ def main() -> None:
         read_cuda()
     reading = (time.perf_counter() - began) / CALLS
     bare = seconds_per_call()
-    state.carry_memory()
+    state.add_memory_marks()
     carrying = seconds_per_call()
     print(f"a reading {1e6 * reading:.2f} us; a range {1e6 * bare:.2f} us, with memory {1e6 * carrying:.2f} us")
 

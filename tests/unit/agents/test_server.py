@@ -75,7 +75,7 @@ def test_a_client_over_stdio(folder: Path) -> None:
     kernels = nvprof_kit.open(folder / "graph-2023.4.sqlite.xz").summary("kernel").to_frame()
     assert seen["kernels"]["rows"][0]["gpu_total_ns"] == kernels["gpu_total_ns"].iloc[0]
     assert seen["kernels"]["rows_left_out"] == len(kernels) - 1
-    assert "no tiny.flops.json next to it" in seen["flops"]["cannot_be_told"] and seen["flops"]["rows"] == []
+    assert "no tiny.flops.json next to it" in seen["flops"]["unavailable"] and seen["flops"]["rows"] == []
     assert "outside" in seen["outside"]
     assert seen["sql"]["rows"] == [{"n": 60}]
     assert isinstance(seen["steal"], str) and "root:" not in seen["steal"]

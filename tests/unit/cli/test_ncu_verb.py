@@ -70,9 +70,9 @@ def test_a_capture_without_launches(capsys: pytest.CaptureFixture[str], tmp_path
 def test_plan_writes_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     script = tmp_path / "plan.sh"
     out = answer(capsys, "plan", RUN, "--every-layer", "--script", script, "--memory-gb", 3.75)
-    assert "89 launches stand for 90.3 % of the GPU time" in out
+    assert "89 launches represent 90.3 % of the GPU time" in out
     text = script.read_text()
-    assert "# 89 launches stand for 90.3 % of the GPU time" in text
+    assert "# 89 launches represent 90.3 % of the GPU time" in text
     assert "--profile-from-start off" in text
     assert script.stat().st_mode & 0o100
 

@@ -134,7 +134,7 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
         phase=np.asarray(parts.phase[found.place]),
     )
     return RankMap(
-        ranks=_one_row(rank, facts | _told(found.table)),
+        ranks=_one_row(rank, facts | _identification(found.table)),
         collectives=_ordered("collectives", collectives),
         segments=_segments(pieces, rank),
         layers=_layers(parts, pieces, start, end, rank),
@@ -294,7 +294,7 @@ def _steps(parts: _Parts, rank: int) -> pd.DataFrame:
     return made
 
 
-def _told(collectives: pd.DataFrame) -> dict[str, bool]:
+def _identification(collectives: pd.DataFrame) -> dict[str, bool]:
     """How a rank's collectives are identified: by communicator ids, by sequence numbers."""
     named = ~collectives["comm"].str.startswith("stream ")
     numbered = collectives["sequence"][named] >= 0

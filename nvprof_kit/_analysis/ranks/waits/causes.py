@@ -149,7 +149,7 @@ class Causes:
             both["doing"] == "compute", "compute", both["doing"].map(_OF_DOING).fillna("communication")
         )
         more = _excess(both)
-        direct, chained = self._told(more, pairs)
+        direct, chained = self._as_shares(more, pairs)
         lacking = np.flatnonzero(~known)
         unknown = np.setdiff1d(started, more["pair"].to_numpy())
         direct = pd.concat(
@@ -248,7 +248,7 @@ class Causes:
         )
         return made
 
-    def _told(self, more: pd.DataFrame, pairs: Pair) -> tuple[pd.DataFrame, pd.DataFrame]:
+    def _as_shares(self, more: pd.DataFrame, pairs: Pair) -> tuple[pd.DataFrame, pd.DataFrame]:
         """The excesses as shares: those with a direct cause, and those that depend on another collective's causes."""
         share = more["share"].to_numpy()
         pair, doing, of = (more[name].to_numpy() for name in ("pair", "doing", "instance"))

@@ -22,26 +22,25 @@ if TYPE_CHECKING:
 
 WAIT_COLUMNS = {
     "step": "step of the collective, -1 outside steps",
-    "collective": "its communicator, kind and number",
-    "waiting_rank": "the rank that waited",
-    "late_rank": "the rank that came last",
-    "wait_ns": "from the waiting rank's arrival to the last one's",
-    "cause": "what made the late rank late, where most of it was lost",
-    "layer": "layer in which that was",
-    "phase": "phase in which that was",
-    "cause_rank": "the rank at the end of the chain, where the late rank was itself held up by another collective",
+    "collective": "communicator, kind and number",
+    "waiting_rank": "rank that waited",
+    "late_rank": "rank that arrived last",
+    "wait_ns": "time from the arrival of the waiting rank to that of the late rank",
+    "cause": "main cause of the delay on the late rank",
+    "layer": "layer in which most of the delay arose",
+    "phase": "phase in which most of the delay arose",
+    "cause_rank": "origin of the delay: differs from `late_rank` if that rank had itself waited in another collective",
 }
 """The columns of the table of waits."""
 
 CHARGE_COLUMNS = {
     "step": "step, -1 outside steps",
-    "rank": "the rank that the waiting is charged to",
-    "cause": "why",
-    "layer": "layer in which that rank lost the time",
-    "phase": "phase there",
-    "wait_ns": "time that other ranks waited for it; all rows add up to all waiting",
-    "cost_ns": "the same for one waiting rank, as far as its device did nothing else meanwhile: in the communicator "
-    "that waits most, the mean over its ranks",
+    "rank": "rank that caused the waiting",
+    "cause": "cause of the waiting",
+    "layer": "layer in which it lost the time",
+    "phase": "phase of that layer, or of the loop",
+    "wait_ns": "time that other ranks waited for it; the rows add up to the total waiting time",
+    "cost_ns": "exposed waiting time per waiting rank: the mean over the ranks of the communicator that waits most",
 }
 """The columns of the table of charges."""
 
@@ -98,7 +97,7 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
     members["wait_ns"] = _exact(members)
     found["exposed_ns"] = _exposed(members, len(found))
     if few:
-        shares = _told_further(_shares(tables, found, members, floor_ns), found, tables)
+        shares = _refined(_shares(tables, found, members, floor_ns), found, tables)
         charges = _charges(shares, found)
     else:
         charges = coarse_charges(tables)
@@ -137,7 +136,7 @@ def _in_detail(tables: JobTables, pairs: Pair, found: pd.DataFrame) -> pd.DataFr
     return causes.shares(pairs)
 
 
-def _told_further(shares: pd.DataFrame, found: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
+def _refined(shares: pd.DataFrame, found: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
     """Refine the shares: the reasons for a late host, and regular work of a pipeline stage."""
     shares = stage_work(shares, (found["sort"] == "SendRecv").to_numpy(), tables)
     of = shares["instance"].to_numpy()

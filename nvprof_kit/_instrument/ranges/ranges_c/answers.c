@@ -1,21 +1,21 @@
-/* Saving errors, and state of the calling thread. */
+/* Saving errors, and queries about the calling thread. */
 #include "ranges.h"
 
 struct Answers answers;
 
-Raised put_by(void) {
-    Raised raised;
+SavedError save_error(void) {
+    SavedError raised;
     PyErr_Fetch(&raised.kind, &raised.error, &raised.traceback);
     return raised;
 }
 
-void put_back(Raised raised) {
+void restore_error(SavedError raised) {
     if (raised.kind != NULL) {
         PyErr_Restore(raised.kind, raised.error, raised.traceback);
     }
 }
 
-int called(PyObject *result) {
+int drop_result(PyObject *result) {
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
 }
@@ -34,29 +34,37 @@ PyObject *call_held_with(PyObject *function, PyObject *argument) {
     return result;
 }
 
-static int number_from(PyObject *question, long long *answer) {
-    PyObject *result = call_held(question);
+static int number_from(const Query *query, long long *answer) {
+    PyObject *result = call_query(query);
     if (result == NULL) {
         return -1;
     }
-    *answer = PyLong_AsLongLong(result);
+    int too_large = 0;
+    bool whole = PyLong_CheckExact(result); /* then -1 is an answer, the usual one, and never an error */
+    *answer = PyLong_AsLongLongAndOverflow(result, &too_large);
     Py_DECREF(result);
-    return *answer == -1 && PyErr_Occurred() ? -1 : 0;
+    if (too_large != 0) {
+        PyErr_SetString(PyExc_OverflowError, "PyTorch's number of an autograd node or pass exceeds 64 bits");
+    }
+    return too_large != 0 || (*answer == -1 && !whole && PyErr_Occurred()) ? -1 : 0;
 }
 
 int ask_task(long long *task) {
-    return number_from(answers.task, task);
+    return number_from(&answers.task, task);
 }
 
 int ask_sequence(uint64_t *sequence) {
     long long number = 0;
-    int done = number_from(answers.sequence, &number);
+    int done = number_from(&answers.sequence, &number);
     *sequence = (uint64_t)number;
     return done;
 }
 
 int ask_grad(void) {
-    PyObject *result = call_held(answers.grad);
+    if (answers.grad_mode != NULL) {
+        return answers.grad_mode();
+    }
+    PyObject *result = call_query(&answers.grad);
     int truth = result == NULL ? -1 : PyObject_IsTrue(result);
     Py_XDECREF(result);
     return truth;

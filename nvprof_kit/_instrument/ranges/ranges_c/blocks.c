@@ -40,28 +40,28 @@ static void Block_dealloc(Block *self) {
 }
 
 /* Open the block's range; returns 1 if a running backward pass makes it a recompute. */
-static int open_block(const Place *place, Block *self) {
+static int open_block(const Context *context, Block *self) {
     long long task = -1;
     if (self->recompute != self->range && ask_task(&task) < 0) {
         return -1;
     }
     PyObject *range = Py_XNewRef(task == -1 ? self->range : self->recompute), *owner = Py_NewRef(owner_of(self));
-    int done = open_range(place, range, owner);
+    int done = open_range(context, range, owner);
     Py_DECREF(owner);
     Py_XDECREF(range);
     return done < 0 ? -1 : task != -1;
 }
 
 static int enter(Block *self) {
-    Place place;
+    Context context;
     if (now.backend == NULL) {
         return 0;
     }
-    if (take_place(&place) < 0) {
+    if (get_context(&context) < 0) {
         return -1;
     }
-    int done = open_block(&place, self);
-    leave_place(&place);
+    int done = open_block(&context, self);
+    release_context(&context);
     return done;
 }
 
@@ -70,15 +70,15 @@ static PyObject *Block_enter(PyObject *self, PyObject *Py_UNUSED(ignored)) {
 }
 
 static int leave(Block *self) {
-    Place place;
+    Context context;
     if (now.backend == NULL) {
         return 0;
     }
-    if (take_place(&place) < 0) {
+    if (get_context(&context) < 0) {
         return -1;
     }
-    int done = close_owner(&place, owner_of(self));
-    leave_place(&place);
+    int done = close_owner(&context, owner_of(self));
+    release_context(&context);
     return done;
 }
 
@@ -89,12 +89,12 @@ static PyObject *Block_exit(PyObject *self, PyObject *const *Py_UNUSED(args), Py
 static int follow_call(Here *here, Block *self, PyObject *const *values, Py_ssize_t count, PyObject *more,
                        bool recomputes) {
     PyObject *nodes = NULL, *given = NULL, *value;
-    Py_ssize_t place = 0;
+    Py_ssize_t position = 0;
     int done = 0;
     for (Py_ssize_t index = 0; done == 0 && index < count; index++) {
         done = add_nodes(values[index], &nodes);
     }
-    while (done == 0 && more != NULL && PyDict_Next(more, &place, NULL, &value)) {
+    while (done == 0 && more != NULL && PyDict_Next(more, &position, NULL, &value)) {
         Py_INCREF(value);
         done = add_nodes(value, &nodes);
         Py_DECREF(value);
@@ -136,15 +136,25 @@ static Open *followed(Here *here, PyObject *owner) {
     return index < 0 || !here->open[index].follows ? NULL : &here->open[index];
 }
 
+/* Whether no other followed call is around this one, and none with a frame was in it. */
+static bool is_alone(const Here *here, const Open *call) {
+    bool alone = call->frame == NULL;
+    for (const Open *open = here->open; alone && open < call; open++) {
+        alone = !open->follows;
+    }
+    return alone;
+}
+
 static int end_call(Here *here, Block *self, PyObject *outputs) {
     uint64_t sequence;
-    if (followed(here, owner_of(self)) == NULL) {
+    Open *open = followed(here, owner_of(self));
+    if (open == NULL || (has_no_tensors(outputs) && is_alone(here, open))) {
         return 0;
     }
     if (ask_sequence(&sequence) < 0) {
         return -1;
     }
-    Open *open = followed(here, owner_of(self)); /* looked up again: Python code may have run */
+    open = followed(here, owner_of(self)); /* looked up again: Python code may have run */
     if (open == NULL || (open->frame == NULL && open->begin == sequence)) { /* no autograd node was created in it */
         return 0;
     }
@@ -163,55 +173,55 @@ static int end_call(Here *here, Block *self, PyObject *outputs) {
 }
 
 /* End the block's innermost call; closes its range even on error. */
-static int end_at(const Place *place, Block *self, PyObject *outputs) {
-    Raised raised = {NULL, NULL, NULL};
-    int done = end_call(place->here, self, outputs);
+static int end_at(const Context *context, Block *self, PyObject *outputs) {
+    SavedError raised = {NULL, NULL, NULL};
+    int done = end_call(context->here, self, outputs);
     if (done < 0) {
-        raised = put_by();
+        raised = save_error();
     }
-    if (close_owner(place, owner_of(self)) < 0) {
+    if (close_owner(context, owner_of(self)) < 0) {
         done = -1;
     }
-    put_back(raised);
+    restore_error(raised);
     return done;
 }
 
 int end(Block *self, PyObject *outputs) {
-    Place place;
+    Context context;
     if (now.backend == NULL) {
         return 0;
     }
-    if (take_place(&place) < 0) {
+    if (get_context(&context) < 0) {
         return -1;
     }
-    int done = end_at(&place, self, outputs);
-    leave_place(&place);
+    int done = end_at(&context, self, outputs);
+    release_context(&context);
     return done;
 }
 
 /* Begin a call with these arguments; returns 1 if ranges are emitted. */
 int begin(Block *self, PyObject *const *values, Py_ssize_t count, PyObject *more) {
-    Place place;
+    Context context;
     if (now.backend == NULL) {
         return 0;
     }
-    if (take_place(&place) < 0) {
+    if (get_context(&context) < 0) {
         return -1;
     }
-    int recomputes = open_block(&place, self);
+    int recomputes = open_block(&context, self);
     int done = recomputes < 0 ? -1 : 0;
     if (done == 0 && self->backward != Py_None && self->backward != NULL && answers.grad_nodes != NULL) {
         int wanted = ask_grad();
-        done = wanted <= 0 ? wanted : follow_call(place.here, self, values, count, more, recomputes == 1);
+        done = wanted <= 0 ? wanted : follow_call(context.here, self, values, count, more, recomputes == 1);
         if (done < 0) {
-            Raised raised = put_by();
-            if (end_at(&place, self, Py_None) < 0) {
+            SavedError raised = save_error();
+            if (end_at(&context, self, Py_None) < 0) {
                 PyErr_Clear();
             }
-            put_back(raised);
+            restore_error(raised);
         }
     }
-    leave_place(&place);
+    release_context(&context);
     return done < 0 ? -1 : 1;
 }
 

@@ -1,13 +1,14 @@
 /* State of a thread: its open ranges, and its position in the backward pass. */
 #include "ranges.h"
 
-/* The thread's last result of `here_now`, borrowed: valid for the same thread state and receiver, while no Here has
- * been freed since. */
-static _Thread_local struct {
+/* Recent results of `here_now`, borrowed, by the thread state's id, which no other thread state ever has: valid for the
+ * same receiver, while no Here has been freed since. Not thread-local: in a shared library that takes longer. */
+#define KEPT 8
+
+static struct {
     uint64_t serial, freed, id;
-    PyThreadState *thread;
     Here *here;
-} last;
+} kept[KEPT];
 
 static uint64_t freed;
 
@@ -81,20 +82,22 @@ Py_ssize_t find(const Here *self, PyObject *owner) {
     return index;
 }
 
+static Parts pops; /* of the last pop that is a partial */
+
 static int close_from(Here *self, Py_ssize_t index, PyObject *pop) {
     int done = 0;
     Py_INCREF(pop);
     while (done == 0 && self->count > index) {
         drop(self);
-        done = called(PyObject_CallNoArgs(pop));
+        done = drop_result(call_partial(pop, &pops));
     }
     Py_DECREF(pop);
     return done;
 }
 
-int close_owner(const Place *place, PyObject *owner) {
-    Py_ssize_t index = find(place->here, owner);
-    return index < 0 ? 0 : close_from(place->here, index, place->pop);
+int close_owner(const Context *context, PyObject *owner) {
+    Py_ssize_t index = find(context->here, owner);
+    return index < 0 ? 0 : close_from(context->here, index, context->pop);
 }
 
 static PyObject *Here_add(Here *self, PyObject *owner) {
@@ -172,11 +175,10 @@ PyTypeObject HereType = {
 
 /* The calling thread's `backend.thread.here`, a new reference. */
 static Here *here_now(void) {
-    PyThreadState *thread = PyThreadState_Get();
-    uint64_t id = PyThreadState_GetID(thread), serial = now.serial;
-    if (now.local && last.here != NULL && last.serial == serial && last.freed == freed && last.thread == thread &&
-        last.id == id) {
-        return (Here *)Py_NewRef(last.here);
+    uint64_t id = PyThreadState_Get()->id, serial = now.serial;
+    size_t slot = (size_t)(id % KEPT);
+    if (kept[slot].here != NULL && kept[slot].id == id && kept[slot].serial == serial && kept[slot].freed == freed) {
+        return (Here *)Py_NewRef(kept[slot].here);
     }
     PyObject *holder = Py_NewRef(now.thread);
     PyObject *here = PyObject_GetAttr(holder, names.here);
@@ -185,45 +187,44 @@ static Here *here_now(void) {
         PyErr_SetString(PyExc_TypeError, "backend.thread.here is no Here");
         Py_CLEAR(here);
     }
-    last.here = (Here *)here;
-    last.serial = serial;
-    last.freed = freed;
-    last.thread = thread;
-    last.id = id;
+    kept[slot].here = now.local ? (Here *)here : NULL;
+    kept[slot].serial = serial;
+    kept[slot].freed = freed;
+    kept[slot].id = id;
     return (Here *)here;
 }
 
-int take_place(Place *place) {
-    *place = (Place){Py_NewRef(now.backend), Py_NewRef(now.pop), NULL};
-    place->here = here_now();
-    if (place->here == NULL) {
-        leave_place(place);
+int get_context(Context *context) {
+    *context = (Context){Py_NewRef(now.backend), Py_NewRef(now.pop), NULL};
+    context->here = here_now();
+    if (context->here == NULL) {
+        release_context(context);
         return -1;
     }
     return 0;
 }
 
-void leave_place(Place *place) {
-    Py_DECREF(place->backend);
-    Py_DECREF(place->pop);
-    Py_XDECREF(place->here);
+void release_context(Context *context) {
+    Py_DECREF(context->backend);
+    Py_DECREF(context->pop);
+    Py_XDECREF(context->here);
 }
 
-int open_range(const Place *place, PyObject *object, PyObject *owner) {
+int open_range(const Context *context, PyObject *object, PyObject *owner) {
     if (object == NULL || !Py_IS_TYPE(object, &RangeType)) {
         PyErr_SetString(PyExc_TypeError, "what is opened must be a Range");
         return -1;
     }
     Range *range = (Range *)object;
-    if (range->backend != place->backend &&
-        called(PyObject_CallMethodOneArg(place->backend, names.prepare, object)) < 0) {
+    if (range->backend != context->backend &&
+        drop_result(PyObject_CallMethodOneArg(context->backend, names.prepare, object)) < 0) {
         return -1;
     }
     if (range->push == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "a range is opened that no backend prepared");
         return -1;
     }
-    return called(call_held(range->push)) < 0 ? -1 : add(place->here, owner);
+    return drop_result(call_partial(range->push, &range->parts)) < 0 ? -1 : add(context->here, owner);
 }
 
 /* Create the frame of a call among the open ranges, and those of the enclosing calls. */
@@ -257,53 +258,53 @@ Frame *frame_at(Here *here, Py_ssize_t index) {
     return call.frame;
 }
 
-static void move(Here *here, Frame *to) { Py_SETREF(here->at, (Frame *)Py_NewRef(to)); }
+static void set_at(Here *here, Frame *to) { Py_SETREF(here->at, (Frame *)Py_NewRef(to)); }
 
 /* Close the ranges of the thread's current call, and move to the enclosing call. */
-static int go_out(const Place *place) {
-    Frame *at = (Frame *)Py_NewRef(place->here->at);
-    int done = close_owner(place, (PyObject *)at);
+static int leave_call(const Context *context) {
+    Frame *at = (Frame *)Py_NewRef(context->here->at);
+    int done = close_owner(context, (PyObject *)at);
     if (done == 0) {
-        move(place->here, at->parent);
+        set_at(context->here, at->parent);
     }
     Py_DECREF(at);
     return done;
 }
 
 /* Close the ranges of completed calls and open those of beginning calls, up to the target. */
-static int go(const Place *place, Frame *target) {
-    Here *here = place->here;
+static int go_to(const Context *context, Frame *target) {
+    Here *here = context->here;
     while (here->at != target && here->at->depth >= target->depth && here->at->parent != NULL) {
-        if (go_out(place) < 0) {
+        if (leave_call(context) < 0) {
             return -1;
         }
     }
     if (here->at == target || target->parent == NULL) {
         return 0;
     }
-    if (go(place, target->parent) < 0 || open_range(place, target->backward, (PyObject *)target) < 0) {
+    if (go_to(context, target->parent) < 0 || open_range(context, target->backward, (PyObject *)target) < 0) {
         return -1;
     }
-    move(here, target);
+    set_at(here, target);
     return 0;
 }
 
 PyObject *Frame_reach(Frame *self, PyObject *Py_UNUSED(grads)) {
     long long task;
-    Place place;
+    Context context;
     if (now.backend == NULL) {
         Py_RETURN_NONE;
     }
-    if (take_place(&place) < 0) {
+    if (get_context(&context) < 0) {
         return NULL;
     }
     int done = ask_task(&task);
-    if (done == 0 && task != place.here->number && answers.begin_task != NULL) {
-        done = called(call_held(answers.begin_task));
+    if (done == 0 && task != context.here->number && answers.begin_task != NULL) {
+        done = drop_result(call_held(answers.begin_task));
     }
     if (done == 0) {
-        done = go(&place, self);
+        done = go_to(&context, self);
     }
-    leave_place(&place);
+    release_context(&context);
     return done < 0 ? NULL : Py_NewRef(Py_None);
 }

@@ -1,10 +1,10 @@
 /* Hooks before the autograd nodes at which the backward pass enters a call. */
 #include "ranges.h"
 
-static const uint64_t GATHERS = UINT64_MAX;
+static const uint64_t ACCUMULATE_GRAD = UINT64_MAX;
 
 /* The section of the call in which a node was created: the number of edges up to it. */
-static Py_ssize_t stretch_of(const Frame *self, uint64_t number) {
+static Py_ssize_t section_of(const Frame *self, uint64_t number) {
     Py_ssize_t low = 0, high = self->count;
     while (low < high) {
         Py_ssize_t middle = (low + high) / 2;
@@ -59,7 +59,7 @@ static int mark_node(Frame *self, PyObject *node) {
     if (reach == NULL) {
         return -1;
     }
-    int done = called(PyObject_CallMethodOneArg(node, names.register_prehook, reach));
+    int done = drop_result(PyObject_CallMethodOneArg(node, names.register_prehook, reach));
     Py_DECREF(reach);
     return done;
 }
@@ -132,22 +132,22 @@ static int search_node(Frame *self, Search *search, PyObject *node, Py_ssize_t o
     if (number_of(node, &number) < 0) {
         return -1;
     }
-    Py_ssize_t stretch = stretch_of(self, number);
-    if (!(stretch & 1) || number == GATHERS) {
+    Py_ssize_t section = section_of(self, number);
+    if (!(section & 1) || number == ACCUMULATE_GRAD) {
         return 0;
     }
     int given = is_given(self, node);
     if (given != 0) {
         return given < 0 ? -1 : 0;
     }
-    if (stretch != origin && ((fresh = is_new(&self->marked, number)) < 0 || (fresh && mark_node(self, node) < 0))) {
+    if (section != origin && ((fresh = is_new(&self->marked, number)) < 0 || (fresh && mark_node(self, node) < 0))) {
         return -1;
     }
-    if (stretch == 1) { /* no section follows the first one */
+    if (section == 1) { /* no section follows the first one */
         return 0;
     }
     fresh = is_new(&self->seen, number);
-    return fresh <= 0 ? fresh : add_makers(search, node, stretch);
+    return fresh <= 0 ? fresh : add_makers(search, node, section);
 }
 
 static int search_from(Frame *self, PyObject *node) {
@@ -180,7 +180,7 @@ static int mark_one(Frame *self, PyObject *node, bool ends) {
     if (number_of(node, &number) < 0) {
         return -1;
     }
-    if (!(stretch_of(self, number) & 1)) {
+    if (!(section_of(self, number) & 1)) {
         return 0;
     }
     int other = self == outside ? has_left(node, false) : is_given(self, node);

@@ -41,12 +41,14 @@ static PyObject *switch_to(PyObject *Py_UNUSED(module), PyObject *backend) {
 
 static PyObject *ask(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *task, *grad, *sequence;
-    if (!PyArg_ParseTuple(args, "OOO", &task, &grad, &sequence)) {
+    unsigned long long grad_mode = 0;
+    if (!PyArg_ParseTuple(args, "OOO|K", &task, &grad, &sequence, &grad_mode)) {
         return NULL;
     }
-    Py_XSETREF(answers.task, Py_NewRef(task));
-    Py_XSETREF(answers.grad, Py_NewRef(grad));
-    Py_XSETREF(answers.sequence, Py_NewRef(sequence));
+    answers.grad_mode = (bool (*)(void))(uintptr_t)grad_mode;
+    set_query(&answers.task, task);
+    set_query(&answers.grad, grad);
+    set_query(&answers.sequence, sequence);
     Py_RETURN_NONE;
 }
 

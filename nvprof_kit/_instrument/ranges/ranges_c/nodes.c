@@ -31,6 +31,13 @@ static int add_tensor(PyObject *tensor, PyObject **nodes) {
     return done;
 }
 
+static bool is_plain(const PyTypeObject *type) {
+    return type == Py_TYPE(Py_None) || type == &PyBool_Type || type == &PyLong_Type || type == &PyFloat_Type ||
+           type == &PyUnicode_Type;
+}
+
+bool has_no_tensors(PyObject *value) { return is_plain(Py_TYPE(value)); }
+
 /* Maximum nesting depth of tuples handled here; deeper ones, which may share elements, are left to tensors.py. */
 #define DEEPEST 3
 
@@ -39,8 +46,7 @@ static int add_nodes_in(PyObject *value, PyObject **nodes, int depth) {
     if (type == answers.tensor || type == answers.parameter) {
         return add_tensor(value, nodes);
     }
-    if (value == Py_None || type == &PyBool_Type || type == &PyLong_Type || type == &PyFloat_Type ||
-        type == &PyUnicode_Type) {
+    if (is_plain(type)) {
         return 0;
     }
     if (type == &PyTuple_Type && PyTuple_GET_SIZE(value) < 16 && depth < DEEPEST) {

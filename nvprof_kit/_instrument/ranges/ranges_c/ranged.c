@@ -18,9 +18,9 @@ static PyObject *Ranged_vectorcall(PyObject *object, PyObject *const *args, size
     if (begun == 0) {
         return outputs;
     }
-    Raised raised = {NULL, NULL, NULL};
+    SavedError raised = {NULL, NULL, NULL};
     if (outputs == NULL) {
-        raised = put_by();
+        raised = save_error();
     }
     if (end((Block *)self->block, outputs == NULL ? Py_None : outputs) < 0) {
         if (outputs == NULL) {
@@ -28,7 +28,7 @@ static PyObject *Ranged_vectorcall(PyObject *object, PyObject *const *args, size
         }
         Py_CLEAR(outputs);
     }
-    put_back(raised);
+    restore_error(raised);
     return outputs;
 }
 

@@ -26,6 +26,9 @@ static int Range_init(Range *self, PyObject *args, PyObject *kwargs) {
     Py_XSETREF(self->payload, Py_NewRef(payload));
     Py_CLEAR(self->backend);
     Py_CLEAR(self->push);
+    Py_CLEAR(self->parts.of);
+    Py_CLEAR(self->parts.function);
+    Py_CLEAR(self->parts.arguments);
     return 0;
 }
 
@@ -35,6 +38,9 @@ static int Range_traverse(Range *self, visitproc visit, void *arg) {
     Py_VISIT(self->payload);
     Py_VISIT(self->backend);
     Py_VISIT(self->push);
+    Py_VISIT(self->parts.of);
+    Py_VISIT(self->parts.function);
+    Py_VISIT(self->parts.arguments);
     return 0;
 }
 
@@ -44,6 +50,9 @@ static int Range_clear(Range *self) {
     Py_CLEAR(self->payload);
     Py_CLEAR(self->backend);
     Py_CLEAR(self->push);
+    Py_CLEAR(self->parts.of);
+    Py_CLEAR(self->parts.function);
+    Py_CLEAR(self->parts.arguments);
     return 0;
 }
 

@@ -17,7 +17,7 @@
 #error "the lists of open ranges rely on the GIL"
 #endif
 
-#define INTERFACE 3 /* as in ranges_python.py */
+#define INTERFACE 4 /* as in ranges_python.py */
 #define MEMBER(type, name, flags) {#name, T_OBJECT, offsetof(type, name), flags, NULL}
 
 /* module.c: the current receiver of ranges, or NULL; `local`: each thread sets its own `thread.here`; `serial`: counts
@@ -33,10 +33,30 @@ extern struct Names {
         *next_functions, *left;
 } names;
 
-/* answers.c: functions about the calling thread, and what following the backward pass needs, which is NULL
- * until torch is loaded. */
+/* calls.c: calls of functions that are called at each range, without the layers between. */
+
+/* A function without arguments. `direct` is what a builtin function consists of, NULL for other callables. */
+typedef struct {
+    PyObject *function, *self;
+    PyCFunction direct;
+    int flags;
+} Query;
+
+void set_query(Query *query, PyObject *function);
+PyObject *call_query(const Query *query);
+
+/* The parts of a functools.partial without keywords. */
+typedef struct {
+    PyObject *of, *function, *arguments;
+} Parts;
+
+PyObject *call_partial(PyObject *callable, Parts *parts); /* parts of an earlier call; changed if of another partial */
+
+/* answers.c: queries about the calling thread, and what following the backward pass needs, which is NULL until torch is
+ * loaded. */
 extern struct Answers {
-    PyObject *task, *grad, *sequence;
+    Query task, grad, sequence;
+    bool (*grad_mode)(void); /* the same as `grad`, by PyTorch's C interface; NULL if it has none */
     PyObject *begin_task, *grad_nodes, *plain;
     PyTypeObject *tensor, *parameter;
 } answers;
@@ -48,16 +68,17 @@ int ask_grad(void);
 /* An error that is saved during another call. */
 typedef struct {
     PyObject *kind, *error, *traceback;
-} Raised;
+} SavedError;
 
-Raised put_by(void);
-void put_back(Raised raised); /* replaces an error raised since, if one was saved */
-int called(PyObject *result); /* drop the result of a call; -1 if it is NULL */
+SavedError save_error(void);
+void restore_error(SavedError raised); /* replaces an error raised since, if one was saved */
+int drop_result(PyObject *result); /* drop the result of a call; -1 if it is NULL */
 PyObject *call_held(PyObject *function); /* call a function that may be replaced during the call */
 PyObject *call_held_with(PyObject *function, PyObject *argument);
 
 /* nodes.c: add the autograd nodes of the tensors in a value to a list, created when needed. */
 int add_nodes(PyObject *value, PyObject **nodes);
+bool has_no_tensors(PyObject *value); /* true for None, numbers and text; false means that it may have some */
 
 /* frames.c: one call of a layer, for the backward pass. */
 #define FEW 8
@@ -110,12 +131,12 @@ extern PyTypeObject HereType;
 typedef struct {
     PyObject *backend, *pop;
     Here *here;
-} Place;
+} Context;
 
-int take_place(Place *place); /* valid only while ranges are emitted */
-void leave_place(Place *place);
-int open_range(const Place *place, PyObject *range, PyObject *owner);
-int close_owner(const Place *place, PyObject *owner);
+int get_context(Context *context); /* valid only while ranges are emitted */
+void release_context(Context *context);
+int open_range(const Context *context, PyObject *range, PyObject *owner);
+int close_owner(const Context *context, PyObject *owner);
 Py_ssize_t find(const Here *self, PyObject *owner);
 Frame *frame_at(Here *self, Py_ssize_t index); /* of the innermost followed call at or outside index, a new reference */
 
@@ -123,6 +144,7 @@ Frame *frame_at(Here *self, Py_ssize_t index); /* of the innermost followed call
 typedef struct {
     PyObject_HEAD
     PyObject *text, *category, *payload, *backend, *push;
+    Parts parts; /* of push */
 } Range;
 
 typedef struct {

@@ -15,7 +15,7 @@ from support.lane import examples
 from support.nsys_file import NsysFile, thread
 
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, BreakdownResult, breakdown
-from nvprof_kit._analysis.breakdown.stretches import Stack, Stretches
+from nvprof_kit._analysis.breakdown.lookups import IntervalUnion, Stack
 from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
@@ -242,11 +242,11 @@ INTERVALS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50), st.integer
 @settings(max_examples=examples(60), phases=(Phase.generate,))
 def test_stretches_hold_what_some_interval_holds(intervals: list[tuple[int, int, int]]) -> None:
     lane, start, length = np.array(intervals, dtype=np.int64).reshape(-1, 3).T
-    held = Stretches(lane, start, start + length)
+    held = IntervalUnion(lane, start, start + length)
     for one in range(-1, 4):
         moments = np.arange(-3, 75)
         expected = [any(a == one and b <= moment < b + c for a, b, c in intervals) for moment in moments.tolist()]
-        assert held.hold(np.full(len(moments), one), moments).tolist() == expected
+        assert held.covers(np.full(len(moments), one), moments).tolist() == expected
 
 
 def test_intervals_that_cross_end_with_what_is_around_them() -> None:

@@ -92,7 +92,7 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvtx]:
 
 
 def test_the_attached_tool_is_told_from_then_on(tool: Nvtx) -> None:
-    state.carry_memory()
+    state.add_memory_marks()
     assert isinstance(state.backend, NvtxWithMemory)
     assert state.backend.thread is tool.thread
     assert state.backend is state._tool
@@ -100,7 +100,7 @@ def test_the_attached_tool_is_told_from_then_on(tool: Nvtx) -> None:
 
 def test_without_a_tool_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "_tool", None)
-    state.carry_memory()
+    state.add_memory_marks()
     assert state.backend is None
 
 

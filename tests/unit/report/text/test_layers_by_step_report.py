@@ -44,7 +44,7 @@ def test_report() -> None:
         "\n"
         "total              20.00   19.00     1.00\n"
         "\n"
-        "Milliseconds of GPU time in each step, all phases together; a layer's include its children's.\n"
+        "Milliseconds of GPU time in each step, all phases together, including nested layers.\n"
         "! nsys dropped 3 events; record less at once\n"
     )
 

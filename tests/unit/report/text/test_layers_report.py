@@ -128,6 +128,6 @@ model                 1     6.00      9.00  15.00   75.0 %  ██████�
 
 total                       7.00      9.00  20.00  100.0 %
 
-Milliseconds per step of GPU time; a layer's include its children's. CPU is the time its ranges were open on the CPU.
+Milliseconds per step of GPU time, including nested layers. CPU is the wall time inside the layer's ranges.
 ! nsys dropped 3 events; record less at once
 """

@@ -128,4 +128,4 @@ def test_ranks_in_marks_and_environments() -> None:
 
 def test_the_rank_of_a_pytorch_trace_is_in_it() -> None:
     found = rank_of_capture(Path(__file__).parents[4] / "data" / "kineto" / "ddp.rank0.json.xz")
-    assert (found.rank, found.world_size, found.told_by) == (0, 2, "capture")
+    assert (found.rank, found.world_size, found.found_by) == (0, 2, "capture")

@@ -51,7 +51,7 @@ class Changes:
         return np.searchsorted(self.keys, self.key(lane, moment), side="right") - 1
 
 
-class Stretches:
+class IntervalUnion:
     """The union of intervals in each lane.
 
     Args:
@@ -67,10 +67,10 @@ class Stretches:
         keys = np.stack(union(line.at(place, start), line.at(place, end)), axis=1).ravel()
         self.changes = Changes(lanes, line, keys)
 
-    def hold(self, lane: Int64Array, moment: Int64Array) -> npt.NDArray[np.bool_]:
+    def covers(self, lane: Int64Array, moment: Int64Array) -> npt.NDArray[np.bool_]:
         """Whether an interval of the lane is open at a time, shape ``(n,)``."""
-        held: npt.NDArray[np.bool_] = self.changes.before(lane, moment) % 2 == 0
-        return held
+        covered: npt.NDArray[np.bool_] = self.changes.before(lane, moment) % 2 == 0
+        return covered
 
 
 class Stack:
