@@ -28,7 +28,7 @@ OWNER_COLUMNS: Mapping[str, Column] = MappingProxyType(
             "`forward`, `backward` or `recompute`; outside layers the phase of the loop (`optimizer`, …) or `other`",
         ),
         "step": Column("Int64", "step number, NA outside steps"),
-        "kernel_class": Column("category", "`gemm`, `attention`, `norm`, … (docs/kernel-classes.md)"),
+        "kernel_class": Column("category", "kernel class: `gemm`, `attention`, `norm`, …"),
         "how": Column(
             "category",
             "how it was attributed: by its `launch`, by the creation of its `graph node`, by the phase open on an "
