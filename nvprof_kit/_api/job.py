@@ -74,16 +74,17 @@ class Job:
         from nvprof_kit._analysis.ranks.verdict import Evidence, judge
 
         waits, communicators = self._waits, self._tables.communicators()
+        steps = self._tables.step_lengths()
         groups = {int(str(c)): tuple(mine["rank"].tolist()) for c, mine in communicators.groupby("c")}
         return judge(
             Evidence(
                 charges=waits.charges,
-                steps=self._tables.step_lengths(),
+                steps=steps,
                 layers=self._layers,
                 transfers=self._tables.transfers(),
                 groups=groups,
                 ranks=len(self.ranks),
-                span_ns=self._tables.span(),
+                span_ns=0 if len(steps) else self._tables.span(),
             )
         )
 

@@ -17,7 +17,7 @@ from nvprof_kit._trace.jobs.finding import (
     rank_of_name,
 )
 from nvprof_kit._trace.jobs.schema import VERSION
-from nvprof_kit._trace.jobs.store import Fingerprint, current, map_name, write_map
+from nvprof_kit._trace.jobs.store import Fingerprint, kept, map_name, write_map
 from nvprof_kit._trace.jobs.unprofiled import read_unprofiled, source_of
 from nvprof_kit.errors import CaptureError, ToolError
 from nvprof_kit.names import DOMAIN
@@ -65,9 +65,8 @@ def map_capture(task: MapTask) -> list[str]:
 
     path, folder = Path(task.capture), Path(task.folder)
     wanted = Fingerprint.of(path, task.reading)
-    kept = [name for name in _kept(folder, path) if current(folder, name, wanted)]
-    if kept:
-        return kept
+    if whole := kept(folder, [wanted]):
+        return whole[wanted.capture]
     if source := source_of(path):
         return [_map_unprofiled(task, wanted, source)]
     trace = translate(open_capture(path, domain=task.domain, optional=OPTIONAL), task.rules)
@@ -121,12 +120,6 @@ def _map_unprofiled(task: MapTask, wanted: Fingerprint, source: str) -> str:
     name = map_name(path, found.rank)
     write_map(Path(task.folder), name, map_unprofiled(found.collectives, facts))
     return name
-
-
-def _kept(folder: Path, capture: Path) -> list[str]:
-    pattern = map_name(capture, 0).rsplit("-rank", 1)[0]
-    place = folder / "ranks"
-    return sorted(path.name for path in place.glob(f"{pattern}-rank*.parquet")) if place.is_dir() else []
 
 
 def _ranks_in(trace: Any, path: Path, given: int | None) -> dict[int, RankName]:
@@ -224,9 +217,16 @@ def map_captures(
         MapTask(str(path), str(maps), domain, rules, said.get(path.name, said.get(str(path))))
         for path in find_captures(list(captures), lambda path: bool(source_of(path)))[part[0] :: part[1]]
     ]
+    whole = kept(Path(maps), [Fingerprint.of(Path(task.capture), task.reading) for task in tasks])
+    for capture in whole:
+        done(capture)
+    tasks = [task for task in tasks if task.capture not in whole]
+    names = [name for some in whole.values() for name in some]
+    if not tasks:
+        return names
     if dask is not None:
-        return map_on_dask(tasks, dask, done)
-    return map_all(tasks, workers or os.cpu_count() or 1, done)
+        return names + map_on_dask(tasks, dask, done)
+    return names + map_all(tasks, workers or os.cpu_count() or 1, done)
 
 
 def map_on_dask(tasks: Sequence[MapTask], scheduler: str, done: Callable[[str], None] = lambda _: None) -> list[str]:

@@ -16,11 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.synthetic_job import MS, Fault, SyntheticJob, misjudged, random_job, write_maps
+from support.synthetic_job import MS, Fault, SyntheticJob, misjudged, odd_job, random_job, write_maps
 
 DATA = Path(__file__).parents[1] / "data"
 COMPARE = """
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="*", default=[1_000, 10_000])
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="seed of the first random job")
+    parser.add_argument("--odd-jobs", type=int, default=0, help="jobs of odd worlds, with more collectives lost")
     parser.add_argument("--ranks-per-file", type=int, default=100)
     parser.add_argument("--keep", type=Path, help="where the maps of large jobs are kept and found again")
     options = parser.parse_args()
@@ -48,6 +50,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             compare(ranks, options.ranks_per_file, (options.keep or Path(folder)) / f"{ranks}")
     random_jobs(options.jobs, options.seed)
+    random_jobs(options.odd_jobs, options.seed, odd_job)
 
 
 def run(code: str, *words: str) -> str:
@@ -98,18 +101,19 @@ def compare(ranks: int, ranks_per_file: int, folder: Path) -> None:
     print(f"{ranks:,} ranks x 10 steps x 500 collectives: {run(COMPARE, str(folder))}", flush=True)
 
 
-def random_jobs(count: int, first: int = 0) -> None:
+def random_jobs(count: int, first: int, make: Callable[[int], SyntheticJob] = random_job) -> None:
     from nvprof_kit import open_job
 
     wrong = 0
     for seed in range(first, first + count):
-        job = random_job(seed)
+        job = make(seed)
         with tempfile.TemporaryDirectory() as folder:
             write_maps(job, Path(folder), job.ranks)
             said = misjudged(job, open_job(folder).verdict)
         wrong += bool(said)
         print(said, end="\n" if said else "", flush=True)
-    print(f"{count} random jobs, {wrong} judged wrongly")
+    if count:
+        print(f"{count} random jobs ({make.__name__}), {wrong} judged wrongly")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@
 Kernels of NCCL are paired by their order alone. The clocks' offset is the one at which most pairs end together: the
 middle of the densest stretch of differences, and no median of the package's. Of sends and receives it is a bound: no
 receive ends before its send. Each direction bounds it from one side; where receivers waited, the bound is the offset.
+PyTorch's traces of ranks of one host need none: their times are all on the host's clock.
 """
 
 from __future__ import annotations
 
+import json
+import lzma
 import sqlite3
 from pathlib import Path
 from typing import NamedTuple
@@ -62,6 +65,21 @@ def late(first: Path, second: Path) -> list[Pair]:
     a, b = kernels(first), kernels(second)
     messages = receives(first)
     shift = offset_of_messages(a, b, messages) if len(messages) == len(a) else offset(a, b)
+    return _late(a, b, shift)
+
+
+def late_in_traces(first: Path, second: Path) -> list[Pair]:
+    """The same of PyTorch's traces of two ranks of one host, on its clock."""
+    both = []
+    for path in (first, second):
+        events = json.loads(lzma.decompress(path.read_bytes()))["traceEvents"]
+        mine = [one for one in events if one.get("cat") == "kernel" and one["name"].startswith("ncclDevKernel")]
+        times = [(round(1000 * one["ts"]), round(1000 * (one["ts"] + one["dur"]))) for one in mine]
+        both.append(sorted(times))
+    return _late(*both, shift=0)
+
+
+def _late(a: list[tuple[int, int]], b: list[tuple[int, int]], shift: int) -> list[Pair]:
     found = []
     for (one, one_end), (other, other_end) in zip(a, [(start + shift, end + shift) for start, end in b], strict=True):
         last = max(one, other)

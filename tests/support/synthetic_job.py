@@ -52,6 +52,7 @@ class SyntheticJob:
     missing: tuple[int, ...] = ()
     work_ns: float = 0.5 * MS
     transfer_ns: float = 40 * US
+    more: tuple[Fault, ...] = ()  # faults beside the first
     named: bool = True  # communicators bear names of their own; else only their streams tell them
     true_clocks: dict[int, tuple[float, float]] = field(default_factory=dict, compare=False)
 
@@ -91,29 +92,31 @@ def play(job: SyntheticJob) -> Played:
     work = job.work_ns * random.uniform(0.7, 1.3, job.per_step)
     grid = np.arange(ranks).reshape(job.rows, job.columns)
     link = np.ones((2, ranks))
-    fault, hit = job.fault, np.zeros(ranks, dtype=bool)
-    hit[fault.rank] = True
-    if fault.kind == "slow_link":
-        link[0, grid[fault.rank // job.columns]] = 1 + 5 * fault.size
+    faults = [(fault, np.arange(ranks) == fault.rank) for fault in (job.fault, *job.more)]
+    for fault, _ in faults:
+        if fault.kind == "slow_link":
+            link[0, grid[fault.rank // job.columns]] = 1 + 5 * fault.size
     for step in range(job.steps):
         began[step] = now
         loaded[step] = 0.3 * MS + random.exponential(20 * US, ranks)
-        if fault.kind == "data_loading":
-            loaded[step] += hit * fault.size * 0.25 * job.work_ns * job.per_step
+        for fault, hit in faults:
+            if fault.kind == "data_loading":
+                loaded[step] += hit * fault.size * 0.25 * job.work_ns * job.per_step
         now = now + loaded[step]
-        late = (np.arange(ranks) == _late_in(job, step)) if fault.kind in ("rotating", "one_bad_step") else None
         for k in range(job.per_step):
             layer, _ = job.layer_of(k)
             took = work[k] * random.normal(1, 0.004, ranks).clip(0.97, 1.03)
             idle = random.exponential(3 * US, ranks)
-            if fault.kind == "slow_gpu":
-                took = took * np.where(hit, 1 + 0.2 * fault.size, 1)
-            elif fault.kind == "slow_layer" and layer == fault.layer:
-                took = took * np.where(hit, 1 + 0.25 * job.layers * fault.size, 1)
-            elif fault.kind == "slow_host":
-                idle = idle + hit * 0.2 * fault.size * job.work_ns
-            elif late is not None:
-                took = took * np.where(late, 1 + (0.25 if fault.kind == "rotating" else 2.0) * fault.size, 1)
+            for fault, hit in faults:
+                if fault.kind == "slow_gpu":
+                    took = took * np.where(hit, 1 + 0.2 * fault.size, 1)
+                elif fault.kind == "slow_layer" and layer == fault.layer:
+                    took = took * np.where(hit, 1 + 0.25 * job.layers * fault.size, 1)
+                elif fault.kind == "slow_host":
+                    idle = idle + hit * 0.2 * fault.size * job.work_ns
+                elif fault.kind in ("rotating", "one_bad_step"):
+                    late = np.arange(ranks) == _late_in(job, fault, step)
+                    took = took * np.where(late, 1 + (0.25 if fault.kind == "rotating" else 2.0) * fault.size, 1)
             place = step * job.per_step + k
             arrived[place] = now + took + idle
             computed[place], idled[place] = took, idle
@@ -126,10 +129,10 @@ def play(job: SyntheticJob) -> Played:
     return Played(arrived, ended, computed, idled, loaded, began)
 
 
-def _late_in(job: SyntheticJob, step: int) -> int:
-    if job.fault.kind == "rotating":
+def _late_in(job: SyntheticJob, fault: Fault, step: int) -> int:
+    if fault.kind == "rotating":
         return int(np.random.default_rng(job.seed).permutation(job.ranks)[step % job.ranks])
-    return job.fault.rank if step == job.fault.step else -1
+    return fault.rank if step == fault.step else -1
 
 
 def write_maps(job: SyntheticJob, folder: Path, ranks_per_file: int = 1) -> None:
@@ -345,6 +348,32 @@ def random_job(seed: int) -> SyntheticJob:
     return SyntheticJob(
         rows, columns, steps, int(random.integers(10, 16)) * 2, layers, fault, seed, True,
         int(random.integers(0, 4)), missing,
+    )  # fmt: skip
+
+
+ODD_WORLDS = ((1, 2), (1, 3), (1, 5), (1, 7), (2, 2), (3, 1), (2, 3), (7, 3), (3, 5), (1, 8), (6, 2))
+
+
+def odd_job(seed: int) -> SyntheticJob:
+    """A job of an odd world, half of them without names of communicators, with more collectives lost."""
+    random = np.random.default_rng(seed)
+    rows, columns = ODD_WORLDS[seed % len(ODD_WORLDS)]
+    ranks, kind = rows * columns, KINDS[int(random.integers(len(KINDS)))]
+    # a slow link needs others to compare with, and two ranks do not rotate
+    if (kind == "slow_link" and (rows < 3 or columns < 2)) or (kind == "rotating" and ranks < 3):
+        kind = "none"
+    steps, layers = int(random.integers(6, 10)), int(random.integers(3, 9))
+    fault = Fault(
+        kind, int(random.integers(ranks)), int(random.integers(layers)), int(random.integers(2, steps)),
+        float(random.uniform(0.8, 2)),
+    )  # fmt: skip
+    lost = int(random.integers(0, 12))
+    in_row = {fault.rank // columns * columns + one for one in range(columns)}
+    gone = random.permutation(ranks)[: int(random.integers(0, 2))].tolist()
+    missing = tuple(rank for rank in gone if rank not in in_row)
+    return SyntheticJob(
+        rows, columns, steps, int(random.integers(10, 16)) * 2, layers, fault, seed, True, lost, missing,
+        named=bool(random.integers(2)),
     )  # fmt: skip
 
 

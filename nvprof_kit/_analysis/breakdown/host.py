@@ -115,14 +115,22 @@ _BLOCK = 1 << 18
 
 
 def _among(ids: Int64Array, wanted: Int64Array) -> npt.NDArray[np.bool_]:
-    """Which nonnegative ids occur in `wanted`."""
-    most = int(wanted.max(initial=0))
-    if most > _SPARSE:
-        return (ids >= 0) & np.isin(ids, wanted)
-    known = np.zeros(most + 2, dtype=bool)
-    known[wanted[wanted >= 0]] = True
+    """Which nonnegative ids occur in `wanted`.
+
+    Ids are counted from the start of the process, so those of a window late in a run are large but close together.
+    """
+    wanted = wanted[wanted >= 0]
     found = np.zeros(len(ids), dtype=bool)
-    for low in range(0, len(ids), _BLOCK):
-        block = ids[low : low + _BLOCK]
-        found[low : low + _BLOCK] = known[np.clip(block, -1, most + 1)] & (block >= 0)
+    if not len(wanted):
+        return found
+    low, high = int(wanted.min()), int(wanted.max())
+    if high - low > _SPARSE:
+        wanted = np.sort(wanted)  # several times as fast as np.isin, because ids mostly ascend
+        there: npt.NDArray[np.bool_] = wanted[np.minimum(np.searchsorted(wanted, ids), len(wanted) - 1)] == ids
+        return there
+    known = np.zeros(high - low + 3, dtype=bool)
+    known[wanted - low + 1] = True
+    for begin in range(0, len(ids), _BLOCK):  # in blocks, for memory
+        block = ids[begin : begin + _BLOCK]
+        found[begin : begin + _BLOCK] = known[np.clip(block, low - 1, high + 1) - low + 1]
     return found

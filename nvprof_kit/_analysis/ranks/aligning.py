@@ -68,7 +68,9 @@ def align_job(tables: JobTables, ranks: list[int]) -> Alignment:
         shifted = shifted_steps(ends, clocks, _floor(clocks))
         if len(shifted):
             odd = pd.concat([odd, shifted]).drop_duplicates(ignore_index=True)
-            clocks = _clocks(ends, odd, sorted(ranks))
+            without = _clocks(ends, odd, sorted(ranks))
+            if without["offset_ns"].isna().sum() <= clocks["offset_ns"].isna().sum():
+                clocks = without
     floor, aligned = _floor(clocks), clocks[clocks["offset_ns"].notna()]
     frame = aligned.assign(drift=aligned["drift_ppm"] / 1e6)[["rank", "at_ns", "offset_ns", "drift"]]
     frame = frame.astype({"offset_ns": "int64"})
@@ -104,7 +106,12 @@ def _clocks(ends: pd.DataFrame, odd: pd.DataFrame, ranks: list[int]) -> pd.DataF
     if not poor or len(ranks) > TOLD_APART:
         return clocks
     again = align(voted(ends, poor), ranks)
-    return again if again["residual_ns"].sum() < clocks["residual_ns"].sum() or not known.any() else clocks
+    return min(clocks, again, key=_poverty) if known.any() else again
+
+
+def _poverty(clocks: pd.DataFrame) -> tuple[int, float]:
+    """How poor an alignment is: ranks without one, then the residuals of the others."""
+    return int(clocks["offset_ns"].isna().sum()), float(clocks["residual_ns"].sum())
 
 
 def _floor(clocks: pd.DataFrame) -> int:

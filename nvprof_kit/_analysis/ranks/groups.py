@@ -10,15 +10,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LEAST_NS = 5_000
-"""Two ranks whose ends vary relative to each other by less than this are in one group,"""
+LEAST_NS = 3_000
+"""Two ranks are in one group if from one collective to the next, their ends move relative to each other by less than
+this in most of them,"""
 
 TIMES = 8
 """or by less than this multiple of the minimum over all pairs."""
+
+MOST_OF_THEM = 0.75
+"""Ranks of different groups can end together most of the time, because they wait for the same ranks in other groups."""
 
 MOST_SAMPLES = 300
 """Maximum number of collectives to compare."""
@@ -34,25 +39,41 @@ def groups_of(ends: pd.DataFrame) -> pd.DataFrame:
 
     rows: list[tuple[str, int, int]] = []
     for comm, mine in ends.groupby("comm"):
-        wide = mine.pivot_table(index=["s", "k"], columns="rank", values="end_ns", aggfunc="first")
+        # where a rank lost collectives of a step, its others have wrong numbers
+        count = mine.groupby(["s", "rank"])["end_ns"].transform("size")
+        whole = mine[count == count.groupby(mine["s"]).transform("max")]
+        wide = whole.pivot_table(index=["s", "k"], columns="rank", values="end_ns", aggfunc="first")
+        wide = wide.reindex(columns=sorted(mine["rank"].unique()))
         ranks = [int(str(rank)) for rank in wide.columns]
         if len(ranks) < 3:
             continue
-        origin = wide.min()  # float64 is exact enough for differences within a capture
-        values = (wide - origin).to_numpy(dtype=np.float64)[:: max(len(wide) // MOST_SAMPLES, 1)]
-        apart = np.full((len(ranks), len(ranks)), np.inf)
-        for one in range(len(ranks)):
-            for other in range(one + 1, len(ranks)):
-                difference = values[:, one] - values[:, other]
-                difference = difference[~np.isnan(difference)]
-                if len(difference) > 2:
-                    apart[one, other] = np.median(np.abs(difference - np.median(difference)))
-        limit = max(LEAST_NS, TIMES * float(apart.min()))
+        moved = _moved((wide - wide.min()).to_numpy(dtype=np.float64))  # exact enough for differences
+        limit = max(LEAST_NS, TIMES * float(moved.min()))
         part = list(range(len(ranks)))
-        for one, other in np.argwhere(apart <= limit).tolist():
+        for one, other in np.argwhere(moved <= limit).tolist():
             joined, gone = part[one], part[other]
             part = [joined if place == gone else place for place in part]
         rows += [(str(comm), rank, which) for rank, which in zip(ranks, part, strict=True)]
     frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=["comm", "rank", "part"])
     made: pd.DataFrame = frame.astype({"rank": "int64", "part": "int64"})
     return made
+
+
+def _moved(ends: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """How far the ends of two ranks move relative to each other from one collective to the next; infinite below the
+    diagonal, and where they share too few. Neither offset nor drift of the clocks matters.
+
+    Args:
+        ends: By collective and rank, NaN where there is none.
+    """
+    ranks = ends.shape[1]
+    steps = np.diff(ends, axis=0)
+    steps = steps[:: max(len(steps) // MOST_SAMPLES, 1)]
+    moved = np.full((ranks, ranks), np.inf)
+    for one in range(ranks - 1):
+        apart = np.abs(steps[:, one + 1 :] - steps[:, one, None])
+        enough = np.count_nonzero(~np.isnan(apart), axis=0) > 2
+        if enough.any():
+            found = np.nanquantile(apart[:, enough], MOST_OF_THEM, axis=0)
+            moved[one, one + 1 + np.flatnonzero(enough)] = found
+    return moved

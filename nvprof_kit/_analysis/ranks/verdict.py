@@ -29,6 +29,10 @@ STANDS_OUT = 2.5
 BAD_STEP = 5
 """A step is bad if it costs this multiple of the notable cost."""
 
+ECHO = 0.25
+"""A cost below this share of the rank's in the step before is an echo of that step: ranks that it held up are late too.
+"""
+
 SLOW_LINK = 1.5
 """Transfers are slow if they take this multiple of the median of their equals."""
 
@@ -47,8 +51,8 @@ class Verdict:
         phase: The phase of that layer; without a layer, the phase outside layers in which it loses the time, if one
             stands out (``optimizer``).
         cause: ``slow_gpu``, ``slow_layer``, ``more_work``, ``slow_host``, ``data_loading``, ``slow_link``, ``copy``,
-            ``rotating``, ``one_bad_step``, ``garbage_collection``, ``warm_up``, ``uneven_stages``, ``start_up``,
-            ``none``, …
+            ``rotating``, ``one_bad_step``, ``collective``, ``garbage_collection``, ``warm_up``, ``uneven_stages``,
+            ``start_up``, ``none``, …
         severity: ``none``, ``warning`` or ``critical``.
         cost_ns_per_step: Waiting time that it costs each other rank, the median over steps, in ns.
         sentence: The verdict as a sentence.
@@ -111,6 +115,7 @@ def judge(found: Evidence) -> Verdict:
     number = steps["step"].tolist() if len(steps) else sorted(charges["step"].unique().tolist())
     costs = faults.pivot_table(index="step", columns="rank", values="cost_ns", aggfunc="sum", fill_value=0.0)
     costs = costs.reindex(number, fill_value=0.0)
+    costs = costs.where(costs >= ECHO * costs.shift(1, fill_value=0.0), 0.0)
     link = _slow_link(found, length)
     median = costs.median() if costs.shape[1] else costs.sum()
     worst = int(median.idxmax()) if len(median) else -1
@@ -118,6 +123,8 @@ def judge(found: Evidence) -> Verdict:
     # if a different rank is late in each step, a single rank's share is small
     alone = notable and median[worst] >= costs.max(axis=1).median() / 2 and not _takes_turns(costs, worst, length)
     if alone and (link is None or link.cost_ns_per_step < median[worst] / 2):
+        if held_up := _held_up(faults, worst, cost=float(median[worst]), length=length):
+            return held_up
         return _of_rank(
             found, faults[faults["rank"] == worst], worst, cost=float(median[worst]), length=length, steps=number
         )
@@ -205,6 +212,18 @@ def _of_rank(
         + (f", in {often} of {many(len(steps), 'step')}" if len(found.steps) else "")
     )
     return Verdict(rank, layer, phase, cause, severity, round(cost), sentence)
+
+
+def _held_up(faults: pd.DataFrame, rank: int, *, cost: float, length: float) -> Verdict | None:
+    """A verdict if what makes a rank late are collectives with ranks that are missing or were not matched."""
+    spent = faults[faults["rank"] == rank].groupby("cause")["cost_ns"].sum()
+    if spent.get("collective", 0.0) <= spent.sum() / 2:
+        return None
+    sentence = (
+        f"no straggler is known: rank {rank} holds the others up for {_ms(cost)} of a step of {_ms(length)}, because "
+        "of collectives that match none of another rank; the rank that it waits for may be missing"
+    )
+    return Verdict(None, None, None, "collective", "warning", round(cost), sentence)
 
 
 _NAMES = {"host": "slow_host", "transfer": "slow_link"}

@@ -8,7 +8,9 @@ import os
 import secrets
 import zlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +25,14 @@ if TYPE_CHECKING:
 _SUMS = "sums"
 """Folder of the checksums of a map's files. Parquet's own sums are of pages only, and DuckDB does not check them."""
 
-_ARROW = {"object": "string"}
 _TYPES = {"int64": "INT64", "bool": "BOOLEAN", "object": "BYTE_ARRAY"}
-"""Arrow types of the columns."""
+"""Parquet types of the columns."""
+
+FINGERPRINT = ("capture", "size_bytes", "changed_ns", "reading")
+"""The columns of the table ``ranks`` that tell whether a map is of its capture as it is now."""
+
+_LEAST_BYTES = 12
+"""No Parquet file is shorter: it begins and ends with a mark of four bytes, and tells the length of its footer."""
 
 
 @dataclass(frozen=True)
@@ -69,87 +76,178 @@ def map_name(capture: Path, rank: int) -> str:
     return f"{capture.name.split('.')[0][:60]}-{digest}-rank{rank:05d}.parquet"
 
 
-def current(folder: Path, name: str, wanted: Fingerprint) -> bool:
-    """Whether the folder has a complete, current map of this capture, written by this version."""
-    if fault_of(folder, [name]):
-        return False
-    fields = ("capture", "size_bytes", "changed_ns", "reading")
-    rows = _query(f"SELECT {', '.join(fields)} FROM read_parquet(?)", [folder / "ranks" / name])
-    return bool(rows) and all(row == tuple(getattr(wanted, field) for field in fields) for row in rows)
+def kept(folder: Path, wanted: Sequence[Fingerprint]) -> dict[str, list[str]]:
+    """The maps that need not be made again, by capture: complete, of this version, of the capture as it is now."""
+    place = folder / "ranks"
+    there: dict[str, list[str]] = {}
+    for name in sorted(os.listdir(place)) if place.is_dir() else ():
+        if name.endswith(".parquet"):
+            there.setdefault(_of_capture(name), []).append(name)
+    by_name = {_of_capture(map_name(Path(one.capture), 0)): one for one in wanted}
+    names = _whole(folder, [name for start in by_name for name in there.get(start, [])])
+    if not names:
+        return {}
+    fields = ", ".join(FINGERPRINT)
+    found: dict[str, list[str]] = {}
+    with _Footers() as footers:
+        for file, *told in footers.query(
+            f"SELECT DISTINCT filename, {fields} FROM read_parquet(?, filename = true)",
+            [place / name for name in names],
+        ):
+            name = Path(file).name
+            one = by_name[_of_capture(name)]
+            if told == [getattr(one, field) for field in FINGERPRINT]:
+                found.setdefault(one.capture, []).append(name)
+    return {capture: sorted(some) for capture, some in found.items()}
 
 
-def fault_of(folder: Path, names: Sequence[str] | None = None) -> str:
+def _of_capture(name: str) -> str:
+    """The part of a map's name that all maps of a capture share."""
+    return name.rpartition("-rank")[0]
+
+
+def _whole(folder: Path, names: list[str]) -> list[str]:
+    """The names of the maps without a fault; searches by halves, because nearly all are whole."""
+    if not names or not (fault_of(folder, names) or changed_since_written(folder, names)):
+        return names
+    half = len(names) // 2
+    return [] if not half else _whole(folder, names[:half]) + _whole(folder, names[half:])
+
+
+def fault_of(folder: Path, names: Sequence[str] | None = None, tables: Sequence[str] = tuple(TABLES)) -> str:
     """What is wrong with maps: a missing table, column or value, or another version; '' if nothing.
 
-    Reads the Parquet footers, and all bytes for the checksums.
+    Reads the Parquet footers only.
 
     Args:
         folder: The folder of maps.
         names: The required maps; None for all maps in the folder.
+        tables: The tables to look into; of the others, only whether the file is there and was written to its end.
     """
+    there = {table: set(_listed(folder / table)) for table in TABLES}
     if names is None:
-        names = sorted({path.name for table in TABLES for path in (folder / table).glob("*.parquet")})
-    files = {table: [folder / table / name for name in names] for table in TABLES}
-    lacking = next((file for some in files.values() for file in some if not file.is_file()), None)
-    if lacking is not None:
-        return f"{lacking}: no such file, and the map is not whole without it; map again"
+        names = sorted(set().union(*there.values()))
+    for table in TABLES:
+        lacking = next((name for name in names if name not in there[table]), None)
+        if lacking is not None:
+            return f"{folder / table / lacking}: no such file, and the map is not whole without it; map again"
     try:
-        for table, some in files.items():
-            if found := _fault(table, some):
-                return found
-        versions = [row[0] for row in _query("SELECT DISTINCT version FROM read_parquet(?)", files["ranks"])]
+        with _Footers() as footers:
+            for table in TABLES:
+                files = [folder / table / name for name in names]
+                if found := footers.fault(table, files) if table in tables else _cut_short(files):
+                    return found
+            if "ranks" not in tables:
+                return ""
+            others = footers.query(
+                f"SELECT max(version) FROM read_parquet(?) WHERE version <> {VERSION}",
+                [folder / "ranks" / name for name in names],
+            )[0][0]
     except CaptureError as error:
         return f"{folder}: {error}; map again"
-    others = [version for version in versions if version != VERSION]
-    if others:
-        return f"{folder}: maps of version {max(others)}, this release reads {VERSION}; map again"
-    return next((found for name in names if (found := _changed(folder, name))), "")
+    return "" if others is None else version_fault(folder, others)
+
+
+def changed_since_written(folder: Path, names: Sequence[str] | None = None) -> str:
+    """Which file of the maps is not as it was written; '' if none is. Maps without checksums are not checked.
+
+    Args:
+        folder: The folder of maps.
+        names: The maps; None for all maps in the folder.
+    """
+    names = names if names is not None else sorted(_listed(folder / "ranks"))
+    summed = {file.removesuffix(".json") for file in os.listdir(folder / _SUMS)} if (folder / _SUMS).is_dir() else set()
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        faults = pool.map(partial(_changed, folder), [name for name in names if name in summed])
+        return next((fault for fault in faults if fault), "")
 
 
 def _changed(folder: Path, name: str) -> str:
-    """Which file of a map is not as it was written; '' if none is, or if the map has no checksums."""
+    """Which file of a map is not as it was written; '' if none is."""
     try:
         sums = json.loads((folder / _SUMS / f"{name}.json").read_bytes())
         wrong = [table for table in TABLES if zlib.crc32((folder / table / name).read_bytes()) != sums[table]]
-    except FileNotFoundError:
-        return ""
     except (OSError, ValueError, LookupError, TypeError) as error:
         return f"{folder / _SUMS / name}.json: damaged ({type(error).__name__}); map again"
     return f"{folder / wrong[0] / name}: a damaged map (its checksum is wrong); map again" if wrong else ""
 
 
-def _fault(table: str, files: Sequence[Path]) -> str:
-    told = {(file, name): kind for file, name, kind in _query(
-        "SELECT file_name, name, type FROM parquet_schema(?)", files)}  # fmt: skip
-    nulls = {(file, name): int(count) for file, name, count in _query(
-        "SELECT file_name, path_in_schema, sum(stats_null_count) FROM parquet_metadata(?) "
-        "WHERE stats_null_count > 0 GROUP BY ALL", files)}  # fmt: skip
-    for file in map(str, files):
-        for name, column in TABLES[table].items():
-            kind = told.get((file, name))
-            if kind is None:
-                return f"{file}: no column {table}.{name}; map again"
-            if kind != _TYPES[column.dtype]:
-                return f"{file}: {table}.{name} is {kind}, not {column.dtype}; map again"
-            if (file, name) in nulls:
-                return f"{file}: {table}.{name} lacks {nulls[file, name]} values; map again"
+def version_fault(folder: Path, version: int) -> str:
+    """What is wrong with maps of another version."""
+    return f"{folder}: maps of version {version}, this release reads {VERSION}; map again"
+
+
+def _listed(place: Path) -> list[str]:
+    return [name for name in os.listdir(place) if name.endswith(".parquet")] if place.is_dir() else []
+
+
+def _cut_short(files: Sequence[Path]) -> str:
+    """What is wrong with Parquet files by their last bytes alone, which takes a tenth of the time of a footer."""
+    for file in files:
+        try:
+            with file.open("rb") as opened:
+                opened.seek(-min(_LEAST_BYTES, file.stat().st_size), os.SEEK_END)
+                tail = opened.read()
+        except OSError as error:
+            return f"{file}: {error.strerror}; map again"
+        if len(tail) < _LEAST_BYTES or not tail.endswith(b"PAR1"):
+            return f"{file}: a damaged map (it is cut short); map again"
     return ""
 
 
-def _query(query: str, files: Sequence[Path]) -> list[tuple[Any, ...]]:
-    """Rows of a query over Parquet files. Uses DuckDB because pyarrow can crash on damaged files.
+class _Footers:
+    """Queries over Parquet footers. Uses DuckDB because pyarrow can crash on damaged files."""
 
-    Raises:
-        CaptureError: A file is damaged.
-    """
-    import duckdb
+    def __enter__(self) -> _Footers:
+        import duckdb
 
-    with duckdb.connect(":memory:") as database, interruptible():
+        self._db: Any = duckdb.connect(":memory:", config={"threads": 1})
+        self._db.execute("SET enable_progress_bar = false")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    def query(self, query: str, files: Sequence[Path]) -> list[tuple[Any, ...]]:
+        """Rows of a query over files.
+
+        Raises:
+            CaptureError: A file is damaged.
+        """
+        import duckdb
+
         try:
-            rows: list[tuple[Any, ...]] = database.execute(query, [[str(file) for file in files]]).fetchall()
+            with interruptible():
+                rows: list[tuple[Any, ...]] = self._db.execute(query, [[str(file) for file in files]]).fetchall()
             return rows
         except duckdb.Error as error:
             raise CaptureError(f"a damaged map ({str(error).partition(chr(10))[0]})") from None
+
+    def fault(self, table: str, files: Sequence[Path]) -> str:
+        """What is wrong with a table's files: a missing or wrong column, or a missing value; '' if nothing."""
+        good = " OR ".join(
+            f"(path_in_schema = '{name}' AND type = '{_TYPES[column.dtype]}')" for name, column in TABLES[table].items()
+        )
+        whole = {file for (file,) in self.query(
+            f"SELECT file_name FROM parquet_metadata(?) GROUP BY file_name HAVING count(*) FILTER "
+            f"(({good}) AND coalesce(stats_null_count, 0) = 0) = {len(TABLES[table])} * count(DISTINCT row_group_id)",
+            files)}  # fmt: skip
+        return next((said for file in files if str(file) not in whole and (said := self._told(table, file))), "")
+
+    def _told(self, table: str, file: Path) -> str:
+        """The same for a single file, which may have no rows, in words."""
+        told = dict(self.query("SELECT name, type FROM parquet_schema(?)", [file]))
+        nulls = dict(self.query(
+            "SELECT path_in_schema, sum(stats_null_count)::BIGINT FROM parquet_metadata(?) GROUP BY ALL", [file]
+        ))  # fmt: skip
+        for name, column in TABLES[table].items():
+            if name not in told:
+                return f"{file}: no column {table}.{name}; map again"
+            if told[name] != _TYPES[column.dtype]:
+                return f"{file}: {table}.{name} is {told[name]}, not {column.dtype}; map again"
+            if nulls.get(name):
+                return f"{file}: {table}.{name} lacks {nulls[name]} values; map again"
+        return ""
 
 
 def write_map(folder: Path, name: str, made: RankMap) -> None:
@@ -174,8 +272,9 @@ def _encoded(frame: pd.DataFrame, table: str) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # explicit types: Arrow cannot infer those of an empty column
-    fields = [(name, _ARROW.get(column.dtype, column.dtype)) for name, column in TABLES[table].items()]
+    # explicit types: Arrow cannot infer those of an empty column; text is a dictionary, as Parquet stores it
+    text = pa.dictionary(pa.int32(), pa.string())
+    fields = [(name, text if column.dtype == "object" else column.dtype) for name, column in TABLES[table].items()]
     arrow = pa.Table.from_pandas(frame, schema=pa.schema(fields), preserve_index=False)
     made = pa.BufferOutputStream()
     pq.write_table(arrow, made, compression="zstd")

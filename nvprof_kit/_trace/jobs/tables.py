@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvprof_kit._trace.files.interrupts import interruptible
-from nvprof_kit._trace.jobs.schema import TABLES
-from nvprof_kit._trace.jobs.store import fault_of
+from nvprof_kit._trace.jobs.schema import TABLES, VERSION
+from nvprof_kit._trace.jobs.store import changed_since_written, fault_of, version_fault
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -36,22 +36,33 @@ _MEMBERS = """
 """
 """The collectives with the keys that match them across ranks: communicator, step and number."""
 
+_TYPES = {"int64": "BIGINT", "bool": "BOOLEAN", "object": "VARCHAR"}
+"""DuckDB's types of the columns."""
+
 _PROFILED = "SELECT rank FROM ranks WHERE source = 'profile'"
 
-_INSTANCES = """
-    SELECT * EXCLUDE (late), (late >> 32)::INTEGER AS late_rank, (late & 4294967295)::INTEGER AS late_index FROM (
+_SORTS = (*SYMMETRIC, "SendRecv", "Broadcast", "Reduce")
+_CODE = " ".join(f"WHEN '{sort}' THEN {code}" for code, sort in enumerate(_SORTS, 1))
+
+_INSTANCES = f"""
+    SELECT * EXCLUDE (late, low, high, sum_alone, late_alone), (late >> 32)::INTEGER AS late_rank,
+        (late & 4294967295)::INTEGER AS late_index, coalesce({list(_SORTS)}[low], '') AS sort, low <> high AS unlike,
+        sum_alone::BIGINT - late_alone AS alone_ns
+    FROM (
         SELECT c, s, k, count(*)::INTEGER AS n, max(a) AS arrival, arg_max((rank << 32) | index, a) AS late,
-            min(a) AS first, sum(a) AS sum_a, max(e) AS ended,
-            arg_min(e, a) AS first_end, coalesce(min(step) FILTER (WHERE step >= 0), -1) AS step,
-            any_value(sort) AS sort, min(hash(sort)) <> max(hash(sort)) AS unlike,
-            max(bytes) AS bytes, max(size)::INTEGER AS size,
-            (sum(alone) - arg_max(alone, a))::BIGINT AS alone_ns
-        FROM matched GROUP BY c, s, k HAVING count(*) > 1
+            sum(a) AS sum_a, max(e) AS ended, arg_min(e, a) AS first_end, {{step}} AS step, min(sort) AS low,
+            max(sort) AS high, max(bytes) AS bytes, max(size)::INTEGER AS size, sum(alone::DOUBLE) AS sum_alone,
+            arg_max(alone, a) AS late_alone
+        FROM (SELECT * REPLACE (CASE sort {_CODE} ELSE 0 END::UTINYINT AS sort) FROM matched)
+        GROUP BY c, s, k HAVING count(*) > 1
     )
 """
-"""One row per matched collective. Rank and index are packed into one integer and there is no text, because there are
-millions of rows.
+"""One row per matched collective. There are millions of groups, so each has few bytes: rank and index are packed into
+one integer, kinds are codes, and sums of what is far below 2^53 are floating-point numbers, which are exact there.
 """
+
+_STEP = "coalesce(min(step) FILTER (WHERE step >= 0), -1)"
+"""The step of a matched collective, where it is not among the keys."""
 
 _CLIPPED = f"""
     SELECT c, s, k, sum(least(i.arrival - m.a, greatest(m.e - m.a, 0)))::BIGINT AS clipped_ns
@@ -63,7 +74,7 @@ _WAITED = "n * arrival::HUGEINT - sum_a"
 _WAITS = f"""(
     SELECT i.*, CAST(
         CASE WHEN sort NOT IN {_SYMMETRIC} THEN clipped_ns
-        WHEN n = 2 THEN least({_WAITED}, greatest(first_end - first, 0)) ELSE {_WAITED} END AS BIGINT
+        WHEN n = 2 THEN least({_WAITED}, greatest(first_end - (sum_a - arrival), 0)) ELSE {_WAITED} END AS BIGINT
     ) AS wait_ns FROM instances AS i LEFT JOIN clipped USING (c, s, k) WHERE NOT unlike
 )"""
 """The matched collectives with the wait time of their ranks."""
@@ -85,17 +96,24 @@ class JobTables:
 
         if names is None and not any((folder / "ranks").glob("*.parquet")):
             raise CaptureError(f"{folder}: no map in it; make some with nvprof-kit ranks map -o {folder} CAPTURE...")
-        if fault := fault_of(folder, names):
+        # the columns of the other tables are checked when they are read
+        if fault := fault_of(folder, names, ("collectives",)) or changed_since_written(folder, names):
             raise CaptureError(fault)
         self._folder = folder
         self._spill = tempfile.TemporaryDirectory(prefix="nvprof-kit-ranks-")
         config = {"memory_limit": MEMORY, "temp_directory": self._spill.name, "preserve_insertion_order": False}
         self._db: Any = duckdb.connect(config=config)
+        self._db.execute("SET enable_progress_bar = false")  # DuckDB would draw it on stdout, among the answer
+        self._db.execute("SET parquet_metadata_cache = true")  # each of 10,000 files is opened several times
         self._names = names
         self._gathered: set[str] = set()
-        self._once("ranks")
-        for table in TABLES:
-            self._query(f"CREATE VIEW IF NOT EXISTS {table} AS {self._read(table)}")
+        self._query(f"CREATE VIEW collectives AS {self._read('collectives')}")
+        self._merge("ranks")
+        others = self._one(f"SELECT max(version) FROM ranks WHERE version <> {VERSION}")[0]
+        if others is not None:
+            raise CaptureError(version_fault(folder, others))
+        self._merge("layers")
+        self._merge("steps")
         told = self._one(
             "SELECT bool_and(named), bool_or(named), bool_and(numbered) FROM ranks WHERE source = 'profile'"
         )
@@ -104,11 +122,18 @@ class JobTables:
         # if only some ranks have communicator ids, match by stream, which all ranks have
         self._comm = "comm" if told[0] in (True, None) or not told[1] else "'stream ' || stream"
         self._sequence = "sequence" if told[2] else "-1"
-        every = self._one(
-            "SELECT bool_and(told) FROM (SELECT rank, bool_or(operation >= 0) AS told FROM collectives "
-            f"WHERE rank IN ({_PROFILED}) GROUP BY rank)"
+        some = self._one("SELECT count(*) FROM collectives WHERE operation >= 0")[0]  # by the footers
+        every = (
+            [some]
+            if not some
+            else self._one(
+                "SELECT bool_and(told) FROM (SELECT rank, bool_or(operation >= 0) AS told FROM collectives "
+                f"WHERE rank IN ({_PROFILED}) GROUP BY rank)"
+            )
         )
         self._operation = "operation" if every[0] else "-1"
+        # whether the step is among the keys of all members
+        self._by_step = self._operation == self._sequence == "-1"
         self._show(self._members(f"hash({self._comm})"))
 
     @property
@@ -130,14 +155,41 @@ class JobTables:
         wanted = ", ".join(f'"{name}"' for name in TABLES[table])
         return f"SELECT {wanted} FROM read_parquet([{listed}])"
 
-    def _once(self, *tables: str) -> None:
-        """Merge a small table of all ranks into one file, because opening 10,000 files takes seconds."""
-        for table in tables:
-            if table not in self._gathered:
-                file = str(Path(self._spill.name) / f"{table}.parquet").replace("'", "''")
-                self._query(f"COPY ({self._read(table)}) TO '{file}' (FORMAT parquet)")
-                self._query(f"CREATE OR REPLACE VIEW {table} AS SELECT * FROM read_parquet('{file}')")
-                self._gathered.add(table)
+    def _merge(self, table: str) -> None:
+        """Merge a small table of all ranks into one file, because opening 10,000 files takes seconds, and check it.
+
+        Raises:
+            CaptureError: A column or a value is missing, or has another type.
+        """
+        import duckdb
+
+        file = str(Path(self._spill.name) / f"{table}.parquet").replace("'", "''")
+        lacking = " OR ".join(f'count("{name}") < count(*)' for name in TABLES[table])
+        said = ""
+        try:
+            self._db.execute(f"COPY ({self._read(table)}) TO '{file}' (FORMAT parquet)")
+            self._db.execute(f"CREATE VIEW {table} AS SELECT * FROM read_parquet('{file}')")
+            good = not self._db.execute(f"SELECT {lacking} FROM {table}").fetchall()[0][0]
+            types = [row[1] for row in self._db.execute(f"DESCRIBE {table}").fetchall()]
+            good = good and types == [_TYPES[column.dtype] for column in TABLES[table].values()]
+        except (duckdb.InvalidInputException, duckdb.BinderException, duckdb.ConversionException) as error:
+            good, said = False, f"{self._folder}: a damaged map ({str(error).partition(chr(10))[0]}); map again"
+        except duckdb.IOException as error:
+            good, said = False, f"{self._folder}: {str(error).partition(chr(10))[0]}"
+        if not good:
+            self._refuse(fault_of(self._folder, self._names, (table,)) or said)
+
+    def _check_segments(self) -> None:
+        """Check the table that only small jobs read, at its first use."""
+        if "segments" not in self._gathered:
+            self._refuse(fault_of(self._folder, self._names, ("segments",)))
+            self._query(f"CREATE VIEW segments AS {self._read('segments')}")
+            self._gathered.add("segments")
+
+    def _refuse(self, fault: str) -> None:
+        if fault:
+            self.close()
+            raise CaptureError(fault)
 
     def _tallies(self) -> str:
         """Name of the table with the number of collectives of each rank: c, comm, s, rank, n."""
@@ -160,8 +212,8 @@ class JobTables:
 
     def table(self, name: str) -> pd.DataFrame:
         """A complete table of the maps."""
-        if name not in {"collectives", "segments"}:
-            self._once(name)
+        if name == "segments":
+            self._check_segments()
         return self._frame(f"SELECT * FROM {name}")
 
     def profiled_ranks(self) -> list[int]:
@@ -217,6 +269,7 @@ class JobTables:
         """Replace the communicators and numbers of sends and receives: rank, index, label, k."""
         self._db.register("given", messages)
         self._query("CREATE OR REPLACE TABLE messages AS SELECT * FROM given")
+        self._by_step = False
         self._show(
             "SELECT m.* REPLACE (CASE WHEN t.label IS NULL THEN m.c ELSE hash(t.label) END AS c, "
             "CASE WHEN t.label IS NULL THEN m.s ELSE -2 END AS s, coalesce(t.k, m.k) AS k) "
@@ -281,7 +334,8 @@ class JobTables:
         # without renumbering, members can be filtered before clock alignment
         self._chosen_first = not join and (placed is None or not len(placed))
         self._query(f"CREATE OR REPLACE VIEW matched AS {self._matched.format('members')}")
-        self._query(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES}")
+        step = "s" if self._by_step and self._chosen_first else _STEP
+        self._query(f"CREATE OR REPLACE TABLE instances AS {_INSTANCES.format(step=step)}")
         self._query(f"CREATE OR REPLACE TABLE clipped AS {_CLIPPED}")
 
     def _with(self, placed: pd.DataFrame | None) -> str:
@@ -330,7 +384,12 @@ class JobTables:
 
     def span(self) -> int:
         """From the first arrival to the last end of the matched collectives, in ns."""
-        return int(self._one("SELECT coalesce(max(ended) - min(first), 0) FROM instances WHERE NOT unlike")[0])
+        return int(
+            self._one(
+                "SELECT coalesce(max(e) - min(a), 0) FROM matched SEMI JOIN "
+                "(SELECT c, s, k FROM instances WHERE NOT unlike) USING (c, s, k)"
+            )[0]
+        )
 
     def total_wait(self) -> int:
         """Total wait time of all ranks, in ns."""
@@ -379,6 +438,7 @@ class JobTables:
 
     def step_times(self) -> pd.DataFrame:
         """Device activity in steps: step, rank, doing, passes_on (only in a send or receive), ns."""
+        self._check_segments()
         return self._frame(
             "SELECT p.step, p.rank, p.doing, coalesce(x.sort = 'SendRecv', false) AS passes_on, "
             "sum(p.ns)::BIGINT AS ns FROM segments AS p "
@@ -409,6 +469,7 @@ class JobTables:
 
     def segments(self, ranks: Sequence[int]) -> pd.DataFrame:
         """The segments of the given ranks, by rank and segment."""
+        self._check_segments()
         self._want(ranks)
         return self._frame("SELECT * FROM segments SEMI JOIN wanted_ranks USING (rank) ORDER BY rank, segment")
 
@@ -416,7 +477,6 @@ class JobTables:
         """Layer x phase x rank, as medians over the rank's steps: rank, layer, phase, median_ns, idle_ns, comm_ns, ops,
         steps. Without steps, values of the whole capture.
         """
-        self._once("layers")
         medians = ", ".join(
             f"quantile_disc({name}, 0.5) AS {made}"
             for name, made in (
@@ -442,7 +502,6 @@ class JobTables:
         Returns:
             step, rank, kind (compute, copy, host, data_loading), layer, phase, excess_ns, more_ops.
         """
-        self._once("layers")
         kinds = {
             "compute": "compute_ns",
             "copy": "copy_ns",
@@ -475,7 +534,6 @@ class JobTables:
             spent: The column to compare: loading_ns or gc_ns.
             least_ns: Minimum excess.
         """
-        self._once("steps")
         return self._frame(
             f"SELECT step, rank, {spent} - usual AS excess_ns FROM steps JOIN "
             f"(SELECT step, quantile_disc({spent}, 0.5) AS usual FROM steps GROUP BY step) USING (step) "
@@ -493,7 +551,6 @@ class JobTables:
 
     def step_lengths(self) -> pd.DataFrame:
         """Steps: step, median_ns over ranks, ranks, and warm_up (true if it is warm-up on any rank)."""
-        self._once("steps")
         return self._frame(
             "SELECT step, quantile_disc(end_ns - start_ns, 0.5) AS median_ns, count(*) AS ranks, "
             "bool_or(warm_up) AS warm_up FROM steps "
@@ -514,7 +571,6 @@ class JobTables:
 
     def rank_steps(self) -> pd.DataFrame:
         """Step by rank: step, rank, length_ns, compute_ns, idle_ns, and wait_ns in matched collectives."""
-        self._once("layers", "steps")
         clips = f"i.n = 2 OR i.sort NOT IN {_SYMMETRIC}"
         return self._frame(
             "WITH spent AS (SELECT rank, step, sum(compute_ns)::BIGINT AS compute_ns, sum(idle_ns)::BIGINT AS idle_ns "

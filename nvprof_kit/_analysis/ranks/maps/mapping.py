@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -99,6 +99,8 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     windows = step_windows(trace, attribution) if len(trace.ops) else None
     if windows is None:
         raise CaptureError(f"{trace.info.path}: no operation ran on a GPU; ranks are compared by what their GPUs did")
+    numbers = _numbers(attribution.ranges.steps)
+    windows = replace(windows, step=np.where(windows.in_step, np.append(numbers, 0)[windows.instance], 0))
     classes = classify(trace.ops)
     active = activity(trace, classes, windows)
     host = HostCalls(trace)
@@ -140,6 +142,13 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     )
 
 
+def _numbers(steps: Int64Array) -> Int64Array:
+    """The number of each step; their places where numbers repeat, as in a loop that counts each epoch from 0: two steps
+    of one number would be compared as one.
+    """
+    return steps if len(np.unique(steps)) == len(steps) else np.arange(len(steps))
+
+
 def _parts(
     trace: Trace,
     attribution: Attribution,
@@ -159,7 +168,7 @@ def _parts(
     device = int(np.where(allowed, spent, -1).argmax())
     rows = np.flatnonzero(windows.of_op == device)
     layer, phase = op_owners(attribution)
-    step = np.append(attribution.ranges.steps, NONE)[attribution.step[rows]]
+    step = np.append(_numbers(attribution.ranges.steps), NONE)[attribution.step[rows]]
     launch = np.where(host.of_op[rows] >= 0, host.start[host.of_op[rows]], start[rows])
     return _Parts(trace, attribution, windows, device, rows, sort[rows], launch, layer[rows], phase[rows], step)
 
@@ -270,7 +279,7 @@ def _summed(keys: Mapping[str, Int64Array | _Named], values: Mapping[str, Int64A
     found, sums = sums_by([one.code if isinstance(one, _Named) else one for one in keys.values()], values.values())
     columns: dict[str, Any] = {}
     for (name, key), codes in zip(keys.items(), found, strict=True):
-        columns[name] = key.names[codes] if isinstance(key, _Named) else codes
+        columns[name] = pd.Categorical.from_codes(codes, pd.Index(key.names)) if isinstance(key, _Named) else codes
     made: pd.DataFrame = pd.DataFrame({**columns, **dict(zip(values, sums, strict=True))}, copy=False)
     return made
 
@@ -302,6 +311,10 @@ def _ordered(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     """Select the columns of the schema, with their types."""
     import pandas as pd
 
-    columns = {name: frame[name].to_numpy(column.dtype) for name, column in TABLES[table].items()}
+    columns = {
+        # names stay codes: as text, millions of them take longer than all else
+        name: frame[name] if isinstance(frame[name].dtype, pd.CategoricalDtype) else frame[name].to_numpy(column.dtype)
+        for name, column in TABLES[table].items()
+    }
     made: pd.DataFrame = pd.DataFrame(columns, copy=False)
     return made

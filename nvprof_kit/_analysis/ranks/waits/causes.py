@@ -261,7 +261,8 @@ class Causes:
         chain = waits & (of >= 0) & (of < pairs.instance[pair])
         # if the late rank was also last in the other collective, its own transfer took longer
         chain &= self._late[np.where(chain, of, 0)] != late
-        cause[waits & ~chain & (of >= 0)] = "transfer"
+        # which rank was last in a collective that was not matched is unknown
+        cause[waits & ~chain & (of >= 0) & (of < len(self._arrival))] = "transfer"
         frame = more.assign(
             instance=pairs.instance[pair],
             late_rank=late,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.synthetic_job import KINDS, Fault, SyntheticJob, misjudged, play, random_job, write_maps
+from support.synthetic_job import KINDS, Fault, SyntheticJob, misjudged, odd_job, play, random_job, write_maps
 
 from nvprof_kit import open_job
 from nvprof_kit._analysis.ranks.waits import waits
@@ -22,6 +22,39 @@ def opened(job: SyntheticJob, folder: Path) -> Job:
 def test_the_planted_fault_is_found(seed: int, tmp_path: Path) -> None:
     job = random_job(seed)
     assert misjudged(job, opened(job, tmp_path).verdict) == ""
+
+
+@pytest.mark.parametrize("seed", [5009, 5046, 5048])
+def test_groups_that_end_together_most_of_the_time_are_told_apart(seed: int, tmp_path: Path) -> None:
+    """Nothing names the communicators, whose ranks wait for the same ranks elsewhere, and some collectives are lost."""
+    job = odd_job(seed)
+    assert not job.named and job.lost
+    assert misjudged(job, opened(job, tmp_path).verdict) == ""
+
+
+def test_the_echo_of_a_bad_step_is_no_second_one(tmp_path: Path) -> None:
+    """Of four steps that count, the second is bad, and what it delayed is still late in the third."""
+    job = random_job(1119)
+    assert misjudged(job, opened(job, tmp_path).verdict) == ""
+
+
+def test_a_rank_that_waits_for_a_missing_one_is_no_straggler(tmp_path: Path) -> None:
+    """Rank 2 shares its row with rank 3 alone, which is slow and was not profiled."""
+    job = SyntheticJob(2, 2, 6, 20, fault=Fault("slow_gpu", 3, size=2), missing=(3,), seed=8)
+    verdict = opened(job, tmp_path).verdict
+    assert (verdict.rank, verdict.cause) == (None, "collective")
+    assert "rank 2 holds the others up" in verdict.sentence and "may be missing" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("slow_layer", "data_loading"), ("slow_host", "one_bad_step"), ("slow_gpu", "rotating")]
+)
+def test_of_two_faults_the_costlier_one_is_named(first: str, second: str, tmp_path: Path) -> None:
+    more = (Fault(second, 2, 1, step=4, size=0.5),)
+    job = SyntheticJob(3, 3, 6, 20, fault=Fault(first, 7, 3, size=2), more=more, seed=5)
+    said = opened(job, tmp_path)
+    assert misjudged(job, said.verdict) == ""
+    assert said.charges().to_frame()["wait_ns"].sum() == said.waits().to_frame()["wait_ns"].sum()
 
 
 def test_clocks_are_aligned_through_other_ranks(tmp_path: Path) -> None:
