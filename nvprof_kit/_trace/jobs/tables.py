@@ -97,7 +97,10 @@ class JobTables:
         if names is None and not any((folder / "ranks").glob("*.parquet")):
             raise CaptureError(f"{folder}: no map in it; make some with nvprof-kit ranks map -o {folder} CAPTURE...")
         # the columns of the other tables are checked when they are read
-        if fault := fault_of(folder, names, ("collectives",)) or changed_since_written(folder, names):
+        fault = fault_of(folder, names, ("collectives",))
+        if not fault and (changed := changed_since_written(folder, names)):
+            fault = fault_of(folder, names) or changed
+        if fault:
             raise CaptureError(fault)
         self._folder = folder
         self._spill = tempfile.TemporaryDirectory(prefix="nvprof-kit-ranks-")
