@@ -92,6 +92,12 @@ def distinct(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDA
     return known + low, place[ids - low]
 
 
+def few(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The sorted distinct values of a long column with few of them in long runs, such as process ids."""
+    fresh = np.flatnonzero(values[1:] != values[:-1]) + 1
+    return np.unique(np.append(values[:1], values[fresh]))
+
+
 def spared(parts: Sequence[npt.NDArray[np.int64]], spare: int) -> npt.NDArray[np.int64]:
     """Concatenate columns and reserve one more value at the end, so that `with_spare` needs no copy."""
     return np.concatenate([*parts, np.array([spare], dtype=np.int64)])[:-1]

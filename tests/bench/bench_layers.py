@@ -26,8 +26,11 @@ DATA = Path(__file__).parents[1] / "data"
 TABLES = ("NVTX_EVENTS", *(f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("RUNTIME", "KERNEL", "MEMCPY", "MEMSET")))
 SCAN = """
 import sys, adbc_driver_sqlite.dbapi as dbapi
-kernel = 'start, "end", deviceId, correlationId, globalPid, graphNodeId'
-for columns, table in (("start, globalTid, correlationId", "RUNTIME"), (kernel, "KERNEL")):
+op = 'start, "end", deviceId, correlationId, globalPid, graphNodeId'
+for columns, table in (
+    ("start, globalTid, correlationId, nameId", "RUNTIME"), (f"{op}, demangledName", "KERNEL"),
+    (f"{op}, copyKind", "MEMCPY"), (op, "MEMSET"),
+):
     with dbapi.connect(sys.argv[1]) as connection, connection.cursor() as cursor:
         cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": "131072"})
         cursor.execute(f"SELECT {columns} FROM CUPTI_ACTIVITY_KIND_{table}")

@@ -9,9 +9,10 @@ that moment, if exactly one other thread has one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ HOW = ("launch", "graph node", "other thread", "none")
 
 _LAUNCH, _GRAPH_NODE, _OTHER_THREAD, _UNATTRIBUTED = range(4)
 _BLOCK = 1 << 16
+_THREADS = 2
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,7 @@ class Attribution:
 def attribute(trace: Trace) -> Attribution:
     """Find the owner of every operation of a capture. See the module docstring for the rules."""
     owners = _Owners(trace)
-    # in blocks, so that intermediate arrays stay in the CPU cache and reuse memory
-    starts = range(0, max(len(trace.ops), 1), _BLOCK)
-    whole = _joined((owners.of(slice(start, start + _BLOCK)) for start in starts), len(trace.ops))
+    whole = _in_blocks(owners.of, len(trace.ops))
     phases, phase_of_range = np.unique(np.append(owners.ranges.phase, NO_PHASE).astype(object), return_inverse=True)
     return Attribution(
         ranges=owners.ranges,
@@ -91,17 +91,24 @@ class _Block(NamedTuple):
     uncreated: npt.NDArray[np.bool_]
 
 
-def _joined(blocks: Iterable[_Block], count: int) -> _Block:
-    """The blocks in one; each is copied at once, so that its memory is free for the next."""
-    whole: list[Any] = []
-    place = 0
-    for block in blocks:
-        whole = whole or [np.empty(count, dtype=column.dtype) for column in block]
-        end = place + len(block.call)
-        for column, values in zip(whole, block, strict=True):
-            column[place:end] = values
-        place = end
-    return _Block(*whole)
+def _in_blocks(owners_of: Callable[[slice], _Block], count: int) -> _Block:
+    """The owners of all operations, in blocks, so that intermediate arrays stay in the CPU cache and reuse memory.
+
+    Two threads share the blocks: NumPy's searches, which take most of the time, do not hold the GIL.
+    """
+    first = owners_of(slice(0, _BLOCK))
+    whole = _Block(*(np.empty(count, dtype=column.dtype) for column in first))
+
+    def put(start: int, found: _Block) -> None:
+        for column, values in zip(whole, found, strict=True):
+            column[start : start + len(values)] = values
+
+    put(0, first)
+    with ThreadPoolExecutor(max_workers=_THREADS) as pool:
+        starts = range(_BLOCK, count, _BLOCK)
+        for _ in pool.map(lambda start: put(start, owners_of(slice(start, start + _BLOCK))), starts):
+            pass
+    return whole
 
 
 class _Moments(NamedTuple):

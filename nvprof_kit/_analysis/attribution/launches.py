@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array
+from nvprof_kit._trace.frames import few
 from nvprof_kit._trace.schema import Trace
 
 _BLOCK = 1 << 18
@@ -46,7 +47,7 @@ class Correlations:
         if len(pid) and pid.min() == pid.max():
             self._of_process = {int(pid[0]): _Ids(correlation, start, None)}
             return
-        rows = {process: np.flatnonzero(pid == process) for process in np.unique(pid).tolist()}
+        rows = {process: np.flatnonzero(pid == process) for process in few(pid).tolist()}
         self._of_process = {process: _Ids(correlation[mine], start[mine], mine) for process, mine in rows.items()}
 
     def that_launched(self, pid: Int64Array, correlation: Int64Array, start: Int64Array) -> Int64Array:
@@ -127,7 +128,7 @@ class Creations:
     def of(self, pid: Int64Array, node: Int64Array) -> Int64Array:
         """The row of `Trace.graph_nodes` that first created each node, or the node it was cloned from; else `NONE`."""
         rows = np.full(len(node), NONE, dtype=np.int64)
-        for process in np.unique(pid).tolist():
+        for process in few(pid).tolist():
             mine = np.flatnonzero(pid == process)
             nodes, which = np.unique(node[mine], return_inverse=True)
             keys = [(process, one) for one in nodes.tolist()]

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.nesting import NONE, Int64Array, Integers
 from nvprof_kit._analysis.attribution.ranges import Ranges
+from nvprof_kit._trace.frames import few
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 
 
@@ -79,6 +80,8 @@ def devices_of(trace: Trace) -> tuple[tuple[Device, ...], Int64Array]:
     import pandas as pd
 
     pid, device = trace.ops["pid"].to_numpy(), trace.ops["device"].to_numpy()
+    if len(pid) and len(few(pid)) == len(few(device)) == 1:  # most captures
+        return (Device(int(pid[0]), 0, int(device[0])),), np.zeros(len(pid), dtype=np.int64)
     (process, processes), (ordinal, ordinals) = (pd.factorize(one, sort=True) for one in (pid, device))
     many = len(ordinals)
     key = process.astype(np.int64) * many + ordinal

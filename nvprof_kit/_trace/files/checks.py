@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._trace.frames import few
 from nvprof_kit.errors import CaptureError
 
 Int64Array = npt.NDArray[np.int64]
@@ -197,14 +198,17 @@ def early(ops: Mapping[str, Any], api: Mapping[str, Any]) -> int:
     within a few microseconds, so smaller differences are ignored.
     """
     count = 0
-    for process in np.unique(api["pid"]).tolist():
+    for process in few(api["pid"]).tolist():
         calls, mine = api["pid"] == process, (ops["pid"] == process) & (ops["correlation"] >= 0)
         ids, start = api["correlation"][calls], api["start_ns"][calls]
-        order = np.argsort(ids, kind="stable")  # correlation ids come from a counter, so they are nearly sorted
-        ids = ids[order]
-        fresh = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
-        known, first = ids[fresh], np.minimum.reduceat(start[order], fresh)
-        del ids, start, order
+        known, first = ids, start
+        if not (ids[1:] > ids[:-1]).all():
+            order = np.argsort(ids, kind="stable")  # correlation ids come from a counter, so they are nearly sorted
+            ids = ids[order]
+            fresh = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
+            known, first = ids[fresh], np.minimum.reduceat(start[order], fresh)
+            del order
+        del ids, start
         wanted, begun = ops["correlation"][mine], ops["start_ns"][mine]
         for block in range(0, len(wanted), _BLOCK):
             some = wanted[block : block + _BLOCK]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from nvprof_kit._trace.files.checks import check_sizes
 from nvprof_kit._trace.files.sqlite import Database, Int64Array
-from nvprof_kit._trace.frames import distinct, labels
+from nvprof_kit._trace.frames import distinct, few, labels
 from nvprof_kit._trace.nsys.calls import host_memory_item, host_memory_names
 from nvprof_kit._trace.nsys.enums import COPY_KINDS, defined
 from nvprof_kit._trace.nsys.sources import check_rows, null_safe, strings_of, zero_is_missing
@@ -96,7 +96,7 @@ def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns
 
 
 def _warn_of_copy_kinds(db: Database, kinds: Int64Array) -> None:
-    strange = {*np.unique(kinds).tolist()} - defined(db, COPY_KINDS) - {_UNKNOWN}
+    strange = {*few(kinds).tolist()} - defined(db, COPY_KINDS) - {_UNKNOWN}
     if strange:
         count = int(np.isin(kinds, [*strange]).sum())
         db.warn(f"CUPTI_ACTIVITY_KIND_MEMCPY.copyKind is {min(strange)} in {count} rows: copies of unknown direction")

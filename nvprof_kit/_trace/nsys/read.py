@@ -25,7 +25,7 @@ from nvprof_kit._trace.files.checks import (
     repeated,
 )
 from nvprof_kit._trace.files.sqlite import Database, Int64Array
-from nvprof_kit._trace.frames import make_frame
+from nvprof_kit._trace.frames import few, make_frame
 from nvprof_kit._trace.nsys import tables
 from nvprof_kit._trace.nsys.calls import busy_calls, fetch_calls, launches_of, read_calls, read_loads
 from nvprof_kit._trace.nsys.enums import check_enums
@@ -35,7 +35,7 @@ from nvprof_kit._trace.nsys.ops import named_ops, op_tables, read_no_ops, read_o
 from nvprof_kit._trace.nsys.samples import read_samples
 from nvprof_kit._trace.nsys.scheduled import read_scheduled
 from nvprof_kit._trace.nsys.sources import check_columns, check_rows, node_table, tables_for
-from nvprof_kit._trace.nsys.warnings import capture_warnings, handed_over_warnings
+from nvprof_kit._trace.nsys.warnings import capture_warnings, count_launches, handed_over_warnings, launch_names
 from nvprof_kit._trace.schema import BUSY_CALLS, OPS, SHAPES, CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 
@@ -72,6 +72,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
             calls_job = pool.submit(fetch_calls, db, only) if "calls" in optional else None
             # the calls include the launches: read them only once
             api_job = None if calls_job else pool.submit(tables.read_launches, db, lengths)
+            launches_job = pool.submit(count_launches, db, [] if lacks else launch_names(db))
             # import while the threads read; not in the threads, as an interrupted import may keep its lock
             import pandas  # noqa: F401
 
@@ -81,21 +82,25 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
             fetched = calls_job.result() if calls_job else {}
             api = api_job.result() if api_job else launches_of(db, fetched, lengths)
             calls = read_calls(db, fetched, operators=not only) if calls_job else None
-        api = tables.with_missed_launches(db, api, ops)
-        _check_has_ranges(ranges, domain, named)
-        tables.close_open_ranges(db, ranges, api, ops)
-        timed = [ranges, api, ops, *([calls] if calls else [])]
-        moments = [table[edge] for table in (*timed, nodes) for edge in ("start_ns", "end_ns") if edge in table]
-        check_moments(named, moments)
-        _check_joins(db, ranges, ops, nodes, registered=tables.has_categories(domains, domain))
-        _warn_of_other_devices(db, ops)
-        early = check_after_zero({"NVTX_EVENTS": ranges, tables.RUNTIME: api, "CUPTI_ACTIVITY_KIND_*": ops})
-        odd = (*check_operations(named, ops, api), *early)
+            checks_job = pool.submit(check_operations, named, ops, api)
+            known, api = api, tables.with_missed_launches(db, api, ops)
+            _check_has_ranges(ranges, domain, named)
+            tables.close_open_ranges(db, ranges, api, ops)
+            timed = [ranges, api, ops, *([calls] if calls else [])]
+            moments = [table[edge] for table in (*timed, nodes) for edge in ("start_ns", "end_ns") if edge in table]
+            check_moments(named, moments)
+            _check_joins(db, ranges, ops, nodes, registered=tables.has_categories(domains, domain))
+            _warn_of_other_devices(db, ops)
+            early = check_after_zero({"NVTX_EVENTS": ranges, tables.RUNTIME: api, "CUPTI_ACTIVITY_KIND_*": ops})
+            checked = checks_job.result() if api is known else check_operations(named, ops, api)
+            odd, launches = (*checked, *early), launches_job.result()
         more = _optional_tables(db, domain, {*optional} - {"calls"}, moments)
         others = tuple(sorted({*domains.by_name} - {*named_domains(domain, domains.by_name)}))
         handed_over = handed_over_warnings(tables.handed_over(db, domains, domain))
         return Trace(
-            info=_info(db, domain, ranges, ops, more_warnings=(*odd, *handed_over), others=others, lacks=lacks),
+            info=_info(
+                db, domain, ranges, ops, launches, more_warnings=(*odd, *handed_over), others=others, lacks=lacks
+            ),
             ranges=make_frame("ranges", ranges),
             api=make_frame("api", api),
             ops=make_frame("ops", ops),
@@ -237,7 +242,7 @@ def _check_joins(
 
 def _warn_of_other_devices(db: Database, ops: dict[str, Any]) -> None:
     known = tables.known_devices(db)
-    strange = [one for one in np.unique(ops["device"]).tolist() if known and one not in known]
+    strange = [one for one in few(ops["device"]).tolist() if known and one not in known]
     if strange:
         count = int(np.isin(ops["device"], strange).sum())
         db.warn(f"deviceId of {count} operations is {strange[0]}, a GPU that TARGET_INFO_GPU does not list")
@@ -248,6 +253,7 @@ def _info(
     domain: str,
     ranges: dict[str, Any],
     ops: dict[str, Any],
+    launches: int,
     *,
     more_warnings: tuple[str, ...],
     others: tuple[str, ...],
@@ -256,7 +262,7 @@ def _info(
     meta = next((table for table in _EXPORT_METADATA if db.has(table, "name", "value")), None)
     said = {str(name): str(value) for name, value in db.rows(f"SELECT name, value FROM {meta}")} if meta else {}
     version = said.get("EXPORT_PRODUCT_VERSION", "")
-    devices = np.unique(ops["device"])
+    devices = few(ops["device"])
     return CaptureInfo(
         path=str(db.path),
         tool=f"nsys {version}".strip(),
@@ -265,12 +271,12 @@ def _info(
         gpus=tables.gpu_names(db, devices),
         ordinals=tuple(devices.tolist()),
         on_gpu=True,
-        processes=len(np.unique(np.concatenate([np.unique(ranges["pid"]), np.unique(ops["pid"])]))),
+        processes=len(np.unique(np.concatenate([few(ranges["pid"]), few(ops["pid"])]))),
         session_ns=_session_ns(db),
         own_window=_own_window(db),
         other_domains=others,
         lacks=lacks,
-        warnings=(*([lacks] if lacks else capture_warnings(db, ops)), *more_warnings, *db.warnings),
+        warnings=(*([lacks] if lacks else capture_warnings(db, ops, launches)), *more_warnings, *db.warnings),
     )
 
 

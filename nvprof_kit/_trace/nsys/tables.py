@@ -12,7 +12,7 @@ import numpy.typing as npt
 from nvprof_kit._trace.domains import named_domains
 from nvprof_kit._trace.files.checks import check_spans
 from nvprof_kit._trace.files.sqlite import Database, Int64Array, integer_list
-from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, labels
+from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, few, labels
 from nvprof_kit._trace.nsys.enums import EVENT_TYPES, defined
 from nvprof_kit._trace.nsys.sources import check_rows, node_table, strings_of, zero_is_missing
 
@@ -286,7 +286,7 @@ def _lengths(db: Database, lengths: Int64Array) -> Int64Array:
 
 def with_missed_launches(db: Database, api: Columns, ops: Columns) -> Columns:
     """Add calls with other names that share a correlation id with an operation."""
-    orphans = {process: _orphans(process, ops, api) for process in np.unique(ops["pid"]).tolist()}
+    orphans = {process: _orphans(process, ops, api) for process in few(ops["pid"]).tolist()}
     if not any(map(len, orphans.values())) or RUNTIME not in db.tables:
         return api
     others = _read_api(

@@ -23,37 +23,52 @@ newer driver; `lost_launches` checks whether data is actually missing.
 """
 
 
-def capture_warnings(db: Database, ops: dict[str, Any]) -> tuple[str, ...]:
-    """All warnings that follow from the export's tables."""
-    alone = (ops["kind"] == OP_KINDS.index("kernel")) & (ops["graph_node"] < 0)
-    launches, lost = lost_launches(db, int(np.count_nonzero(alone)))
-    return (*_whole_graphs(db, ops), *_overhead(db, ops), *_lost(launches, lost), *_diagnostics(db, lost))
-
-
-def lost_launches(db: Database, kernels: int | None = None) -> tuple[int, int]:
-    """Number of calls that launched a kernel, and the number of those kernels that are not in the capture.
-
-    During CUDA graph capture, a launch call only adds a node: in a process that captured graphs, no launches are
-    counted as lost.
+def capture_warnings(db: Database, ops: dict[str, Any], launches: int | None = None) -> tuple[str, ...]:
+    """All warnings that follow from the export's tables.
 
     Args:
         db: The export.
-        kernels: Number of kernels outside graphs, if known.
+        ops: Columns of the schema's ``ops``.
+        launches: What `count_launches` found, if it is known.
+    """
+    alone = (ops["kind"] == OP_KINDS.index("kernel")) & (ops["graph_node"] < 0)
+    launches = count_launches(db, launch_names(db)) if launches is None else launches
+    lost = max(launches - int(np.count_nonzero(alone)), 0)
+    return (*_whole_graphs(db, ops), *_overhead(db, ops), *_lost(launches, lost), *_diagnostics(db, lost))
+
+
+def launch_names(db: Database) -> list[int]:
+    """Ids of the names of calls that launch a kernel; none if launches cannot be compared with kernels.
+
+    During CUDA graph capture, a launch call only adds a node: in a process that captured graphs, no launches are
+    counted.
     """
     if not db.has(_RUNTIME, "nameId") or not db.has(_KERNEL):
-        return 0, 0
+        return []
     names = dict(
         db.rows(
             "SELECT id, value FROM StringIds WHERE typeof(id) = 'integer' AND (value LIKE '%LaunchKernel%' "
             "OR value LIKE '%LaunchCooperativeKernel%' OR value LIKE '%StreamBeginCapture%')"
         )
     )
-    if any("BeginCapture" in str(name) for name in names.values()):
+    return [] if any("BeginCapture" in str(name) for name in names.values()) else list(names)
+
+
+def count_launches(db: Database, names: list[int]) -> int:
+    """Number of calls with these names. Thread-safe."""
+    if not names:
+        return 0
+    counted = db.columns(f"SELECT count(*) AS n FROM {_RUNTIME} WHERE nameId IN ({integer_list(names)})")
+    return int(counted["n"][0])
+
+
+def lost_launches(db: Database) -> tuple[int, int]:
+    """Number of calls that launched a kernel, and the number of those kernels that are not in the capture."""
+    launches = count_launches(db, launch_names(db))
+    if not launches:
         return 0, 0
     graphs = "WHERE graphNodeId IS NULL OR graphNodeId = 0" if db.has(_KERNEL, "graphNodeId") else ""
-    launches = int(db.rows(f"SELECT count(*) FROM {_RUNTIME} WHERE nameId IN ({integer_list(list(names))})")[0][0])
-    if kernels is None:
-        kernels = int(db.rows(f"SELECT count(*) FROM {_KERNEL} {graphs}")[0][0])
+    kernels = int(db.rows(f"SELECT count(*) FROM {_KERNEL} {graphs}")[0][0])
     return launches, max(launches - kernels, 0)
 
 
