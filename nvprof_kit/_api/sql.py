@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._trace.files.interrupts import interruptible
+from nvprof_kit._trace.files.duckdb_queries import interruptible
 from nvprof_kit._trace.files.packed import free_memory
 from nvprof_kit.errors import ToolError, UsageError
 

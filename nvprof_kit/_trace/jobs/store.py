@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._trace.files.interrupts import interruptible
+from nvprof_kit._trace.files.duckdb_queries import interruptible, without_progress_bar
 from nvprof_kit._trace.jobs.schema import TABLES, VERSION, RankMap
 from nvprof_kit.errors import CaptureError, UsageError
 
@@ -202,7 +202,7 @@ class _Footers:
         import duckdb
 
         self._db: Any = duckdb.connect(":memory:", config={"threads": 1})
-        self._db.execute("SET enable_progress_bar = false")
+        without_progress_bar(self._db)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvprof_kit._trace.files.interrupts import interruptible
+from nvprof_kit._trace.files.duckdb_queries import interruptible, without_progress_bar
 from nvprof_kit._trace.jobs.schema import TABLES, VERSION
 from nvprof_kit._trace.jobs.store import changed_since_written, fault_of, version_fault
 from nvprof_kit.errors import CaptureError
@@ -106,7 +106,7 @@ class JobTables:
         self._spill = tempfile.TemporaryDirectory(prefix="nvprof-kit-ranks-")
         config = {"memory_limit": MEMORY, "temp_directory": self._spill.name, "preserve_insertion_order": False}
         self._db: Any = duckdb.connect(config=config)
-        self._db.execute("SET enable_progress_bar = false")  # DuckDB would draw it on stdout, among the answer
+        without_progress_bar(self._db)
         self._db.execute("SET parquet_metadata_cache = true")  # each of 10,000 files is opened several times
         self._names = names
         self._gathered: set[str] = set()
