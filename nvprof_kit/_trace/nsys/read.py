@@ -67,7 +67,7 @@ def read_nsys(path: Path, domain: str, optional: Collection[str], named: Path, *
         domains = tables.nvtx_domains(db)
         _check_has_domain(db, domains, domain, named)
         only, lengths = busy_calls(db) if BUSY_CALLS in optional else "", "duration_ns" in optional
-        with ThreadPoolExecutor(max_workers=3) as pool:
+        with ThreadPoolExecutor(max_workers=2) as pool:
             ops_job = pool.submit(read_no_ops if lacks else read_ops, db, optional)
             calls_job = pool.submit(fetch_calls, db, only) if "calls" in optional else None
             # the calls include the launches: read them only once
