@@ -9,10 +9,10 @@ that moment, if exactly one other thread has one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -97,10 +97,11 @@ def _in_blocks(owners_of: Callable[[slice], _Block], count: int) -> _Block:
     Two threads share the blocks: NumPy's searches, which take most of the time, do not hold the GIL.
     """
     first = owners_of(slice(0, _BLOCK))
-    whole = _Block(*(np.empty(count, dtype=column.dtype) for column in first))
+    whole: list[npt.NDArray[Any]] = [np.empty(count, dtype=column.dtype) for column in first]
 
     def put(start: int, found: _Block) -> None:
-        for column, values in zip(whole, found, strict=True):
+        columns: Iterable[npt.NDArray[Any]] = found
+        for column, values in zip(whole, columns, strict=True):
             column[start : start + len(values)] = values
 
     put(0, first)
@@ -108,7 +109,7 @@ def _in_blocks(owners_of: Callable[[slice], _Block], count: int) -> _Block:
         starts = range(_BLOCK, count, _BLOCK)
         for _ in pool.map(lambda start: put(start, owners_of(slice(start, start + _BLOCK))), starts):
             pass
-    return whole
+    return _Block(*whole)
 
 
 class _Moments(NamedTuple):
