@@ -23,16 +23,15 @@ newer driver; `lost_launches` checks whether data is actually missing.
 """
 
 
-def capture_warnings(db: Database, ops: dict[str, Any], launches: int | None = None) -> tuple[str, ...]:
+def capture_warnings(db: Database, ops: dict[str, Any], launches: int) -> tuple[str, ...]:
     """All warnings that follow from the export's tables.
 
     Args:
         db: The export.
         ops: Columns of the schema's ``ops``.
-        launches: What `count_launches` found, if it is known.
+        launches: What `count_launches` found.
     """
     alone = (ops["kind"] == OP_KINDS.index("kernel")) & (ops["graph_node"] < 0)
-    launches = count_launches(db, launch_names(db)) if launches is None else launches
     lost = max(launches - int(np.count_nonzero(alone)), 0)
     return (*_whole_graphs(db, ops), *_overhead(db, ops), *_lost(launches, lost), *_diagnostics(db, lost))
 
