@@ -151,7 +151,9 @@ def _json(path: Path) -> Any:
 def _tables(path: str, said: dict[str, Any]) -> FlopsFile:
     import pandas as pd
 
-    rows = [(str(row["layer"]), str(row["phase"]), _around(row), _whole(row["calls"])) for row in said["ranges"]]
+    rows = [
+        (_text(row, "layer"), _text(row, "phase"), _around(row), _whole(row, "calls")) for row in _rows(said, "ranges")
+    ]
     depth: list[int] = []
     for number, row in enumerate(rows):
         if not -1 <= row[2] < number:
@@ -160,33 +162,48 @@ def _tables(path: str, said: dict[str, Any]) -> FlopsFile:
         if depth[-1] > _DEEPEST:
             raise ValueError(f"range {number} is inside more than {_DEEPEST} others")
     operators = [
-        (_place(row, rows), str(row["name"]), str(row["dtype"]), _whole(row["runs"]), float(_whole(row["flops"])))
-        for row in said["operators"]
+        (_place(row, rows), _text(row, "name"), _text(row, "dtype"), _whole(row, "runs"), float(_whole(row, "flops")))
+        for row in _rows(said, "operators")
     ]
-    unknown = [(_place(row, rows), str(row["name"]), _whole(row["runs"])) for row in said["unknown"]]
+    unknown = [(_place(row, rows), _text(row, "name"), _whole(row, "runs")) for row in _rows(said, "unknown")]
     return FlopsFile(
         path=path,
-        steps=_whole(said["steps"]),
-        gpu=str(said.get("gpu", "")),
-        torch=str(said.get("torch", "")),
+        steps=_whole(said, "steps"),
+        gpu=_text(said, "gpu"),
+        torch=_text(said, "torch"),
         ranges=pd.DataFrame(rows, columns=list(RANGES)),
         operators=pd.DataFrame(operators, columns=list(OPERATORS)),
         unknown=pd.DataFrame(unknown, columns=list(UNKNOWN)),
     )
 
 
-def _whole(value: Any) -> int:
+def _rows(said: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    found = said[name]
+    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+        raise ValueError(f"{name} is not a list of objects")
+    return found
+
+
+def _text(row: dict[str, Any], name: str) -> str:
+    found = row[name]
+    if not isinstance(found, str):
+        raise ValueError(f"{name} = {found!r} is not a text")
+    return found
+
+
+def _whole(row: dict[str, Any], name: str) -> int:
+    value = row[name]
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not an integer >= 0")
+        raise ValueError(f"{name} = {value!r} is not an integer >= 0")
     return value
 
 
 def _around(row: dict[str, Any]) -> int:
-    return -1 if row["inside"] is None else _whole(row["inside"])
+    return -1 if row["inside"] is None else _whole(row, "inside")
 
 
 def _place(row: dict[str, Any], ranges: list[Any]) -> int:
-    place = _whole(row["range"])
+    place = _whole(row, "range")
     if place >= len(ranges):
         raise ValueError(f"there is no range {place}")
     return place

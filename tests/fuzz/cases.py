@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import signal
 import sqlite3
 import tempfile
@@ -147,7 +148,8 @@ def judged(changed: Outcome, whole: Outcome, named: Sequence[str]) -> str:
     """
     if changed.broken:
         return changed.broken
-    if any(word in changed.said for word in named):
+    new = "\n".join(set(changed.said.splitlines()) - set(whole.said.splitlines()))
+    if any(word and re.search(rf"(?<!\w){re.escape(word)}(?!\w)", new) for word in named):
         return ""
     if changed.status:
         return f"refused without a name: {changed.said.strip()[:300]}"

@@ -15,6 +15,7 @@ import multiprocessing
 import pickle
 import random
 import resource
+import shutil
 import sys
 import tempfile
 import time
@@ -26,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fuzz import cases, mutate
+from fuzz import cases, folders, mutate
 
 DATA = Path(__file__).parents[1] / "data"
 MOST_BYTES = 3 << 30
@@ -46,10 +47,13 @@ SEEDS = {
     "snapshot": ("snapshots/step-2.11", "snapshots/run-2.11", "snapshots/oom_oom-2.11"),
     "ncu": ("ncu/own-2025.3", "ncu/range-2025.3", "ncu/communication-2025.3", "ncu/roofline-details-2025.3"),
     "timers": ("timers",),
+    **{kind: one.seeds for kind, one in folders.KINDS.items()},
 }
 _EVENTS = 2500
 """Events that a trace is cut to, for speed."""
 _SUFFIX = {"nsys": ".sqlite", "kineto": ".json", "snapshot": ".pickle", "ncu": ".csv", "timers": ".log"}
+_BALANCED = ("nsys", "kineto")
+"""Kinds of which every nanosecond must be in the rows of ``layers``."""
 _VERBS = {
     "nsys": (
         ("layers", "--format", "csv"),
@@ -72,6 +76,7 @@ _VERBS = {
     "snapshot": (("memory", "--format", "csv"), ("memory", "--format", "csv", "--by", "stack"), ("memory",)),
     "ncu": (("ncu", "layers", "--format", "csv"), ("ncu", "layers")),
     "timers": (("timers", "--format", "csv"), ("timers",)),
+    **{kind: one.verbs for kind, one in folders.KINDS.items()},
 }
 
 
@@ -125,20 +130,31 @@ def _data(kind: str, seed: str) -> Any:
 @cache
 def _whole(kind: str, seed: str, verb: tuple[str, ...]) -> cases.Outcome:
     """What the verb says of the seed as it is, under the name that the broken ones get."""
+    if kind in folders.KINDS:
+        return _run(kind, verb, folders.KINDS[kind].lay(seed, _emptied("input")))
     target = _input(kind)
     if kind == "kineto":
         mutate.as_json(_data(kind, seed), target)
     else:
         target.write_bytes(_plain(kind, seed).read_bytes())
-    return cases.run((*verb, str(target)), target.parent)
+    return _run(kind, verb, target)
+
+
+def _run(kind: str, verb: tuple[str, ...], target: Path) -> cases.Outcome:
+    folder = _folder() / "input"
+    words = folders.KINDS[kind].words(verb, folder, target) if kind in folders.KINDS else [*verb, str(target)]
+    return cases.run(words, folder)
+
+
+def _emptied(name: str) -> Path:
+    folder = _folder() / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
 
 
 def _input(kind: str) -> Path:
-    folder = _folder() / "input"
-    folder.mkdir(exist_ok=True)
-    for path in folder.iterdir():
-        path.unlink()
-    return folder / f"{'timer_rank0' if kind == 'timers' else 'run'}{_SUFFIX[kind]}"
+    return _emptied("input") / f"{'timer_rank0' if kind == 'timers' else 'run'}{_SUFFIX[kind]}"
 
 
 def judge(case: Case) -> str:
@@ -146,10 +162,14 @@ def judge(case: Case) -> str:
     whole = _whole(case.kind, case.seed, case.verb)
     if whole.status or whole.broken:
         return f"the seed itself: {whole.said or whole.broken}"
-    target = _input(case.kind)
-    names = _break(case, target)
-    outcome = cases.run((*case.verb, str(target)), target.parent)
-    if case.verb[0] == "layers" and not outcome.broken and (lost := cases.unbalanced(outcome, target)):
+    target, names = _broken(case)
+    outcome = _run(case.kind, case.verb, target)
+    if (
+        case.kind in _BALANCED
+        and case.verb[0] == "layers"
+        and not outcome.broken
+        and (lost := cases.unbalanced(outcome, target))
+    ):
         return lost
     if case.way != "random":
         return cases.judged(outcome, whole, names)
@@ -158,8 +178,23 @@ def judge(case: Case) -> str:
     return outcome.broken
 
 
+def _broken(case: Case) -> tuple[Path, tuple[str, ...]]:
+    """Write the broken input; returns it, and the names by which an answer may tell of it."""
+    if case.kind not in folders.KINDS:
+        target = _input(case.kind)
+        return target, _break(case, target)
+    kind = folders.KINDS[case.kind]
+    target = kind.lay(case.seed, _emptied("input"))
+    source = Path(shutil.copy(target, _emptied("whole")))
+    if case.way == "random":
+        kind.chance(source, target, random.Random(f"{case.seed} {case.number}"))
+    else:
+        kind.change(source, target, case.spot, case.way)
+    return target, (case.spot[1], *case.spot[0].split(".")[-1:])
+
+
 def _break(case: Case, target: Path) -> tuple[str, ...]:
-    """Write the broken input; returns the names by which an answer may tell of it."""
+    """Write the broken input of a single file; returns the names by which an answer may tell of it."""
     source, (holder, name) = _plain(case.kind, case.seed), case.spot
     chance = random.Random(f"{case.seed} {case.number}")
     systematic = case.way != "random"
@@ -187,12 +222,15 @@ def systematic(kind: str) -> Iterator[Case]:
     verbs = [verb for verb in _VERBS[kind] if "csv" in verb][: 4 if kind == "nsys" else 3]
     for seed in SEEDS[kind]:
         for spot in _spots(kind, seed):
-            for way in mutate.COLUMN_WAYS:
+            for way in folders.KINDS[kind].ways if kind in folders.KINDS else mutate.COLUMN_WAYS:
                 for verb in verbs:
                     yield Case(kind, seed, verb, way, spot)
 
 
 def _spots(kind: str, seed: str) -> list[tuple[str, str]]:
+    if kind in folders.KINDS:
+        one = folders.KINDS[kind]
+        return one.spots(one.lay(seed, _emptied("input")))
     if kind == "nsys":
         return mutate.columns(_plain(kind, seed))
     if kind == "kineto":

@@ -8,7 +8,7 @@ import pytest
 
 from fuzz import fuzz
 
-_SECONDS = 6.0
+_SECONDS = 3.0
 """For each kind; a case more is begun until then."""
 
 
@@ -23,4 +23,4 @@ def test_nothing_breaks(kind: str) -> None:
         tried += 1
         if time.monotonic() - began > _SECONDS:
             break
-    assert tried >= 3
+    assert tried >= 2

@@ -186,8 +186,9 @@ def parse_rules(text: str, source: str) -> Rules:
 
 def _rule(entry: Mapping[str, Any], named: str) -> Rule:
     _check_keys(entry, _KEYS, named)
-    if not all(isinstance(value, str) for value in entry.values()):
-        raise UsageError(f"{named}: every value must be a text in quotes")
+    for key, value in entry.items():
+        if not isinstance(value, str):
+            raise UsageError(f"{named}: {key} = {value!r}; every value must be a text in quotes")
     if "match" not in entry:
         raise UsageError(f"{named}: lacks match, the regular expression that the whole text of a range must match")
     match = _pattern(entry["match"], named)

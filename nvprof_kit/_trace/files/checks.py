@@ -20,7 +20,8 @@ Int64Array = npt.NDArray[np.int64]
 
 DAY_NS = 86_400 * 10**9
 _LONGEST_DAYS = 100
-"""Longer than any capture; sums of nanoseconds are exact up to this limit."""
+"""Longer than any capture."""
+_EXACT_NS = 1 << 53
 _CLOCKS_NS = 100_000
 _BLOCK = 1 << 16
 _MOST_BYTES = 1 << 50
@@ -46,6 +47,20 @@ def check_spans(named: str | Path, what: str, start: Int64Array, end: Int64Array
     backwards = int(np.count_nonzero(end < start))
     if backwards:
         raise CaptureError(f"{named}: {backwards} {what} end before they begin; {AGAIN}")
+
+
+def check_total(named: str | Path, what: str, start: Int64Array, end: Int64Array) -> None:
+    """Reject spans whose durations together are too long to be added up exactly as floating-point numbers.
+
+    Raises:
+        CaptureError: They last more than 2**53 ns, 104 days, together.
+    """
+    total = float(np.sum(end, dtype=np.float64) - np.sum(start, dtype=np.float64))
+    if total > _EXACT_NS:
+        raise CaptureError(
+            f"{named}: start and end of {len(start)} {what}: together they last {total / DAY_NS:,.0f} days, more than "
+            f"the {_EXACT_NS // DAY_NS} that can be added up; {AGAIN}"
+        )
 
 
 def check_moments(named: str | Path, moments: Iterable[Int64Array]) -> None:
@@ -181,6 +196,7 @@ def check_operations(named: str | Path, ops: Mapping[str, Any], api: Mapping[str
         CaptureError: An operation ends before it begins, moves fewer than 0 bytes, or runs on no device.
     """
     check_spans(named, "operations", ops["start_ns"], ops["end_ns"])
+    check_total(named, "operations", ops["start_ns"], ops["end_ns"])
     check_devices(named, "the device of operations", ops["device"])
     if "bytes" in ops:
         check_sizes(named, "the size of copies and memsets", ops["bytes"][ops["bytes"] != -1])

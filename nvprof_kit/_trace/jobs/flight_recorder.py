@@ -60,6 +60,11 @@ _WIDTHS = {
 }
 """Bytes per element by PyTorch dtype name; ``Float8…`` types have one byte."""
 
+_NUMBERED = ("collective_seq_id", "p2p_seq_id")
+_NEEDED = (*_NUMBERED, "is_p2p", "profiling_name", "state", "time_created_ns", "input_sizes", "output_sizes")
+"""Keys of every entry in a dump of version 2; version 1 has one number, ``seq_id``."""
+
+_STATES = ("", "scheduled", "started", "completed")
 _NAME = re.compile(r"(?:\w+:)?_?(\w+?)(?:_base)?(?: \d+(?:->|<-)(\d+))?")
 _RANK_OF_FILE = re.compile(r"(?:rank[_.-]?|_)(\d+)(?:\.\w+)*$|^(\d+)$")
 _COALESCED = "coalesced"
@@ -156,7 +161,7 @@ def _rows(dump: dict[str, Any], rank: int) -> list[dict[str, Any]]:
     sizes = _group_sizes(dump.get("pg_config") or {})
     rows: list[dict[str, Any]] = []
     waiting: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for entry in dump["entries"]:
+    for entry in _whole_entries(dump["entries"]):
         row = _row(entry, rank, sizes)
         key = (row["communicator"], entry.get("collective_seq_id"), entry.get("p2p_seq_id"))
         parts = waiting.pop(key, []) if row["kind"] == _COALESCED else []
@@ -169,8 +174,22 @@ def _rows(dump: dict[str, Any], rank: int) -> list[dict[str, Any]]:
     return rows
 
 
+def _whole_entries(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries, checked for the keys that their version has."""
+    if not any(key in entry for entry in entries for key in _NUMBERED):
+        return entries
+    for key in _NEEDED:
+        lacking = sum(entry.get(key) is None for entry in entries)
+        if lacking:
+            raise ValueError(f"{key} is missing in {lacking} of {len(entries)} entries")
+    return entries
+
+
 def _group_sizes(groups: Mapping[str, Any]) -> dict[str, int]:
     """Number of ranks of each process group that lists its ranks."""
+    for name, group in groups.items():
+        if not isinstance(group, dict):
+            raise ValueError(f"pg_config: {name} is {group!r}")
     told = {name: json.loads(group.get("ranks") or "[]") for name, group in groups.items()}
     return {name: len(ranks) for name, ranks in told.items() if ranks}
 
@@ -180,6 +199,10 @@ def _row(entry: Mapping[str, Any], rank: int, sizes: Mapping[str, int]) -> dict[
     if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) for one in names):
         raise ValueError(f"process_group is {names!r}, no list of names")
     name, description = (*names, "", "")[:2]
+    if entry.get("state", "") not in _STATES:
+        raise ValueError(f"state is {entry['state']!r}; needed one of {', '.join(filter(None, _STATES))}")
+    if not isinstance(entry.get("is_p2p", False), bool):
+        raise ValueError(f"is_p2p is {entry['is_p2p']!r}")
     group = str(name or entry.get("pg_id", ""))
     said = _NAME.fullmatch(entry["profiling_name"])
     kind, peer = said.groups() if said else (entry["profiling_name"], None)

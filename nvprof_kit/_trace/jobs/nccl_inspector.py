@@ -39,6 +39,8 @@ _KINDS = {
     "Recv": "recv",
     "AlltoAll": "all_to_all",
 }
+_ALWAYS = ("rank", "n_ranks", "coll_sn", "coll_msg_size_bytes", "coll_exec_time_us")
+"""Fields that every version of the inspector writes."""
 _ABSURD = (1 << 62) + 1
 _OF_ALL_RANKS = ("all_gather", "reduce_scatter")
 """Kinds with a message size that is one rank's part of the larger buffer."""
@@ -122,7 +124,7 @@ def _table(path: Path, read: pa.Table) -> pd.DataFrame:
         ]
         paths += [(f"{kind}_perf", "event_trace_ts", f"{kind}_start_ts"), ("header", "rank"), ("header", "n_ranks")]
         for names in (*paths, *([("p2p_perf", "p2p_peer")] if kind == "p2p" else [])):
-            _check_field(path, ".".join(names), column(*names), mine)
+            _check_field(path, ".".join(names), column(*names), mine, always=names[-1] in _ALWAYS)
     start, end = _kernel_times(column("coll_perf", "event_trace_ts", "kernel_events"), len(read))
     p2p_start, p2p_end = _kernel_times(column("p2p_perf", "event_trace_ts", "kernel_events"), len(read))
     kind = _labels(call, _KINDS)
@@ -159,8 +161,9 @@ def _table(path: Path, read: pa.Table) -> pd.DataFrame:
     return table
 
 
-def _check_field(path: Path, name: str, values: Any, mine: Any) -> None:
-    """Reject a field that only some of these lines have, or that is negative. A field that all lack is unknown.
+def _check_field(path: Path, name: str, values: Any, mine: Any, *, always: bool) -> None:
+    """Reject a field that only some of these lines have, or that is negative. A field that all lack is unknown, unless
+    the inspector always writes it.
 
     Raises:
         CaptureError: It is so.
@@ -169,7 +172,7 @@ def _check_field(path: Path, name: str, values: Any, mine: Any) -> None:
 
     given = pc.is_valid(values).to_numpy(zero_copy_only=False)[mine]
     lacking = int(np.count_nonzero(~given))
-    if 0 < lacking < len(given):
+    if lacking and (always or lacking < len(given)):
         raise CaptureError(f"{path}: {name} is missing in {lacking} of {len(given)} lines that need it; {AGAIN}")
     found = pc.fill_null(values, 0).to_numpy(zero_copy_only=False)[mine]
     if (negative := found < 0).any():

@@ -124,6 +124,21 @@ TABLES: Mapping[str, Mapping[str, Column]] = MappingProxyType(
 """The tables of a map."""
 
 
+_COUNTED = ("rank", "index", "number", "step", "stream", "size", "segment", "collective", "world_size")
+_MOST, _LATEST = (1 << 31) - 1, 1 << 61
+
+
+def bounds_of(table: str, name: str) -> list[tuple[int, int]]:
+    """The least and the largest number that a column may have; empty where it has none, or may have any.
+
+    Counts and indices have 31 bits; times and sizes 61, so that their sums and differences have 64.
+    """
+    if TABLES[table][name].dtype != "int64" or name == "operation":
+        return []
+    counted = name in _COUNTED or name.endswith("_segment")
+    return [(-1, _MOST) if counted else (-_LATEST, _LATEST)]
+
+
 @dataclass(frozen=True)
 class RankMap:
     """The map of one or several ranks: the tables of `TABLES`."""

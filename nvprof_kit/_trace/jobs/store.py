@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._trace.files.duckdb_queries import interruptible, without_progress_bar
-from nvprof_kit._trace.jobs.schema import TABLES, VERSION, RankMap
+from nvprof_kit._trace.jobs.schema import TABLES, VERSION, RankMap, bounds_of
 from nvprof_kit.errors import CaptureError, UsageError
 
 if TYPE_CHECKING:
@@ -149,16 +149,16 @@ def fault_of(folder: Path, names: Sequence[str] | None = None, tables: Sequence[
 
 
 def changed_since_written(folder: Path, names: Sequence[str] | None = None) -> str:
-    """Which file of the maps is not as it was written; '' if none is. Maps without checksums are not checked.
+    """Which file of the maps is not as it was written; '' if none is. A file is only read once its checksum
+    is known to be right: DuckDB takes endless time and memory over some damaged pages.
 
     Args:
         folder: The folder of maps.
         names: The maps; None for all maps in the folder.
     """
     names = names if names is not None else sorted(_listed(folder / "ranks"))
-    summed = {file.removesuffix(".json") for file in os.listdir(folder / _SUMS)} if (folder / _SUMS).is_dir() else set()
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        faults = pool.map(partial(_changed, folder), [name for name in names if name in summed])
+        faults = pool.map(partial(_changed, folder), names)
         return next((fault for fault in faults if fault), "")
 
 
@@ -167,6 +167,8 @@ def _changed(folder: Path, name: str) -> str:
     try:
         sums = json.loads((folder / _SUMS / f"{name}.json").read_bytes())
         wrong = [table for table in TABLES if zlib.crc32((folder / table / name).read_bytes()) != sums[table]]
+    except FileNotFoundError as error:
+        return f"{error.filename}: no such file, and the map is not whole without it; map again"
     except (OSError, ValueError, LookupError, TypeError) as error:
         return f"{folder / _SUMS / name}.json: damaged ({type(error).__name__}); map again"
     return f"{folder / wrong[0] / name}: a damaged map (its checksum is wrong); map again" if wrong else ""
@@ -193,6 +195,15 @@ def _cut_short(files: Sequence[Path]) -> str:
         if len(tail) < _LEAST_BYTES or not tail.endswith(b"PAR1"):
             return f"{file}: a damaged map (it is cut short); map again"
     return ""
+
+
+def _plausible(table: str, name: str) -> str:
+    """A condition on the footer's least and largest value of a column."""
+    return "".join(
+        f" AND coalesce(try_cast(stats_min_value AS BIGINT) >= {low}, true)"
+        f" AND coalesce(try_cast(stats_max_value AS BIGINT) <= {high}, true)"
+        for low, high in bounds_of(table, name)
+    )
 
 
 class _Footers:
@@ -226,7 +237,8 @@ class _Footers:
     def fault(self, table: str, files: Sequence[Path]) -> str:
         """What is wrong with a table's files: a missing or wrong column, or a missing value; '' if nothing."""
         good = " OR ".join(
-            f"(path_in_schema = '{name}' AND type = '{_TYPES[column.dtype]}')" for name, column in TABLES[table].items()
+            f"(path_in_schema = '{name}' AND type = '{_TYPES[column.dtype]}'{_plausible(table, name)})"
+            for name, column in TABLES[table].items()
         )
         whole = {file for (file,) in self.query(
             f"SELECT file_name FROM parquet_metadata(?) GROUP BY file_name HAVING count(*) FILTER "
@@ -240,6 +252,10 @@ class _Footers:
         nulls = dict(self.query(
             "SELECT path_in_schema, sum(stats_null_count)::BIGINT FROM parquet_metadata(?) GROUP BY ALL", [file]
         ))  # fmt: skip
+        ranges = {name: (least, most) for name, least, most in self.query(
+            "SELECT path_in_schema, min(try_cast(stats_min_value AS BIGINT)), max(try_cast(stats_max_value AS BIGINT)) "
+            "FROM parquet_metadata(?) GROUP BY ALL", [file]
+        )}  # fmt: skip
         for name, column in TABLES[table].items():
             if name not in told:
                 return f"{file}: no column {table}.{name}; map again"
@@ -247,6 +263,10 @@ class _Footers:
                 return f"{file}: {table}.{name} is {told[name]}, not {column.dtype}; map again"
             if nulls.get(name):
                 return f"{file}: {table}.{name} lacks {nulls[name]} values; map again"
+            for low, high in bounds_of(table, name):
+                least, most = ranges.get(name, (None, None))
+                if least is not None and (least < low or most > high):
+                    return f"{file}: {table}.{name} is {least if least < low else most}, no number of a map; map again"
         return ""
 
 

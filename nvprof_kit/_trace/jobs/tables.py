@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvprof_kit._trace.files.duckdb_queries import interruptible, without_progress_bar
-from nvprof_kit._trace.jobs.schema import TABLES, VERSION
+from nvprof_kit._trace.jobs.schema import TABLES, VERSION, bounds_of
 from nvprof_kit._trace.jobs.store import changed_since_written, fault_of, version_fault
 from nvprof_kit.errors import CaptureError
 
@@ -173,14 +173,28 @@ class JobTables:
             self._db.execute(f"COPY ({self._read(table)}) TO '{file}' (FORMAT parquet)")
             self._db.execute(f"CREATE VIEW {table} AS SELECT * FROM read_parquet('{file}')")
             good = not self._db.execute(f"SELECT {lacking} FROM {table}").fetchall()[0][0]
+            good = good and self._plausible(table)
             types = [row[1] for row in self._db.execute(f"DESCRIBE {table}").fetchall()]
             good = good and types == [_TYPES[column.dtype] for column in TABLES[table].values()]
         except (duckdb.InvalidInputException, duckdb.BinderException, duckdb.ConversionException) as error:
             good, said = False, f"{self._folder}: a damaged map ({str(error).partition(chr(10))[0]}); map again"
         except duckdb.IOException as error:
             good, said = False, f"{self._folder}: {str(error).partition(chr(10))[0]}"
+        except duckdb.Error as error:
+            if type(error) is not duckdb.Error:  # damaged pages raise the base class
+                raise
+            good, said = False, f"{self._folder}: a damaged map ({str(error).partition(chr(10))[0]}); map again"
         if not good:
             self._refuse(fault_of(self._folder, self._names, (table,)) or said)
+
+    def _plausible(self, table: str) -> bool:
+        """Whether every number of a table is one that a map may have."""
+        held = " AND ".join(
+            f'coalesce(min("{name}") >= {low} AND max("{name}") <= {high}, true)'
+            for name in TABLES[table]
+            for low, high in bounds_of(table, name)
+        )
+        return bool(self._db.execute(f"SELECT {held or 'true'} FROM {table}").fetchall()[0][0])
 
     def _check_segments(self) -> None:
         """Check the table that only small jobs read, at its first use."""
@@ -221,7 +235,7 @@ class JobTables:
 
     def profiled_ranks(self) -> list[int]:
         """The ranks with a profile."""
-        return [int(row[0]) for row in self._query(f"{_PROFILED} ORDER BY rank").fetchall()]
+        return [int(row[0]) for row in self._query(f"{_PROFILED} ORDER BY rank", "fetchall")]
 
     def world_size(self) -> int:
         """World size according to the captures; -1 if unknown."""
@@ -591,23 +605,28 @@ class JobTables:
         self._db.register("wanted_ranks", pd.DataFrame({"rank": np.asarray(ranks, dtype=np.int64)}))
 
     def _one(self, query: str) -> tuple[Any, ...]:
-        with interruptible():
-            row: tuple[Any, ...] = self._query(query).fetchall()[0]
+        row: tuple[Any, ...] = self._query(query, "fetchall")[0]
         return row
 
     def _frame(self, query: str) -> pd.DataFrame:
-        with interruptible():
-            made: pd.DataFrame = self._query(query).df()
+        made: pd.DataFrame = self._query(query, "df")
         return made
 
-    def _query(self, query: str) -> Any:
+    def _query(self, query: str, fetch: str = "") -> Any:
+        """Run a query and call the method `fetch` of its result: values are only read, and found to be damaged, then.
+
+        Raises:
+            CaptureError: The maps are damaged.
+        """
         import duckdb
 
         try:
             with interruptible():
-                return self._db.execute(query)
+                result = self._db.execute(query)
+                return getattr(result, fetch)() if fetch else result
         except duckdb.Error as error:
-            if type(error) not in (duckdb.Error, duckdb.IOException, duckdb.InvalidInputException):
+            data = (duckdb.OutOfRangeException, duckdb.ConversionException)
+            if type(error) not in (duckdb.Error, duckdb.IOException, duckdb.InvalidInputException, *data):
                 raise
             said = str(error).partition("\n")[0]
             raise CaptureError(f"{self._folder}: a damaged map ({said}); map again") from None

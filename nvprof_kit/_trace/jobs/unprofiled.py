@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FLIGHT_RECORDER, NCCL_INSPECTOR = "flight_recorder", "nccl_inspector"
+_INSPECTOR_KEYS = (b'"header"', b'"coll_perf"', b'"p2p_perf"', b'"coll_msg_size_bytes"', b'"inspector_output_format_')
+_FLIGHT_KEYS = (b"entries", b"pg_config", b"pg_status", b"profiling_name", b"collective_seq_id")
 _TOOLS = {FLIGHT_RECORDER: "PyTorch Flight Recorder", NCCL_INSPECTOR: "NCCL inspector"}
 
 
@@ -46,12 +48,12 @@ def source_of(path: Path) -> str:
     """`FLIGHT_RECORDER` or `NCCL_INSPECTOR` by the file's content; '' for other files."""
     head = head_of(path)
     begin = head.lstrip()[:1]
-    if begin == b"{" and b'"header"' in head and (b'"coll_perf"' in head or b'"p2p_perf"' in head):
+    if begin not in (b"{", b"\x80") or b"traceEvents" in head:
+        return ""
+    # two of the keys are enough: the reader names the one that is missing, while an unknown file would be left out
+    if begin == b"{" and sum(key in head for key in _INSPECTOR_KEYS) > 1:
         return NCCL_INSPECTOR
-    is_dump = b"entries" in head and (b"pg_config" in head or b"profiling_name" in head)
-    if is_dump and begin in (b"{", b"\x80") and b"traceEvents" not in head:
-        return FLIGHT_RECORDER
-    return ""
+    return FLIGHT_RECORDER if sum(key in head for key in _FLIGHT_KEYS) > 1 else ""
 
 
 def read_unprofiled(path: Path, source: str, rank: int | None = None) -> Unprofiled:

@@ -170,9 +170,8 @@ def _texts(texts: list[Any], name: str) -> tuple[bytes, list[str]]:
     """Texts as codes into their distinct values, in order of first appearance."""
     if set(map(type, texts)) - {str}:
         raise _Refused(_not(name, "a text"))
-    places: dict[str, int] = {}
-    codes = array("q", [places.setdefault(text, len(places)) for text in texts])
-    return codes.tobytes(), _distinct(places)
+    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+    return array("q", map(places.__getitem__, texts)).tobytes(), _distinct(places)
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:
@@ -213,12 +212,13 @@ def _history(history: list[Any], stacks: _Stacks) -> dict[str, Any]:
 
 
 class _Stacks:
-    """Call stacks as frame numbers; a list or a frame with many references is checked once."""
+    """The distinct call stacks as frame numbers; a list or a frame with many references is checked once."""
 
     def __init__(self) -> None:
         self.frames: list[dict[str, Any]] = []
         self.codes, self.lengths = array("q"), array("q")
         self._lists: dict[int, int] = {}
+        self._stacks: dict[tuple[int, ...], int] = {}
         self._frames: dict[int, int] = {}
 
     def number(self, found: Any) -> int:
@@ -227,11 +227,19 @@ class _Stacks:
         if place is None:
             if not isinstance(found, list) or len(found) > _MOST_FRAMES:
                 raise _Refused(_not("device_traces.frames", f"a list of at most {_MOST_FRAMES} frames"))
-            place = self._lists[id(found)] = len(self.lengths)
-            known = self._frames
-            self.codes.extend([known[one] if (one := id(frame)) in known else self._frame(frame) for frame in found])
-            self.lengths.append(len(found))
+            # a training loop has a few hundred distinct stacks; PyTorch writes a list for every event, of shared frames
+            key = tuple(map(id, found))
+            place = self._stacks.get(key)
+            if place is None:
+                place = self._stacks[key] = self._new(found)
+            self._lists[id(found)] = place
         return place
+
+    def _new(self, found: list[Any]) -> int:
+        known = self._frames
+        self.codes.extend([known[one] if (one := id(frame)) in known else self._frame(frame) for frame in found])
+        self.lengths.append(len(found))
+        return len(self.lengths) - 1
 
     def _frame(self, frame: Any) -> int:
         if not isinstance(frame, dict):

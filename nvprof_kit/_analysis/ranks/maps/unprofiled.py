@@ -91,8 +91,8 @@ def dump_warnings(found: pd.DataFrame, tool: str) -> list[str]:
     untimed = int((found["duration_ns"] < 0).sum())
     if untimed:
         said.append(
-            f"{untimed} of {len(found)} collectives have no duration, so nothing tells when the rank came to them; set "
-            "TORCH_NCCL_ENABLE_TIMING=1"
+            f"{untimed} of {len(found)} collectives have no duration (duration_ms), so nothing tells when the rank "
+            "came to them; set TORCH_NCCL_ENABLE_TIMING=1"
         )
     return said
 

@@ -450,7 +450,9 @@ RANGE = {"layer": "m", "phase": "forward", "inside": None, "calls": 1}
             ),
             "is not an integer >= 0",
         ),
-        (json.dumps(GOOD | {"steps": True}), "is not an integer >= 0"),
+        (json.dumps(GOOD | {"steps": True}), "steps = True is not an integer >= 0"),
+        (json.dumps(GOOD | {"ranges": [RANGE | {"layer": None}]}), "layer = None is not a text"),
+        (json.dumps(GOOD | {"unknown": "none"}), "unknown is not a list"),
         (json.dumps(GOOD | {"ranges": [RANGE] + [RANGE | {"inside": n} for n in range(600)]}), "more than 500"),
     ],
 )

@@ -89,7 +89,7 @@ def test_what_is_no_number_is_no_sequence_number() -> None:
         ("[[rule]]\nmatch = '(?P<a>.)'\nlayer = '{b}'", "rule 1: layer = '{b}' names an unknown group"),
         ("[[rule]]\nmatch = '.'\nlayr = 'x'", "rule 1: unknown key 'layr'"),
         ("[[rule]]\nmatch = '.'\nlayer = 'x'\nphase = 'fwd'", "rule 1: phase = 'fwd'"),
-        ("[[rule]]\nmatch = '.'\nlayer = 3", "rule 1: every value must be a text"),
+        ("[[rule]]\nmatch = '.'\nlayer = 3", "rule 1: layer = 3; every value must be a text"),
         ("[[rule]]\nmatch = '.'\noperator = 'x'", "rule 1: operator = 'x'"),
         ("otherwise = 'x'\n[[rule]]\nmatch = '.'", "otherwise = 'x'"),
         ("include = ['x']", "no preset 'x'; available: deepspeed, emit-nvtx"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import zlib
 from pathlib import Path
 
 import pyarrow as pa
@@ -53,6 +56,28 @@ def test_a_map_that_is_not_whole_is_refused_by_name(maps: Path, table: str) -> N
     refused("a damaged map .*map again")
     file.unlink()
     refused(f"{table}/.*: no such file, and the map is not whole without it; map again")
+
+
+@pytest.mark.parametrize("odd", [-(2**63), 2**63 - 1])
+@pytest.mark.parametrize("table", ["collectives", "segments", "layers", "steps"])
+def test_numbers_that_no_map_has_are_refused_by_name(maps: Path, table: str, odd: int) -> None:
+    """Sums and differences of them would overflow in DuckDB."""
+    file = of_rank_0(maps, table)
+    told = pq.ParquetFile(file).read()
+    name = "start_ns" if "start_ns" in told.schema.names else "step"
+    made = told.set_column(told.schema.get_field_index(name), name, pa.array([odd] * len(told), pa.int64()))
+    pq.write_table(made, file)
+    sums = maps / "sums" / f"{file.name}.json"
+    sums.write_text(json.dumps(json.loads(sums.read_text()) | {table: zlib.crc32(file.read_bytes())}))
+    with pytest.raises(CaptureError, match=f"{table}.{name} is {odd}, no number of a map; map again"):
+        open_job([maps], workers=1).answer()
+
+
+def test_a_map_without_its_checksums_is_refused(maps: Path) -> None:
+    """DuckDB takes endless time and memory over some damaged pages, so none is read unchecked."""
+    shutil.rmtree(maps / "sums")
+    with pytest.raises(CaptureError, match=r"sums/.*: no such file, and the map is not whole without it; map again"):
+        open_job([maps], workers=1)
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -213,6 +213,8 @@ def test_what_no_recorder_writes_is_refused_by_name(tmp_path: Path, key: str, va
         "profiling_name": "nccl:all_reduce",
         "process_group": ["0", ""],
         "collective_seq_id": 1,
+        "p2p_seq_id": 0,
+        "is_p2p": False,
         "state": "completed",
         "time_created_ns": 1000,
         "time_discovered_started_ns": 2000,
@@ -237,6 +239,12 @@ def test_what_no_recorder_writes_is_refused_by_name(tmp_path: Path, key: str, va
         ("time_created_ns", -5, "time_created_ns is -5"),
         ("process_group", "default_pg", "process_group is 'default_pg', no list of names"),
         ("process_group", ["0", 7], "no list of names"),
+        ("is_p2p", None, "is_p2p is missing in 1 of"),
+        ("is_p2p", "no", "is_p2p is 'no'"),
+        ("p2p_seq_id", None, "p2p_seq_id is missing in 1 of"),
+        ("state", 7, "state is 7; needed one of scheduled, started, completed"),
+        ("state", None, "state is missing in 1 of"),
+        ("time_created_ns", None, "time_created_ns is missing in 1 of"),
     ],
 )
 def test_one_wrong_field_is_refused_by_name(tmp_path: Path, field: str, value: object, said: str) -> None:

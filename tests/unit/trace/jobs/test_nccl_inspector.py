@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from nvprof_kit import open_job
 from nvprof_kit._trace.jobs.flight_recorder import COLLECTIVES, read_flight_recorder
 from nvprof_kit._trace.jobs.nccl_inspector import read_nccl_inspector
 from nvprof_kit.errors import CaptureError
@@ -164,3 +165,21 @@ def test_a_field_that_only_some_lines_have_is_named(tmp_path: Path, part: str, k
     said[part][key] = value
     with pytest.raises(CaptureError, match=rf"{part}\.{key} is (missing in 1 of 3 lines|-1 in 1 lines)"):
         read(tmp_path, line() + json.dumps(said) + "\n" + line())
+
+
+@pytest.mark.parametrize("field", ["coll_sn", "coll_msg_size_bytes", "coll_exec_time_us"])
+def test_a_field_that_the_inspector_always_writes_may_not_be_missing_in_all_lines(tmp_path: Path, field: str) -> None:
+    said = json.loads(line())
+    del said["coll_perf"][field]
+    with pytest.raises(CaptureError, match=rf"coll_perf\.{field} is missing in 2 of 2 lines"):
+        read(tmp_path, 2 * (json.dumps(said) + "\n"))
+
+
+@pytest.mark.parametrize("key", ["header", "coll_perf"])
+def test_a_log_without_one_of_its_keys_is_refused_and_not_left_out_of_its_folder(tmp_path: Path, key: str) -> None:
+    whole = json.loads(lzma.decompress((DATA / "inspector" / "ddp.rank0.log.xz").read_bytes()).splitlines()[0])
+    (tmp_path / "job.rank0.log").write_text(json.dumps(whole) + "\n")
+    whole[f"{key}_of_2031"] = whole.pop(key)
+    (tmp_path / "job.rank1.log").write_text(json.dumps(whole) + "\n")
+    with pytest.raises(CaptureError, match="line 1 is not from the NCCL Inspector"):
+        open_job([tmp_path], workers=1).answer()

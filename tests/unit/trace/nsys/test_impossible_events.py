@@ -149,3 +149,13 @@ def enumerated(path: Path, table: str, names: dict[int, Any]) -> Path:
         db.execute(f"CREATE TABLE {table} (id INTEGER, name TEXT, label TEXT)")
         db.executemany(f"INSERT INTO {table} VALUES (?, ?, ?)", [(one, name, name) for one, name in names.items()])
     return path
+
+
+def test_durations_that_cannot_be_added_up_are_refused(tmp_path: Path) -> None:
+    """Three of 40 days beside each other: no two moments are 100 days apart, but sums are exact to 104 days only."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("layers.0", 200, 400)
+    for stream in (7, 8, 9):
+        file.kernel(1000, 1000 + 40 * 86_400 * 10**9, launched=(300, 310), stream=stream)
+    with pytest.raises(CaptureError, match=r"start and end of 3 operations: together they last 120 days"):
+        open_capture(file.write())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.snapshot_file import BASE, SnapshotFile
 
-from nvprof_kit._trace.torch_memory.snapshot import BLOCKS, EVENTS, SEGMENTS, read_snapshot
+from nvprof_kit._trace.torch_memory.snapshot import BLOCKS, EVENTS, SEGMENTS, Stacks, read_snapshot
 from nvprof_kit.errors import CaptureError
 
 
@@ -39,6 +39,18 @@ def test_tables(tmp_path: Path) -> None:
     assert snapshot.stacks == {0: [{"filename": "model.py", "line": 10, "name": "forward"}]}
     assert snapshot.segments["total_bytes"].tolist() == [1536]
     assert snapshot.blocks["state"].tolist() == ["inactive", "active_allocated"]
+
+
+def test_a_stack_that_recurs_is_kept_once(tmp_path: Path) -> None:
+    """PyTorch writes a list for every event, and a loop comes by the same lines again and again."""
+    file = SnapshotFile()
+    for _ in range(50):
+        file.alloc(1000, stack=["a.py:1:f", "b.py:2:g"])
+        file.alloc(1000, stack=["a.py:1:f"])
+    stacks = read_snapshot(file.write(tmp_path / "run.pickle")).stacks
+    assert isinstance(stacks, Stacks)
+    assert (len(stacks), len(stacks._lengths)) == (100, 2)
+    assert [[frame["name"] for frame in stacks[row]] for row in (98, 99)] == [["f", "g"], ["f"]]
 
 
 def test_blocks_without_addresses_are_counted_up(tmp_path: Path) -> None:
