@@ -6,7 +6,6 @@ import gzip
 import lzma
 import os
 import re
-import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import IO, cast
 from urllib.parse import quote
 
+from nvprof_kit._trace.files.packed import UNREADABLE, unpack
+from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN, KNOWN_PHASES, LAYER_CATEGORIES, WINDOW, parse_range
 
 _QUERY = """
@@ -47,11 +48,10 @@ def layer_names(path: Path) -> list[str]:
             return _exported_layers(path.with_name(name).with_suffix(".sqlite"))
         if path.suffix != ".xz":
             return _exported_layers(path)
-        with tempfile.NamedTemporaryFile(suffix=".sqlite") as unpacked, lzma.open(path) as packed:
-            shutil.copyfileobj(packed, unpacked)
-            unpacked.flush()
+        with tempfile.NamedTemporaryFile(suffix=".sqlite") as unpacked:
+            unpack(path, Path(unpacked.name))
             return _exported_layers(Path(unpacked.name))
-    except (OSError, EOFError, lzma.LZMAError):
+    except (*UNREADABLE, CaptureError):
         return []
 
 

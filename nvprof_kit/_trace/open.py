@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._trace.files.kinds import description_of
-from nvprof_kit._trace.files.packed import check_file, unpack
+from nvprof_kit._trace.files.packed import UNREADABLE, check_file, unpack
 from nvprof_kit._trace.schema import TABLES
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
@@ -177,6 +177,6 @@ def _starts_json(plain: Path, head: bytes) -> bool:
         try:
             with gzip.open(plain) as file:
                 head = file.read(64)
-        except (EOFError, OSError):
+        except UNREADABLE:
             return True  # the Kineto reader reports the damage
     return head.lstrip()[:1] in (b"{", b"[")

@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
+from nvprof_kit._trace.files.packed import UNREADABLE
 from nvprof_kit.errors import CaptureError
 
 _READERS = "`nvprof-kit layers` and similar commands read it"
@@ -105,7 +106,7 @@ def recognised(path: Path) -> Kind | None:
         with path.open("rb") as file:
             head = file.read(_HEAD)
         return kind_of(_unpacked_head(path, head))
-    except (OSError, EOFError, lzma.LZMAError, zlib.error):
+    except UNREADABLE:
         return None
 
 

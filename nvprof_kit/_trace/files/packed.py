@@ -10,6 +10,7 @@ import lzma
 import os
 import shutil
 import stat
+import zlib
 from pathlib import Path
 from typing import IO
 
@@ -19,6 +20,8 @@ _XZ = b"\xfd7zXZ\x00"
 _RATIO = 500
 """Higher than any capture's compression ratio: about 20 for trace JSON, about 15 for SQLite with xz."""
 _LEAST = 256 << 20
+UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
+"""What reading a damaged xz or gzip file raises."""
 
 
 def room_for(packed_bytes: int) -> int:

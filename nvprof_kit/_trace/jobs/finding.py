@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvprof_kit._trace.files.packed import check_file
+from nvprof_kit._trace.files.packed import UNREADABLE, check_file
 from nvprof_kit._trace.files.sqlite import Database
 from nvprof_kit._trace.open import nsys_sqlite
 from nvprof_kit.errors import UsageError
@@ -133,9 +133,10 @@ def head_of(path: Path) -> bytes:
         with opened(path, "rb") as file:
             head: bytes = file.read(_HEAD)
             if head.startswith(b"\x1f\x8b"):
-                head = gzip.decompress(head + file.read())[:_HEAD]
+                file.seek(0)
+                head = gzip.GzipFile(fileobj=file).read(_HEAD)
             return head
-    except (OSError, EOFError, lzma.LZMAError):
+    except UNREADABLE:
         return b""  # the reader reports the damage
 
 

@@ -187,6 +187,8 @@ def _whole_entries(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _group_sizes(groups: Mapping[str, Any]) -> dict[str, int]:
     """Number of ranks of each process group that lists its ranks."""
+    if not isinstance(groups, dict):
+        raise ValueError(f"pg_config is {groups!r:.40}")
     for name, group in groups.items():
         if not isinstance(group, dict):
             raise ValueError(f"pg_config: {name} is {group!r}")

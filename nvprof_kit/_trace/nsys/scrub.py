@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import current_thread, main_thread
 
-from nvprof_kit._trace.files.packed import unpack
+from nvprof_kit._trace.files.packed import UNREADABLE, unpack
 from nvprof_kit._trace.files.sqlite import Database, integer_list
 from nvprof_kit.errors import CaptureError, UsageError
 
@@ -139,7 +139,7 @@ def scrub(source: Path, target: Path, options: ScrubOptions = ScrubOptions()) ->
                 partial.replace(target)
     except sqlite3.Error as error:
         raise CaptureError(f"{source}: not a whole SQLite export ({error}); export the .nsys-rep again") from None
-    except (OSError, lzma.LZMAError, EOFError) as error:
+    except UNREADABLE as error:
         raise UsageError(f"{source}: cannot be copied to {target}: {error}") from None
     return removed
 

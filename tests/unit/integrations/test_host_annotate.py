@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nvprof_kit
 from nvprof_kit.integrations.annotate import SITE, environment
 
 ROOT = Path(__file__).parents[3]
@@ -143,3 +144,18 @@ def test_a_recording_with_stacks_knows_the_modules(tmp_path: Path) -> None:
     with gzip.open(trace, "rt") as file:
         names = {event.get("name", "") for event in json.load(file)["traceEvents"]}
     assert "nvprof_kit:forward:layers.1" in names and "nn.Module: Linear_1" in names
+
+
+def test_rows_of_stacks_have_the_names_of_the_model(tmp_path: Path) -> None:
+    """PyTorch names a module by class and number; a model that the program does not annotate is annotated."""
+    program = "from torch import nn, ones; nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))(ones(1, 512))"
+    found = {}
+    for option in ("--annotate", "--no-annotate"):
+        trace = tmp_path / f"run{option}.json"
+        chosen = [] if option == "--annotate" else [option]
+        record = ["-m", "nvprof_kit", "record", "--stacks", *chosen, "-o", str(trace), "--", sys.executable, "-c"]
+        done = run(*record, program)
+        assert done.returncode == 0, done.stderr
+        found[option] = set(nvprof_kit.open(trace).layers().to_frame()["layer"])
+    assert {"0", "1"} <= found["--annotate"]
+    assert not {"0", "1"} & found["--no-annotate"]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from support.nsys_file import SCHEMAS, NsysFile
 
+from nvprof_kit._cli import main
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import TABLES
 from nvprof_kit.errors import CaptureError, NvprofKitError, ToolError
@@ -262,3 +263,15 @@ def test_a_call_that_waits_to_the_end_is_part_of_the_capture(tmp_path: Path) -> 
     file.range_("layers.1", 150, None)
     file.call("cudaDeviceSynchronize", 160, 900)
     assert np.array_equal(open_capture(file.write()).ranges["end_ns"], [200, 900])
+
+
+@pytest.mark.parametrize("verb", ["layers", "doctor", "advise", "ranks", "export"])
+def test_a_gzip_file_whose_bits_are_wrong_is_one_line(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """zlib raises an error of its own, which is neither an OSError nor an EOFError."""
+    whole = gzip.compress(json.dumps({"traceEvents": [{"name": f"event {n}"} for n in range(9999)]}).encode())
+    (path := tmp_path / "run.json.gz").write_bytes(whole[:12] + b"\xff" * 40 + whole[52:])
+    with pytest.raises(SystemExit) as ended:
+        main([verb, str(path)])
+    assert ended.value.code in (1, 2) and "Traceback" not in "".join(capsys.readouterr())

@@ -43,12 +43,17 @@ import click
     help="Stop recording when the process has grown by this much since its first step; 0 for no limit. PyTorch needs "
     "about six times as much memory to write the trace.",
 )
-@click.option("--annotate", is_flag=True, help="Annotate the model without changing the program.")
+@click.option(
+    "--annotate/--no-annotate",
+    default=None,
+    help="Annotate the model without changing the program. Default: only with --stacks, which else names modules by "
+    "class and number.",
+)
 @click.option("--stacks", is_flag=True, help="Record Python call stacks, beginning with the first module call.")
 @click.option("--shapes", is_flag=True, help="Record the input shapes of each operator.")
 @click.option("--memory", is_flag=True, help="Record each allocation and release.")
 @click.argument("command", metavar="-- python PROGRAM [ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
-def record(path: Path, force: bool, annotate: bool, command: tuple[str, ...], **given: Any) -> None:
+def record(path: Path, force: bool, annotate: bool | None, command: tuple[str, ...], **given: Any) -> None:
     """Run a Python program under PyTorch's profiler, for machines without Nsight Systems.
 
     The trace contains the layers of annotated models; read it with nvprof-kit layers. Under torchrun or accelerate
@@ -60,5 +65,5 @@ def record(path: Path, force: bool, annotate: bool, command: tuple[str, ...], **
     from nvprof_kit.integrations.annotate import environment
 
     options = RecordOptions(**{name: given.pop(name) for name in ("stacks", "shapes", "memory")})
-    environ = environment() if annotate else {}
+    environ = environment() if (options.stacks if annotate is None else annotate) else {}
     record_program(path, options, command, Limits(**given), force=force, environ=environ)
