@@ -188,7 +188,7 @@ class _Call:
         return self.frame is not None or self.begin != now.sequence()
 
     def has_made_any(self, nodes: list[Any]) -> bool:
-        """Whether the call created any of these nodes; without the number of the next one, which is not cheap to ask."""
+        """Whether the call created any of these nodes. Asking for the number of the next node takes longer."""
         return any(node._sequence_nr() >= self.begin and id(node) not in self.given for node in nodes)
 
 
