@@ -57,7 +57,11 @@ class Database:
             raise self.broken(error) from None
         self._small.text_factory = _text  # NVTX texts may have any encoding
         try:
-            tables = [name for (name,) in self._small.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            listed = self._small.execute(
+                "SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')"
+            ).fetchall()
+            tables = [name for name, kind in listed if kind == "table"]
+            self.views = frozenset(name for name, kind in listed if kind == "view")
             self.tables: Mapping[str, frozenset[str]] = {table: self._columns(table) for table in tables}
         except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite's own messages can fail to decode
             self.close()

@@ -191,7 +191,9 @@ def _group_sizes(groups: Mapping[str, Any]) -> dict[str, int]:
         raise ValueError(f"pg_config is {groups!r:.40}")
     for name, group in groups.items():
         if not isinstance(group, dict):
-            raise ValueError(f"pg_config: {name} is {group!r}")
+            raise ValueError(f"pg_config: {name} is {group!r:.40}")
+        if not isinstance(group.get("ranks") or "", str):
+            raise ValueError(f"ranks of pg_config is {group['ranks']!r:.40}, no text")
     told = {name: json.loads(group.get("ranks") or "[]") for name, group in groups.items()}
     return {name: len(ranks) for name, ranks in told.items() if ranks}
 

@@ -47,6 +47,7 @@ def check_columns(db: Database, tables: Iterable[str]) -> None:
     Raises:
         CaptureError: A column is missing; the message has the column and its table.
     """
+    _refuse_lookalikes(db)
     for table in tables:
         if table in db.tables:
             source = NSYS_SOURCES[table]
@@ -59,6 +60,21 @@ def check_columns(db: Database, tables: Iterable[str]) -> None:
         for kind in ("KERNEL", "MEMCPY", "MEMSET"):
             if f"CUPTI_ACTIVITY_KIND_{kind}" in db.tables:
                 _refuse_missing(db, f"CUPTI_ACTIVITY_KIND_{kind}", ("graphNodeId",))
+
+
+def _refuse_lookalikes(db: Database) -> None:
+    """Reject a view, or a table in other letters, in place of a table of nsys: it would be read as missing.
+
+    Raises:
+        CaptureError: There is one.
+    """
+    known = {name.casefold(): name for name in NSYS_SOURCES}
+    for name in sorted({*db.tables, *db.views}):
+        wanted = known.get(name.casefold())
+        if wanted is not None and wanted not in db.tables:
+            raise db.refuse(
+                f"{name} is {'a view' if name in db.views else 'in other letters'}, needed the table {wanted}"
+            )
 
 
 def node_table(db: Database) -> str | None:
@@ -86,7 +102,20 @@ def check_rows(db: Database, tables: Iterable[str]) -> None:
             _check_table(db, table)
 
 
+def _refuse_double_ids(db: Database) -> None:
+    """Reject ids with several texts: each join would pick one of them. nsys declares the id as the primary key."""
+    if not db.has("StringIds", "id", "value") or db.rows(
+        "SELECT 1 FROM pragma_table_info('StringIds') WHERE name = 'id' AND pk = 1 AND lower(type) = 'integer'"
+    ):
+        return
+    twice = db.rows("SELECT count(*) FROM (SELECT id FROM StringIds GROUP BY id HAVING min(value) IS NOT max(value))")
+    if twice[0][0]:
+        raise db.refuse(f"StringIds.id has several values for {twice[0][0]} ids")
+
+
 def _check_table(db: Database, table: str) -> None:
+    if table == "StringIds":
+        _refuse_double_ids(db)
     source = NSYS_SOURCES["CUDA_GRAPH_NODE_EVENTS" if table == "CUDA_GRAPH_EVENTS" else table]
     asked = dict.fromkeys((*source.needed, *source.given, *source.nullable, *_NODE_COLUMNS, "mangledName"))
     columns = [one for one in asked if db.has(table, one)]

@@ -159,3 +159,29 @@ def test_durations_that_cannot_be_added_up_are_refused(tmp_path: Path) -> None:
         file.kernel(1000, 1000 + 40 * 86_400 * 10**9, launched=(300, 310), stream=stream)
     with pytest.raises(CaptureError, match=r"start and end of 3 operations: together they last 120 days"):
         open_capture(file.write())
+
+
+@pytest.mark.parametrize(
+    ("statements", "said"),
+    [
+        (("CREATE VIEW {0} AS SELECT * FROM kept",), "is a view, needed the table"),
+        (("CREATE TABLE cupti_activity_kind_kernel AS SELECT * FROM kept",), "in other letters, needed the table"),
+    ],
+)
+def test_a_table_that_would_be_taken_as_missing_is_refused(capture: Path, statements: Any, said: str) -> None:
+    """Without its kernels a capture has another answer, and a capture without kernels is none that is wrong."""
+    table = "CUPTI_ACTIVITY_KIND_KERNEL"
+    change(capture, f"ALTER TABLE {table} RENAME TO kept", *(one.format(table) for one in statements))
+    with pytest.raises(CaptureError, match=f"{said} {table}"):
+        open_capture(capture)
+
+
+def test_an_id_with_two_texts_is_refused(capture: Path) -> None:
+    change(
+        capture,
+        "CREATE TABLE kept AS SELECT * FROM StringIds",
+        "DROP TABLE StringIds",
+        "CREATE TABLE StringIds AS SELECT * FROM kept UNION ALL SELECT id, 'other' FROM kept",
+    )
+    with pytest.raises(CaptureError, match=r"StringIds\.id has several values"):
+        open_capture(capture)
