@@ -97,7 +97,7 @@ def _change_parquet(source: Path, target: Path, spot: Spot, way: str) -> None:
     elif way == "rename":
         table = table.rename_columns([f"{name}_of_2031" if name == spot[1] else name for name in table.schema.names])
     else:
-        text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+        text = not (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type))
         odd = pa.nulls(len(column), column.type) if way == "null" else pa.array([7 if text else "7"] * len(column))
         table = table.set_column(place, spot[1], odd)
     pq.write_table(table, target)

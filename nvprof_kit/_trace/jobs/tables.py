@@ -478,11 +478,14 @@ class JobTables:
         (from ready to start), layer, phase.
         """
         self._want(ranks)
-        return self._frame(
+        made = self._frame(
             "SELECT m.rank, m.index, m.c, m.s, m.k, m.a, m.e, x.ready_segment, x.end_segment, x.gates, "
             "x.start_ns - x.ready_ns AS queued_ns, x.layer, x.phase FROM matched AS m "
             "JOIN collectives AS x USING (rank, index) SEMI JOIN wanted_ranks USING (rank) ORDER BY m.rank, m.index"
         )
+        if (made["index"] != made.groupby("rank", sort=False).cumcount()).any():  # causes look rows up by it
+            raise CaptureError(f"{self._folder}: collectives.index does not count from 0 without gaps; map again")
+        return made
 
     def segments(self, ranks: Sequence[int]) -> pd.DataFrame:
         """The segments of the given ranks, by rank and segment."""

@@ -73,6 +73,16 @@ def test_numbers_that_no_map_has_are_refused_by_name(maps: Path, table: str, odd
         open_job([maps], workers=1).answer()
 
 
+def test_collectives_with_a_gap_are_refused(maps: Path) -> None:
+    file = of_rank_0(maps, "collectives")
+    told = pq.ParquetFile(file).read()
+    pq.write_table(told.slice(1), file)
+    sums = maps / "sums" / f"{file.name}.json"
+    sums.write_text(json.dumps(json.loads(sums.read_text()) | {"collectives": zlib.crc32(file.read_bytes())}))
+    with pytest.raises(CaptureError, match=r"collectives\.index does not count from 0"):
+        open_job([maps], workers=1).answer()
+
+
 def test_a_map_without_its_checksums_is_refused(maps: Path) -> None:
     """DuckDB takes endless time and memory over some damaged pages, so none is read unchecked."""
     shutil.rmtree(maps / "sums")
