@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,11 @@ from nvprof_kit.errors import CaptureError
 if TYPE_CHECKING:
     import pandas as pd
 
-MEMORY = "1200MB"
+MEMORY = "1000MB"
 """DuckDB's memory limit; larger data spills to temporary files."""
+
+_AT_ONCE = 1_000
+"""Number of ranks with medians at a time."""
 
 SYMMETRIC = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
 """Collectives that cannot end on any rank before all ranks have arrived."""
@@ -106,6 +109,8 @@ class JobTables:
         config = {"memory_limit": MEMORY, "temp_directory": self._spill.name, "preserve_insertion_order": False}
         self._db: Any = duckdb.connect(config=config)
         without_progress_bar(self._db)
+        with suppress(duckdb.Error):  # not in every build: return free memory to the system soon
+            self._db.execute("SET allocator_background_threads = true")
         self._db.execute("SET parquet_metadata_cache = true")  # each of 10,000 files is opened several times
         self._names = names
         self._places: dict[int, str] = {}
@@ -520,11 +525,21 @@ class JobTables:
                 ("ops", "ops"),
             )
         )
-        known = "step >= 0 OR NOT (SELECT bool_or(step >= 0) FROM layers)"
-        return self._frame(
-            f"SELECT rank, layer, phase, {medians}, count(*) AS steps FROM layers WHERE {known} "
-            "GROUP BY rank, layer, phase"
-        )
+        import pandas as pd
+
+        known = "step >= 0" if self._one("SELECT bool_or(step >= 0) FROM layers")[0] else "true"
+        ranks = [row[0] for row in self._query("SELECT DISTINCT rank FROM layers ORDER BY rank").fetchall()] or [0]
+        # in parts: DuckDB's memory limit does not hold for the values of which it finds the median
+        parts = [ranks[low : low + _AT_ONCE] for low in range(0, len(ranks), _AT_ONCE)]
+        found = [
+            self._frame(
+                f"SELECT rank, layer, phase, {medians}, count(*) AS steps FROM layers "
+                f"WHERE {known} AND rank BETWEEN {part[0]} AND {part[-1]} GROUP BY rank, layer, phase"
+            )
+            for part in parts
+        ]
+        made: pd.DataFrame = pd.concat(found, ignore_index=True)
+        return made
 
     def excesses(self, least_ns: int, least_share: float) -> pd.DataFrame:
         """Excess time of ranks over the median of the ranks with the same layer, phase and step.

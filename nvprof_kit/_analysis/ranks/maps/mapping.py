@@ -124,24 +124,27 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     pieces = _pieces(parts, lane, gaps, place=found.place, cuts=cuts, start=start)
     steps = _steps(parts, rank).assign(**host_times(attribution, process, pauses, parts.instances))
     steps["warm_up"] = ~shown
-    collectives = found.table.assign(
-        rank=rank,
-        start_ns=start[found.place],
-        end_ns=end[found.place],
-        launch_ns=parts.launch[found.place],
-        alone_ns=_alone(pieces, len(found.place)),
-        ready_ns=ready,
-        ready_segment=np.searchsorted(cuts, ready, side="right") - 1,
-        end_segment=np.searchsorted(cuts, end[found.place], side="right") - 1,
-        gates=gates,
-        layer=np.asarray(parts.layer[found.place]),
-        phase=np.asarray(parts.phase[found.place]),
-    )
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        segments = pool.submit(_segments, pieces, rank)
+        layers = _layers(parts, pieces, start, end, rank)
+        collectives = found.table.assign(
+            rank=rank,
+            start_ns=start[found.place],
+            end_ns=end[found.place],
+            launch_ns=parts.launch[found.place],
+            alone_ns=_alone(pieces, len(found.place)),
+            ready_ns=ready,
+            ready_segment=np.searchsorted(cuts, ready, side="right") - 1,
+            end_segment=np.searchsorted(cuts, end[found.place], side="right") - 1,
+            gates=gates,
+            layer=np.asarray(parts.layer[found.place]),
+            phase=np.asarray(parts.phase[found.place]),
+        )
     return RankMap(
         ranks=_one_row(rank, facts | _identification(found.table)),
         collectives=_ordered("collectives", collectives),
-        segments=_segments(pieces, rank),
-        layers=_layers(parts, pieces, start, end, rank),
+        segments=segments.result(),
+        layers=layers,
         steps=_ordered("steps", steps),
     )
 
