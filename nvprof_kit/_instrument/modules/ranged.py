@@ -2,8 +2,8 @@
 
 A module that is compiled in place, by its ``forward``, or by a wrapper runs its hooks in Python, outside the compiled
 code, so its own hooks range it. Where PyTorch's own code has the outermost part of ``forward``, as in a class of
-``torch.nn`` or below ``@torch.no_grad()``, the wrapper compiles the hooks too, and so does ``Module.compile`` since PyTorch
-2.15.
+``torch.nn`` or below ``@torch.no_grad()``, the wrapper compiles the hooks too, and since PyTorch 2.15 so does
+`nn.Module.compile`.
 """
 
 from __future__ import annotations
