@@ -24,7 +24,9 @@ __all__ = ["Bar", "capture_facts", "capture_line", "html_of", "print_to", "table
 _ANY = 1_000_000
 """A width that no table exceeds."""
 _AROUND = 8
-"""Terminal lines reserved for the text around a table."""
+"""Terminal lines reserved for the text around a table, at least."""
+_BESIDE_ROWS = 5
+"""Lines of a table that are not rows, without the one that it counts itself: its header, columns omitted; the prompt."""
 
 
 class _PlainConsole(Console):
@@ -45,7 +47,8 @@ def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) 
     """
     if file.isatty():
         console = _PlainConsole(file=file, highlight=False, markup=False, force_jupyter=False)
-        _print(console, parts, height=console.height - _AROUND, wrap=True)
+        shown = list(parts)
+        _print(console, shown, height=console.height - _around(console, shown), wrap=True)
         return
     columns = "" if kept else os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() else WIDE
@@ -55,6 +58,14 @@ def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) 
     with console.capture() as plain:
         _print(console, parts, grow=not columns.isdecimal())
     file.writelines(line.rstrip() + "\n" for line in plain.get().splitlines())
+
+
+def _around(console: Console, parts: list[RenderableType]) -> int:
+    """Terminal lines to reserve around a table: those of the text, if there is one table."""
+    texts = [part for part in parts if not isinstance(part, Grid)]
+    if len(texts) != len(parts) - 1:
+        return _AROUND
+    return max(_AROUND, _BESIDE_ROWS + sum(len(console.render_lines(text, pad=False)) for text in texts))
 
 
 def _print(
