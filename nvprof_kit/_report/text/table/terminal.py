@@ -25,8 +25,8 @@ _ANY = 1_000_000
 """A width that no table exceeds."""
 _AROUND = 8
 """Terminal lines reserved for the text around a table, at least."""
-_BESIDE_ROWS = 5
-"""Lines of a table that are not rows, without the one that it counts itself: its header, columns omitted; the prompt."""
+_BESIDE_ROWS = 4
+"""Lines of a table beside its rows, its rules and the line about omitted rows: header, omitted columns, the prompt."""
 
 
 class _PlainConsole(Console):
@@ -62,10 +62,12 @@ def print_to(file: TextIO, parts: Iterable[RenderableType], kept: bool = False) 
 
 def _around(console: Console, parts: list[RenderableType]) -> int:
     """Terminal lines to reserve around a table: those of the text, if there is one table."""
-    texts = [part for part in parts if not isinstance(part, Grid)]
-    if len(texts) != len(parts) - 1:
+    grids = [part for part in parts if isinstance(part, Grid)]
+    if len(grids) != 1:
         return _AROUND
-    return max(_AROUND, _BESIDE_ROWS + sum(len(console.render_lines(text, pad=False)) for text in texts))
+    rules = sum(row.section for row in grids[0].rows)
+    texts = (console.render_lines(part, pad=False) for part in parts if part is not grids[0])
+    return max(_AROUND, _BESIDE_ROWS + rules + sum(map(len, texts)))
 
 
 def _print(
