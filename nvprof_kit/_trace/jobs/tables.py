@@ -246,8 +246,8 @@ class JobTables:
         )
 
     def stream_ends(self) -> pd.DataFrame:
-        """End times of collectives with communicators known only by stream: comm, s, k, rank, end_ns."""
-        return self._frame("SELECT comm, s, k, rank, end_ns FROM members WHERE comm LIKE 'stream %' AND s >= -1")
+        """End times of collectives with communicators known only by stream: comm, s, k, rank, end_ns, size."""
+        return self._frame("SELECT comm, s, k, rank, end_ns, size FROM members WHERE comm LIKE 'stream %' AND s >= -1")
 
     def split(self, parts: pd.DataFrame) -> None:
         """Split communicators that share a name.

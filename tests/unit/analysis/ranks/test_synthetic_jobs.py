@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,20 @@ def test_groups_that_end_together_most_of_the_time_are_told_apart(seed: int, tmp
     job = odd_job(seed)
     assert not job.named and job.lost
     assert misjudged(job, opened(job, tmp_path).verdict) == ""
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_a_slow_link_of_two_ranks_is_no_late_host(sized: bool, tmp_path: Path) -> None:
+    """Ranks 6 and 7 move bytes slowly, and wait a little for each other. Nothing names the communicators; where not
+    even their size is known, the other rows are taken for one group, to which a group of two cannot be compared.
+    """
+    job = replace(odd_job(6137), sized=sized)
+    assert not job.named and job.columns == 2
+    said = opened(job, tmp_path)
+    assert misjudged(job, said.verdict) == ""
+    assert said.verdict.rank == (None if sized else 6)
+    pairs = [row for row in said.groups().to_frame()["ranks"] if len(row.split(",")) == 2]
+    assert ("2, 3" in pairs) == sized and "6, 7" in pairs
 
 
 def test_the_echo_of_a_bad_step_is_no_second_one(tmp_path: Path) -> None:
