@@ -17,6 +17,9 @@ from nvprof_kit.errors import CaptureError
 if TYPE_CHECKING:
     import pandas as pd
 
+FEW = 2_000_000
+"""Maximum number of collectives in a small job."""
+
 MEMORY = "1200MB"
 """DuckDB's memory limit; larger data spills to temporary files."""
 
@@ -558,6 +561,28 @@ class JobTables:
             "SELECT step, quantile_disc(end_ns - start_ns, 0.5) AS median_ns, count(*) AS ranks, "
             "bool_or(warm_up) AS warm_up FROM steps "
             "GROUP BY step ORDER BY step"
+        )
+
+    def present(self) -> pd.DataFrame:
+        """Steps in which each rank has matched collectives; of a large job, those that it recorded: step, rank."""
+        if self.rows()[0] > FEW:
+            return self._frame("SELECT DISTINCT step, rank FROM steps")
+        return self._frame(
+            "SELECT DISTINCT m.step, m.rank FROM matched AS m SEMI JOIN instances USING (c, s, k) WHERE m.step >= 0"
+        )
+
+    def without_match(self) -> pd.DataFrame:
+        """Steps in which a rank recorded collectives but none is matched, while others have matches, of ranks with
+        matches in other steps: rank, first, last, steps. Empty for a large job.
+        """
+        few = str(self.rows()[0] <= FEW)
+        return self._frame(
+            "WITH present AS (SELECT DISTINCT m.step, m.rank FROM matched AS m SEMI JOIN instances USING (c, s, k) "
+            f"WHERE m.step >= 0 AND {few}), "
+            f"had AS (SELECT DISTINCT step, rank FROM members WHERE step >= 0 AND {few}) "
+            "SELECT rank, min(step) AS first, max(step) AS last, count(*) AS steps FROM had "
+            "ANTI JOIN present USING (step, rank) WHERE step IN (SELECT step FROM present) "
+            "AND rank IN (SELECT rank FROM present) GROUP BY rank ORDER BY rank"
         )
 
     def placed(self, ranks: Sequence[int]) -> pd.DataFrame:
