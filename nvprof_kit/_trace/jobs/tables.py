@@ -364,14 +364,19 @@ class JobTables:
         columns = "c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, wait_ns, alone_ns"
         return self._frame(f"SELECT {columns} FROM {_WAITS} WHERE wait_ns > {least_ns} * (n - 1) {order}")
 
-    def matrix(self) -> pd.DataFrame:
-        """Wait time by pair of ranks: waiting_rank, late_rank, wait_ns."""
+    def matrix(self, without: Sequence[int] = ()) -> pd.DataFrame:
+        """Wait time by pair of ranks: waiting_rank, late_rank, wait_ns.
+
+        Args:
+            without: Steps to leave out.
+        """
         wait, clips = "i.arrival - m.a", f"i.n = 2 OR i.sort NOT IN {_SYMMETRIC}"
+        others = f"AND m.step NOT IN ({', '.join(map(str, without))}) " if len(without) else ""
         return self._frame(
             "SELECT m.rank AS waiting_rank, i.late_rank, sum("
             f"CASE WHEN {clips} THEN least({wait}, greatest(m.e - m.a, 0)) ELSE {wait} END)::BIGINT AS wait_ns "
             "FROM matched AS m JOIN instances AS i USING (c, s, k) WHERE NOT i.unlike AND m.rank <> i.late_rank "
-            "GROUP BY m.rank, i.late_rank ORDER BY waiting_rank, late_rank"
+            f"{others}GROUP BY m.rank, i.late_rank ORDER BY waiting_rank, late_rank"
         )
 
     def count(self) -> int:
