@@ -56,6 +56,7 @@ class SyntheticJob:
     transfer_ns: float = 40 * US
     more: tuple[Fault, ...] = ()  # faults beside the first
     named: bool = True  # communicators bear names of their own; else only their streams tell them
+    sized: bool = True  # captures tell how many ranks a communicator has
     true_clocks: dict[int, tuple[float, float]] = field(default_factory=dict, compare=False)
 
     @property
@@ -218,7 +219,7 @@ def _tables(
         "step": np.tile(step, here),
         "number": numbers,
         "bytes": np.full(here * count, 1 << 22),
-        "size": np.tile(np.where(column, job.rows, job.columns), here),
+        "size": np.tile(np.where(column, job.rows, job.columns), here) if job.sized else np.full(here * count, -1),
         "start_ns": flat["a"],
         "end_ns": flat["e"],
         "launch_ns": flat["a"],
@@ -393,9 +394,10 @@ def odd_job(seed: int) -> SyntheticJob:
     in_row = {fault.rank // columns * columns + one for one in range(columns)}
     gone = random.permutation(ranks)[: int(random.integers(0, 2))].tolist()
     missing = tuple(rank for rank in gone if rank not in in_row)
+    per_step, named = int(random.integers(10, 16)) * 2, bool(random.integers(2))
     return SyntheticJob(
-        rows, columns, steps, int(random.integers(10, 16)) * 2, layers, fault, seed, True, lost, missing,
-        named=bool(random.integers(2)),
+        rows, columns, steps, per_step, layers, fault, seed, True, lost, missing,
+        named=named, sized=named or seed % 2 == 1,
     )  # fmt: skip
 
 

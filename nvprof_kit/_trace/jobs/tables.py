@@ -18,6 +18,9 @@ from nvprof_kit.errors import CaptureError
 if TYPE_CHECKING:
     import pandas as pd
 
+FEW = 2_000_000
+"""Maximum number of collectives in a small job."""
+
 MEMORY = "1000MB"
 """DuckDB's memory limit; larger data spills to temporary files."""
 
@@ -276,8 +279,8 @@ class JobTables:
         )
 
     def stream_ends(self) -> pd.DataFrame:
-        """End times of collectives with communicators known only by stream: comm, s, k, rank, end_ns."""
-        return self._frame("SELECT comm, s, k, rank, end_ns FROM members WHERE comm LIKE 'stream %' AND s >= -1")
+        """End times of collectives with communicators known only by stream: comm, s, k, rank, end_ns, size."""
+        return self._frame("SELECT comm, s, k, rank, end_ns, size FROM members WHERE comm LIKE 'stream %' AND s >= -1")
 
     def split(self, parts: pd.DataFrame) -> None:
         """Split communicators that share a name.
@@ -391,14 +394,19 @@ class JobTables:
         columns = "c, s, k, n, step, sort, bytes, size, arrival, late_rank, late_index, ended, wait_ns, alone_ns"
         return self._frame(f"SELECT {columns} FROM {_WAITS} WHERE wait_ns > {least_ns} * (n - 1) {order}")
 
-    def matrix(self) -> pd.DataFrame:
-        """Wait time by pair of ranks: waiting_rank, late_rank, wait_ns."""
+    def matrix(self, without: Sequence[int] = ()) -> pd.DataFrame:
+        """Wait time by pair of ranks: waiting_rank, late_rank, wait_ns.
+
+        Args:
+            without: Steps to leave out.
+        """
         wait, clips = "i.arrival - m.a", f"i.n = 2 OR i.sort NOT IN {_SYMMETRIC}"
+        others = f"AND m.step NOT IN ({', '.join(map(str, without))}) " if len(without) else ""
         return self._frame(
             "SELECT m.rank AS waiting_rank, i.late_rank, sum("
             f"CASE WHEN {clips} THEN least({wait}, greatest(m.e - m.a, 0)) ELSE {wait} END)::BIGINT AS wait_ns "
             "FROM matched AS m JOIN instances AS i USING (c, s, k) WHERE NOT i.unlike AND m.rank <> i.late_rank "
-            "GROUP BY m.rank, i.late_rank ORDER BY waiting_rank, late_rank"
+            f"{others}GROUP BY m.rank, i.late_rank ORDER BY waiting_rank, late_rank"
         )
 
     def count(self) -> int:
@@ -604,6 +612,28 @@ class JobTables:
             "SELECT step, quantile_disc(end_ns - start_ns, 0.5) AS median_ns, count(*) AS ranks, "
             "bool_or(warm_up) AS warm_up FROM steps "
             "GROUP BY step ORDER BY step"
+        )
+
+    def present(self) -> pd.DataFrame:
+        """Steps in which each rank has matched collectives; of a large job, those that it recorded: step, rank."""
+        if self.rows()[0] > FEW:
+            return self._frame("SELECT DISTINCT step, rank FROM steps")
+        return self._frame(
+            "SELECT DISTINCT m.step, m.rank FROM matched AS m SEMI JOIN instances USING (c, s, k) WHERE m.step >= 0"
+        )
+
+    def without_match(self) -> pd.DataFrame:
+        """Steps in which a rank recorded collectives but none is matched, while others have matches, of ranks with
+        matches in other steps: rank, first, last, steps. Empty for a large job.
+        """
+        few = str(self.rows()[0] <= FEW)
+        return self._frame(
+            "WITH present AS (SELECT DISTINCT m.step, m.rank FROM matched AS m SEMI JOIN instances USING (c, s, k) "
+            f"WHERE m.step >= 0 AND {few}), "
+            f"had AS (SELECT DISTINCT step, rank FROM members WHERE step >= 0 AND {few}) "
+            "SELECT rank, min(step) AS first, max(step) AS last, count(*) AS steps FROM had "
+            "ANTI JOIN present USING (step, rank) WHERE step IN (SELECT step FROM present) "
+            "AND rank IN (SELECT rank FROM present) GROUP BY rank ORDER BY rank"
         )
 
     def placed(self, ranks: Sequence[int]) -> pd.DataFrame:
