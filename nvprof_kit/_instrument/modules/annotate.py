@@ -161,7 +161,7 @@ class ModelAnnotation(Annotation):
         if backend is None:
             return
         layers = {ranged.calls.layer for ranged in self._ranged.values()}
-        for owner in reversed(list(backend.thread.here.owners)):
+        for owner in reversed(list(backend.thread.position.owners)):
             if owner in layers:
                 backend.close(owner)
 
