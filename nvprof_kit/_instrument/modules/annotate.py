@@ -103,8 +103,7 @@ class ModelAnnotation(Annotation):
             self._parts_ranged = True
         except (ImportError, AttributeError) as error:
             warnings.warn(
-                f"this PyTorch's compiler cannot range its kernels ({error}); what it compiles is ranged "
-                "from outside",
+                f"this PyTorch's compiler cannot range its kernels ({error}); what it compiles is ranged from outside",
                 stacklevel=4,
             )
 
