@@ -1,4 +1,4 @@
-"""The command lines of the documentation, and what each needs to run here.
+"""The command lines in the documentation, and what each needs to run in a test.
 
 A block of code is one of commands where it has lines that begin with ``$ ``, which then are the commands, or with a
 program of `PROGRAMS`. A command is run on the captures of `FILES`, which stand for the names that the pages use, or it
@@ -109,7 +109,7 @@ class Command(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why it is not run; '' where it is."""
+        """Why a command is not run; '' if it is."""
         if self.under_nsys:
             return ""
         return next((why for pattern, why in REASONS.items() if re.match(pattern, self.line)), "")
@@ -121,7 +121,7 @@ class Command(NamedTuple):
 
 
 def pages() -> list[Path]:
-    """The pages whose commands are looked at."""
+    """The pages whose commands run."""
     return sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "recipes" / "README.md"])
 
 
@@ -162,7 +162,7 @@ def lay_out(folder: Path) -> None:
 
 
 def for_command(line: str, folder: Path) -> str:
-    """The command as it is run, with the captures of its kind put in place."""
+    """Prepare the captures of a command; returns the command to run."""
     wanted = {"run.sqlite": FILES["run.sqlite"]}
     for pattern, files in INSTEAD.items():
         if re.match(pattern, line):

@@ -1,4 +1,4 @@
-"""Jobs of many ranks with planted faults and clock errors, made as maps without a capture.
+"""Jobs of many ranks with planted faults and clock errors, written as maps without captures.
 
 The ranks are a grid. A step is a loop over intervals: a rank works in one layer, then takes part in a collective with
 its row or, every few times, with its column, and goes on when that has ended. All arithmetic is on the true time; each
@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Fault:
-    """What is planted: its kind, the rank, and where it applies the layer or the step; `size` scales it."""
+    """A planted fault: kind, rank, layer or step if they apply, and size."""
 
     kind: str = "none"
     rank: int = 0
@@ -139,7 +139,7 @@ def _late_in(job: SyntheticJob, fault: Fault, step: int) -> int:
 
 
 def write_maps(job: SyntheticJob, folder: Path, ranks_per_file: int = 1, processes: int = 1) -> None:
-    """Write the maps of a job, so many ranks a file, with checksums, in so many processes."""
+    """Write the maps of a job with checksums, several ranks per file, in several processes."""
     played = play(job)
     random = np.random.default_rng(job.seed + 1)
     offset = random.uniform(-10e9, 10e9, job.ranks) * job.clocks
@@ -356,7 +356,7 @@ def _taken(values: object, order: Ints) -> object:
 
 
 def random_job(seed: int) -> SyntheticJob:
-    """A job with one fault of a random kind, on a random grid, with random troubles."""
+    """A job with one random fault, on a random grid, with random noise."""
     random = np.random.default_rng(seed)
     rows, columns = (int(random.integers(3, 6)), int(random.integers(2, 6)))
     kind = KINDS[seed % len(KINDS)]
@@ -402,7 +402,7 @@ def odd_job(seed: int) -> SyntheticJob:
 
 
 def misjudged(job: SyntheticJob, verdict: object) -> str:
-    """What a verdict says wrongly of a job, '' where it is right."""
+    """What is wrong in a job's verdict; '' if nothing is."""
     said = (verdict.rank, verdict.layer, verdict.cause, verdict.severity)  # type: ignore[attr-defined]
     kind, rank = job.fault.kind, job.fault.rank
     layer = f"model.layers.{job.fault.layer}"

@@ -80,7 +80,7 @@ class Calls(RangesCalls):
         if backend is None:
             return
         running = _calls_running(module) - 1  # without the call that is beginning
-        opened = backend.thread.here.owners.count(self.layer)
+        opened = backend.thread.position.owners.count(self.layer)
         for _ in range(opened - running):
             backend.close(self.layer)
         self.running = min(opened, running)
