@@ -1,9 +1,9 @@
 """What a range costs, against the least that it can cost.
 
 Run as a script: it measures idle calls here, then runs itself under each nsys of NVPROF_KIT_NSYS (or the one on the
-PATH) and measures there; ``--rounds 100`` measures less often. Times are nanoseconds of the thread's CPU time per call,
-of interleaved runs. It fails if a median is over its limit: 1.5 times the least for functions of
-tensors, 1.6 for modules.
+PATH) and measures there; ``--rounds 100`` measures less often, ``--parts calls modules`` only these. Times are
+nanoseconds of the thread's CPU time per call, of interleaved runs. It fails if a median is over its limit: 1.5 times
+the least for functions of tensors, 1.6 for modules.
 
 The least is a bare pair of NVTX's push and pop: the two functions of nvtx's extension in C, with their arguments bound
 beforehand (around the same operator, where there is one), and for modules PyTorch's own price of empty hooks of the
@@ -312,11 +312,14 @@ def llama() -> None:
     report(f"module of a Llama, each of {len(ranged)}, a training step", *added, len(ranged), MODULE)
 
 
-def under(nsys: str) -> bool:
+PARTS: dict[str, Callable[[], None]] = {"blocks": blocks, "calls": calls, "modules": modules, "llama": llama}
+
+
+def under(nsys: str, parts: list[str]) -> bool:
     """Measure under an nsys; returns whether all is within the limits."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["-t", "nvtx,osrt", "-s", "none", "--cpuctxsw=none", "-o", f"{folder}/report"]
-        command = [nsys, "profile", *options, sys.executable, __file__, "--rounds", str(rounds)]
+        command = [nsys, "profile", *options, sys.executable, __file__, "--rounds", str(rounds), "--parts", *parts]
         lines = []
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
             for line in running.stdout or ():
@@ -333,12 +336,12 @@ def main() -> int:
     global rounds  # noqa: PLW0603
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    options = parser.parse_args()
+    rounds = options.rounds
     if state.backend is not None:
-        blocks()
-        calls()
-        modules()
-        llama()
+        for part in options.parts:
+            PARTS[part]()
         print("".join(f"{OVER}{what}\n" for what in over), flush=True)
         return 0
     print(f"ranges by {'the extension in C' if ranges.compiled else 'Python'}")
@@ -348,7 +351,7 @@ def main() -> int:
     for nsys in filter(None, named.split(os.pathsep)):
         version = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=True).stdout
         print(f"\n{version.strip()}")
-        within = under(nsys) and within
+        within = under(nsys, options.parts) and within
     return not within
 
 

@@ -146,12 +146,14 @@ class Here:
             calls.pop()
         if not calls or calls[-1].index != index:
             return
-        if calls[-1].frame is None and calls[-1].begin == now.sequence():  # no autograd node was created in it
+        alone = len(calls) == 1 and calls[0].frame is None
+        nodes = [] if outputs is None or not alone else now.nodes([outputs])
+        if not (calls[-1].has_made_any(nodes) if alone else calls[-1].may_have_made()):
             calls.pop()
             return
         frame = self._frame(len(calls) - 1)
         calls.pop()
-        frame.end([] if outputs is None else now.nodes([outputs]))
+        frame.end(nodes if alone or outputs is None else now.nodes([outputs]))
 
     def _frame(self, place: int) -> Frame:
         """The frame of a followed call, by index; creates missing frames of the call and the enclosing calls."""
@@ -180,6 +182,14 @@ class _Call:
         self.begin = begin
         self.given = given
         self.frame: Frame | None = None
+
+    def may_have_made(self) -> bool:
+        """Whether autograd nodes were created in the call, which ends now."""
+        return self.frame is not None or self.begin != now.sequence()
+
+    def has_made_any(self, nodes: list[Any]) -> bool:
+        """Whether the call created any of these nodes. Asking for the number of the next node takes longer."""
+        return any(node._sequence_nr() >= self.begin and id(node) not in self.given for node in nodes)
 
 
 class Block:

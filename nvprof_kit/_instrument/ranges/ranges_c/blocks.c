@@ -41,15 +41,15 @@ static void Block_dealloc(Block *self) {
 
 /* Open the block's range; returns 1 if a running backward pass makes it a recompute. */
 static int open_block(const Context *context, Block *self) {
-    long long task = -1;
-    if (self->recompute != self->range && ask_task(&task) < 0) {
+    int recomputes = self->recompute == self->range ? 0 : ask_recomputes(context->here);
+    if (recomputes < 0) {
         return -1;
     }
-    PyObject *range = Py_XNewRef(task == -1 ? self->range : self->recompute), *owner = Py_NewRef(owner_of(self));
+    PyObject *range = Py_XNewRef(recomputes ? self->recompute : self->range), *owner = Py_NewRef(owner_of(self));
     int done = open_range(context, range, owner);
     Py_DECREF(owner);
     Py_XDECREF(range);
-    return done < 0 ? -1 : task != -1;
+    return done < 0 ? -1 : recomputes;
 }
 
 static int enter(Block *self) {
@@ -145,11 +145,42 @@ static bool is_alone(const Here *here, const Open *call) {
     return alone;
 }
 
+/* End a call, given the nodes of its outputs if they are already known. */
+static int end_frame_of(Here *here, const Open *open, PyObject *outputs, PyObject *nodes, uint64_t sequence) {
+    PyObject *found = Py_XNewRef(nodes);
+    Frame *frame = frame_at(here, open - here->open);
+    int done = frame == NULL || (nodes == NULL && add_nodes(outputs, &found) < 0) ? -1 : 0;
+    if (done == 0) {
+        done = end_frame(frame, found, sequence);
+    }
+    Py_XDECREF(found);
+    Py_XDECREF(frame);
+    return done;
+}
+
+/* No other call needs to know where this one ended, so PyTorch is not asked. */
+static int end_alone(Here *here, Block *self, PyObject *outputs) {
+    PyObject *nodes = NULL;
+    int done = add_nodes(outputs, &nodes), made = 0;
+    Open *open = done < 0 || nodes == NULL ? NULL : followed(here, owner_of(self)); /* Python code may have run */
+    if (open != NULL && is_alone(here, open)) {
+        PyObject *given = Py_XNewRef(open->given);
+        made = has_made_any(nodes, open->begin, given);
+        Py_XDECREF(given);
+        open = made > 0 ? followed(here, owner_of(self)) : NULL;
+        if (open != NULL && is_alone(here, open)) {
+            done = end_frame_of(here, open, outputs, nodes, 0);
+        }
+    }
+    Py_XDECREF(nodes);
+    return made < 0 ? -1 : done;
+}
+
 static int end_call(Here *here, Block *self, PyObject *outputs) {
     uint64_t sequence;
     Open *open = followed(here, owner_of(self));
-    if (open == NULL || (has_no_tensors(outputs) && is_alone(here, open))) {
-        return 0;
+    if (open == NULL || is_alone(here, open)) {
+        return open == NULL ? 0 : end_alone(here, self, outputs);
     }
     if (ask_sequence(&sequence) < 0) {
         return -1;
@@ -158,18 +189,7 @@ static int end_call(Here *here, Block *self, PyObject *outputs) {
     if (open == NULL || (open->frame == NULL && open->begin == sequence)) { /* no autograd node was created in it */
         return 0;
     }
-    Frame *frame = frame_at(here, open - here->open);
-    if (frame == NULL) {
-        return -1;
-    }
-    PyObject *nodes = NULL;
-    int done = add_nodes(outputs, &nodes);
-    if (done == 0) {
-        done = end_frame(frame, nodes, sequence);
-    }
-    Py_XDECREF(nodes);
-    Py_DECREF(frame);
-    return done;
+    return end_frame_of(here, open, outputs, NULL, sequence);
 }
 
 /* End the block's innermost call; closes its range even on error. */

@@ -104,6 +104,8 @@ static PyObject *Frame_parent(Frame *self, void *Py_UNUSED(closure)) {
 static PyGetSetDef Frame_getset[] = {{"parent", (getter)Frame_parent, NULL, NULL, NULL}, {NULL}};
 static PyMethodDef Frame_methods[] = {{"reach", (PyCFunction)Frame_reach, METH_O, NULL}, {NULL}};
 
+PyObject *reach_of(Frame *self) { return PyCFunction_New(Frame_methods, (PyObject *)self); }
+
 PyTypeObject FrameType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "nvprof_kit._instrument.ranges._ranges.Frame",
     .tp_doc = "One call of a layer, as the backward pass needs it.",

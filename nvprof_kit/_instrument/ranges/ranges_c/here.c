@@ -173,6 +173,35 @@ PyTypeObject HereType = {
     .tp_methods = Here_methods,
 };
 
+/* How often the thread holds the GIL, one hold within the other; 0 if unknown. */
+static int holds_of(const PyThreadState *thread) {
+#if PY_VERSION_HEX < 0x030E0000
+    return thread->gilstate_counter;
+#else
+    (void)thread;
+    return 0;
+#endif
+}
+
+/* PyTorch releases the GIL before it runs a backward pass, and whatever it then runs in Python holds the GIL anew, in
+ * the hold of the caller. So the thread's outermost level is inside a backward pass either always (a thread that the
+ * engine started) or never, and PyTorch is asked there only once. */
+int ask_recomputes(Here *self) {
+    PyThreadState *thread = PyThreadState_Get();
+    bool outermost = holds_of(thread) == 1 && answers.task.direct != NULL;
+    long long task;
+    if (outermost && self->outermost == thread->id) {
+        return 0;
+    }
+    if (ask_task(&task) < 0) {
+        return -1;
+    }
+    if (outermost && task == -1) {
+        self->outermost = thread->id;
+    }
+    return task != -1;
+}
+
 /* The calling thread's `backend.thread.here`, a new reference. */
 static Here *here_now(void) {
     uint64_t id = PyThreadState_Get()->id, serial = now.serial;

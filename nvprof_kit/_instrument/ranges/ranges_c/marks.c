@@ -28,16 +28,33 @@ static int number_of(PyObject *node, uint64_t *number) {
 }
 
 /* Whether a node created an argument of the thread's outermost call; see frames_python.py. */
-static int is_given(const Frame *self, PyObject *node) {
-    PyObject *key = self->given == NULL ? NULL : PyLong_FromVoidPtr(node);
+static int is_among(PyObject *given, PyObject *node) {
+    PyObject *key = given == NULL ? NULL : PyLong_FromVoidPtr(node);
     if (key == NULL) {
-        return self->given == NULL ? 0 : -1;
+        return given == NULL ? 0 : -1;
     }
-    PyObject *all = Py_XNewRef(self->given);
-    int given = all == NULL ? 0 : PyDict_Contains(all, key);
-    Py_XDECREF(all);
+    Py_INCREF(given);
+    int found = PyDict_Contains(given, key);
+    Py_DECREF(given);
     Py_DECREF(key);
-    return given;
+    return found;
+}
+
+static int is_given(const Frame *self, PyObject *node) { return is_among(self->given, node); }
+
+int has_made_any(PyObject *nodes, uint64_t begin, PyObject *given) {
+    int made = 0;
+    for (Py_ssize_t index = 0; made == 0 && index < PyList_GET_SIZE(nodes); index++) {
+        uint64_t number;
+        PyObject *node = Py_NewRef(PyList_GET_ITEM(nodes, index));
+        made = number_of(node, &number);
+        if (made == 0 && number >= begin) {
+            int other = is_among(given, node);
+            made = other < 0 ? -1 : !other;
+        }
+        Py_DECREF(node);
+    }
+    return made;
 }
 
 /* Nodes by identity, because a Python node class may define equality; referenced, so that identities stay unique. */
@@ -55,7 +72,7 @@ PyObject *by_identity(PyObject *nodes) {
 }
 
 static int mark_node(Frame *self, PyObject *node) {
-    PyObject *reach = PyObject_GetAttr((PyObject *)self, names.reach);
+    PyObject *reach = reach_of(self);
     if (reach == NULL) {
         return -1;
     }

@@ -93,7 +93,6 @@ static int fill(PyObject *module) {
         {&names.sequence_nr, "_sequence_nr"},
         {&names.metadata, "metadata"},
         {&names.register_prehook, "register_prehook"},
-        {&names.reach, "reach"},
         {&names.next_functions, "next_functions"},
         {&names.left, "nvprof_kit"},
     };

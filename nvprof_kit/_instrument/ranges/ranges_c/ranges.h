@@ -29,7 +29,7 @@ extern struct Now {
 } now;
 
 extern struct Names {
-    PyObject *here, *prepare, *thread, *pop, *grad_fn, *base, *sequence_nr, *metadata, *register_prehook, *reach,
+    PyObject *here, *prepare, *thread, *pop, *grad_fn, *base, *sequence_nr, *metadata, *register_prehook,
         *next_functions, *left;
 } names;
 
@@ -99,12 +99,14 @@ extern Frame *outside;
 
 Frame *Frame_new(PyObject *layer, PyObject *backward, Frame *parent, uint64_t begin, PyObject *given);
 PyObject *Frame_reach(Frame *self, PyObject *grads); /* here.c */
+PyObject *reach_of(Frame *self);
 int add_edge(Frame *self, uint64_t number);
 int end_frame(Frame *self, PyObject *nodes, uint64_t sequence);
 
 /* marks.c: mark where the backward pass, arriving at these nodes, enters the call's own nodes. */
 int mark(Frame *self, PyObject *nodes, bool ends);
 PyObject *by_identity(PyObject *nodes);
+int has_made_any(PyObject *nodes, uint64_t begin, PyObject *given); /* whether a call that began there made any of them */
 int has_left(PyObject *node, bool leaves); /* whether it left an outermost call; with `leaves`, record that it has */
 
 /* here.c: state of a thread. */
@@ -123,9 +125,12 @@ typedef struct {
     PyObject *task;
     Frame *at;
     long long number;
+    uint64_t outermost; /* id of the thread state that was outside of every backward pass at its outermost level */
 } Here;
 
 extern PyTypeObject HereType;
+
+int ask_recomputes(Here *self); /* whether a backward pass runs on the calling thread */
 
 /* The receiver of ranges and the state of the calling thread; referenced, as Python code may change the receiver. */
 typedef struct {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib.util
 import os
@@ -458,3 +459,45 @@ def test_everything_may_change_while_others_use_it(world) -> None:
     # nobody shares a Here: C must survive it, and in Python another thread may have emptied a list meanwhile
     expected = IndexError if twin is ranges_python else ()
     assert [error for error in errors if not isinstance(error, expected)] == []
+
+
+def test_a_call_that_returns_an_older_tensor_does_not_take_its_node(world) -> None:
+    old = world.operator(Tensor())
+    returns_old = world.twin.ranged(lambda x: (world.operator(x), old)[1], world.block("returns old"))
+    uses = world.twin.ranged(world.operator, world.block("uses"))
+    world.backward(uses(returns_old(Tensor())))
+    assert world.tool.log == ["returns old", "uses", "uses backward", "  node 3", "node 1"]
+
+
+def test_pytorch_is_asked_once_about_a_thread_at_its_outermost_level(built) -> None:
+    world = World(built)
+    block, seen = world.block("call"), []
+
+    def use() -> None:
+        with block:
+            seen.append(world.tool.log.pop().strip())
+
+    def ask(*tasks: int) -> list[int]:
+        """Answers of a builtin function, as PyTorch's is; from the last one on."""
+        answers = [*tasks]
+        built.ask(answers.pop, lambda: False, lambda: 0)
+        return answers
+
+    answers = ask(8, -1, 7)
+    for _ in range(4):
+        use()
+    assert seen == ["call recompute", "call", "call", "call"]  # 7, then -1, which holds
+    assert answers == [8]
+    nested = ctypes.CFUNCTYPE(None)(use)  # runs in a hold of the GIL of its own, as hooks of autograd do
+    nested()
+    assert (seen.pop(), answers) == ("call recompute", [])
+    answers = ask(-1, 8, -1, 9)
+    thread = threading.Thread(target=lambda: [use() for _ in range(3)])
+    thread.start()
+    thread.join()
+    assert seen[-3:] == ["call recompute", "call", "call"]
+    assert answers == [-1, 8]
+    nested()
+    nested()
+    assert seen[-2:] == ["call recompute", "call"]  # in a nested hold, it is asked each time
+    built.switch(None)
