@@ -109,7 +109,8 @@ def header(result: MemoryResult) -> list[str]:
         f"{title(result.path)} · device {summary.device} · {summary.events:,} events",
         peak,
         f"At the end: {memory_size(summary.allocated_bytes)} allocated, "
-        f"{memory_size(summary.reserved_bytes)} reserved; {memory_size(idle)} idle in {len(result.segments):,} segments, {memory_size(rounding)} lost to rounding",
+        f"{memory_size(summary.reserved_bytes)} reserved; "
+        f"{memory_size(idle)} idle in {len(result.segments):,} segments, {memory_size(rounding)} lost to rounding",
     ]
 
 

@@ -230,6 +230,16 @@ def test_what_it_could_save(tmp_path: Path, rule: str, saves: int) -> None:
     assert findings(tmp_path, rule, bad=True)[0].saves_ns == saves
 
 
+def test_chains_that_change_the_layout_name_the_memory_format(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file)
+    for number in range(8):  # a quarter of the time
+        name = "nhwcToNchwKernel" if number in (0, 5) else "vectorized_elementwise_kernel"
+        file.kernel(10_000 * number, 10_000 * (number + 1), launched=(100 * number, 100 * number + 50), name=name)
+    (finding,) = [one for one in found(file.write()).findings if one.rule == "unfused-chains"]
+    assert "torch.channels_last" in finding.fix
+
+
 def test_a_host_that_does_something_else_is_not_told_to_use_a_cuda_graph(tmp_path: Path) -> None:
     """Nothing is open on the thread for 58 of 59 µs: no call, no operator, no layer."""
     file = NsysFile(tmp_path / "run.sqlite")
