@@ -61,6 +61,8 @@ class Callers:
         self._known: dict[int, tuple[Int64Array, Changes, Changes]] = {}
         pids = list(host.threads.values())
         self._several = sorted({pid for pid in pids if pids.count(pid) > 1})
+        for pid in self._several:  # now, so that two threads do not find the same at once
+            self._calls(pid)
 
     def parts(self, waits: Waits) -> Waits:
         """Cut waits where a thread of their process begins or ends a call, and assign each part its thread."""
