@@ -78,10 +78,10 @@ class _Parts(NamedTuple):
 
     gap: npt.NDArray[np.int32]
     cause: npt.NDArray[np.int8]
-    layer: npt.NDArray[np.int32]
-    phase: npt.NDArray[np.int32]
-    operator: npt.NDArray[np.int32]
-    call: npt.NDArray[np.int32]
+    layer: npt.NDArray[np.integer[Any]]
+    phase: npt.NDArray[np.integer[Any]]
+    operator: npt.NDArray[np.integer[Any]]
+    call: npt.NDArray[np.integer[Any]]
     idle_ns: Int64Array
     start_ns: Int64Array
 
@@ -124,12 +124,9 @@ def _grown(blocks: Iterable[_Parts]) -> _Parts:
         grown = grown or [np.empty(0, dtype=column.dtype) for column in block]
         many = len(block.gap)
         for column, values in zip(grown, block, strict=True):
-            if count + many > len(column):  # in place: realloc can move the memory without a copy
-                column.resize(max(count + many, len(column) * 5 // 4), refcheck=False)
+            column.resize(count + many, refcheck=False)  # in place: realloc can move the memory without a copy
             column[count : count + many] = values
         count += many
-    for column in grown:
-        column.resize(count, refcheck=False)
     return _Parts(*grown)
 
 
@@ -152,9 +149,12 @@ class _Splitter:
         late = np.flatnonzero((self._following.call != NONE) & (launched > active.gap_start))
         stretches = (active.gap_start[late], np.minimum(launched, active.gap_end)[late])
         self._doing: Doing = doing(host, ranges, trace.scheduled, stretches)
+        self._event = np.append(self._doing.rows, NONE)
         self._callers = Callers(host, self._doing)
         self._layers, self._phases = range_owners(ranges)
         self._layer, self._phase = (one.codes.astype(np.int32) for one in (self._layers, self._phases))
+        names = max(len(self._layers.categories), len(self._phases.categories), len(host.names))
+        self._narrow = np.int16 if names <= np.iinfo(np.int16).max else np.int32  # a million parts: for memory
         self._pids = np.array([one.pid for one in windows.devices], dtype=np.int64)
         self._is_wait = host.is_a(WAITS)
         self._waited: dict[int, tuple[Int64Array, Int64Array, Int64Array]] = {}
@@ -191,7 +191,7 @@ class _Splitter:
             np.concatenate((pieces.wait.end - pieces.wait.start, end[rest] - until[rest])),
             np.concatenate((pieces.wait.start, until[rest])),
         )
-        return _summed(_Parts(*columns))
+        return _summed(_Parts(*columns), self._narrow)
 
     def _waits_of(
         self, rows: Int64Array, start: Int64Array, until: Int64Array, call: Int64Array, block: slice
@@ -206,7 +206,7 @@ class _Splitter:
 
     def _open_call(self, tid: Int64Array, moment: Int64Array) -> Int64Array:
         """The innermost call or operator open on threads at given times, or `NONE`."""
-        return np.append(self._doing.rows, NONE)[self._doing.stack.innermost(tid, moment)]
+        return self._event[self._doing.stack.innermost(tid, moment)]
 
     def _causes(self, pieces: Pieces, graph: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
         doing, wait = self._doing, pieces.wait
@@ -230,7 +230,7 @@ class _Splitter:
         """Codes of the names of operator and API call, or `NONE`."""
         host = self._host
         operator = self._doing.operator[pieces.done]
-        event = np.append(self._doing.rows, len(host.name) - 1)[pieces.done]
+        event = self._event[pieces.done]  # that of `NONE` has the name ''
         is_call = (pieces.done != NONE) & ~host.operator[event]
         return np.where(operator == NONE, NONE, host.name[operator]), np.where(is_call, host.name[event], NONE)
 
@@ -240,7 +240,7 @@ class _Splitter:
         gap, call, lost = (np.concatenate(columns) for columns in zip(*waited, strict=True))
         around = self._doing.ranges.nesting.innermost(self._host.tid[call], self._host.start[call])
         self._gap_waits = _Waits(gap, self._layers[around], self._phases[around], self._host.name[call], lost)
-        del self._doing, self._callers, self._following, self._waited
+        del self._doing, self._event, self._callers, self._following, self._waited
 
     def named(self, parts: _Parts) -> Idle:
         """The parts and gaps as tables."""
@@ -303,11 +303,12 @@ def _following(trace: Trace, windows: Windows, active: Activity, host: HostCalls
     return found
 
 
-def _summed(parts: _Parts) -> _Parts:
+def _summed(parts: _Parts, narrow: type[np.integer[Any]]) -> _Parts:
     """Merge the parts of each gap with the same cause and place; sorted by gap and first start.
 
     Args:
         parts: The parts, those of one gap by start.
+        narrow: Type of the codes of the place.
     """
     keys: list[Any] = list(parts[:6])
     code = joined(keys)
@@ -318,7 +319,7 @@ def _summed(parts: _Parts) -> _Parts:
     first = np.flatnonzero(fresh)
     spent = np.add.reduceat(parts.idle_ns[order], first) if len(first) else parts.idle_ns
     rows = order[first]
-    kinds = (np.int32, np.int8, np.int32, np.int32, np.int32, np.int32)
+    kinds = (np.int32, np.int8, narrow, narrow, narrow, narrow)
     codes: list[Any] = [column[rows].astype(kind) for column, kind in zip(keys, kinds, strict=True)]
     return _Parts._make([*codes, spent, parts.start_ns[rows]])
 

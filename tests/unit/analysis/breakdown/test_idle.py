@@ -258,9 +258,9 @@ def test_stretches_hold_what_some_interval_holds(intervals: list[tuple[int, int,
 def test_intervals_that_cross_end_with_what_is_around_them() -> None:
     """Times of a PyTorch trace are rounded: an operator may outlast the one that called it by a nanosecond."""
     one = np.zeros(2, dtype=np.int64)
-    stack = Stack(one, np.array([0, 5]), np.array([10, 11]))
+    stack, parent, depth = Stack.of(one, np.array([0, 5]), np.array([10, 11]))
     assert stack.innermost(np.zeros(4, dtype=np.int64), np.array([0, 5, 9, 10])).tolist() == [0, 1, 1, -1]
-    assert stack.parent.tolist() == [-1, 0]
+    assert (parent.tolist(), depth.tolist()) == ([-1, 0], [0, 1])
 
 
 def idle_of_file(name: str) -> pd.DataFrame:
